@@ -1,0 +1,31 @@
+# Two commands do everything on a fresh machine: `make train` and `make test`. Needs python3 (>= 3.11), make and pip.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: train test check docs clean
+
+train: .venv/ready
+	$(BIN)/onecard plan
+
+test: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not gpu"
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not gpu and not slow" -x
+
+docs: .venv/ready
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[train,dev]"
+	touch $@

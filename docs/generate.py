@@ -1,0 +1,122 @@
+"""Write the reference pages and the outputs shown in README from the code, so that they cannot go stale.
+
+python docs/generate.py            # `make docs`; a test fails when a page differs from what this writes
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import click
+
+from onecard.cli.commands import cli
+from onecard.cli.main import run
+from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
+from onecard.plan.cards import Card, known_cards
+from onecard.units import GIB, MIB
+
+ROOT = Path(__file__).parents[1]
+MADE = "<!-- made by docs/generate.py -->\n"
+SHOWN = re.compile(r"(<!-- shown: (.+?) -->\n```text\n).*?(```)", re.DOTALL)
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page by its path."""
+    found = {
+        ROOT / "docs/reference/config-keys.md": config_keys(),
+        ROOT / "docs/reference/commands.md": commands(),
+        ROOT / "docs/reference/cards.md": cards(),
+    }
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        if path not in found and SHOWN.search(text := path.read_text()):
+            found[path] = SHOWN.sub(lambda block: block[1] + output(block[2]) + block[3], text)
+    return found
+
+
+def output(command: str) -> str:
+    """What a command prints, run in the repository."""
+    words = shlex.split(command)
+    assert words[0] == "onecard", command
+    caught = io.StringIO()
+    with redirect_stdout(caught):
+        run(words[1:])
+    return "".join(line.rstrip() + "\n" for line in caught.getvalue().splitlines())
+
+
+def config_keys() -> str:
+    lines = [
+        MADE + "# Config keys",
+        "",
+        "Written `key = value` in a config file and `--key=value` on the command line.",
+        "",
+    ]
+    for heading, keys in (
+        ("nanoGPT's", [key for key in KEYS if key in NANOGPT_KEYS]),
+        ("onecard's own (nanoGPT ignores them in a file)", [key for key in KEYS if key not in NANOGPT_KEYS]),
+    ):
+        lines += [f"## {heading}", "", "| key | default | meaning |", "|---|---|---|"]
+        for key in keys:
+            lines.append(f"| `{key}` | `{RunConfig.model_fields[key].default!r}` | {KEYS[key]} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def commands() -> str:
+    lines = [MADE + "# Commands", ""]
+    for name, command in [("", cli), *sorted(cli.commands.items())]:
+        context = click.Context(command, info_name=f"onecard {name}".strip(), terminal_width=100)
+        lines += [
+            f"## `onecard {name}`".replace(" `", "`").strip(),
+            "",
+            "```text",
+            command.get_help(context),
+            "```",
+            "",
+        ]
+    return "\n".join(lines).replace("##`", "## `")
+
+
+def cards() -> str:
+    lines = [
+        MADE + "# Cards",
+        "",
+        "`onecard gpus` prints this table, `onecard gpus --json` with the source of every figure. ~ marks an estimate.",
+        "Peaks are dense, with 16-bit operands and fp32 accumulation: the rate training can use.",
+        "",
+        "| card | driver MiB | torch GiB | context MiB | GB/s | TFLOP/s | bf16 | from: driver; torch; context; peak |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_card_line(card) for card in known_cards()]
+    return "\n".join(lines) + "\n"
+
+
+def _card_line(card: Card) -> str:
+    def figure(value: str, source: str) -> str:
+        return f"~{value}" if source.startswith("estimate") else value
+
+    sources = (card.vram_source, card.allocatable_source, card.context_source, card.peak_source)
+    cells = [
+        card.name,
+        figure(f"{card.vram_bytes // MIB:,}", card.vram_source),
+        figure(f"{card.allocatable_bytes / GIB:.2f}", card.allocatable_source),
+        figure(f"{card.context_bytes // MIB}", card.context_source),
+        f"{(card.bandwidth_bytes_per_second or 0) / 1e9:,.0f}",
+        figure(f"{(card.peak_flops or 0) / 1e12:,.1f}", card.peak_source),
+        "yes" if card.native_bf16 else "no",
+        "; ".join(sources),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    for path, text in pages().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

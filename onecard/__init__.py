@@ -1,0 +1,20 @@
+"""onecard: plan, train and understand a GPT on the one graphics card you have."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onecard.plan.make import make_plan
+
+__all__ = ["__version__", "make_plan"]
+__version__ = version("onecard")
+
+
+def __getattr__(name: str) -> Any:  # `import onecard` stays light: pydantic loads with the first plan
+    if name == "make_plan":
+        from onecard.plan.make import make_plan
+
+        return make_plan
+    raise AttributeError(f"module 'onecard' has no attribute {name!r}")

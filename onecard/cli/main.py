@@ -1,0 +1,68 @@
+"""The entry point: splits config flags off, runs a command, turns every problem into three lines and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from onecard.cli.commands import cli
+from onecard.cli.flags import split_flags
+from onecard.cli.usage import usage_error
+from onecard.errors import OnecardError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run onecard with `arguments` (default: the command line) and exit."""
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run onecard; returns the exit code."""
+    rest, flags = split_flags(arguments, _option_names())
+    try:
+        code = cli.main(rest, prog_name="onecard", standalone_mode=False, obj=flags)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except OnecardError as error:
+        return _fail(error, as_json="--json" in rest)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0
+    except click.UsageError as error:
+        return _fail(usage_error(error), as_json="--json" in rest)
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:  # `onecard gpus | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _option_names() -> set[str]:
+    commands = [cli, *cli.commands.values()]
+    return {name for command in commands for option in command.params for name in option.opts}
+
+
+def _fail(error: OnecardError, *, as_json: bool) -> int:
+    from onecard.report import print_error
+
+    if as_json:
+        click.echo(json.dumps(error.as_json()))
+    else:
+        print_error(error, _stderr())
+    return error.exit_code
+
+
+def _stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)

@@ -1,0 +1,53 @@
+"""Mistakes on the command line, told in our three lines instead of the library's."""
+
+from __future__ import annotations
+
+import click
+
+from onecard.config.names import nearest
+from onecard.errors import UsageError
+
+
+def usage_error(error: click.UsageError) -> UsageError:
+    """The three lines for a problem click found."""
+    command = error.ctx.command_path if error.ctx else "onecard"
+    help_line = f"{command} --help"
+    match error:
+        case click.NoSuchOption(option_name=option):
+            return _unknown_option(option, command, error.ctx)
+        case click.MissingParameter():
+            return UsageError(error.format_message(), why="the command needs it", fix=help_line)
+    return UsageError(error.format_message().rstrip("."), why=f"this is how {command} was called", fix=help_line)
+
+
+def unknown_command(word: str, known: list[str]) -> UsageError:
+    meant = nearest(word, known)
+    return UsageError(
+        f'there is no command "{word}"',
+        why=f"the commands are {', '.join(known)}",
+        fix=f"onecard {meant}" if meant else "onecard --help",
+        name="unknown-command",
+    )
+
+
+def _unknown_option(option: str, command: str, context: click.Context | None) -> UsageError:
+    from onecard.config.schema import KEYS
+
+    word = option.lstrip("-")
+    key = nearest(word, KEYS)
+    if key and key == word.replace("-", "_"):
+        return UsageError(
+            f"{option} is a config key, and keys are written with =",
+            why="as in nanoGPT, so that a value can never be taken for a file",
+            fix=f"{command} --{key}=VALUE",
+            name="key-without-value",
+        )
+    parameters = context.command.get_params(context) if context else []
+    options = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
+    meant = nearest(word, [name.lstrip("-") for name in options])
+    return UsageError(
+        f"{command} has no option {option}",
+        why=f"its options are {', '.join(sorted(options))}",
+        fix=f"did you mean --{meant} ?" if meant else f"did you mean --{key}=VALUE ?" if key else f"{command} --help",
+        name="unknown-option",
+    )

@@ -1,0 +1,1 @@
+"""Text and flags in, a checked RunConfig out."""

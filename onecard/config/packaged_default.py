@@ -1,0 +1,25 @@
+# The config of every command that is given none: a small GPT on the source of Python's own standard library.
+# It needs no download and no GPU. It is a plain nanoGPT config file: copy it and change what you like.
+out_dir = 'runs/default'
+dataset = 'python-stdlib'   # the .py files of this machine's Python, as bytes
+vocab_size = 256            # bytes
+
+n_layer = 4
+n_head = 4
+n_embd = 128
+block_size = 256
+dropout = 0.0
+bias = False
+
+batch_size = 16
+gradient_accumulation_steps = 1
+max_iters = 500
+lr_decay_iters = 500
+warmup_iters = 50
+learning_rate = 1e-3
+min_lr = 1e-4
+beta2 = 0.99                # few tokens per update: average the second moment for longer
+
+eval_interval = 100
+eval_iters = 20
+log_interval = 10

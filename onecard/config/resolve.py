@@ -1,0 +1,202 @@
+"""defaults < file < --key=value: one checked RunConfig, and where each of its values came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+
+from pydantic import ValidationError
+
+from onecard.config.names import nearest
+from onecard.config.reader import ConfigFile, NotAConfig, Value, read_config, read_value
+from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
+from onecard.errors import ConfigError
+
+# Without these a plan would be about another run, so a file may not leave them to code we do not run.
+NEEDED_KEYS = frozenset(
+    "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps "
+    "vocab_size dropout bias dtype compile max_iters".split()
+)
+_TEXT_KEYS = frozenset(key for key, field in RunConfig.model_fields.items() if field.annotation in (str, str | None))
+PACKAGED_DEFAULT = "packaged default"
+
+# With init_from=gpt2-xl, nanoGPT takes the shape from OpenAI's weights, whatever the config says.
+_GPT2_LAYERS_HEADS_WIDTH = {
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config with its history."""
+
+    config: RunConfig
+    origins: Mapping[str, str]  # key -> "default", "train_gpt2.py:12", "--batch_size"
+    warnings: tuple[str, ...] = ()
+    source: str | None = None  # the file's name as shown; None for the packaged default
+    comments: Mapping[int, str] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+
+def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
+    """The config of a file's text (or the packaged default) under flags such as ("n_layer", "6")."""
+    packaged = text is None
+    shown = PACKAGED_DEFAULT if packaged else (filename or "config")
+    file = _read(
+        resources.files("onecard.config").joinpath("packaged_default.py").read_text() if packaged else text, shown
+    )
+    given = _flag_values(flags)
+    values: dict[str, object] = {}
+    origins = dict.fromkeys(KEYS, "default")
+    for key in KEYS:
+        if key in given:
+            values[key], origins[key] = given[key], f"--{key}"
+        elif key in file.values:
+            values[key], origins[key] = file.values[key], shown if packaged else f"{shown}:{file.lines[key]}"
+    warnings = _warnings(file, shown, given)
+    warnings += _take_gpt2_shape(values, origins)
+    config = _checked(values, origins)
+    return Resolved(config, origins, tuple(warnings), None if packaged else shown, file.comments, file.lines)
+
+
+def _read(text: str | None, shown: str) -> ConfigFile:
+    defaults: dict[str, Value] = {key: RunConfig.model_fields[key].default for key in NANOGPT_KEYS}
+    defaults["device"] = "cuda"
+    del defaults["dtype"]  # nanoGPT asks the card
+    try:
+        file = read_config(text or "", defaults)
+    except NotAConfig as problem:
+        raise ConfigError(
+            f"{shown} is not a config file",
+            why=str(problem),
+            fix="a config is lines such as `n_layer = 12`; see configs/ for examples",
+            name="unreadable-config",
+        ) from problem
+    if not (file.values or file.unresolved or file.code):
+        raise ConfigError(
+            f"{shown} sets nothing",
+            why="the file is empty or holds only comments",
+            fix="onecard plan (with no file) uses the packaged default",
+            name="empty-config",
+        )
+    # nanoGPT's own default line, copied into many configs, means what `auto` means here
+    if "is_bf16_supported" in file.unresolved.get("dtype", ""):
+        file.values["dtype"] = "auto"
+        del file.unresolved["dtype"]
+    return file
+
+
+def _flag_values(flags: Iterable[tuple[str, str]]) -> dict[str, object]:
+    given: dict[str, object] = {}
+    for key, text in flags:
+        if key not in KEYS:
+            meant = nearest(key, KEYS)
+            raise ConfigError(
+                f"--{key} is not a config key",
+                why="flags must name a key exactly, so that a typo cannot pass silently",
+                fix=f"did you mean --{meant}={text} ?" if meant else "onecard plan --explain lists all keys",
+                name="unknown-key",
+            )
+        value = read_value(text)
+        given[key] = text if key in _TEXT_KEYS and not isinstance(value, str) else value
+    return given
+
+
+def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list[str]:
+    warnings = []
+    ignored = [key for key in file.values if key in KEYS and key not in NANOGPT_KEYS]
+    unknown = [key for key in (*file.values, *file.unresolved) if key not in KEYS and _looks_like_a_key(key, file)]
+    if ignored or unknown:
+        said = []
+        if unknown:
+            guesses = {key: nearest(key, KEYS) for key in unknown}
+            said.append("unknown, ignored: " + ", ".join(f"{k} ({g}?)" if g else k for k, g in guesses.items()))
+        if ignored:
+            said.append(f"nanoGPT would silently ignore {', '.join(ignored)}; onecard honours them")
+        warnings.append(f"{shown}: " + "; ".join(said))
+    for key in sorted(file.unresolved.keys() & KEYS.keys() - given.keys(), key=lambda key: file.lines[key]):
+        snippet = file.unresolved[key].splitlines()[0]
+        where = f"{shown}:{file.lines[key]}"
+        if key in NEEDED_KEYS:
+            raise ConfigError(
+                f"{where}: the value of {key} is not known",
+                why=f"it comes from code, and configs are read, never run: {snippet}",
+                fix=f"say it on the command line: --{key}=VALUE",
+                name="unresolved-key",
+            )
+        warnings.append(f"{where}: {key} is left at its default; it comes from code that was not run: {snippet}")
+    for line, snippet in file.code.items():
+        warnings.append(f"{shown}:{line}: not run, and could change any value: {snippet.splitlines()[0]}")
+    return warnings
+
+
+def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list[str]:
+    """Overwrite the shape where the run starts from OpenAI's weights; warns of what the user set in vain."""
+    name = values.get("init_from")
+    if name not in _GPT2_LAYERS_HEADS_WIDTH:
+        return []
+    n_layer, n_head, n_embd = _GPT2_LAYERS_HEADS_WIDTH[str(name)]
+    shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257, "bias": True}
+    in_vain = [key for key, value in shape.items() if origins[key] != "default" and values[key] != value]
+    values |= shape
+    origins |= dict.fromkeys(shape, f"init_from={name}")
+    return [f"init_from={name} fixes the shape: {', '.join(in_vain)} have no effect"] if in_vain else []
+
+
+def _looks_like_a_key(name: str, file: ConfigFile) -> bool:
+    """Not an import, a private name, or a helper that a later line reads."""
+    snippet = file.unresolved.get(name, "")
+    return not (name.startswith("_") or name in file.used or snippet.startswith(("import ", "from ", "def ", "class ")))
+
+
+def _checked(values: Mapping[str, object], origins: Mapping[str, str]) -> RunConfig:
+    try:
+        return RunConfig.model_validate(dict(values))
+    except ValidationError as problem:
+        raise _config_error(problem, origins) from problem
+
+
+def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> ConfigError:
+    first = problem.errors()[0]
+    if not first["loc"]:  # a check between keys
+        said = str(first.get("ctx", {}).get("error", first["msg"]))
+        return _mismatch(said, origins)
+    key = str(first["loc"][0])
+    shown = repr(first["input"]) if len(repr(first["input"])) <= 60 else repr(first["input"])[:57] + "..."
+    limits = first.get("ctx", {})
+    wanted = {
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "bool_type": "True or False",
+        "string_type": "text",
+        "finite_number": "a finite number",
+        "greater_than_equal": f"at least {limits.get('ge')}",
+        "greater_than": f"more than {limits.get('gt')}",
+        "less_than_equal": f"at most {limits.get('le')}",
+        "less_than": f"less than {limits.get('lt')}",
+        "literal_error": f"one of {limits.get('expected')}",
+        "string_too_long": f"text of at most {limits.get('max_length')} characters",
+    }.get(first["type"], first["msg"])
+    default = RunConfig.model_fields[key].default
+    return ConfigError(
+        f"{key}={shown} is not {wanted}",
+        why=f"{key} is: {KEYS[key]} (set by {origins[key]})",
+        fix=f"--{key}={default}" if default is not None else f"leave {key} out",
+        name="bad-value",
+    )
+
+
+def _mismatch(said: str, origins: Mapping[str, str]) -> ConfigError:
+    keys = [key for key in KEYS if f"{key}=" in said]
+    return ConfigError(
+        said,
+        why="set by " + ", ".join(f"{key}: {origins[key]}" for key in keys),
+        fix="choose n_embd as a multiple of n_head (64 per head is usual), e.g. --n_embd=768 --n_head=12"
+        if "n_head" in keys
+        else "make the first no larger than the second",
+        name="keys-do-not-fit",
+    )

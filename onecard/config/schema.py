@@ -1,0 +1,151 @@
+"""RunConfig: every key a run has, flat, frozen and typed, with nanoGPT's names and defaults.
+
+One line per key feeds the check, the docs, the JSON schema and the flag. Values come from config files and
+`--key=value` flags, so types are strict: `1` may be a float, `6e5` a whole number, `true` a yes, `"12"` nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from onecard import units
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _yes_or_no(value: object) -> object:
+    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _size(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return units.parse_bytes(value)
+        except ValueError:
+            return value
+    return _whole(value)
+
+
+def _checkpointing(value: object) -> object:
+    value = _yes_or_no(value)
+    return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
+
+
+# The upper bounds are far beyond any card; they keep a typo from becoming a plan that never ends.
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**24)]
+Layers = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1024)]
+Steps = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=2**40)]
+Interval = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**40)]
+Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)]
+Size = Annotated[int, BeforeValidator(_size), Field(ge=0, le=2**63)]
+YesNo = Annotated[bool, BeforeValidator(_yes_or_no)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Text = Annotated[str, Field(max_length=4096)]
+
+
+class RunConfig(BaseModel):
+    """A run, completely. `replace` makes a changed copy that is checked again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    # nanoGPT's keys, in its order
+    out_dir: Text = Field("out", description="folder of the run")
+    eval_interval: Interval = Field(2000, description="updates between evaluations")
+    log_interval: Interval = Field(1, description="updates between printed lines")
+    eval_iters: Count = Field(200, description="batches per evaluation and split; costs time, not memory")
+    eval_only: YesNo = Field(False, description="evaluate once and stop")
+    always_save_checkpoint: YesNo = Field(True, description="save after every evaluation, not only the best")
+    init_from: Text = Field("scratch", description="scratch, resume, a GPT-2 name or folder")
+    wandb_log: YesNo = Field(False, description="log to Weights & Biases")
+    wandb_project: Text = Field("owt", description="Weights & Biases project")
+    wandb_run_name: Text = Field("gpt2", description="Weights & Biases run name")
+    dataset: Text = Field("openwebtext", description="data folder, under data/ or a path")
+    gradient_accumulation_steps: Count = Field(40, description="micro-batches per update")
+    batch_size: Count = Field(12, description="sequences per micro-batch")
+    block_size: Count = Field(1024, description="tokens per sequence (context length)")
+    n_layer: Layers = Field(12, description="transformer blocks")
+    n_head: Count = Field(12, description="attention heads; must divide n_embd")
+    n_embd: Count = Field(768, description="width of the model")
+    dropout: Fraction = Field(0.0, description="share of activations dropped; 0 for pretraining")
+    bias: YesNo = Field(False, description="biases in linear layers and norms")
+    learning_rate: Rate = Field(6e-4, description="highest learning rate")
+    max_iters: Steps = Field(600_000, description="updates in all (nanoGPT makes one more)")
+    weight_decay: Rate = Field(0.1, description="weight decay of matrices and embeddings")
+    beta1: Fraction = Field(0.9, description="AdamW's first moment decay")
+    beta2: Fraction = Field(0.95, description="AdamW's second moment decay")
+    grad_clip: Rate = Field(1.0, description="largest gradient norm; 0 turns clipping off")
+    decay_lr: YesNo = Field(True, description="follow the schedule; otherwise a constant rate")
+    warmup_iters: Steps = Field(2000, description="updates of linear warm-up")
+    lr_decay_iters: Steps = Field(600_000, description="updates until min_lr")
+    min_lr: Rate = Field(6e-5, description="learning rate at the end")
+    backend: Text = Field("nccl", description="nanoGPT's multi-GPU backend; no effect on one card")
+    device: Text = Field("auto", description="auto, cuda, cpu or mps")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="compute type; auto is bfloat16 where the card has it, else float16"
+    )
+    compile: YesNo = Field(True, description="torch.compile the model")
+
+    # onecard's own keys
+    vocab_size: Count = Field(50304, description="tokens the model knows; from the data unless given")
+    eval_batch_size: Count | None = Field(None, description="sequences per evaluation batch; default as training needs")
+    eval_block_size: Count | None = Field(None, description="tokens per evaluated sequence; default block_size")
+    grad_checkpoint: Annotated[Literal["none", "selective", "full"], BeforeValidator(_checkpointing)] = Field(
+        "none", description="recompute activations in the backward pass (true = full)"
+    )
+    loss_chunk: Count | None = Field(None, description="tokens whose logits exist at a time; default chosen")
+    checkpoint_interval: Interval | None = Field(None, description="updates between checkpoints; default eval_interval")
+    keep_checkpoints: Count = Field(2, description="checkpoints kept besides the best")
+    seed: Seed = Field(1337, description="seed of weights, data order and dropout")
+    deterministic: YesNo = Field(False, description="same bits every time, slower")
+    memory_limit: Size | None = Field(None, description="most the driver may show for the process, e.g. 10GiB")
+    expandable_segments: YesNo = Field(True, description="PyTorch allocator setting of onecard's own trainer")
+    max_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="stop after this long"
+    )
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = Field("adamw", description="update rule")
+    schedule: Literal["cosine", "wsd"] = Field("cosine", description="cosine, or warm-up, stable, decay")
+    recipe: Text | None = Field(None, description="a named set of better settings; default none, as nanoGPT")
+    param_dtype: Literal["float32", "bfloat16"] = Field("float32", description="type the weights are kept in")
+    offload: Literal["none", "optimizer"] = Field("none", description="state kept in the computer's memory")
+    tokenizer: Text | None = Field(None, description="tokenizer file or name; default the data's own")
+    loggers: Text = Field("", description="also log to: tensorboard, wandb, trackio")
+    log_style: Literal["auto", "plain", "nanogpt"] = Field("auto", description="how progress is printed")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd={self.n_embd} does not divide into n_head={self.n_head} heads")
+        if self.eval_block_size is not None and self.eval_block_size > self.block_size:
+            raise ValueError(f"eval_block_size={self.eval_block_size} is longer than block_size={self.block_size}")
+        return self
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.sequences_per_step * self.block_size
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens read by max_iters updates."""
+        return self.tokens_per_step * self.max_iters
+
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head
+
+    def replace(self, changes: Mapping[str, Any]) -> RunConfig:
+        """A copy with some keys changed, checked like any other config."""
+        return RunConfig.model_validate(self.model_dump() | dict(changes))
+
+
+KEYS: dict[str, str] = {key: field.description or "" for key, field in RunConfig.model_fields.items()}
+NANOGPT_KEYS: frozenset[str] = frozenset(list(KEYS)[: list(KEYS).index("vocab_size")])

@@ -1,0 +1,83 @@
+"""What this machine says about its cards: NVML's names, memory, and the programs that hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Program:
+    """A process that holds memory on the card."""
+
+    pid: int
+    name: str
+    used_bytes: int | None  # None where the driver does not say (Windows, containers)
+
+
+@dataclass(frozen=True)
+class GpuStatus:
+    """One card of this machine, as its driver sees it now."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    total_bytes: int
+    driver_bytes: int  # kept by the driver itself
+    used_bytes: int  # held by all programs together
+    programs: tuple[Program, ...]
+
+
+def read_gpu(index: int = 0) -> GpuStatus | None:
+    """The card `index` of this machine; None where NVML does not answer."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        name = pynvml.nvmlDeviceGetName(handle)
+        memory = _memory(pynvml, handle)  # type: ignore[no-untyped-call]
+        capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return GpuStatus(
+            name=name.decode() if isinstance(name, bytes) else name,
+            compute_capability=(capability[0], capability[1]),
+            total_bytes=memory.total,
+            driver_bytes=getattr(memory, "reserved", 0),
+            used_bytes=memory.used,
+            programs=_programs(pynvml, handle),
+        )
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _memory(nvml, handle):  # type: ignore[no-untyped-def]  # pynvml has no types
+    """NVML's second memory record tells the driver's own share apart; old drivers have only the first."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except (nvml.NVMLError, AttributeError, TypeError):
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
+
+
+def _programs(nvml, handle) -> tuple[Program, ...]:  # type: ignore[no-untyped-def]
+    found: dict[int, Program] = {}
+    for ask in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
+        try:
+            for process in ask(handle):
+                found[process.pid] = Program(process.pid, _process_name(nvml, process.pid), process.usedGpuMemory)
+        except nvml.NVMLError:
+            continue
+    return tuple(sorted(found.values(), key=lambda program: -(program.used_bytes or 0)))
+
+
+def _process_name(nvml, pid: int) -> str:  # type: ignore[no-untyped-def]
+    try:
+        name = nvml.nvmlSystemGetProcessName(pid)
+        return Path(name.decode() if isinstance(name, bytes) else name).name
+    except (nvml.NVMLError, UnicodeDecodeError):
+        return f"process {pid}"

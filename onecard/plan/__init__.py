@@ -1,0 +1,1 @@
+"""What a config will do on a card: a pure function of both."""

@@ -1,0 +1,64 @@
+"""Parameters, FLOPs and tokens of a run: pure arithmetic, checked against nanoGPT's own printout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onecard.config.schema import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """Trainable parameters; the tied input and output embedding counts once."""
+
+    total: int
+    nanogpt: int  # as nanoGPT prints them: without the position embeddings
+    decayed: int  # in matrices and embeddings, which weight decay touches
+    decayed_tensors: int
+
+
+def count_params(config: RunConfig) -> Params:
+    """Parameters of the GPT-2-shaped model `config` describes."""
+    C, L = config.n_embd, config.n_layer
+    token_embedding = config.vocab_size * C
+    position_embedding = config.block_size * C
+    attention = 4 * C * C  # query, key, value and output projections
+    mlp = 8 * C * C  # C -> 4C -> C
+    norms = 2 * C
+    biases = 11 * C if config.bias else 0  # 4C attention, 5C MLP, 2C norms
+    final_norm = 2 * C if config.bias else C
+    total = token_embedding + position_embedding + L * (attention + mlp + norms + biases) + final_norm
+    return Params(
+        total=total,
+        nanogpt=total - position_embedding,
+        decayed=token_embedding + position_embedding + L * (attention + mlp),
+        decayed_tensors=2 + 4 * L,
+    )
+
+
+def flops_per_token(config: RunConfig) -> int:
+    """FLOPs of forward and backward for one token (PaLM appendix B, as nanoGPT counts them)."""
+    attention = 12 * config.n_layer * config.n_embd * config.block_size
+    return 6 * count_params(config).nanogpt + attention
+
+
+def mfu(config: RunConfig, *, tokens_per_second: float, peak_flops: float) -> float:
+    """Share of a card's dense tensor peak that training at this speed uses."""
+    return flops_per_token(config) * tokens_per_second / peak_flops
+
+
+def width_for_params(config: RunConfig, wanted: int) -> int:
+    """The n_embd that brings nanoGPT's count nearest to `wanted`, all else equal: heads of 64 first, then of 8."""
+
+    def distance(width: int) -> int:
+        return abs(count_params(config.replace({"n_embd": width})).nanogpt - wanted)
+
+    def best(head_step: int) -> int:
+        step = config.n_head * head_step
+        width = step
+        while distance(width + step) < distance(width):
+            width += step
+        return width
+
+    usual = best(64)
+    return usual if distance(usual) <= 0.05 * wanted else min(usual, best(8), key=distance)

@@ -1,0 +1,130 @@
+"""What the comments and names of a config say it is, set against what it is.
+
+People copy configs and forget the comments. A comment costs nothing at run time, so nobody notices that the
+"~125M" model has 40M parameters until the loss stalls.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from onecard import units
+from onecard.config.resolve import Resolved
+from onecard.findings import Finding
+from onecard.plan.counts import count_params, width_for_params
+
+TOLERANCE = 0.1  # "~125M" for 123.59M is how people speak
+
+_PARAMS_IN_COMMENT = re.compile(r"~?\s*(\d+(?:\.\d+)?)\s*([MB])\b(?!\s*(?:tok|B\b))", re.ASCII)
+_PARAMS_IN_NAME = re.compile(r"(?:^|[-_/ ])(\d+(?:\.\d+)?)([mM])(?:$|[-_/ .])", re.ASCII)
+_ABOUT_PARAMS = re.compile(r"param|model", re.IGNORECASE)
+_PRODUCT = re.compile(r"(?<![\d*.])(\d+)\s*[*x×]\s*(\d+)(?:\s*[*x×]\s*(\d+))?(?:\s*=\s*([\d,_]+))?", re.ASCII)
+_TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([MBT])\s*tok", re.ASCII)
+_SCALE = {"M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def intent_findings(resolved: Resolved) -> list[Finding]:
+    """Where a config's comments and names contradict its values."""
+    return [*_params_said(resolved), *_sequences_said(resolved), *_tokens_said(resolved), *_vocabulary_unsaid(resolved)]
+
+
+def _params_said(resolved: Resolved) -> Iterator[Finding]:
+    config = resolved.config
+    params = count_params(config)
+    said: dict[int, list[tuple[str, str]]] = {}  # parameters -> (who says so, the words)
+    for line, comment in resolved.comments.items():
+        if _ABOUT_PARAMS.search(comment):
+            for number, letter in _PARAMS_IN_COMMENT.findall(comment):
+                said.setdefault(round(float(number) * _SCALE[letter]), []).append(
+                    ("comment", f"line {line}: # {comment}")
+                )
+    for key, who in (("wandb_run_name", "run name"), ("out_dir", "out_dir")):
+        text = getattr(config, key)
+        if resolved.origins[key] != "default":
+            for number, _ in _PARAMS_IN_NAME.findall(text):
+                said.setdefault(round(float(number) * 1e6), []).append((who, f"{key} = {text!r}"))
+    for wanted, witnesses in said.items():
+        if any(abs(count - wanted) <= TOLERANCE * wanted for count in (params.total, params.nanogpt)):
+            continue
+        width = width_for_params(config, wanted)
+        reached = count_params(config.replace({"n_embd": width})).nanogpt
+        who = " and ".join(dict.fromkeys(f"the {who}" if i == 0 else who for i, (who, _) in enumerate(witnesses)))
+        yield Finding(
+            rule="params-mismatch",
+            severity="warn",
+            sure="high",
+            what=f"{who} {'say' if len(witnesses) > 1 else 'says'} ~{units.count(wanted).replace('.00', '')}; "
+            f"this config is {units.count(params.nanogpt)} "
+            f"(n_embd={config.n_embd}; {width} gives {units.count(reached)})",
+            why=f"parameters grow with the square of n_embd; this config's is set by {resolved.origins['n_embd']}",
+            fix=f"--n_embd={width} if that size was meant; otherwise mend the words",
+            seen=tuple(words for _, words in witnesses),
+            patch={"n_embd": width},
+        )
+
+
+def _sequences_said(resolved: Resolved) -> Iterator[Finding]:
+    config = resolved.config
+    lines = {resolved.lines[key] for key in ("batch_size", "gradient_accumulation_steps") if key in resolved.lines}
+    truth = {config.batch_size, config.gradient_accumulation_steps}
+    for line in sorted(line for line in lines if line in resolved.comments):
+        for first, second, third, result in _PRODUCT.findall(resolved.comments[line]):
+            factors = [int(factor) for factor in (first, second, third) if factor]
+            if set(factors) == (truth | {config.block_size} if third else truth):
+                continue
+            said = math.prod(factors)
+            actual = config.tokens_per_step if third else config.sequences_per_step
+            unit = "tokens" if third else "sequences"
+            words = " * ".join(str(factor) for factor in factors) + (f" = {result}" if result else "")
+            product = f"{config.batch_size} * {config.gradient_accumulation_steps}"
+            product += f" * {config.block_size:,}" if third else ""
+            same = said == actual
+            yield Finding(
+                rule="stale-comment",
+                severity="info" if same else "warn",
+                sure="high" if same else "medium",
+                what=f"the comment says {words} {unit}; this is {product}" + ("" if same else f" = {actual:,}"),
+                why="the same product from other factors"
+                if same
+                else f"that is {actual / said:.2g} times as many per update",
+                fix="mend the comment"
+                if same
+                else "mend the comment, or set batch_size and gradient_accumulation_steps",
+                seen=(f"line {line}: # {resolved.comments[line]}",),
+            )
+
+
+def _tokens_said(resolved: Resolved) -> Iterator[Finding]:
+    config = resolved.config
+    line = resolved.lines.get("max_iters")
+    comment = resolved.comments.get(line, "") if line else ""
+    for number, letter in _TOKENS.findall(comment):
+        said = float(number) * _SCALE[letter]
+        if abs(config.total_tokens - said) > TOLERANCE * said:
+            yield Finding(
+                rule="stale-comment",
+                severity="info",
+                sure="medium",
+                what=f"the comment says ~{number}{letter} tokens; this run reads {units.count(config.total_tokens)}",
+                why=f"{config.max_iters:,} updates of {config.tokens_per_step:,} tokens",
+                fix=f"mend the comment, or --max_iters={round(said / config.tokens_per_step)} reads {number}{letter}",
+                seen=(f"line {line}: # {comment}",),
+            )
+
+
+def _vocabulary_unsaid(resolved: Resolved) -> Iterator[Finding]:
+    """Character datasets bring a small vocabulary of their own; nanoGPT reads it from the data folder's meta.pkl."""
+    config = resolved.config
+    if resolved.origins["vocab_size"] == "default" and re.search(r"(^|[-_])char", config.dataset):
+        small = count_params(config.replace({"vocab_size": 65})).nanogpt
+        yield Finding(
+            rule="vocabulary-from-data",
+            severity="info",
+            sure="medium",
+            what=f"dataset {config.dataset!r} looks character-level; this plan assumes {config.vocab_size:,} tokens",
+            why=f"the data folder is not read; nanoGPT takes vocab_size from it (65 would give {units.count(small)})",
+            fix="--vocab_size=65 for Shakespeare's characters",
+            seen=(f"dataset = {config.dataset!r} ({resolved.origins['dataset']})",),
+        )

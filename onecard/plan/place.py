@@ -1,0 +1,48 @@
+"""Where a run would happen: a card, and what other programs hold of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from onecard.machine import GpuStatus, Program
+from onecard.plan.cards import Card, matching_cards, plain_card
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A card with its neighbours."""
+
+    card: Card
+    other_bytes: int = 0
+    programs: tuple[Program, ...] = ()
+
+    @property
+    def available_bytes(self) -> int:
+        """What the driver may show for our process before the card is full."""
+        return max(0, self.card.allocatable_bytes - self.other_bytes)
+
+    def with_memory(self, *, vram_bytes: int | None, other_bytes: int | None) -> Place:
+        """The same place with another size of card, or another share held by others; None keeps what is."""
+        return replace(
+            self,
+            card=self.card if vram_bytes is None else self.card.with_memory(vram_bytes),
+            other_bytes=self.other_bytes if other_bytes is None else other_bytes,
+            programs=self.programs if other_bytes is None else (),
+        )
+
+
+def place_of(status: GpuStatus) -> Place:
+    """This machine's card as its driver describes it; speed and context from the table where the model is known."""
+    known = matching_cards(status.name)
+    card = known[0] if len(known) == 1 else replace(plain_card(status.total_bytes), name=status.name)
+    said = "the driver, now"
+    card = replace(
+        card,
+        compute_capability=status.compute_capability,
+        vram_bytes=status.total_bytes,
+        vram_source=said,
+        allocatable_bytes=status.total_bytes - status.driver_bytes,
+        allocatable_source=said,
+        native_bf16=status.compute_capability >= (8, 0),
+    )
+    return Place(card=card, other_bytes=max(0, status.used_bytes - status.driver_bytes), programs=status.programs)

@@ -1,0 +1,86 @@
+"""Bytes, tokens, seconds: parse what people type, print what people read.
+
+Base units everywhere inside; this is the only module that divides by 2**30.
+"""
+
+from __future__ import annotations
+
+import re
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+# Card boxes and `free` say GB; allocators say GiB. A bare K/M/G/T is binary, as nvidia-smi and PyTorch mean it.
+_BYTES = {
+    "": 1,
+    "b": 1,
+    "k": KIB,
+    "kib": KIB,
+    "kb": 10**3,
+    "m": MIB,
+    "mib": MIB,
+    "mb": 10**6,
+    "g": GIB,
+    "gib": GIB,
+    "gb": 10**9,
+    "t": 2**40,
+    "tib": 2**40,
+    "tb": 10**12,
+}
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d[\d,_]*(?:\.\d+)?(?:e\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in "4464MiB", "12 GB", "11.69GiB", "1024"; ValueError if it is none of those."""
+    return _scaled(text, _BYTES)
+
+
+def parse_count(text: str) -> int:
+    """Things in "124M", "10B", "524288"; ValueError if it is none of those."""
+    return _scaled(text, _COUNTS)
+
+
+def _scaled(text: str, scales: dict[str, int]) -> int:
+    found = _NUMBER_AND_UNIT.fullmatch(text)
+    scale = scales.get(found[2].lower()) if found else None
+    if not found or scale is None:
+        raise ValueError(text)
+    number = float(found[1].replace(",", "").replace("_", ""))
+    if number * scale > 2**63:
+        raise ValueError(text)
+    return round(number * scale)
+
+
+def mib(size_bytes: int) -> str:
+    """`4,464 MiB`"""
+    return f"{size_bytes / MIB:,.0f} MiB"
+
+
+def gib(size_bytes: int) -> str:
+    """`11.69 GiB`"""
+    return f"{size_bytes / GIB:,.2f} GiB"
+
+
+def count(things: float) -> str:
+    """`40.56M`, `10.49B`, `512`: short enough for a sentence."""
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if abs(things) >= scale * 0.9995:
+            return f"{things / scale:.2f}{letter}"
+    return f"{things:,.0f}" if abs(things) >= 100 or things == int(things) else f"{things:.3g}"
+
+
+def flops(per_second: float) -> str:
+    """`58.3 TFLOP/s`"""
+    return f"{per_second / 1e12:,.1f} TFLOP/s"
+
+
+def duration(seconds: float) -> str:
+    """`2 d 5 h`, `21.7 h`, `12 min`, `3.2 s`"""
+    if seconds >= 48 * 3600:
+        days, hours = divmod(round(seconds / 3600), 24)
+        return f"{days} d {hours} h"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,238 @@
+"""What every command promises: help with an example, JSON and nothing else, three lines when something is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onecard.cli.commands import cli
+from onecard.config.schema import KEYS
+from tests.contract.conftest import ROOT, Command
+
+COMMANDS = sorted(cli.commands)
+COMPUTING = [["plan"], ["gpus"]]
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
+def test_help_opens_with_an_example(onecard: Command, command: list[str]) -> None:
+    shown = onecard(*command, "--help")
+    assert shown.code == 0
+    lines = [line.strip() for line in shown.stdout.splitlines() if line.strip()]
+    assert lines[0].startswith("Usage:")
+    assert lines[1] == "Example:"
+    assert "onecard" in lines[2]
+
+
+def test_onecard_alone_shows_its_help(onecard: Command) -> None:
+    assert onecard().stdout == onecard("--help").stdout
+    assert onecard().code == 0
+
+
+def test_every_command_has_a_line_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name in COMMANDS:
+        assert f"onecard {name}" in readme, name
+
+
+def test_no_option_shares_a_config_keys_name() -> None:
+    for name, command in cli.commands.items():
+        for option in command.params:
+            for spelled in option.opts:
+                assert spelled.lstrip("-").replace("-", "_") not in KEYS, f"{name} {spelled}"
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom onecard.cli.main import run\nrun(['plan', '--help'])\n"
+        "print(sorted({'pydantic', 'rich', 'torch', 'numpy', 'pynvml'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", COMPUTING)
+def test_json_is_one_object_on_stdout_and_nothing_else(onecard: Command, command: list[str]) -> None:
+    shown = onecard(*command, "--json")
+    assert shown.code == 0
+    assert shown.json["schema"] == 1
+    assert shown.stderr == ""
+
+
+MISTAKES = [
+    (["plann"], "unknown-command", "onecard plan"),
+    (["plan", "--gpuu", "4070"], "unknown-option", "--gpu"),
+    (["plan", "--batch_size", "8"], "key-without-value", "--batch_size=VALUE"),
+    (["plan", "--batch-size", "8"], "key-without-value", "--batch_size=VALUE"),
+    (["plan", "--n_layr=3"], "unknown-key", "--n_layer=3"),
+    (["plan", "--n_head=7"], "keys-do-not-fit", "multiple of n_head"),
+    (["plan", "--n_layer=-3"], "bad-value", "--n_layer="),
+    (["plan", "nothing.py"], "no-such-config", "onecard plan"),
+    (["plan", "."], "unreadable-config", "nanoGPT config file"),
+    (["plan", "/dev/zero"], "unreadable-config", "nanoGPT config file"),
+    (["plan", "-"], "empty-config", "onecard plan"),
+    (["plan", "--gpu", "voodoo"], "unknown-card", "onecard gpus"),
+    (["plan", "--gpu", "4060 ti"], "ambiguous-card", '--gpu "GeForce RTX 4060 Ti'),
+    (["plan", "--vram", "lots"], "bad-size", "--vram 2.1GiB"),
+    (["plan", "--vram"], "usage", "--help"),
+    (["plan", "a", "b"], "usage", "--help"),
+    (["gpus", "voodoo"], "unknown-card", "onecard gpus"),
+    (["gpus", "--n_layer=3"], "unexpected-key", "--help"),
+    (["completion", "tcsh"], "usage", "--help"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "name", "fix"), MISTAKES)
+def test_a_mistake_gets_three_lines_and_exit_2(onecard: Command, arguments: list[str], name: str, fix: str) -> None:
+    shown = onecard(*arguments)
+    assert shown.code == 2
+    assert shown.stdout == ""
+    what, why, how = shown.stderr.splitlines()
+    assert what.startswith("error: ")
+    assert what.endswith(f"[{name}]")
+    assert why.startswith("  why: ")
+    assert how.startswith("  fix: ")
+    assert fix in how
+
+
+@pytest.mark.parametrize(("arguments", "name", "fix"), [case for case in MISTAKES if case[0][0] in ("plan", "gpus")])
+def test_a_mistake_is_json_with_json(onecard: Command, arguments: list[str], name: str, fix: str) -> None:
+    shown = onecard(*arguments, "--json")
+    assert shown.code == 2
+    error = shown.json["error"]
+    assert set(error) == {"name", "what", "why", "fix"}
+    assert shown.json["schema"] == 1
+    assert shown.stderr == ""
+    if arguments[-1] != "--vram":  # there, --json is taken for the size
+        assert error["name"] == name
+        assert fix in error["fix"]
+
+
+def test_no_card_on_this_machine_is_exit_3(onecard: Command) -> None:
+    shown = onecard("plan", "--gpu", "auto", "--json", LD_LIBRARY_PATH="")
+    if shown.code == 0:
+        pytest.skip("needs a machine without an NVIDIA card")
+    assert shown.code == 3
+    assert shown.json["error"]["name"] == "no-gpu"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"\x00\x01\x02", b"\xff\xfe\xff", b"n_layer = 3\n" * 20_000, b"(" * 3000, b"def", b"n_layer = \xe2\x80\xa8"],
+)
+def test_no_file_makes_a_traceback(onecard: Command, tmp_path: Path, raw: bytes) -> None:
+    file = tmp_path / "strange.py"
+    file.write_bytes(raw)
+    shown = onecard("plan", str(file))
+    assert shown.code == 2
+    assert len(shown.stderr.splitlines()) == 3
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_config_may_come_from_standard_input(onecard: Command) -> None:
+    shown = onecard("plan", "-", "--json", stdin="n_layer = 6\nn_head = 6\nn_embd = 384\nblock_size = 512\n")
+    assert shown.json["params"] == {"total": 30135168, "nanogpt": 29938560, "decayed": 30130176, "decayed_tensors": 26}
+    assert shown.json["origins"]["n_layer"] == "standard input:1"
+
+
+def test_keys_may_stand_anywhere_on_the_line(onecard: Command) -> None:
+    before = onecard("--n_layer=3", "plan", "--json").json
+    after = onecard("plan", "--json", "--n_layer=3").json
+    assert before == after
+    assert before["config"]["n_layer"] == 3
+    assert before["origins"]["n_layer"] == "--n_layer"
+
+
+def test_options_may_be_written_with_an_equals_sign(onecard: Command) -> None:
+    assert onecard("plan", "--json", "--gpu=4070").json["gpu"]["name"] == "GeForce RTX 4070"
+
+
+def test_the_plan_has_the_shape_of_the_contract(onecard: Command) -> None:
+    plan = onecard("plan", "--gpu", "RTX 4070", "--other", "2.1GiB", "--json").json
+    expected = {
+        "schema",
+        "config",
+        "origins",
+        "params",
+        "tokens_per_step",
+        "gpu",
+        "trainers",
+        "loss",
+        "fixes",
+        "findings",
+    }
+    assert expected <= set(plan)
+    gpu = plan["gpu"]
+    assert gpu["name"] == "GeForce RTX 4070"
+    assert gpu["vram_bytes"] == 12282 * 2**20
+    assert gpu["allocatable_bytes"] == round(11.69 * 2**30)
+    assert gpu["other_bytes"] == round(2.1 * 2**30)
+    assert gpu["available_bytes"] == gpu["allocatable_bytes"] - gpu["other_bytes"]
+    assert set(plan["trainers"]) == {"nanogpt", "onecard"}
+    assert set(plan["origins"]) == set(plan["config"]) == set(KEYS)
+
+
+def test_the_plan_of_a_named_card_depends_on_nothing_else(onecard: Command, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    first = onecard("plan", "--gpu", "4070", "--json")
+    second = onecard(
+        "plan", "--gpu", "4070", "--json", cwd=elsewhere, HOME="/nonexistent", LANG="C", CUDA_VISIBLE_DEVICES=""
+    )
+    assert first.stdout == second.stdout
+
+
+def test_explain_shows_where_every_value_came_from(onecard: Command) -> None:
+    shown = onecard("plan", "--explain", "--n_layer=3").stdout
+    for key in KEYS:
+        assert any(line.split()[:1] == [key] for line in shown.splitlines()), key
+    assert "--n_layer" in shown
+    assert "packaged default" in shown
+
+
+def test_warnings_are_talk_and_go_to_stderr(onecard: Command) -> None:
+    shown = onecard("plan", "-", stdin="n_layers = 3\nn_layer = 4\n")
+    assert "n_layers (n_layer?)" in shown.stderr
+    assert "warning" not in shown.stdout
+
+
+def test_nothing_is_coloured_in_a_pipe(onecard: Command) -> None:
+    assert "\x1b" not in onecard("plan", NO_COLOR="").stdout
+
+
+def test_completion_scripts_exist_for_three_shells(onecard: Command) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        shown = onecard("completion", shell)
+        assert shown.code == 0
+        assert "_ONECARD_COMPLETE" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("onecard pl", "plan"),
+        ("onecard plan --n_layer=3 --n_e", "--n_embd="),
+        ("onecard plan --ex", "--explain"),
+        ("onecard plan --gpu 4070", "GeForce RTX 4070"),
+    ],
+)
+def test_the_shell_completes_commands_options_keys_and_cards(onecard: Command, words: str, offered: str) -> None:
+    position = str(len(words.split()) - 1)
+    shown = onecard(_ONECARD_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=position)
+    assert f"plain,{offered}" in shown.stdout.splitlines()
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m onecard gpus | head -1", shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stderr == ""
+
+
+def test_json_numbers_are_whole_base_units(onecard: Command) -> None:
+    plan = json.loads(onecard("plan", "--gpu", "4070", "--json").stdout)
+    for name, value in plan["gpu"].items():
+        if name.endswith("_bytes"):
+            assert isinstance(value, int), name

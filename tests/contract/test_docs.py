@@ -1,0 +1,62 @@
+"""Docs that cannot rot: generated pages are in sync, README's commands run, links lead somewhere."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import ROOT, Command
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def generated() -> dict[Path, str]:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: dict[Path, str] = module.pages()
+    return found
+
+
+def test_generated_pages_are_what_the_code_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    stale = [str(path.relative_to(ROOT)) for path, text in generated().items() if path.read_text() != text]
+    assert not stale, f"run `make docs`: {stale}"
+
+
+def commands_in(text: str) -> list[str]:
+    """Lines of code blocks that call onecard, comments cut off."""
+    lines = [
+        line.strip().removeprefix("$ ")
+        for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
+        for line in block.splitlines()
+    ]
+    return [line.split("  #")[0].strip() for line in lines if line.startswith("onecard ")]
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), [(page.name, command) for page in PAGES for command in commands_in(page.read_text())]
+)
+def test_every_command_in_the_docs_runs(onecard: Command, page: str, command: str) -> None:
+    shown = onecard(*shlex.split(command)[1:], cwd=ROOT)
+    assert shown.code in (0, 1), f"{page}: {command}\n{shown.stderr}"
+
+
+def test_the_readme_has_commands_to_run() -> None:
+    assert len(commands_in((ROOT / "README.md").read_text())) >= 3
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_no_page_names_a_path_of_somebodys_machine() -> None:
+    for page in PAGES:
+        assert not re.search(r"/(home|root|Users|work)/", page.read_text()), page

@@ -1,0 +1,111 @@
+"""Imports only point down, torch stays in train/, and the pure packages stay pure."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERS = {
+    "onecard.errors": 0,
+    "onecard.findings": 0,
+    "onecard.units": 0,
+    "onecard.machine": 1,
+    "onecard.config": 1,
+    "onecard.plan": 2,
+    "onecard.runs": 3,
+    "onecard.doctor": 4,
+    "onecard.data": 5,
+    "onecard.train": 6,
+    "onecard.report": 7,
+    "onecard.ui": 8,
+    "onecard.cli": 9,
+    "onecard.__main__": 10,
+    "onecard": 10,  # the package itself re-exports from below, lazily
+}
+PURE = ("onecard.plan", "onecard.doctor")
+IMPURE_NAMES = {"open", "print", "input", "exec", "eval"}
+IMPURE_MODULES = {"os", "time", "sys", "pathlib", "subprocess", "socket", "datetime", "random"}
+
+
+def layer(module: str) -> int | None:
+    """The layer of a module, by its longest known prefix."""
+    parts = module.split(".")
+    if parts[0] != "onecard":
+        return None
+    for length in range(len(parts), 1, -1):
+        if (known := LAYERS.get(".".join(parts[:length]))) is not None:
+            return known
+    return LAYERS["onecard"] if len(parts) == 1 else -1
+
+
+def violations(module: str, source: str) -> Iterator[str]:
+    """Every way in which a module breaks the architecture."""
+    own = layer(module)
+    assert own is not None
+    if own == -1:
+        yield f"{module} has no layer: give it one in this test and in docs/architecture.md"
+    pure = module.startswith(PURE)
+    for node in ast.walk(ast.parse(source)):
+        for name in imported(node):
+            target = layer(name)
+            if target is not None and target > own:
+                yield f"{module}:{node.lineno} imports {name}, which is above it"  # type: ignore[attr-defined]
+            top = name.split(".")[0]
+            if top == "torch" and not module.startswith("onecard.train"):
+                yield f"{module} imports torch"
+            if pure and top in IMPURE_MODULES:
+                yield f"{module} is pure and imports {top}"
+        if pure and isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_NAMES:
+            yield f"{module}:{node.lineno} is pure and calls {node.func.id}"
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        if node.module == "onecard":
+            return [f"onecard.{alias.name}" for alias in node.names]
+        return [node.module]
+    return []
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / "onecard").rglob("*.py")):
+        if path.name == "packaged_default.py":
+            continue
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        yield name, path.read_text()
+
+
+def test_the_package_keeps_its_layers() -> None:
+    found = [problem for name, source in modules() for problem in violations(name, source)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("onecard.plan.x", "from onecard.cli.main import main", "above"),
+        ("onecard.units", "from onecard import errors, plan", "above"),
+        ("onecard.config.x", "import onecard.report", "above"),
+        ("onecard.plan.x", "def f():\n    import torch", "torch"),
+        ("onecard.report", "from torch import nn", "torch"),
+        ("onecard.plan.x", "open('x')", "calls open"),
+        ("onecard.doctor.x", "print('x')", "calls print"),
+        ("onecard.plan.x", "import time", "imports time"),
+        ("onecard.plan.x", "from os import environ", "imports os"),
+        ("onecard.stray", "", "no layer"),
+    ],
+)
+def test_the_checker_complains_of_a_bad_file(module: str, source: str, complaint: str) -> None:
+    assert any(complaint in problem for problem in violations(module, source))
+
+
+@pytest.mark.parametrize(
+    "source", ["from onecard.config.schema import RunConfig", "from onecard import units", "import math"]
+)
+def test_the_checker_lets_a_good_file_pass(source: str) -> None:
+    assert list(violations("onecard.plan.x", source)) == []

@@ -1,0 +1,83 @@
+"""Comments and names against values: what the plan says when they part."""
+
+import pytest
+
+from onecard.config.resolve import resolve
+from onecard.findings import Finding
+from onecard.plan.intent import intent_findings
+
+CONFIG = """\
+wandb_run_name = '{name}'
+gradient_accumulation_steps = {accumulation}     # Effective batch size: 16 * 32 = 512 sequences
+batch_size = {batch}
+# Model (~125M parameters) for a small card
+n_layer = 12
+n_head = 12
+n_embd = {width}
+max_iters = {steps}  # ~3B tokens seen
+"""
+
+
+def findings(
+    name: str = "run", accumulation: int = 32, batch: int = 16, width: int = 768, steps: int = 5722
+) -> list[Finding]:
+    text = CONFIG.format(name=name, accumulation=accumulation, batch=batch, width=width, steps=steps)
+    return intent_findings(resolve(text, filename="c.py"))
+
+
+def test_a_config_that_is_what_it_says_gets_no_finding() -> None:
+    assert findings() == []
+    assert findings(name="gpt-124M-x") == []
+
+
+def test_the_comment_and_run_name_that_say_125m_are_contradicted_with_the_width_that_was_meant() -> None:
+    (finding,) = findings(name="125M-single-parquet-4070", width=384)
+    assert finding.what == "the comment and run name say ~125M; this config is 40.56M (n_embd=384; 768 gives 123.59M)"
+    assert finding.rule == "params-mismatch"
+    assert finding.patch == {"n_embd": 768}
+    assert "line 4: # Model (~125M parameters) for a small card" in finding.seen
+
+
+def test_the_comment_alone_speaks_for_itself() -> None:
+    (finding,) = findings(width=384)
+    assert finding.what.startswith("the comment says ~125M;")
+
+
+def test_a_stale_product_with_the_same_result_is_information() -> None:
+    (finding,) = findings(accumulation=64, batch=8)
+    assert finding.what == "the comment says 16 * 32 = 512 sequences; this is 8 * 64"
+    assert finding.severity == "info"
+
+
+def test_a_stale_product_with_another_result_is_a_warning() -> None:
+    (finding,) = findings(accumulation=64, steps=2861)
+    assert finding.what == "the comment says 16 * 32 = 512 sequences; this is 16 * 64 = 1,024"
+    assert finding.severity == "warn"
+
+
+def test_tokens_that_differ_from_the_comment_are_told() -> None:
+    (finding,) = findings(steps=20_000)
+    assert finding.what == "the comment says ~3B tokens; this run reads 10.49B"
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "12 batch size * 1024 block size * 5 gradaccum * 8 GPUs = 491,520",
+        "fits in 12 GB",
+        "this makes total number of tokens be 300B",
+        "model files live in /mnt/125MB",
+        "baby GPT model :)",
+    ],
+)
+def test_ordinary_comments_are_left_alone(comment: str) -> None:
+    assert (
+        intent_findings(resolve(f"# {comment}\nbatch_size = 12  # {comment}\nmax_iters = 600000", filename="c.py"))
+        == []
+    )
+
+
+def test_character_data_brings_its_own_vocabulary() -> None:
+    (finding,) = intent_findings(resolve("dataset = 'shakespeare_char'", filename="c.py"))
+    assert finding.rule == "vocabulary-from-data"
+    assert intent_findings(resolve("dataset = 'shakespeare_char'\nvocab_size = 65", filename="c.py")) == []

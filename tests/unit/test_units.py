@@ -1,0 +1,48 @@
+"""Sizes and counts, as people type and read them."""
+
+import pytest
+
+from onecard import units
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4464MiB", 4464 * 2**20),
+        ("12 GB", 12 * 10**9),
+        ("11.69GiB", round(11.69 * 2**30)),
+        ("1024", 1024),
+        ("2g", 2 * 2**30),
+        ("1,024 KiB", 2**20),
+        ("0", 0),
+    ],
+)
+def test_sizes_are_read_in_binary_and_decimal_units(text: str, size: int) -> None:
+    assert units.parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "lots", "-1GiB", "1..2GiB", "12 parsecs", "1e400", "nan", "9" * 30 + "TB", "٣GiB"]
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        units.parse_bytes(text)
+
+
+def test_a_gigabyte_is_not_a_gibibyte() -> None:
+    assert units.parse_bytes("12GiB") - units.parse_bytes("12GB") == 884_901_888
+
+
+def test_counts_are_read_as_people_write_models() -> None:
+    assert units.parse_count("124M") == 124_000_000
+    assert units.parse_count("1.5B") == 1_500_000_000
+
+
+def test_numbers_print_short() -> None:
+    assert units.count(40_560_000) == "40.56M"
+    assert units.count(10_485_760_000) == "10.49B"
+    assert units.count(512) == "512"
+    assert units.mib(4464 * 2**20) == "4,464 MiB"
+    assert units.gib(round(11.69 * 2**30)) == "11.69 GiB"
+    assert units.duration(21.7 * 3600) == "21.7 h"
+    assert units.duration(53 * 3600) == "2 d 5 h"
