@@ -57,7 +57,7 @@ def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tu
             values[key], origins[key] = given[key], f"--{key}"
         elif key in file.values:
             values[key], origins[key] = file.values[key], shown if packaged else f"{shown}:{file.lines[key]}"
-    warnings = _warnings(file, shown, given)
+    warnings = [] if packaged else _warnings(file, shown, given)
     warnings += _take_gpt2_shape(values, origins)
     config = _checked(values, origins)
     return Resolved(config, origins, tuple(warnings), None if packaged else shown, file.comments, file.lines)

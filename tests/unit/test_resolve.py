@@ -34,6 +34,7 @@ def test_the_packaged_default_is_used_without_a_file() -> None:
     assert found.source is None
     assert found.origins["n_layer"] == "packaged default"
     assert found.config.dataset == "python-stdlib"
+    assert found.warnings == ()
 
 
 @pytest.mark.parametrize(
