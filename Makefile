@@ -20,7 +20,7 @@ check: .venv/ready
 	$(BIN)/pytest -m "not gpu and not slow" -x
 
 docs: .venv/ready
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from docs import memory_pages
 from onecard.cli.commands import cli
 from onecard.cli.main import run
 from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
@@ -22,6 +23,7 @@ from onecard.units import GIB, MIB
 ROOT = Path(__file__).parents[1]
 MADE = "<!-- made by docs/generate.py -->\n"
 SHOWN = re.compile(r"(<!-- shown: (.+?) -->\n```text\n).*?(```)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> dict[Path, str]:
@@ -32,8 +34,10 @@ def pages() -> dict[Path, str]:
         ROOT / "docs/reference/cards.md": cards(),
     }
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        if path not in found and SHOWN.search(text := path.read_text()):
-            found[path] = SHOWN.sub(lambda block: block[1] + output(block[2]) + block[3], text)
+        if path not in found:
+            text = SHOWN.sub(lambda block: block[1] + output(block[2]) + block[3], path.read_text())
+            found[path] = TABLE.sub(lambda block: block[1] + "\n" + TABLES[block[2]]() + "\n" + block[3], text)
+    found[ROOT / "docs/explain/memory-errors.svg"] = memory_pages.error_plot()
     return found
 
 
@@ -110,6 +114,13 @@ def _card_line(card: Card) -> str:
         "; ".join(sources),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+TABLES = {
+    "memory errors": memory_pages.error_table,
+    "memory errors, short": memory_pages.short_error_table,
+    "other estimators": memory_pages.estimator_table,
+}
 
 
 def main() -> None:

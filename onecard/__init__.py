@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onecard.plan.make import make_plan
 
 __all__ = ["__version__", "make_plan"]
-__version__ = version("onecard")
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:  # `import onecard` stays light: pydantic loads with the first plan

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onecard import __version__
 from onecard.cli.flags import Flag
 from onecard.cli.usage import unknown_command
 from onecard.errors import MachineError, UsageError
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from onecard.config.resolve import Resolved
+    from onecard.plan.memory.predict import Memory
     from onecard.plan.place import Place
+    from onecard.plan.seen import Seen
 
 
 class Commands(click.Group):
@@ -78,7 +81,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
-@click.version_option(package_name="onecard")
+@click.version_option(__version__, prog_name="onecard")
 def cli() -> None:
     """\b
     Example:
@@ -90,11 +93,16 @@ def cli() -> None:
     """
 
 
-@cli.command(cls=KeyCommand, short_help="What a run will be, before launch: no GPU, no torch.")
+@cli.command(cls=KeyCommand, short_help="Will it fit? What a run will be, before launch: no GPU, no torch.")
 @click.argument("config", required=False)
 @click.option("--gpu", metavar="NAME", shell_complete=_complete_card, help='A card ("RTX 4070"), auto, or none.')
 @click.option("--vram", type=SizeType(), metavar="SIZE", help="Memory torch may take, instead of the card's own.")
 @click.option("--other", type=SizeType(), metavar="SIZE", help="Memory that other programs hold on the card.")
+@click.option("--trainer", type=click.Choice(["both", "onecard", "nanogpt"]), default="both", help="Whose run to plan.")
+@click.option("--sensitivity", is_flag=True, help="Re-plan with each setting halved, doubled or switched.")
+@click.option("--seen", type=SizeType(), metavar="SIZE", help="What the driver showed for the process.")
+@click.option("--nvidia-smi", metavar="FILE", help="The same from nvidia-smi's output; - is standard input.")
+@click.option("--timeline", metavar="FILE.svg", help="Draw memory through one step and one evaluation.")
 @click.option("--explain", is_flag=True, help="Every key, its value and where it came from.")
 @json_option
 @click.pass_obj
@@ -104,6 +112,11 @@ def plan(
     gpu: str | None,
     vram: int | None,
     other: int | None,
+    trainer: str,
+    sensitivity: bool,
+    seen: int | None,
+    nvidia_smi: str | None,
+    timeline: str | None,
     explain: bool,
     as_json: bool,
 ) -> int:
@@ -111,22 +124,34 @@ def plan(
     Example:
       onecard plan train_fineweb.py --gpu "RTX 4070" --other 2.1GiB --batch_size=8
 
-    What a run will be, before launch: no GPU and no torch needed.
+    Whether a run fits, to the MiB, and what takes the memory: no GPU and no torch needed.
 
     CONFIG is a nanoGPT config file (read, never run), or - for standard input; without one, a small default.
     Any nanoGPT key can be set with --key=value.
     """
     from onecard.plan.make import make_plan
-    from onecard.report import plan_json, print_plan, print_warnings
+    from onecard.plan.sensitivity import sensitivity as single_changes
+    from onecard.report.memory import print_seen, print_sensitivity
+    from onecard.report.plan import print_plan
+    from onecard.report.plan_json import plan_json
+    from onecard.report.talk import print_warnings
 
     resolved = _resolve(config, flags)
-    made = make_plan(resolved, _place(gpu, vram, other))
+    showed = _seen(seen, nvidia_smi)
+    made = make_plan(resolved, _place(gpu, vram, other), nanogpt=trainer != "onecard")
+    changes = single_changes(made.config, made.place.card if made.place else None) if sensitivity else None
+    if timeline and made.nanogpt:
+        _write_timeline(timeline, made.nanogpt, title=resolved.source or "packaged default")
     if as_json:
-        click.echo(json.dumps(plan_json(made)))
-    else:
-        print_warnings(resolved.warnings, _console(stderr=True))
-        print_plan(made, _console(), explain=explain)
-    return 1 if made.fits is False else 0
+        click.echo(json.dumps(plan_json(made, changes=changes, seen=showed)))
+        return made.exit_code
+    print_warnings(resolved.warnings, _console(stderr=True))
+    print_plan(made, _console(), explain=explain)
+    if changes is not None:
+        print_sensitivity(changes, _console())
+    if showed and made.nanogpt:
+        print_seen(showed, made.nanogpt, _console())
+    return made.exit_code
 
 
 @cli.command(short_help="The cards onecard knows, with sources.")
@@ -143,7 +168,7 @@ def gpus(flags: list[Flag], word: tuple[str, ...], as_json: bool) -> int:
     WORD narrows the list: a model, an architecture ("Ada"), a suffix ("laptop").
     """
     from onecard.plan.cards import search_cards
-    from onecard.report import cards_json, print_cards
+    from onecard.report.cards import cards_json, print_cards
 
     _no_flags(flags, "gpus")
     found = search_cards(" ".join(word))
@@ -174,13 +199,47 @@ def completion(flags: list[Flag], shell: str) -> int:
 
 
 def _resolve(config: str | None, flags: list[Flag]) -> Resolved:
-    from onecard.config.file import read_config_text
+    from onecard.cli.files import read_text
     from onecard.config.resolve import resolve
 
     if config is None:
         return resolve(None, flags=flags)
-    text = read_config_text(sys.stdin.buffer if config == "-" else Path(config))
+    text = read_text(sys.stdin.buffer if config == "-" else Path(config))
     return resolve(text, filename="standard input" if config == "-" else Path(config).name, flags=flags)
+
+
+def _seen(process_bytes: int | None, nvidia_smi: str | None) -> Seen | None:
+    """What the driver showed, as typed or as nvidia-smi printed it."""
+    from onecard.cli.files import read_text
+    from onecard.plan.seen import Seen, read_nvidia_smi
+
+    if nvidia_smi is None:
+        return None if process_bytes is None else Seen(process_bytes=process_bytes)
+    text = read_text(sys.stdin.buffer if nvidia_smi == "-" else Path(nvidia_smi), kind="nvidia-smi output")
+    found = read_nvidia_smi(text)
+    if found is None:
+        raise UsageError(
+            f"{nvidia_smi} shows no computing process",
+            why="nvidia-smi lists processes of type C with their memory, and this text has none",
+            fix="nvidia-smi | onecard plan CONFIG --nvidia-smi -",
+            name="no-process-seen",
+        )
+    return found
+
+
+def _write_timeline(name: str, memory: Memory, *, title: str) -> None:
+    from onecard.cli.files import write_text
+    from onecard.report.timeline import timeline_svg
+
+    path = Path(name)
+    if path.suffix.lower() != ".svg":
+        raise UsageError(
+            f"{path} is not an .svg file",
+            why="the timeline is drawn as SVG, which every browser opens",
+            fix=f"--timeline {path.stem or 'memory'}.svg",
+            name="not-svg",
+        )
+    write_text(path, timeline_svg(memory, title=title), option="--timeline")
 
 
 def _place(gpu: str | None, vram: int | None, other: int | None) -> Place | None:

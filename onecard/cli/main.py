@@ -53,7 +53,7 @@ def _option_names() -> set[str]:
 
 
 def _fail(error: OnecardError, *, as_json: bool) -> int:
-    from onecard.report import print_error
+    from onecard.report.talk import print_error
 
     if as_json:
         click.echo(json.dumps(error.as_json()))

@@ -1,0 +1,126 @@
+"""How good a run will be: validation loss as a range, from a scaling law and what real runs reached.
+
+L(N, D) = E + A/N^alpha + B/D^beta, the Chinchilla law as refitted by Besiroglu et al. (arXiv 2404.10102), N all
+parameters and D tokens read, plus an offset per dataset from published GPT-2-sized runs. It is a law of compute-
+optimal runs with a finished schedule; far from them the range widens.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from onecard.config.schema import RunConfig
+from onecard.plan.counts import count_params
+from onecard.plan.ranges import Range, around
+
+E, A, B, ALPHA, BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
+LAW_SOURCE = "Chinchilla law, Besiroglu et al. 2024 (arXiv 2404.10102)"
+
+COMPUTE_OPTIMAL = 20  # tokens per parameter, Hoffmann et al. 2022
+SETTLED_STEPS = 1500  # before, and during twice the warm-up, real runs lie up to 1.2 above the law
+MID_RUN_SPREAD = 0.05  # what a run at its full learning rate may lie beside the law, on top (three real runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """How a dataset's validation loss lies beside the law, in nats per GPT-2 token."""
+
+    offset: float
+    spread: float
+    source: str
+
+
+DATASETS = {
+    "fineweb-edu": Dataset(offset=-0.06, spread=0.17, source="one run of 124M on 7.3B tokens"),
+    "fineweb": Dataset(offset=0.21, spread=0.11, source="five runs of 40M to 350M on 5B to 31B tokens"),
+    "openwebtext": Dataset(offset=0.09, spread=0.10, source="four runs of 54M to 124M on 4.6B to 295B tokens"),
+}
+UNKNOWN = Dataset(offset=0.1, spread=0.4, source="no published run: a wide guess")
+_ALIASES = {"owt": "openwebtext", "edu": "fineweb-edu", "fineweb_edu": "fineweb-edu", "finewebedu": "fineweb-edu"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossForecast:
+    """What a run will reach, in nats per token."""
+
+    final: Range
+    double_tokens: Range  # how much lower with twice the tokens
+    double_params: Range  # how much lower with twice the parameters
+    milestones: dict[int, Range]  # by step
+    dataset: str  # what the offset is of
+    sources: tuple[str, ...]
+
+    @property
+    def perplexity(self) -> Range:
+        return self.final.mapped(math.exp)
+
+
+def law(params: float, tokens: float) -> float:
+    """Loss in nats of a compute-optimal run."""
+    return float(E + A / params**ALPHA + B / tokens**BETA)
+
+
+def forecast_loss(config: RunConfig) -> LossForecast | None:
+    """The loss of a run; None where the law says nothing: no step, or a vocabulary that is not of words' parts."""
+    tokens, params = config.total_tokens, count_params(config).total
+    if not tokens or config.vocab_size < 8192:
+        return None
+    name, dataset = dataset_of(config.dataset)
+    final = around(law(params, tokens) + dataset.offset, _spread(dataset, tokens / params))
+    token_term, parameter_term = B / tokens**BETA, A / params**ALPHA
+    return LossForecast(
+        final=final,
+        double_tokens=_plus_minus_half(token_term * (1 - 2**-BETA)),
+        double_params=_plus_minus_half(parameter_term * (1 - 2**-ALPHA)),
+        milestones={step: at for step in _milestones(config) if (at := loss_at(config, step)) is not None},
+        dataset=name,
+        sources=(LAW_SOURCE, f"{name}: {dataset.source}"),
+    )
+
+
+def loss_at(config: RunConfig, step: int) -> Range | None:
+    """The validation loss after `step` updates; None while warm-up still rules."""
+    if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or config.vocab_size < 8192:
+        return None
+    tokens, params = step * config.tokens_per_step, count_params(config).total
+    _, dataset = dataset_of(config.dataset)
+    unfinished = MID_RUN_SPREAD if step < config.max_iters else 0.0
+    return around(law(params, tokens) + dataset.offset, _spread(dataset, tokens / params) + unfinished)
+
+
+def dataset_of(name: str) -> tuple[str, Dataset]:
+    """The dataset a folder's name speaks of, and its offset."""
+    plain = name.lower().replace("\\", "/").rstrip("/").rsplit("/", maxsplit=1)[-1]
+    words = {*re.split(r"[-_. ]", plain), plain}
+    for alias, meant in _ALIASES.items():
+        if alias in words or (alias != "edu" and alias != "owt" and alias in plain):
+            return meant, DATASETS[meant]
+    for known, dataset in DATASETS.items():
+        if known in plain:
+            return known, dataset
+    return "unknown dataset", UNKNOWN
+
+
+def optimal_params(compute_flops: float) -> float:
+    """Parameters that reach the lowest loss for 6·N·D FLOPs, by the law."""
+    ratio = (ALPHA * A / (BETA * B)) ** (1 / (ALPHA + BETA))
+    return float(ratio * (compute_flops / 6) ** (BETA / (ALPHA + BETA)))
+
+
+def _spread(dataset: Dataset, tokens_per_parameter: float) -> float:
+    """Half the width of the range: wider where few tokens make warm-up and batch size decide."""
+    starved = max(0.0, math.log2(COMPUTE_OPTIMAL / 2 / tokens_per_parameter))
+    return dataset.spread + 0.1 * starved
+
+
+def _plus_minus_half(gain: float) -> Range:
+    return Range(low=gain / 2, likely=gain, high=gain * 1.5)
+
+
+def _milestones(config: RunConfig) -> list[int]:
+    """Steps worth naming: quarters of the run, and round thousands of long ones."""
+    quarters = [round(config.max_iters * share / 4) for share in (1, 2, 3)]
+    round_thousands = [step for step in (5000, 10_000, 20_000, 50_000, 100_000) if step < config.max_iters]
+    return sorted({*quarters, *round_thousands, config.max_iters})

@@ -1,0 +1,1 @@
+"""What is allocated, reserved and shown by the driver, from a config alone."""

@@ -1,0 +1,394 @@
+"""PyTorch's caching allocator for CUDA, restated: what the driver is asked for when a tape is replayed.
+
+Source: c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator), default settings or expandable_segments:True.
+
+- A request is rounded up to 512 bytes. Up to 1 MiB it comes from the small pool, above from the large pool.
+- The smallest free block that is large enough is taken, the lowest address among equals; what is left over is
+  split off if it is worth keeping; a freed block merges with its free neighbours.
+- Where no block fits, a new segment is asked for: 2 MiB (small pool), 20 MiB (below 10 MiB), else a multiple of 2 MiB.
+- At the limit, cached segments that are wholly free go back to the driver and the request is tried once more.
+- With expandable segments each pool is one range of addresses that grows by whole pages of 2 MiB (small) or 20 MiB.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from onecard.plan.memory.tape import ROUND_BYTES, Tape, rounded
+
+SMALL_BYTES = 2**20  # kSmallSize: the largest request of the small pool
+SMALL_SEGMENT_BYTES = 2 * 2**20  # kSmallBuffer
+LARGE_SEGMENT_BYTES = 20 * 2**20  # kLargeBuffer
+MIN_OWN_SEGMENT_BYTES = 10 * 2**20  # kMinLargeAlloc: from here on a request gets a segment of its own size
+ROUND_SEGMENT_BYTES = 2 * 2**20  # kRoundLarge
+
+_ADDRESS_BITS = 62  # a free block's sort key is size << 62 | address: one whole number compares like the pair
+_RANGE_BYTES = 2**50  # address space of an expandable segment: beyond any card
+
+
+class _Block:
+    __slots__ = ("address", "allocated", "mapped", "next", "pool", "prev", "size")
+
+    def __init__(self, address: int, size: int, pool: _Pool, prev: _Block | None, next: _Block | None) -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.prev = prev
+        self.next = next
+        self.allocated = False
+        self.mapped = True
+
+    @property
+    def key(self) -> int:
+        return self.size << _ADDRESS_BITS | self.address
+
+
+class _Pool:
+    """Free blocks of one size class, smallest first."""
+
+    __slots__ = ("blocks", "is_small", "keys", "page_bytes", "unmapped")
+
+    def __init__(self, is_small: bool) -> None:
+        self.is_small = is_small
+        self.page_bytes = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
+        self.keys: list[int] = []
+        self.blocks: dict[int, _Block] = {}
+        self.unmapped: list[_Block] = []  # expandable only, by address
+
+    def insert(self, block: _Block) -> None:
+        key = block.size << _ADDRESS_BITS | block.address
+        insort(self.keys, key)
+        self.blocks[key] = block
+
+    def remove(self, block: _Block) -> None:
+        key = block.size << _ADDRESS_BITS | block.address
+        del self.keys[bisect_left(self.keys, key)]
+        del self.blocks[key]
+
+
+class _AddressSpace:
+    """Where the driver puts a new segment. Addresses decide which of two equal free blocks is taken first.
+
+    Not documented; read off recorded traces (H200, CUDA 13): a new piece goes to the lowest hole that holds it; where
+    none does, a range rounded up to 32 MiB is opened below all others. When the first segment is made it has holes of
+    6 and 414 MiB before it, and one of 22 MiB behind the memory of the context.
+    """
+
+    RANGE_BYTES = 32 * 2**20
+    HOLES = ((0, 6 * 2**20), (6 * 2**20, 414 * 2**20), (496 * 2**20, 22 * 2**20))
+    FIRST_SEGMENT = 420 * 2**20
+
+    def __init__(self) -> None:
+        self.lowest = 2**60  # far from both ends
+        self.holes: list[tuple[int, int]] | None = None  # (address, size), by address; None before the first segment
+
+    def place(self, size: int) -> int:
+        """Address of a new segment, or of a piece the driver takes for itself."""
+        if self.holes is None:
+            self.holes = [(self.lowest + offset, room) for offset, room in self.HOLES]
+            if size <= SMALL_SEGMENT_BYTES:
+                return self.lowest + self.FIRST_SEGMENT
+        for index, (address, room) in enumerate(self.holes):
+            if room >= size:
+                self.holes[index : index + 1] = [(address + size, room - size)] if room > size else []
+                return address
+        room = -(-size // self.RANGE_BYTES) * self.RANGE_BYTES
+        self.lowest -= room
+        if room > size:
+            self.holes.insert(0, (self.lowest + size, room - size))
+        return self.lowest
+
+    def give_back(self, address: int, size: int) -> None:
+        """A segment went back to the driver."""
+        assert self.holes is not None
+        insort(self.holes, (address, size))
+
+
+class OutOfMemory(Exception):
+    """The limit does not allow a request, even after cached segments were given back."""
+
+
+class CachingAllocator:
+    """One device, one stream. `malloc` gives a handle, `free` takes it back; the byte counts are attributes."""
+
+    def __init__(self, *, expandable_segments: bool = False, limit_bytes: int | None = None) -> None:
+        self.expandable = expandable_segments
+        self.limit_bytes = limit_bytes
+        self.small = _Pool(is_small=True)
+        self.large = _Pool(is_small=False)
+        self.allocated_bytes = 0
+        self.reserved_bytes = 0
+        self.peak_reserved_bytes = 0
+        self.requests: list[int] = []  # sizes of the segments (or pages) asked from the driver, in order
+        self._space = _AddressSpace()
+        self._next_range = 0  # expandable only
+
+    def driver_takes(self, size_bytes: int) -> None:
+        """The driver takes memory for itself: no segment of ours, but later ones are placed around it."""
+        self._space.place(size_bytes)
+
+    def malloc(self, size_bytes: int) -> _Block:
+        """A block of at least `size_bytes`; raises OutOfMemory at the limit."""
+        size = rounded(size_bytes)
+        pool = self.small if size <= SMALL_BYTES else self.large
+        keys = pool.keys
+        at = bisect_left(keys, size << _ADDRESS_BITS)
+        if at < len(keys):
+            if self.expandable:
+                at = self._best_expandable(pool, at)
+            block = pool.blocks.pop(keys.pop(at))
+        else:
+            block = self._new_block(pool, size)
+        left = block.size - size
+        # should_split: expandable blocks always can be cut; a large one only if more than 1 MiB is left
+        if left > SMALL_BYTES or (left >= ROUND_BYTES and (pool.is_small or self.expandable)):
+            rest = _Block(block.address + size, left, pool, block, block.next)
+            if block.next is not None:
+                block.next.prev = rest
+            block.next = rest
+            block.size = size
+            pool.insert(rest)
+        block.allocated = True
+        self.allocated_bytes += block.size
+        return block
+
+    def free(self, block: _Block) -> None:
+        """Back into the cache, merged with free neighbours."""
+        self.allocated_bytes -= block.size
+        block.allocated = False
+        self._merge(block)
+        block.pool.insert(block)
+
+    def _merge(self, block: _Block) -> None:
+        """try_merge_blocks with both neighbours: same segment, free, and alike in being mapped."""
+        before = block.prev
+        if before is not None and not before.allocated and before.mapped == block.mapped:
+            self._forget(before)
+            block.address = before.address
+            block.size += before.size
+            block.prev = before.prev
+            if block.prev is not None:
+                block.prev.next = block
+        after = block.next
+        if after is not None and not after.allocated and after.mapped == block.mapped:
+            self._forget(after)
+            block.size += after.size
+            block.next = after.next
+            if block.next is not None:
+                block.next.prev = block
+
+    def _forget(self, block: _Block) -> None:
+        if block.mapped:
+            block.pool.remove(block)
+        else:
+            block.pool.unmapped.remove(block)
+
+    def _new_block(self, pool: _Pool, size: int) -> _Block:
+        """alloc_block, and once more after release_cached_blocks."""
+        for attempt in (1, 2):
+            block = self._expand(pool, size) if self.expandable else self._new_segment(pool, size)
+            if block is not None:
+                return block
+            if attempt == 1:
+                self._release_cached()
+        raise OutOfMemory
+
+    def _exceeds_limit(self, size: int) -> bool:
+        return self.limit_bytes is not None and self.reserved_bytes + size > self.limit_bytes
+
+    def _reserve(self, size: int) -> None:
+        self.requests.append(size)
+        self.reserved_bytes += size
+        if self.reserved_bytes > self.peak_reserved_bytes:
+            self.peak_reserved_bytes = self.reserved_bytes
+
+    def _new_segment(self, pool: _Pool, size: int) -> _Block | None:
+        wanted = segment_bytes(size)
+        if self._exceeds_limit(wanted):
+            return None
+        self._reserve(wanted)
+        return _Block(self._space.place(wanted), wanted, pool, None, None)
+
+    def _release_cached(self) -> None:
+        """release_cached_blocks: wholly free segments, or wholly free pages, go back to the driver."""
+        for pool in (self.large, self.small):
+            for block in [pool.blocks[key] for key in pool.keys]:
+                if self.expandable:
+                    self._unmap(block)
+                elif block.prev is None and block.next is None:
+                    pool.remove(block)
+                    self.reserved_bytes -= block.size
+                    self._space.give_back(block.address, block.size)
+
+    # expandable segments
+
+    @staticmethod
+    def _best_expandable(pool: _Pool, at: int) -> int:
+        """get_free_block: a block that can grow counts as large as it can become, so others are taken before it."""
+
+        def size_it_can_reach(block: _Block) -> int:
+            after = block.next
+            return block.size + (after.size if after is not None and not after.mapped else 0)
+
+        keys, blocks = pool.keys, pool.blocks
+        while at + 1 < len(keys) and size_it_can_reach(blocks[keys[at + 1]]) < size_it_can_reach(blocks[keys[at]]):
+            at += 1
+        return at
+
+    def _expand(self, pool: _Pool, size: int) -> _Block | None:
+        """try_allocate_expandable_block: map pages at the lowest address where `size` bytes then are free in a row."""
+        if self._exceeds_limit(segment_bytes(size)):
+            return None
+        block = next(_places(pool, size), None)
+        if block is None:
+            block = _Block(self._next_range, _RANGE_BYTES, pool, None, None)
+            block.mapped = False
+            pool.unmapped.append(block)
+            self._next_range += _RANGE_BYTES
+        if not block.mapped:
+            self._map(block, min(block.size, size))
+        while block.size < size:
+            after = block.next
+            assert after is not None, "a range of addresses never ends before it is needed"
+            self._map(after, min(size - block.size, after.size))
+            block = after
+        pool.remove(block)
+        return block
+
+    def _map(self, block: _Block, size: int) -> None:
+        pool = block.pool
+        mapped = -(-size // pool.page_bytes) * pool.page_bytes
+        pool.unmapped.remove(block)
+        block.mapped = True
+        if mapped < block.size:
+            rest = _Block(block.address + mapped, block.size - mapped, pool, block, block.next)
+            rest.mapped = False
+            if block.next is not None:
+                block.next.prev = rest
+            block.next = rest
+            block.size = mapped
+            insort(pool.unmapped, rest, key=lambda unmapped: unmapped.address)
+        self._merge(block)
+        pool.insert(block)
+        self._reserve(mapped)
+
+    def _unmap(self, block: _Block) -> None:
+        pool = block.pool
+        start = -(-block.address // pool.page_bytes) * pool.page_bytes
+        end = (block.address + block.size) // pool.page_bytes * pool.page_bytes
+        if end <= start:
+            return
+        pool.remove(block)
+        if start > block.address:
+            before = _Block(block.address, start - block.address, pool, block.prev, block)
+            if block.prev is not None:
+                block.prev.next = before
+            block.prev = before
+            pool.insert(before)
+        if end < block.address + block.size:
+            after = _Block(end, block.address + block.size - end, pool, block, block.next)
+            if block.next is not None:
+                block.next.prev = after
+            block.next = after
+            pool.insert(after)
+        block.address, block.size, block.mapped = start, end - start, False
+        self.reserved_bytes -= block.size
+        self._merge(block)
+        insort(pool.unmapped, block, key=lambda unmapped: unmapped.address)
+
+
+def _places(pool: _Pool, size: int) -> Iterator[_Block]:
+    """find_expandable_block: free blocks, lowest address first, from which `size` bytes can be made by mapping."""
+    for unmapped in pool.unmapped:
+        start = unmapped.prev if unmapped.prev is not None and not unmapped.prev.allocated else unmapped
+        room, block = 0, start
+        while room < size and block is not None and not block.allocated:
+            room += block.size
+            block = block.next  # type: ignore[assignment]
+        if room >= size:
+            yield start
+
+
+def segment_bytes(size_bytes: int) -> int:
+    """Bytes asked from the driver for a request that no cached block can serve (get_allocation_size)."""
+    if size_bytes <= SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if size_bytes < MIN_OWN_SEGMENT_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return -(-size_bytes // ROUND_SEGMENT_BYTES) * ROUND_SEGMENT_BYTES
+
+
+@dataclass(frozen=True)
+class PhasePeak:
+    """What torch.cuda.max_memory_allocated and max_memory_reserved would say at the end of a phase, in bytes."""
+
+    phase: str
+    allocated_bytes: int  # the most within the phase
+    reserved_bytes: int  # the most so far in the process
+    event: int  # index into the tape's events of the allocated peak
+
+
+@dataclass(frozen=True)
+class RanOut:
+    """Where the limit was hit for good."""
+
+    phase: str
+    event: int  # index into the tape's events
+    wanted_bytes: int
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A tape under the allocator. Phases that were not reached because memory ran out are absent."""
+
+    phases: dict[str, PhasePeak]
+    ran_out: RanOut | None
+    reserved_bytes: int  # high-water mark of the whole tape
+
+    @property
+    def ok(self) -> bool:
+        return self.ran_out is None
+
+
+def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | None = None) -> Replay:
+    """What the allocator holds in each phase of the tape, in bytes; `limit_bytes` bounds what it may reserve."""
+    allocator = CachingAllocator(expandable_segments=expandable_segments, limit_bytes=limit_bytes)
+    malloc, free = allocator.malloc, allocator.free
+    handles: dict[int, _Block] = {}
+    sizes, events = tape.sizes, tape.events
+    found: dict[str, PhasePeak] = {}
+    for start, end, name, taken in _stretches(tape):
+        for size in taken:
+            allocator.driver_takes(size)
+        best, at = allocator.allocated_bytes, max(start - 1, 0)
+        for index in range(start, end):
+            event = events[index]
+            if event < 0:
+                free(handles.pop(~event))
+                continue
+            try:
+                handles[event] = malloc(sizes[event])
+            except OutOfMemory:
+                return Replay(found, RanOut(name, index, sizes[event]), allocator.peak_reserved_bytes)
+            if allocator.allocated_bytes > best:
+                best, at = allocator.allocated_bytes, index
+        if name in found and found[name].allocated_bytes >= best:
+            best, at = found[name].allocated_bytes, found[name].event
+        found[name] = PhasePeak(name, best, allocator.peak_reserved_bytes, at)
+    return Replay(found, None, allocator.peak_reserved_bytes)
+
+
+def _stretches(tape: Tape) -> Iterator[tuple[int, int, str, list[int]]]:
+    """(first event, end, phase, what the driver takes before it): phases, cut where the driver takes memory."""
+    names = dict(tape.phases)
+    taken: dict[int, list[int]] = {}
+    for index, size in tape.driver:
+        taken.setdefault(index, []).append(size)
+    name = ""
+    cuts = sorted({0, *names, *taken, len(tape.events)})
+    for start, end in pairwise(cuts):
+        name = names.get(start, name)
+        yield start, end, name, taken.get(start, [])

@@ -1,0 +1,197 @@
+"""TorchInductor's wrapper code: every allocation, reuse and `del` of a graph's `call(args)`.
+
+`compiled` takes a graph in program order, orders it as Inductor does (inductor_order), gives dead buffers to new ones
+as `memory_plan_reuse` does, and returns what the generated code allocates and frees. Sources: torch/_inductor,
+scheduler.py and codegen/wrapper.py (read in 2.13; that 2.11 does the same was checked on recorded runs).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onecard.plan.memory.inductor_graph import ITEM, Graph, Kernel
+from onecard.plan.memory.inductor_order import NEVER, Schedule, peak_of
+from onecard.plan.memory.tags import WORKSPACE
+from onecard.plan.memory.tape import Tape
+
+First = tuple[int, str, list[int]]  # index into operations, what runs there for the first time, bytes it overwrites
+FirstUse = Callable[[str, list[int]], None]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Allocations and frees of one call. A slot is a piece of memory that one buffer after another may live in."""
+
+    sizes: list[int]  # bytes, by slot
+    tags: list[str]  # of the slot's first buffer
+    operations: list[int]  # a slot's number, or its complement (~) when freed
+    slots: list[int]  # by buffer
+    firsts: list[First]
+    moments: list[tuple[int, str]]  # (index into operations, what goes on from there)
+
+    def run(self, tape: Tape, inputs: dict[int, int], first: FirstUse | None = None) -> list[int]:
+        """Write one call on the tape; returns the tape's block of each slot.
+
+        `inputs` maps input buffers to blocks. `first` is given on the first call only: it is told of each kernel
+        that runs for the first time (its name, the bytes of each buffer it writes over), results allocated.
+        """
+        blocks = [-1] * len(self.sizes)
+        for buffer, block in inputs.items():
+            blocks[self.slots[buffer]] = block
+        stops: list[tuple[int, str, list[int] | None]] = [(line, what, None) for line, what in self.moments]
+        if first:
+            stops = sorted([*stops, *self.firsts], key=lambda stop: stop[0])
+        at = 0
+        for stop, what, overwritten in stops:
+            self._play(tape, blocks, self.operations[at:stop])
+            at = stop
+            if overwritten is None:
+                tape.moment(what)
+            elif first:
+                first(what, overwritten)
+        self._play(tape, blocks, self.operations[at:])
+        return blocks
+
+    def _play(self, tape: Tape, blocks: list[int], operations: list[int]) -> None:
+        sizes, tags, events = tape.sizes, tape.tags, tape.events  # as Tape.alloc and Tape.free do, in one loop
+        own_sizes, own_tags = self.sizes, self.tags
+        for operation in operations:
+            if operation >= 0:
+                block = len(sizes)
+                sizes.append(own_sizes[operation])
+                tags.append(own_tags[operation])
+                events.append(block)
+                blocks[operation] = block
+            else:
+                events.append(~blocks[~operation])
+
+
+def compiled(graph: Graph) -> Program:
+    """The graph as Inductor runs it: ordered, with dead buffers reused."""
+    schedule = Schedule(graph)
+    plan = _Plan(graph, schedule, schedule.best_order())
+    for at, index in enumerate(plan.order):
+        plan.run(at, graph.kernels[index])
+    return plan.program()
+
+
+class _Plan:
+    """The wrapper's lines, written kernel by kernel: allocate or reuse, run, free (codegen/wrapper.py)."""
+
+    def __init__(self, graph: Graph, schedule: Schedule, order: list[int]) -> None:
+        self.graph, self.schedule, self.order = graph, schedule, order
+        self.last = schedule.last_uses(order)
+        self.alive = schedule.estimate(order)  # kept up to date: a buffer that is reused later lives on until then
+        self.peak = peak_of(self.alive)
+        self.dying: list[list[int]] = [[] for _ in order]
+        for buffer, at in enumerate(self.last):
+            if at < NEVER:
+                self.dying[at].append(buffer)
+        self.keys = list(zip(graph.kinds, graph.sizes, strict=True))  # what must agree for one to take another's place
+        self.sizes: list[int] = []
+        self.tags: list[str] = []
+        self.slots = [-1] * len(self.keys)
+        self.operations: list[int] = []
+        self.void: set[int] = set()  # operations that are frees of a slot which was reused after all
+        self.pool: dict[tuple[str, int], list[tuple[int, int, int]]] = {}  # dead: (slot, position, index of its free)
+        self.firsts: list[First] = []
+        self.known: set[str] = set()
+        self.moments: list[tuple[int, str]] = []
+        for buffer in graph.inputs:
+            self.slots[buffer] = self.slot(graph.sizes[buffer], graph.tags[buffer])
+
+    def slot(self, size_bytes: int, tag: str) -> int:
+        self.sizes.append(size_bytes)
+        self.tags.append(tag)
+        return len(self.sizes) - 1
+
+    def allocate(self, size_bytes: int, tag: str) -> int:
+        slot = self.slot(size_bytes, tag)
+        self.operations.append(slot)
+        return slot
+
+    def run(self, at: int, kernel: Kernel) -> None:
+        """The lines of one kernel, at its position in the order."""
+        if kernel.name == ITEM:
+            if kernel.reads[0] in self.dying[at]:  # the tuple goes, and with it the results that nobody took
+                self.operations.extend([~self.slots[buffer] for buffer in self.untaken(kernel.reads[0])])
+            return
+        if kernel.moment and (not self.moments or self.moments[-1][1] != kernel.moment):
+            self.moments.append((len(self.operations), kernel.moment))
+        temporary = [self.allocate(size, WORKSPACE) for size in kernel.before]
+        taken = self.write(at, kernel)
+        for buffer in kernel.items:
+            self.slots[buffer] = self.allocate(self.graph.sizes[buffer], self.graph.tags[buffer])
+        if kernel.name not in self.known:
+            self.known.add(kernel.name)
+            kind = "pointwise" if kernel.pointwise else kernel.name
+            self.firsts.append((len(self.operations), kind, [self.keys[old][1] for old in sorted(taken)]))
+        for size in kernel.hidden:
+            if size >= 0:
+                temporary.append(self.allocate(size, WORKSPACE))
+            else:
+                early = temporary[len(kernel.before) + ~size]
+                self.operations.append(~early)
+                temporary[len(kernel.before) + ~size] = -1
+        self.operations.extend([~slot for slot in reversed(temporary) if slot >= 0])
+        for buffer in self.dying[at]:
+            if buffer in taken or self.slots[buffer] < 0 or buffer in self.graph.borrowed:
+                continue
+            if self.graph.kinds[buffer] != "input":
+                self.pool.setdefault(self.keys[buffer], []).append((self.slots[buffer], at, len(self.operations)))
+            self.operations.append(~self.slots[buffer])
+
+    def untaken(self, whole: int) -> list[int]:
+        results = self.graph.kernels[self.schedule.start[whole]].items
+        return [b for b in results if not self.schedule.readers[b] and not self.schedule.is_output[b]]
+
+    def write(self, at: int, kernel: Kernel) -> set[int]:
+        """Find a place for each result; returns the buffers that are written over."""
+        taken: set[int] = set()
+        for buffer in kernel.writes:
+            key = self.keys[buffer]
+            for old in kernel.takes.get(buffer, ()):  # SchedulerNode.decide_inplace_update
+                if self.last[old] == at and self.keys[old] == key and old not in taken:
+                    self.slots[buffer] = self.slots[old]
+                    taken.add(old)
+                    break
+            else:
+                if key[1] and not self.reuse(at, buffer):
+                    self.slots[buffer] = self.allocate(key[1], self.graph.tags[buffer])
+                    scratch = [self.allocate(size, WORKSPACE) for size in kernel.scratch.get(buffer, ())]
+                    self.operations.extend([~slot for slot in reversed(scratch)])
+        return taken
+
+    def reuse(self, at: int, buffer: int) -> bool:
+        """Put a buffer where the last dead one of its type and size was, unless that one's longer life raises the peak.
+
+        AllocateLine.plan and should_reuse_buffer.
+        """
+        key = self.keys[buffer]
+        dead = self.pool.get(key)
+        if not dead:
+            return False
+        slot, since, line = dead[-1]
+        if since + 1 != at:
+            if key[1] + peak_of(self.alive[since + 1 : at]) > self.peak:
+                return False
+            for step in range(since + 1, at):
+                self.alive[step] += key[1]
+        dead.pop()
+        self.void.add(line)
+        self.slots[buffer] = slot
+        return True
+
+    def program(self) -> Program:
+        """What is left when the frees of reused slots are struck out."""
+        void = sorted(self.void)
+        return Program(
+            self.sizes,
+            self.tags,
+            [operation for line, operation in enumerate(self.operations) if line not in self.void],
+            self.slots,
+            [(line - bisect_left(void, line), kernel, overwritten) for line, kernel, overwritten in self.firsts],
+            [(line - bisect_left(void, line), what) for line, what in self.moments],
+        )

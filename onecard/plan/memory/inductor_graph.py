@@ -1,0 +1,99 @@
+"""A graph as TorchInductor sees it before it decides on an order: kernels, and the buffers they read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from onecard.plan.memory.tags import WORKSPACE
+
+ITEM = "item"  # the name of nodes that take one result out of a call's tuple
+
+
+@dataclass(slots=True)
+class Kernel:
+    """One scheduler node: a fused Triton kernel, a library call, or one item of a call with several results."""
+
+    name: str  # kernels of one name are one generated kernel: it is tuned once
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]  # in the order in which the wrapper allocates them
+    takes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # written buffer -> buffers it may be written over
+    internal_bytes: int = 0  # buffers that fusion keeps in registers: never allocated, but the scheduler counts them
+    before: tuple[int, ...] = ()  # hidden buffers of a library call, made before its results; freed at its end
+    hidden: tuple[int, ...] = ()  # and after: bytes to allocate, or ~k to free the k-th of them early
+    scratch: dict[int, tuple[int, ...]] = field(default_factory=dict)  # written buffer -> bytes needed while it is made
+    pointwise: bool = False  # Triton times two configurations on the first launch
+    items: tuple[int, ...] = ()  # results that later kernels take out one by one
+    moment: str = ""  # what goes on, for a person
+
+
+@dataclass
+class Graph:
+    """Buffers and kernels of one `call(args)`, in program order."""
+
+    sizes: list[int] = field(default_factory=list)  # bytes, by buffer
+    kinds: list[str] = field(default_factory=list)  # element type, by buffer: reuse needs the same type and size
+    tags: list[str] = field(default_factory=list)
+    counted: list[bool] = field(default_factory=list)  # whether the scheduler's own estimate knows the buffer
+    inputs: list[int] = field(default_factory=list)
+    borrowed: set[int] = field(default_factory=set)  # inputs the caller holds too: the wrapper's `del` frees nothing
+    outputs: list[int] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    moment: str = ""  # given to the kernels that are appended
+
+    def buffer(self, size_bytes: int, kind: str, tag: str, *, counted: bool = True) -> int:
+        """A buffer that some kernel will write; returns its number."""
+        self.sizes.append(size_bytes)
+        self.kinds.append(kind)
+        self.tags.append(tag)
+        self.counted.append(counted)
+        return len(self.sizes) - 1
+
+    def input(self, size_bytes: int, tag: str, *, counted: bool = True) -> int:
+        """A tensor handed in, freed by the wrapper after its last use; `counted=False` for primals and tangents."""
+        number = self.buffer(size_bytes, "input", tag, counted=counted)
+        self.inputs.append(number)
+        return number
+
+    def kernel(
+        self,
+        name: str,
+        reads: Iterable[int],
+        writes: Iterable[int],
+        *,
+        takes: dict[int, tuple[int, ...]] | None = None,
+        internal_bytes: int = 0,
+        scratch: dict[int, tuple[int, ...]] | None = None,
+        pointwise: bool = False,
+    ) -> None:
+        """Append a kernel."""
+        self.kernels.append(
+            Kernel(
+                name,
+                tuple(reads),
+                tuple(writes),
+                takes=takes or {},
+                internal_bytes=internal_bytes,
+                scratch=scratch or {},
+                pointwise=pointwise,
+                moment=self.moment,
+            )
+        )
+
+    def call(
+        self,
+        name: str,
+        reads: Iterable[int],
+        results: Sequence[int],
+        items: Sequence[int],
+        *,
+        before: tuple[int, ...] = (),
+        hidden: tuple[int, ...] = (),
+    ) -> None:
+        """A library call with several results; `items` are those in use, each taken out by a node of its own."""
+        whole = self.buffer(0, "tuple", WORKSPACE)
+        node = Kernel(name, tuple(reads), (whole,), before=before, hidden=hidden, items=tuple(results))
+        node.moment = self.moment
+        self.kernels.append(node)
+        for item in items:
+            self.kernels.append(Kernel(ITEM, (whole,), (item,)))

@@ -1,0 +1,171 @@
+"""What a run will take of a card: phases, parts, what the driver shows, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onecard.config.schema import RunConfig
+from onecard.plan.cards import Card
+from onecard.plan.counts import count_params
+from onecard.plan.memory import tags
+from onecard.plan.memory.allocator import PhasePeak, RanOut, Replay, replay
+from onecard.plan.memory.device import Device, device_of
+from onecard.plan.memory.nanogpt_compiled import compiled_tape
+from onecard.plan.memory.nanogpt_eager import eager_tape
+from onecard.plan.memory.tape import Tape, parts_at
+from onecard.units import MIB
+
+PHASES = ("eval0", "train", "eval")  # nanoGPT evaluates first, trains, and evaluates again
+PROCESS = "process"  # the phase of what is not any phase's own: cache and context
+ROUNDING = "block rounding"
+SLACK = "allocator slack"
+CONTEXT = "context"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Bytes alive at the peak of a phase, and why."""
+
+    name: str
+    phase: str
+    size_bytes: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One phase of the run, as torch.cuda's statistics would show it."""
+
+    name: str
+    allocated_bytes: int
+    reserved_bytes: int  # high-water mark so far
+    moment: str  # when within the phase the peak falls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """A run's memory under one trainer."""
+
+    phases: dict[str, Phase]
+    parts: tuple[Part, ...]
+    context_bytes: int
+    process_bytes: int  # what the driver shows: all that was reserved, and the context
+    fits: bool | None  # None where no card is known
+    ran_out: str | None  # the phase in which memory runs out
+    tight: bool  # fits only because the allocator gives its cache back when it hits the limit
+    assumptions: tuple[str, ...]
+    tape: Tape
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase that needs most."""
+        return max(self.phases.values(), key=lambda phase: phase.allocated_bytes)
+
+    def parts_of(self, phase: str) -> list[Part]:
+        """The parts of one phase, largest first."""
+        return sorted((p for p in self.parts if p.phase == phase), key=lambda part: -part.size_bytes)
+
+
+def nanogpt_tape(config: RunConfig, device: Device) -> Tape:
+    """Every allocation and free of nanoGPT's model under nanoGPT's loop."""
+    return compiled_tape(config, device) if config.compile else eager_tape(config, device)
+
+
+def predict_nanogpt(
+    config: RunConfig, card: Card | None, *, available_bytes: int | None = None, expandable_segments: bool = False
+) -> Memory:
+    """The memory of a run under nanoGPT on a card, `available_bytes` of which may be shown for the process."""
+    device = device_of(card)
+    tape = nanogpt_tape(config, device)
+    free_run = replay(tape, expandable_segments=expandable_segments)
+    context_bytes = card.context_bytes if card else 0
+    limited: Replay | None = None
+    if available_bytes is not None and free_run.reserved_bytes + context_bytes > available_bytes:
+        limit = max(0, available_bytes - context_bytes)
+        limited = replay(tape, expandable_segments=expandable_segments, limit_bytes=limit)
+    tight = limited is not None and limited.ok
+    run = limited if limited and tight else free_run
+    ran_out = limited.ran_out if limited else None
+    phases = {name: _phase(tape, run.phases[name]) for name in PHASES}
+    parts = [part for name in PHASES for part in _parts(tape, run.phases[name], config)]
+    peak = max(phases.values(), key=lambda phase: phase.allocated_bytes)
+    slack = run.reserved_bytes - peak.allocated_bytes
+    parts.append(Part(name=SLACK, phase=PROCESS, size_bytes=slack, why="cached for reuse, or lost between blocks"))
+    why = card.context_source if card else "no card is known"
+    parts.append(Part(name=CONTEXT, phase=PROCESS, size_bytes=context_bytes, why=why))
+    return Memory(
+        phases=phases,
+        parts=tuple(parts),
+        context_bytes=context_bytes,
+        process_bytes=run.reserved_bytes + context_bytes,
+        fits=None if available_bytes is None else ran_out is None,
+        ran_out=_where(tape, ran_out),
+        tight=tight,
+        assumptions=tuple(_assumptions(config, device, card, expandable_segments)),
+        tape=tape,
+    )
+
+
+def _phase(tape: Tape, peak: PhasePeak) -> Phase:
+    return Phase(
+        name=peak.phase,
+        allocated_bytes=peak.allocated_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        moment=tape.moment_at(peak.event),
+    )
+
+
+def _parts(tape: Tape, peak: PhasePeak, config: RunConfig) -> Iterator[Part]:
+    alive = parts_at(tape, peak.event)
+    for tag, size in alive.items():
+        yield Part(name=tag, phase=peak.phase, size_bytes=size, why=_why(tag, peak.phase, size, config))
+    unsplit = peak.allocated_bytes - sum(alive.values())
+    if unsplit:
+        why = "blocks up to 1 MiB larger than asked for: too little left over to split off"
+        yield Part(name=ROUNDING, phase=peak.phase, size_bytes=unsplit, why=why)
+
+
+def _why(tag: str, phase: str, size_bytes: int, config: RunConfig) -> str:
+    """One line with the arithmetic a person can check."""
+    params = count_params(config).total
+    tokens = config.batch_size * config.block_size
+    match tag:
+        case tags.WEIGHTS | tags.GRADIENTS | tags.OPTIMIZER_STATE | tags.WEIGHT_CASTS:
+            return f"{size_bytes / params:.2g} bytes x {params:,} parameters: {tags.TAGS[tag]}"
+        case tags.LOGITS_AND_LOSS:
+            one = tokens * config.vocab_size * (4 if config.dtype == "float32" else 2)
+            return f"{size_bytes / one:.3g} x {one / MIB:,.0f} MiB of logits: {_logits_held(phase, config)}"
+        case tags.ACTIVATIONS | tags.ATTENTION:
+            each = size_bytes / tokens / config.n_layer / config.n_embd
+            return f"{each:.3g} bytes x n_embd x n_layer a token: {tags.TAGS[tag]}"
+    return tags.TAGS[tag]
+
+
+def _logits_held(phase: str, config: RunConfig) -> str:
+    if phase == "eval0":
+        return "the step's own and the last step's" + ("" if config.compile else ", log-softmax, its float32 copy")
+    if phase == "eval":
+        return "also the training loop's, stale" + ("" if config.compile else ", log-softmax, its float32 copy")
+    if config.compile:
+        return "held, gradient, and zeros for the returned ones"
+    return "held, log-softmax, its float32 copy and gradient"
+
+
+def _where(tape: Tape, ran_out: RanOut | None) -> str | None:
+    if ran_out is None:
+        return None
+    name = {"eval0": "the first evaluation", "train": "training", "eval": "evaluation after training"}
+    return f"{name.get(ran_out.phase, ran_out.phase)}, {tape.moment_at(ran_out.event)}"
+
+
+def _assumptions(config: RunConfig, device: Device, card: Card | None, expandable_segments: bool) -> Iterator[str]:
+    kernel = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "plain (unfused)"}
+    attention = kernel[device.attention_kernel(config.dtype, config.head_size, config.block_size)]
+    major, minor = device.capability
+    known = card is not None and card.compute_capability is not None
+    yield f"{attention} attention, PyTorch 2.11's choice for sm_{major}{minor}"
+    if not known:
+        yield f"a card like the RTX 4070 (sm_{major}{minor}, {device.multiprocessors} multiprocessors): none was named"
+    yield f"two cuBLAS workspaces of {device.cublas_workspace_bytes / MIB:.4g} MiB"
+    yield "expandable segments" if expandable_segments else "default allocator settings"

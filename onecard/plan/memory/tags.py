@@ -1,0 +1,29 @@
+"""The names of the parts: what an allocation is for. One closed set, shared by every description of a program."""
+
+from __future__ import annotations
+
+WEIGHTS = "weights"
+GRADIENTS = "gradients"
+OPTIMIZER_STATE = "optimizer state"
+WEIGHT_CASTS = "weight casts"
+ACTIVATIONS = "activations"
+ATTENTION = "attention"
+LOGITS_AND_LOSS = "logits and loss"
+GRADIENTS_IN_FLIGHT = "gradients in flight"
+WORKSPACE = "workspace"
+TOKEN_IDS = "token ids"
+OPTIMIZER_TEMPORARIES = "optimizer temporaries"
+
+TAGS: dict[str, str] = {
+    WEIGHTS: "float32",
+    GRADIENTS: "float32, until zero_grad",
+    OPTIMIZER_STATE: "AdamW's two moments, float32",
+    WEIGHT_CASTS: "autocast's half-precision copies",
+    ACTIVATIONS: "kept for the backward pass",
+    ATTENTION: "q, k, v, output",
+    LOGITS_AND_LOSS: "every generation still held, the loss's copies and gradients",
+    GRADIENTS_IN_FLIGHT: "of activations, and of weights before they are added up",
+    WORKSPACE: "scratch of cuBLAS and of single kernels",
+    TOKEN_IDS: "inputs, targets and positions, 8 bytes each",
+    OPTIMIZER_TEMPORARIES: "norms and copies of clipping, scaling and the update",
+}

@@ -1,0 +1,122 @@
+"""The tape: every allocation and free of a program, in order, each with a tag that says what it is for.
+
+A *description* (nanoGPT eager, nanoGPT compiled, onecard's own trainer) writes a tape; the allocator
+replays it; the parts are sums by tag over what is alive at the peak.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+ROUND_BYTES = 512  # every CUDA block is a multiple of this (CUDACachingAllocator: kMinBlockSize)
+
+
+@dataclass
+class Tape:
+    """Blocks are numbered as they are allocated; an event is a block's number, or its complement (~) when freed."""
+
+    sizes: list[int] = field(default_factory=list)  # bytes asked for, by block
+    tags: list[str] = field(default_factory=list)  # what it is for, by block
+    events: list[int] = field(default_factory=list)
+    phases: list[tuple[int, str]] = field(default_factory=list)  # (index of the first event, name)
+    moments: list[tuple[int, str]] = field(default_factory=list)  # (index of the first event, what goes on)
+    driver: list[tuple[int, int]] = field(default_factory=list)  # (index of the next event, bytes)
+
+    def alloc(self, size_bytes: int, tag: str) -> int:
+        """Allocate; returns the block's number."""
+        block = len(self.sizes)
+        self.sizes.append(size_bytes)
+        self.tags.append(tag)
+        self.events.append(block)
+        return block
+
+    def free(self, *blocks: int) -> None:
+        """Free blocks in the order given."""
+        self.events.extend([~block for block in blocks])
+
+    def temporary(self, size_bytes: int, tag: str) -> None:
+        """A workspace that lives for one kernel."""
+        self.free(self.alloc(size_bytes, tag))
+
+    def driver_takes(self, *sizes_bytes: int) -> None:
+        """The driver takes memory for itself here (a kernel's code, a library's handle), between PyTorch's segments.
+
+        It is part of the context, not of what is allocated or reserved; only the addresses of later segments show it.
+        """
+        self.driver.extend([(len(self.events), size) for size in sizes_bytes])
+
+    def phase(self, name: str) -> None:
+        """What follows belongs to phase `name`."""
+        self.phases.append((len(self.events), name))
+
+    def moment(self, what: str) -> None:
+        """What follows happens during `what`, such as "backward of the loss": shown with the peak."""
+        self.moments.append((len(self.events), what))
+
+    def moment_at(self, event: int) -> str:
+        """What goes on at an event."""
+        at = bisect_right(self.moments, event, key=lambda moment: moment[0])
+        return self.moments[at - 1][1] if at else ""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment within a phase when most is allocated."""
+
+    phase: str
+    allocated_bytes: int
+    event: int  # index into the tape's events
+
+    def parts(self, tape: Tape) -> dict[str, int]:
+        """Bytes alive at this moment, by tag; they sum to allocated_bytes."""
+        return parts_at(tape, self.event)
+
+
+def parts_at(tape: Tape, event: int) -> dict[str, int]:
+    """Bytes alive just after an event, by tag, largest first."""
+    parts: dict[str, int] = {}
+    for block in live_blocks(tape.events[: event + 1]):
+        tag = tape.tags[block]
+        parts[tag] = parts.get(tag, 0) + rounded(tape.sizes[block])
+    return dict(sorted(parts.items(), key=lambda part: -part[1]))
+
+
+def rounded(size_bytes: int) -> int:
+    """Bytes the allocator sets aside for a request of `size_bytes`."""
+    return max(ROUND_BYTES, -(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
+
+
+def live_blocks(events: Iterable[int]) -> list[int]:
+    """Blocks allocated and not freed, in order of allocation."""
+    live: dict[int, None] = {}
+    for event in events:
+        if event >= 0:
+            live[event] = None
+        else:
+            del live[~event]
+    return list(live)
+
+
+def peaks(tape: Tape) -> dict[str, Peak]:
+    """The peak of each phase from rounded sizes alone: fast, and exact but for blocks the allocator cannot split."""
+    sizes = [rounded(size) for size in tape.sizes]
+    found: dict[str, Peak] = {}
+    current = 0
+    bounds = [*(start for start, _ in tape.phases), len(tape.events)]
+    for event in tape.events[: bounds[0]]:
+        current += sizes[event] if event >= 0 else -sizes[~event]
+    for (start, name), end in zip(tape.phases, bounds[1:], strict=True):
+        best, at = current, max(start - 1, 0)
+        for index in range(start, end):
+            event = tape.events[index]
+            if event >= 0:
+                current += sizes[event]
+                if current > best:
+                    best, at = current, index
+            else:
+                current -= sizes[~event]
+        if name not in found or best > found[name].allocated_bytes:
+            found[name] = Peak(name, best, at)
+    return found

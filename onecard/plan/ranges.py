@@ -1,0 +1,36 @@
+"""A prediction is a range: a bare number claims more than we know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Where a quantity will probably lie."""
+
+    low: float
+    likely: float
+    high: float
+
+    def __post_init__(self) -> None:
+        assert self.low <= self.likely <= self.high, self
+
+    def contains(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def mapped(self, function: Callable[[float], float]) -> Range:
+        """The range of a monotonic function of this quantity."""
+        low, likely, high = function(self.low), function(self.likely), function(self.high)
+        return Range(low=min(low, high), likely=likely, high=max(low, high))
+
+
+def around(likely: float, spread: float) -> Range:
+    """likely ± spread, in the same unit."""
+    return Range(low=likely - spread, likely=likely, high=likely + spread)
+
+
+def within(likely: float, share: float) -> Range:
+    """likely ± a share of it: 0.2 is ±20 %."""
+    return Range(low=likely * (1 - share), likely=likely, high=likely * (1 + share))

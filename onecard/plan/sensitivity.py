@@ -1,0 +1,50 @@
+"""What each setting does to memory: the same run re-planned with one thing halved, doubled or switched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from onecard.config.schema import RunConfig
+from onecard.plan.cards import Card
+from onecard.plan.memory.predict import predict_nanogpt
+
+SCALED = ("batch_size", "block_size", "n_embd", "n_layer", "vocab_size")
+SWITCHED: dict[str, tuple[Any, ...]] = {"dtype": ("bfloat16", "float16", "float32"), "compile": (True, False)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One changed setting and the memory it leads to."""
+
+    key: str
+    value: Any
+    process_bytes: int
+    difference_bytes: int  # against the config as it is
+
+
+def sensitivity(config: RunConfig, card: Card | None) -> list[Change]:
+    """Every single change with what the driver would show, in the order of the keys."""
+    base = predict_nanogpt(config, card).process_bytes
+    changes = []
+    for key, value, changed in _neighbours(config):
+        process = predict_nanogpt(changed, card).process_bytes
+        changes.append(Change(key=key, value=value, process_bytes=process, difference_bytes=process - base))
+    return changes
+
+
+def _neighbours(config: RunConfig) -> Iterator[tuple[str, Any, RunConfig]]:
+    steps: list[tuple[str, Any]] = []
+    for key in SCALED:
+        value = getattr(config, key)
+        steps += [(key, value // 2), (key, value * 2)]
+    for key, values in SWITCHED.items():
+        steps += [(key, value) for value in values if value != getattr(config, key)]
+    for key, value in steps:
+        try:
+            yield key, value, config.replace({key: value})
+        except ValidationError:
+            continue  # a width the heads do not divide, or half of one: there is no such run

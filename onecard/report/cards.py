@@ -1,0 +1,69 @@
+"""The card table as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from onecard import units
+from onecard.plan.cards import Card
+
+SCHEMA = 1
+
+
+def cards_json(cards: Iterable[Card]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "gpus": [_card_json(card) for card in cards]}
+
+
+def _card_json(card: Card) -> dict[str, Any]:
+    capability = card.compute_capability
+    return {
+        "name": card.name,
+        "architecture": card.architecture,
+        "compute_capability": f"{capability[0]}.{capability[1]}" if capability else None,
+        "multiprocessors": card.multiprocessors,
+        "vram_bytes": card.vram_bytes,
+        "allocatable_bytes": card.allocatable_bytes,
+        "context_bytes": card.context_bytes,
+        "bandwidth_bytes_per_second": card.bandwidth_bytes_per_second,
+        "peak_flops": card.peak_flops,
+        "fp32_flops": card.fp32_flops,
+        "native_bf16": card.native_bf16,
+        "sources": {
+            "vram_bytes": card.vram_source,
+            "allocatable_bytes": card.allocatable_source,
+            "context_bytes": card.context_source,
+            "peak_flops": card.peak_source,
+        },
+    }
+
+
+def print_cards(cards: Sequence[Card], console: Console) -> None:
+    """The card table; estimates are marked ~."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("card", no_wrap=True)
+    for heading in ("driver MiB", "torch GiB", "GB/s", "TFLOP/s", "cc", "bf16"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("peak from", overflow="fold")
+    for card in cards:
+        capability = card.compute_capability
+        table.add_row(
+            card.name,
+            _marked(f"{card.vram_bytes / units.MIB:,.0f}", card.vram_source),
+            _marked(f"{card.allocatable_bytes / units.GIB:.2f}", card.allocatable_source),
+            f"{card.bandwidth_bytes_per_second / 1e9:,.0f}" if card.bandwidth_bytes_per_second else "-",
+            _marked(f"{card.peak_flops / 1e12:,.1f}" if card.peak_flops else "-", card.peak_source),
+            f"{capability[0]}.{capability[1]}" if capability else "-",
+            "yes" if card.native_bf16 else "no",
+            card.peak_source.removeprefix("estimate: "),
+        )
+    console.print(table)
+    console.print(Text("~ estimate; --json gives the source of every figure", style="dim"))
+
+
+def _marked(figure: str, source: str) -> str:
+    return f"~{figure}" if source.startswith("estimate") else figure

@@ -1,0 +1,123 @@
+"""Memory as a person reads it: a bar against the card, parts with their reasons, what changes what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from onecard import units
+from onecard.plan.make import Plan
+from onecard.plan.memory.predict import PROCESS, Memory
+from onecard.plan.seen import Seen
+from onecard.plan.sensitivity import Change
+
+BAR_CELLS = 40
+SMALL_SHARE = 0.01  # parts below it share a line
+PHASE_NAMES = {"eval0": "first evaluation", "train": "training", "eval": "later evaluations"}
+
+
+def print_memory(plan: Plan, memory: Memory, console: Console) -> None:
+    """The memory section of a plan, for nanoGPT's own loop."""
+    console.print()
+    console.print(Text.assemble(("memory under nanoGPT", "bold"), ("  predicted", "dim")))
+    console.print(_verdict(plan, memory), soft_wrap=True)
+    console.print(_parts_table(memory))
+    console.print(_phases_line(memory))
+    console.print(Text("assumed: " + "; ".join(memory.assumptions), style="dim"))
+
+
+def _verdict(plan: Plan, memory: Memory) -> Text:
+    needed, available = memory.process_bytes, plan.available_bytes
+    shown = f"the driver will show {units.mib(needed)} for the process"
+    if available is None:
+        return Text(f"{shown}; no card to set it against")
+    filled = min(BAR_CELLS, round(BAR_CELLS * needed / max(available, 1)))
+    bar = "█" * filled + "░" * (BAR_CELLS - filled)
+    figures = f"  {bar}  {units.mib(needed)} of {units.mib(available)}"
+    if not memory.fits:
+        verdict = Text("does not fit", style="bold red")
+        return verdict.append(
+            f"{figures}, {units.mib(needed - available)} too much\nruns out in {memory.ran_out}", "default"
+        )
+    if memory.tight:
+        verdict = Text("fits, barely", style="bold yellow")
+        return verdict.append(f"{figures}: only because the allocator gives its cache back at the limit", "default")
+    return Text("fits", style="bold green").append(f"{figures}, {units.mib(available - needed)} left", "default")
+
+
+def _parts_table(memory: Memory) -> Table:
+    """What is alive at the peak of the whole run, and what completes it to the driver's figure."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    peak = memory.peak_phase
+    table.add_column(f"at the peak ({PHASE_NAMES[peak.name]})", no_wrap=True)
+    table.add_column("MiB", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("why", no_wrap=True, overflow="fold")
+    small = [part for part in memory.parts_of(peak.name) if part.size_bytes < SMALL_SHARE * memory.process_bytes]
+    for part in [*memory.parts_of(peak.name), *memory.parts_of(PROCESS)]:
+        if part not in small:
+            _add_part(table, part.name, part.size_bytes, memory, part.why)
+    if small:
+        names = ", ".join(part.name for part in small if part.size_bytes >= units.MIB)
+        _add_part(table, "the rest", sum(part.size_bytes for part in small), memory, names)
+    table.add_row("process, as the driver shows it", f"{memory.process_bytes / units.MIB:,.0f}", "", "", style="bold")
+    return table
+
+
+def _add_part(table: Table, name: str, size_bytes: int, memory: Memory, why: str) -> None:
+    table.add_row(name, f"{size_bytes / units.MIB:,.0f}", f"{size_bytes / memory.process_bytes:.0%}", why)
+
+
+def _phases_line(memory: Memory) -> Text:
+    """Every phase in one sentence, the one that peaks first."""
+    peak = memory.peak_phase
+    others = [phase for phase in memory.phases.values() if phase is not peak]
+    rest = ", ".join(f"{PHASE_NAMES[phase.name]} {phase.allocated_bytes / units.MIB:,.0f}" for phase in others)
+    return Text.assemble(
+        ("peak", "bold"),
+        f" in {PHASE_NAMES[peak.name]}, {peak.moment}: {peak.allocated_bytes / units.MIB:,.0f} MiB allocated, "
+        f"{peak.reserved_bytes / units.MIB:,.0f} reserved; {rest} allocated",
+    )
+
+
+def print_sensitivity(changes: Sequence[Change], console: Console) -> None:
+    """One line per changed setting."""
+    console.print()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("one change", no_wrap=True)
+    table.add_column("process MiB", justify="right", no_wrap=True)
+    table.add_column("difference", justify="right", no_wrap=True)
+    for change in changes:
+        table.add_row(
+            f"{change.key}={change.value}",
+            f"{change.process_bytes / units.MIB:,.0f}",
+            f"{change.difference_bytes / units.MIB:+,.0f}",
+        )
+    console.print(table)
+    console.print(
+        Text("eval_iters changes nothing: evaluation keeps no graph, and its batches come one by one", style="dim")
+    )
+
+
+def print_seen(seen: Seen, memory: Memory, console: Console) -> None:
+    """What the driver showed beside what was predicted."""
+    console.print()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("the driver showed", no_wrap=True)
+    table.add_column("MiB", justify="right", no_wrap=True)
+    table.add_column("")
+    unexplained = seen.process_bytes - memory.process_bytes
+    share = unexplained / seen.process_bytes if seen.process_bytes else 0
+    table.add_row("this process", f"{seen.process_bytes / units.MIB:,.0f}", "its context included")
+    table.add_row("  predicted", f"{memory.process_bytes / units.MIB:,.0f}", "")
+    table.add_row("  unexplained", f"{unexplained / units.MIB:+,.0f}", f"{share:+.1%} of the process")
+    if seen.other_bytes is not None:
+        why = "the desktop and others: not this process's context, which is inside its own figure"
+        table.add_row("other programs", f"{seen.other_bytes / units.MIB:,.0f}", why)
+    if seen.used_bytes is not None:
+        total = f"of {seen.total_bytes / units.MIB:,.0f}" if seen.total_bytes else ""
+        table.add_row("in all", f"{seen.used_bytes / units.MIB:,.0f}", total)
+    console.print(table)

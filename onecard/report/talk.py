@@ -1,0 +1,33 @@
+"""Errors, warnings and findings: three lines each, never by colour alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from onecard.errors import OnecardError
+from onecard.findings import Finding
+
+
+def print_error(error: OnecardError, console: Console) -> None:
+    """The three lines of an error."""
+    console.print(Text.assemble(("error", "bold red"), f": {error.what}  [{error.name}]"), soft_wrap=True)
+    console.print(Text.assemble(("  why", "dim"), f": {error.why}"), soft_wrap=True)
+    console.print(Text.assemble(("  fix", "bold"), f": {error.fix}"), soft_wrap=True)
+
+
+def print_warnings(warnings: Iterable[str], console: Console) -> None:
+    for warning in warnings:
+        console.print(Text.assemble(("warning", "yellow"), f": {warning}"), soft_wrap=True)
+
+
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    """Each finding in three lines, the most urgent first."""
+    for finding in findings:
+        style = {"info": "cyan", "warn": "yellow"}.get(finding.severity, "bold red")
+        console.print()
+        console.print(Text.assemble((finding.severity, style), f": {finding.what}  [{finding.rule}]"), soft_wrap=True)
+        console.print(Text.assemble(("  why", "dim"), f": {finding.why}"), soft_wrap=True)
+        console.print(Text.assemble(("  fix", "bold"), f": {finding.fix}"), soft_wrap=True)

@@ -1,0 +1,126 @@
+"""A picture of memory through one training step and one evaluation, stacked by part, drawn from the events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from html import escape
+
+from onecard.plan.memory.predict import Memory
+from onecard.plan.memory.tape import Tape, rounded
+from onecard.units import MIB, mib
+
+WIDTH, HEIGHT = 1100, 560
+LEFT, RIGHT, TOP, BOTTOM = 80, 270, 60, 70
+COLUMNS = 800
+# Neighbouring bands differ in lightness too, and each carries its name: nothing is told by colour alone.
+COLOURS = (
+    *("#1b4f72", "#aed6f1", "#1e8449", "#a9dfbf", "#7d6608", "#f9e79f"),
+    *("#78281f", "#f5b7b1", "#4a235a", "#d7bde2", "#424949", "#ccd1d1"),
+)
+
+Column = tuple[int, dict[str, int]]  # event, bytes by tag
+
+
+def timeline_svg(memory: Memory, *, title: str) -> str:
+    """The picture as SVG text."""
+    tape = memory.tape
+    start, evaluation = _last_step(tape)
+    columns = list(_columns(tape, start))
+    tags = _by_size(columns)
+    peak_event, peak = max(columns, key=lambda column: sum(column[1].values()))
+    top = sum(peak.values())
+    right, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
+
+    def x(event: int) -> float:
+        return LEFT + (event - start) * (right - LEFT) / max(1, len(tape.events) - start)
+
+    def y(size: int) -> float:
+        return floor - size * (floor - TOP) / (top * 1.05)
+
+    body = [*_axis(top, y, right)]
+    base = dict.fromkeys((event for event, _ in columns), 0)
+    for number, tag in enumerate(tags):
+        lower = [(x(event), y(base[event])) for event, _ in columns]
+        for event, sizes in columns:
+            base[event] += sizes.get(tag, 0)
+        upper = [(x(event), y(base[event])) for event, _ in columns]
+        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*upper, *reversed(lower)])
+        body.append(
+            f'<polygon points="{points}" fill="{COLOURS[number % len(COLOURS)]}"><title>{escape(tag)}</title></polygon>'
+        )
+    body += _names(tags, peak, right)
+    middle = x(evaluation)
+    body.append(
+        f'<line x1="{middle:.1f}" y1="{TOP}" x2="{middle:.1f}" y2="{floor}" stroke="#333" stroke-dasharray="4 3"/>'
+    )
+    body.append(_text(LEFT, floor + 24, "one training step"))
+    body.append(_text(middle + 4, floor + 24, "one evaluation"))
+    body.append(_text(LEFT, floor + 46, "left to right: allocations and frees in order (not time)", fill="#555"))
+    px, py = x(peak_event), y(top)
+    body.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4" fill="none" stroke="#000" stroke-width="2"/>')
+    body.append(_text(min(px, right - 330), py - 10, f"peak {mib(top)}: {tape.moment_at(peak_event)}", weight="bold"))
+    body.append(_text(LEFT, 24, f"Predicted memory of {title} under nanoGPT", size=16, weight="bold"))
+    view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif"'
+    background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {view}>{background}{"".join(body)}</svg>\n'
+
+
+def _last_step(tape: Tape) -> tuple[int, int]:
+    """The first event of the last training step, and of the evaluation after it."""
+    evaluation = tape.phases[-1][0]
+    updates = [number for number, (_, what) in enumerate(tape.moments) if what == "optimizer step"]
+    return tape.moments[updates[-2] + 1][0], evaluation
+
+
+def _columns(tape: Tape, start: int) -> Iterator[Column]:
+    """Bytes by tag at up to COLUMNS events from `start` on: of each stretch the moment when most is allocated."""
+    stride = max(1, (len(tape.events) - start) // COLUMNS)
+    alive: dict[str, int] = {}
+    total, best, at = 0, -1, 0
+    kept: dict[str, int] = {}
+    for index, event in enumerate(tape.events):
+        block = event if event >= 0 else ~event
+        size = rounded(tape.sizes[block]) * (1 if event >= 0 else -1)
+        alive[tape.tags[block]] = alive.get(tape.tags[block], 0) + size
+        total += size
+        if index < start:
+            continue
+        if total > best:
+            best, at, kept = total, index, dict(alive)
+        if (index - start) % stride == stride - 1:
+            yield at, kept
+            best = -1
+
+
+def _by_size(columns: list[Column]) -> list[str]:
+    """Tags, steadiest at the bottom: ordered by the least they ever are, then by the most."""
+    names = {tag for _, sizes in columns for tag in sizes}
+    least = {tag: min(sizes.get(tag, 0) for _, sizes in columns) for tag in names}
+    most = {tag: max(sizes.get(tag, 0) for _, sizes in columns) for tag in names}
+    return sorted((tag for tag in names if most[tag] >= MIB), key=lambda tag: (-least[tag], -most[tag], tag))
+
+
+def _axis(top: int, y: Callable[[int], float], right: int) -> Iterator[str]:
+    step = next(s for s in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 2**20) if top / MIB / s <= 10) * MIB
+    for size in range(0, top + 1, step):
+        height = y(size)
+        yield f'<line x1="{LEFT}" y1="{height:.1f}" x2="{right}" y2="{height:.1f}" stroke="#ddd"/>'
+        yield _text(LEFT - 8, height + 4, f"{size // MIB:,}", anchor="end")
+    yield _text(LEFT - 8, TOP - 12, "MiB", anchor="end")
+
+
+def _names(tags: list[str], peak: dict[str, int], right: int) -> Iterator[str]:
+    """Names beside the picture in the order of the bands, with their size at the peak."""
+    spacing = 24
+    for number, tag in enumerate(reversed(tags)):
+        colour = COLOURS[(len(tags) - 1 - number) % len(COLOURS)]
+        height = TOP + 10 + number * spacing
+        yield f'<rect x="{right + 14}" y="{height - 10}" width="14" height="14" fill="{colour}" stroke="#333"/>'
+        yield _text(right + 34, height + 2, f"{tag}: {peak.get(tag, 0) / MIB:,.0f} at the peak")
+
+
+def _text(
+    x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", weight: str = "normal", fill: str = "#000"
+) -> str:
+    style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{fill}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'

@@ -1,0 +1,290 @@
+"""The eager tape against PyTorch itself: a GPT run on fake tensors allocates and frees the same, event by event.
+
+The model is our own restatement of GPT-2 as nanoGPT writes it. It runs on fake CPU tensors: no data, no GPU. What the
+CPU does otherwise than CUDA is replaced (`cuda_*` below), and what a fake run cannot show is left out of both sides:
+
+- scratch that kernels allocate for themselves (tag "workspace"): recorded traces cover it (tests/golden);
+- the sum of two gradients: the engine adds into a gradient it alone holds (InputBuffer::accumulate), but never into a
+  fake tensor. The trace counts such a sum as the first summand's block living on. In float32 the tied weight's first
+  summand is a transposed view, which the engine does not add into either: there the sum is a new block in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
+
+from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from onecard.config.schema import RunConfig  # noqa: E402
+from onecard.plan.memory.device import Device  # noqa: E402
+from onecard.plan.memory.nanogpt_eager import Run  # noqa: E402
+from onecard.plan.memory.tags import WORKSPACE  # noqa: E402
+
+RTX_4070 = Device(capability=(8, 9), multiprocessors=46)  # flash attention: the one with a fake CPU kernel
+aten = torch.ops.aten
+
+Event = tuple[str, int, int]  # "alloc" or "free", block number, bytes
+
+
+class Trace(TorchDispatchMode):
+    """Every storage as a block: allocated when an operation first returns it, freed when Python lets go of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self.blocks: dict[int, int] = {}  # storage -> block
+        self.sizes: list[int] = []
+        self.replaced: set[int] = set()  # storages whose block lives on in a sum
+        self.in_backward = False
+        self.tied_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        tensors = [t for t in (out if isinstance(out, tuple | list) else (out,)) if isinstance(t, torch.Tensor)]
+        if name == "aten::native_dropout":
+            tensors.reverse()  # CUDA makes the mask first (Dropout.cu, dropout_cuda)
+        if name == "aten::_scaled_dot_product_efficient_attention":
+            tensors = tensors[:2]  # seed and offset are CPU tensors with CUDA
+        if name == "aten::_scaled_dot_product_flash_attention" and args[3] > 0:
+            tensors[2:4] = tensors[
+                3:1:-1
+            ]  # with dropout CUDA makes the generator's state anew (flash_api.cpp, mha_fwd)
+        if self.in_backward and name == "aten::add" and self.adds_in_place(*args[:2]):
+            old, new = (t.untyped_storage()._cdata for t in (args[0], out))
+            self.replaced.add(old)
+            self.watch(out, self.blocks[old])
+            assert new != old
+        for tensor in tensors:
+            self.track(tensor)
+        return out
+
+    def adds_in_place(self, first: Any, second: Any) -> bool:
+        both = all(isinstance(t, torch.Tensor) and t.untyped_storage()._cdata in self.blocks for t in (first, second))
+        return both and not (first.numel() == self.tied_elements and not torch.is_autocast_enabled("cpu") and FULL[0])
+
+    def track(self, tensor: Any) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.blocks or not storage.nbytes():
+            return
+        block = len(self.sizes)
+        self.sizes.append(storage.nbytes())
+        self.events.append(("alloc", block, storage.nbytes()))
+        self.watch(tensor, block)
+
+    def watch(self, tensor: Any, block: int) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self.blocks[key] = block
+
+        def freed() -> None:
+            del self.blocks[key]
+            if key in self.replaced:
+                self.replaced.remove(key)
+            else:
+                self.events.append(("free", block, self.sizes[block]))
+
+        weakref.finalize(storage, freed).atexit = False
+
+
+FULL = [False]  # whether the run is in float32
+
+
+def cuda_attention(q: Any, k: Any, v: Any, dropout_p: float) -> Any:
+    """The kernels CUDA chooses on sm_89: flash in half precision, memory-efficient in float32."""
+    with torch.autocast("cpu", enabled=False):
+        if FULL[0]:
+            return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout_p, True)[0]
+        head_size = q.shape[-1]
+        if head_size % 8:  # sdp_utils pads heads to a multiple of 8, and cuts the result
+            q, k, v = (functional.pad(part, (0, -head_size % 8)) for part in (q, k, v))
+            return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, True)[0][..., :head_size]
+        return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, True)[0]
+
+
+def cuda_cross_entropy(logits: Any, targets: Any) -> Any:
+    """log_softmax in the logits' type, nll_loss in float32: CUDA's autocast lists, which the CPU's differ from."""
+    with torch.autocast("cpu", enabled=False):
+        return functional.nll_loss(torch.log_softmax(logits, 1).float(), targets, ignore_index=-1)
+
+
+def cuda_dropout(x: Any, p: float) -> Any:
+    return aten.native_dropout(x, p, True)[0] if p else x
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+
+    def forward(self, x: Any) -> Any:
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias)
+
+
+class Attention(nn.Module):
+    def __init__(self, c: RunConfig) -> None:
+        super().__init__()
+        self.config = c
+        self.c_attn = nn.Linear(c.n_embd, 3 * c.n_embd, bias=c.bias)
+        self.c_proj = nn.Linear(c.n_embd, c.n_embd, bias=c.bias)
+
+    def forward(self, x_BTC: Any) -> Any:
+        c, (B, T, C) = self.config, x_BTC.shape
+        q, k, v = self.c_attn(x_BTC).split(C, dim=2)
+        k, q, v = (part.view(B, T, c.n_head, c.head_size).transpose(1, 2) for part in (k, q, v))
+        y_BTC = cuda_attention(q, k, v, c.dropout).transpose(1, 2).contiguous().view(B, T, C)
+        return cuda_dropout(self.c_proj(y_BTC), c.dropout)
+
+
+class Mlp(nn.Module):
+    def __init__(self, c: RunConfig) -> None:
+        super().__init__()
+        self.p = c.dropout
+        self.c_fc = nn.Linear(c.n_embd, 4 * c.n_embd, bias=c.bias)
+        self.c_proj = nn.Linear(4 * c.n_embd, c.n_embd, bias=c.bias)
+
+    def forward(self, x: Any) -> Any:
+        return cuda_dropout(self.c_proj(functional.gelu(self.c_fc(x))), self.p)
+
+
+class Layer(nn.Module):
+    def __init__(self, c: RunConfig) -> None:
+        super().__init__()
+        self.ln_1, self.attn = Norm(c.n_embd, c.bias), Attention(c)
+        self.ln_2, self.mlp = Norm(c.n_embd, c.bias), Mlp(c)
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Gpt(nn.Module):
+    def __init__(self, c: RunConfig) -> None:
+        super().__init__()
+        self.p = c.dropout
+        self.wte, self.wpe = nn.Embedding(c.vocab_size, c.n_embd), nn.Embedding(c.block_size, c.n_embd)
+        self.h = nn.ModuleList([Layer(c) for _ in range(c.n_layer)])
+        self.ln_f = Norm(c.n_embd, c.bias)
+        self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
+        self.wte.weight = self.lm_head.weight
+
+    def forward(self, ids: Any, targets: Any) -> tuple[Any, Any]:
+        pos = torch.arange(0, ids.shape[1])
+        tok_emb = self.wte(ids)
+        pos_emb = self.wpe(pos)
+        x = cuda_dropout(tok_emb + pos_emb, self.p)
+        for layer in self.h:
+            x = layer(x)
+        x = self.ln_f(x)
+        logits = self.lm_head(x)
+        return logits, cuda_cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+@contextlib.contextmanager
+def no_initialisation() -> Iterator[None]:
+    """Weights of fake tensors have no values to set."""
+    saved = nn.Linear.reset_parameters, nn.Embedding.reset_parameters
+    nn.Linear.reset_parameters = nn.Embedding.reset_parameters = lambda self: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Linear.reset_parameters, nn.Embedding.reset_parameters = saved  # type: ignore[method-assign]
+
+
+def traced_steps(c: RunConfig, micro_steps: int) -> list[Event]:
+    """Events of nanoGPT's micro-steps under its loop, from the first forward pass on; weights are blocks too."""
+    FULL[0] = c.dtype == "float32"
+    half = contextlib.nullcontext() if FULL[0] else torch.autocast("cpu", dtype=getattr(torch, c.dtype))
+    trace = Trace()
+    trace.tied_elements = c.vocab_size * c.n_embd
+    with FakeTensorMode(), no_initialisation():
+        model = Gpt(c)
+        with trace:
+            for weight in model.parameters():
+                trace.track(weight)
+            scale = torch.empty(()) if c.dtype == "float16" else None
+
+            def batch() -> tuple[Any, Any]:
+                shape = c.batch_size, c.block_size
+                return torch.empty(shape, dtype=torch.long), torch.empty(shape, dtype=torch.long)
+
+            X, Y = batch()
+            start = len(trace.events)
+            for _ in range(micro_steps):
+                with half:
+                    logits, loss = model(X, Y)
+                    loss = loss / c.gradient_accumulation_steps
+                X, Y = batch()
+                trace.in_backward = True
+                (loss if scale is None else loss * scale).backward()
+                trace.in_backward = False
+            events = trace.events[start:]
+    return events
+
+
+def written_steps(c: RunConfig, micro_steps: int) -> list[Event]:
+    """The same events from the tape, without workspaces."""
+    run = Run(c, RTX_4070)
+    run.weights()
+    run.next_batch()
+    run.scaler_exists = True
+    start = len(run.tape.events)
+    for step in range(micro_steps):
+        run.micro_step(first=step == 0)
+    sizes, tags = run.tape.sizes, run.tape.tags
+    return [
+        ("alloc", event, sizes[event]) if event >= 0 else ("free", ~event, sizes[~event])
+        for event in run.tape.events[start:]
+        if tags[event if event >= 0 else ~event] != WORKSPACE
+    ]
+
+
+def canonical(events: list[Event]) -> list[tuple[str, int, int]]:
+    """Blocks renumbered in order of appearance; frees in a row sorted, since they commute."""
+    numbers: dict[int, int] = {}
+    for action, block, _ in events:
+        if action == "alloc":
+            numbers[block] = len(numbers)
+    found: list[Event] = []
+    frees: list[Event] = []
+    for action, block, size in events:
+        if action == "free":
+            frees.append((action, numbers.get(block, -1), size))  # -1: alive before the first forward pass
+        else:
+            found += [*sorted(frees), (action, numbers[block], size)]
+            frees = []
+    return found + sorted(frees)
+
+
+SMALL = {"n_layer": 2, "n_head": 3, "n_embd": 96, "block_size": 128, "batch_size": 4, "vocab_size": 1000}
+CASES = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float16": {"dtype": "float16"},
+    "float32": {"dtype": "float32"},
+    "bfloat16-bias": {"dtype": "bfloat16", "bias": True},
+    "float16-dropout-bias": {"dtype": "float16", "dropout": 0.1, "bias": True},
+    "float32-dropout-bias": {"dtype": "float32", "dropout": 0.1, "bias": True},
+    "one-layer-batch-1": {"dtype": "bfloat16", "n_layer": 1, "batch_size": 1},
+    "odd-head-size": {"dtype": "bfloat16", "n_embd": 63},
+    "odd-vocabulary": {"dtype": "float16", "vocab_size": 1013},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_micro_steps_allocate_and_free_as_traced(case: str) -> None:
+    config = RunConfig().replace(SMALL | {"gradient_accumulation_steps": 2} | CASES[case])
+    ours, real = canonical(written_steps(config, 2)), canonical(traced_steps(config, 2))
+    for index, (mine, theirs) in enumerate(zip(ours, real, strict=False)):
+        assert mine == theirs, f"event {index} of {len(real)}"
+    assert len(ours) == len(real)
