@@ -57,10 +57,18 @@ def _neighbour(path: Path) -> str:
     return f"did you mean {path.parent / meant} ?" if meant else "onecard plan (with no file) plans a small default"
 
 
-def write_text(path: Path, text: str, *, option: str) -> None:
-    """Write a file that `option` named."""
+def write_text(path: Path, text: str, *, option: str, overwrite: bool = True) -> None:
+    """Write a file that `option` named; without `overwrite`, a file that exists is never touched."""
     try:
-        path.write_text(text)
+        with path.open("w" if overwrite else "x") as file:
+            file.write(text)
+    except FileExistsError as problem:
+        raise ConfigError(
+            f"{path} exists already",
+            why=f"{option} never writes over a config of yours",
+            fix=f"{option} {path.with_stem(path.stem + '-2')}",
+            name="file-exists",
+        ) from problem
     except (OSError, ValueError) as problem:
         raise MachineError(
             f"cannot write {path}",

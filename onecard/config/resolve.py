@@ -40,6 +40,7 @@ class Resolved:
     source: str | None = None  # the file's name as shown; None for the packaged default
     comments: Mapping[int, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
+    overridden: Mapping[str, object] = field(default_factory=dict)  # what the file said where a flag says otherwise
 
 
 def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
@@ -60,7 +61,15 @@ def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tu
     warnings = [] if packaged else _warnings(file, shown, given)
     warnings += _take_gpt2_shape(values, origins)
     config = _checked(values, origins)
-    return Resolved(config, origins, tuple(warnings), None if packaged else shown, file.comments, file.lines)
+    return Resolved(
+        config,
+        origins,
+        tuple(warnings),
+        source=None if packaged else shown,
+        comments=file.comments,
+        lines=file.lines,
+        overridden={key: file.values[key] for key in given if key in file.values},
+    )
 
 
 def _read(text: str | None, shown: str) -> ConfigFile:

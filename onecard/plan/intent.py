@@ -27,7 +27,13 @@ _SCALE = {"M": 10**6, "B": 10**9, "T": 10**12}
 
 def intent_findings(resolved: Resolved) -> list[Finding]:
     """Where a config's comments and names contradict its values."""
-    return [*_params_said(resolved), *_sequences_said(resolved), *_tokens_said(resolved), *_vocabulary_unsaid(resolved)]
+    return [
+        *_params_said(resolved),
+        *_sequences_said(resolved),
+        *_tokens_said(resolved),
+        *_accumulation_forgotten(resolved),
+        *_vocabulary_unsaid(resolved),
+    ]
 
 
 def _params_said(resolved: Resolved) -> Iterator[Finding]:
@@ -112,6 +118,29 @@ def _tokens_said(resolved: Resolved) -> Iterator[Finding]:
                 fix=f"mend the comment, or --max_iters={round(said / config.tokens_per_step)} reads {number}{letter}",
                 seen=(f"line {line}: # {comment}",),
             )
+
+
+def _accumulation_forgotten(resolved: Resolved) -> Iterator[Finding]:
+    """A flag changes the micro-batch, and with it the tokens per update, unless the accumulation follows."""
+    config, before = resolved.config, resolved.overridden.get("batch_size")
+    if not isinstance(before, int) or resolved.origins["gradient_accumulation_steps"].startswith("--"):
+        return
+    meant = before * config.gradient_accumulation_steps * config.block_size
+    exact, rest = divmod(before * config.gradient_accumulation_steps, config.batch_size)
+    accumulation = exact if not rest else max(1, round(meant / config.batch_size / config.block_size))
+    if config.tokens_per_step != meant:
+        keeps = "exactly" if not rest else f"nearly: {accumulation * config.batch_size * config.block_size:,}"
+        yield Finding(
+            rule="accumulation-for-target",
+            severity="info",
+            sure="high",
+            what=f"--batch_size={config.batch_size} makes an update of {config.tokens_per_step:,} tokens; "
+            f"the file's {before} x {config.gradient_accumulation_steps} makes {meant:,}",
+            why="tokens per update are batch_size x gradient_accumulation_steps x block_size",
+            fix=f"--gradient_accumulation_steps={accumulation} keeps it {keeps}",
+            seen=(f"batch_size = {before} ({resolved.source}:{resolved.lines.get('batch_size')})",),
+            patch={"gradient_accumulation_steps": accumulation},
+        )
 
 
 def _vocabulary_unsaid(resolved: Resolved) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from onecard.plan.ranges import Range, around
 E, A, B, ALPHA, BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
 LAW_SOURCE = "Chinchilla law, Besiroglu et al. 2024 (arXiv 2404.10102)"
 
+SMALLEST_VOCABULARY = 8192  # below, tokens are letters or bytes, and nats per token mean something else
 COMPUTE_OPTIMAL = 20  # tokens per parameter, Hoffmann et al. 2022
 SETTLED_STEPS = 1500  # before, and during twice the warm-up, real runs lie up to 1.2 above the law
 MID_RUN_SPREAD = 0.05  # what a run at its full learning rate may lie beside the law, on top (three real runs)
@@ -65,7 +66,7 @@ def law(params: float, tokens: float) -> float:
 def forecast_loss(config: RunConfig) -> LossForecast | None:
     """The loss of a run; None where the law says nothing: no step, or a vocabulary that is not of words' parts."""
     tokens, params = config.total_tokens, count_params(config).total
-    if not tokens or config.vocab_size < 8192:
+    if not tokens or config.vocab_size < SMALLEST_VOCABULARY:
         return None
     name, dataset = dataset_of(config.dataset)
     final = around(law(params, tokens) + dataset.offset, _spread(dataset, tokens / params))
@@ -82,7 +83,7 @@ def forecast_loss(config: RunConfig) -> LossForecast | None:
 
 def loss_at(config: RunConfig, step: int) -> Range | None:
     """The validation loss after `step` updates; None while warm-up still rules."""
-    if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or config.vocab_size < 8192:
+    if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or config.vocab_size < SMALLEST_VOCABULARY:
         return None
     tokens, params = step * config.tokens_per_step, count_params(config).total
     _, dataset = dataset_of(config.dataset)

@@ -26,7 +26,7 @@ class Change:
     difference_bytes: int  # against the config as it is
 
 
-def sensitivity(config: RunConfig, card: Card | None) -> list[Change]:
+def single_changes(config: RunConfig, card: Card | None) -> list[Change]:
     """Every single change with what the driver would show, in the order of the keys."""
     base = predict_nanogpt(config, card).process_bytes
     changes = []

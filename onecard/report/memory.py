@@ -55,7 +55,7 @@ def _parts_table(memory: Memory) -> Table:
     table.add_column(f"at the peak ({PHASE_NAMES[peak.name]})", no_wrap=True)
     table.add_column("MiB", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("why", no_wrap=True, overflow="fold")
+    table.add_column("why", overflow="fold")
     small = [part for part in memory.parts_of(peak.name) if part.size_bytes < SMALL_SHARE * memory.process_bytes]
     for part in [*memory.parts_of(peak.name), *memory.parts_of(PROCESS)]:
         if part not in small:

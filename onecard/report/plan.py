@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -12,54 +12,88 @@ from onecard import units
 from onecard.config.schema import KEYS
 from onecard.plan.make import Plan
 from onecard.plan.place import Place
-from onecard.report.memory import print_memory
+from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals, speed_lines
+from onecard.report.memory import print_memory, print_sensitivity
 from onecard.report.talk import print_findings
 
 
 def print_plan(plan: Plan, console: Console, *, explain: bool = False) -> None:
-    """The plan as a person reads it."""
-    config, params = plan.config, plan.params
+    """The plan as a person reads it; with --hours or --tokens, what it proposes instead of what was given."""
+    if plan.proposals is not None:
+        console.print(_grid(_place_lines(plan.place)))
+        print_proposals(plan.proposals, console)
+        return
     console.print(Text(plan.resolved.source or "the packaged default (no config named)", style="bold"))
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="bold", no_wrap=True)
-    facts.add_column()
-    facts.add_row(
-        "model",
-        f"{config.n_layer} layers, {config.n_head} heads of {config.head_size}, width {config.n_embd}, "
-        f"context {config.block_size:,}, vocabulary {config.vocab_size:,}"
-        + (", biases" if config.bias else "")
-        + (f", dropout {config.dropout:g}" if config.dropout else ""),
-    )
-    facts.add_row(
-        "",
-        f"{units.count(params.nanogpt)} parameters by nanoGPT's count, {params.total:,} in all, "
-        f"{params.decayed:,} decayed in {params.decayed_tensors} tensors",
-    )
-    facts.add_row(
-        "update",
-        f"{config.batch_size} sequences x {config.gradient_accumulation_steps} micro-batches x "
-        f"{config.block_size:,} tokens = {config.tokens_per_step:,} tokens",
-    )
-    facts.add_row(
-        "run",
-        f"{config.max_iters:,} updates = {units.count(config.total_tokens)} tokens, "
-        f"{plan.tokens_per_parameter:.3g} per parameter; "
-        f"{units.count(plan.flops_per_token)} FLOPs a token, {plan.flops_per_token * config.total_tokens:.3g} in all",
-    )
-    facts.add_row("precision", f"{config.dtype}, {'compiled' if config.compile else 'eager'}")
-    for label, line in _place_lines(plan.place):
-        facts.add_row(label, line)
-    facts.add_row("speed, loss", Text("not predicted yet", style="dim"))
-    console.print(facts)
+    console.print(_grid([*_run_lines(plan), *_place_lines(plan.place), *_forecast_lines(plan)]))
     if plan.nanogpt:
         print_memory(plan, plan.nanogpt, console)
+    if plan.fixes and needs_fixing(plan):
+        print_fixes(plan.fixes, console)
+    if plan.fit:
+        print_fit(plan.fit, plan.resolved.source, console)
+    if plan.sensitivity is not None:
+        print_sensitivity(plan.sensitivity, console)
     print_findings(plan.findings, console)
     if explain:
         console.print()
         print_origins(plan, console)
 
 
-def _place_lines(place: Place | None) -> Iterable[tuple[str, str]]:
+Line = tuple[str, str]  # a label, or nothing where the line goes on, and what it says
+
+
+def _grid(lines: Iterable[Line]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for label, words in lines:
+        grid.add_row(label, words)
+    return grid
+
+
+def _run_lines(plan: Plan) -> Iterator[Line]:
+    config, params = plan.config, plan.params
+    extras = (", biases" if config.bias else "") + (f", dropout {config.dropout:g}" if config.dropout else "")
+    yield (
+        "model",
+        f"{config.n_layer} layers, {config.n_head} heads of {config.head_size}, width {config.n_embd}, "
+        f"context {config.block_size:,}, vocabulary {config.vocab_size:,}{extras}",
+    )
+    yield (
+        "",
+        f"{units.count(params.nanogpt)} parameters by nanoGPT's count, {params.total:,} in all, "
+        f"{params.decayed:,} decayed in {params.decayed_tensors} tensors",
+    )
+    yield (
+        "update",
+        f"{config.batch_size} sequences x {config.gradient_accumulation_steps} micro-batches x "
+        f"{config.block_size:,} tokens = {config.tokens_per_step:,} tokens",
+    )
+    yield (
+        "run",
+        f"{config.max_iters:,} updates = {units.count(config.total_tokens)} tokens, "
+        f"{plan.tokens_per_parameter:.3g} per parameter; "
+        f"{units.count(plan.flops_per_token)} FLOPs a token, {plan.flops_per_token * config.total_tokens:.3g} in all",
+    )
+    yield "precision", f"{config.dtype}, {'compiled' if config.compile else 'eager'}"
+
+
+def _forecast_lines(plan: Plan) -> Iterator[Line]:
+    speed = speed_lines(plan.speed, plan.nearest_measured) if plan.speed else ["unknown: no card whose speed is known"]
+    loss = loss_lines(plan.loss) if plan.loss else ["unknown: the scaling law speaks of words' parts, not of letters"]
+    for label, lines in (("speed", speed), ("loss", loss)):
+        yield label, lines[0]
+        yield from (("", line) for line in lines[1:])
+
+
+def needs_fixing(plan: Plan) -> bool:
+    """Whether the run does not fit, or with less than a tenth of the card to spare."""
+    if plan.nanogpt is None or plan.available_bytes is None:
+        return False
+    return plan.nanogpt.process_bytes > 0.9 * plan.available_bytes
+
+
+def _place_lines(place: Place | None) -> Iterator[Line]:
     if place is None:
         yield "card", "none known: name one with --gpu, or a size with --vram"
         return

@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from onecard.plan.advice import Fix
+from onecard.plan.budget import Proposal
+from onecard.plan.counts import count_params
+from onecard.plan.fit import Candidate, Fit
+from onecard.plan.loss import LossForecast
 from onecard.plan.make import Plan
 from onecard.plan.memory.predict import Memory
 from onecard.plan.place import Place
+from onecard.plan.ranges import Range
 from onecard.plan.seen import Seen
-from onecard.plan.sensitivity import Change
+from onecard.plan.speed import Speed
 
 SCHEMA = 1
 
 
-def plan_json(plan: Plan, *, changes: Sequence[Change] | None = None, seen: Seen | None = None) -> dict[str, Any]:
-    """The plan of the contract, with what --sensitivity and --seen add."""
+def plan_json(plan: Plan, *, seen: Seen | None = None) -> dict[str, Any]:
+    """The plan of the contract, with what --fit, --hours, --sensitivity and --seen add."""
     params = plan.params
     made: dict[str, Any] = {
         "schema": SCHEMA,
         "config": plan.config.model_dump(),
         "origins": dict(plan.resolved.origins),
         "warnings": list(plan.resolved.warnings),
-        "params": {
-            "total": params.total,
-            "nanogpt": params.nanogpt,
-            "decayed": params.decayed,
-            "decayed_tensors": params.decayed_tensors,
-        },
+        "params": asdict(params),
         "flops_per_token": plan.flops_per_token,
         "tokens_per_step": plan.config.tokens_per_step,
         "total_tokens": plan.config.total_tokens,
         "tokens_per_parameter": plan.tokens_per_parameter,
         "gpu": _place_json(plan.place) if plan.place else None,
-        "trainers": {"nanogpt": _trainer_json(plan.nanogpt) if plan.nanogpt else None, "onecard": None},
-        "loss": None,
-        "fixes": [],
+        "trainers": {
+            "nanogpt": _trainer_json(plan.nanogpt, plan) if plan.nanogpt else None,
+            "onecard": None,
+        },
+        "loss": _loss_json(plan.loss, plan.tokens_per_parameter) if plan.loss else None,
+        "fixes": [_fix_json(fix, plan.resolved.source) for fix in plan.fixes],
         "findings": [finding.as_json() for finding in plan.findings],
     }
-    if changes is not None:
-        made["sensitivity"] = [asdict(change) for change in changes]
+    if plan.fit:
+        made["fit"] = _fit_json(plan.fit, plan.resolved.source)
+    if plan.proposals is not None:
+        made["proposals"] = [_proposal_json(proposal) for proposal in plan.proposals]
+    if plan.sensitivity is not None:
+        made["sensitivity"] = [asdict(change) for change in plan.sensitivity]
     if seen is not None:
         predicted = plan.nanogpt.process_bytes if plan.nanogpt else None
         made["seen"] = asdict(seen) | {
@@ -51,7 +58,7 @@ def plan_json(plan: Plan, *, changes: Sequence[Change] | None = None, seen: Seen
     return made
 
 
-def _trainer_json(memory: Memory) -> dict[str, Any]:
+def _trainer_json(memory: Memory, plan: Plan) -> dict[str, Any]:
     return {
         "fits": memory.fits,
         "ran_out": memory.ran_out,
@@ -70,8 +77,94 @@ def _trainer_json(memory: Memory) -> dict[str, Any]:
             {"name": part.name, "phase": part.phase, "bytes": part.size_bytes, "why": part.why} for part in memory.parts
         ],
         "assumptions": list(memory.assumptions),
-        "speed": None,
+        "speed": _speed_json(plan.speed) | {"nearest_measured": plan.nearest_measured} if plan.speed else None,
     }
+
+
+def _speed_json(speed: Speed) -> dict[str, Any]:
+    return {
+        "tokens_per_second": _whole(speed.tokens_per_second),
+        "mfu": speed.mfu,
+        "seconds_total": round(speed.total_seconds.likely),
+        "seconds_total_range": _whole(speed.total_seconds),
+        "seconds_per_micro_batch": asdict(speed.micro_batch_seconds),
+        "seconds_per_step": asdict(speed.step_seconds),
+        "parts": [{"name": part.name, "seconds_per_step": part.seconds, "why": part.why} for part in speed.parts],
+        "basis": speed.basis,
+    }
+
+
+def _loss_json(loss: LossForecast, tokens_per_parameter: float) -> dict[str, Any]:
+    return {
+        "final": asdict(loss.final),
+        "perplexity": asdict(loss.perplexity),
+        "tokens_per_parameter": tokens_per_parameter,
+        "double_tokens": loss.double_tokens.likely,
+        "double_params": loss.double_params.likely,
+        "double_tokens_range": asdict(loss.double_tokens),
+        "double_params_range": asdict(loss.double_params),
+        "at_steps": {str(step): asdict(at) for step, at in loss.milestones.items()},
+        "dataset": loss.dataset,
+        "sources": list(loss.sources),
+    }
+
+
+def _fix_json(fix: Fix, source: str | None) -> dict[str, Any]:
+    return {
+        "name": fix.name,
+        "what": fix.what,
+        "patch": dict(fix.patch),
+        "environment": fix.environment,
+        "code": fix.code,
+        "command": fix.command(source),
+        "saves_bytes": fix.saves_bytes,
+        "slowdown": fix.slowdown,
+        "fits": fix.fits,
+        "why": fix.why,
+    }
+
+
+def _fit_json(fit: Fit, source: str | None) -> dict[str, Any]:
+    best = fit.best
+    return {
+        "patch": best.patch if best else None,
+        "command": best.command(source) if best else None,
+        "tokens_kept": fit.tokens_kept,
+        "best": _candidate_json(best) if best else None,
+        "candidates": [_candidate_json(candidate) for candidate in fit.candidates],
+        "smallest": _candidate_json(fit.smallest) if fit.smallest else None,
+        "warnings": list(fit.warnings),
+    }
+
+
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "patch": candidate.patch,
+        "expandable_segments": candidate.expandable_segments,
+        "params": count_params(candidate.config).nanogpt,
+        "tokens_per_step": candidate.config.tokens_per_step,
+        "process_bytes": candidate.process_bytes,
+        "fits": candidate.fits,
+        "tokens_per_second": _whole(candidate.speed.tokens_per_second) if candidate.speed else None,
+    }
+
+
+def _proposal_json(proposal: Proposal) -> dict[str, Any]:
+    return {
+        "name": proposal.name,
+        "config": {key: setting.value for key, setting in proposal.settings.items()},
+        "sources": {key: setting.source for key, setting in proposal.settings.items()},
+        "params": count_params(proposal.config).nanogpt,
+        "tokens": proposal.config.total_tokens,
+        "process_bytes": proposal.process_bytes,
+        "seconds": round(proposal.seconds),
+        "tokens_per_second": _whole(proposal.speed.tokens_per_second),
+        "loss": asdict(proposal.loss.final) if proposal.loss else None,
+    }
+
+
+def _whole(quantity: Range) -> dict[str, int]:
+    return {name: round(value) for name, value in asdict(quantity).items()}
 
 
 def _place_json(place: Place) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from html import escape
 
 from onecard.plan.memory.predict import Memory
-from onecard.plan.memory.tape import Tape, rounded
+from onecard.plan.memory.tape import Tape, changes
 from onecard.units import MIB, mib
 
 WIDTH, HEIGHT = 1100, 560
@@ -76,20 +76,20 @@ def _columns(tape: Tape, start: int) -> Iterator[Column]:
     """Bytes by tag at up to COLUMNS events from `start` on: of each stretch the moment when most is allocated."""
     stride = max(1, (len(tape.events) - start) // COLUMNS)
     alive: dict[str, int] = {}
-    total, best, at = 0, -1, 0
+    total, best, at, column = 0, -1, 0, 0
     kept: dict[str, int] = {}
-    for index, event in enumerate(tape.events):
-        block = event if event >= 0 else ~event
-        size = rounded(tape.sizes[block]) * (1 if event >= 0 else -1)
-        alive[tape.tags[block]] = alive.get(tape.tags[block], 0) + size
+    for index, tag, size in changes(tape):
+        alive[tag] = alive.get(tag, 0) + size
         total += size
         if index < start:
             continue
+        if (index - start) // stride != column and best >= 0:
+            yield at, kept
+            column, best = (index - start) // stride, -1
         if total > best:
             best, at, kept = total, index, dict(alive)
-        if (index - start) % stride == stride - 1:
-            yield at, kept
-            best = -1
+    if best >= 0:
+        yield at, kept
 
 
 def _by_size(columns: list[Column]) -> list[str]:

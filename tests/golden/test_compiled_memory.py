@@ -19,7 +19,7 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.plan.memory.allocator import Replay, replay
 from onecard.plan.memory.device import H200
-from onecard.plan.memory.nanogpt_compiled import compiled_tape
+from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.tape import Tape, peaks
 
 FOLDER = Path(__file__).parent
@@ -103,6 +103,22 @@ def test_reserved_is_within_one_percent_on_nine_rows_of_ten_once_the_cache_on_di
         for i in FITTING
     ]
     assert len([row for row in best if max(row) < 0.01]) >= 0.9 * len(FITTING)
+
+
+def test_half_of_all_reserved_figures_are_right_to_the_byte() -> None:
+    figures = [error for index in FITTING for error in errors(index, "reserved")]
+    assert figures.count(0) >= 0.5 * len(figures)
+
+
+@pytest.mark.parametrize(("n_embd", "reserved_mib"), [(384, 3580), (512, 3682), (576, 3754)])
+def test_what_tuning_writes_over_is_cloned_only_below_the_peak(n_embd: int, reserved_mib: int) -> None:
+    # 16 x 1024 tokens of 4 x 512 or 4 x 576 halves are more than a cache of 60 MiB, 4 x 384 are less: only these are
+    # cloned by the second of two timed configurations, in the room that the first one's flush has made
+    key = ["12", str(n_embd), "1024", "16", "float16"]
+    columns = "n_layer n_embd block_size batch_size dtype".split()
+    index = next(index for index in FITTING if [ROWS[index][column] for column in columns] == key)
+    assert int(ROWS[index]["eval0_reserved"]) == reserved_mib * 2**20
+    assert predicted(index).phases["eval0"].reserved_bytes == reserved_mib * 2**20
 
 
 @pytest.mark.parametrize("index", CAPPED, ids=name_of)

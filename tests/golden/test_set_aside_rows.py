@@ -10,7 +10,7 @@ import pytest
 from bench.measured import CARD, GOLDEN, Errors, Measured, measured_rows
 from onecard.plan.memory.allocator import replay
 from onecard.plan.memory.device import device_of
-from onecard.plan.memory.nanogpt_compiled import compiled_tape
+from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 
 CHECK = measured_rows(GOLDEN / "nanogpt_h200_check.csv")
 EAGER = [row for row in CHECK if not row.config.compile]

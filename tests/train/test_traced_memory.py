@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.plan.memory.device import Device  # noqa: E402
-from onecard.plan.memory.nanogpt_eager import Run  # noqa: E402
+from onecard.plan.memory.nanogpt.eager.run import EagerRun  # noqa: E402
 from onecard.plan.memory.tags import WORKSPACE  # noqa: E402
 
 RTX_4070 = Device(capability=(8, 9), multiprocessors=46)  # flash attention: the one with a fake CPU kernel
@@ -179,7 +179,7 @@ class Gpt(nn.Module):
         self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
         self.wte.weight = self.lm_head.weight
 
-    def forward(self, ids: Any, targets: Any) -> tuple[Any, Any]:
+    def forward(self, ids: Any, targets: Any, returns_logits: bool) -> tuple[Any, Any]:
         pos = torch.arange(0, ids.shape[1])
         tok_emb = self.wte(ids)
         pos_emb = self.wpe(pos)
@@ -188,7 +188,8 @@ class Gpt(nn.Module):
             x = layer(x)
         x = self.ln_f(x)
         logits = self.lm_head(x)
-        return logits, cuda_cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+        loss = cuda_cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+        return logits if returns_logits else None, loss
 
 
 @contextlib.contextmanager
@@ -202,7 +203,7 @@ def no_initialisation() -> Iterator[None]:
         nn.Linear.reset_parameters, nn.Embedding.reset_parameters = saved  # type: ignore[method-assign]
 
 
-def traced_steps(c: RunConfig, micro_steps: int) -> list[Event]:
+def traced_steps(c: RunConfig, micro_steps: int, returns_logits: bool = True) -> list[Event]:
     """Events of nanoGPT's micro-steps under its loop, from the first forward pass on; weights are blocks too."""
     FULL[0] = c.dtype == "float32"
     half = contextlib.nullcontext() if FULL[0] else torch.autocast("cpu", dtype=getattr(torch, c.dtype))
@@ -223,7 +224,7 @@ def traced_steps(c: RunConfig, micro_steps: int) -> list[Event]:
             start = len(trace.events)
             for _ in range(micro_steps):
                 with half:
-                    logits, loss = model(X, Y)
+                    logits, loss = model(X, Y, returns_logits)
                     loss = loss / c.gradient_accumulation_steps
                 X, Y = batch()
                 trace.in_backward = True
@@ -233,9 +234,9 @@ def traced_steps(c: RunConfig, micro_steps: int) -> list[Event]:
     return events
 
 
-def written_steps(c: RunConfig, micro_steps: int) -> list[Event]:
+def written_steps(c: RunConfig, micro_steps: int, returns_logits: bool = True) -> list[Event]:
     """The same events from the tape, without workspaces."""
-    run = Run(c, RTX_4070)
+    run = EagerRun(c, RTX_4070, returns_logits=returns_logits)
     run.weights()
     run.next_batch()
     run.scaler_exists = True
@@ -281,10 +282,12 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("returns_logits", [True, False], ids=["as-nanogpt", "loss-alone"])
 @pytest.mark.parametrize("case", CASES)
-def test_two_micro_steps_allocate_and_free_as_traced(case: str) -> None:
+def test_two_micro_steps_allocate_and_free_as_traced(case: str, returns_logits: bool) -> None:
     config = RunConfig().replace(SMALL | {"gradient_accumulation_steps": 2} | CASES[case])
-    ours, real = canonical(written_steps(config, 2)), canonical(traced_steps(config, 2))
+    ours = canonical(written_steps(config, 2, returns_logits))
+    real = canonical(traced_steps(config, 2, returns_logits))
     for index, (mine, theirs) in enumerate(zip(ours, real, strict=False)):
         assert mine == theirs, f"event {index} of {len(real)}"
     assert len(ours) == len(real)

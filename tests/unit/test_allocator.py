@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory, replay, segment_bytes
-from onecard.plan.memory.tape import Tape, peaks, rounded
+from onecard.plan.memory.tape import Tape, changes, parts_at, peaks, rounded
 
 KIB, MIB = 2**10, 2**20
 
@@ -153,6 +153,18 @@ def test_at_the_limit_expandable_segments_give_back_whole_free_pages() -> None:
     assert allocator.reserved_bytes == 80 * MIB  # the small pool's page went back; 0-10 is not a whole page
 
 
+def test_expandable_pages_are_counted_from_the_start_of_their_own_range() -> None:
+    # the large pool's range comes second here: it must begin with a whole page, too
+    allocator = CachingAllocator(expandable_segments=True, limit_bytes=62 * MIB)
+    allocator.malloc(512)
+    allocator.free(allocator.malloc(60 * MIB))
+    kept = allocator.malloc(MIB + 512)
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(80 * MIB)
+    assert allocator.reserved_bytes == 22 * MIB  # the first page holds a block, the other two went back
+    assert kept.allocated
+
+
 def test_what_the_driver_takes_moves_later_segments_and_nothing_else() -> None:
     plain, beside = CachingAllocator(), CachingAllocator()
     for allocator in (plain, beside):
@@ -188,6 +200,36 @@ def test_a_replay_gives_the_peak_of_each_phase_and_reserved_so_far() -> None:
         "rest": 80,
     }
     assert done.phases["work"].event == peaks(small_tape())["work"].event == 1
+
+
+def test_a_block_counts_as_what_it_is_used_for_now() -> None:
+    tape = Tape()
+    tape.phase("work")
+    first = tape.alloc(MIB, "attention")
+    tape.alloc(MIB, "weights")
+    tape.retag(first, "activations")
+    tape.alloc(2 * MIB, "workspace")
+    tape.free(first)
+    assert parts_at(tape, 1) == {"attention": MIB, "weights": MIB}
+    assert parts_at(tape, 2) == {"workspace": 2 * MIB, "activations": MIB, "weights": MIB}
+    assert parts_at(tape, 3) == {"workspace": 2 * MIB, "weights": MIB}
+    assert list(changes(tape))[2:] == [
+        (2, "attention", -MIB),
+        (2, "activations", MIB),
+        (2, "workspace", 2 * MIB),
+        (3, "activations", -MIB),
+    ]
+
+
+def test_room_below_the_peak_is_what_was_freed_since() -> None:
+    tape = Tape()
+    first = tape.alloc(3 * MIB, "weights")
+    assert tape.room_below_peak() == 0
+    tape.free(first)
+    tape.alloc(MIB, "weights")
+    assert tape.room_below_peak() == 2 * MIB
+    tape.alloc(4 * MIB, "weights")
+    assert tape.room_below_peak() == 0
 
 
 def test_a_replay_says_where_memory_ran_out() -> None:

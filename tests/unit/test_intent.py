@@ -77,6 +77,18 @@ def test_ordinary_comments_are_left_alone(comment: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("batch", "accumulation", "keeps"), [(8, 64, "exactly"), (12, 43, "nearly: 528,384")])
+def test_a_changed_micro_batch_asks_for_the_accumulation_that_keeps_the_tokens(
+    batch: int, accumulation: int, keeps: str
+) -> None:
+    text = "batch_size = 16\ngradient_accumulation_steps = 32\nblock_size = 1024\n"
+    (finding,) = intent_findings(resolve(text, filename="c.py", flags=[("batch_size", str(batch))]))
+    assert finding.rule == "accumulation-for-target"
+    assert finding.fix == f"--gradient_accumulation_steps={accumulation} keeps it {keeps}"
+    both = [("batch_size", str(batch)), ("gradient_accumulation_steps", str(accumulation))]
+    assert intent_findings(resolve(text, filename="c.py", flags=both)) == []
+
+
 def test_character_data_brings_its_own_vocabulary() -> None:
     (finding,) = intent_findings(resolve("dataset = 'shakespeare_char'", filename="c.py"))
     assert finding.rule == "vocabulary-from-data"

@@ -80,6 +80,11 @@ def test_the_attention_kernel_follows_card_type_and_head_size(
     assert device.attention_kernel(dtype, head_size) == kernel
 
 
+def test_the_l2_cache_is_that_recorded_or_the_makers_figure() -> None:
+    assert H200.l2_cache_bytes == 60 * 2**20
+    assert RTX_4070.l2_cache_bytes == 36 * 2**20
+
+
 def test_cublas_workspaces_are_32_mib_on_hopper_and_blackwell_and_8_mib_elsewhere() -> None:
     assert H200.cublas_workspace_bytes == 32 * 2**20
     assert RTX_4070.cublas_workspace_bytes == 8_519_680

@@ -5,7 +5,7 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import PROCESS, Memory, predict_nanogpt
-from onecard.plan.sensitivity import sensitivity
+from onecard.plan.sensitivity import single_changes
 from onecard.units import GIB, MIB
 
 RTX_4070 = find_card("RTX 4070")
@@ -89,7 +89,7 @@ def test_block_size_is_linear_with_flash_attention() -> None:
 
 
 def test_sensitivity_replans_each_setting() -> None:
-    changes = {(change.key, change.value): change for change in sensitivity(NOTE_001, RTX_4070)}
+    changes = {(change.key, change.value): change for change in single_changes(NOTE_001, RTX_4070)}
     assert set(changes) == {
         *(("batch_size", 8), ("batch_size", 32), ("block_size", 256), ("block_size", 1024)),
         *(("n_embd", 192), ("n_embd", 768), ("n_layer", 3), ("n_layer", 12)),

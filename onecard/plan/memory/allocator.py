@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from onecard.plan.memory.tape import ROUND_BYTES, Tape, rounded
+from onecard.plan.memory.tape import ROUND_BYTES, Peak, Tape, rounded
 
 SMALL_BYTES = 2**20  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT_BYTES = 2 * 2**20  # kSmallBuffer
@@ -26,7 +26,7 @@ MIN_OWN_SEGMENT_BYTES = 10 * 2**20  # kMinLargeAlloc: from here on a request get
 ROUND_SEGMENT_BYTES = 2 * 2**20  # kRoundLarge
 
 _ADDRESS_BITS = 62  # a free block's sort key is size << 62 | address: one whole number compares like the pair
-_RANGE_BYTES = 2**50  # address space of an expandable segment: beyond any card
+_RANGE_BYTES = LARGE_SEGMENT_BYTES << 30  # address space of an expandable segment: whole pages, beyond any card
 
 
 class _Block:
@@ -321,14 +321,11 @@ def segment_bytes(size_bytes: int) -> int:
     return -(-size_bytes // ROUND_SEGMENT_BYTES) * ROUND_SEGMENT_BYTES
 
 
-@dataclass(frozen=True)
-class PhasePeak:
+@dataclass(frozen=True, kw_only=True)
+class ReservedPeak(Peak):
     """What torch.cuda.max_memory_allocated and max_memory_reserved would say at the end of a phase, in bytes."""
 
-    phase: str
-    allocated_bytes: int  # the most within the phase
     reserved_bytes: int  # the most so far in the process
-    event: int  # index into the tape's events of the allocated peak
 
 
 @dataclass(frozen=True)
@@ -344,7 +341,7 @@ class RanOut:
 class Replay:
     """A tape under the allocator. Phases that were not reached because memory ran out are absent."""
 
-    phases: dict[str, PhasePeak]
+    phases: dict[str, ReservedPeak]
     ran_out: RanOut | None
     reserved_bytes: int  # high-water mark of the whole tape
 
@@ -359,7 +356,7 @@ def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | 
     malloc, free = allocator.malloc, allocator.free
     handles: dict[int, _Block] = {}
     sizes, events = tape.sizes, tape.events
-    found: dict[str, PhasePeak] = {}
+    found: dict[str, ReservedPeak] = {}
     for start, end, name, taken in _stretches(tape):
         for size in taken:
             allocator.driver_takes(size)
@@ -377,7 +374,9 @@ def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | 
                 best, at = allocator.allocated_bytes, index
         if name in found and found[name].allocated_bytes >= best:
             best, at = found[name].allocated_bytes, found[name].event
-        found[name] = PhasePeak(name, best, allocator.peak_reserved_bytes, at)
+        found[name] = ReservedPeak(
+            phase=name, allocated_bytes=best, event=at, reserved_bytes=allocator.peak_reserved_bytes
+        )
     return Replay(found, None, allocator.peak_reserved_bytes)
 
 

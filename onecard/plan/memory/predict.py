@@ -9,11 +9,12 @@ from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.memory import tags
-from onecard.plan.memory.allocator import PhasePeak, RanOut, Replay, replay
-from onecard.plan.memory.device import Device, device_of
-from onecard.plan.memory.nanogpt_compiled import compiled_tape
-from onecard.plan.memory.nanogpt_eager import eager_tape
-from onecard.plan.memory.tape import Tape, parts_at
+from onecard.plan.memory.allocator import RanOut, Replay, ReservedPeak, replay
+from onecard.plan.memory.device import AttentionKernel, Device, device_of
+from onecard.plan.memory.kernels import FLOAT
+from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
+from onecard.plan.memory.nanogpt.eager.run import eager_tape
+from onecard.plan.memory.tape import Tape
 from onecard.units import MIB
 
 PHASES = ("eval0", "train", "eval")  # nanoGPT evaluates first, trains, and evaluates again
@@ -67,17 +68,26 @@ class Memory:
         return sorted((p for p in self.parts if p.phase == phase), key=lambda part: -part.size_bytes)
 
 
-def nanogpt_tape(config: RunConfig, device: Device) -> Tape:
-    """Every allocation and free of nanoGPT's model under nanoGPT's loop."""
-    return compiled_tape(config, device) if config.compile else eager_tape(config, device)
+def nanogpt_tape(config: RunConfig, device: Device, *, returns_logits: bool = True) -> Tape:
+    """Every allocation and free of nanoGPT's model under nanoGPT's loop.
+
+    `returns_logits=False`: of a model whose forward returns the loss alone in training; nanoGPT's returns both.
+    """
+    make = compiled_tape if config.compile else eager_tape
+    return make(config, device, returns_logits=returns_logits)
 
 
 def predict_nanogpt(
-    config: RunConfig, card: Card | None, *, available_bytes: int | None = None, expandable_segments: bool = False
+    config: RunConfig,
+    card: Card | None,
+    *,
+    available_bytes: int | None = None,
+    expandable_segments: bool = False,
+    returns_logits: bool = True,
 ) -> Memory:
     """The memory of a run under nanoGPT on a card, `available_bytes` of which may be shown for the process."""
     device = device_of(card)
-    tape = nanogpt_tape(config, device)
+    tape = nanogpt_tape(config, device, returns_logits=returns_logits)
     free_run = replay(tape, expandable_segments=expandable_segments)
     context_bytes = card.context_bytes if card else 0
     limited: Replay | None = None
@@ -107,7 +117,7 @@ def predict_nanogpt(
     )
 
 
-def _phase(tape: Tape, peak: PhasePeak) -> Phase:
+def _phase(tape: Tape, peak: ReservedPeak) -> Phase:
     return Phase(
         name=peak.phase,
         allocated_bytes=peak.allocated_bytes,
@@ -116,8 +126,8 @@ def _phase(tape: Tape, peak: PhasePeak) -> Phase:
     )
 
 
-def _parts(tape: Tape, peak: PhasePeak, config: RunConfig) -> Iterator[Part]:
-    alive = parts_at(tape, peak.event)
+def _parts(tape: Tape, peak: ReservedPeak, config: RunConfig) -> Iterator[Part]:
+    alive = peak.parts(tape)
     for tag, size in alive.items():
         yield Part(name=tag, phase=peak.phase, size_bytes=size, why=_why(tag, peak.phase, size, config))
     unsplit = peak.allocated_bytes - sum(alive.values())
@@ -160,12 +170,33 @@ def _where(tape: Tape, ran_out: RanOut | None) -> str | None:
 
 
 def _assumptions(config: RunConfig, device: Device, card: Card | None, expandable_segments: bool) -> Iterator[str]:
-    kernel = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "plain (unfused)"}
-    attention = kernel[device.attention_kernel(config.dtype, config.head_size, config.block_size)]
+    names = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "plain (unfused)"}
+    kernel = device.attention_kernel(config.dtype, config.head_size, config.block_size)
     major, minor = device.capability
-    known = card is not None and card.compute_capability is not None
-    yield f"{attention} attention, PyTorch 2.11's choice for sm_{major}{minor}"
-    if not known:
-        yield f"a card like the RTX 4070 (sm_{major}{minor}, {device.multiprocessors} multiprocessors): none was named"
+    yield f"{names[kernel]} attention, PyTorch 2.11's choice for sm_{major}{minor}"
+    if card is None or card.compute_capability is None:
+        who = "none was named" if card is None else f"{card.name}'s kernels are not known"
+        yield f"a card like the RTX 4070 (sm_{major}{minor}, {device.multiprocessors} multiprocessors): {who}"
     yield f"two cuBLAS workspaces of {device.cublas_workspace_bytes / MIB:.4g} MiB"
     yield "expandable segments" if expandable_segments else "default allocator settings"
+    if config.compile:
+        yield from _compiler_choices(config, kernel)
+
+
+def _compiler_choices(config: RunConfig, kernel: AttentionKernel) -> Iterator[str]:
+    """What Inductor decides by timing (fx_passes/pad_mm.py), or was never seen to do: with the bytes at stake."""
+    item = FLOAT if config.dtype == "float32" else 2
+    aligned = 16 // item
+    tokens = config.batch_size * config.block_size
+    logits_bytes = tokens * config.vocab_size * item
+    if config.vocab_size % aligned and logits_bytes >= MIB:
+        yield (
+            f"a vocabulary that is no multiple of {aligned} is padded where that was faster on an H200: a timing on "
+            f"this card may decide otherwise, by copies of {logits_bytes / MIB:,.0f} MiB"
+        )
+    for name, size in (("n_embd", config.n_embd), ("batch_size x block_size", tokens)):
+        if size % aligned and size > 1:
+            yield f"not modelled: Inductor may pad matrix products, as {name} = {size} is no multiple of {aligned}"
+    if kernel == "math":
+        scores_bytes = tokens * config.n_head * config.block_size * FLOAT
+        yield f"not modelled: compiled plain attention, whose scores take {scores_bytes / MIB:,.1f} MiB a layer"

@@ -7,7 +7,7 @@ replays it; the parts are sums by tag over what is alive at the peak.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 ROUND_BYTES = 512  # every CUDA block is a multiple of this (CUDACachingAllocator: kMinBlockSize)
@@ -18,11 +18,13 @@ class Tape:
     """Blocks are numbered as they are allocated; an event is a block's number, or its complement (~) when freed."""
 
     sizes: list[int] = field(default_factory=list)  # bytes asked for, by block
-    tags: list[str] = field(default_factory=list)  # what it is for, by block
+    tags: list[str] = field(default_factory=list)  # what it is for at first, by block
+    retags: list[tuple[int, int, str]] = field(default_factory=list)  # (index of the first event, block, its new tag)
     events: list[int] = field(default_factory=list)
     phases: list[tuple[int, str]] = field(default_factory=list)  # (index of the first event, name)
     moments: list[tuple[int, str]] = field(default_factory=list)  # (index of the first event, what goes on)
     driver: list[tuple[int, int]] = field(default_factory=list)  # (index of the next event, bytes)
+    _counted: tuple[int, int, int] = (0, 0, 0)  # events, bytes alive after them, and the most that ever were
 
     def alloc(self, size_bytes: int, tag: str) -> int:
         """Allocate; returns the block's number."""
@@ -35,6 +37,19 @@ class Tape:
     def free(self, *blocks: int) -> None:
         """Free blocks in the order given."""
         self.events.extend([~block for block in blocks])
+
+    def retag(self, block: int, tag: str) -> None:
+        """From here on a block is used for something else: its bytes are another part's, the allocator sees nothing."""
+        self.retags.append((len(self.events), block, tag))
+
+    def room_below_peak(self) -> int:
+        """Bytes that could be allocated now without more being allocated than ever before."""
+        counted, now, most = self._counted
+        for event in self.events[counted:]:
+            now += rounded(self.sizes[event]) if event >= 0 else -rounded(self.sizes[~event])
+            most = max(most, now)
+        self._counted = len(self.events), now, most
+        return most - now
 
     def temporary(self, size_bytes: int, tag: str) -> None:
         """A workspace that lives for one kernel."""
@@ -61,7 +76,7 @@ class Tape:
         return self.moments[at - 1][1] if at else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Peak:
     """The moment within a phase when most is allocated."""
 
@@ -70,17 +85,35 @@ class Peak:
     event: int  # index into the tape's events
 
     def parts(self, tape: Tape) -> dict[str, int]:
-        """Bytes alive at this moment, by tag; they sum to allocated_bytes."""
+        """Bytes alive at this moment, by tag, largest first; of rounded sizes, so they sum to what `peaks` finds."""
         return parts_at(tape, self.event)
 
 
 def parts_at(tape: Tape, event: int) -> dict[str, int]:
     """Bytes alive just after an event, by tag, largest first."""
+    retagged = {block: tag for since, block, tag in tape.retags if since <= event}
     parts: dict[str, int] = {}
     for block in live_blocks(tape.events[: event + 1]):
-        tag = tape.tags[block]
+        tag = retagged.get(block, tape.tags[block])
         parts[tag] = parts.get(tag, 0) + rounded(tape.sizes[block])
     return dict(sorted(parts.items(), key=lambda part: -part[1]))
+
+
+def changes(tape: Tape) -> Iterator[tuple[int, str, int]]:
+    """(event, tag, bytes) of everything that makes a part larger or smaller; a retagged block moves between two."""
+    now = tape.tags[:]
+    retags = iter([*tape.retags, (len(tape.events), -1, "")])
+    since, retagged, tag = next(retags)
+    for index, event in enumerate(tape.events):
+        while since <= index:
+            size = rounded(tape.sizes[retagged])
+            yield index, now[retagged], -size
+            yield index, tag, size
+            now[retagged] = tag
+            since, retagged, tag = next(retags)
+        block = event if event >= 0 else ~event
+        size = rounded(tape.sizes[block])
+        yield index, now[block], size if event >= 0 else -size
 
 
 def rounded(size_bytes: int) -> int:
@@ -118,5 +151,5 @@ def peaks(tape: Tape) -> dict[str, Peak]:
             else:
                 current -= sizes[~event]
         if name not in found or best > found[name].allocated_bytes:
-            found[name] = Peak(name, best, at)
+            found[name] = Peak(phase=name, allocated_bytes=best, event=at)
     return found

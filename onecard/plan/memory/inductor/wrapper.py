@@ -1,6 +1,6 @@
 """TorchInductor's wrapper code: every allocation, reuse and `del` of a graph's `call(args)`.
 
-`compiled` takes a graph in program order, orders it as Inductor does (inductor_order), gives dead buffers to new ones
+`compiled` takes a graph in program order, orders it as Inductor does (order.py), gives dead buffers to new ones
 as `memory_plan_reuse` does, and returns what the generated code allocates and frees. Sources: torch/_inductor,
 scheduler.py and codegen/wrapper.py (read in 2.13; that 2.11 does the same was checked on recorded runs).
 """
@@ -8,15 +8,16 @@ scheduler.py and codegen/wrapper.py (read in 2.13; that 2.11 does the same was c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from onecard.plan.memory.inductor_graph import ITEM, Graph, Kernel
-from onecard.plan.memory.inductor_order import NEVER, Schedule, peak_of
+from onecard.plan.memory.inductor.graph import ITEM, Graph, Kernel
+from onecard.plan.memory.inductor.order import NEVER, Schedule, peak_of
 from onecard.plan.memory.tags import WORKSPACE
 from onecard.plan.memory.tape import Tape
 
 First = tuple[int, str, list[int]]  # index into operations, what runs there for the first time, bytes it overwrites
+Retag = tuple[int, int, str]  # index into operations, slot, what it is used for from there on
 FirstUse = Callable[[str, list[int]], None]
 
 
@@ -28,14 +29,22 @@ class Program:
     tags: list[str]  # of the slot's first buffer
     operations: list[int]  # a slot's number, or its complement (~) when freed
     slots: list[int]  # by buffer
+    retags: list[Retag]
     firsts: list[First]
     moments: list[tuple[int, str]]  # (index into operations, what goes on from there)
 
-    def run(self, tape: Tape, inputs: dict[int, int], first: FirstUse | None = None) -> list[int]:
+    def run(
+        self,
+        tape: Tape,
+        inputs: Mapping[int, int],
+        first: FirstUse | None = None,
+        other_tags: Mapping[str, str] | None = None,
+    ) -> list[int]:
         """Write one call on the tape; returns the tape's block of each slot.
 
         `inputs` maps input buffers to blocks. `first` is given on the first call only: it is told of each kernel
         that runs for the first time (its name, the bytes of each buffer it writes over), results allocated.
+        `other_tags` names the tags that are another in this call.
         """
         blocks = [-1] * len(self.sizes)
         for buffer, block in inputs.items():
@@ -43,29 +52,39 @@ class Program:
         stops: list[tuple[int, str, list[int] | None]] = [(line, what, None) for line, what in self.moments]
         if first:
             stops = sorted([*stops, *self.firsts], key=lambda stop: stop[0])
+        own_tags = {tag: (other_tags or {}).get(tag, tag) for tag in {*self.tags, *(tag for _, _, tag in self.retags)}}
         at = 0
         for stop, what, overwritten in stops:
-            self._play(tape, blocks, self.operations[at:stop])
+            self._play(tape, blocks, own_tags, at, stop)
             at = stop
             if overwritten is None:
                 tape.moment(what)
             elif first:
                 first(what, overwritten)
-        self._play(tape, blocks, self.operations[at:])
+        self._play(tape, blocks, own_tags, at, len(self.operations) + 1)
         return blocks
 
-    def _play(self, tape: Tape, blocks: list[int], operations: list[int]) -> None:
-        sizes, tags, events = tape.sizes, tape.tags, tape.events  # as Tape.alloc and Tape.free do, in one loop
-        own_sizes, own_tags = self.sizes, self.tags
-        for operation in operations:
+    def _play(self, tape: Tape, blocks: list[int], own_tags: dict[str, str], at: int, stop: int) -> None:
+        """The operations from `at` to `stop`: as Tape.alloc, free and retag do, in one loop."""
+        sizes, tags, events = tape.sizes, tape.tags, tape.events
+        own_sizes, first_tags = self.sizes, self.tags
+        shift = len(events) - at
+        for operation in self.operations[at:stop]:
             if operation >= 0:
                 block = len(sizes)
                 sizes.append(own_sizes[operation])
-                tags.append(own_tags[operation])
+                tags.append(own_tags[first_tags[operation]])
                 events.append(block)
                 blocks[operation] = block
             else:
                 events.append(~blocks[~operation])
+        start = bisect_left(self.retags, at, key=_line)
+        for line, slot, tag in self.retags[start : bisect_left(self.retags, stop, start, key=_line)]:
+            tape.retags.append((line + shift, blocks[slot], own_tags[tag]))
+
+
+def _line(retag: Retag) -> int:
+    return retag[0]
 
 
 def compiled(graph: Graph) -> Program:
@@ -92,6 +111,8 @@ class _Plan:
         self.keys = list(zip(graph.kinds, graph.sizes, strict=True))  # what must agree for one to take another's place
         self.sizes: list[int] = []
         self.tags: list[str] = []
+        self.tags_now: list[str] = []
+        self.retags: list[Retag] = []
         self.slots = [-1] * len(self.keys)
         self.operations: list[int] = []
         self.void: set[int] = set()  # operations that are frees of a slot which was reused after all
@@ -105,7 +126,16 @@ class _Plan:
     def slot(self, size_bytes: int, tag: str) -> int:
         self.sizes.append(size_bytes)
         self.tags.append(tag)
+        self.tags_now.append(tag)
         return len(self.sizes) - 1
+
+    def move_in(self, buffer: int, slot: int) -> None:
+        """A buffer comes to live where another was."""
+        self.slots[buffer] = slot
+        tag = self.graph.tags[buffer]
+        if self.tags_now[slot] != tag:
+            self.tags_now[slot] = tag
+            self.retags.append((len(self.operations), slot, tag))
 
     def allocate(self, size_bytes: int, tag: str) -> int:
         slot = self.slot(size_bytes, tag)
@@ -127,7 +157,8 @@ class _Plan:
         if kernel.name not in self.known:
             self.known.add(kernel.name)
             kind = "pointwise" if kernel.pointwise else kernel.name
-            self.firsts.append((len(self.operations), kind, [self.keys[old][1] for old in sorted(taken)]))
+            overwritten = [self.graph.sizes[old] for old in (*sorted(taken), *kernel.adds_to)]
+            self.firsts.append((len(self.operations), kind, overwritten))
         for size in kernel.hidden:
             if size >= 0:
                 temporary.append(self.allocate(size, WORKSPACE))
@@ -154,7 +185,7 @@ class _Plan:
             key = self.keys[buffer]
             for old in kernel.takes.get(buffer, ()):  # SchedulerNode.decide_inplace_update
                 if self.last[old] == at and self.keys[old] == key and old not in taken:
-                    self.slots[buffer] = self.slots[old]
+                    self.move_in(buffer, self.slots[old])
                     taken.add(old)
                     break
             else:
@@ -181,7 +212,7 @@ class _Plan:
                 self.alive[step] += key[1]
         dead.pop()
         self.void.add(line)
-        self.slots[buffer] = slot
+        self.move_in(buffer, slot)
         return True
 
     def program(self) -> Program:
@@ -192,6 +223,7 @@ class _Plan:
             self.tags,
             [operation for line, operation in enumerate(self.operations) if line not in self.void],
             self.slots,
+            [(line - bisect_left(void, line), slot, tag) for line, slot, tag in self.retags],
             [(line - bisect_left(void, line), kernel, overwritten) for line, kernel, overwritten in self.firsts],
             [(line - bisect_left(void, line), what) for line, what in self.moments],
         )

@@ -1,32 +1,33 @@
 """nanoGPT's backward graph as Inductor generates it: kernels in program order, from the loss to the embeddings.
 
-Each layer's gradients are results of the graph, so they are all alive at its end. Letters as in the forward graph.
+Each layer's gradients are results of the graph, so they are all alive at its end.
 """
 
 from __future__ import annotations
 
 from onecard.plan.memory import kernels, tags
-from onecard.plan.memory.inductor_splits import outer_parts
+from onecard.plan.memory.inductor.splits import outer_parts
 from onecard.plan.memory.kernels import FLOAT, LONG
-from onecard.plan.memory.nanogpt_compiled_graphs import Builder, Shape, Traced, matrix
+from onecard.plan.memory.nanogpt.compiled.builder import Builder, Traced, matrix
+from onecard.plan.memory.nanogpt.compiled.shape import Shape
 
 
 def backward(shape: Shape, kept: Traced) -> Traced:
     """The backward graph of `forward`; its inputs carry the names of what was kept, its results those of parameters."""
     s, make = shape, _Backward(shape, kept)
     make.graph.moment = "backward pass of the loss"
-    d_residual, d_copy = make.norm(f"{s.layers}.ln_1", make.loss_and_head(), None)
+    d_residual, d_copy = make.norm("ln_f", make.loss_and_head(), None)
     make.graph.moment = "backward pass of the blocks"
     d_x = -1
     for layer in reversed(range(s.layers)):
-        d_gelu = make.linear(f"{layer}.out", d_copy, f"{layer}.gelu", f"{layer}.w_out", s.C, 4 * s.C)
+        d_gelu = make.linear(layer, "mlp.c_proj", d_copy, f"{layer}.gelu")
         d_inner = make.gelu(layer, d_gelu)
-        d_x = make.linear(f"{layer}.fc", d_inner, f"{layer}.ln_2.x", f"{layer}.w_fc", 4 * s.C, s.C)
+        d_x = make.linear(layer, "c_fc", d_inner, f"{layer}.ln_2.x")
         d_residual, d_copy = make.norm(f"{layer}.ln_2", d_x, d_residual)
         y = f"{layer}.out" if s.padded_head == s.D else f"{layer}.y"
-        d_y = make.linear(f"{layer}.proj", d_copy, y, f"{layer}.w_proj", s.C, s.C)
+        d_y = make.linear(layer, "attn.c_proj", d_copy, y)
         d_qkv = make.attention_backward(layer, d_y)
-        d_x = make.linear(f"{layer}.attn", d_qkv, f"{layer}.ln_1.x", f"{layer}.w_attn", 3 * s.C, s.C)
+        d_x = make.linear(layer, "c_attn", d_qkv, f"{layer}.ln_1.x")
         if layer:
             d_residual, d_copy = make.norm(f"{layer}.ln_1", d_x, d_residual)
     make.graph.moment = "backward pass of the embeddings"
@@ -42,18 +43,17 @@ class _Backward(Builder):
         for name, buffer in kept.named.items():
             if name != "loss":
                 self.named[name] = self.graph.input(kept.graph.sizes[buffer], kept.graph.tags[buffer])
-        self.graph.borrowed.add(self.named["logits"])  # train.py still calls them logits
+        if shape.returns_logits:
+            self.graph.borrowed.add(self.named["logits"])  # train.py still calls them logits
         for name in ("tokens", "targets"):
             self.named[name] = self.graph.input(LONG * shape.N, tags.TOKEN_IDS, counted=False)
-        self.added = self.graph.buffer(
-            0, "none", tags.GRADIENTS
-        )  # no bytes: orders the readers of a sum after its adder
-        self.d_logits = self.half(matrix(shape.N, shape.V, shape.item), tags.LOGITS_AND_LOSS)
+        self.added = self.graph.buffer(0, "none", tags.GRADIENTS)  # no bytes: orders a sum's readers after its adder
+        self.d_logits = self.buffer(matrix(shape.N, shape.V, shape.item), tags.LOGITS_AND_LOSS)
         self.d_head = -1  # the head's own gradient of the tied weight, where it is made early
 
     def gradient(self, name: str, elements: int) -> int:
         """A parameter's gradient: float32, returned by the graph."""
-        return self.keep(name, self.float(elements, tags.GRADIENTS))
+        return self.keep(name, self.floats(elements, tags.GRADIENTS))
 
     def flying(self, columns: int) -> int:
         """A gradient of activations, N x columns."""
@@ -61,54 +61,55 @@ class _Backward(Builder):
 
     def weight(self, name: str) -> list[int]:
         """What a product reads of a weight: its cast; in float32 the parameter itself, which is no buffer of ours."""
-        return [self.named[name]] if self.shape.half else []
+        return [self.named[name]] if self.shape.is_half else []
 
     # the loss and the head
 
     def loss_and_head(self) -> int:
         """Gradients of the logits and of the head's weight; returns the gradient of the last norm's output."""
-        s, g, last = self.shape, self.graph, self.named[f"{self.shape.layers}.ln_1.x"]
+        s, g, last = self.shape, self.graph, self.named["ln_f.x"]
         statistics = [self.named[name] for name in ("targets", "logits", "largest", "total", "targets counted")]
         g.kernel("loss backward", statistics, (self.d_logits,), internal_bytes=FLOAT * s.N)
         for_weight = for_input = self.d_logits
         pads = []
         if s.padding.weight:
-            for_weight = self.half(matrix(s.N, s.V_padded, s.item), tags.LOGITS_AND_LOSS)
+            for_weight = self.buffer(matrix(s.N, s.V_padded, s.item), tags.LOGITS_AND_LOSS)
             pads.append(for_weight)
         if s.padding.input:
-            for_input = self.half(matrix(s.N, s.V_padded, s.item), tags.LOGITS_AND_LOSS)
+            for_input = self.buffer(matrix(s.N, s.V_padded, s.item), tags.LOGITS_AND_LOSS)
             pads.append(for_input)
         if pads:  # one kernel makes both copies
             g.kernel("pad gradient", (self.d_logits,), pads, pointwise=True)
-        if s.half or s.padding.weight:
+        if s.is_half or s.padding.weight:
             rows = s.V_padded if s.padding.weight else s.V
-            self.d_head = self.half(rows * s.C * s.item, tags.GRADIENTS_IN_FLIGHT)
+            self.d_head = self.buffer(rows * s.C * s.item, tags.GRADIENTS_IN_FLIGHT)
             self.matmul([for_weight, last], self.d_head)
-        weight = self.weight("w_head")
+        weight = self.weight("lm_head.cast")
         if s.padding.input:
-            padded = self.half(s.V_padded * s.C * s.item, tags.WEIGHT_CASTS)
+            padded = self.buffer(s.V_padded * s.C * s.item, tags.WEIGHT_CASTS)
             g.kernel("pad weight", weight, (padded,), pointwise=True)
             weight = [padded]
         return self.matmul([for_input, *weight], self.flying(s.C))
 
     # a layer
 
-    def linear(self, name: str, dy: int, x: str, weight: str, outs: int, ins: int) -> int:
+    def linear(self, layer: int, kind: str, dy: int, x: str) -> int:
         """A linear layer's weight gradient (cast to float32) and bias gradient; returns its input's gradient."""
-        s = self.shape
-        if s.half:
-            d_weight = self.half(matrix(outs, ins, s.item), tags.GRADIENTS_IN_FLIGHT)
+        s, name = self.shape, f"{layer}.{kind}"
+        ins, outs = s.linears[kind]
+        if s.is_half:
+            d_weight = self.buffer(matrix(outs, ins, s.item), tags.GRADIENTS_IN_FLIGHT)
         else:
             d_weight = self.gradient(f"{name}.weight", outs * ins)
         d_x = self.flying(ins)
-        products = [([dy, self.named[x]], d_weight), ([dy, *self.weight(weight)], d_x)]
+        products = [([dy, self.named[x]], d_weight), ([dy, *self.weight(f"{name}.cast")], d_x)]
         for reads, result in reversed(products) if s.bias else products:
             self.matmul(reads, result)
         if s.bias:  # a sum over rows in two steps
-            partial = self.float(outs * outer_parts(s.device, outs, s.N), tags.GRADIENTS_IN_FLIGHT)
+            partial = self.floats(outs * outer_parts(s.device, outs, s.N), tags.GRADIENTS_IN_FLIGHT)
             self.graph.kernel("column sum", (dy,), (partial,))
             self.graph.kernel("column sum end", (partial,), (self.gradient(f"{name}.bias", outs),))
-        if s.half:
+        if s.is_half:
             made = self.gradient(f"{name}.weight", outs * ins)
             self.graph.kernel(f"cast {outs * ins}", (d_weight,), (made,), pointwise=True)
         return d_x
@@ -131,13 +132,13 @@ class _Backward(Builder):
         normed = [self.named[f"{name}.norm"]] if f"{name}.norm" in self.named else rows
         if first and s.keeps_embeddings:
             rows = normed = [self.named["embedded"], self.named["positions embedded"], *rows]
-        masks = [self.named[f"{name}.mask"]] if s.dropout else []
+        masks = [self.named[f"{name}.mask"]] if s.drops else []
         ids = [self.named["tokens"]] if first else []
         old = () if d_residual is None else (d_residual,)
         reads = [dy, *rows, *masks, *ids, *first, *old]
-        d_x = self.float(s.N * s.C, tags.GRADIENTS_IN_FLIGHT)
+        d_x = self.floats(s.N * s.C, tags.GRADIENTS_IN_FLIGHT)
         takes: dict[int, tuple[int, ...]] = {d_x: old if s.splits else (*old, dy)}  # the fused kernel reads dy twice
-        copies = (s.half or s.dropout) and not first
+        copies = (s.is_half or s.drops) and not first
         copy = self.flying(s.C) if copies else d_x
         marks = [self.added] if first else []
         affine = [f"{name}.weight", f"{name}.bias"] if s.bias else [f"{name}.weight"]
@@ -155,7 +156,7 @@ class _Backward(Builder):
                 g.kernel("copy gradient", (d_x, *masks), (copy,), pointwise=True)
             return d_x, copy
         g.kernel("norm backward", reads, [d_x, copy] if copies else [d_x, *marks], takes=takes, internal_bytes=internal)
-        partials = [self.float(partial_elements, tags.GRADIENTS_IN_FLIGHT) for _ in affine]
+        partials = [self.floats(partial_elements, tags.GRADIENTS_IN_FLIGHT) for _ in affine]
         g.kernel("norm columns", (dy, *normed), partials)
         for partial, part in zip(partials, affine, strict=True):
             g.kernel("column sum end", (partial,), (self.gradient(part, s.C),))
@@ -167,20 +168,20 @@ class _Backward(Builder):
         size = s.N * s.H * s.padded_head * s.item
         names = [f"{layer}.{part}" for part in ("q", "k", "v", "out", "lse", "seed", "offset")]
         reads = [self.named[name] for name in names if name in self.named]
-        results = [self.half(size, tags.ATTENTION) for _ in "qkv"]
+        results = [self.buffer(size, tags.ATTENTION) for _ in "qkv"]
         before: tuple[int, ...] = ()
         if s.padded_head != s.D:
-            padded = self.half(size, tags.ATTENTION)
+            padded = self.buffer(size, tags.ATTENTION)
             g.kernel("pad attention gradient", (d_y,), (padded,), pointwise=True)
             d_y = padded
             before = (size, size)  # the kernel wants its gradient and output contiguous by token: it copies both
-        if s.attention == "cudnn":
+        if s.kernel == "cudnn":
             hidden: tuple[int, ...] = (kernels.cudnn_backward_workspace(s.B, s.H, s.T, s.D),)
-        elif s.attention == "flash":
+        elif s.kernel == "flash":
             hidden = kernels.flash_backward_buffers(s.B, s.H, s.T, s.padded_head)
         else:  # gradient x output in float32, its row sums, a contiguous copy of these; then the accumulators
             rows = kernels.efficient_logsumexp(s.B, s.H, s.T)
-            accumulators = kernels.efficient_backward_workspace(s.B, s.H, s.T, s.D, is_half=s.half)
+            accumulators = kernels.efficient_backward_workspace(s.B, s.H, s.T, s.D, is_half=s.is_half)
             hidden = (FLOAT * s.N * s.C, rows, rows, ~1, ~0, accumulators, ~2)
         g.call("attention backward", [d_y, *reads], results, results, before=before, hidden=hidden)
         d_qkv = self.act(3 * s.C, tags.ATTENTION)
@@ -192,8 +193,8 @@ class _Backward(Builder):
     def embeddings(self, d_x: int, d_residual: int) -> None:
         """The first norm's backward adds into zeros for the tokens; then the positions, and the head's own share."""
         s, g = self.shape, self.graph
-        d_tokens = self.float(s.V * s.C, tags.GRADIENTS_IN_FLIGHT)
-        d_places = self.gradient("wpe", s.T * s.C)
+        d_tokens = self.floats(s.V * s.C, tags.GRADIENTS_IN_FLIGHT)
+        d_places = self.gradient("wpe.weight", s.T * s.C)
         first: tuple[int, ...] = (d_tokens,)
         if s.B == 1:  # one row of positions: the same kernel adds both
             g.kernel("zero positions", (), (d_places,), pointwise=True)
@@ -202,13 +203,14 @@ class _Backward(Builder):
         d_embedded, _ = self.norm("0.ln_1", d_x, d_residual, first)
         if s.B > 1:
             g.kernel("zero positions", (), (d_places,), pointwise=True)
-            g.kernel("add positions", (self.named["positions"], d_embedded, d_places), ())
+            shares = (self.named["positions"], d_embedded, d_places)
+            g.kernel("add positions", shares, (), adds_to=(d_places,), pointwise=True)
         shares = (self.d_head, d_tokens, self.added)
-        if s.half:
-            g.kernel("add tokens", shares, (self.gradient("wte", s.V * s.C),), pointwise=True)
+        if s.is_half:
+            g.kernel("add tokens", shares, (self.gradient("wte.weight", s.V * s.C),), pointwise=True)
         elif s.padding.weight:
-            result = self.gradient("wte", s.V_padded * s.C)
+            result = self.gradient("wte.weight", s.V_padded * s.C)
             g.kernel("add tokens", shares, (result,), takes={result: (self.d_head,)}, pointwise=True)
         else:  # float32: the head's share is a product that adds, so the logits' gradient lives until here
-            reads = [d_tokens, self.d_logits, self.named[f"{s.layers}.ln_1.x"], self.added]
-            self.matmul(reads, self.gradient("wte", s.V * s.C))
+            reads = [d_tokens, self.d_logits, self.named["ln_f.x"], self.added]
+            self.matmul(reads, self.gradient("wte.weight", s.V * s.C))

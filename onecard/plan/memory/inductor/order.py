@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from onecard.plan.memory.inductor_graph import ITEM, Graph
+from onecard.plan.memory.inductor.graph import ITEM, Graph
 
 NEVER = 1 << 60  # the last use of a graph output
 

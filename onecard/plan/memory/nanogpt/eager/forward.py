@@ -1,9 +1,6 @@
 """nanoGPT's forward pass, eager: every allocation and free, in PyTorch's order. Read beside nanoGPT's model.py.
 
 In training, what the backward pass needs stays; under no_grad each tensor goes when its last reader is done.
-
-Letters: B sequences, T tokens each, N = B*T, C = n_embd, H heads of D values, V = vocab_size; FLOAT is 4 bytes,
-`half` 2 (4 in float32, where autocast is off and nothing is cast).
 """
 
 from __future__ import annotations
@@ -11,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onecard.plan.memory.kernels import FLOAT, LONG
-from onecard.plan.memory.nanogpt_eager_attention import Attention, AttentionCalls
-from onecard.plan.memory.nanogpt_eager_state import SCALAR
+from onecard.plan.memory.nanogpt.eager.attention import Attention, AttentionCalls
+from onecard.plan.memory.nanogpt.loop import SCALAR
 from onecard.plan.memory.tags import (
     ACTIVATIONS,
     ATTENTION,
@@ -71,26 +68,41 @@ class Loss:
     loss: int
 
 
+@dataclass(slots=True)
+class Graph:
+    """What a whole forward pass leaves for its backward pass."""
+
+    embedding: list[int]  # positions and, with dropout, a mask
+    layers: list[Layer]
+    head: Loss
+
+
 class Forward(AttentionCalls):
     """GPT.forward, with and without a graph."""
 
-    def forward(self) -> tuple[list[int], list[Layer], Loss]:
-        """One training forward pass: what the embedding (positions, mask), the layers and the loss leave behind."""
+    graph: Graph  # of the last forward pass in training
+
+    def forward(self) -> tuple[int | None, int]:
+        """One forward pass in training: logits (None unless returned) and loss; `graph` is for the backward pass."""
         embeddings, positions, x, mask = self.embedding(train=True)
         layers = []
-        for layer in range(self.config.n_layer):
+        for layer in range(self.layers):
             x, saved = self.layer(layer, x, train=True)
             layers.append(saved)
         head = self.head(x, train=True)
         self.free(*embeddings)  # the frame of GPT.forward held them until here
         if self.is_half:
             self.free(head.ln_f.out)  # in float32 it is lm_head's saved input
-        return [positions, *mask], layers, head
+        self.graph = Graph([positions, *mask], layers, head)
+        if self.returns_logits:
+            return head.lm_head.out, head.loss
+        self.free(head.lm_head.out)  # the loss's backward pass needs log_softmax alone
+        return None, head.loss
 
     def forward_for_evaluation(self) -> tuple[int, int]:
         """One forward pass under no_grad: nothing is saved; returns logits and loss."""
         embeddings, positions, x, _ = self.embedding(train=False)
-        for layer in range(self.config.n_layer):
+        for layer in range(self.layers):
             x, _saved = self.layer(layer, x, train=False)
         head = self.head(x, train=False)
         self.free(positions, *embeddings, head.ln_f.out)
@@ -106,7 +118,7 @@ class Forward(AttentionCalls):
         pos_emb = alloc(self.T * self.C * FLOAT, ACTIVATIONS)
         x = alloc(self.stream, ACTIVATIONS)
         mask: list[int] = []
-        if train and self.config.dropout:
+        if train and self.drops:
             added = x
             mask = [alloc(self.mask, ACTIVATIONS)]
             x = alloc(self.stream, ACTIVATIONS)
@@ -133,7 +145,7 @@ class Forward(AttentionCalls):
 
         ln_2 = self.norm(f"{index}.ln_2", middle, train)
         c_fc = self.linear(f"{index}.c_fc", ln_2.out, train)
-        gelu = alloc(self.N * 4 * self.C * self.half, ACTIVATIONS)
+        gelu = alloc(self.N * 4 * self.C * self.item, ACTIVATIONS)
         if not train:
             free(c_fc.out)
         mlp_c_proj = self.linear(f"{index}.mlp.c_proj", gelu, train, cast_input=False)
@@ -166,21 +178,21 @@ class Forward(AttentionCalls):
         inputs, outputs = self.linears[name.partition(".")[2]]
         weight_cast = None
         if self.is_half:
-            if self.config.bias:
-                self.bias_casts.append(alloc(outputs * self.half, WEIGHT_CASTS))
-            weight_cast = alloc(inputs * outputs * self.half, WEIGHT_CASTS)
+            if self.bias:
+                self.bias_casts.append(alloc(outputs * self.item, WEIGHT_CASTS))
+            weight_cast = alloc(inputs * outputs * self.item, WEIGHT_CASTS)
             self.weight_casts.append(weight_cast)
             if cast_input and x is not None:
-                x = alloc(self.N * inputs * self.half, ACTIVATIONS)
-        out = alloc(self.N * outputs * self.half, ATTENTION if outputs == 3 * inputs else ACTIVATIONS)
-        self.cublas("forward", with_lt=self.config.bias)
+                x = alloc(self.N * inputs * self.item, ACTIVATIONS)
+        out = alloc(self.N * outputs * self.item, ATTENTION if outputs == 3 * inputs else ACTIVATIONS)
+        self.cublas("forward", with_lt=self.bias)
         if self.is_half and cast_input and x is not None and not train:
             self.free(x)
         return Linear(name, out, x, weight_cast)
 
     def dropout(self, x: int, train: bool) -> tuple[int, int | None]:
         """nn.Dropout on a branch: its result and its mask; the input is freed."""
-        if not (train and self.config.dropout):
+        if not (train and self.drops):
             return x, None
         mask = self.alloc(self.mask, ACTIVATIONS)
         out = self.alloc(self.narrow, ACTIVATIONS)
@@ -196,14 +208,14 @@ class Forward(AttentionCalls):
             free(x)
         weight_cast, saved_input = None, ln_f.out
         if self.is_half:
-            weight_cast = alloc(self.V * self.C * self.half, WEIGHT_CASTS)
+            weight_cast = alloc(self.V * self.C * self.item, WEIGHT_CASTS)
             self.weight_casts.append(weight_cast)
             saved_input = alloc(self.narrow, ACTIVATIONS)
         logits_size = self.N * self.V
-        logits = alloc(logits_size * self.half, LOGITS_AND_LOSS)
+        logits = alloc(logits_size * self.item, LOGITS_AND_LOSS)
         if self.is_half and not train:
             free(saved_input)
-        log_softmax = alloc(logits_size * self.half, LOGITS_AND_LOSS)
+        log_softmax = alloc(logits_size * self.item, LOGITS_AND_LOSS)
         float_copy = alloc(logits_size * FLOAT, LOGITS_AND_LOSS) if self.is_half else None
         loss = alloc(SCALAR, LOGITS_AND_LOSS)
         total_weight = alloc(SCALAR, LOGITS_AND_LOSS)

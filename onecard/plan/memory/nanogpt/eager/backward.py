@@ -1,17 +1,13 @@
 """nanoGPT's backward pass, eager: the forward's operations in reverse, from the loss to the embeddings.
 
 A gradient is freed when the operation that consumed it is done; where two meet, the second is added into the first.
-
-Letters: B sequences, T tokens each, N = B*T, C = n_embd, H heads of D values, V = vocab_size; FLOAT is 4 bytes,
-`half` 2 (4 in float32, where autocast is off and nothing is cast).
 """
 
 from __future__ import annotations
 
 from onecard.plan.memory import kernels
 from onecard.plan.memory.kernels import FLOAT, LONG
-from onecard.plan.memory.nanogpt_eager_forward import Forward, Layer, Linear, Loss, Norm
-from onecard.plan.memory.nanogpt_eager_state import SCALAR
+from onecard.plan.memory.nanogpt.eager.forward import Forward, Layer, Linear, Loss, Norm
 from onecard.plan.memory.tags import (
     GRADIENTS,
     GRADIENTS_IN_FLIGHT,
@@ -23,28 +19,33 @@ from onecard.plan.memory.tags import (
 class Backward(Forward):
     """loss.backward()."""
 
-    def backward_loss(self, head: Loss, targets: int, first: bool) -> tuple[int, int]:
+    def backward(self, gradient: int, ids: tuple[int, int], first: bool) -> None:
+        """From the gradient of the loss to those of the embeddings; the last forward pass's graph goes on the way."""
+        graph, (X, Y) = self.graph, ids
+        residual, tied = self.backward_loss(graph.head, gradient, Y, first)
+        self.tape.moment("backward pass of the blocks")
+        for layer in reversed(graph.layers):
+            self.backward_layer(layer, residual, first)
+        self.backward_embedding(graph.embedding, residual, tied, X, first)
+
+    def backward_loss(self, head: Loss, of_loss: int, targets: int, first: bool) -> tuple[int, int]:
         """Returns the gradient of the residual stream, and that of the tied weight as lm_head sees it."""
         alloc, free = self.alloc, self.free
         logits_size = self.N * self.V
-        self.tape.moment("backward pass of the loss")
-        unscaled = [alloc(SCALAR, GRADIENTS_IN_FLIGHT)] if self.config.dtype == "float16" else []
-        divided = alloc(SCALAR, GRADIENTS_IN_FLIGHT)
-        free(*unscaled)
         gradient = alloc(logits_size * FLOAT, LOGITS_AND_LOSS)  # nll_loss
-        free(divided)
+        free(of_loss)
         if head.float_copy is not None:
             free(head.float_copy)
         free(targets, head.total_weight)
         if self.is_half:
-            gradient = self.replaced(gradient, logits_size * self.half, LOGITS_AND_LOSS)
-        gradient = self.replaced(gradient, logits_size * self.half, LOGITS_AND_LOSS)  # log_softmax
+            gradient = self.replaced(gradient, logits_size * self.item, LOGITS_AND_LOSS)
+        gradient = self.replaced(gradient, logits_size * self.item, LOGITS_AND_LOSS)  # log_softmax
         free(head.log_softmax)
 
         lm_head = head.lm_head
         assert lm_head.saved_input is not None
         tied_size = self.V * self.C
-        tied = alloc(tied_size * self.half, GRADIENTS_IN_FLIGHT)
+        tied = alloc(tied_size * self.item, GRADIENTS_IN_FLIGHT)
         self.cublas("backward")
         dx = alloc(self.narrow, GRADIENTS_IN_FLIGHT)
         free(gradient)
@@ -68,7 +69,7 @@ class Backward(Forward):
         alloc, free = self.alloc, self.free
         tag = GRADIENTS if first else GRADIENTS_IN_FLIGHT
         dx = alloc(self.stream, GRADIENTS_IN_FLIGHT)
-        kinds = ("weight", "bias") if self.config.bias else ("weight",)
+        kinds = ("weight", "bias") if self.bias else ("weight",)
         of_parameters = [alloc(self.C * FLOAT, tag) for _ in kinds]
         rows = kernels.norm_partial_rows(self.device, self.N, self.C)
         if rows:  # a first pass over parts of the tokens, whose sums replace the gradients
@@ -90,14 +91,14 @@ class Backward(Forward):
         in_flight, kept = GRADIENTS_IN_FLIGHT, GRADIENTS if first else GRADIENTS_IN_FLIGHT
         of_parameters = in_flight if self.is_half else kept  # in half they are cast before they are kept
         saved = [block for block in (linear.weight_cast, linear.saved_input) if block is not None]
-        if self.config.bias:  # addmm: input, weight, then the bias summed over all tokens
-            dx = alloc(self.N * inputs * self.half, in_flight)
-            d_weight = alloc(inputs * outputs * self.half, of_parameters)
-            d_bias = self.column_sum(self.N, outputs * self.half, outputs, of_parameters)
+        if self.bias:  # addmm: input, weight, then the bias summed over all tokens
+            dx = alloc(self.N * inputs * self.item, in_flight)
+            d_weight = alloc(inputs * outputs * self.item, of_parameters)
+            d_bias = self.column_sum(self.N, outputs * self.item, outputs, of_parameters)
             saved.reverse()
         else:  # mm: weight, input
-            d_weight = alloc(inputs * outputs * self.half, of_parameters)
-            dx = alloc(self.N * inputs * self.half, in_flight)
+            d_weight = alloc(inputs * outputs * self.item, of_parameters)
+            dx = alloc(self.N * inputs * self.item, in_flight)
             d_bias = None
         if owned:
             free(gradient)
@@ -129,11 +130,11 @@ class Backward(Forward):
             gradient, owned = dropped, True
         return gradient, owned
 
-    def backward_layer(self, index: int, layer: Layer, gradient: int, first: bool) -> None:
+    def backward_layer(self, layer: Layer, gradient: int, first: bool) -> None:
         """Block.forward reversed; `gradient` of the residual stream is added to in place."""
         branch, owned = self.backward_branch(gradient, layer.mlp_mask)
         dx = self.backward_linear(layer.mlp_c_proj, branch, first, owned=owned, cast_input=False)
-        dx = self.replaced(dx, self.N * 4 * self.C * self.half, GRADIENTS_IN_FLIGHT)  # GELU
+        dx = self.replaced(dx, self.N * 4 * self.C * self.item, GRADIENTS_IN_FLIGHT)  # GELU
         self.free(layer.c_fc.out)
         dx = self.backward_linear(layer.c_fc, dx, first, owned=True, cast_input=True)
         self.backward_norm(layer.ln_2, dx, first, residual=True)

@@ -22,6 +22,7 @@ class Kernel:
     before: tuple[int, ...] = ()  # hidden buffers of a library call, made before its results; freed at its end
     hidden: tuple[int, ...] = ()  # and after: bytes to allocate, or ~k to free the k-th of them early
     scratch: dict[int, tuple[int, ...]] = field(default_factory=dict)  # written buffer -> bytes needed while it is made
+    adds_to: tuple[int, ...] = ()  # buffers it changes in place, which are among what it reads
     pointwise: bool = False  # Triton times two configurations on the first launch
     items: tuple[int, ...] = ()  # results that later kernels take out one by one
     moment: str = ""  # what goes on, for a person
@@ -64,6 +65,7 @@ class Graph:
         takes: dict[int, tuple[int, ...]] | None = None,
         internal_bytes: int = 0,
         scratch: dict[int, tuple[int, ...]] | None = None,
+        adds_to: tuple[int, ...] = (),
         pointwise: bool = False,
     ) -> None:
         """Append a kernel."""
@@ -75,6 +77,7 @@ class Graph:
                 takes=takes or {},
                 internal_bytes=internal_bytes,
                 scratch=scratch or {},
+                adds_to=adds_to,
                 pointwise=pointwise,
                 moment=self.moment,
             )

@@ -1,8 +1,4 @@
-"""F.scaled_dot_product_attention, eager, forward and backward: what each of PyTorch's four kernels allocates.
-
-Letters: B sequences, T tokens each, N = B*T, C = n_embd, H heads of D values, V = vocab_size; FLOAT is 4 bytes,
-`half` 2 (4 in float32, where autocast is off and nothing is cast).
-"""
+"""F.scaled_dot_product_attention, eager, forward and backward: what each of PyTorch's four kernels allocates."""
 
 from __future__ import annotations
 
@@ -10,7 +6,8 @@ from dataclasses import dataclass
 
 from onecard.plan.memory import kernels
 from onecard.plan.memory.kernels import FLOAT, LONG
-from onecard.plan.memory.nanogpt_eager_state import SCALAR, State
+from onecard.plan.memory.nanogpt.eager.state import State
+from onecard.plan.memory.nanogpt.loop import SCALAR
 from onecard.plan.memory.tags import (
     ATTENTION,
     GRADIENTS_IN_FLIGHT,
@@ -56,9 +53,9 @@ class AttentionCalls(State):
         """Flash: heads padded to a multiple of 8; keys cut into parts when the batch is too small to fill the card."""
         alloc, free = self.alloc, self.free
         B, H, T, D = self.B, self.H, self.T, self.D
-        drops = train and self.config.dropout > 0
+        drops = train and self.drops
         padded = kernels.flash_head_size(D)
-        size = self.N * H * padded * self.half
+        size = self.N * H * padded * self.item
         inputs = [qkv] if padded == D else [alloc(size, ATTENTION) for _ in "qkv"]
         out = alloc(size, ATTENTION)
         logsumexp = alloc(B * H * T * FLOAT, ATTENTION)
@@ -85,7 +82,7 @@ class AttentionCalls(State):
         """_scaled_dot_product_attention_math in float32: scores of all pairs of tokens, softmax, product."""
         alloc, free = self.alloc, self.free
         pairs = self.B * self.H * self.T * self.T
-        drops = train and self.config.dropout > 0
+        drops = train and self.drops
         q = alloc(self.narrow, ATTENTION)  # times the root of the scale, as k below
         ones = alloc(self.T * self.T, ATTENTION)
         lower = alloc(self.T * self.T, ATTENTION)
@@ -180,7 +177,7 @@ class AttentionCalls(State):
         """Flash on padded heads: the gradient is padded, two inputs are made contiguous, and all is cut again."""
         alloc, free = self.alloc, self.free
         padded = kernels.flash_head_size(self.D)
-        size = self.N * self.H * padded * self.half
+        size = self.N * self.H * padded * self.item
         gradient = self.replaced(gradient, size, GRADIENTS_IN_FLIGHT)
         copies = [alloc(size, WORKSPACE) for _ in ("gradient", "out")]
         wide = [alloc(size, GRADIENTS_IN_FLIGHT) for _ in "qkv"]

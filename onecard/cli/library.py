@@ -1,0 +1,104 @@
+"""What the commands share: click's classes fitted to our flags, sizes and errors, and the consoles they print to."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onecard.cli.flags import Flag
+from onecard.cli.usage import unknown_command
+from onecard.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Commands(click.Group):
+    """A group that answers an unknown command with the nearest one."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise unknown_command(args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+class KeyCommand(click.Command):
+    """A command that also takes --key=value flags, and completes them in the shell."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        from onecard.config.schema import KEYS
+
+        offered = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("--"):
+            offered += [CompletionItem(f"--{k}=", help=m) for k, m in KEYS.items() if f"--{k}=".startswith(incomplete)]
+        return offered
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
+        # completion parses the raw line, flags included; everywhere else they were split off before
+        if extra.get("resilient_parsing"):
+            extra["ignore_unknown_options"] = extra["allow_extra_args"] = True
+        return super().make_context(info_name, args, parent, **extra)
+
+
+class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in click >= 8.5 only
+    """A size in bytes: 4464MiB, 2.1GiB, 12GB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        from onecard.units import parse_bytes
+
+        try:
+            return value if isinstance(value, int) else parse_bytes(value)
+        except ValueError:
+            raise UsageError(
+                f"{value!r} is not a size",
+                why=f"{param.opts[0]} takes a number and a unit",
+                fix=f"{param.opts[0]} 2.1GiB (or 2150MiB)",
+                name="bad-size",
+            ) from None
+
+
+class CountType(click.ParamType):  # type: ignore[type-arg]
+    """A number of things: 124M, 10B, 524288."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        from onecard.units import parse_count
+
+        try:
+            return value if isinstance(value, int) else parse_count(value)
+        except ValueError:
+            raise UsageError(
+                f"{value!r} is not a number",
+                why=f"{param.opts[0]} takes a number, with M or B if it is large",
+                fix=f"{param.opts[0]} 124M",
+                name="bad-number",
+            ) from None
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
+
+
+def no_flags(flags: list[Flag], command: str) -> None:
+    if flags:
+        key, value = flags[0]
+        raise UsageError(
+            f"onecard {command} takes no config keys, and was given --{key}={value}",
+            why="only commands that read a config take --key=value",
+            fix=f"onecard {command} --help",
+            name="unexpected-key",
+        )
+
+
+def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    # a pipe has no width of its own: wide enough that no line of ours breaks
+    piped = not (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, width=120 if piped else None)

@@ -1,0 +1,211 @@
+"""onecard plan: read a config and a card, plan, show."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onecard.cli.flags import Flag
+from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
+from onecard.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from onecard.config.resolve import Resolved
+    from onecard.plan.make import Plan
+    from onecard.plan.place import Place
+    from onecard.plan.seen import Seen
+
+
+def _complete_card(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from onecard.plan.cards import known_cards
+
+    return [card.name for card in known_cards() if incomplete.lower() in card.name.lower()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command, as typed."""
+
+    config: str | None
+    gpu: str | None
+    vram: int | None
+    other: int | None
+    trainer: str
+    fit: bool
+    params: int | None
+    hours: float | None
+    tokens: int | None
+    write: str | None
+    sensitivity: bool
+    seen: int | None
+    nvidia_smi: str | None
+    timeline: str | None
+    explain: bool
+    as_json: bool
+
+
+@click.command(cls=KeyCommand, short_help="Will it fit, how fast, how good, what to change: before launch.")
+@click.argument("config", required=False)
+@click.option("--gpu", metavar="NAME", shell_complete=_complete_card, help='A card ("RTX 4070"), auto, or none.')
+@click.option("--vram", type=SizeType(), metavar="SIZE", help="Memory torch may take, instead of the card's own.")
+@click.option("--other", type=SizeType(), metavar="SIZE", help="Memory that other programs hold on the card.")
+@click.option("--trainer", type=click.Choice(["both", "onecard", "nanogpt"]), default="both", help="Whose run to plan.")
+@click.option("--fit", is_flag=True, help="Find the fastest config that fits, with the same tokens per update.")
+@click.option("--params", type=CountType(), metavar="N", help="With --fit: choose the shape for N parameters too.")
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), metavar="H", help="What to train in H hours.")
+@click.option("--tokens", type=CountType(), metavar="N", help="What to train on N tokens.")
+@click.option("--write", metavar="FILE", help="With --hours or --tokens: save the proposed config.")
+@click.option("--sensitivity", is_flag=True, help="Re-plan with each setting halved, doubled or switched.")
+@click.option("--seen", type=SizeType(), metavar="SIZE", help="What the driver showed for the process.")
+@click.option("--nvidia-smi", metavar="FILE", help="The same from nvidia-smi's output; - is standard input.")
+@click.option("--timeline", metavar="FILE.svg", help="Draw memory through one step and one evaluation.")
+@click.option("--explain", is_flag=True, help="Every key, its value and where it came from.")
+@json_option
+@click.pass_obj
+def plan(flags: list[Flag], /, **typed: object) -> int:
+    """\b
+    Example:
+      onecard plan train_fineweb.py --gpu "RTX 4070" --other 2.1GiB --batch_size=8
+
+    Whether a run fits, to the MiB, how fast and how good it will be, and what to change: no GPU, no torch.
+
+    CONFIG is a nanoGPT config file (read, never run), or - for standard input; without one, a small default.
+    Any nanoGPT key can be set with --key=value.
+    """
+    from onecard.report.plan_json import plan_json
+
+    options = Options(**typed)  # type: ignore[arg-type]  # click made them by these names
+    _check(options)
+    seen = _seen(options)
+    made = _make(options, flags)
+    _write_files(options, made)
+    if options.as_json:
+        click.echo(json.dumps(plan_json(made, seen=seen)))
+    else:
+        _show(options, made, seen)
+    return made.exit_code
+
+
+def _check(options: Options) -> None:
+    if options.params and not options.fit:
+        raise UsageError(
+            "--params needs --fit",
+            why="without it a plan is about the shape the config has",
+            fix="onecard plan --fit --params 124M",
+            name="params-without-fit",
+        )
+    if options.write and not (options.hours or options.tokens):
+        raise UsageError(
+            "--write needs --hours or --tokens",
+            why="it saves the config that those propose",
+            fix=f"onecard plan --hours 48 --write {options.write}",
+            name="write-without-proposal",
+        )
+    if options.timeline and Path(options.timeline).suffix.lower() != ".svg":
+        raise UsageError(
+            f"{options.timeline} is not an .svg file",
+            why="the timeline is drawn as SVG, which every browser opens",
+            fix=f"--timeline {Path(options.timeline).stem or 'memory'}.svg",
+            name="not-svg",
+        )
+
+
+def _make(options: Options, flags: list[Flag]) -> Plan:
+    from onecard.plan.budget import Budget
+    from onecard.plan.make import make_plan
+
+    budget = None
+    if options.hours or options.tokens:
+        budget = Budget(seconds=options.hours * 3600 if options.hours else None, tokens=options.tokens)
+    return make_plan(
+        _resolve(options.config, flags),
+        _place(options.gpu, options.vram, options.other),
+        nanogpt=options.trainer != "onecard",
+        fit=options.fit,
+        params=options.params,
+        budget=budget,
+        sensitivity=options.sensitivity,
+    )
+
+
+def _write_files(options: Options, made: Plan) -> None:
+    from onecard.cli.files import write_text
+    from onecard.plan.budget import config_text
+    from onecard.report.timeline import timeline_svg
+
+    if options.timeline and made.nanogpt:
+        title = made.resolved.source or "packaged default"
+        write_text(Path(options.timeline), timeline_svg(made.nanogpt, title=title), option="--timeline")
+    if options.write and made.proposals:
+        text = config_text(made.proposals[0])
+        write_text(Path(options.write), text, option="--write", overwrite=False)
+
+
+def _show(options: Options, made: Plan, seen: Seen | None) -> None:
+    from onecard.report.memory import print_seen
+    from onecard.report.plan import print_plan
+    from onecard.report.talk import print_warnings
+
+    print_warnings(made.resolved.warnings, console(stderr=True))
+    print_plan(made, console(), explain=options.explain)
+    if seen and made.nanogpt:
+        print_seen(seen, made.nanogpt, console())
+    if options.write and made.proposals:
+        console(stderr=True).print(f"wrote {options.write}")
+
+
+def _resolve(config: str | None, flags: list[Flag]) -> Resolved:
+    from onecard.cli.files import read_text
+    from onecard.config.resolve import resolve
+
+    if config is None:
+        return resolve(None, flags=flags)
+    text = read_text(sys.stdin.buffer if config == "-" else Path(config))
+    return resolve(text, filename="standard input" if config == "-" else Path(config).name, flags=flags)
+
+
+def _seen(options: Options) -> Seen | None:
+    """What the driver showed, as typed or as nvidia-smi printed it."""
+    from onecard.cli.files import read_text
+    from onecard.plan.seen import Seen, read_nvidia_smi
+
+    nvidia_smi = options.nvidia_smi
+    if nvidia_smi is None:
+        return None if options.seen is None else Seen(process_bytes=options.seen)
+    text = read_text(sys.stdin.buffer if nvidia_smi == "-" else Path(nvidia_smi), kind="nvidia-smi output")
+    found = read_nvidia_smi(text)
+    if found is None:
+        raise UsageError(
+            f"{nvidia_smi} shows no computing process",
+            why="nvidia-smi lists processes of type C with their memory, and this text has none",
+            fix="nvidia-smi | onecard plan CONFIG --nvidia-smi -",
+            name="no-process-seen",
+        )
+    return found
+
+
+def _place(gpu: str | None, vram: int | None, other: int | None) -> Place | None:
+    """The card that was named, or this machine's; None where there is none."""
+    from onecard.machine import read_gpu
+    from onecard.plan.cards import find_card, plain_card
+    from onecard.plan.place import Place, place_of
+
+    if gpu not in (None, "auto", "none"):
+        return Place(card=find_card(gpu)).with_memory(vram_bytes=vram, other_bytes=other)
+    if gpu == "auto" or (gpu is None and vram is None):
+        status = read_gpu()
+        if status:
+            return place_of(status).with_memory(vram_bytes=vram, other_bytes=other)
+        if gpu == "auto":
+            raise MachineError(
+                "no NVIDIA card answers on this machine",
+                why="NVML, the driver's own interface, is not there or does not respond",
+                fix='name the card to plan for: --gpu "RTX 4070"',
+                name="no-gpu",
+            )
+    return Place(card=plain_card(vram), other_bytes=other or 0) if vram is not None else None

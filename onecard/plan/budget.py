@@ -1,0 +1,170 @@
+"""What to train with the time and tokens one has: shape, length and settings for the lowest predicted loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from onecard import units
+from onecard.config.schema import RunConfig
+from onecard.plan import recipe
+from onecard.plan.cards import Card
+from onecard.plan.counts import count_params
+from onecard.plan.fit import HEAD_SIZE, fit_config
+from onecard.plan.loss import SMALLEST_VOCABULARY, LossForecast, forecast_loss
+from onecard.plan.recipe import Setting
+from onecard.plan.speed import Speed, predict_speed
+
+TRAINING_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
+EVALUATIONS = 40  # over the run
+SMALLER_SHARE = 0.55  # "the smaller model trained longer" has at most this share of the parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A run to make: its config, every setting's source, and what to expect."""
+
+    name: str
+    config: RunConfig
+    settings: Mapping[str, Setting]
+    process_bytes: int
+    speed: Speed
+    loss: LossForecast | None
+
+    @property
+    def seconds(self) -> float:
+        return self.speed.total_seconds.likely
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sketch:
+    """A shape with the length it would run for: speed only, memory not yet looked at."""
+
+    config: RunConfig
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What there is to spend; None is no bound, and one bound there must be."""
+
+    seconds: float | None = None
+    tokens: int | None = None
+
+    def steps(self, config: RunConfig, speed: Speed | None) -> int:
+        """Updates the budget pays for, evaluations and checkpoints included."""
+        bounds = []
+        if self.tokens is not None:
+            bounds.append(self.tokens // config.tokens_per_step)
+        if self.seconds is not None and speed is not None and config.max_iters:
+            each = speed.total_seconds.likely / config.max_iters
+            bounds.append(int(self.seconds * TRAINING_SHARE / each))
+        return min(bounds, default=0)
+
+
+def propose(config: RunConfig, card: Card, available_bytes: int, budget: Budget) -> list[Proposal]:
+    """The run of the lowest predicted loss within the budget, beside it a smaller one trained longer; [] if none."""
+    if config.vocab_size < SMALLEST_VOCABULARY:  # the packaged default's bytes: no law speaks of them
+        config = config.replace({"vocab_size": 50304, "block_size": 1024, "dataset": "fineweb"})
+    sketches = sorted(_sketches(config, card, budget), key=lambda sketch: sketch.loss)
+    best = _first_that_fits("lowest loss", sketches, card, available_bytes, budget)
+    if best is None:
+        return []
+    limit = SMALLER_SHARE * count_params(best.config).total
+    smaller = [sketch for sketch in sketches if count_params(sketch.config).total <= limit]
+    second = _first_that_fits("smaller, trained longer", smaller, card, available_bytes, budget)
+    return [best, second] if second else [best]
+
+
+def _sketches(config: RunConfig, card: Card, budget: Budget) -> Iterator[_Sketch]:
+    """Every sensible shape, run as long as the budget allows at a usual micro-batch."""
+    for n_layer in (4, 6, 8, 10, 12, 16, 20, 24, 30, 36):
+        for n_head in range(2, 26, 2):  # widths of a multiple of 128 suit the card
+            width = n_head * HEAD_SIZE
+            if not 40 <= width / n_layer <= 86:  # GPT-2's family lies between 33 and 64; wider is faster
+                continue
+            shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": width, "dropout": 0.0, "compile": True}
+            batch = {"batch_size": 8, "gradient_accumulation_steps": 8, "max_iters": 1000}
+            base = config.replace(shape | batch)
+            steps = budget.steps(base, predict_speed(base, card))
+            forecast = forecast_loss(base.model_copy(update={"max_iters": steps}))
+            if steps >= 100 and forecast:
+                yield _Sketch(config=base.model_copy(update={"max_iters": steps}), loss=forecast.final.likely)
+
+
+def _first_that_fits(
+    name: str, sketches: list[_Sketch], card: Card, available_bytes: int, budget: Budget
+) -> Proposal | None:
+    """The first sketch, best first, that can be settled; what is nearly as large as one that cannot is passed over."""
+    while sketches:
+        proposal = _settle(name, sketches[0].config, card, available_bytes, budget)
+        if proposal:
+            return proposal
+        too_large = count_params(sketches[0].config).total
+        sketches = [sketch for sketch in sketches if count_params(sketch.config).total < 0.8 * too_large]
+    return None
+
+
+def _settle(name: str, config: RunConfig, card: Card, available_bytes: int, budget: Budget) -> Proposal | None:
+    """The run with its micro-batch, length and recipe; None if no micro-batch fits."""
+    step = recipe.tokens_per_step(config.total_tokens)
+    sequences = max(1, step.value // config.block_size)
+    fit = fit_config(config.replace({"batch_size": sequences, "gradient_accumulation_steps": 1}), card, available_bytes)
+    if fit.best is None:
+        return None
+    run = fit.best.config
+    steps = budget.steps(run, predict_speed(run, card))
+    settings: dict[str, Setting] = {}
+    for _ in range(2):  # the second time with the evaluations of the first paid for
+        settings = _settings(run, steps, step, fit.best.process_bytes)
+        run = run.replace({key: setting.value for key, setting in settings.items()})
+        steps = budget.steps(run, predict_speed(run, card))
+    speed = predict_speed(run, card)
+    assert speed  # the sketches had one
+    return Proposal(
+        name=name,
+        config=run,
+        settings=settings,
+        process_bytes=fit.best.process_bytes,
+        speed=speed,
+        loss=forecast_loss(run),
+    )
+
+
+def _settings(run: RunConfig, steps: int, step: Setting, process_bytes: int) -> dict[str, Setting]:
+    """Every value of the run and where it comes from."""
+    params = count_params(run).total
+    rate = recipe.learning_rate(params)
+    interval = max(50, round(steps / EVALUATIONS / 50) * 50)
+    return {
+        "n_layer": Setting(value=run.n_layer, source="lowest predicted loss for the budget"),
+        "n_head": Setting(value=run.n_head, source=f"heads of {HEAD_SIZE}"),
+        "n_embd": Setting(value=run.n_embd, source=f"{params:,} parameters"),
+        "block_size": Setting(value=run.block_size, source="as asked"),
+        "batch_size": Setting(value=run.batch_size, source=f"fastest that fits: {units.mib(process_bytes)} predicted"),
+        "gradient_accumulation_steps": Setting(value=run.gradient_accumulation_steps, source=step.source),
+        "dropout": Setting(value=0.0, source="pretraining under four epochs needs none (arXiv 2305.16264)"),
+        "learning_rate": rate,
+        "min_lr": Setting(value=float(f"{rate.value / 10:.2g}"), source="a tenth of the highest (Chinchilla)"),
+        "max_iters": Setting(value=steps, source="what the budget pays for"),
+        "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
+        "warmup_iters": recipe.warmup(steps),
+        "beta2": recipe.beta2(run.tokens_per_step),
+        "dtype": Setting(value=run.dtype, source="what this card computes fastest"),
+        "compile": Setting(value=True, source="faster and smaller"),
+        "eval_interval": Setting(value=interval, source=f"about {EVALUATIONS} evaluations"),
+        "eval_iters": Setting(value=100, source="a standard error of about 0.02"),
+    }
+
+
+def config_text(proposal: Proposal) -> str:
+    """A nanoGPT config file: only keys nanoGPT knows, each with its reason."""
+    lines = [
+        f"# Proposed by onecard: {proposal.name}, {count_params(proposal.config).nanogpt / 1e6:.2f}M parameters,",
+        f"# {proposal.config.total_tokens / 1e9:.2f}B tokens, about {proposal.seconds / 3600:.1f} hours.",
+        f"dataset = {proposal.config.dataset!r}",
+        f"out_dir = 'out-{proposal.config.n_layer}x{proposal.config.n_embd}'",
+    ]
+    for key, setting in proposal.settings.items():
+        lines.append(f"{key} = {setting.value!r}".ljust(40) + f" # {setting.source}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""nanoGPT's model as torch.compile runs it: three graphs of fused kernels."""

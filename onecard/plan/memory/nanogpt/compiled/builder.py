@@ -1,0 +1,169 @@
+"""Kernels that the forward, inference and backward graphs share, with the buffers they read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onecard.plan.memory import kernels, tags
+from onecard.plan.memory.inductor.graph import Graph
+from onecard.plan.memory.inductor.splits import inner_parts
+from onecard.plan.memory.kernels import FLOAT, LONG
+from onecard.plan.memory.nanogpt.compiled.shape import Shape
+
+ROW_ALIGNMENT = 128  # bytes to which rows of more than 1024 elements are padded (config.comprehensive_padding)
+
+
+def matrix(rows: int, columns: int, item: int) -> int:
+    """Bytes of a matrix inside a graph: long rows start at multiples of 128 bytes (ir.Layout._pad_strides)."""
+    stride = kernels.round_up(columns, ROW_ALIGNMENT // item) if columns > 1024 else columns
+    return ((rows - 1) * stride + columns) * item
+
+
+@dataclass
+class Traced:
+    """A graph with the numbers of the buffers that the loop must know by name."""
+
+    graph: Graph
+    named: dict[str, int]
+
+
+class Builder:
+    """A graph under construction, with what the forward and inference graphs share."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.graph = Graph()
+        self.named: dict[str, int] = {}
+
+    # -- buffers -------------------------------------------------------------------------------------------------
+    def buffer(self, size_bytes: int, tag: str) -> int:
+        return self.graph.buffer(size_bytes, self.shape.kind, tag)
+
+    def floats(self, elements: int, tag: str) -> int:
+        return self.graph.buffer(FLOAT * elements, "float", tag)
+
+    def act(self, columns: int, tag: str = tags.ACTIVATIONS) -> int:
+        """An N x columns matrix in the compute type."""
+        return self.buffer(matrix(self.shape.N, columns, self.shape.item), tag)
+
+    def keep(self, name: str, buffer: int) -> int:
+        """A buffer the graph returns, by name."""
+        self.named[name] = buffer
+        self.graph.outputs.append(buffer)
+        return buffer
+
+    # -- kernels both forwards share -----------------------------------------------------------------------------
+    def cast(self, name: str, rows: int, columns: int, saved: str = "") -> list[int]:
+        """A weight in the compute type: a kernel under autocast, nothing in float32. Returns what a matmul reads."""
+        if not self.shape.is_half:
+            return []
+        weight = self.buffer(matrix(rows, columns, self.shape.item), tags.WEIGHT_CASTS)
+        if saved:
+            self.keep(saved, weight)
+        self.graph.kernel(f"cast {name}", (), (weight,), pointwise=True)
+        return [weight]
+
+    def cast_bias(self, name: str, elements: int) -> list[int]:
+        if not (self.shape.is_half and self.shape.bias):
+            return []
+        bias = self.buffer(self.shape.item * elements, tags.WEIGHT_CASTS)
+        self.graph.kernel(f"cast {name}", (), (bias,), pointwise=True)
+        return [bias]
+
+    def matmul(self, reads: list[int], result: int, name: str = "mm") -> int:
+        self.graph.kernel(name, reads, (result,))
+        return result
+
+    def attention(self, qkv: int, layer: int, training: bool) -> int:
+        """Queries, keys and values in one buffer to the attention output (N x C); saves what the backward reads."""
+        s, g = self.shape, self.graph
+        inputs = [qkv]
+        out = self.buffer(s.N * s.H * s.padded_head * s.item, tags.ATTENTION)
+        if s.padded_head != s.D:  # flash wants multiples of 8: three padded copies
+            inputs = [self.buffer(s.N * s.H * s.padded_head * s.item, tags.ATTENTION) for _ in range(3)]
+            for which, buffer in enumerate(inputs):
+                g.kernel(f"pad {which}", (qkv,), (buffer,), pointwise=True)
+        rows = s.B * s.H * s.T
+        seed, offset = g.buffer(LONG, "seed", tags.ATTENTION), g.buffer(LONG, "seed", tags.ATTENTION)
+        logsumexp = g.buffer(FLOAT * rows, "float", tags.ATTENTION)
+        taken: tuple[int, ...] = (out, logsumexp, seed, offset) if training else (out,)
+        if s.kernel == "cudnn":
+            # the random state first; no log-sum-exp in inference (native/cudnn/MHA.cpp)
+            results = (seed, offset, out, logsumexp) if training else (seed, offset, out)
+            g.call("attention", inputs, results, taken, hidden=(kernels.CUDNN_FORWARD_WORKSPACE,))
+        elif s.kernel == "flash":
+            seed = g.buffer(2 * LONG, "seed", tags.ATTENTION)
+            taken = (out, logsumexp, seed, offset) if training else (out,)
+            parts = kernels.flash_splits(s.device, s.B, s.H, s.T, s.padded_head)
+            parts = 1 if training and s.drops else parts
+            accumulated = FLOAT * parts * rows
+            width = kernels.flash_rounded_head_size(s.padded_head)
+            hidden = (accumulated, accumulated * width) if parts > 1 else ()
+            g.call("attention", inputs, (out, logsumexp, seed, offset), taken, hidden=hidden)
+        else:
+            logsumexp = g.buffer(kernels.efficient_logsumexp(s.B, s.H, s.T), "float", tags.ATTENTION)
+            taken = (out, logsumexp) if training else (out,)  # its random state lives on the host
+            g.call("attention", inputs, taken, taken)
+        if training:
+            for name, buffer in zip(("q", "k", "v"), inputs, strict=False):
+                self.keep(f"{layer}.{name}", buffer)
+            for name, buffer in zip(("out", "lse", "seed", "offset"), taken, strict=False):
+                self.keep(f"{layer}.{name}", buffer)
+        return out
+
+    def unpadded(self, out: int, layer: int, training: bool) -> int:
+        """The attention output without the padding of the head size, as the projection reads it."""
+        if self.shape.padded_head == self.shape.D:
+            return out
+        y = self.act(self.shape.C, tags.ATTENTION)
+        if training:
+            self.keep(f"{layer}.y", y)
+        self.graph.kernel("unpad", (out,), (y,), pointwise=True)
+        return y
+
+    def loss(self, logits: int, training: bool) -> None:
+        """Row statistics of the softmax, then the mean of the rows' losses."""
+        s, g = self.shape, self.graph
+        largest, total = self.floats(s.N, tags.LOGITS_AND_LOSS), self.floats(s.N, tags.LOGITS_AND_LOSS)
+        parts = inner_parts(s.device, s.N, s.V)
+        if parts > 1:  # few rows: the largest of a row's parts, of the row, then the same for the sum
+            parts_1, parts_2 = (self.floats(parts * s.N, tags.LOGITS_AND_LOSS) for _ in range(2))
+            g.kernel("largest of parts", (logits,), (parts_1,))
+            g.kernel("largest", (parts_1,), (largest,))
+            g.kernel("sum of parts", (logits, largest), (parts_2,))
+            g.kernel("sum", (parts_2,), (total,), internal_bytes=FLOAT * s.N if training else 0)
+        else:
+            g.kernel("softmax", (logits,), (largest, total), internal_bytes=FLOAT * s.N if training else 0)
+        loss = g.buffer(FLOAT, "float", tags.LOGITS_AND_LOSS)
+        reads = [logits, largest, total]
+        parts = inner_parts(s.device, 1, s.N)
+        if parts > 1:
+            counts = g.buffer(LONG * parts, "long", tags.LOGITS_AND_LOSS)
+            sums = self.floats(parts, tags.LOGITS_AND_LOSS)
+            g.kernel("loss parts", reads, (counts, sums) if training else (sums, counts))
+            reads = [counts, sums]
+        written = [loss]
+        if training:
+            weight = g.buffer(FLOAT, "float", tags.LOGITS_AND_LOSS)  # how many targets count
+            written.append(self.keep("targets counted", weight))
+            self.keep("largest", largest)
+            self.keep("total", total)
+        g.kernel("loss", reads, written, internal_bytes=LONG)
+        self.keep("loss", loss)
+
+    def head(self, x: int, training: bool) -> int:
+        """Logits; with padding the columns of the weight are padded first and the logits keep them."""
+        s, g = self.shape, self.graph
+        g.moment = "head and loss"
+        if s.padding.forward:
+            weights = self.cast("head", s.V, s.C, "lm_head.cast" if training else "")
+            padded = self.buffer(s.C * s.V_padded * s.item, tags.WEIGHT_CASTS)
+            g.kernel("pad head", weights, (padded,), pointwise=True)
+            reads, columns = [x, padded], s.V_padded
+        else:
+            reads, columns = [x, *self.cast("head", s.V, s.C, "lm_head.cast" if training else "")], s.V
+        logits = self.buffer(s.N * columns * s.item, tags.LOGITS_AND_LOSS)
+        return self.keep("logits", self.matmul(reads, logits))
+
+    def traced(self) -> Traced:
+        return Traced(self.graph, self.named)

@@ -1,0 +1,81 @@
+"""What Inductor and its partitioner decide from a model's sizes alone: paddings, fusions, what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from onecard.config.schema import RunConfig
+from onecard.plan.memory import kernels
+from onecard.plan.memory.device import Device
+from onecard.plan.memory.nanogpt.sizes import Sizes
+
+# The outcome of a timing, not of a formula: read off 14 runs with odd vocabularies on an H200; other cards may differ.
+PADDED_DIMENSION = 640  # from here on padding pays for a copy: at 512 it did not, at 768 it did
+PADDED_VOCABULARY = 1024  # below, the copies are too small to matter: 65 was padded in one recorded run, not in another
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """Which of the head's matmuls Inductor pads to an aligned vocabulary (fx_passes/pad_mm.py)."""
+
+    forward: bool = False  # logits = x W^T
+    weight: bool = False  # W's gradient = dlogits^T x
+    input: bool = False  # x's gradient = dlogits W
+
+
+class Shape(Sizes):
+    """Sizes of one compiled model, and the choices that follow from them."""
+
+    def __init__(self, config: RunConfig, device: Device, *, returns_logits: bool = True) -> None:
+        super().__init__(config, device, returns_logits=returns_logits)
+        self.kind = "half" if self.is_half else "float"  # element type of activations
+        self.alignment = 8 if self.is_half else 4  # elements to which pad_mm aligns: 16 bytes
+        self.V_padded = kernels.round_up(self.V, self.alignment)
+        self.padded_head = kernels.flash_head_size(self.D) if self.kernel == "flash" else self.D
+
+    @cached_property
+    def padding(self) -> Padding:
+        """Which products of the head are padded for a vocabulary that is not a multiple of 8 (4 in float32).
+
+        Inductor times each product with and without padding (fx_passes/pad_mm.py, _should_pad), so this is a choice of
+        the card. Padding wins when the faster product pays for the copy of the operand that must be padded, that is
+        when the dimension the copy does not have is long enough: the tokens for a copy of the weight, the width for a
+        copy of the logits' gradient. The gradient in its own layout, and under autocast the weight too, are padded
+        where they are made, which is not timed. For tiny vocabularies either may win, by bytes that do not matter;
+        none is assumed.
+        """
+        if self.V_padded == self.V or self.V < PADDED_VOCABULARY:
+            return Padding()
+        many = self.N >= PADDED_DIMENSION
+        return Padding(forward=many, weight=self.C >= PADDED_DIMENSION, input=many or self.is_half)
+
+    @cached_property
+    def splits(self) -> int:
+        """Rows of partial sums of a fused LayerNorm backward; 0 where Inductor does not fuse it.
+
+        Source: scheduler.py, MixOrderReduction.can_fuse: worth it for big, tall matrices only.
+        """
+        if self.N * self.C < 5 * 2**20 or self.N < 2 * self.C or self.N < 4096:
+            return 0
+        rows = self.N // (self.device.multiprocessors * 8)
+        return ceil(self.N / max(16, min(128, 1 << (max(rows, 1).bit_length() - 1))))
+
+    @cached_property
+    def keeps_embeddings(self) -> bool:
+        """Whether the forward keeps both embeddings and recomputes the first norm, or keeps the norm's result.
+
+        The min-cut's weights (partitioners.py, get_node_weight), per token and in embedding elements: bytes, 1.1 times
+        less for each step nearer to the backward, twice if keeping it makes a buffer of what would stay in registers.
+        On one side the embeddings of tokens and, shared by B sequences, of positions, and the mean, one step nearer,
+        twice; on the other the norm's result, three steps nearer, twice (the scale weighs the same on both). So:
+        B >= 3, or 2 from a width of 692 on; checked against the partitioner of torch 2.13 on a CPU. Never with dropout
+        (as recorded at batch 4, and at 16 by its size).
+        """
+        embeddings = (1 + 1 / self.B) * self.C + 2 / 1.1
+        return not self.drops and embeddings < 2 * self.C / 1.1**3
+
+    def next_norm(self, layer: int) -> str:
+        """The norm behind a layer: the first of the next layer, or the last of all."""
+        return f"{layer + 1}.ln_1" if layer + 1 < self.layers else "ln_f"

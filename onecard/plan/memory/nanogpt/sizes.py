@@ -1,0 +1,58 @@
+"""Sizes of nanoGPT's model and of its parameters. Read beside nanoGPT's model.py.
+
+Letters, here and wherever the model is described: B sequences of T tokens, N = B * T, C = n_embd, H heads of D values,
+V = vocab_size. FLOAT is 4 bytes; `item` is an element in the compute type: 2 bytes under autocast, 4 in float32.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from onecard.config.schema import RunConfig
+from onecard.plan.memory.device import Device
+from onecard.plan.memory.kernels import FLOAT
+
+
+class Sizes:
+    """A config on a device, by letters; `returns_logits`: in training, too, as nanoGPT's forward does."""
+
+    def __init__(self, config: RunConfig, device: Device, *, returns_logits: bool = True) -> None:
+        self.config = config
+        self.device = device
+        self.returns_logits = returns_logits
+        self.B, self.T, self.C = config.batch_size, config.block_size, config.n_embd
+        self.H, self.D, self.V = config.n_head, config.head_size, config.vocab_size
+        self.N = self.B * self.T
+        self.layers, self.bias, self.drops = config.n_layer, config.bias, config.dropout > 0
+        self.is_half = config.dtype != "float32"  # autocast is on
+        self.item = 2 if self.is_half else FLOAT
+        self.kernel = device.attention_kernel(config.dtype, self.D, self.T)
+
+    @cached_property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(inputs, outputs) of the linear layers of a block, by their names in model.py."""
+        C = self.C
+        return {"c_attn": (C, 3 * C), "attn.c_proj": (C, C), "c_fc": (C, 4 * C), "mlp.c_proj": (4 * C, C)}
+
+    @cached_property
+    def parameters(self) -> dict[str, int]:
+        """Elements of each parameter in the model's order; wte is the head's weight, too."""
+        C = self.C
+        found = {"wte.weight": self.V * C, "wpe.weight": self.T * C}
+        for layer in range(self.layers):
+            for name in ("ln_1", "c_attn", "attn.c_proj", "ln_2", "c_fc", "mlp.c_proj"):
+                inputs, outputs = self.linears.get(name, (1, C))
+                found[f"{layer}.{name}.weight"] = inputs * outputs
+                if self.bias:
+                    found[f"{layer}.{name}.bias"] = outputs
+        found["ln_f.weight"] = C
+        if self.bias:
+            found["ln_f.bias"] = C
+        return found
+
+    @cached_property
+    def optimizer_order(self) -> list[str]:
+        """Parameters as configure_optimizers groups them: matrices and embeddings, then vectors."""
+        names = self.parameters
+        vectors = {name: None for name in names if name.endswith("bias") or name.split(".")[-2].startswith("ln_")}
+        return [name for name in names if name not in vectors] + list(vectors)

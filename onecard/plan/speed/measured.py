@@ -1,0 +1,148 @@
+"""Runs of nanoGPT whose speed somebody measured, and the one nearest to a config."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+from onecard.config.schema import RunConfig
+from onecard.plan.cards import Card, find_card
+from onecard.plan.counts import count_params
+from onecard.units import count
+
+_H200 = "torch 2.11.0+cu130, 2026-11-15"
+_4070 = "public log, github lzwjava/nanoGPT"
+
+
+class MeasuredRun(NamedTuple):
+    """One run in steady state: its card, what its speed depends on, and tokens per second."""
+
+    card: str
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    batch_size: int
+    gradient_accumulation_steps: int
+    vocab_size: int
+    dtype: str
+    dropout: float
+    compile: bool
+    tokens_per_second: float
+    source: str
+
+    @property
+    def params(self) -> int:
+        """Parameters as nanoGPT counts them, without biases."""
+        return self.n_embd * (self.vocab_size + 1 + self.n_layer * (12 * self.n_embd + 2))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.batch_size * self.block_size
+
+    @property
+    def description(self) -> str:
+        """`123.59M (12/12/768), 8 × 1024 bfloat16 compiled on a GeForce RTX 4070: 56,100 tokens/s (public log)`"""
+        shape = f"{count(self.params)} ({self.n_layer}/{self.n_head}/{self.n_embd})"
+        mode = "compiled" if self.compile else "eager"
+        how = f"{self.batch_size} × {self.block_size} {self.dtype} {mode}"
+        return f"{shape}, {how} on {_a(self.card)}: {self.tokens_per_second:,.0f} tokens/s ({self.source})"
+
+
+# fmt: off
+MEASURED_RUNS = (
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 4, 8, 50304, "bfloat16", 0.0, True, 347_750, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 469_266, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 547_896, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 32, 8, 50304, "bfloat16", 0.0, True, 535_439, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 8, 50304, "float16", 0.0, True, 467_267, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 8, 50304, "bfloat16", 0.0, False, 406_889, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 967_279, _H200),
+    MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 190_331, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 457_440, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 937_401, _H200),
+    MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 4, 50304, "bfloat16", 0.0, True, 184_338, _H200),
+    MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 4, 50304, "float16", 0.0, True, 994_330, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 4, 50304, "float32", 0.0, True, 162_445, _H200),
+    MeasuredRun("H200 SXM 141 GB", 4, 4, 256, 256, 32, 4, 50304, "bfloat16", 0.0, True, 1_092_267, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 2, 8, 50304, "bfloat16", 0.0, True, 145_352, _H200),
+    MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 256, 64, 1, 65, "bfloat16", 0.0, True, 1_229_212, _H200),
+    MeasuredRun("GeForce RTX 4070", 12, 12, 384, 1024, 16, 32, 50304, "bfloat16", 0.1, True, 134_100, _4070),
+    MeasuredRun("GeForce RTX 4070", 12, 12, 768, 1024, 8, 64, 50304, "bfloat16", 0.0, True, 56_100, _4070),
+    MeasuredRun("GeForce RTX 4070", 18, 16, 896, 1024, 2, 4, 50304, "bfloat16", 0.0, False, 24_750, _4070),
+)
+# fmt: on
+
+
+def nearest_measured(config: RunConfig, card: Card | None) -> tuple[str, float]:
+    """The measured run most like a config on a card, with what differs, and how far it is: 0 the same, 1 an e-fold.
+
+    Distances of parameters and of tokens per micro-batch are logarithms of their ratios; another card, type or mode
+    of running counts as some factor by its effect on speed.
+    """
+    run = min(MEASURED_RUNS, key=lambda each: _distance(each, config, card))
+    return f"{run.description}; {_differences(run, config, card)}", _distance(run, config, card)
+
+
+def _distance(run: MeasuredRun, config: RunConfig, card: Card | None) -> float:
+    return math.hypot(
+        math.log(count_params(config).nanogpt / run.params),
+        math.log(config.batch_size * config.block_size / run.tokens),
+        0.5 * math.log(config.block_size / run.block_size),  # attention's share grows with it
+        _dtype_distance(run.dtype, _dtype(config, card)),
+        0.0 if config.compile == run.compile else 0.7,  # eager takes 1.3 to 2 times as long
+        0.0 if (config.dropout > 0) == (run.dropout > 0) else 0.1,
+        _card_distance(run.card, card),
+    )
+
+
+def _dtype(config: RunConfig, card: Card | None) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    return card.best_dtype() if card else "bfloat16"
+
+
+def _dtype_distance(one: str, other: str) -> float:
+    if one == other:
+        return 0.0
+    return 1.0 if "float32" in (one, other) else 0.05  # the two 16-bit types run at the same rate
+
+
+def _card_distance(name: str, card: Card | None) -> float:
+    if card is None:
+        return 0.0
+    if card.name == name:
+        return 0.0
+    peak = _peak(name)
+    return 1.0 + (abs(math.log(card.peak_flops / peak)) if card.peak_flops and peak else 1.0)
+
+
+@cache
+def _peak(name: str) -> float | None:
+    return find_card(name).peak_flops
+
+
+def _differences(run: MeasuredRun, config: RunConfig, card: Card | None) -> str:
+    """`this one has 0.33× the parameters, 2× the tokens per micro-batch and runs eager`"""
+    found = []
+    for ratio, what in (
+        (count_params(config).nanogpt / run.params, "parameters"),
+        (config.batch_size * config.block_size / run.tokens, "tokens per micro-batch"),
+    ):
+        if not 0.99 < ratio < 1.01:
+            found.append(f"{ratio:.2g}× the {what}")
+    if config.block_size != run.block_size:
+        found.append(f"block_size {config.block_size}")
+    if (dtype := _dtype(config, card)) != run.dtype:
+        found.append(dtype)
+    if config.compile != run.compile:
+        found.append("compile" if config.compile else "no compile")
+    if card and card.name != run.card:
+        found.append(f"another card ({card.name})")
+    return "here: " + ", ".join(found) if found else "the same here"
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "AEIOUH" else f"a {noun}"

@@ -1,0 +1,151 @@
+"""How fast a card does its work: shares of its published figures, times of the host, and how sure we are.
+
+The H200's numbers are fitted to the kernels and steps of 22 runs (14 build rows profiled kernel by kernel, 16 steps
+timed on an idle machine): `bench/speed_errors.py` fits them again and shows every row's error when left out. Other
+cards take them over with the changes said at each; what nobody measured is called an estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from onecard.plan.cards import Card
+from onecard.plan.speed.work import Costs, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a card, and the program that feeds it, reach."""
+
+    matmul_share: float  # of the tensor peak, in matrix products
+    float32_matmul_share: float  # of the TF32 peak, in float32 products
+    attention_share: float  # of the tensor peak, in attention's products
+    float32_attention_share: float  # of the fp32 peak, in float32 attention
+    bandwidth_share: float  # of the published bandwidth
+    kernel_seconds: float  # start and end of a kernel
+    product_seconds: float  # the same of a product or attention, whose last wave leaves most of the card idle
+    roofline_power: float  # how well computing and moving bytes overlap: 1 not at all, infinite perfectly
+    host_seconds: float  # Python and launches of a micro-batch, besides
+    host_seconds_per_layer: float
+    host_seconds_per_sequence: float  # nanoGPT's get_batch copies sequence by sequence
+    update_seconds: float  # launches of clipping and AdamW, besides
+    update_seconds_per_layer: float
+    step_seconds: float  # once per step: reading the loss waits for the card, and the card for the next launch
+    costs: Costs
+
+
+H200_RATES = Rates(
+    matmul_share=0.80,  # products of 13 profiled rows; the ceiling of a large one is 790 of 989 TFLOP/s
+    float32_matmul_share=0.567,  # one row: 124M batch 8 in float32, 271 TFLOP/s
+    attention_share=0.41,  # 13 profiled rows, head sizes 32, 48 and 64; at 64 the exponentials cost as much again
+    float32_attention_share=0.46,  # one row: the memory-efficient kernel, 28 TFLOP/s
+    bandwidth_share=0.70,  # not fitted, set with work.py's bytes: AdamW 3.5, gradient sums 3.1, fills 3.4 of 4.89 TB/s
+    kernel_seconds=1.1e-6,  # the remainder in the rows of 2,048 and 8,192 tokens
+    product_seconds=4.0e-6,  # the same, of products and attention
+    roofline_power=2.5,  # products of n_embd 256 to 1024: 558 to 767 TFLOP/s
+    host_seconds=1.3e-3,  # these three: the five rows where launches take longer than the card
+    host_seconds_per_layer=0.90e-3,
+    host_seconds_per_sequence=0.049e-3,
+    update_seconds=1.0e-3,  # these two, not fitted: updates timed alone, 1.7 ms at 4 layers to 6.1 at 24
+    update_seconds_per_layer=0.15e-3,
+    step_seconds=1.7e-3,  # all 16 timed steps
+    costs=Costs(pointwise_flops=1390, loss_flops=165, attention_flops=172, dropout_flops=360),
+)
+
+# The RTX 4070's two public runs (134.1k and 56.1k tokens/s) fit one number: products at 1.12 of the published rate.
+# More than 1 may be clocks above the published 2,475 MHz or bytes that the L2 cache keeps and this model counts; two
+# runs cannot tell. Either run predicts the other within 3 %. Attention's and the bandwidth's shares are estimates,
+# chosen from a few that were tried on these runs (0.60 to 0.75, 0.85 to 0.95).
+ADA_GEFORCE_RATES = replace(H200_RATES, matmul_share=1.12, attention_share=0.70, bandwidth_share=0.92)
+# Estimates from here on. Other GeForce cards: the published rate, neither clocks nor caches to help it.
+GEFORCE_RATES = replace(ADA_GEFORCE_RATES, matmul_share=1.0)
+# Professional cards hold their published clocks less well; older ones have no flash kernel.
+WORKSTATION_RATES = replace(H200_RATES, matmul_share=0.75, attention_share=0.50, bandwidth_share=0.85)
+OLDER_RATES = replace(WORKSTATION_RATES, attention_share=0.25)
+OTHER_MAKERS_RATES = replace(H200_RATES, matmul_share=0.55, attention_share=0.30, bandwidth_share=0.75)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The rates of a card, and how far a prediction with them may be off."""
+
+    rates: Rates
+    spread: float  # share of tokens per second
+    basis: str
+
+
+# At least this wide where launches decide (two measurements of 124M on H200s disagree by about 20 %) and in float32,
+# of which there is one row.
+UNSURE_SPREAD = 0.20
+
+
+@cache
+def calibration(card: Card) -> Calibration:
+    """What is known about a card's speed."""
+    if card.name.startswith("H200"):
+        return Calibration(rates=H200_RATES, spread=0.15, basis="measured on this card")
+    if card.name.startswith("GeForce RTX") and card.architecture in ("Ampere", "Ada Lovelace", "Blackwell 2.0"):
+        return _geforce(card)
+    if card.architecture == "Hopper":
+        return Calibration(rates=H200_RATES, spread=0.30, basis="no run of this card: as an H200, wider")
+    if card.compute_capability is None:
+        return Calibration(
+            rates=OTHER_MAKERS_RATES, spread=0.60, basis="no run of any card of this maker: an estimate, very wide"
+        )
+    rates = WORKSTATION_RATES if card.compute_capability >= (8, 0) else OLDER_RATES
+    return Calibration(rates=rates, spread=0.40, basis="no run of this kind of card: an estimate, wide")
+
+
+def _geforce(card: Card) -> Calibration:
+    if card.name == "GeForce RTX 4070":
+        return Calibration(rates=ADA_GEFORCE_RATES, spread=0.15, basis="from two public runs on this card")
+    rates = ADA_GEFORCE_RATES if card.architecture == "Ada Lovelace" else GEFORCE_RATES
+    if card.laptop:
+        return Calibration(
+            rates=rates, spread=0.40, basis="no run of this card: as an RTX 4070; power limits of laptops vary"
+        )
+    return Calibration(rates=rates, spread=0.30, basis="no run of this card: as an RTX 4070, wider")
+
+
+def overlapped(power: float, *seconds: float) -> float:
+    """Seconds of things that go on at once: not less than the longest, not more than their sum."""
+    longest = max(seconds)
+    if longest == 0.0:
+        return 0.0
+    return float(longest * sum((each / longest) ** power for each in seconds) ** (1 / power))
+
+
+def work_seconds(work: Work, card: Card, rates: Rates, tensor_flops_per_second: float) -> float:
+    """Seconds the card needs for some work, with its matrix products at the given rate."""
+    assert card.bandwidth_bytes_per_second
+    roof = overlapped(
+        rates.roofline_power,
+        work.tensor_flops / tensor_flops_per_second,
+        work.vector_flops / (card.fp32_flops or tensor_flops_per_second),
+        work.moved_bytes / (card.bandwidth_bytes_per_second * rates.bandwidth_share),
+    )
+    return roof + work.kernels * rates.kernel_seconds + work.products * rates.product_seconds
+
+
+def matmul_flops_per_second(card: Card, rates: Rates, dtype: str) -> float:
+    """The rate of large matrix products."""
+    share = rates.float32_matmul_share if dtype == "float32" else rates.matmul_share
+    return tensor_peak(card, dtype) * share
+
+
+def attention_flops_per_second(card: Card, rates: Rates, dtype: str) -> float:
+    """The rate of attention's products."""
+    if dtype == "float32":
+        return (card.fp32_flops or tensor_peak(card, dtype)) * rates.float32_attention_share
+    return tensor_peak(card, dtype) * rates.attention_share
+
+
+def tensor_peak(card: Card, dtype: str) -> float:
+    """FLOP/s of matrix products with operands of `dtype`, as published."""
+    assert card.peak_flops
+    if dtype == "float32" and card.compute_capability and card.compute_capability >= (8, 0):
+        return card.peak_flops / 2  # nanoGPT allows TF32: half the 16-bit rate on every card that has it
+    if dtype == "float32" or (dtype == "bfloat16" and card.native_bf16 is False):
+        return card.fp32_flops or card.peak_flops / 4
+    return card.peak_flops

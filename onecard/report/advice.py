@@ -1,0 +1,136 @@
+"""Speed, loss, fixes, the fit and proposals, as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from onecard import units
+from onecard.plan.advice import Fix
+from onecard.plan.budget import Proposal, config_text
+from onecard.plan.counts import count_params
+from onecard.plan.fit import Candidate, Fit
+from onecard.plan.loss import LossForecast
+from onecard.plan.ranges import Range
+from onecard.plan.speed import Speed
+
+
+def speed_lines(speed: Speed, nearest: str) -> list[str]:
+    """Two lines: how fast, how long; and on what the figure stands."""
+    rate, total = speed.tokens_per_second, speed.total_seconds
+    spread = rate.high / rate.likely - 1
+    return [
+        f"{rate.likely / 1000:,.1f}k tokens/s (±{spread:.0%}), {speed.micro_batch_seconds.likely * 1000:,.0f} ms a "
+        f"micro-batch, {speed.mfu:.0%} of this card's peak; the run takes {units.duration(total.likely)} "
+        f"({units.duration(total.low)} to {units.duration(total.high)})",
+        f"{speed.basis}; nearest measured: {nearest}",
+    ]
+
+
+def loss_lines(loss: LossForecast) -> list[str]:
+    """Two lines: where it ends, and what more would buy."""
+    return [
+        f"{_range(loss.final)} nats at the end, perplexity {loss.perplexity.likely:.0f} ({loss.dataset})",
+        f"twice the tokens would take off about {loss.double_tokens.likely:.2f}, twice the parameters "
+        f"{loss.double_params.likely:.2f} (each ±50 %)",
+    ]
+
+
+def _range(quantity: Range) -> str:
+    return f"{quantity.likely:.2f} ({quantity.low:.2f} to {quantity.high:.2f})"
+
+
+def print_fixes(fixes: Sequence[Fix], console: Console) -> None:
+    """What to change: cures of the same run first, the cheapest leading."""
+    console.print()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("what to change", overflow="fold")
+    table.add_column("saves MiB", justify="right", no_wrap=True)
+    table.add_column("speed", justify="right", no_wrap=True)
+    table.add_column("fits", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    for fix in fixes:
+        flags = " ".join(f"--{key}={value}" for key, value in fix.patch.items())
+        how = " ".join(word for word in (fix.environment, flags, fix.code) if word) or fix.why
+        fits = {True: "yes", False: "no", None: "?"}[fix.fits]
+        table.add_row(fix.what, f"{fix.saves_bytes / units.MIB:,.0f}", _speed_change(fix), fits, how)
+    console.print(table)
+
+
+def _speed_change(fix: Fix) -> str:
+    if fix.slowdown is None:
+        return "?"
+    return "same" if abs(fix.slowdown) < 0.005 else f"{1 / (1 + fix.slowdown) - 1:+.0%}"
+
+
+def print_fit(fit: Fit, source: str | None, console: Console) -> None:
+    """The fastest config that fits, or the least change that would."""
+    console.print()
+    if fit.best is None:
+        console.print(Text("nothing fits: not even one sequence at a time", style="bold red"))
+        if fit.smallest:
+            smaller = fit.smallest
+            console.print(
+                f"the largest model of this kind that would: {_shape(smaller)}, {units.mib(smaller.process_bytes)}; "
+                f"{smaller.command(source)}",
+                soft_wrap=True,
+            )
+        return
+    kept = "the same tokens per update" if fit.tokens_kept else f"{fit.best.config.tokens_per_step:,} tokens per update"
+    console.print(Text.assemble(("fit", "bold green"), f"  {_shape(fit.best)}, {kept}"))
+    console.print(f"  {fit.best.command(source)}", soft_wrap=True)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("micro-batch", "accumulation", "segments", "MiB", "tokens/s", "fits"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for candidate in fit.candidates[:8]:
+        rate = candidate.speed.tokens_per_second.likely if candidate.speed else None
+        table.add_row(
+            str(candidate.config.batch_size),
+            str(candidate.config.gradient_accumulation_steps),
+            "expandable" if candidate.expandable_segments else "default",
+            f"{candidate.process_bytes / units.MIB:,.0f}",
+            f"{rate:,.0f}" if rate else "?",
+            ("yes, chosen" if candidate is fit.best else "yes") if candidate.fits else "no",
+        )
+    console.print(table)
+    for warning in fit.warnings:
+        console.print(Text.assemble(("warning", "yellow"), f": {warning}"))
+
+
+def _shape(candidate: Candidate) -> str:
+    config = candidate.config
+    return (
+        f"{units.count(count_params(config).nanogpt)} ({config.n_layer} layers, {config.n_head} heads of "
+        f"{config.head_size}, width {config.n_embd}), "
+        f"{config.batch_size} x {config.gradient_accumulation_steps} sequences"
+    )
+
+
+def print_proposals(proposals: Sequence[Proposal], console: Console) -> None:
+    """What to train with the budget: the runs side by side, and the first as a config file."""
+    console.print()
+    if not proposals:
+        console.print(Text("no run of at least 100 updates fits this budget and card", style="bold red"))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("for this budget", no_wrap=True)
+    for heading in ("parameters", "tokens", "per param", "hours", "MiB", "loss (predicted)"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for proposal in proposals:
+        config = proposal.config
+        params = count_params(config)
+        table.add_row(
+            proposal.name,
+            f"{units.count(params.nanogpt)} ({config.n_layer} x {config.n_embd})",
+            units.count(config.total_tokens),
+            f"{config.total_tokens / params.total:.0f}",
+            f"{proposal.seconds / 3600:.1f}",
+            f"{proposal.process_bytes / units.MIB:,.0f}",
+            _range(proposal.loss.final) if proposal.loss else "?",
+        )
+    console.print(table)
+    console.print()
+    console.print(config_text(proposals[0]), markup=False, end="", soft_wrap=True)

@@ -1,0 +1,127 @@
+"""The questions people really asked, as commands, and the right answers. The configs are made here after theirs."""
+
+from typing import Any
+
+import pytest
+
+from tests.contract.conftest import Command
+
+DESKTOP = ["--gpu", "RTX 4070", "--other", "2.1GiB"]
+NOTE_001 = (
+    "n_layer=6\nn_head=6\nn_embd=384\nblock_size=512\nbatch_size=16\ngradient_accumulation_steps=4\ndtype='float16'\n"
+)
+NOTE_002 = "n_embd = 576\nbatch_size = 16\ngradient_accumulation_steps = 32\ndtype = 'float16'\neval_iters = 200\n"
+NOTE_004 = """\
+wandb_run_name = '125M-single-parquet-4070'
+dataset = 'fineweb'
+gradient_accumulation_steps = 32     # Effective batch size: 16 * 32 = 512 sequences
+batch_size = 16
+# Model (~125M parameters)
+n_embd = 384
+max_iters = 20000
+lr_decay_iters = 20000
+warmup_iters = 500
+learning_rate = 1e-3
+"""
+
+
+def asked(onecard: Command, config: str, *arguments: str) -> Any:
+    return onecard("plan", "-", "--json", *arguments, stdin=config).json
+
+
+def nanogpt(plan: Any) -> Any:
+    return plan["trainers"]["nanogpt"]
+
+
+def test_why_4_4_gb(onecard: Command) -> None:
+    plan = asked(onecard, NOTE_001, "--gpu", "RTX 4070", "--seen", "4464MiB")
+    assert nanogpt(plan)["process_bytes"] == pytest.approx(4464 * 2**20, rel=0.05)
+    train = [part for part in nanogpt(plan)["parts"] if part["phase"] == "train"]
+    assert max(train, key=lambda part: part["bytes"])["name"] == "logits and loss"
+    assert sum(part["bytes"] for part in train) == nanogpt(plan)["phases"]["train"]["allocated_bytes"]
+    assert abs(plan["seen"]["unexplained_bytes"]) < 0.05 * 4464 * 2**20
+
+
+def test_why_it_dies_in_evaluation(onecard: Command) -> None:
+    plan = asked(onecard, NOTE_002, *DESKTOP)
+    run = nanogpt(plan)
+    assert run["fits"] is False
+    assert run["ran_out"].startswith("training"), "evaluation is not what does not fit"
+    assert run["phases"]["eval"]["allocated_bytes"] < run["phases"]["train"]["allocated_bytes"]
+    fixes = {fix["name"]: fix for fix in plan["fixes"]}
+    assert fixes["eval-iters"]["saves_bytes"] == 0
+    assert fixes["smaller-micro-batch"]["fits"]
+    assert asked(onecard, NOTE_002, *DESKTOP, "--eval_iters=1")["trainers"]["nanogpt"][
+        "process_bytes"
+    ] == pytest.approx(run["process_bytes"], rel=0.001)
+
+
+def test_384_wide_fits_where_576_does_not(onecard: Command) -> None:
+    assert nanogpt(asked(onecard, NOTE_002, *DESKTOP, "--n_embd=384"))["fits"] is True
+
+
+def test_40m_or_125m(onecard: Command) -> None:
+    plan = asked(onecard, NOTE_004, "--gpu", "RTX 4070")
+    (finding,) = [finding for finding in plan["findings"] if finding["rule"] == "params-mismatch"]
+    assert (
+        finding["what"] == "the comment and run name say ~125M; this config is 40.56M (n_embd=384; 768 gives 123.59M)"
+    )
+    assert finding["patch"] == {"n_embd": 768}
+
+
+def test_the_40m_runs_speed_mfu_and_loss_are_foretold(onecard: Command) -> None:
+    plan = asked(onecard, NOTE_004, "--gpu", "RTX 4070", "--dropout=0.1")
+    speed = nanogpt(plan)["speed"]
+    assert speed["tokens_per_second"]["low"] < 134_100 < speed["tokens_per_second"]["high"]
+    assert speed["mfu"] == pytest.approx(0.69, abs=0.12), "of this card, not of an A100"
+    assert plan["loss"]["final"]["low"] < 3.5228 < plan["loss"]["final"]["high"]
+    assert 0 < plan["loss"]["double_tokens"] < plan["loss"]["double_params"]
+
+
+def test_which_accumulation_for_half_a_million_tokens_at_batch_8(onecard: Command) -> None:
+    plan = asked(onecard, NOTE_004, "--batch_size=8")
+    (finding,) = [finding for finding in plan["findings"] if finding["rule"] == "accumulation-for-target"]
+    assert finding["patch"] == {"gradient_accumulation_steps": 64}
+    assert "exactly" in finding["fix"]
+
+
+def test_under_4_gb(onecard: Command) -> None:
+    plan = asked(onecard, NOTE_001, "--vram", "4GiB", "--fit")
+    best = plan["fit"]["best"]
+    assert best["fits"]
+    assert best["process_bytes"] <= 4 * 2**30
+    assert best["tokens_per_step"] == plan["tokens_per_step"]
+    assert plan["fit"]["command"].startswith(("python train.py", "PYTORCH_CUDA_ALLOC_CONF"))
+
+
+def test_what_for_a_weekend_on_a_4070(onecard: Command) -> None:
+    plan = onecard("plan", "--json", *DESKTOP, "--hours", "48").json
+    best, smaller = plan["proposals"]
+    assert best["seconds"] <= 48 * 3600
+    assert best["params"] > smaller["params"]
+    assert best["tokens"] < smaller["tokens"]
+    assert set(best["config"]) == set(best["sources"])
+    assert best["loss"]["low"] < best["loss"]["likely"] < best["loss"]["high"]
+
+
+def test_a_size_gets_its_shape_and_its_micro_batch(onecard: Command) -> None:
+    plan = onecard(
+        "plan", "--json", *DESKTOP, "--fit", "--params", "124M", "--vocab_size=50304", "--block_size=1024"
+    ).json
+    config = plan["config"]
+    assert (config["n_layer"], config["n_head"], config["n_embd"]) == (12, 12, 768)
+    assert plan["params"]["nanogpt"] == pytest.approx(124e6, rel=0.05)
+    assert plan["origins"]["n_embd"] == "--params"
+
+
+def test_a_proposal_is_saved_and_never_over_a_file(onecard: Command, tmp_path: Any) -> None:
+    file = tmp_path / "weekend.py"
+    arguments = ["plan", *DESKTOP, "--hours", "10", "--write", str(file)]
+    assert onecard(*arguments).code == 0
+    text = file.read_text()
+    assert "max_iters = " in text
+    again = onecard(*arguments)
+    assert again.code == 2
+    assert again.stderr.splitlines()[0].endswith("[file-exists]")
+    assert file.read_text() == text
+    assert onecard("plan", str(file), *DESKTOP).code == 0

@@ -1,0 +1,72 @@
+"""Laws of advice: a fit fits, keeps the tokens, and more room or time never makes it worse."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onecard.config.schema import RunConfig
+from onecard.plan.budget import Budget, propose
+from onecard.plan.cards import find_card
+from onecard.plan.fit import fit_config
+from onecard.plan.loss import forecast_loss
+from onecard.plan.memory.predict import predict_nanogpt
+from onecard.units import GIB
+
+CARD = find_card("RTX 4070")
+
+configs = st.builds(
+    lambda heads, **keys: RunConfig().replace({"n_head": heads, "n_embd": heads * 64, "dtype": "bfloat16", **keys}),
+    heads=st.integers(1, 12),
+    n_layer=st.integers(1, 8),
+    batch_size=st.integers(1, 24),
+    gradient_accumulation_steps=st.integers(1, 24),
+    block_size=st.sampled_from([128, 256, 512, 1024]),
+    vocab_size=st.sampled_from([256, 8192, 32000, 50257, 50304]),
+    compile=st.booleans(),
+)
+
+
+@settings(max_examples=15)
+@given(configs, st.integers(1, 12))
+def test_a_fit_fits_when_planned_again_and_keeps_the_tokens(config: RunConfig, room: int) -> None:
+    fit = fit_config(config, CARD, room * GIB)
+    if fit.best is None:
+        assert not any(candidate.fits for candidate in fit.candidates)
+        return
+    assert fit.best.config.tokens_per_step == config.tokens_per_step
+    again = predict_nanogpt(
+        fit.best.config, CARD, available_bytes=room * GIB, expandable_segments=fit.best.expandable_segments
+    )
+    assert again.fits
+    assert again.process_bytes <= room * GIB
+
+
+@settings(max_examples=8)
+@given(configs, st.integers(1, 6))
+def test_more_room_never_makes_the_fit_slower(config: RunConfig, room: int) -> None:
+    small, large = (fit_config(config, CARD, gib * GIB).best for gib in (room, room * 2))
+    if small and small.speed:
+        assert large
+        assert large.speed
+        assert large.speed.tokens_per_second.likely >= small.speed.tokens_per_second.likely * 0.999
+
+
+@settings(max_examples=6)
+@given(st.floats(1, 50), st.floats(1.1, 5))
+def test_more_hours_never_predict_a_worse_loss(hours: float, factor: float) -> None:
+    base = RunConfig().replace({"dataset": "fineweb", "dtype": "bfloat16"})
+    short, long = (propose(base, CARD, 9 * GIB, Budget(seconds=h * 3600))[0] for h in (hours, hours * factor))
+    assert short.loss
+    assert long.loss
+    assert long.loss.final.likely <= short.loss.final.likely + 1e-3
+
+
+@given(configs.filter(lambda c: c.vocab_size >= 8192), st.integers(100, 10_000))
+def test_more_steps_and_more_layers_never_predict_a_worse_loss(config: RunConfig, steps: int) -> None:
+    base = forecast_loss(config.replace({"max_iters": steps}))
+    longer = forecast_loss(config.replace({"max_iters": 2 * steps}))
+    deeper = forecast_loss(config.replace({"max_iters": steps, "n_layer": config.n_layer + 1}))
+    assert base
+    assert longer
+    assert deeper
+    assert longer.final.likely < base.final.likely
+    assert deeper.final.likely < base.final.likely

@@ -1,0 +1,78 @@
+"""--hours and --tokens: what to train, with the source of every value, in a file nanoGPT reads."""
+
+import pytest
+
+from onecard.config.resolve import resolve
+from onecard.config.schema import NANOGPT_KEYS, RunConfig
+from onecard.plan.budget import Budget, Proposal, config_text, propose
+from onecard.plan.cards import find_card
+from onecard.plan.counts import count_params
+from onecard.plan.memory.predict import predict_nanogpt
+from onecard.units import GIB
+
+RTX_4070 = find_card("RTX 4070")
+AVAILABLE = RTX_4070.allocatable_bytes - round(2.1 * GIB)
+BASE = RunConfig().replace({"dataset": "fineweb", "dtype": "bfloat16"})
+
+
+def proposals(hours: float | None = None, tokens: int | None = None) -> list[Proposal]:
+    return propose(BASE, RTX_4070, AVAILABLE, Budget(seconds=hours * 3600 if hours else None, tokens=tokens))
+
+
+@pytest.fixture(scope="module")
+def weekend() -> list[Proposal]:
+    return proposals(48)
+
+
+def test_a_weekend_is_used_and_not_overdrawn(weekend: list[Proposal]) -> None:
+    for proposal in weekend:
+        assert 0.85 * 48 * 3600 < proposal.seconds <= 48 * 3600
+
+
+def test_the_proposed_run_fits_beside_the_desktop(weekend: list[Proposal]) -> None:
+    for proposal in weekend:
+        assert proposal.process_bytes <= AVAILABLE
+        assert predict_nanogpt(proposal.config, RTX_4070).process_bytes <= AVAILABLE + 200 * 2**20
+
+
+def test_the_second_is_smaller_and_trained_longer(weekend: list[Proposal]) -> None:
+    best, second = weekend
+    assert count_params(second.config).total < 0.6 * count_params(best.config).total
+    assert second.config.total_tokens > best.config.total_tokens
+    assert best.loss
+    assert second.loss
+    assert best.loss.final.likely <= second.loss.final.likely
+
+
+def test_every_value_has_a_source(weekend: list[Proposal]) -> None:
+    shape = "n_layer n_head n_embd batch_size gradient_accumulation_steps"
+    for key in f"{shape} learning_rate min_lr warmup_iters max_iters lr_decay_iters".split():
+        assert weekend[0].settings[key].source, key
+
+
+def test_the_file_is_a_nanogpt_config(weekend: list[Proposal]) -> None:
+    text = config_text(weekend[0])
+    values: dict[str, object] = {}
+    exec(text, values)  # as nanoGPT does
+    assert set(values) - {"__builtins__"} <= NANOGPT_KEYS
+    resolved = resolve(text, filename="weekend.py")
+    assert resolved.warnings == ()
+    assert resolved.config.replace({"out_dir": "x"}) == weekend[0].config.replace({"out_dir": "x"})
+
+
+@pytest.mark.parametrize(("short", "long"), [(1, 4), (4, 24), (24, 100)])
+def test_more_hours_never_predict_a_worse_loss(short: float, long: float) -> None:
+    less, more = proposals(short)[0], proposals(long)[0]
+    assert less.loss
+    assert more.loss
+    assert more.loss.final.likely <= less.loss.final.likely
+
+
+def test_tokens_bound_the_run() -> None:
+    best = proposals(tokens=1_000_000_000)[0]
+    assert best.config.total_tokens <= 1_000_000_000
+    assert best.config.total_tokens > 950_000_000
+
+
+def test_a_minute_is_too_little() -> None:
+    assert proposals(hours=1 / 60 / 60) == []

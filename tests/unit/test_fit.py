@@ -1,0 +1,84 @@
+"""--fit: the fastest config that fits, the tokens per update kept, or the least that would fit."""
+
+import pytest
+
+from onecard.config.schema import RunConfig
+from onecard.plan.cards import find_card, plain_card
+from onecard.plan.counts import count_params
+from onecard.plan.fit import fit_config, shape_for_params
+from onecard.plan.memory.predict import predict_nanogpt
+from onecard.units import GIB
+
+RTX_4070 = find_card("RTX 4070")
+BESIDE_A_DESKTOP = RTX_4070.allocatable_bytes - round(2.1 * GIB)
+
+
+def config(**keys: object) -> RunConfig:
+    return RunConfig().replace({"dtype": "bfloat16", "batch_size": 16, "gradient_accumulation_steps": 32, **keys})
+
+
+def test_the_124m_model_fits_a_4070_in_smaller_micro_batches_with_the_same_tokens() -> None:
+    fit = fit_config(config(), RTX_4070, BESIDE_A_DESKTOP)
+    assert fit.best
+    assert fit.tokens_kept
+    assert fit.best.config.tokens_per_step == 16 * 32 * 1024
+    assert fit.best.config.batch_size < 16
+    assert fit.best.config.compile
+    assert set(fit.best.patch) <= {"batch_size", "gradient_accumulation_steps", "compile", "dtype"}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"n_embd": 384}, {"n_embd": 1024, "n_layer": 16, "n_head": 16}, {"compile": False}, {"dtype": "float32"}],
+)
+def test_a_fit_fits_when_it_is_planned_again(keys: dict[str, object]) -> None:
+    fit = fit_config(config(**keys), RTX_4070, BESIDE_A_DESKTOP)
+    assert fit.best
+    again = predict_nanogpt(
+        fit.best.config,
+        RTX_4070,
+        available_bytes=BESIDE_A_DESKTOP,
+        expandable_segments=fit.best.expandable_segments,
+    )
+    assert again.fits
+    assert again.process_bytes == fit.best.process_bytes <= BESIDE_A_DESKTOP
+
+
+def test_the_best_is_the_fastest_of_those_that_fit() -> None:
+    fit = fit_config(config(n_embd=384), RTX_4070, BESIDE_A_DESKTOP)
+    assert fit.best
+    rates = [c.speed.tokens_per_second.likely for c in fit.candidates if c.fits and c.speed]
+    assert fit.best.speed
+    assert fit.best.speed.tokens_per_second.likely == max(rates)
+
+
+def test_under_4_gib_the_30m_model_gets_a_smaller_micro_batch() -> None:
+    note = config(n_layer=6, n_head=6, n_embd=384, block_size=512, gradient_accumulation_steps=4, dtype="float16")
+    fit = fit_config(note, plain_card(4 * GIB), 4 * GIB)
+    assert fit.best
+    assert fit.best.process_bytes <= 4 * GIB
+    assert fit.best.config.tokens_per_step == note.tokens_per_step
+
+
+def test_where_nothing_fits_the_smallest_that_would_is_named() -> None:
+    fit = fit_config(config(n_embd=4096, n_head=64, n_layer=32), plain_card(2 * GIB), 2 * GIB)
+    assert fit.best is None
+    assert fit.smallest
+    assert fit.smallest.fits
+    assert fit.smallest.process_bytes <= 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("wanted", "n_layer", "n_head", "n_embd"),
+    [(124_000_000, 12, 12, 768), (63_500_000, 12, 8, 512), (51_400_000, 12, 7, 448)],
+)
+def test_a_size_finds_its_shape_with_heads_of_64(wanted: int, n_layer: int, n_head: int, n_embd: int) -> None:
+    shape = shape_for_params(config(), wanted)
+    assert (shape.n_layer, shape.n_head, shape.n_embd) == (n_layer, n_head, n_embd)
+
+
+@pytest.mark.parametrize("wanted", [30e6, 77e6, 200e6, 350e6, 760e6, 1.3e9])
+def test_every_size_is_met_within_five_percent(wanted: float) -> None:
+    shape = shape_for_params(config(), round(wanted))
+    assert shape.head_size == 64
+    assert count_params(shape).nanogpt == pytest.approx(wanted, rel=0.05)

@@ -1,0 +1,184 @@
+"""How fast a run will be: parts that add up, ranges that say how sure they are, and the nearest measured run."""
+
+from dataclasses import replace
+
+import pytest
+
+from onecard.config.schema import RunConfig
+from onecard.plan.cards import Card, find_card, known_cards, plain_card
+from onecard.plan.speed import MEASURED_RUNS, Speed, nearest_measured, predict_speed
+from onecard.plan.speed.predict import checkpoints, evaluations
+from onecard.plan.speed.rates import overlapped, tensor_peak
+from onecard.units import GIB
+
+RTX_4070, H200 = find_card("RTX 4070"), find_card("H200")
+GPT2 = RunConfig(batch_size=8, gradient_accumulation_steps=64, max_iters=12_000, eval_interval=500)
+
+
+def speed_of(config: RunConfig, card: Card = RTX_4070) -> Speed:
+    speed = predict_speed(config, card)
+    assert speed
+    return speed
+
+
+def test_no_card_or_no_figures_of_it_is_no_speed() -> None:
+    assert predict_speed(GPT2, None) is None
+    assert predict_speed(GPT2, plain_card(12 * GIB)) is None
+    assert predict_speed(GPT2, replace(RTX_4070, bandwidth_bytes_per_second=None)) is None
+
+
+def test_parts_add_up_to_a_step_and_to_the_run() -> None:
+    speed = speed_of(GPT2)
+    assert [part.name for part in speed.parts] == [
+        "matmuls",
+        "attention",
+        "memory-bound parts",
+        "loss",
+        "optimizer",
+        "launches",
+        "evaluation",
+        "checkpoints",
+    ]
+    assert sum(part.seconds for part in speed.parts[:6]) == pytest.approx(speed.step_seconds.likely)
+    assert sum(part.seconds for part in speed.parts) * 12_000 == pytest.approx(speed.total_seconds.likely)
+    assert all(part.seconds >= 0 and part.why for part in speed.parts)
+
+
+def test_tokens_steps_and_micro_batches_tell_the_same_story() -> None:
+    speed = speed_of(GPT2)
+    assert speed.tokens_per_second.likely * speed.step_seconds.likely == pytest.approx(GPT2.tokens_per_step)
+    assert speed.tokens_per_second.low * speed.step_seconds.high == pytest.approx(GPT2.tokens_per_step)
+    assert speed.micro_batch_seconds.likely * 64 == pytest.approx(speed.step_seconds.likely)
+
+
+def test_evaluations_and_checkpoints_are_nanogpts() -> None:
+    # at step 0, 500, ..., 12,000; nothing is saved at step 0
+    assert (evaluations(GPT2), checkpoints(GPT2)) == (25, 24)
+    only = GPT2.replace({"eval_only": True})
+    assert (evaluations(only), checkpoints(only)) == (1, 0)
+    assert speed_of(only).total_seconds.likely < 60
+
+
+def test_a_run_of_no_updates_takes_one_evaluation() -> None:
+    speed = speed_of(GPT2.replace({"max_iters": 0}))
+    assert 10 < speed.total_seconds.likely < 40
+
+
+def test_dtype_auto_is_what_the_card_would_take() -> None:
+    assert speed_of(GPT2) == speed_of(GPT2.replace({"dtype": "bfloat16"}))
+    t4 = find_card("Tesla T4")
+    assert speed_of(GPT2, t4) == speed_of(GPT2.replace({"dtype": "float16"}), t4)
+    assert (
+        speed_of(GPT2.replace({"dtype": "bfloat16"}), t4).tokens_per_second.likely
+        < speed_of(GPT2, t4).tokens_per_second.likely / 2
+    )
+
+
+def test_tf32_runs_at_half_the_16_bit_rate_and_only_where_it_exists() -> None:
+    assert tensor_peak(RTX_4070, "float32") == RTX_4070.peak_flops / 2  # type: ignore[operator]
+    assert tensor_peak(find_card("Tesla T4"), "float32") == find_card("Tesla T4").fp32_flops
+
+
+@pytest.mark.parametrize(
+    ("change", "at_least", "at_most"),
+    [
+        ({"compile": False}, 1.25, 1.45),  # batch 16: 1.35
+        ({"dtype": "float32"}, 2.6, 3.2),  # batch 8: 2.9
+        ({"dtype": "float16"}, 0.99, 1.01),
+        ({"vocab_size": 50257}, 1.04, 1.14),  # kernels of batch 8: 1.09
+        ({"dropout": 0.1}, 1.04, 1.14),  # kernels of batch 8: 1.08
+    ],
+)
+def test_what_a_setting_costs_is_what_it_cost_on_an_h200(
+    change: dict[str, object], at_least: float, at_most: float
+) -> None:
+    ratio = speed_of(GPT2.replace(change), H200).step_seconds.likely / speed_of(GPT2, H200).step_seconds.likely
+    assert at_least <= ratio <= at_most
+
+
+def test_what_nobody_measured_at_least_points_the_right_way() -> None:
+    eager = GPT2.replace({"compile": False})
+    for slower, faster in (
+        (eager.replace({"vocab_size": 50257}), eager),
+        (GPT2.replace({"bias": True}), GPT2),
+        (eager.replace({"dropout": 0.1}), eager),
+    ):
+        assert speed_of(slower, H200).step_seconds.likely > speed_of(faster, H200).step_seconds.likely
+
+
+def test_small_micro_batches_on_a_fast_card_are_bound_by_launches_and_say_so() -> None:
+    small = speed_of(GPT2.replace({"batch_size": 1}), H200)
+    assert small.host_bound
+    launches = next(part for part in small.parts if part.name == "launches")
+    assert "Python" in launches.why
+    assert launches.seconds > small.step_seconds.likely / 3
+    assert not speed_of(GPT2.replace({"batch_size": 16}), H200).host_bound
+
+
+@pytest.mark.parametrize(
+    ("name", "spread", "said"),
+    [
+        ("H200", 0.15, "measured on this card"),
+        ("RTX 4070", 0.15, "two public runs"),
+        ("RTX 4070 SUPER", 0.30, "no run of this card"),
+        ("RTX 3090", 0.30, "no run of this card"),
+        ("RTX 5090", 0.30, "no run of this card"),
+        ("RTX 4070 Laptop", 0.40, "laptops"),
+        ("H100 SXM5", 0.30, "as an H200"),
+        ("A100 PCIe", 0.40, "no run of this kind of card"),
+        ("RTX 2080 Ti", 0.40, "no run of this kind of card"),
+        ("RX 7900 XTX", 0.60, "no run of any card of this maker"),
+        ("Apple M3 Max", 0.60, "no run of any card of this maker"),
+        ("Arc B580", 0.60, "no run of any card of this maker"),
+    ],
+)
+def test_a_range_is_as_wide_as_what_is_known_and_says_why(name: str, spread: float, said: str) -> None:
+    speed = speed_of(GPT2.replace({"batch_size": 16}), find_card(name))
+    assert speed.spread == spread
+    assert said in speed.basis
+    assert speed.tokens_per_second.low == pytest.approx(speed.tokens_per_second.likely * (1 - spread))
+
+
+def test_every_card_of_the_table_gets_a_speed_below_its_peak() -> None:
+    for card in known_cards():
+        assert 0.02 < speed_of(GPT2, card).mfu < 1.0, card.name
+
+
+def test_things_at_once_take_between_the_longest_and_the_sum() -> None:
+    assert overlapped(1.0, 3.0, 4.0) == pytest.approx(7.0)
+    assert overlapped(2.0, 3.0, 4.0) == pytest.approx(5.0)
+    assert overlapped(50.0, 3.0, 4.0) == pytest.approx(4.0, rel=1e-3)
+    assert overlapped(2.0, 0.0, 0.0) == 0.0
+
+
+def test_a_measured_run_is_its_own_nearest() -> None:
+    said, distance = nearest_measured(GPT2, RTX_4070)
+    assert distance == 0.0
+    assert said == (
+        "123.59M (12/12/768), 8 × 1024 bfloat16 compiled on a GeForce RTX 4070: 56,100 tokens/s "
+        "(public log, github lzwjava/nanoGPT); the same here"
+    )
+
+
+def test_the_nearest_run_is_named_with_what_differs() -> None:
+    said, distance = nearest_measured(GPT2.replace({"n_embd": 576, "batch_size": 16}), RTX_4070)
+    assert "RTX 4070" in said
+    assert "0.62× the parameters" in said or "1.9× the parameters" in said
+    assert 0.3 < distance < 1.5
+    far, farther = nearest_measured(GPT2.replace({"dtype": "float32", "compile": False}), find_card("RTX 3060"))
+    assert "another card (GeForce RTX 3060 12 GB)" in far
+    assert "float32" in far
+    assert "no compile" in far
+    assert farther > distance
+
+
+def test_the_nearest_run_needs_no_card() -> None:
+    said, distance = nearest_measured(RunConfig(), None)
+    assert "H200" in said
+    assert distance < 0.5
+
+
+def test_measured_runs_are_of_cards_we_know() -> None:
+    for run in MEASURED_RUNS:
+        assert find_card(run.card).name == run.card
+        assert run.source
