@@ -6,6 +6,8 @@ BIN := .venv/bin
 
 train: .venv/ready
 	$(BIN)/onecard plan
+	@if [ -d runs/default/checkpoints ]; then $(BIN)/onecard train --resume runs/default; else $(BIN)/onecard train; fi
+	$(BIN)/onecard sample runs/default --prompt "def " --length 300
 
 test: .venv/ready
 	$(BIN)/ruff check .

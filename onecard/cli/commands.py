@@ -10,6 +10,8 @@ from onecard import __version__
 from onecard.cli.flags import Flag
 from onecard.cli.library import Commands, console, json_option, no_flags
 from onecard.cli.plan import plan
+from onecard.cli.sample import sample
+from onecard.cli.train import train
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
@@ -26,6 +28,8 @@ def cli() -> None:
 
 
 cli.add_command(plan)
+cli.add_command(train)
+cli.add_command(sample)
 
 
 @cli.command(short_help="The cards onecard knows, with sources.")

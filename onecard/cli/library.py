@@ -14,6 +14,8 @@ from onecard.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from onecard.plan.place import Place
+
 
 class Commands(click.Group):
     """A group that answers an unknown command with the nearest one."""
@@ -82,7 +84,18 @@ class CountType(click.ParamType):  # type: ignore[type-arg]
             ) from None
 
 
+INTERRUPTED = 130  # exit code
+
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
+
+
+def place_here() -> Place | None:
+    """This machine's first card, with what other programs hold now; None where NVML does not answer."""
+    from onecard.machine import read_gpu
+    from onecard.plan.place import place_of
+
+    status = read_gpu()
+    return place_of(status) if status else None
 
 
 def no_flags(flags: list[Flag], command: str) -> None:

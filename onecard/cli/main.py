@@ -12,13 +12,12 @@ import click
 
 from onecard.cli.commands import cli
 from onecard.cli.flags import split_flags
+from onecard.cli.library import INTERRUPTED
 from onecard.cli.usage import usage_error
 from onecard.errors import OnecardError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

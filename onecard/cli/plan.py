@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onecard.cli.flags import Flag
-from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
+from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option, place_here
 from onecard.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _make(options: Options, flags: list[Flag]) -> Plan:
     if options.hours or options.tokens:
         budget = Budget(seconds=options.hours * 3600 if options.hours else None, tokens=options.tokens)
     return make_plan(
-        _resolve(options.config, flags),
+        read_config(options.config, flags),
         _place(options.gpu, options.vram, options.other),
         nanogpt=options.trainer != "onecard",
         fit=options.fit,
@@ -159,7 +159,8 @@ def _show(options: Options, made: Plan, seen: Seen | None) -> None:
         console(stderr=True).print(f"wrote {options.write}")
 
 
-def _resolve(config: str | None, flags: list[Flag]) -> Resolved:
+def read_config(config: str | None, flags: list[Flag]) -> Resolved:
+    """The config of a file, standard input (-) or the packaged default, under flags."""
     from onecard.cli.files import read_text
     from onecard.config.resolve import resolve
 
@@ -191,16 +192,15 @@ def _seen(options: Options) -> Seen | None:
 
 def _place(gpu: str | None, vram: int | None, other: int | None) -> Place | None:
     """The card that was named, or this machine's; None where there is none."""
-    from onecard.machine import read_gpu
     from onecard.plan.cards import find_card, plain_card
-    from onecard.plan.place import Place, place_of
+    from onecard.plan.place import Place
 
     if gpu not in (None, "auto", "none"):
         return Place(card=find_card(gpu)).with_memory(vram_bytes=vram, other_bytes=other)
     if gpu == "auto" or (gpu is None and vram is None):
-        status = read_gpu()
-        if status:
-            return place_of(status).with_memory(vram_bytes=vram, other_bytes=other)
+        place = place_here()
+        if place:
+            return place.with_memory(vram_bytes=vram, other_bytes=other)
         if gpu == "auto":
             raise MachineError(
                 "no NVIDIA card answers on this machine",

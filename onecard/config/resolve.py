@@ -50,7 +50,7 @@ def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tu
     file = _read(
         resources.files("onecard.config").joinpath("packaged_default.py").read_text() if packaged else text, shown
     )
-    given = _flag_values(flags)
+    given = flag_values(flags)
     values: dict[str, object] = {}
     origins = dict.fromkeys(KEYS, "default")
     for key in KEYS:
@@ -99,7 +99,8 @@ def _read(text: str | None, shown: str) -> ConfigFile:
     return file
 
 
-def _flag_values(flags: Iterable[tuple[str, str]]) -> dict[str, object]:
+def flag_values(flags: Iterable[tuple[str, str]]) -> dict[str, object]:
+    """The values of `--key=value` flags, read like those of a file; an unknown key is refused."""
     given: dict[str, object] = {}
     for key, text in flags:
         if key not in KEYS:

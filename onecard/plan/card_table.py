@@ -24,6 +24,7 @@ class Row(NamedTuple):
     peak_source: str
 
 
+# fmt: off  # one card a line
 ROWS = (
     Row("GeForce GTX 1650", "Turing", "7.5", 14, 4, 128.1, 6, 3, False, "estimate: no tensor cores: packed fp16"),
     Row("GeForce GTX 1660", "Turing", "7.5", 22, 6, 192.1, 10.1, 5, False, "estimate: no tensor cores: packed fp16"),
@@ -652,6 +653,7 @@ ROWS = (
     Row("Apple M3 Max (40c)", "Apple", None, None, 128, 400, 14.2, 14.2, True, "estimate: fp32 rate by Apple"),
     Row("Apple M4 Max (40c)", "Apple", None, None, 128, 546, 18.4, 18.4, True, "estimate: fp32 rate by Apple"),
 )
+# fmt: on
 
 
 class Memory(NamedTuple):
@@ -665,19 +667,16 @@ class Memory(NamedTuple):
     torch_source: str
 
 
+# fmt: off
 SEEN_MEMORY = {
     "GeForce GTX 1650": Memory(4096, "public nvidia-smi output", 3.81, "github csxmli2016/DFDNet#39, older driver"),
     "GeForce GTX 1660": Memory(6144, "public nvidia-smi output", 5.79, "public training log, older driver"),
     "GeForce GTX 1660 SUPER": Memory(6144, "public nvidia-smi output", 5.79, "public training log, older driver"),
     "GeForce GTX 1660 Ti": Memory(6144, "public nvidia-smi output", 5.81, "github zhou13/lcnn#23, older driver"),
-    "GeForce RTX 2060": Memory(
-        6144, "public nvidia-smi output", 5.79, "github facebookresearch/meshrcnn#92, older driver"
-    ),
+    "GeForce RTX 2060": Memory(6144, "public nvidia-smi output", 5.79, "github facebookresearch/meshrcnn#92, older driver"),
     "GeForce RTX 2060 SUPER": Memory(8192, "public nvidia-smi output", 7.79, "public log of this card, older driver"),
     "GeForce RTX 2070": Memory(8192, "public nvidia-smi output", 7.6, "public log of this card"),
-    "GeForce RTX 2070 SUPER": Memory(
-        8192, "public nvidia-smi output", 7.79, "github xw-hu/Mask-ShadowGAN#14, older driver"
-    ),
+    "GeForce RTX 2070 SUPER": Memory(8192, "public nvidia-smi output", 7.79, "github xw-hu/Mask-ShadowGAN#14, older driver"),
     "GeForce RTX 2080": Memory(8192, "public nvidia-smi output", 7.6, "public hashcat device list"),
     "GeForce RTX 2080 SUPER": Memory(8192, "public nvidia-smi output", 7.79, "public training log, older driver"),
     "GeForce RTX 2080 Ti": Memory(11264, "public nvidia-smi output", 10.57, "public log of this card"),
@@ -709,14 +708,10 @@ SEEN_MEMORY = {
     "GeForce RTX 5070": Memory(12227, "public nvidia-smi output", 11.5, "public log of this card"),
     "GeForce RTX 5070 Ti": Memory(16303, "public nvidia-smi output", 15.47, "public llama.cpp device list"),
     "GeForce RTX 5080": Memory(16303, "public nvidia-smi output", 15.47, "public log of this card"),
-    "GeForce RTX 5090": Memory(
-        32607, "public nvidia-smi output", 31.36, "github TrajectoryCrafter/TrajectoryCrafter#20"
-    ),
+    "GeForce RTX 5090": Memory(32607, "public nvidia-smi output", 31.36, "github TrajectoryCrafter/TrajectoryCrafter#20"),
     "GeForce RTX 3060 Mobile": Memory(6144, "public nvidia-smi output", 5.66, "public log of this card"),
     "GeForce RTX 3070 Mobile": Memory(8192, "public nvidia-smi output", 7.66, "public log of this card"),
-    "GeForce RTX 3080 Mobile": Memory(
-        8192, "public nvidia-smi output", 7.79, "public OpenCL device list, older driver"
-    ),
+    "GeForce RTX 3080 Mobile": Memory(8192, "public nvidia-smi output", 7.79, "public OpenCL device list, older driver"),
     "GeForce RTX 4050 Mobile": Memory(6141, "public nvidia-smi output", 5.67, "public log of this card"),
     "GeForce RTX 4060 Mobile": Memory(8188, "public nvidia-smi output", 7.62, "public training log"),
     "GeForce RTX 4070 Mobile": Memory(8188, "public nvidia-smi output", 7.62, "public training log"),
@@ -750,6 +745,7 @@ SEEN_MEMORY = {
     "Radeon RX 9070 XT": Memory(None, "", 15.92, "public training log"),
     "Instinct MI300X": Memory(None, "", 191.98, "github ROCm/legacy-rocm-build#4414"),
 }
+# fmt: on
 
 
 class Context(NamedTuple):

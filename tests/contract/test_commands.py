@@ -12,7 +12,7 @@ from onecard.config.schema import KEYS
 from tests.contract.conftest import ROOT, Command
 
 COMMANDS = sorted(cli.commands)
-COMPUTING = [["plan"], ["gpus"]]
+COMPUTING = [["plan"], ["gpus"]]  # train talks, and sample writes text
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])

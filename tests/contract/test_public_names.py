@@ -8,7 +8,7 @@ import onecard.plan
 
 
 def test_the_package_offers_what_the_contract_names() -> None:
-    assert onecard.__all__ == ["__version__", "make_plan"]
+    assert onecard.__all__ == ["__version__", "load_run", "make_plan"]
     for name in onecard.__all__:
         assert getattr(onecard, name) is not None
 

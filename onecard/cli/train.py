@@ -1,0 +1,240 @@
+"""onecard train: settle the config, the data and the folder, then hand over to the loop."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onecard import units
+from onecard.cli.flags import Flag
+from onecard.cli.library import INTERRUPTED, KeyCommand, console, place_here
+from onecard.cli.plan import read_config
+from onecard.errors import ConfigError, MachineError
+
+if TYPE_CHECKING:
+    from onecard.config.resolve import Resolved
+    from onecard.config.schema import RunConfig
+    from onecard.data.dataset import Dataset
+    from onecard.runs.folder import RunFolder
+    from onecard.runs.records import End
+
+# What may change between two parts of one run (the micro-batch at equal tokens per update, checked apart).
+RESUMABLE = frozenset(
+    "max_iters lr_decay_iters eval_interval log_interval checkpoint_interval keep_checkpoints max_hours "
+    "loggers log_style batch_size gradient_accumulation_steps".split()
+)
+
+
+@click.command(cls=KeyCommand, short_help="Train: survives out-of-memory, loses nothing, resumes exactly.")
+@click.argument("config", required=False)
+@click.option("--resume", metavar="RUN", help="Go on with the run in this folder.")
+@click.option("--fit", is_flag=True, help="First fit the micro-batch to this card, at equal tokens per update.")
+@click.option("--profile", metavar="FILE", help="Write a trace of a few steps, for chrome://tracing.")
+@click.pass_obj
+def train(flags: list[Flag], /, config: str | None, resume: str | None, fit: bool, profile: str | None) -> int:
+    """\b
+    Example:
+      onecard train train_fineweb.py --batch_size=8 --out_dir=runs/first
+
+    Trains a nanoGPT config as it is; without one, a small GPT on Python's own source, with no download.
+
+    Out of memory halves the micro-batch and goes on; Ctrl-C saves and stops; --resume RUN goes on where it stopped.
+    """
+    if find_spec("torch") is None:
+        raise MachineError(
+            "torch is not installed",
+            why="planning needs none, training does",
+            fix='pip install "onecard[train]"',
+            name="no-torch",
+        )
+    resolved = read_config(config, flags)
+    if resolved.config.init_from == "resume" and resume is None:
+        resume = resolved.config.out_dir
+    settled, folder = _resumed(Path(resume), flags) if resume else (None, None)
+    if folder and settled and _is_finished(folder, settled):
+        folder.close()
+        return 0
+    run_config = settled or resolved.config
+    _set_allocator(run_config)
+    dataset = _open_data(run_config)
+    if folder is None:
+        run_config = _with_vocabulary(resolved, dataset)
+        run_config = _fitted(run_config) if fit else run_config
+        _check(run_config, dataset)
+        folder = _new_folder(run_config, resolved)
+    with folder:
+        trace = Path(profile) if profile else None
+        return _train(run_config, folder, dataset, resume=resume is not None, trace=trace)
+
+
+def _is_finished(folder: RunFolder, config: RunConfig) -> bool:
+    """Whether there is nothing left to do; says so."""
+    run = folder.read()
+    if not run.finished or run.last_step < config.max_iters:
+        return False
+    talk = console(stderr=True)
+    talk.print(f"{folder.path} is finished: step {run.last_step:,} of {config.max_iters:,}", soft_wrap=True)
+    talk.print(
+        f"to train longer: onecard train --resume {folder.path} --max_iters={2 * config.max_iters}", soft_wrap=True
+    )
+    return True
+
+
+def _train(config: RunConfig, folder: RunFolder, dataset: Dataset, *, resume: bool, trace: Path | None) -> int:
+    from onecard.report.talk import print_warnings
+    from onecard.report.training import TrainingDisplay
+    from onecard.train.loop import train as run_loop
+
+    with TrainingDisplay(config, console()) as display:
+        finished = run_loop(config, folder, dataset, resume=resume, on_record=display, profile=trace)
+    print_warnings(finished.notes, console(stderr=True))
+    return _farewell(finished.end, folder.path)
+
+
+# Keys that later versions will honour, with the values that mean "as now".
+NOT_BUILT_YET = {
+    "optimizer": ("adamw",),
+    "param_dtype": ("float32",),
+    "offload": ("none",),
+    "recipe": (None,),
+    "loggers": ("",),
+    "tokenizer": (None,),
+    "wandb_log": (False,),
+    "init_from": ("scratch", "resume"),
+}
+
+
+def _check(config: RunConfig, dataset: Dataset) -> None:
+    """Refuse before anything is written what cannot work: settings not built yet, data that do not fit."""
+    from onecard.data.checks import check_dataset
+    from onecard.report.talk import print_findings
+
+    for key, built in NOT_BUILT_YET.items():
+        value = getattr(config, key)
+        if value not in built:
+            raise ConfigError(
+                f"{key}={value} is not built yet",
+                why="this version would train without it, and you would not know",
+                fix=f"--{key}={built[0]}" if built[0] is not None else f"leave {key} out",
+                name="not-built-yet",
+            )
+    findings = check_dataset(
+        dataset,
+        block_size=config.block_size,
+        vocab_size=config.vocab_size,
+        eval_block_size=config.eval_block_size,
+        eval_tokens=config.eval_iters * config.batch_size * (config.eval_block_size or config.block_size),
+    )
+    print_findings(findings, console(stderr=True))
+
+
+def _farewell(end: End, path: Path) -> int:
+    if end.reason == "out-of-memory":
+        raise MachineError(
+            f"one sequence at a time does not fit; the run is saved at step {end.step:,}",
+            why="the weights, the optimizer and one sequence's activations need more memory than there is",
+            fix=f"free memory and type: onecard train --resume {path}   (or plan a smaller model: onecard plan --fit)",
+            name="out-of-memory",
+        )
+    if end.reason == "interrupted":
+        console(stderr=True).print(f"to go on: onecard train --resume {path}", soft_wrap=True)
+        return INTERRUPTED
+    console(stderr=True).print(f'next: onecard sample {path} --prompt "def "', soft_wrap=True)
+    return 0
+
+
+def _resumed(path: Path, flags: list[Flag]) -> tuple[RunConfig, RunFolder]:
+    """The config and the locked folder of a run to go on with, under the changes that are allowed."""
+    from onecard.config.schema import KEYS, RunConfig
+    from onecard.runs.folder import resume_run
+
+    folder = resume_run(path)
+    try:
+        known = {key: value for key, value in folder.config.items() if key in KEYS}
+        before = RunConfig.model_validate(known)
+        after = _changed(before, flags, path)
+        folder.write_config(after.model_dump())
+    except BaseException:
+        folder.close()
+        raise
+    return after, folder
+
+
+def _changed(before: RunConfig, flags: list[Flag], path: Path) -> RunConfig:
+    from onecard.config.resolve import flag_values
+
+    wanted = {key: value for key, value in flag_values(flags).items() if key not in ("init_from", "out_dir")}
+    after = before.replace(wanted)
+    refused = [key for key in wanted if getattr(after, key) != getattr(before, key) and key not in RESUMABLE]
+    if after.tokens_per_step != before.tokens_per_step:
+        refused += ["batch_size", "gradient_accumulation_steps"]
+    if refused:
+        now = ", ".join(f"{key}={getattr(after, key)} (was {getattr(before, key)})" for key in dict.fromkeys(refused))
+        raise ConfigError(
+            f"a resumed run cannot change {now}",
+            why="its weights, data order or records would no longer be of one run",
+            fix=f"onecard train --resume {path}   (or start a new run with --out_dir=PATH)",
+            name="resume-mismatch",
+        )
+    return after
+
+
+def _fitted(config: RunConfig) -> RunConfig:
+    """The config with the micro-batch that fits this machine's card now. nanoGPT's need is planned: ours is less."""
+    from onecard.plan.fit import fit_config
+    from onecard.plan.make import settled
+
+    place = place_here()
+    if place is None:
+        raise MachineError(
+            "--fit needs an NVIDIA card in this machine",
+            why="it fits the run into the card's free memory, and NVML does not answer",
+            fix="leave --fit out",
+            name="no-gpu",
+        )
+    found = fit_config(settled(config, place), place.card, place.available_bytes)
+    if found.best is None:
+        raise ConfigError(
+            f"not even one sequence at a time fits {place.card.name}",
+            why=f"{units.gib(place.available_bytes)} are free, and the weights and optimizer come first",
+            fix="onecard plan --fit says which smaller model would",
+            name="does-not-fit",
+        )
+    keys = ("batch_size", "gradient_accumulation_steps")
+    return config.replace({key: getattr(found.best.config, key) for key in keys})
+
+
+def _set_allocator(config: RunConfig) -> None:
+    """Allocator settings are read when torch starts; a setting of the user's own stays."""
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the old name, and that of torch >= 2.10
+    if config.expandable_segments and not any(name in os.environ for name in names):
+        os.environ.update(dict.fromkeys(names, "expandable_segments:True"))
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may add in any order
+
+
+def _open_data(config: RunConfig) -> Dataset:
+    from onecard.data.dataset import open_dataset
+    from onecard.data.stdlib import cache_home
+
+    return open_dataset(config.dataset, home=cache_home(os.environ))
+
+
+def _with_vocabulary(resolved: Resolved, dataset: Dataset) -> RunConfig:
+    """vocab_size: the user's, else the data's, else GPT-2's."""
+    if resolved.origins["vocab_size"] == "default" and dataset.vocab_size:
+        return resolved.config.replace({"vocab_size": dataset.vocab_size})
+    return resolved.config
+
+
+def _new_folder(config: RunConfig, resolved: Resolved) -> RunFolder:
+    """nanoGPT's out_dir where it is set; otherwise runs/ and the config's name."""
+    from onecard.runs.folder import create_run
+
+    name = Path(resolved.source or "default").stem.replace(" ", "-")
+    path = Path("runs") / name if resolved.origins["out_dir"] == "default" else Path(config.out_dir)
+    return create_run(path, config=config.model_dump())

@@ -1,0 +1,1 @@
+"""Token files in, batches of windows out; numpy, never torch."""

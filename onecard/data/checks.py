@@ -1,0 +1,71 @@
+"""What can be known to go wrong before training begins."""
+
+from __future__ import annotations
+
+from onecard.data.dataset import Dataset
+from onecard.data.tokens import Tokens, first_outside, looks_like_uint32
+from onecard.errors import ConfigError
+from onecard.findings import Finding
+
+
+def check_dataset(
+    dataset: Dataset, *, block_size: int, vocab_size: int, eval_block_size: int | None = None, eval_tokens: int = 0
+) -> tuple[Finding, ...]:
+    """What a person should know about the data; ConfigError if a run with it must go wrong.
+
+    `eval_tokens` is what one evaluation reads of a split. Every token is looked at, so this takes as long as reading
+    the files once, unless every id they can hold is in the vocabulary.
+    """
+    for split, tokens, needed in (
+        ("train", dataset.train, block_size),
+        ("val", dataset.val, eval_block_size or block_size),
+    ):
+        _long_enough(tokens, split=split, block_size=needed)
+        if not dataset.dtype_is_known and looks_like_uint32(tokens):
+            raise _wrong_dtype(dataset, tokens)
+        if outside := first_outside(tokens, vocab_size=vocab_size):
+            raise _outside(tokens, *outside, vocab_size=vocab_size)
+    return (_tiny_val(dataset, eval_tokens),) if len(dataset.val) < eval_tokens else ()
+
+
+def _long_enough(tokens: Tokens, *, split: str, block_size: int) -> None:
+    if len(tokens) <= block_size:
+        names = ", ".join(str(file.path) for file in tokens.files[:3])
+        raise ConfigError(
+            f"{names} has {len(tokens):,} tokens, and one sequence needs {block_size + 1:,}",
+            why=f"block_size={block_size} tokens are read, and the one after them is predicted",
+            fix=f"--block_size={max(1, len(tokens) - 1)} or less, or more {split} data",
+            name="data-too-short",
+        )
+
+
+def _wrong_dtype(dataset: Dataset, tokens: Tokens) -> ConfigError:
+    return ConfigError(
+        f"{tokens.files[0].path} looks like uint32 tokens, and would be read as uint16",
+        why="every second 16-bit value is nearly 0, as the upper halves of 32-bit ids are",
+        fix=f"""echo '{{"dtype": "uint32"}}' > {dataset.path}/meta.json   ("uint16" if the data really is like that)""",
+        name="wrong-dtype",
+    )
+
+
+def _outside(tokens: Tokens, position: int, token: int, *, vocab_size: int) -> ConfigError:
+    path, index = tokens.file_at(position)
+    enough = 50304 if token < 50304 else -(-(token + 1) // 64) * 64
+    return ConfigError(
+        f"{path} has token id {token:,} at position {index:,}, and vocab_size is {vocab_size:,}",
+        why="ids go from 0 to vocab_size - 1; the data was made with a larger vocabulary, or is of another type",
+        fix=f"--vocab_size={enough} (or what the tokenizer of this data has), or prepare the data again",
+        name="token-out-of-range",
+    )
+
+
+def _tiny_val(dataset: Dataset, eval_tokens: int) -> Finding:
+    return Finding(
+        rule="val-set-tiny",
+        severity="warn",
+        sure="high",
+        what=f"the validation data has {len(dataset.val):,} tokens, fewer than the {eval_tokens:,} of one evaluation",
+        why="each evaluation reads all of it, once, and its noise stays as large as the data is small",
+        fix="split off at least 1,000,000 tokens for validation, by document; or lower eval_iters",
+        seen=(f"{dataset.val.files[0].path}: {len(dataset.val):,} tokens",),
+    )

@@ -1,0 +1,202 @@
+"""A dataset is a folder with train and val tokens: nanoGPT's, llm.c's shards, onecard's own, or the embedded one.
+
+onecard's own folders have a meta.json, which may also stand beside anybody's .bin files to say what they are:
+
+    {"schema": 1, "dtype": "uint16", "vocab_size": 256, "tokenizer": "bytes",
+     "train": [{"file": "train.bin", "tokens": 11500000, "sha256": "…"}], "val": [{…}]}
+
+Every key may be missing; without "train" and "val" the files are found by their names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from onecard.config.names import nearest
+from onecard.data.nanogpt_meta import MAX_BYTES, read_meta
+from onecard.data.stdlib import NAME as EMBEDDED
+from onecard.data.stdlib import build_stdlib
+from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, gpt2_tokenizer
+from onecard.data.tokens import Tokens, TokenType, fingerprint, token_file
+from onecard.errors import ConfigError
+
+SEARCH = (Path("data"), Path())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Tokens to train on and to validate on, and what is known about them."""
+
+    name: str
+    path: Path
+    train: Tokens
+    val: Tokens
+    vocab_size: int | None  # None if the data does not say
+    tokenizer: Tokenizer | None
+    fingerprint: str  # the same for the same tokens, wherever they lie
+    dtype_is_known: bool  # by meta.json, meta.pkl or a header; otherwise it was taken to be uint16
+
+
+def open_dataset(
+    name_or_path: str,
+    *,
+    home: Path,
+    search: Sequence[Path] = SEARCH,
+    environ: Mapping[str, str] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Dataset:
+    """The dataset of that name: the embedded one, or a folder in one of `search`, or a path.
+
+    `home` holds the embedded corpus, which is built there if needed, and GPT-2's tokenizer file if there is one.
+    """
+    if name_or_path == EMBEDDED:
+        return open_folder(build_stdlib(home, on_progress=on_progress), name=EMBEDDED, home=home, environ=environ)
+    for place in search:
+        if _looks_like_data(place / name_or_path):
+            return open_folder(place / name_or_path, name=name_or_path, home=home, environ=environ)
+    known = [EMBEDDED, *(child.name for place in search for child in _children(place) if _looks_like_data(child))]
+    near = nearest(name_or_path, known)
+    raise ConfigError(
+        f"there is no dataset {name_or_path}",
+        why=f"looked for train.bin in {', '.join(str(place / name_or_path) for place in search)}",
+        fix=f"--dataset={near or EMBEDDED}, or prepare it first (nanoGPT: python data/{name_or_path}/prepare.py)",
+        name="no-such-dataset",
+    )
+
+
+def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, str] | None = None) -> Dataset:
+    """The dataset in a folder of token files, its description read and its files mapped."""
+    meta = _read_json(folder / "meta.json")
+    vocab_size = _number_in(meta, "vocab_size")
+    tokenizer = _tokenizer_in(meta, home=home, environ=environ or {})
+    if (folder / "meta.pkl").exists():
+        try:
+            with (folder / "meta.pkl").open("rb") as file:
+                nanogpt = read_meta(file.read(MAX_BYTES + 1))
+        except (OSError, ValueError) as problem:
+            raise ConfigError(
+                f"{folder / 'meta.pkl'} cannot be used: {problem}",
+                why="it should hold the vocabulary of the data, as nanoGPT's prepare.py writes it",
+                fix=f"run `python {folder}/prepare.py` again, or remove the file and give --vocab_size=N",
+                name="bad-meta",
+            ) from problem
+        vocab_size = vocab_size or nanogpt.vocab_size
+        tokenizer = tokenizer or (CharacterTokenizer(nanogpt.characters) if nanogpt.characters else None)
+    stated = meta.get("dtype")
+    if stated is not None and stated not in get_args(TokenType):
+        raise _bad_meta(folder, f'"dtype" is {stated!r}, and tokens are "uint16" or "uint32"')
+    too_many = vocab_size is not None and vocab_size > 2**16  # ids that uint16 cannot hold
+    dtype: TokenType = stated or ("uint32" if too_many else "uint16")
+    train, val = (_split(folder, split, meta=meta, dtype=dtype) for split in ("train", "val"))
+    return Dataset(
+        name=name,
+        path=folder,
+        train=train,
+        val=val,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        fingerprint=fingerprint(train, val),
+        dtype_is_known=stated is not None or too_many or all(file.first_byte for file in train.files + val.files),
+    )
+
+
+def damaged_files(dataset: Dataset) -> tuple[str, ...]:
+    """Files whose content is not what meta.json's sha256 promises. Reads everything: a minute per 50 GB or so."""
+    meta = _read_json(dataset.path / "meta.json")
+    damaged = []
+    for split in ("train", "val"):
+        for name, _, digest in _entries(dataset.path, meta, split):
+            with (dataset.path / name).open("rb") as file:
+                if digest is not None and hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    damaged.append(name)
+    return tuple(damaged)
+
+
+def _split(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: TokenType) -> Tokens:
+    """The tokens of a split: as meta.json lists them, or {split}.bin, or shards such as fineweb_{split}_000001.bin."""
+    entries = _entries(folder, meta, split)
+    if not entries:
+        shards = sorted(path for path in folder.glob("*.bin") if re.search(rf"(^|[_-]){split}([_-]|\.bin$)", path.name))
+        plain = folder / f"{split}.bin"
+        return Tokens([token_file(path, dtype=dtype) for path in ([plain] if plain.exists() or not shards else shards)])
+    files = [token_file(folder / name, dtype=dtype) for name, _, _ in entries]
+    for file, (name, count, _) in zip(files, entries, strict=True):
+        if count is not None and file.count != count:
+            raise ConfigError(
+                f"{folder / name} has {file.count:,} tokens, and meta.json says {count:,}",
+                why="the file was cut off, or belongs to other data",
+                fix="prepare the data again",
+                name="token-file-damaged",
+            )
+    return Tokens(files)
+
+
+def _entries(folder: Path, meta: Mapping[str, Any], split: str) -> list[tuple[str, int | None, str | None]]:
+    """File name, tokens and sha256 of each file of a split, as far as meta.json lists them."""
+    listed = meta.get(split, [])
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise _bad_meta(folder, f'"{split}" is no list of files')
+    entries = []
+    for entry in listed:
+        name, count, digest = entry.get("file"), entry.get("tokens"), entry.get("sha256")
+        if not isinstance(name, str) or name != Path(name).name:  # a description must not lead out of its folder
+            raise _bad_meta(folder, f'"{split}" has a file named {name!r:.60}')
+        entries.append((name, count if type(count) is int else None, digest if isinstance(digest, str) else None))
+    return entries
+
+
+def _looks_like_data(folder: Path) -> bool:
+    return any(path.name == "meta.json" or path.suffix == ".bin" for path in _children(folder))
+
+
+def _children(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if it is none, or closed."""
+    try:
+        return list(folder.iterdir())
+    except (OSError, ValueError):
+        return []
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """meta.json; nothing if there is none."""
+    try:
+        meta = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as problem:
+        raise _bad_meta(path.parent, f"it cannot be read: {str(problem)[:80]}") from problem
+    if not isinstance(meta, dict):
+        raise _bad_meta(path.parent, "it is no JSON object")
+    return meta
+
+
+def _number_in(meta: Mapping[str, Any], key: str) -> int | None:
+    value = meta.get(key)
+    return value if type(value) is int and 0 < value <= 2**24 else None
+
+
+def _tokenizer_in(meta: Mapping[str, Any], *, home: Path, environ: Mapping[str, str]) -> Tokenizer | None:
+    """The tokenizer that meta.json names; None if it names none that is here."""
+    characters = meta.get("characters")
+    if meta.get("tokenizer") == "bytes":
+        return ByteTokenizer()
+    if meta.get("tokenizer") == "gpt2":
+        return gpt2_tokenizer(home=home, environ=environ)
+    if isinstance(characters, list) and characters and all(isinstance(character, str) for character in characters):
+        return CharacterTokenizer(characters)
+    return None
+
+
+def _bad_meta(folder: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{folder / 'meta.json'} cannot be used",
+        why=why,
+        fix='prepare the data again, or write it by hand: {"dtype": "uint16", "vocab_size": 50257}',
+        name="bad-meta",
+    )

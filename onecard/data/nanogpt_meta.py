@@ -1,0 +1,67 @@
+"""nanoGPT's meta.pkl, read without running anything in it.
+
+A pickle is a program. Ours may only build texts, numbers, lists and dictionaries: every instruction is looked at
+before the first is carried out, and the class lookup that attacks need always fails.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+MAX_BYTES = 2**24  # nanoGPT's own are about a kilobyte; a large character set is some hundred
+
+_HARMLESS = frozenset(
+    "PROTO FRAME STOP MARK POP MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET NONE NEWTRUE NEWFALSE INT LONG "
+    "BININT BININT1 BININT2 LONG1 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE EMPTY_DICT DICT SETITEM SETITEMS "
+    "EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3".split()
+)
+
+
+@dataclass(frozen=True)
+class NanogptMeta:
+    """What meta.pkl says; `characters` in the order of their ids, None if it does not map characters."""
+
+    vocab_size: int
+    characters: tuple[str, ...] | None
+
+
+class _NoClasses(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"{module}.{name} is not data")
+
+
+def read_meta(raw: bytes) -> NanogptMeta:
+    """The vocabulary in a meta.pkl; ValueError, saying what is wrong, if it is anything else."""
+    meta = _harmless(raw)
+    if not isinstance(meta, dict) or type(size := meta.get("vocab_size")) is not int or not 0 < size <= 2**24:
+        raise ValueError("it holds no vocab_size")
+    letters = meta.get("itos")
+    if not isinstance(letters, dict) or len(letters) != size:
+        return NanogptMeta(size, None)
+    characters = tuple(letters.get(index) for index in range(size))
+    if not all(isinstance(character, str) for character in characters) or len(set(characters)) != size:
+        return NanogptMeta(size, None)
+    return NanogptMeta(size, characters)  # type: ignore[arg-type]  # all are text, as just checked
+
+
+def _harmless(raw: bytes) -> Any:
+    """The data in a pickle; ValueError if it is damaged or more than data."""
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"it is longer than {MAX_BYTES:,} bytes")
+    try:
+        used = [(code.name, argument) for code, argument, _ in pickletools.genops(raw)]
+    except Exception as problem:  # damaged pickles raise nearly anything
+        raise ValueError("it is damaged") from problem
+    for name, argument in used:
+        if name not in _HARMLESS:
+            raise ValueError(f"it does more than hold data ({name})")
+        if name.endswith("PUT") and (not isinstance(argument, int) or argument > len(raw)):
+            raise ValueError("it is damaged")  # room for a billion entries would be made at once
+    try:
+        return _NoClasses(io.BytesIO(raw)).load()
+    except Exception as problem:
+        raise ValueError("it is damaged") from problem

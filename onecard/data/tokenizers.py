@@ -1,0 +1,155 @@
+"""Text to token ids and back: bytes, characters, and GPT-2's byte pairs from a file that is already here."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from onecard.errors import ConfigError, MachineError
+
+if TYPE_CHECKING:
+    from onecard.data.tokens import Tokens
+
+
+class Tokenizer(Protocol):
+    """What sampling and bits per byte need."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def end_of_text(self) -> int | None:
+        """The id between documents; None if there is none."""
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 text of one token; empty for ids without text."""
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as they are; byte 0, which source text never has, ends a document."""
+
+    name = "bytes"
+    vocab_size = 256
+    end_of_text: int | None = 0
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", errors="replace"))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes((token,)) if 0 <= token < self.vocab_size else b""
+
+
+class CharacterTokenizer:
+    """One id per character, in the order given, as nanoGPT's character-level data has them."""
+
+    name = "characters"
+    end_of_text: int | None = None
+
+    def __init__(self, characters: Sequence[str]) -> None:
+        self.characters = tuple(characters)
+        self.vocab_size = len(self.characters)
+        self._ids = {character: index for index, character in enumerate(self.characters)}
+
+    def encode(self, text: str) -> list[int]:
+        if unknown := sorted(set(text) - self._ids.keys()):
+            raise ConfigError(
+                f"the text has {len(unknown)} characters that the data never had: {''.join(unknown)[:20]!r}",
+                why=f"this model knows {self.vocab_size} characters: {''.join(self.characters)[:80]!r}",
+                fix="write the text without them",
+                name="unknown-character",
+            )
+        return [self._ids[character] for character in text]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        unknown = "\N{REPLACEMENT CHARACTER}"
+        return "".join(self.characters[token] if 0 <= token < self.vocab_size else unknown for token in ids)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.characters[token].encode("utf-8", errors="replace") if 0 <= token < self.vocab_size else b""
+
+
+# GPT-2's split into words (openai/gpt-2, src/encoder.py) and the file of its merges, as tiktoken names and checks it.
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
+_GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+GPT2_FILE = "r50k_base.tiktoken"
+
+
+class Gpt2Tokenizer:
+    """GPT-2's byte pairs. Decoding needs the ranks file alone, encoding also tiktoken."""
+
+    name = "gpt2"
+    vocab_size = 50257
+    end_of_text: int | None = 50256
+
+    def __init__(self, ranks: bytes) -> None:
+        if hashlib.sha256(ranks).hexdigest() != _GPT2_SHA256:
+            raise ValueError("not GPT-2's ranks")
+        pairs = [line.split() for line in ranks.splitlines() if line]
+        self._ranks = {base64.b64decode(text): int(rank) for text, rank in pairs}
+        self._bytes = {rank: text for text, rank in self._ranks.items()}
+
+    @cached_property
+    def _encoding(self) -> Any:  # tiktoken is optional, and mypy need not know it
+        try:
+            tiktoken = importlib.import_module("tiktoken")
+        except ImportError as problem:
+            raise MachineError(
+                "GPT-2's tokenizer needs tiktoken to read text",
+                why="tiktoken cannot be imported here; without it tokens can only be turned into text",
+                fix="pip install tiktoken",
+                name="no-tiktoken",
+            ) from problem
+        return tiktoken.Encoding(
+            "gpt2",
+            pat_str=_GPT2_WORDS,
+            mergeable_ranks=self._ranks,
+            special_tokens={"<|endoftext|>": self.end_of_text},
+            explicit_n_vocab=self.vocab_size,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._encoding.encode_ordinary(text))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._bytes.get(token, b"")
+
+
+def gpt2_tokenizer(*, home: Path, environ: Mapping[str, str]) -> Gpt2Tokenizer | None:
+    """GPT-2's tokenizer from onecard's home or tiktoken's cache; None if the file is in neither. Never a download."""
+    cache = environ.get("TIKTOKEN_CACHE_DIR") or environ.get("DATA_GYM_CACHE_DIR")
+    cached = Path(cache or Path(tempfile.gettempdir()) / "data-gym-cache")
+    for path in (home / GPT2_FILE, cached / hashlib.sha1(_GPT2_URL.encode(), usedforsecurity=False).hexdigest()):
+        try:
+            return Gpt2Tokenizer(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def bytes_per_token(tokens: Tokens, tokenizer: Tokenizer) -> float | None:
+    """Mean UTF-8 bytes of a token in this data, for bits per byte; None for data without text."""
+    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    for _, chunk in tokens.chunks():
+        known = chunk[chunk < tokenizer.vocab_size]
+        counts += np.bincount(known, minlength=tokenizer.vocab_size)
+    lengths = np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
+    total, size = int(counts.sum()), int(counts @ lengths)
+    return size / total if size else None

@@ -1,0 +1,190 @@
+"""Token files, memory-mapped: nanoGPT's raw .bin and llm.c's shards behind a header, one or several read as one.
+
+Raw files are little-endian uint16 (or uint32) and nothing else. llm.c, modded-nanogpt and others put 256 int32 before
+the tokens: a magic number that also names the type, a version, the number of tokens, and zeros
+(karpathy/llm.c, dev/data/data_common.py).
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from onecard.errors import ConfigError
+
+TokenType = Literal["uint16", "uint32"]
+Array = npt.NDArray[np.int64]
+
+_STORED: dict[TokenType, str] = {"uint16": "<u2", "uint32": "<u4"}
+_HEADER_BYTES = 256 * 4
+_HEADERS: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic, version
+_CHUNK = 2**22  # tokens scanned at a time: a few MiB, whatever the file
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """One file: where its tokens begin, how many there are, and of which type."""
+
+    path: Path
+    dtype: TokenType
+    first_byte: int
+    count: int
+
+    def mapped(self) -> npt.NDArray[Any]:
+        """The tokens, read from disk when they are looked at."""
+        if self.count == 0:
+            return np.zeros(0, dtype=_STORED[self.dtype])  # an empty file cannot be mapped
+        return np.memmap(self.path, dtype=_STORED[self.dtype], mode="r", offset=self.first_byte, shape=(self.count,))
+
+
+def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
+    """What `path` holds: by its header if it has one, else raw tokens of `dtype`."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except FileNotFoundError as problem:
+        raise ConfigError(
+            f"there is no token file {path}",
+            why="training reads train.bin, evaluation val.bin",
+            fix="prepare the data first (nanoGPT: python data/NAME/prepare.py), or choose another --dataset=NAME",
+            name="token-file-missing",
+        ) from problem
+    except OSError as problem:
+        raise ConfigError(
+            f"{path} cannot be read",
+            why=f"the system says: {problem.strerror or problem}",
+            fix=f"look at `ls -l {path}`",
+            name="token-file-unreadable",
+        ) from problem
+    if len(header) == _HEADER_BYTES:
+        magic, version, count = (int(number) for number in np.frombuffer(header, "<i4", 3))
+        if stored := _HEADERS.get((magic, version)):
+            expected = _HEADER_BYTES + count * np.dtype(_STORED[stored]).itemsize
+            if size != expected:
+                raise _damaged(path, f"its header promises {count:,} tokens, {expected:,} bytes; it has {size:,}")
+            return TokenFile(path, stored, _HEADER_BYTES, count)
+    each = np.dtype(_STORED[dtype]).itemsize
+    if size % each:
+        raise _damaged(path, f"a token takes {each} bytes, and {size:,} bytes are no whole number of tokens")
+    return TokenFile(path, dtype, 0, size // each)
+
+
+class Tokens:
+    """Files in order as one long sequence of token ids."""
+
+    def __init__(self, files: Sequence[TokenFile]) -> None:
+        self.files = tuple(files)
+        self._mapped = [file.mapped() for file in self.files]
+        self._begins = [0, *accumulate(file.count for file in self.files)]
+
+    def __len__(self) -> int:
+        return self._begins[-1]
+
+    def read(self, start: int, length: int) -> Array:
+        """Token ids [length] from position `start`; shorter at the end."""
+        return self.rows(np.array([start]), min(length, len(self) - start)).reshape(-1)
+
+    def rows(self, starts: Array, length: int) -> Array:
+        """Token ids [len(starts), length]: one row from each start. All of it must be within the sequence."""
+        rows = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in zip(rows, starts.tolist(), strict=True):
+            assert 0 <= start <= len(self) - length, "a window outside the data"
+            filled = 0
+            index = bisect.bisect_right(self._begins, start) - 1
+            while filled < length:  # a window may go on in the next file
+                begin = start + filled - self._begins[index]
+                part = self._mapped[index][begin : begin + length - filled]
+                row[filled : filled + len(part)] = part
+                filled += len(part)
+                index += 1
+        return rows
+
+    def chunks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """The whole sequence in pieces of its stored type, each with the position of its first token."""
+        for begin, mapped in zip(self._begins, self._mapped, strict=False):
+            for first in range(0, len(mapped), _CHUNK):
+                yield begin + first, mapped[first : first + _CHUNK]
+
+    @property
+    def largest_possible(self) -> int:
+        """The largest id the stored type can hold."""
+        return max((int(np.iinfo(mapped.dtype).max) for mapped in self._mapped), default=0)
+
+    def file_at(self, position: int) -> tuple[Path, int]:
+        """The file that holds a position, and the position within it."""
+        index = bisect.bisect_right(self._begins, position) - 1
+        return self.files[index].path, position - self._begins[index]
+
+    def sample(self, *, pieces: int, length: int) -> Iterator[npt.NDArray[Any]]:
+        """Evenly spread pieces of every file, of its stored type, starting at even positions; the end included."""
+        for mapped in self._mapped:
+            last = max(0, len(mapped) - length)
+            for piece in range(pieces):
+                start = last * piece // max(1, pieces - 1) & ~1
+                yield mapped[start : start + length + 1] if piece == pieces - 1 else mapped[start : start + length]
+
+
+def fingerprint(*splits: Tokens) -> str:
+    """Names the data by its content, wherever it lies: sizes, types, and a spread sample (hashing all would take
+    minutes for a large corpus), as 16 hex digits."""
+    digest = hashlib.sha256()
+    for tokens in splits:
+        digest.update(repr([(file.dtype, file.count) for file in tokens.files]).encode())
+        for piece in tokens.sample(pieces=64, length=2048):
+            digest.update(piece.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def first_outside(tokens: Tokens, *, vocab_size: int) -> tuple[int, int] | None:
+    """Position and id of the first token that a vocabulary does not have; None if there is none."""
+    if tokens.largest_possible < vocab_size:
+        return None
+    for position, chunk in tokens.chunks():
+        if int(chunk.max()) >= vocab_size:
+            index = int(np.argmax(chunk >= vocab_size))
+            return position + index, int(chunk[index])
+    return None
+
+
+def looks_like_uint32(tokens: Tokens) -> bool:
+    """Whether uint16 tokens are really halves of uint32 ones: every second value is tiny, the others are not.
+
+    The upper half of an id below 2**18, more than any vocabulary in use, is at most 3.
+    """
+    if not tokens.files or tokens.files[0].dtype != "uint16" or len(tokens) % 2 or len(tokens) < 512:
+        return False
+    pieces = [piece[: len(piece) // 2 * 2] for piece in tokens.sample(pieces=64, length=2048)]
+    upper = max(int(piece[1::2].max(initial=0)) for piece in pieces)
+    lower = np.concatenate([piece[0::2] for piece in pieces])
+    return upper <= 3 and float(np.mean(lower > 3)) > 0.5
+
+
+def write_tokens(path: Path, parts: Iterator[npt.NDArray[Any]], *, dtype: TokenType) -> dict[str, object]:
+    """Write parts one after another as a raw file; its entry in meta.json. OSErrors are the caller's to tell."""
+    digest = hashlib.sha256()
+    count = 0
+    with path.open("wb") as file:
+        for part in parts:
+            stored = part.astype(_STORED[dtype]).tobytes()
+            digest.update(stored)
+            file.write(stored)
+            count += len(part)
+    return {"file": path.name, "tokens": count, "sha256": digest.hexdigest()}
+
+
+def _damaged(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is no whole token file",
+        why=why,
+        fix="prepare the data again; a copy or a download that broke off looks like this",
+        name="token-file-damaged",
+    )

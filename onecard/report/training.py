@@ -1,0 +1,131 @@
+"""A run as it goes: a live line on a terminal, plain lines elsewhere, nanoGPT's lines where asked for."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from onecard import units
+from onecard.config.schema import RunConfig
+from onecard.runs.records import Checkpoint, End, Eval, Oom, Record, Start, Step
+
+
+class TrainingDisplay:
+    """Shows each record of a run; use it in a `with`."""
+
+    def __init__(self, config: RunConfig, console: Console) -> None:
+        self.config = config
+        self.console = console
+        self.nanogpt = config.log_style == "nanogpt"
+        self.live = console.is_terminal and config.log_style == "auto"
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._val = ""
+        self._waited = 0.0
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self._progress = Progress(
+                TextColumn("[bold]{task.completed}/{task.total}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+                console=self.console,
+                speed_estimate_period=60,
+            )
+            self._task = self._progress.add_task("starting", total=self.config.max_iters)
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def __call__(self, record: Record) -> None:
+        match record:
+            case Start():
+                self._start(record)
+            case Step():
+                self._step(record)
+            case Eval():
+                self._eval(record)
+            case Checkpoint() if not self.nanogpt:
+                self._say(f"saved {record.path} ({record.reason}, {record.seconds or 0:.1f} s)", style="dim")
+            case Oom():
+                self._oom(record)
+            case End():
+                self._end(record)
+
+    def _start(self, record: Start) -> None:
+        where = record.card or record.device
+        begun = f"resumed from {record.resumed_from}" if record.resumed_from else "from the beginning"
+        if not self.nanogpt:
+            self._say(f"training on {where}, {begun}, to step {self.config.max_iters:,}")
+        if self._progress:
+            self._progress.update(self._task, completed=record.step)
+
+    def _step(self, record: Step) -> None:
+        if self._progress:
+            self._progress.update(self._task, completed=record.step, description=self._figures(record))
+        if record.step % self.config.log_interval and record.step != self.config.max_iters:
+            return
+        if self.nanogpt:
+            share = -100.0 if record.mfu is None else 100 * record.mfu
+            milliseconds = 1000 * (record.seconds or 0)
+            self._say(f"iter {record.step}: loss {record.loss:.4f}, time {milliseconds:.2f}ms, mfu {share:.2f}%")
+        elif not self._progress:
+            left = (self.config.max_iters - record.step) * (record.seconds or 0)
+            line = (
+                f"step {record.step:,}/{self.config.max_iters:,}  {self._figures(record)}  {units.duration(left)} left"
+            )
+            self._say(line)
+
+    def _figures(self, record: Step) -> str:
+        figures = [f"loss {record.loss:.4f}", *([self._val] if self._val else []), f"lr {record.lr:.1e}"]
+        if record.tokens_per_second:
+            figures.append(f"{record.tokens_per_second / 1000:,.1f}k tokens/s")
+        if record.mfu is not None:
+            figures.append(f"MFU {record.mfu:.0%}")
+        if record.reserved_bytes is not None:
+            figures.append(f"VRAM {units.gib(record.reserved_bytes)}")
+        if record.data_wait_seconds and record.seconds and record.data_wait_seconds > 0.02 * record.seconds:
+            figures.append(f"waiting for data {record.data_wait_seconds / record.seconds:.0%}")
+        return "  ".join(figures)
+
+    def _eval(self, record: Eval) -> None:
+        if record.val_loss is None or record.train_loss is None:
+            return
+        self._val = f"val {record.val_loss:.4f}"
+        if self.nanogpt:
+            self._say(f"step {record.step}: train loss {record.train_loss:.4f}, val loss {record.val_loss:.4f}")
+            return
+        self._say(
+            f"step {record.step:,}: train {record.train_loss:.4f} ± {record.train_loss_error or 0:.4f}, "
+            f"val {record.val_loss:.4f} ± {record.val_loss_error or 0:.4f} "
+            f"({record.tokens_read or 0:,} tokens, {record.seconds or 0:.1f} s)",
+            style="bold",
+        )
+
+    def _oom(self, record: Oom) -> None:
+        where = "training" if record.where == "train" else "evaluation"
+        after = f"now {record.batch_size_after}" if record.batch_size_after else "nothing smaller is left"
+        self._say(
+            f"out of memory in {where} at step {record.step:,} with batch {record.batch_size_before}: {after}; "
+            "tokens per update stay",
+            style="yellow",
+        )
+
+    def _end(self, record: End) -> None:
+        best = f", best val loss {record.best_val_loss:.4f}" if record.best_val_loss is not None else ""
+        if not self.nanogpt:
+            self._say(
+                f"{record.reason} at step {record.step:,}: {units.count(record.tokens or 0)} tokens in "
+                f"{units.duration(record.seconds or 0)} of training{best}",
+                style="bold",
+            )
+
+    def _say(self, words: str, *, style: str = "") -> None:
+        self.console.print(Text(words, style=style), soft_wrap=True)

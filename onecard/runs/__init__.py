@@ -1,0 +1,1 @@
+"""The run folder: the one format that training writes and everything else reads. Standard library only."""

@@ -1,0 +1,262 @@
+"""A run is a folder: config.json, records.jsonl, checkpoints/step-NNNNNNNN/.
+
+One process writes (`RunFolder`), any number read (`load_run`), also while it writes. Records are only ever appended,
+each with a single write, so that `kill -9` can tear the last line and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from onecard.errors import ConfigError
+from onecard.runs.files import write_atomically, writing
+from onecard.runs.lock import Lock
+from onecard.runs.records import End, Eval, History, Record, Start, Step, each_step_once, read_lines, to_line
+
+CONFIG, RECORDS, CHECKPOINTS, LOCK = "config.json", "records.jsonl", "checkpoints", "lock"
+_CHECKPOINT = re.compile(r"step-(\d{8,18})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint folder by its name; whether its content is whole is for the trainer to check."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run folder says, for readers."""
+
+    path: Path
+    config: Mapping[str, object]
+    history: History  # every line ever written
+    checkpoints: tuple[SavedCheckpoint, ...]  # by step
+
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        """The records that count: each step once, resumes resolved."""
+        return each_step_once(self.history.records)
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(record for record in self.records if isinstance(record, Step))
+
+    @cached_property
+    def evals(self) -> tuple[Eval, ...]:
+        return tuple(record for record in self.records if isinstance(record, Eval))
+
+    @property
+    def end(self) -> End | None:
+        """How it ended; None if it was killed, or runs."""
+        return next((record for record in reversed(self.records) if isinstance(record, End)), None)
+
+    @property
+    def finished(self) -> bool:
+        return self.end is not None and self.end.reason == "finished"
+
+    @property
+    def last_step(self) -> int:
+        """Updates recorded; 0 before the first."""
+        return self.steps[-1].step if self.steps else 0
+
+
+class RunFolder:
+    """A run folder that this process, and no other, writes. Made by `create_run` and `resume_run`."""
+
+    def __init__(self, path: Path, *, lock: Lock, config: Mapping[str, object]) -> None:
+        self.path = path
+        self.config = config
+        self._lock = lock
+        with writing(path / RECORDS):
+            self._records = os.open(path / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._closed = False
+
+    def append(self, record: Record) -> None:
+        """Add a record: it survives this process at once, and (steps aside, for speed) a power cut too."""
+        line = to_line(record)
+        with writing(self.path / RECORDS):
+            if not self._ends_in_newline():
+                line = b"\n" + line  # a torn line stays torn; this one must not be lost with it
+            written = os.write(self._records, line)
+            while written < len(line):  # a disk that fills up takes a part, then says so
+                written += os.write(self._records, line[written:])
+            if not isinstance(record, Step):
+                os.fsync(self._records)
+
+    def _ends_in_newline(self) -> bool:
+        size = os.lseek(self._records, 0, os.SEEK_END)
+        if size == 0:
+            return True
+        os.lseek(self._records, size - 1, os.SEEK_SET)
+        return os.read(self._records, 1) == b"\n"
+
+    def write_config(self, config: Mapping[str, object]) -> None:
+        """Replace config.json, as a resume with changed settings does."""
+        write_atomically(self.path / CONFIG, (json.dumps(dict(config), indent=1, allow_nan=False) + "\n").encode())
+        self.config = dict(config)
+
+    def checkpoint_path(self, step: int) -> Path:
+        """Where the checkpoint after `step` updates belongs."""
+        return self.path / CHECKPOINTS / f"step-{step:08d}"
+
+    def checkpoints(self) -> tuple[SavedCheckpoint, ...]:
+        """Those there now, by step."""
+        return checkpoints_in(self.path)
+
+    def read(self) -> Run:
+        """The run as a reader sees it now."""
+        return load_run(self.path)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            os.close(self._records)
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
+    """A locked folder for a run from the beginning. One that holds a checkpoint is refused: it would be lost."""
+    with writing(path):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(
+                f"{path} is a file, and a run is a folder",
+                why="out_dir names the folder that will hold records and checkpoints",
+                fix="choose another folder with --out_dir=PATH",
+                name="not-a-folder",
+            )
+        if (path / CONFIG).exists() and not (path / RECORDS).exists():
+            raise ConfigError(
+                f"{path} is not a run folder, and has a {CONFIG} of its own",
+                why=f"training writes its settings to {CONFIG} and would overwrite that file",
+                fix="choose another folder with --out_dir=PATH",
+                name="not-a-run",
+            )
+        path.mkdir(parents=True, exist_ok=True)
+    lock = Lock(path / LOCK)
+    try:
+        if saved := checkpoints_in(path):
+            raise ConfigError(
+                f"{path} holds a run already, saved at step {saved[-1].step:,}",
+                why="starting again in the same folder would mix two runs and overwrite the checkpoints",
+                fix=f"onecard train --resume {path}   (or choose another folder with --out_dir=PATH)",
+                name="run-exists",
+            )
+        folder = RunFolder(path, lock=lock, config=config)
+    except BaseException:
+        lock.close()
+        raise
+    try:
+        folder.write_config(config)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+def resume_run(path: Path) -> RunFolder:
+    """The locked folder of a run that exists, with its config. Whether there is a checkpoint, `checkpoints` says."""
+    if not (path / CONFIG).is_file():
+        raise _no_run(path)
+    lock = Lock(path / LOCK)
+    try:
+        config = _config_in(path)
+        if config is None:
+            raise ConfigError(
+                f"{path / CONFIG} is damaged",
+                why="it holds the settings of the run, and is no JSON object",
+                fix=f"write it anew from the last start record of {path / RECORDS}, then resume",
+                name="damaged-run",
+            )
+        return RunFolder(path, lock=lock, config=config)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def load_run(path: Path | str) -> Run:
+    """The run in a folder (or of a records.jsonl). Torn lines and a damaged config.json are passed over."""
+    path = Path(path)
+    folder = path.parent if path.name == RECORDS else path
+    if not is_run(folder):
+        raise _no_run(path)
+    history = History(())
+    try:
+        with (folder / RECORDS).open("rb") as file:
+            history = read_lines(file)
+    except FileNotFoundError:
+        pass  # killed before its first record
+    except OSError as problem:
+        raise ConfigError(
+            f"{folder / RECORDS} cannot be read",
+            why=f"the system says: {problem.strerror or problem}",
+            fix=f"look at `ls -l {folder}`",
+            name="unreadable-run",
+        ) from problem
+    config: Mapping[str, object] | None = _config_in(folder)
+    if config is None:
+        starts = [record.config for record in history.records if isinstance(record, Start)]
+        config = starts[-1] if starts else {}
+    return Run(folder, config, history, checkpoints_in(folder))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's."""
+    try:
+        return (path / RECORDS).is_file() or ((path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir())
+    except (OSError, ValueError):
+        return False
+
+
+def runs_in(folder: Path) -> tuple[Path, ...]:
+    """The run folders directly in `folder`, by name; `folder` alone if it is itself a run."""
+    if is_run(folder):
+        return (folder,)
+    try:
+        return tuple(sorted(child for child in folder.iterdir() if is_run(child)))
+    except OSError:
+        return ()
+
+
+def checkpoints_in(path: Path) -> tuple[SavedCheckpoint, ...]:
+    """The checkpoints of a run folder, by step; what has another name (half-written ones) is none."""
+    try:
+        children = list((path / CHECKPOINTS).iterdir())
+    except OSError:
+        return ()
+    named = [(_CHECKPOINT.fullmatch(child.name), child) for child in children if child.is_dir()]
+    return tuple(sorted((SavedCheckpoint(int(n[1]), child) for n, child in named if n), key=lambda saved: saved.step))
+
+
+def _config_in(path: Path) -> dict[str, object] | None:
+    """The content of config.json; None if it is missing or no JSON object."""
+    try:
+        config = json.loads((path / CONFIG).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def _no_run(path: Path) -> ConfigError:
+    near = [run.name for run in runs_in(path)] or [run.name for run in runs_in(path.parent)]
+    beside = f"; near it are: {', '.join(near[:5])}" if near else ""
+    return ConfigError(
+        f"there is no run in {path}",
+        why=f"a run is a folder with {CONFIG} and {RECORDS}{beside}",
+        fix="give the folder of a run, such as runs/default",
+        name="no-such-run",
+    )

@@ -1,0 +1,125 @@
+"""One process at a time in a run folder. The system holds the lock, so it ends with its process, however that ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from onecard.errors import OnecardError
+from onecard.runs.files import writing
+
+_BUSY = {errno.EWOULDBLOCK, errno.EACCES}
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # some network disks cannot lock
+_held: set[int] = set()  # file descriptors
+
+
+class Lock:
+    """Held from construction until `close`. The file says who holds it; it stays behind, and means nothing alone."""
+
+    def __init__(self, path: Path) -> None:
+        with writing(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            with writing(path):
+                taken = _take(self._descriptor)
+            holder = _holder(path)
+            if taken is False or (taken is None and holder is not None and _lives_here(*holder)):
+                raise _in_use(path.parent, holder)
+            with writing(path):
+                os.ftruncate(self._descriptor, 0)
+                os.lseek(self._descriptor, 0, os.SEEK_SET)
+                os.write(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        _held.add(self._descriptor)
+
+    def close(self) -> None:
+        """Let go; the process that ends without it lets go as well."""
+        if self._descriptor in _held:
+            _held.discard(self._descriptor)
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)  # where only the name in the file counts, let that go too
+                _release(self._descriptor)  # closing is not enough while a forked child is still to close its copy
+            os.close(self._descriptor)
+
+
+def _take(descriptor: int) -> bool | None:
+    """Whether the lock is ours now; None where this disk has no locks."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(descriptor, 2**30, os.SEEK_SET)  # a byte far off: others must be able to read who holds it
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        if problem.errno in _BUSY:
+            return False
+        if problem.errno in _UNSUPPORTED:
+            return None
+        raise
+    return True
+
+
+def _release(descriptor: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(descriptor, 2**30, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _holder(path: Path) -> tuple[int, str] | None:
+    """Process id and machine written in a lock file; None if there are none."""
+    try:
+        pid, host = path.read_text(encoding="utf-8").split()
+        return (int(pid), host) if 0 < int(pid) < 2**31 else None
+    except (OSError, ValueError):
+        return None
+
+
+def _lives_here(pid: int, host: str) -> bool:
+    """Whether that process runs, as far as it can be seen from here; another machine's processes cannot."""
+    if pid == os.getpid() or host != socket.gethostname() or sys.platform == "win32":  # there, signal 0 is Ctrl-C
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _in_use(folder: Path, holder: tuple[int, str] | None) -> OnecardError:
+    who = f"process {holder[0]} on {holder[1]}" if holder else "another process"
+    return OnecardError(
+        f"{folder} is in use: {who} is training there",
+        why="two trainings in one folder would mix their records and overwrite each other's checkpoints",
+        fix="wait for it, stop it, or choose another folder with --out_dir=PATH",
+        name="run-in-use",
+    )
+
+
+def _let_go_after_fork() -> None:
+    """A forked child must not keep its parent's lock alive; closing its copy does not unlock the parent's."""
+    for descriptor in _held:
+        with suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_after_fork)

@@ -1,0 +1,1 @@
+"""Training: the only package that imports torch. Nothing is re-exported, so that importing it stays light."""

@@ -1,0 +1,290 @@
+"""Checkpoints: a training state saved, found again and put back exactly; the best and the newest are kept.
+
+What lies on the disk, and how it survives a kill or a power cut, is in `checkpoint_files`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from onecard.config.schema import RunConfig
+from onecard.errors import OnecardError
+from onecard.runs.files import sync_folder, write_atomically
+from onecard.train import checkpoint_files
+from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, BadCheckpoint
+
+# What must be equal to go on: another value would be another model, or another text.
+SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
+IDENTITY_KEYS = (*SHAPE_KEYS, "dataset", "optimizer", "param_dtype")
+
+_STEP_FOLDER = re.compile(r"step-(\d{8,})")
+
+
+class ResumeMismatch(OnecardError):
+    """A checkpoint of another model or another dataset."""
+
+    name = "resume-mismatch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """Where a run stands after `step` updates, apart from weights, optimizer and random numbers."""
+
+    step: int
+    tokens: int
+    elapsed_seconds: float
+    data_position: Mapping[str, Any]  # the data reader's own, as JSON
+    data_fingerprint: str | None = None  # of the token files: the same name may hold another text
+    scaler: Mapping[str, Any] | None = None  # GradScaler.state_dict(); None where there is none
+    best_val_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The step with the lowest validation loss so far."""
+
+    step: int
+    val_loss: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint that is whole, and the newer ones that are not, each with the reason."""
+
+    path: Path | None
+    skipped: tuple[tuple[Path, str], ...]
+
+
+# Saving
+
+
+def save(
+    folder: Path,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+    config: RunConfig,
+) -> Path:
+    """The new checkpoint's path, under `folder`; when this returns, a power cut does not lose it.
+
+    A whole checkpoint of this step is left as it is: the same run at the same step has nothing new to say, and
+    replacing it would mean a moment without either.
+    """
+    path = folder / f"step-{state.step:08d}"
+    with checkpoint_files.changing(path):
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            sync_folder(folder.parent)
+        checkpoint_files.clear_leftovers(folder)
+        if path.exists():
+            if _problem(path) is None:
+                return path
+            checkpoint_files.delete(path)
+        checkpoint_files.write(
+            path,
+            {MODEL: dict(model.named_parameters()), OPTIMIZER: _optimizer_tensors(model, optimizer)},
+            {
+                **asdict(state),
+                "config": {key: getattr(config, key) for key in IDENTITY_KEYS},
+                "rng": _rng_states(next(model.parameters()).device),
+            },
+        )
+    return path
+
+
+def mark_best(folder: Path, *, step: int, val_loss: float) -> None:
+    """Remember the step with the lowest validation loss; `prune` keeps its checkpoint."""
+    content = {"schema": SCHEMA, "step": step, "val_loss": val_loss}
+    write_atomically(folder / BEST, json.dumps(content).encode())
+
+
+def best(folder: Path) -> Best | None:
+    """The step marked as best; None where there is no mark, or none that can be read."""
+    try:
+        content = json.loads((folder / BEST).read_text())
+        return Best(step=int(content["step"]), val_loss=float(content["val_loss"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def prune(folder: Path, *, saved: Path, keep: int) -> list[Path]:
+    """The checkpoints deleted after `saved` was written: all but the newest `keep` and the best.
+
+    Later steps than `saved` are deleted too: a run only goes on from before them because they are damaged.
+    """
+    marked = best(folder)
+    kept = {marked.step} if marked else set()
+    kept |= set([step for step in map(step_of, checkpoints(folder)) if step <= step_of(saved)][:keep])
+    old = [path for path in checkpoints(folder) if step_of(path) not in kept]
+    for path in old:
+        with checkpoint_files.changing(path):
+            checkpoint_files.delete(path)
+    return old
+
+
+# Loading
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first, whole or not."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _STEP_FOLDER.fullmatch(path.name)), key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def latest_good(folder: Path) -> Found:
+    """The newest checkpoint whose files have the sizes and checksums they were saved with."""
+    skipped: list[tuple[Path, str]] = []
+    for path in checkpoints(folder):
+        problem = _problem(path)
+        if problem is None:
+            return Found(path, tuple(skipped))
+        skipped.append((path, problem))
+    return Found(None, tuple(skipped))
+
+
+def load(
+    path: Path,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    config: RunConfig,
+    data_fingerprint: str | None = None,
+) -> TrainingState:
+    """The state saved at `path`, after putting its weights, moments and random numbers back exactly.
+
+    Without an optimizer only the weights are read, and neither dataset nor random numbers matter: for sampling. Nothing
+    is changed unless everything fits.
+    """
+    content = checkpoint_files.verified_state(path, [MODEL] if optimizer is None else [MODEL, OPTIMIZER])
+    _check_identity(path, content, config, data_fingerprint, weights_only=optimizer is None)
+    weights = load_file(path / MODEL)
+    _check_weights(path, weights, model)
+    if optimizer is not None:
+        _restore_optimizer(path, load_file(path / OPTIMIZER), model, optimizer)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    if optimizer is not None:
+        _restore_rng(content["rng"], next(model.parameters()).device)
+    return TrainingState(**{field: content[field] for field in TrainingState.__dataclass_fields__})
+
+
+def verify(path: Path) -> None:
+    """Raise BadCheckpoint unless every file is as it was saved."""
+    checkpoint_files.verified_state(path, [MODEL, OPTIMIZER])
+
+
+def _problem(path: Path) -> str | None:
+    try:
+        verify(path)
+    except BadCheckpoint as bad:
+        return bad.why
+    return None
+
+
+def _check_identity(
+    path: Path, content: Mapping[str, Any], config: RunConfig, data_fingerprint: str | None, *, weights_only: bool
+) -> None:
+    saved: Mapping[str, Any] = content["config"]
+    keys = SHAPE_KEYS if weights_only else IDENTITY_KEYS
+    differ = [
+        f"{key} was {saved.get(key)} and is {getattr(config, key)}"
+        for key in keys
+        if saved.get(key) != getattr(config, key)
+    ]
+    was = content["data_fingerprint"]
+    if not weights_only and None not in (was, data_fingerprint) and was != data_fingerprint:
+        differ.append(f"the token files have changed (fingerprint {was} then, {data_fingerprint} now)")
+    if differ:
+        raise _mismatch(path, differ)
+
+
+def _check_weights(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:
+    have = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
+    need = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in model.named_parameters()}
+    names = sorted(name for name in have.keys() | need.keys() if have.get(name) != need.get(name))
+    if names:
+        raise _mismatch(
+            path, [f"{name} is {_said(have.get(name))} and must be {_said(need.get(name))}" for name in names]
+        )
+
+
+def _said(tensor: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "absent" if tensor is None else f"{list(tensor[0])} {str(tensor[1]).removeprefix('torch.')}"
+
+
+def _mismatch(path: Path, differ: list[str]) -> ResumeMismatch:
+    more = f"; and {len(differ) - 4} more" if len(differ) > 4 else ""
+    return ResumeMismatch(
+        f"{path.name} cannot be continued with this config",
+        why="; ".join(differ[:4]) + more,
+        fix="resume without changing these, or start a new run with another --out_dir",
+    )
+
+
+# The optimizer: its tensors by the names of their parameters
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{key}/{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore_optimizer(
+    path: Path, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Hand the tensors to the optimizer under its own numbering; its rates and decays stay those of the config."""
+    by_name: dict[str, dict[str, Tensor]] = {}
+    for full_name, tensor in tensors.items():
+        key, _, name = full_name.partition("/")
+        by_name.setdefault(name, {})[key] = tensor
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    numbered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    unknown = by_name.keys() - {names[parameter] for parameter in numbered}
+    if unknown:
+        raise _mismatch(path, [f"the optimizer has no parameter {name}" for name in sorted(unknown)])
+    # safetensors maps the file into memory; what stays on the CPU is copied, so that the file may be deleted.
+    state = {
+        number: {key: value.clone() if parameter.is_cpu or not value.dim() else value for key, value in moments.items()}
+        for number, parameter in enumerate(numbered)
+        if (moments := by_name.get(names[parameter]))
+    }
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+# Random numbers
+
+
+def _rng_states(device: torch.device) -> dict[str, str]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {name: bytes(state.tolist()).hex() for name, state in states.items()}
+
+
+def _restore_rng(states: Mapping[str, str], device: torch.device) -> None:
+    torch.set_rng_state(_byte_tensor(states["cpu"]))
+    if device.type == "cuda" and "cuda" in states:  # a run may move from the CPU to a card
+        torch.cuda.set_rng_state(_byte_tensor(states["cuda"]), device)
+
+
+def _byte_tensor(hexadecimal: str) -> Tensor:
+    return torch.tensor(list(bytes.fromhex(hexadecimal)), dtype=torch.uint8)

@@ -1,0 +1,85 @@
+"""Evaluation that cannot kill: fixed windows, no gradients, halved batches when memory is short."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from onecard.data.windows import EvalWindows
+from onecard.train.model import GPT
+from onecard.train.oom import is_out_of_memory, release_memory
+from onecard.train.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitLoss:
+    """Mean loss of a split in nats per token, and its standard error over the sequences read."""
+
+    mean: float
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One evaluation of both splits."""
+
+    train: SplitLoss
+    val: SplitLoss
+    tokens_read: int  # of both splits
+    seconds: float
+    batch_size: int  # what fitted
+
+
+def evaluate(
+    model: GPT,
+    *,
+    train: EvalWindows,
+    val: EvalWindows,
+    batch_size: int,
+    precision: Precision,
+    device: torch.device,
+    on_oom: Callable[[int, int | None, BaseException], None],
+) -> Evaluation:
+    """Losses on the same windows every time. Out of memory: `on_oom(before, after, error)`, half the batch, again."""
+    began = time.perf_counter()
+    training = model.training
+    model.eval()
+    try:
+        while True:
+            try:
+                losses = [_split(model, windows, batch_size, precision, device) for windows in (train, val)]
+                break
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                message = error
+            smaller = batch_size // 2 or None
+            on_oom(batch_size, smaller, message)
+            if smaller is None:
+                raise message
+            batch_size = smaller
+            release_memory(device)
+    finally:
+        model.train(training)
+    return Evaluation(
+        train=losses[0],
+        val=losses[1],
+        tokens_read=train.tokens_read + val.tokens_read,
+        seconds=time.perf_counter() - began,
+        batch_size=batch_size,
+    )
+
+
+def _split(model: GPT, windows: EvalWindows, batch_size: int, precision: Precision, device: torch.device) -> SplitLoss:
+    means = []
+    for x, y in windows.batches(batch_size):
+        x_BT, y_BT = torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
+        with precision.autocast():
+            means.append(model.token_losses(x_BT, y_BT).mean(dim=1))
+    sequences = torch.cat(means).double()
+    spread = float(sequences.std()) if len(sequences) > 1 else math.nan
+    return SplitLoss(mean=float(sequences.mean()), error=spread / math.sqrt(len(sequences)))

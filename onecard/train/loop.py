@@ -1,0 +1,292 @@
+"""The loop: evaluate, save, update, until done; every fault ends in a continued run or a clear sentence."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from onecard import __version__
+from onecard.config.schema import RunConfig
+from onecard.data.dataset import Dataset
+from onecard.data.tokenizers import bytes_per_token
+from onecard.machine import read_gpu
+from onecard.plan.cards import Card, matching_cards
+from onecard.plan.counts import mfu
+from onecard.runs.folder import CHECKPOINTS, RunFolder
+from onecard.runs.records import Checkpoint, End, EndReason, Eval, Oom, Record, Start, Step
+from onecard.train import checkpoint
+from onecard.train.evaluate import evaluate
+from onecard.train.interrupt import Interrupt
+from onecard.train.precision import allow_tf32, choose_device, choose_precision, limit_memory
+from onecard.train.profiling import profiled_steps
+from onecard.train.trainer import OutOfMemory, Shrunk, Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """How a run ended."""
+
+    end: End
+    notes: tuple[str, ...]  # said once: damaged checkpoints passed over, settings without effect
+
+
+def train(
+    config: RunConfig,
+    folder: RunFolder,
+    dataset: Dataset,
+    *,
+    resume: bool,
+    on_record: Callable[[Record], None],
+    profile: Path | None = None,
+) -> Finished:
+    """Train `config` in `folder`; each record is on disk before `on_record` sees it."""
+    with profiled_steps(profile) as after_step:
+        return _Loop(config, folder, dataset, on_record, after_step).run(resume)
+
+
+class _Loop:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        dataset: Dataset,
+        on_record: Callable[[Record], None],
+        after_step: Callable[[], None],
+    ) -> None:
+        self.config = config
+        self.after_step = after_step
+        self.folder = folder
+        self.on_record = on_record
+        self.device = choose_device(config)
+        self.precision = choose_precision(config, self.device)
+        allow_tf32(self.device)
+        torch.use_deterministic_algorithms(config.deterministic)
+        self.notes = [self.precision.note] if self.precision.note else []
+        self.card = self._card()
+        if config.memory_limit and self.device.type == "cuda":
+            limit_memory(self.device, config.memory_limit, context_bytes=self._context_bytes())
+        self.trainer = Trainer(config, dataset, self.device, self.precision)
+        self.checkpoints = folder.path / CHECKPOINTS
+        self.eval_batch_size = config.eval_batch_size or config.batch_size
+        self.bytes_per_token = bytes_per_token(dataset.val, dataset.tokenizer) if dataset.tokenizer else None
+
+    def run(self, resume: bool) -> Finished:
+        resumed_from = self._resume() if resume else None
+        self._record_start(resumed_from)
+        began = time.perf_counter()
+        with Interrupt() as interrupt:
+            try:
+                reason = self._steps(interrupt, began)
+            except OutOfMemory:
+                self._save("out of memory")
+                reason = "out-of-memory"
+            finally:
+                self.trainer.close()
+        end = End(
+            step=self.trainer.step,
+            tokens=self.trainer.tokens,
+            reason=reason,
+            best_val_loss=self.trainer.best_val_loss,
+            seconds=self.trainer.elapsed_seconds,
+        )
+        self._record(end)
+        return Finished(end=end, notes=tuple(self.notes))
+
+    def _steps(self, interrupt: Interrupt, began: float) -> EndReason:
+        trainer, config = self.trainer, self.config
+        fresh = True  # nothing has happened since the start, or since the checkpoint that was resumed from
+        while True:
+            last = trainer.step >= config.max_iters
+            due = trainer.step % config.eval_interval == 0
+            if not fresh and (last or due or trainer.step % self._checkpoint_interval == 0):
+                self._save("finished" if last else "due")
+            if due or last:
+                # after a resume too: the checkpoint was written before this evaluation, which may never have happened
+                self._evaluate()
+            if last or config.eval_only:
+                return "finished"
+            if interrupt.requested:
+                self._save("interrupted")
+                return "interrupted"
+            if config.max_hours and time.perf_counter() - began > config.max_hours * 3600:
+                self._save("max_hours")
+                return "max_hours"
+            self._update()
+            self.after_step()
+            fresh = False
+
+    @property
+    def _checkpoint_interval(self) -> int:
+        return self.config.checkpoint_interval or self.config.eval_interval
+
+    def _update(self) -> None:
+        trainer = self.trainer
+        update = trainer.update(self._shrunk)
+        rate = self.config.tokens_per_step / update.seconds
+        peak = self.card.peak_flops if self.card else None
+        self._record(
+            Step(
+                step=trainer.step,
+                tokens=trainer.tokens,
+                loss=update.loss,
+                lr=update.lr,
+                grad_norm=update.grad_norm,
+                seconds=update.seconds,
+                elapsed_seconds=trainer.elapsed_seconds,
+                tokens_per_second=rate,
+                mfu=mfu(self.config, tokens_per_second=rate, peak_flops=peak) if peak else None,
+                allocated_bytes=self._cuda(torch.cuda.memory_allocated),
+                reserved_bytes=self._cuda(torch.cuda.max_memory_reserved),
+                data_wait_seconds=update.data_wait_seconds,
+            )
+        )
+
+    def _shrunk(self, shrunk: Shrunk) -> None:
+        if not self.config.eval_batch_size and shrunk.after:  # what does not fit in training shall not in evaluation
+            self.eval_batch_size = min(self.eval_batch_size, shrunk.after)
+        self._record(
+            Oom(
+                step=self.trainer.step,
+                where="train",
+                batch_size_before=shrunk.before,
+                batch_size_after=shrunk.after,
+                accumulation_before=shrunk.accumulation_before,
+                accumulation_after=shrunk.accumulation_after,
+                message=shrunk.message,
+            )
+        )
+
+    def _evaluate(self) -> None:
+        trainer = self.trainer
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        train, val = trainer.eval_windows
+        found = evaluate(
+            trainer.model,
+            train=train,
+            val=val,
+            batch_size=self.eval_batch_size,
+            precision=self.precision,
+            device=self.device,
+            on_oom=self._eval_shrunk,
+        )
+        self.eval_batch_size = found.batch_size
+        best = trainer.best_val_loss is None or found.val.mean < trainer.best_val_loss
+        self._record(
+            Eval(
+                step=trainer.step,
+                tokens=trainer.tokens,
+                train_loss=found.train.mean,
+                val_loss=found.val.mean,
+                train_loss_error=found.train.error,
+                val_loss_error=found.val.error,
+                block_size=self.config.eval_block_size or self.config.block_size,
+                tokens_read=found.tokens_read,
+                seconds=found.seconds,
+                peak_allocated_bytes=self._cuda(torch.cuda.max_memory_allocated),
+                peak_reserved_bytes=self._cuda(torch.cuda.max_memory_reserved),
+                bits_per_byte=self._bits_per_byte(found.val.mean),
+            )
+        )
+        if best:
+            trainer.best_val_loss = found.val.mean
+            if trainer.step:
+                checkpoint.mark_best(self.checkpoints, step=trainer.step, val_loss=found.val.mean)
+
+    def _bits_per_byte(self, loss: float) -> float | None:
+        """Nats per token as bits per byte of text: the figure that compares across tokenizers."""
+        return loss / math.log(2) / self.bytes_per_token if self.bytes_per_token else None
+
+    def _eval_shrunk(self, before: int, after: int | None, error: BaseException) -> None:
+        self._record(
+            Oom(
+                step=self.trainer.step,
+                where="eval",
+                batch_size_before=before,
+                batch_size_after=after,
+                accumulation_before=None,
+                accumulation_after=None,
+                message=str(error).splitlines()[0][:300],
+            )
+        )
+
+    def _save(self, reason: str) -> None:
+        began = time.perf_counter()
+        trainer = self.trainer
+        path = checkpoint.save(
+            self.checkpoints,
+            model=trainer.model,
+            optimizer=trainer.optimizer,
+            state=trainer.state(),
+            config=self.config,
+        )
+        checkpoint.prune(self.checkpoints, saved=path, keep=self.config.keep_checkpoints)
+        marked = checkpoint.best(self.checkpoints)
+        self._record(
+            Checkpoint(
+                step=trainer.step,
+                tokens=trainer.tokens,
+                path=str(path.relative_to(self.folder.path)),
+                seconds=time.perf_counter() - began,
+                reason=reason,
+                best=bool(marked and marked.step == trainer.step),
+            )
+        )
+
+    def _resume(self) -> str | None:
+        found = checkpoint.latest_good(self.checkpoints)
+        for path, why in found.skipped:
+            self.notes.append(f"{path.name} is damaged ({why}) and was passed over")
+        if found.path is None:
+            return None
+        trainer = self.trainer
+        state = checkpoint.load(
+            found.path,
+            model=trainer.model,
+            optimizer=trainer.optimizer,
+            config=self.config,
+            data_fingerprint=trainer.fingerprint,
+        )
+        trainer.restore(state)
+        return str(found.path.relative_to(self.folder.path))
+
+    def _record_start(self, resumed_from: str | None) -> None:
+        self._record(
+            Start(
+                step=self.trainer.step,
+                config=self.config.model_dump(),
+                versions={"onecard": __version__, "torch": torch.__version__, "python": platform.python_version()},
+                device=str(self.device),
+                card=self.card.name if self.card else None,
+                predicted_process_bytes=None,
+                resumed_from=resumed_from,
+            )
+        )
+
+    def _record(self, record: Record) -> None:
+        self.folder.append(record)
+        self.on_record(record)
+
+    def _card(self) -> Card | None:
+        if self.device.type != "cuda":
+            return None
+        known = matching_cards(torch.cuda.get_device_name(self.device))
+        return known[0] if len(known) == 1 else None
+
+    def _context_bytes(self) -> int:
+        """What the driver shows for this process beyond the allocator; the card table's where it does not say."""
+        torch.zeros(1, device=self.device)
+        status = read_gpu(self.device.index or 0)
+        own = next((p.used_bytes for p in status.programs if p.pid == os.getpid()), None) if status else None
+        table = self.card.context_bytes if self.card else 0
+        return max(table, own - torch.cuda.memory_reserved(self.device)) if own else table
+
+    def _cuda(self, statistic: Callable[[torch.device], int]) -> int | None:
+        return statistic(self.device) if self.device.type == "cuda" else None

@@ -1,0 +1,225 @@
+"""GPT-2 as nanoGPT writes it: the same parameters, names and first weights (bit for bit at one seed), in less memory.
+
+Letters of tensor names: B sequences, T tokens of a sequence, N = B·T, C n_embd, H n_head, D = C / H, V vocab_size.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
+
+from onecard.config.schema import RunConfig
+from onecard.train import loss as chunked
+
+Recompute = Literal["none", "selective", "full"]
+
+_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
+
+
+def _keep_products(_ctx: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_keep_products_contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
+
+
+def _remade(part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """part(x), whose inner tensors are made again in the backward pass; `part` ends in a matrix product.
+
+    In eager mode the remaking stops at the last tensor the backward pass asks for, the input of that product, so the
+    product itself is never repeated. A compiler knows no such stop and is told to keep products instead.
+    """
+    contexts = _keep_products_contexts if torch.compiler.is_compiling() else noop_context_fn
+    return checkpoint(part, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)  # type: ignore[no-any-return]
+
+
+class CausalSelfAttention(nn.Module):
+    """Attention to the past; `forward` takes queries, keys and values, so that a block can remake the norm before."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.n_head = config.n_head
+        self.dropout = config.dropout
+
+    def forward(self, qkv_BTE: Tensor) -> Tensor:  # E = 3C
+        B, T, _ = qkv_BTE.shape
+        q_BHTD, k_BHTD, v_BHTD = (
+            part_BTC.view(B, T, self.n_head, -1).transpose(1, 2) for part_BTC in qkv_BTE.chunk(3, dim=2)
+        )
+        y_BHTD = functional.scaled_dot_product_attention(
+            q_BHTD, k_BHTD, v_BHTD, dropout_p=self.dropout if self.training else 0.0, is_causal=True
+        )
+        y_BTC = y_BHTD.transpose(1, 2).flatten(2)
+        return functional.dropout(self.c_proj(y_BTC), self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    """C -> 4C -> C; the two halves apart, because the wide tensor between them is what a block keeps most of."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+
+    def down(self, wide_BTF: Tensor) -> Tensor:  # F = 4C
+        x_BTC: Tensor = self.c_proj(functional.gelu(wide_BTF))  # the exact GELU, as nanoGPT's
+        return x_BTC
+
+
+class Block(nn.Module):
+    """One transformer block: x + attention, then x + MLP, each behind a norm.
+
+    Bytes a token that wait for the backward pass, in half precision with a float32 residual stream, and what they cost:
+
+    - none: 36C + 4H. Nothing is computed twice.
+    - selective: 24C + 4H, compiled 22C + 4H. Norms and GELU are computed again, no matrix product is: x, queries, keys
+      and values, the attention's output, x after attention (compiled: only what was added to x) and the wide tensor
+      before GELU remain. Any byte less would cost a product: C FLOPs a byte for each of the linear layers, T for
+      attention. So there is no cheap next step.
+    - full: 4C. The forward pass again but for its last product: about a quarter more matrix work in the blocks.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.attn = CausalSelfAttention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.mlp = MLP(config)
+        self.dropout = config.dropout
+        self.recompute: Recompute = config.grad_checkpoint
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        if self.recompute == "full" and torch.is_grad_enabled():
+            keep_rng = self.dropout > 0 and self.training  # the same masks again; without dropout it only costs time
+            return checkpoint(self._layers, x_BTC, use_reentrant=False, preserve_rng_state=keep_rng)  # type: ignore[no-any-return]
+        return self._layers(x_BTC)
+
+    def _layers(self, x_BTC: Tensor) -> Tensor:
+        qkv_BTE = self._part(self._into_attention, x_BTC)
+        x_BTC = x_BTC + self.attn(qkv_BTE)
+        wide_BTF = self._part(self._into_mlp, x_BTC)
+        return x_BTC + functional.dropout(self._part(self.mlp.down, wide_BTF), self.dropout, self.training)
+
+    def _into_attention(self, x_BTC: Tensor) -> Tensor:
+        qkv_BTE: Tensor = self.attn.c_attn(self.ln_1(x_BTC))
+        return qkv_BTE
+
+    def _into_mlp(self, x_BTC: Tensor) -> Tensor:
+        wide_BTF: Tensor = self.mlp.c_fc(self.ln_2(x_BTC))
+        return wide_BTF
+
+    def _part(self, part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return _remade(part, x) if self.recompute == "selective" and torch.is_grad_enabled() else part(x)
+
+
+class Transformer(nn.Module):
+    """Everything below the head; only here so that parameters are called what nanoGPT calls them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTC = self.drop(self.wte(tokens_BT) + self.wpe(positions_T))
+        for block in self.h:
+            x_BTC = block(x_BTC)
+        return self.ln_f(x_BTC)  # type: ignore[no-any-return]
+
+
+class GPT(nn.Module):
+    """The model of a config. Its logits exist for the positions asked for, never for a whole micro-batch."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.transformer = Transformer(config)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.transformer.wte.weight = self.lm_head.weight
+        self._softmax = chunked.EAGER
+        self._set_first_weights()
+
+    def _set_first_weights(self) -> None:
+        # The order of the draws is nanoGPT's, so that one seed gives one model in both.
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for name, parameter in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # what feeds the residual stream, which adds up 2 · n_layer of them
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layer))
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """x_BTC after the last norm."""
+        length, longest = tokens_BT.shape[1], self.config.block_size
+        assert length <= longest, f"{length} tokens do not fit block_size={longest}"
+        return self.transformer(tokens_BT)  # type: ignore[no-any-return]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The logits (..., V) of hidden states (..., C): pass the positions you need, not a whole batch."""
+        return self.lm_head(x)  # type: ignore[no-any-return]
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, *, chunk_tokens: int | None = None) -> Tensor:
+        """Mean cross-entropy in nats a token (float32) over targets other than -1; chunks as the config says."""
+        return chunked.mean_loss(
+            self.hidden(tokens_BT).flatten(0, 1),
+            self.lm_head.weight,
+            targets_BT.flatten(),
+            chunk_tokens=chunk_tokens or self.chunk_tokens,
+            softmax=self._softmax,
+        )
+
+    def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor, *, chunk_tokens: int | None = None) -> Tensor:
+        """Cross-entropy losses_BT in nats (float32), 0 where the target is -1; no gradients: for evaluation."""
+        with torch.no_grad():
+            losses_N = chunked.token_losses(
+                self.hidden(tokens_BT).flatten(0, 1),
+                self.lm_head.weight,
+                targets_BT.flatten(),
+                chunk_tokens=chunk_tokens or self.chunk_tokens,
+                softmax=self._softmax,
+            )
+        return losses_N.view_as(targets_BT)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens whose logits exist at a time."""
+        return self.config.loss_chunk or chunked.default_chunk_tokens(self.config.vocab_size)
+
+    def gradient_checkpointing_enable(self, mode: Recompute = "full") -> None:
+        """From now on every block recomputes as `mode` says; call it before `compile_blocks`."""
+        for block in self.transformer.h:
+            block.recompute = mode  # type: ignore[assignment]
+
+    def compile_blocks(self) -> None:
+        """Compile the repeated block, and the softmax of the loss, in place.
+
+        All blocks run one piece of code that differs only in its weights, so the compiler works once for all of them;
+        shapes are fixed (`dynamic=False`), because kernels for one known shape are faster and need no more memory
+        than planned.
+        """
+        # Otherwise torch warns about the selective contexts of `_remade`, whose parts have no in-place operation.
+        logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+        for block in self.transformer.h:
+            block.compile(dynamic=False)
+        self._softmax = chunked.compiled_softmax()

@@ -1,0 +1,29 @@
+"""Out of memory is an event, not an end: how it is recognised, and what comes after."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+_CPU_WORDS = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the device (or the computer) had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _CPU_WORDS)
+
+
+def smaller_micro_batch(batch_size: int, sequences_per_step: int) -> int | None:
+    """The largest micro-batch of at most half that divides the step, so that its samples stay; None from 1 on."""
+    halves = range(batch_size // 2, 0, -1)
+    return next((size for size in halves if sequences_per_step % size == 0), None)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back everything that nothing holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

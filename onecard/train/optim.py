@@ -1,0 +1,53 @@
+"""The optimizer: nanoGPT's two groups, AdamW in one kernel, the gradient's norm without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onecard.config.schema import RunConfig
+from onecard.errors import ConfigError
+
+FUSED_DEVICES = ("cuda", "cpu", "mps")  # where torch has AdamW as one kernel
+
+
+def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups, as nanoGPT's: matrices and embeddings decay, biases and norms do not."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for parameter in parameters if parameter.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
+    """AdamW over the model's parameters, where they are now: move the model first."""
+    if config.optimizer != "adamw":
+        raise ConfigError(
+            f"optimizer={config.optimizer} is not built yet",
+            why="this version trains with AdamW only",
+            fix="--optimizer=adamw",
+        )
+    return torch.optim.AdamW(
+        parameter_groups(model, weight_decay=config.weight_decay),
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        fused=next(model.parameters()).device.type in FUSED_DEVICES,
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def clip_gradients(parameters: Iterable[Tensor], *, max_norm: float) -> Tensor:
+    """The norm of all gradients before clipping, still on the device; 0 as `max_norm` only measures it."""
+    parameters = list(parameters)
+    if max_norm > 0:
+        return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return nn.utils.get_total_norm(gradients, foreach=True)

@@ -1,0 +1,77 @@
+"""Text from a model, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from onecard.errors import UsageError
+from onecard.train.model import GPT
+
+
+def generate(
+    model: GPT,
+    prompt_tokens: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.8,
+    top_k: int | None = 200,
+    seed: int = 1337,
+) -> Iterator[int]:
+    """The tokens that follow `prompt_tokens`, one at a time; the same for the same seed, device and weights.
+
+    Temperature 0 takes the likeliest token each time; `top_k` keeps the k likeliest. The model sees the last block_size
+    tokens. It is in evaluation mode while a token is made, and as it was before in between.
+    """
+    _check(prompt_tokens, temperature=temperature, top_k=top_k)
+    return _generated(model, list(prompt_tokens), max_new_tokens, temperature, top_k, seed)
+
+
+def _generated(
+    model: GPT, tokens: list[int], max_new_tokens: int, temperature: float, top_k: int | None, seed: int
+) -> Iterator[int]:
+    device = model.lm_head.weight.device
+    generator = torch.Generator(device).manual_seed(seed)  # the run's own random numbers stay untouched
+    for _ in range(max_new_tokens):
+        context_1T = torch.tensor([tokens[-model.config.block_size :]], device=device)
+        token = _pick(_last_logits(model, context_1T), temperature, top_k, generator)
+        tokens.append(token)
+        yield token
+
+
+def _last_logits(model: GPT, context_1T: Tensor) -> Tensor:
+    """logits_V after the context. Uncompiled: every length is a new shape, and compiling each would take minutes."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            return model.logits(model.hidden(context_1T)[0, -1]).float()
+    finally:
+        model.train(training)
+
+
+def _pick(logits_V: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits_V.argmax())
+    likeliest_k, token_k = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
+    probability_k = torch.softmax(likeliest_k / temperature, dim=0)
+    return int(token_k[torch.multinomial(probability_k, 1, generator=generator)])
+
+
+def _check(prompt_tokens: Sequence[int], *, temperature: float, top_k: int | None) -> None:
+    if not prompt_tokens:
+        raise UsageError(
+            "the prompt is empty", why="a model continues a text and needs at least one token", fix='--prompt "def "'
+        )
+    if not temperature >= 0:
+        raise UsageError(
+            f"a temperature of {temperature} means nothing",
+            why="0 is the likeliest token each time, 1 the model's own odds, more is wilder",
+            fix="--temperature 0.8",
+        )
+    if top_k is not None and top_k < 1:
+        raise UsageError(
+            f"top_k={top_k} leaves no token", why="it is how many tokens are considered", fix="--top_k 200"
+        )

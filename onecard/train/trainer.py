@@ -1,0 +1,204 @@
+"""A model in training: what one update does, whatever the memory says.
+
+The sequences of a run are numbered, so an update is a pure function of the weights, the step and the config: cut into
+smaller micro-batches, or done again after running out of memory, it reads the same data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onecard.config.schema import RunConfig
+from onecard.data.dataset import Dataset
+from onecard.data.prefetch import Prefetcher
+from onecard.data.windows import Batch, EvalWindows, Windows
+from onecard.train.checkpoint import TrainingState
+from onecard.train.model import GPT
+from onecard.train.oom import is_out_of_memory, release_memory, smaller_micro_batch
+from onecard.train.optim import clip_gradients, make_optimizer, set_learning_rate
+from onecard.train.precision import Precision
+from onecard.train.schedule import learning_rate
+
+
+class OutOfMemory(Exception):
+    """Not even one sequence at a time fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What one update did."""
+
+    loss: float  # mean over all micro-batches, nats per token
+    lr: float
+    grad_norm: float  # before clipping
+    seconds: float
+    data_wait_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    """The micro-batch before and after running out of memory; None after the last."""
+
+    before: int
+    after: int | None
+    accumulation_before: int
+    accumulation_after: int | None
+    message: str
+
+
+class Trainer:
+    """Weights, optimizer and data position of a run, and the update that moves them on."""
+
+    def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device, precision: Precision) -> None:
+        self.config = config
+        self.device = device
+        self.precision = precision
+        torch.manual_seed(config.seed)
+        self.model = GPT(config).to(device)
+        if config.grad_checkpoint != "none":
+            self.model.gradient_checkpointing_enable(config.grad_checkpoint)
+        self.optimizer = make_optimizer(self.model, config)
+        self.scaler = precision.grad_scaler()
+        if config.compile and device.type == "cuda":
+            self.model.compile_blocks()
+        self.windows = Windows(dataset.train, block_size=config.block_size, seed=config.seed)
+        self.eval_windows = _eval_windows(config, dataset)
+        self.fingerprint = dataset.fingerprint
+        self.batch_size = config.batch_size
+        self.step = 0
+        self.elapsed_seconds = 0.0
+        self.best_val_loss: float | None = None
+        self._batches: Prefetcher[Batch] | None = None
+
+    @property
+    def accumulation(self) -> int:
+        return self.config.sequences_per_step // self.batch_size
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read so far."""
+        return self.step * self.config.tokens_per_step
+
+    def update(self, on_shrink: Callable[[Shrunk], None]) -> Update:
+        """One update. Out of memory: the gradients are thrown away, the micro-batch is halved, and it starts over."""
+        began = time.perf_counter()
+        rate = learning_rate(self.config, self.step)
+        random = self._random_state()
+        while True:
+            waited = self._batches.waited_seconds if self._batches else 0.0
+            try:
+                loss = self._gradients()
+                break
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                message = str(error)
+            self._shrink(message, on_shrink)
+            self._set_random_state(random)
+        self.scaler.unscale_(self.optimizer)
+        norm = clip_gradients(self.model.parameters(), max_norm=self.config.grad_clip)
+        set_learning_rate(self.optimizer, rate)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        figures = torch.stack((loss, norm.to(loss.dtype))).tolist()  # the step's one wait for the device
+        self.step += 1
+        seconds = time.perf_counter() - began
+        self.elapsed_seconds += seconds
+        assert self._batches
+        return Update(
+            loss=figures[0],
+            lr=rate,
+            grad_norm=figures[1],
+            seconds=seconds,
+            data_wait_seconds=self._batches.waited_seconds - waited,
+        )
+
+    def _gradients(self) -> Tensor:
+        """Gradients of a whole update, added up over its micro-batches; returns its mean loss, on the device."""
+        total = torch.zeros((), device=self.device)
+        for _ in range(self.accumulation):
+            x_BT, y_BT = self._next_batch()
+            with self.precision.autocast():
+                loss = self.model.loss(x_BT, y_BT) / self.accumulation
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _next_batch(self) -> tuple[Tensor, Tensor]:
+        if self._batches is None:
+            first = self.step * self.config.sequences_per_step
+            self._batches = Prefetcher(self.windows.batches(first, self.batch_size))
+        x, y = (torch.from_numpy(part) for part in next(self._batches))
+        if self.device.type == "cuda":
+            x, y = x.pin_memory(), y.pin_memory()
+        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+
+    def _shrink(self, message: str, on_shrink: Callable[[Shrunk], None]) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.close()
+        release_memory(self.device)
+        smaller = smaller_micro_batch(self.batch_size, self.config.sequences_per_step)
+        after = self.config.sequences_per_step // smaller if smaller else None
+        on_shrink(
+            Shrunk(
+                before=self.batch_size,
+                after=smaller,
+                accumulation_before=self.accumulation,
+                accumulation_after=after,
+                message=message.splitlines()[0][:300],
+            )
+        )
+        if smaller is None:
+            raise OutOfMemory(message)
+        self.batch_size = smaller
+
+    def _random_state(self) -> tuple[Tensor, Tensor | None]:
+        """Only dropout draws random numbers in training; without it this costs nothing worth saving."""
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return torch.get_rng_state(), cuda
+
+    def _set_random_state(self, state: tuple[Tensor, Tensor | None]) -> None:
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.cuda.set_rng_state(state[1], self.device)
+
+    def state(self) -> TrainingState:
+        """What a checkpoint must remember beside the tensors."""
+        return TrainingState(
+            step=self.step,
+            tokens=self.tokens,
+            elapsed_seconds=self.elapsed_seconds,
+            data_position={"sequences": self.step * self.config.sequences_per_step},
+            data_fingerprint=self.fingerprint,
+            scaler=self.scaler.state_dict() or None,
+            best_val_loss=self.best_val_loss,
+        )
+
+    def restore(self, state: TrainingState) -> None:
+        """Go on from a checkpoint whose tensors have been loaded."""
+        self.step = state.step
+        self.elapsed_seconds = state.elapsed_seconds
+        self.best_val_loss = state.best_val_loss
+        if state.scaler:
+            self.scaler.load_state_dict(dict(state.scaler))
+        self.close()
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._batches:
+            self._batches.close()
+            self._batches = None
+
+
+def _eval_windows(config: RunConfig, dataset: Dataset) -> tuple[EvalWindows, EvalWindows]:
+    """Windows of train and val: as many tokens as nanoGPT reads, whatever the evaluation batch."""
+    block_size = config.eval_block_size or config.block_size
+    count = config.eval_iters * config.batch_size
+    train = EvalWindows(dataset.train, block_size=block_size, count=count)
+    return train, EvalWindows(dataset.val, block_size=block_size, count=count)

@@ -1,0 +1,137 @@
+"""Whatever a run records and however it dies, what was written comes back, once."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onecard.findings import Finding
+from onecard.runs.records import (
+    KINDS,
+    Checkpoint,
+    End,
+    Eval,
+    FindingRecord,
+    Oom,
+    Record,
+    Start,
+    Step,
+    Unknown,
+    each_step_once,
+    from_line,
+    read_lines,
+    to_json,
+    to_line,
+)
+
+wholes = st.integers(0, 2**53)
+numbers = st.floats()
+texts = st.text(max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | wholes | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+known = {name for record in KINDS.values() for name in record.__dataclass_fields__} | {"kind"}
+extras = st.dictionaries(texts.filter(lambda name: name not in known), values, max_size=2)
+findings = st.builds(
+    Finding, seen=st.lists(texts, max_size=2).map(tuple), patch=st.dictionaries(texts, values, max_size=2)
+)
+objects = st.dictionaries(texts, values, max_size=3)
+given_fields: dict[Any, dict[str, Any]] = {
+    Start: {"config": objects, "versions": objects},
+    FindingRecord: {"finding": findings},
+}
+records: st.SearchStrategy[Record] = st.one_of(
+    *(
+        st.builds(kind, step=wholes, more=extras, **given_fields.get(kind, {}))
+        for kind in (Start, Step, Eval, Checkpoint, Oom, FindingRecord, End)
+    ),
+    st.builds(Unknown, kind=texts.filter(lambda kind: kind not in KINDS), more=extras),
+)
+
+
+def strict(line: bytes) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def lines_of(history: list[Record]) -> list[bytes]:
+    return [to_line(record) for record in history]
+
+
+@given(records)
+def test_a_record_comes_back_from_its_line(record: Record) -> None:
+    line = to_line(record)
+    assert line.count(b"\n") == 1
+    assert strict(line) == to_json(record)
+    read = from_line(line)
+    assert type(read) is type(record)
+    assert to_line(read) == line  # by its line, since NaN is not equal to itself
+
+
+@given(st.lists(records, max_size=6), st.data())
+def test_any_torn_prefix_reads_back_as_a_prefix(history: list[Record], data: st.DataObject) -> None:
+    whole = b"".join(lines_of(history))
+    cut = data.draw(st.integers(0, len(whole)))
+    read = read_lines(whole[:cut].splitlines(keepends=True))
+    assert lines_of(list(read.records)) == lines_of(history)[: len(read.records)]
+    assert len(read.records) >= whole[:cut].count(b"\n")
+    assert read.damaged_lines <= 1
+
+
+@given(st.lists(records, max_size=4), st.lists(records, min_size=1, max_size=4), st.data())
+def test_a_resume_after_a_torn_line_loses_that_line_alone(
+    before: list[Record], after: list[Record], data: st.DataObject
+) -> None:
+    whole = b"".join(lines_of(before))
+    torn = whole[: data.draw(st.integers(0, len(whole)))]
+    newline = b"" if not torn or torn.endswith(b"\n") else b"\n"
+    read = read_lines((torn + newline + b"".join(lines_of(after))).splitlines(keepends=True))
+    assert lines_of(list(read.records))[-len(after) :] == lines_of(after)
+
+
+@given(st.lists(st.binary(max_size=60) | records.map(to_line), max_size=6))
+def test_random_bytes_never_crash_the_reader(lines: list[bytes]) -> None:
+    each_step_once(read_lines(b"".join(lines).split(b"\n")).records)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(known)), values), st.sampled_from(sorted(KINDS)))
+def test_records_with_fields_of_any_type_never_crash_the_reader(fields: dict[str, Any], kind: str) -> None:
+    read_lines([json.dumps(fields | {"kind": kind}).encode()])
+
+
+def bare_step(number: int, attempt: int) -> Step:
+    names = [name for name in Step.__dataclass_fields__ if name not in ("kind", "more")]
+    return Step(**(dict.fromkeys(names) | {"step": number, "loss": float(attempt)}))  # type: ignore[arg-type]
+
+
+def bare_start(number: int) -> Start:
+    names = [name for name in Start.__dataclass_fields__ if name not in ("kind", "more")]
+    given_values = {
+        "step": number,
+        "config": {},
+        "versions": {},
+        "device": "cpu",
+        "resumed_from": "c" if number else None,
+    }
+    return Start(**(dict.fromkeys(names) | given_values))  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans()), max_size=8))
+def test_a_run_killed_and_resumed_anywhere_shows_each_step_once(attempts: list[tuple[int, int, bool]]) -> None:
+    history: list[Record] = [bare_start(0)]
+    state: list[float] = []  # the attempt that made each update of the weights as they are now
+    for attempt, (resume_at, updates, start_is_lost) in enumerate(attempts):
+        del state[resume_at:]
+        if not start_is_lost or not updates:
+            history.append(bare_start(len(state)))
+        for _ in range(updates):
+            state.append(float(attempt))
+            history.append(bare_step(len(state), attempt))
+    steps = [record for record in each_step_once(history) if isinstance(record, Step)]
+    assert [step.step for step in steps] == list(range(1, len(state) + 1))
+    assert [step.loss for step in steps] == state

@@ -1,0 +1,157 @@
+"""onecard train and sample as a user types them: signals, kills, refusals."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
+from onecard.runs.folder import load_run
+from onecard.runs.records import Start
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    *("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
+    *("--warmup_iters=2", "--eval_interval=20", "--eval_iters=2"),
+]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"ONECARD_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "onecard", *arguments]
+
+
+def finish(*arguments: str, environment: dict[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
+
+
+def losses(path: Path) -> list[float]:
+    return [step.loss for step in load_run(path).steps]
+
+
+def test_train_sample_refuse_resume(tmp_path: Path, environment: dict[str, str]) -> None:
+    short = [*TINY, "--max_iters=6", "--lr_decay_iters=6", "--out_dir=r"]
+    done = finish("train", *short, environment=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "val " in done.stdout
+    text = finish("sample", "r", "--prompt", "def ", "--length", "20", environment=environment, cwd=tmp_path)
+    assert text.returncode == 0, text.stderr
+    assert text.stdout.startswith("def ")
+    again = finish("train", *short, environment=environment, cwd=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.splitlines()[0].endswith("[run-exists]")
+    finished = finish("train", "--resume", "r", environment=environment, cwd=tmp_path)
+    assert finished.returncode == 0
+    assert "is finished" in finished.stderr
+    shape = finish("train", "--resume", "r", "--n_embd=64", environment=environment, cwd=tmp_path)
+    assert shape.returncode == 2
+    assert "n_embd=64 (was 32)" in shape.stderr
+    longer = finish("train", "--resume", "r", "--max_iters=8", environment=environment, cwd=tmp_path)
+    assert longer.returncode == 0, longer.stderr
+    assert load_run(tmp_path / "r").last_step == 8
+
+
+def test_nanogpts_lines_are_printed_where_asked_for(tmp_path: Path, environment: dict[str, str]) -> None:
+    style = [*TINY, "--max_iters=2", "--log_interval=1", "--log_style=nanogpt"]
+    done = finish("train", *style, environment=environment, cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("step 0: train loss ")
+    assert lines[1].startswith("iter 1: loss ")
+
+
+def test_no_gpu_is_exit_3(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = finish("train", *TINY, "--device=cuda", environment=environment | {"CUDA_VISIBLE_DEVICES": ""}, cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0].endswith("[no-gpu]")
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        ("--optimizer=muon", "not-built-yet"),
+        ("--offload=optimizer", "not-built-yet"),
+        ("--loggers=wandb", "not-built-yet"),
+        ("--dataset=nope", "no-such-dataset"),
+        ("--vocab_size=100", "token-out-of-range"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    tmp_path: Path, environment: dict[str, str], flag: str, name: str
+) -> None:
+    done = finish("train", *TINY, "--out_dir=r", flag, environment=environment, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0].endswith(f"[{name}]")
+    assert not (tmp_path / "r").exists()
+
+
+def wait_for_step(path: Path, step: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (path / "records.jsonl").exists() and load_run(path).last_step >= step:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the run does not get there")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_exits_130(tmp_path: Path, environment: dict[str, str], number: int) -> None:
+    arguments = ["train", *TINY, "--max_iters=100000", "--out_dir=r"]
+    with subprocess.Popen(
+        command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tmp_path, env=environment, text=True
+    ) as process:
+        wait_for_step(tmp_path / "r", 3)
+        process.send_signal(number)
+        _, talk = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "onecard train --resume r" in talk
+    run = load_run(tmp_path / "r")
+    assert run.end
+    assert run.end.reason == "interrupted"
+    assert run.checkpoints[-1].step == run.last_step
+
+
+def kills(tmp_path: Path, environment: dict[str, str], count: int) -> None:
+    """A run killed `count` times at random moments has the losses of the one left alone."""
+    steps = ["--max_iters=500", "--lr_decay_iters=500", "--eval_interval=100", "--checkpoint_interval=20"]
+    whole = finish("train", *TINY, *steps, "--out_dir=whole", environment=environment, cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    rng = random.Random(count)
+    arguments = ["train", *TINY, *steps, "--out_dir=cut"]
+    for _ in range(count):
+        with subprocess.Popen(
+            command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path, env=environment
+        ) as process:
+            time.sleep(rng.uniform(2.0, 4.0))
+            process.kill()
+        if (tmp_path / "cut" / "config.json").exists():
+            arguments = ["train", "--resume", "cut"]
+    last = finish(*arguments, environment=environment, cwd=tmp_path)
+    assert last.returncode == 0, last.stderr
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    starts = [record for record in load_run(tmp_path / "cut").history.records if isinstance(record, Start)]
+    assert any(start.resumed_from for start in starts), "no kill fell between a checkpoint and the end"
+
+
+def test_a_run_killed_three_times_is_bit_for_bit_the_undisturbed_one(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    kills(tmp_path, environment, 3)
+
+
+@pytest.mark.slow
+def test_a_run_killed_twelve_times_is_bit_for_bit_the_undisturbed_one(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    kills(tmp_path, environment, 12)

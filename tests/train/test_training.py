@@ -1,0 +1,208 @@
+"""The trainer on a CPU: it learns, resumes bit for bit, and lives through every out-of-memory we can make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+from onecard.config.resolve import resolve  # noqa: E402
+from onecard.config.schema import RunConfig  # noqa: E402
+from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
+from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
+from onecard.runs.records import Checkpoint, End, Eval, Oom, Record, Start, Step  # noqa: E402
+from onecard.train.loop import train  # noqa: E402
+from onecard.train.model import GPT  # noqa: E402
+from onecard.train.oom import smaller_micro_batch  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return open_dataset("python-stdlib", home=tmp_path_factory.mktemp("home"))
+
+
+def tiny(**keys: Any) -> RunConfig:
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "batch_size": 4, "device": "cpu"}
+    run = {"max_iters": 8, "lr_decay_iters": 8, "warmup_iters": 2, "eval_interval": 4, "eval_iters": 2}
+    return resolve(None).config.replace({**shape, **run, "gradient_accumulation_steps": 2, **keys})
+
+
+def run(config: RunConfig, dataset: Dataset, path: Path, *, resume: bool = False) -> list[Record]:
+    seen: list[Record] = []
+    folder = resume_run(path) if resume else create_run(path, config=config.model_dump())
+    with folder:
+        train(config, folder, dataset, resume=resume, on_record=seen.append)
+    return seen
+
+
+def losses(path: Path) -> list[float]:
+    return [step.loss for step in load_run(path).steps]
+
+
+def test_it_learns(dataset: Dataset, tmp_path: Path) -> None:
+    config = tiny(max_iters=30, lr_decay_iters=30, eval_interval=30, learning_rate=1e-2)
+    run(config, dataset, tmp_path / "run")
+    found = losses(tmp_path / "run")
+    assert found[0] == pytest.approx(5.545, abs=0.2), "about ln 256 at the beginning"
+    assert found[-1] < found[0] - 1
+
+
+def test_records_are_those_of_the_contract(dataset: Dataset, tmp_path: Path) -> None:
+    config = tiny()
+    seen = run(config, dataset, tmp_path / "run")
+    kinds = [type(record) for record in seen]
+    assert kinds[0] is Start
+    assert kinds[-1] is End
+    steps = [record for record in seen if isinstance(record, Step)]
+    assert [step.step for step in steps] == list(range(1, 9)), "max_iters=8 means 8 updates"
+    assert [step.tokens for step in steps] == [config.tokens_per_step * n for n in range(1, 9)]
+    assert [record.step for record in seen if isinstance(record, Eval)] == [0, 4, 8]
+    saved = [(index, record) for index, record in enumerate(seen) if isinstance(record, Checkpoint)]
+    for index, record in saved:
+        following = seen[index + 1]
+        assert isinstance(following, Eval), "a checkpoint is written before the evaluation"
+        assert following.step == record.step
+    lines = (tmp_path / "run" / "records.jsonl").read_text().splitlines()
+    keys = {"kind", "step", "tokens", "loss", "lr", "grad_norm", "seconds", "elapsed_seconds", "tokens_per_second"}
+    assert keys | {"mfu", "allocated_bytes", "reserved_bytes"} <= set(json.loads(lines[2]))
+
+
+def test_evaluations_read_the_same_windows_every_time(dataset: Dataset, tmp_path: Path) -> None:
+    config = tiny(learning_rate=0.0, min_lr=0.0)
+    evals = [record for record in run(config, dataset, tmp_path / "run") if isinstance(record, Eval)]
+    assert len({record.val_loss for record in evals}) == 1
+    assert all(record.val_loss_error and record.val_loss_error > 0 for record in evals)
+
+
+@pytest.mark.parametrize("keys", [{}, {"dropout": 0.2}], ids=["plain", "dropout"])
+def test_a_resumed_run_is_bit_for_bit_the_undisturbed_one(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    config = tiny(**keys)
+    run(config, dataset, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, "loss", failing_at(GPT.loss, 11, RuntimeError("the power went")))
+        with pytest.raises(RuntimeError, match="power"):
+            run(config, dataset, tmp_path / "cut")
+    assert 4 <= load_run(tmp_path / "cut").last_step < 8
+    run(config, dataset, tmp_path / "cut", resume=True)
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    whole, cut = (load_run(tmp_path / name) for name in ("whole", "cut"))
+    assert [(e.step, e.val_loss) for e in cut.evals] == [(e.step, e.val_loss) for e in whole.evals]
+
+
+def failing_at(real: Callable[..., Any], call: int, error: BaseException) -> Callable[..., Any]:
+    """`real`, but for one call that raises."""
+    count = 0
+
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == call:
+            raise error
+        return real(*arguments, **keywords)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("call", range(1, 17))
+def test_out_of_memory_at_any_micro_batch_neither_loses_nor_repeats_a_step(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    config = tiny(eval_interval=8)
+    run(config, dataset, tmp_path / "whole")
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    monkeypatch.setattr(GPT, "loss", failing_at(GPT.loss, call, error))
+    seen = run(config, dataset, tmp_path / "short")
+    (oom,) = [record for record in seen if isinstance(record, Oom)]
+    assert (oom.where, oom.batch_size_before, oom.batch_size_after) == ("train", 4, 2)
+    assert (oom.accumulation_before, oom.accumulation_after) == (2, 4)
+    steps = [record for record in seen if isinstance(record, Step)]
+    assert [step.step for step in steps] == list(range(1, 9))
+    assert [step.tokens for step in steps] == [config.tokens_per_step * n for n in range(1, 9)]
+    assert losses(tmp_path / "short") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4), "other data were read"
+
+
+def test_out_of_memory_in_the_backward_pass_is_survived_too(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    monkeypatch.setattr(torch.Tensor, "backward", failing_at(torch.Tensor.backward, 5, error))
+    seen = run(tiny(), dataset, tmp_path / "run")
+    assert isinstance(seen[-1], End)
+    assert seen[-1].reason == "finished"
+    assert [record.step for record in seen if isinstance(record, Oom)] == [2]
+
+
+def test_at_micro_batch_1_it_ends_with_a_checkpoint(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, updates = GPT.loss, 0
+
+    def full(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal updates
+        updates += 1
+        if updates > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(GPT, "loss", full)
+    seen = run(tiny(), dataset, tmp_path / "run")
+    assert [(o.batch_size_before, o.batch_size_after) for o in seen if isinstance(o, Oom)] == [
+        (4, 2),
+        (2, 1),
+        (1, None),
+    ]
+    assert isinstance(seen[-1], End)
+    assert seen[-1].reason == "out-of-memory"
+    assert [saved.step for saved in load_run(tmp_path / "run").checkpoints] == [3]
+
+
+def test_out_of_memory_in_evaluation_halves_its_batch_and_gives_the_same_loss(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tiny(), dataset, tmp_path / "whole")
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    monkeypatch.setattr(GPT, "token_losses", failing_at(GPT.token_losses, 2, error))
+    seen = run(tiny(), dataset, tmp_path / "short")
+    (oom,) = [record for record in seen if isinstance(record, Oom)]
+    assert (oom.where, oom.batch_size_before, oom.batch_size_after) == ("eval", 4, 2)
+    whole, short = (load_run(tmp_path / name).evals for name in ("whole", "short"))
+    assert [e.val_loss for e in short] == pytest.approx([e.val_loss for e in whole], rel=1e-5)
+    assert [e.tokens_read for e in short] == [e.tokens_read for e in whole]
+
+
+def test_other_errors_are_not_swallowed(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GPT, "loss", failing_at(GPT.loss, 3, ValueError("a bug")))
+    with pytest.raises(ValueError, match="a bug"):
+        run(tiny(), dataset, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("batch", "sequences", "smaller"), [(16, 512, 8), (12, 480, 6), (5, 40, 2), (3, 9, 1), (1, 8, None)]
+)
+def test_a_smaller_micro_batch_divides_the_step(batch: int, sequences: int, smaller: int | None) -> None:
+    assert smaller_micro_batch(batch, sequences) == smaller
+
+
+def test_eval_only_evaluates_and_stops(dataset: Dataset, tmp_path: Path) -> None:
+    seen = run(tiny(eval_only=True), dataset, tmp_path / "run")
+    assert [type(record) for record in seen] == [Start, Eval, End]
+
+
+def test_max_hours_saves_and_stops(dataset: Dataset, tmp_path: Path) -> None:
+    seen = run(tiny(max_hours=1e-9), dataset, tmp_path / "run")
+    assert isinstance(seen[-1], End)
+    assert seen[-1].reason == "max_hours"
+    assert load_run(tmp_path / "run").checkpoints
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(dataset: Dataset, tmp_path: Path) -> None:
+    run(tiny(max_iters=12, lr_decay_iters=12, eval_interval=2, keep_checkpoints=2), dataset, tmp_path / "run")
+    assert {saved.step for saved in load_run(tmp_path / "run").checkpoints} >= {10, 12}
+    assert len(load_run(tmp_path / "run").checkpoints) <= 3

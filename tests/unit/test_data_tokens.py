@@ -1,0 +1,279 @@
+"""Token files made by hand: every layout opens, every fault is found before training."""
+
+import hashlib
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onecard.data.checks import check_dataset
+from onecard.data.dataset import Dataset, damaged_files, open_dataset
+from onecard.data.nanogpt_meta import read_meta
+from onecard.data.tokens import Tokens, first_outside, token_file
+from onecard.errors import ConfigError
+
+
+def write(path: Path, ids: Any, *, dtype: str = "<u2") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(np.asarray(ids).astype(dtype).tobytes())
+    return path
+
+
+def write_shard(path: Path, ids: Any, *, magic: int = 20240520, version: int = 1, dtype: str = "<u2") -> Path:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, version, len(ids)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(header.tobytes() + np.asarray(ids).astype(dtype).tobytes())
+    return path
+
+
+def nanogpt_folder(folder: Path, *, train: Any = range(1000), val: Any = range(100), dtype: str = "<u2") -> Path:
+    write(folder / "train.bin", train, dtype=dtype)
+    write(folder / "val.bin", val, dtype=dtype)
+    return folder
+
+
+def opened(folder: Path) -> Dataset:
+    return open_dataset(str(folder), home=folder / "home")
+
+
+def problem(folder: Path, **settings: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        check_dataset(opened(folder), **({"block_size": 8, "vocab_size": 50304} | settings))
+    assert all((caught.value.what, caught.value.why, caught.value.fix))
+    return caught.value
+
+
+def test_nanogpt_files_are_read_as_they_are(tmp_path: Path) -> None:
+    data = opened(nanogpt_folder(tmp_path))
+    assert (len(data.train), len(data.val)) == (1000, 100)
+    assert data.train.read(10, 3).tolist() == [10, 11, 12]
+    assert (data.vocab_size, data.tokenizer) == (None, None)
+
+
+def test_a_dataset_is_found_by_name_under_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nanogpt_folder(tmp_path / "data" / "shakespeare")
+    monkeypatch.chdir(tmp_path)
+    assert open_dataset("shakespeare", home=tmp_path).path == Path("data/shakespeare")
+    assert open_dataset("data/shakespeare", home=tmp_path).path == Path("data/shakespeare")
+
+
+@pytest.mark.parametrize("name", ["shakespere", "", "\0", "x" * 5000, "empty"])
+def test_an_unknown_dataset_is_named_with_its_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    nanogpt_folder(tmp_path / "data" / "shakespeare")
+    (tmp_path / "data" / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        open_dataset(name, home=tmp_path)
+    assert caught.value.name == "no-such-dataset"
+    assert name != "shakespere" or "--dataset=shakespeare," in caught.value.fix
+
+
+def test_shards_with_headers_are_read_in_order_as_one(tmp_path: Path) -> None:
+    for number, ids in enumerate([range(50), range(50, 70), range(70, 200)], start=1):
+        write_shard(tmp_path / f"fineweb_train_{number:06d}.bin", ids)
+    write_shard(tmp_path / "fineweb_val_000000.bin", range(40))
+    data = opened(tmp_path)
+    assert data.train.read(0, 200).tolist() == list(range(200))
+    assert data.train.read(45, 60).tolist() == list(range(45, 105))
+    assert data.train.file_at(55) == (tmp_path / "fineweb_train_000002.bin", 5)
+    assert len(data.val) == 40
+
+
+def test_llama_shards_are_uint32(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "x.bin", [100_000, 5], magic=20240801, version=7, dtype="<u4")
+    assert Tokens([token_file(path)]).read(0, 2).tolist() == [100_000, 5]
+
+
+def test_an_empty_file_among_shards_is_no_obstacle(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{name}.bin", ids) for name, ids in (("a", [1, 2]), ("b", []), ("c", [3, 4]))]
+    assert Tokens([token_file(path) for path in files]).read(0, 4).tolist() == [1, 2, 3, 4]
+
+
+def test_a_header_that_promises_more_is_found(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "x.bin", range(100))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConfigError) as caught:
+        token_file(path)
+    assert caught.value.name == "token-file-damaged"
+    assert "promises 100 tokens" in caught.value.why
+
+
+def test_an_odd_number_of_bytes_is_found(tmp_path: Path) -> None:
+    nanogpt_folder(tmp_path)
+    (tmp_path / "train.bin").write_bytes(b"123")
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path)
+    assert caught.value.name == "token-file-damaged"
+
+
+def test_a_missing_val_file_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "train.bin", range(100))
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path)
+    assert caught.value.name == "token-file-missing"
+    assert "val.bin" in caught.value.what
+
+
+def test_a_file_shorter_than_a_block_is_found(tmp_path: Path) -> None:
+    found = problem(nanogpt_folder(tmp_path, val=range(100)), block_size=100)
+    assert found.name == "data-too-short"
+    assert "100 tokens, and one sequence needs 101" in found.what
+    assert "--block_size=99" in found.fix
+    check_dataset(opened(tmp_path), block_size=99, vocab_size=1000)
+    check_dataset(opened(tmp_path), block_size=500, eval_block_size=99, vocab_size=1000)
+
+
+def test_the_first_id_outside_the_vocabulary_is_found_with_its_place(tmp_path: Path) -> None:
+    ids = np.zeros(1000, dtype=int)
+    ids[[700, 800]] = 300, 400
+    found = problem(nanogpt_folder(tmp_path, train=ids), vocab_size=256)
+    assert found.name == "token-out-of-range"
+    assert "token id 300 at position 700" in found.what
+    check_dataset(opened(tmp_path), block_size=8, vocab_size=401)
+
+
+def test_the_scan_goes_on_past_its_first_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onecard.data.tokens._CHUNK", 16)
+    ids = np.zeros(100, dtype=int)
+    ids[70] = 9
+    files = [token_file(write(tmp_path / "a.bin", np.zeros(30))), token_file(write(tmp_path / "b.bin", ids))]
+    assert first_outside(Tokens(files), vocab_size=9) == (100, 9)
+    assert first_outside(Tokens(files), vocab_size=10) is None
+
+
+def test_ids_that_the_type_cannot_hold_need_no_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = Tokens([token_file(write(tmp_path / "a.bin", [65535]))])
+    monkeypatch.setattr(Tokens, "chunks", None)
+    assert first_outside(tokens, vocab_size=65536) is None
+
+
+def test_uint32_taken_for_uint16_is_suspected_and_a_note_settles_it(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 50257, 2000)
+    nanogpt_folder(tmp_path, train=ids, val=ids, dtype="<u4")
+    assert problem(tmp_path).name == "wrong-dtype"
+    (tmp_path / "meta.json").write_text('{"dtype": "uint32"}')
+    assert opened(tmp_path).train.read(0, 2000).tolist() == ids.tolist()
+    check_dataset(opened(tmp_path), block_size=8, vocab_size=50304)
+    (tmp_path / "meta.json").write_text('{"dtype": "uint16"}')
+    check_dataset(opened(tmp_path), block_size=8, vocab_size=50304)
+
+
+@pytest.mark.parametrize("vocab_size", [2, 65, 256, 50257])
+def test_real_uint16_data_is_not_suspected(tmp_path: Path, vocab_size: int) -> None:
+    ids = np.random.default_rng(0).integers(0, vocab_size, 4000)
+    assert check_dataset(opened(nanogpt_folder(tmp_path, train=ids, val=ids)), block_size=8, vocab_size=50304) == ()
+
+
+def test_a_vocabulary_beyond_uint16_is_read_as_uint32(tmp_path: Path) -> None:
+    nanogpt_folder(tmp_path, train=[100_000] * 20, val=[3] * 20, dtype="<u4")
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 128_256}))
+    assert opened(tmp_path).train.read(0, 1).tolist() == [100_000]
+
+
+def test_validation_data_smaller_than_one_evaluation_is_a_warning(tmp_path: Path) -> None:
+    data = opened(nanogpt_folder(tmp_path))
+    (finding,) = check_dataset(data, block_size=8, vocab_size=1000, eval_tokens=101)
+    assert (finding.rule, finding.severity) == ("val-set-tiny", "warn")
+    assert check_dataset(data, block_size=8, vocab_size=1000, eval_tokens=100) == ()
+
+
+def test_nanogpts_character_meta_gives_vocabulary_and_tokenizer(tmp_path: Path) -> None:
+    letters = "\n !abc"
+    meta = {"vocab_size": 6, "itos": dict(enumerate(letters)), "stoi": {c: i for i, c in enumerate(letters)}}
+    nanogpt_folder(tmp_path, train=[5] * 20, val=[1] * 20)
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta))
+    data = opened(tmp_path)
+    assert data.vocab_size == 6
+    assert data.tokenizer is not None
+    assert data.tokenizer.decode(data.tokenizer.encode("a cab!")) == "a cab!"
+
+
+class Attack:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("attacked"),))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_pickle_protocol_of_plain_data_is_read(protocol: int) -> None:
+    meta = {"vocab_size": 3, "itos": {0: "a", 1: "é", 2: "日"}, "note": (1.5, None, True, [2**40])}
+    assert read_meta(pickle.dumps(meta, protocol)).characters == ("a", "é", "日")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_that_does_something_is_refused_and_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    nanogpt_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 5, "x": Attack()}, protocol))
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path)
+    assert caught.value.name == "bad-meta"
+    assert not (tmp_path / "attacked").exists()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"hello",
+        pickle.dumps([1]),
+        pickle.dumps({"vocab_size": "5"}),
+        pickle.dumps({"vocab_size": 0}),
+        b"\x80\x04]r\xff\xff\xff\xff.",  # a memo index that would take 64 GiB
+        b"\x80\x04}r\x00\x00\x10\x00\x8c\x0avocab_sizeK\x05s.",  # one that would take 16 MiB, in data else good
+        b"\x80\x05\x96\x00\x00\x00\x00\x00\x01\x00\x00.",  # a byte array of a terabyte
+        b"}]s.",
+    ],
+)
+def test_a_damaged_meta_is_refused(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r"it "):
+        read_meta(raw)
+
+
+def test_a_meta_whose_letters_do_not_fit_still_gives_the_size() -> None:
+    for letters in ({0: "a"}, {0: "a", 1: "a"}, {0: "a", 2: "b"}, {0: "a", 1: 3}, None, [1, 2]):
+        assert read_meta(pickle.dumps({"vocab_size": 2, "itos": letters})).characters is None
+
+
+def test_our_meta_lists_the_files_and_their_sizes_are_checked(tmp_path: Path) -> None:
+    parts = {"train": [("t0.bin", range(100)), ("t1.bin", range(50))], "val": [("v.bin", range(30))]}
+    meta: dict[str, Any] = {"schema": 1, "dtype": "uint16", "vocab_size": 256, "tokenizer": "bytes"}
+    for split, files in parts.items():
+        meta[split] = []
+        for name, ids in files:
+            raw = write(tmp_path / name, ids).read_bytes()
+            meta[split].append({"file": name, "tokens": len(ids), "sha256": hashlib.sha256(raw).hexdigest()})
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    data = opened(tmp_path)
+    assert (len(data.train), data.vocab_size, data.tokenizer and data.tokenizer.name) == (150, 256, "bytes")
+    assert damaged_files(data) == ()
+    write(tmp_path / "t1.bin", range(1, 51))
+    assert damaged_files(opened(tmp_path)) == ("t1.bin",)
+    write(tmp_path / "t1.bin", range(49))
+    with pytest.raises(ConfigError, match=r"49 tokens, and meta\.json says 50"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "meta", ["", "[]", "{", '{"dtype": "int8"}', '{"train": 3}', '{"train": [3]}', '{"train": [{"file": "../x"}]}']
+)
+def test_a_meta_that_makes_no_sense_is_refused(tmp_path: Path, meta: str) -> None:
+    (nanogpt_folder(tmp_path) / "meta.json").write_text(meta)
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path)
+    assert caught.value.name == "bad-meta"
+
+
+def test_the_fingerprint_follows_the_tokens_not_the_place(tmp_path: Path) -> None:
+    first, copy = opened(nanogpt_folder(tmp_path / "a")), opened(nanogpt_folder(tmp_path / "b"))
+    other = opened(nanogpt_folder(tmp_path / "c", train=[*range(999), 5]))
+    swapped = opened(nanogpt_folder(tmp_path / "d", train=range(100), val=range(1000)))
+    assert first.fingerprint == copy.fingerprint
+    assert len({first.fingerprint, other.fingerprint, swapped.fingerprint}) == 3

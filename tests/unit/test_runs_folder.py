@@ -1,0 +1,337 @@
+"""The run folder: refused, locked, torn, full, read-only; and read by others all the while."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onecard.errors import ConfigError, MachineError, OnecardError
+from onecard.runs import lock
+from onecard.runs.folder import RunFolder, create_run, load_run, resume_run, runs_in
+from onecard.runs.records import End, Start, Step, Unknown
+
+CONFIG = {"n_layer": 2, "out_dir": "out"}
+ROOT = Path(__file__).parents[2]
+
+
+def step(number: int) -> Step:
+    return Step(
+        step=number,
+        tokens=number,
+        loss=3.0,
+        lr=1e-3,
+        grad_norm=1.0,
+        seconds=0.1,
+        elapsed_seconds=number * 0.1,
+        tokens_per_second=10.0,
+        mfu=None,
+        allocated_bytes=None,
+        reserved_bytes=None,
+        data_wait_seconds=0.0,
+    )
+
+
+def start(number: int, *, resumed_from: str | None = None) -> Start:
+    return Start(
+        step=number,
+        config=CONFIG,
+        versions={},
+        device="cpu",
+        card=None,
+        predicted_process_bytes=None,
+        resumed_from=resumed_from,
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    with create_run(tmp_path / "runs" / "a", config=CONFIG) as made:
+        yield made
+
+
+def test_a_new_run_holds_its_config_and_no_records(run: RunFolder) -> None:
+    read = load_run(run.path)
+    assert read.config == CONFIG
+    assert (read.records, read.checkpoints, read.last_step, read.finished, read.end) == ((), (), 0, False, None)
+
+
+def test_what_was_appended_can_be_read_at_once(run: RunFolder) -> None:
+    run.append(start(0))
+    run.append(step(1))
+    assert run.read().records == (start(0), step(1))
+    assert run.read().last_step == 1
+
+
+def test_a_run_is_finished_when_it_says_so(run: RunFolder) -> None:
+    run.append(step(1))
+    run.append(End(step=1, tokens=1, reason="finished", best_val_loss=None, seconds=1.0))
+    assert run.read().finished
+    run.append(start(1, resumed_from="checkpoints/step-00000001"))
+    assert not run.read().finished
+
+
+def test_a_torn_last_line_costs_that_line_alone(run: RunFolder) -> None:
+    run.append(step(1))
+    with (run.path / "records.jsonl").open("ab") as file:
+        file.write(b'{"kind":"step","ste')
+    assert run.read().records == (step(1),)
+    run.append(step(2))
+    read = run.read()
+    assert read.records == (step(1), step(2))
+    assert read.history.damaged_lines == 1
+
+
+def test_a_whole_record_without_its_newline_is_kept(run: RunFolder) -> None:
+    run.append(step(1))
+    records = run.path / "records.jsonl"
+    os.truncate(records, records.stat().st_size - 1)
+    run.append(step(2))
+    assert run.read().records == (step(1), step(2))
+    assert run.read().history.damaged_lines == 0
+
+
+def test_history_keeps_what_a_resume_took_back(run: RunFolder) -> None:
+    for record in (start(0), step(1), step(2), start(1, resumed_from="c"), step(2)):
+        run.append(record)
+    read = run.read()
+    assert [record.step for record in read.steps] == [1, 2]
+    assert len(read.history.records) == 5
+
+
+def test_a_folder_with_a_checkpoint_is_refused_without_resume(run: RunFolder) -> None:
+    run.checkpoint_path(40).mkdir(parents=True)
+    run.close()
+    with pytest.raises(ConfigError) as caught:
+        create_run(run.path, config=CONFIG)
+    assert caught.value.name == "run-exists"
+    assert "step 40" in caught.value.what
+    assert f"--resume {run.path}" in caught.value.fix
+
+
+def test_a_folder_without_a_checkpoint_may_begin_anew(run: RunFolder) -> None:
+    run.append(start(0))
+    run.append(step(1))
+    run.close()
+    with create_run(run.path, config={"n_layer": 3}) as again:
+        again.append(start(0))
+        assert again.read().records == (start(0),)
+        assert again.read().config == {"n_layer": 3}
+
+
+def test_somebody_elses_config_json_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        create_run(tmp_path, config=CONFIG)
+    assert caught.value.name == "not-a-run"
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        create_run(tmp_path / "a", config=CONFIG)
+    assert caught.value.name == "not-a-folder"
+
+
+def test_a_run_resumes_with_its_config(run: RunFolder) -> None:
+    run.close()
+    with resume_run(run.path) as resumed:
+        assert resumed.config == CONFIG
+        resumed.write_config({"n_layer": 9})
+    assert load_run(run.path).config == {"n_layer": 9}
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{", "[" * 100_000])
+def test_a_run_without_a_readable_config_does_not_resume(run: RunFolder, content: str | None) -> None:
+    run.close()
+    config = run.path / "config.json"
+    if content is None:
+        config.unlink()
+    else:
+        config.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        resume_run(run.path)
+    assert caught.value.name == ("no-such-run" if content is None else "damaged-run")
+
+
+def test_a_damaged_config_is_read_from_the_last_start(run: RunFolder) -> None:
+    run.append(start(0))
+    (run.path / "config.json").write_text("{")
+    assert load_run(run.path).config == CONFIG
+
+
+def test_the_missing_run_error_names_runs_nearby(run: RunFolder) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run(run.path.parent / "b")
+    assert caught.value.name == "no-such-run"
+    assert "near it are: a" in caught.value.why
+
+
+def test_runs_are_listed_by_name(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        create_run(tmp_path / name, config=CONFIG).close()
+    (tmp_path / "c").mkdir()
+    assert [path.name for path in runs_in(tmp_path)] == ["a", "b"]
+    assert runs_in(tmp_path / "a") == (tmp_path / "a",)
+    assert runs_in(tmp_path / "nowhere") == ()
+
+
+def test_a_run_is_also_found_by_its_records(run: RunFolder) -> None:
+    assert load_run(run.path / "records.jsonl").config == CONFIG
+
+
+def test_checkpoints_are_sorted_and_half_written_ones_are_none(run: RunFolder) -> None:
+    for name in ("step-00000200", "step-00000030", "step-123456789", "step-00000040.tmp", ".step-00000050", "step-7"):
+        (run.path / "checkpoints" / name).mkdir(parents=True)
+    (run.path / "checkpoints" / "step-00000060").write_text("a file")
+    assert [saved.step for saved in run.checkpoints()] == [30, 200, 123456789]
+    assert run.checkpoint_path(30) == run.checkpoints()[0].path
+
+
+def test_a_second_training_in_a_folder_is_refused(run: RunFolder) -> None:
+    with pytest.raises(OnecardError) as caught:
+        resume_run(run.path)
+    assert caught.value.name == "run-in-use"
+    assert str(os.getpid()) in caught.value.what
+    assert all((caught.value.what, caught.value.why, caught.value.fix))
+    run.close()
+    resume_run(run.path).close()
+
+
+def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from onecard.runs.folder import create_run\n"
+        "run = create_run(Path(sys.argv[1]), config={}); print('locked', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
+        with pytest.raises(OnecardError, match=f"process {other.pid}"):
+            resume_run(tmp_path / "a")
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    resume_run(tmp_path / "a").close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork, this system has none")
+def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path; from onecard.runs.folder import create_run\n"
+        "run = create_run(Path(sys.argv[1]), config={})\n"
+        "if os.fork() == 0: print(os.getpid(), flush=True)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, cwd=ROOT
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+        try:
+            resume_run(tmp_path / "a").close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_where_disks_cannot_lock_a_living_process_is_respected(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.close()
+    monkeypatch.setattr(lock, "_take", lambda _descriptor: None)
+    (run.path / "lock").write_text(f"{os.getppid()} {socket.gethostname()}\n")
+    with pytest.raises(OnecardError) as caught:
+        resume_run(run.path)
+    assert caught.value.name == "run-in-use"
+    (run.path / "lock").write_text(f"{2**31 - 2} {socket.gethostname()}\n")
+    resume_run(run.path).close()
+
+
+@pytest.mark.parametrize("content", ["", "x y", "-1 h", "999999999999999999999 h", "\0", "1 2 3"])
+def test_a_lock_file_with_anything_in_it_is_no_obstacle(run: RunFolder, content: str) -> None:
+    run.close()
+    (run.path / "lock").write_text(content)
+    resume_run(run.path).close()
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(errno.ENOSPC, "disk-full"), (errno.EROFS, "read-only"), (errno.EIO, "cannot-write")]
+)
+def test_a_write_that_fails_is_three_lines_and_exit_code_3(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, number: int, name: str
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(MachineError) as caught:
+        run.append(step(1))
+    assert (caught.value.name, caught.value.exit_code) == (name, 3)
+    assert all((caught.value.what, caught.value.why, caught.value.fix))
+
+
+def test_a_disk_that_fills_up_in_mid_line_loses_that_line_alone(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.append(step(1))
+    real, left = os.write, [30]
+
+    def small_disk(descriptor: int, content: bytes) -> int:
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = real(descriptor, content[: left[0]])
+        left[0] -= taken
+        return taken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", small_disk)
+        with pytest.raises(MachineError, match="disk is full"):
+            run.append(step(2))
+    assert run.read().records == (step(1),)
+    run.append(step(2))
+    assert run.read().records == (step(1), step(2))
+
+
+def test_a_config_that_cannot_be_written_leaves_the_old_one(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(MachineError, match="disk is full"):
+        run.write_config({"n_layer": 9})
+    assert load_run(run.path).config == CONFIG
+    assert not list(run.path.glob("*.tmp"))
+
+
+def test_a_read_only_folder_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:  # chmod would not stop root, who may run the tests
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(MachineError) as caught:
+        create_run(tmp_path / "a", config=CONFIG)
+    assert (caught.value.name, caught.value.exit_code) == ("read-only", 3)
+    assert "--out_dir=PATH" in caught.value.fix
+
+
+def test_a_folder_that_cannot_be_made_is_exit_code_3(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError):
+        create_run(tmp_path / "file" / "a", config=CONFIG)
+
+
+def test_records_of_a_later_version_are_written_and_read(run: RunFolder) -> None:
+    run.append(Unknown(kind="later", more={"x": 1}))
+    assert json.loads((run.path / "records.jsonl").read_text()) == {"kind": "later", "x": 1}
+    assert run.read().records[0].kind == "later"
+
+
+def test_the_runs_package_needs_the_standard_library_only() -> None:
+    code = "import sys, onecard.runs.folder; print([m for m in ('numpy', 'pydantic', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
