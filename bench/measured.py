@@ -10,7 +10,7 @@ import statistics
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from onecard.config.schema import RunConfig
@@ -84,8 +84,9 @@ class Measured:
         return (self.predicted.reserved_bytes + CARD.context_bytes) / self.process_bytes - 1
 
 
+@cache
 def measured_rows(path: Path) -> list[Measured]:
-    """Every row of a measurement."""
+    """Every row of a measurement; read once, so that each row is predicted once."""
     with path.open() as file:
         return [Measured(row) for row in csv.DictReader(file)]
 
