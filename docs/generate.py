@@ -72,7 +72,8 @@ def config_keys() -> str:
 def commands() -> str:
     lines = [MADE + "# Commands", ""]
     for name, command in [("", cli), *sorted(cli.commands.items())]:
-        context = click.Context(command, info_name=f"onecard {name}".strip(), terminal_width=100)
+        words = f"onecard {name}".strip()
+        context = click.Context(command, info_name=words, terminal_width=100, help_option_names=["-h", "--help"])
         lines += [
             f"## `onecard {name}`".replace(" `", "`").strip(),
             "",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from onecard import __version__
 from onecard.cli.commands import cli
 from onecard.cli.flags import split_flags
 from onecard.cli.library import INTERRUPTED
@@ -18,6 +20,8 @@ from onecard.errors import OnecardError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+BUG = 70  # what sysexits.h calls an internal software error; none of the contract's answers
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -44,6 +48,12 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # `onecard gpus | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception:  # ours, not the user's: show everything, and where to take it
+        traceback.print_exc()
+        click.echo(f"error: this is a bug in onecard {__version__}, not a mistake of yours  [bug]", err=True)
+        click.echo("  why: nothing a user types or feeds should end like this", err=True)
+        click.echo("  fix: please report the lines above, with the command and the config", err=True)
+        return BUG
 
 
 def _option_names() -> set[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from onecard.cli.commands import cli
+from onecard.cli.main import run
 from onecard.config.schema import KEYS
 from tests.contract.conftest import ROOT, Command
 
@@ -240,3 +241,16 @@ def test_json_numbers_are_whole_base_units(onecard: Command) -> None:
     for name, value in plan["gpu"].items():
         if name.endswith("_bytes"):
             assert isinstance(value, int), name
+
+
+def test_a_bug_of_ours_says_so_and_where_to_take_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_text: str) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("onecard.plan.cards.search_cards", broken)
+    assert run(["gpus"]) == 70
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError: a bug" in shown
+    assert "please report" in shown
