@@ -1,0 +1,55 @@
+"""What the doctor knows about one run: the log, the config, the card, the data, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onecard.config.resolve import Resolved
+from onecard.plan.cards import Card
+from onecard.runs.logged import LoggedRun
+from onecard.runs.records import Eval, Step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSizes:
+    """Tokens in each split, where somebody said so."""
+
+    train_tokens: int | None = None
+    val_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """Derived truth, None where it does not follow from what is known. Seconds exclude evaluation and checkpoints."""
+
+    params: int | None  # without position embeddings, as nanoGPT counts
+    params_total: int | None
+    tokens_per_step: int | None
+    seconds_per_step: float | None  # median of steps without evaluation
+    seconds_per_micro_batch: float | None
+    tokens_per_second: float | None
+    mfu: float | None  # of the card's dense peak: decision 9 of the contract
+    printed_mfu: float | None  # what the log claims, median
+    evaluation_seconds: float | None  # one evaluation with its checkpoint
+    evaluation_share: float | None  # of all time
+    evaluation_noise: float | None  # standard deviation of one validation loss
+    last_step: int | None
+    tokens: int | None
+    seconds: float | None  # so far
+    steps_to_go: int | None
+    seconds_to_go: float | None
+    best_val: Eval | None
+    last_val: Eval | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """Everything a rule may look at."""
+
+    run: LoggedRun
+    resolved: Resolved | None  # the config: from --config, the log or the run folder; None when nothing is known
+    card: Card | None
+    data: DataSizes
+    facts: Facts
+    steps: tuple[Step, ...]
+    evals: tuple[Eval, ...]
