@@ -51,6 +51,26 @@ def train(
         return _Loop(config, folder, dataset, on_record, after_step).run(resume)
 
 
+def card_of(device: torch.device) -> Card | None:
+    """The card table's row of a device; None off CUDA and for cards it does not know."""
+    known = matching_cards(torch.cuda.get_device_name(device)) if device.type == "cuda" else ()
+    return known[0] if len(known) == 1 else None
+
+
+def cap_memory(device: torch.device, limit_bytes: int) -> None:
+    """From now on the allocator runs out of memory, catchably, before the driver shows more than `limit_bytes`.
+
+    The context is what the driver shows for this process beyond the allocator, or the card table's figure where that
+    is more (kernels are loaded as they are first used).
+    """
+    torch.zeros(1, device=device)
+    status = read_gpu(device.index or 0)
+    own = next((p.used_bytes for p in status.programs if p.pid == os.getpid()), None) if status else None
+    card = card_of(device)
+    context = max(card.context_bytes if card else 0, (own or 0) - torch.cuda.memory_reserved(device))
+    limit_memory(device, limit_bytes, context_bytes=context)
+
+
 class _Loop:
     def __init__(
         self,
@@ -69,9 +89,9 @@ class _Loop:
         allow_tf32(self.device)
         torch.use_deterministic_algorithms(config.deterministic)
         self.notes = [self.precision.note] if self.precision.note else []
-        self.card = self._card()
+        self.card = card_of(self.device)
         if config.memory_limit and self.device.type == "cuda":
-            limit_memory(self.device, config.memory_limit, context_bytes=self._context_bytes())
+            cap_memory(self.device, config.memory_limit)
         self.trainer = Trainer(config, dataset, self.device, self.precision)
         self.checkpoints = folder.path / CHECKPOINTS
         self.eval_batch_size = config.eval_batch_size or config.batch_size
@@ -273,20 +293,6 @@ class _Loop:
     def _record(self, record: Record) -> None:
         self.folder.append(record)
         self.on_record(record)
-
-    def _card(self) -> Card | None:
-        if self.device.type != "cuda":
-            return None
-        known = matching_cards(torch.cuda.get_device_name(self.device))
-        return known[0] if len(known) == 1 else None
-
-    def _context_bytes(self) -> int:
-        """What the driver shows for this process beyond the allocator; the card table's where it does not say."""
-        torch.zeros(1, device=self.device)
-        status = read_gpu(self.device.index or 0)
-        own = next((p.used_bytes for p in status.programs if p.pid == os.getpid()), None) if status else None
-        table = self.card.context_bytes if self.card else 0
-        return max(table, own - torch.cuda.memory_reserved(self.device)) if own else table
 
     def _cuda(self, statistic: Callable[[torch.device], int]) -> int | None:
         return statistic(self.device) if self.device.type == "cuda" else None

@@ -1,0 +1,154 @@
+"""A Hugging Face folder of a GPT-2, both ways: config.json and model.safetensors, as transformers reads them.
+
+transformers keeps GPT-2's linear layers as OpenAI did (Conv1D: inputs first), so four matrices a block are transposed;
+its GPT-2 always has biases, so a model without any is written with zeros, and marked: reading it back drops them again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from onecard.config.hf_config import NO_BIAS, gpt2_shape
+from onecard.config.schema import RunConfig
+from onecard.errors import ConfigError
+from onecard.runs.files import check_space, write_durably
+from onecard.train.foreign import Foreign, checked_weights, load_tensors, not_gpt2, parameter_shapes
+
+CONFIG, WEIGHTS, SHARDS, PICKLED = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+_BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask of old files
+
+
+# Reading
+
+
+def is_hf_folder(path: Path) -> bool:
+    return (path / CONFIG).is_file() and any((path / name).is_file() for name in (WEIGHTS, SHARDS, PICKLED))
+
+
+def read(folder: Path) -> Foreign:
+    """The model in a folder that transformers' save_pretrained wrote, or that was downloaded from the hub."""
+    config = _config(folder)
+    tensors = {
+        name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": tensor
+        for name, tensor in _tensors(folder).items()
+        if not name.endswith(_BUFFERS)
+    }
+    for name in tensors:
+        if name.endswith(_TRANSPOSED) and tensors[name].dim() == 2:
+            tensors[name] = tensors[name].t().contiguous()
+    if config.get(NO_BIAS) is False:
+        tensors = _without_zeros(folder, tensors)
+    shape, weights = checked_weights(folder, tensors, n_head=config.get("n_head", 12))
+    approximate = config.get("activation_function", "gelu_new") != "gelu"
+    note = "its GELU was the tanh approximation, onecard's is the exact one, as nanoGPT's: logits differ by some 0.001"
+    return Foreign(shape=shape, weights=weights, notes=(note,) if approximate else ())
+
+
+def crop(foreign: Foreign, block_size: int, *, source: Path) -> Foreign:
+    """The model for a shorter context: only the first `block_size` positions, as nanoGPT's crop_block_size."""
+    longest = foreign.shape["block_size"]
+    if block_size > longest:
+        raise ConfigError(
+            f"block_size={block_size} is longer than the {longest} positions of {source}",
+            why="the model has learned no embedding for the positions beyond",
+            fix=f"--block_size={longest}",
+            name="context-too-long",
+        )
+    name = "transformer.wpe.weight"
+    weights = {**foreign.weights, name: foreign.weights[name][:block_size].contiguous()}
+    return Foreign(shape={**foreign.shape, "block_size": block_size}, weights=weights, notes=foreign.notes)
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+    except (OSError, ValueError, RecursionError) as problem:
+        raise not_gpt2(folder, f"{CONFIG} cannot be read: {str(problem)[:80]}") from problem
+    if not isinstance(config, dict):
+        raise not_gpt2(folder, f"{CONFIG} is no JSON object")
+    try:
+        gpt2_shape(config)
+    except ValueError as problem:
+        raise not_gpt2(folder, str(problem)) from None
+    return config
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    try:
+        if (folder / WEIGHTS).is_file():
+            return load_file(folder / WEIGHTS)
+        if (folder / SHARDS).is_file():
+            files = set(json.loads((folder / SHARDS).read_bytes())["weight_map"].values())
+            if any(Path(name).name != name for name in files):  # an index must not lead out of its folder
+                raise ValueError(f"{SHARDS} names a file outside the folder")
+            return {name: tensor for file in sorted(files) for name, tensor in load_file(folder / file).items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as problem:
+        raise ConfigError(
+            f"the weights in {folder} cannot be read",
+            why=f"{str(problem)[:160] or type(problem).__name__}",
+            fix="download or copy the folder again: a file may have been cut off",
+            name="unreadable-checkpoint",
+        ) from problem
+    content = load_tensors(folder / PICKLED)
+    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+        raise not_gpt2(folder, f"{PICKLED} holds more than tensors")
+    return content
+
+
+def _without_zeros(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    biases = [name for name in tensors if name.endswith(".bias")]
+    if any(bool(tensors[name].any()) for name in biases):
+        raise not_gpt2(folder, f"{CONFIG} says {NO_BIAS}=false, and there are biases that are not zero")
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(".bias")}
+
+
+# Writing
+
+
+def write(
+    folder: Path, *, config: RunConfig, weights: Mapping[str, Tensor], end_of_text: int | None, torch_dtype: str
+) -> None:
+    """Put config.json and model.safetensors into `folder`, which exists."""
+    dtype = getattr(torch, torch_dtype)
+    tensors = {name: _as_hf(name, tensor).to(dtype) for name, tensor in weights.items()}
+    if not config.bias:
+        with_biases = parameter_shapes(config.replace({"bias": True}))
+        tensors |= {name: torch.zeros(size, dtype=dtype) for name, size in with_biases.items() if name not in weights}
+    check_space(folder / WEIGHTS, needed_bytes=sum(tensor.nbytes for tensor in tensors.values()) + 2**20)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    write_durably(folder / CONFIG, (json.dumps(_hf_config(config, end_of_text, torch_dtype), indent=2) + "\n").encode())
+
+
+def _as_hf(name: str, tensor: Tensor) -> Tensor:
+    return tensor.t().contiguous() if name.endswith(_TRANSPOSED) else tensor.contiguous()
+
+
+def _hf_config(config: RunConfig, end_of_text: int | None, torch_dtype: str) -> dict[str, object]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_embd": config.n_embd,
+        "n_positions": config.block_size,
+        "vocab_size": config.vocab_size,
+        "activation_function": "gelu",  # the exact one, which the model was trained with
+        "layer_norm_epsilon": 1e-5,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout,
+        "tie_word_embeddings": True,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "torch_dtype": torch_dtype,
+        **({} if config.bias else {NO_BIAS: False}),
+    }

@@ -1,0 +1,90 @@
+"""The Hugging Face hub: its cache on this machine always, the hub itself only when asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onecard.data.extras import extra
+from onecard.errors import ConfigError, MachineError
+from onecard.train.hf_folder import CONFIG, PICKLED, SHARDS, WEIGHTS
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
+OPENAI = "openai-community"  # where the hub keeps OpenAI's gpt2, gpt2-medium, gpt2-large, gpt2-xl
+
+
+def cached_folder(name: str) -> Path | None:
+    """The folder of a model in the cache of huggingface_hub; None if it, or its weights, are not there."""
+    hub = _hub("models by name")
+    for repository in _repositories(name):
+        for weights in (WEIGHTS, SHARDS, PICKLED):
+            found = [hub.try_to_load_from_cache(repository, file) for file in (CONFIG, weights)]
+            if all(isinstance(path, str) for path in found):
+                return Path(found[0]).parent
+    return None
+
+
+def download(name: str) -> Path:
+    """The folder of a model, its config, weights and tokenizer fetched from the hub into its cache."""
+    hub = _hub("downloading")
+    try:
+        patterns = [CONFIG, "model*.safetensors", SHARDS, *TOKENIZER_FILES]
+        return Path(hub.snapshot_download(_repositories(name)[0], allow_patterns=patterns))
+    except Exception as problem:  # networks fail in many ways, and the library's errors are of many kinds
+        raise MachineError(
+            f"{name} could not be downloaded",
+            why=f"huggingface_hub says: {_first_line(problem)}",
+            fix=f"look at https://huggingface.co/{_repositories(name)[0]}, or copy its folder here and name that",
+            name="download-failed",
+        ) from problem
+
+
+def not_cached(name: str) -> ConfigError:
+    return ConfigError(
+        f"the weights of {name} are not on this machine",
+        why="there is no such file or folder, nor a model of that name in Hugging Face's cache; "
+        "nothing is downloaded unasked",
+        fix=f"onecard import {name} --download   (or give the path of a ckpt.pt or of a GPT-2 folder)",
+        name="weights-not-here",
+    )
+
+
+def check_token(repository: str) -> None:
+    """Refuse a push that cannot work, before anything is written."""
+    hub = _hub("--push")
+    if not hub.get_token():
+        raise ConfigError(
+            f"--push {repository} needs a token of yours",
+            why="huggingface_hub finds none: neither HF_TOKEN nor a login on this machine",
+            fix="hf auth login   (a token with write permission: https://huggingface.co/settings/tokens)",
+            name="no-hub-token",
+        )
+
+
+def push(folder: Path, repository: str, *, private: bool) -> str:
+    """The address of the model after uploading `folder` to the hub as one commit."""
+    check_token(repository)
+    hub = _hub("--push")
+    try:
+        hub.create_repo(repository, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=str(folder), commit_message="Export from onecard")
+    except Exception as problem:
+        raise MachineError(
+            f"{folder} is written, and could not be pushed to {repository}",
+            why=f"huggingface_hub says: {_first_line(problem)}",
+            fix=f"hf upload {repository} {folder}",
+            name="push-failed",
+        ) from problem
+    return f"https://huggingface.co/{repository}"
+
+
+def _hub(purpose: str) -> Any:
+    return extra("huggingface_hub", purpose=purpose)
+
+
+def _repositories(name: str) -> tuple[str, ...]:
+    return (name,) if "/" in name else (f"{OPENAI}/{name}", name)
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:160]
