@@ -33,11 +33,11 @@ PHASES = ("eval0", "train", "eval")
 MEMORY = (
     ["ok", "oom_phase", "init_alloc"]
     + [f"{phase}_{what}" for phase in PHASES for what in ("alloc", "reserved")]
-    + ["process_bytes", "micro_batch"]
+    + ["process_bytes", "micro_batch", "note"]
 )
 SPEED = (
     "warmup_seconds step_seconds step_seconds_p95 tokens_per_second gemm_seconds attention_seconds triton_seconds "
-    "loss_seconds other_seconds busy_seconds kernels eval_iter_seconds loss"
+    "loss_seconds other_seconds busy_seconds span_seconds kernels eval_iter_seconds loss sm_mhz watts"
 ).split()
 NOT_KEYS = {"set", "trace", "sdp"}
 WARM_UP = 3
@@ -100,6 +100,7 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
         shrunk: list[Any] = []
 
         def evaluation() -> float:
+            trainer.free_activations()
             train, val = trainer.eval_windows
             done = evaluate(
                 trainer.model,
@@ -130,6 +131,7 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
                 update = trainer.update(shrunk.append)
                 if not number:
                     found["warmup_seconds"] = time.perf_counter() - began
+            found["process_bytes"] = process_bytes()
             close(phase)
             phase = "eval"
             mark(phase)
@@ -138,8 +140,8 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
         except OutOfMemory:
             found |= {"ok": False, "oom_phase": phase}
         mark("end")
-        found["process_bytes"] = process_bytes()
         found["micro_batch"] = trainer.batch_size
+        found["note"] = trainer.note or ""
         if trace:
             write_trace(trace, torch.cuda.memory._snapshot(), boundaries, row)
         if speed:
@@ -148,15 +150,19 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
             if found["ok"]:
                 with (group / "lock").open("w") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                    for _ in range(3):
+                    for _ in range(5):
                         trainer.update(shrunk.append)
-                    updates = [trainer.update(shrunk.append) for _ in range(10)]
+                    updates, clocks = [], []
+                    for _ in range(10):
+                        updates.append(trainer.update(shrunk.append))
+                        clocks.append((torch.cuda.clock_rate(), torch.cuda.power_draw() / 1000))
                     found["eval_iter_seconds"] = evaluation()
                     with profile(activities=[ProfilerActivity.CUDA]) as prof:
                         trainer.update(shrunk.append)
                         torch.cuda.synchronize()
                 seconds = sorted(update.seconds for update in updates)
                 found["loss"] = update.loss
+                found["sm_mhz"], found["watts"] = (median(each) for each in zip(*clocks, strict=True))
                 found["step_seconds"], found["step_seconds_p95"] = median(seconds), seconds[-1]
                 found["tokens_per_second"] = config.tokens_per_step / median(seconds)
                 found |= kernel_seconds(prof)
@@ -181,7 +187,8 @@ def kernel_seconds(prof: Any) -> dict[str, Any]:
         kind = next((k for k, words in KINDS.items() if any(word.lower() in name for word in words)), "other")
         kinds[kind] += event.device_time_total / 1e6
     found: dict[str, Any] = {f"{kind}_seconds": spent for kind, spent in kinds.items()}
-    return found | {"busy_seconds": sum(kinds.values()), "kernels": len(events)}
+    span = max(event.time_range.end for event in events) - min(event.time_range.start for event in events)
+    return found | {"busy_seconds": sum(kinds.values()), "span_seconds": span / 1e6, "kernels": len(events)}
 
 
 def top_kernels(prof: Any) -> list[tuple[str, int, float]]:

@@ -117,6 +117,8 @@ class _Loop:
             seconds=self.trainer.elapsed_seconds,
         )
         self._record(end)
+        if self.trainer.note:
+            self.notes.append(self.trainer.note)
         return Finished(end=end, notes=tuple(self.notes))
 
     def _steps(self, interrupt: Interrupt, began: float) -> EndReason:
@@ -185,6 +187,7 @@ class _Loop:
 
     def _evaluate(self) -> None:
         trainer = self.trainer
+        trainer.free_activations()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         train, val = trainer.eval_windows

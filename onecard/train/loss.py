@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -27,8 +27,8 @@ from torch.nn import functional
 from onecard.units import MIB
 
 IGNORED = -1  # a target that counts for nothing, as in nanoGPT
-CHUNK_BYTES = 256 * MIB  # of logits in half precision; every chunk is a pass over the weight's gradient: ADR 0005
-SLICE_BYTES = 64 * MIB  # of float32 logits, which exist for a slice of a chunk only, and not at all once compiled
+CHUNK_BYTES = 400 * MIB  # of logits in half precision; every chunk is a pass over the weight's gradient: ADR 0005
+SLICE_BYTES = 64 * MIB  # of float32 logits, which exist for a slice of a chunk only, and not at all with the kernel
 TILE_TOKENS = 128  # chunks and slices are whole tiles of the matrix units where they can be
 
 
@@ -42,16 +42,8 @@ def _uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     return left_alone
 
 
-@dataclass(frozen=True)
-class Softmax:
-    """The two passes over a chunk's logits_nV for its targets_n, each giving losses_n in float32."""
-
-    losses: Callable[[Tensor, Tensor], Tensor]
-    losses_and_probabilities_: Callable[[Tensor, Tensor], Tensor]  # the logits become probabilities, in place
-
-
 def default_chunk_tokens(vocab_size: int) -> int:
-    """Tokens a chunk: as many as have logits of at most 256 MiB in half precision (512 MiB in float32)."""
+    """Tokens a chunk: as many as have logits of at most 400 MiB in half precision (800 MiB in float32)."""
     return _whole_tiles(CHUNK_BYTES // (2 * vocab_size))
 
 
@@ -59,70 +51,58 @@ def _whole_tiles(tokens: int) -> int:
     return max(1, tokens - tokens % TILE_TOKENS if tokens >= TILE_TOKENS else tokens)
 
 
-def _log_softmax(logits_nV: Tensor) -> Tensor:
-    return functional.log_softmax(logits_nV, dim=1, dtype=torch.promote_types(logits_nV.dtype, torch.float32))
-
-
-def _losses(logits_nV: Tensor, targets_n: Tensor) -> Tensor:
-    return -_log_softmax(logits_nV).gather(1, targets_n[:, None])[:, 0]
-
-
-def _losses_and_probabilities_(logits_nV: Tensor, targets_n: Tensor) -> Tensor:
-    log_probabilities_nV = _log_softmax(logits_nV)
-    losses_n = -log_probabilities_nV.gather(1, targets_n[:, None])[:, 0]
-    logits_nV.copy_(log_probabilities_nV.exp_())
-    return losses_n
-
-
-def _in_slices(softmax: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """The same, a few rows at a time: only their float32 copies exist beside the chunk."""
-
-    def sliced(logits_nV: Tensor, targets_n: Tensor) -> Tensor:
-        rows = _whole_tiles(SLICE_BYTES // (4 * logits_nV.shape[1]))
-        parts = zip(torch.split(logits_nV, rows), torch.split(targets_n, rows), strict=True)
-        return torch.cat([softmax(*part) for part in parts])
-
-    return sliced
-
-
-EAGER = Softmax(losses=_in_slices(_losses), losses_and_probabilities_=_in_slices(_losses_and_probabilities_))
-
-
 @functools.cache
-def compiled_softmax() -> Softmax:
-    """The same code as one kernel, which makes no float32 copy and reads and writes a third of the bytes."""
-    return Softmax(
-        losses=torch.compile(_losses, dynamic=False),
-        losses_and_probabilities_=torch.compile(_losses_and_probabilities_, dynamic=False),
-    )
+def has_kernel(device_type: str) -> bool:
+    """Whether our Triton kernel computes losses: on CUDA, where Triton is installed (on Linux it comes with torch)."""
+    return device_type == "cuda" and find_spec("triton") is not None
+
+
+def write_losses(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
+    """Fill `losses_n` in nats, 0 for ignored targets; with `gradient` the logits become that of the losses' sum."""
+    if has_kernel(logits_nV.device.type):
+        from onecard.train import softmax_kernel
+
+        softmax_kernel.write_losses(logits_nV, targets_n, losses_n, ignored=IGNORED, gradient=gradient)
+        return
+    rows = _whole_tiles(SLICE_BYTES // (4 * logits_nV.shape[1]))
+    parts = (torch.split(part, rows) for part in (logits_nV, targets_n, losses_n))
+    for part in zip(*parts, strict=True):
+        _write_losses_of_slice(*part, gradient=gradient)
+
+
+def _write_losses_of_slice(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
+    """The same in plain torch, which makes float32 copies: a few rows at a time."""
+    counts_n = targets_n != IGNORED
+    targets_n1 = targets_n.clamp(min=0)[:, None]
+    log_probabilities_nV = functional.log_softmax(logits_nV, dim=1, dtype=losses_n.dtype)
+    torch.mul(-log_probabilities_nV.gather(1, targets_n1)[:, 0], counts_n, out=losses_n)
+    if gradient:
+        probabilities_nV = log_probabilities_nV.exp_()
+        # p - 1 of the target, from the loss: near p = 1 the difference of rounded numbers would be lost
+        probabilities_nV.scatter_(1, targets_n1, torch.expm1(-losses_n)[:, None])
+        logits_nV.copy_(probabilities_nV.mul_(counts_n[:, None]))
 
 
 @_uncompiled
-def mean_loss(
-    hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chunk_tokens: int, softmax: Softmax = EAGER
-) -> Tensor:
+def mean_loss(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chunk_tokens: int) -> Tensor:
     """Mean cross-entropy in nats (float32 scalar) over targets other than -1; nan where all are -1, as torch's.
 
     Its backward pass may run once: it scales the kept gradients in place. Without gradients none are made.
     """
     if torch.is_grad_enabled() and (hidden_NC.requires_grad or weight_VC.requires_grad):
-        return _MeanLoss.apply(hidden_NC, weight_VC, targets_N, chunk_tokens, softmax)  # type: ignore[no-untyped-call, no-any-return]
-    losses_N = token_losses(hidden_NC, weight_VC, targets_N, chunk_tokens=chunk_tokens, softmax=softmax)
+        return _MeanLoss.apply(hidden_NC, weight_VC, targets_N, chunk_tokens)  # type: ignore[no-untyped-call, no-any-return]
+    losses_N = token_losses(hidden_NC, weight_VC, targets_N, chunk_tokens=chunk_tokens)
     return losses_N.sum() / (targets_N != IGNORED).sum()
 
 
 @_uncompiled
-def token_losses(
-    hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chunk_tokens: int, softmax: Softmax = EAGER
-) -> Tensor:
+def token_losses(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chunk_tokens: int) -> Tensor:
     """Cross-entropy losses_N in nats (float32), 0 where the target is -1; without gradients."""
     with torch.no_grad():
-        head = _Head(hidden_NC, weight_VC, targets_N)
-        losses_N = hidden_NC.new_empty(targets_N.shape, dtype=head.sum_dtype)
+        head = _Head(hidden_NC, weight_VC)
+        losses_N = head.new_losses()
         for rows in _chunks(len(targets_N), chunk_tokens):
-            chunk = _Chunk(head, rows)
-            losses_N[rows] = softmax.losses(chunk.logits_nV, chunk.targets_n) * chunk.counts_n
-            del chunk  # before the next chunk's logits are made
+            write_losses(head.logits(hidden_NC[rows].to(head.dtype)), targets_N[rows], losses_N[rows], gradient=False)
     return losses_N
 
 
@@ -130,32 +110,28 @@ class _MeanLoss(torch.autograd.Function):
     """The mean loss, with its gradients made in the forward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_tokens: int, softmax: Softmax
-    ) -> Tensor:
-        head = _Head(hidden_NC, weight_VC, targets_N)
-        total = hidden_NC.new_zeros((), dtype=head.sum_dtype)
+    def forward(ctx: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_tokens: int) -> Tensor:
+        head = _Head(hidden_NC, weight_VC)
+        losses_N = head.new_losses()
         d_hidden_NC = torch.empty_like(hidden_NC, dtype=head.dtype) if hidden_NC.requires_grad else None
         d_weight_VC = torch.zeros_like(weight_VC, dtype=head.sum_dtype) if weight_VC.requires_grad else None
         for rows in _chunks(len(targets_N), chunk_tokens):
-            chunk = _Chunk(head, rows)
-            losses_n = softmax.losses_and_probabilities_(chunk.logits_nV, chunk.targets_n)
-            chunk.probabilities_to_gradient_(losses_n)
-            total += (losses_n * chunk.counts_n).sum()
+            hidden_nC = hidden_NC[rows].to(head.dtype)
+            logits_nV = head.logits(hidden_nC)
+            write_losses(logits_nV, targets_N[rows], losses_N[rows], gradient=True)
             if d_hidden_NC is not None:
-                torch.mm(chunk.logits_nV, head.weight_VC, out=d_hidden_NC[rows])
-                d_hidden_NC[rows].mul_(chunk.counts_n[:, None])
+                torch.mm(logits_nV, head.weight_VC, out=d_hidden_NC[rows])
             if d_weight_VC is not None:
-                _add_product_(d_weight_VC, chunk.logits_nV.t(), chunk.hidden_nC)
-            del chunk  # before the next chunk's logits are made
+                _add_product_(d_weight_VC, logits_nV.t(), hidden_nC)
+            del logits_nV, hidden_nC  # before the next chunk's are made
         count = (targets_N != IGNORED).sum()
         ctx.save_for_backward(d_hidden_NC, d_weight_VC, count)
         ctx.dtypes = hidden_NC.dtype, weight_VC.dtype
-        return total / count
+        return losses_N.sum() / count
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         d_hidden_NC, d_weight_VC, count = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         factor = grad_output / count
@@ -163,42 +139,25 @@ class _MeanLoss(torch.autograd.Function):
             d_hidden_NC = d_hidden_NC.to(hidden_dtype).mul_(factor)
         if d_weight_VC is not None:
             d_weight_VC = d_weight_VC.mul_(factor).to(weight_dtype)
-        return d_hidden_NC, d_weight_VC, None, None, None
+        return d_hidden_NC, d_weight_VC, None, None
 
 
 class _Head:
     """The head in its compute type: the weight cast once for all chunks, the hidden states chunk by chunk."""
 
-    def __init__(self, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor) -> None:
+    def __init__(self, hidden_NC: Tensor, weight_VC: Tensor) -> None:
         device_type = hidden_NC.device.type
         autocast = torch.is_autocast_enabled(device_type)
         self.dtype = torch.get_autocast_dtype(device_type) if autocast else hidden_NC.dtype
         self.sum_dtype = torch.promote_types(self.dtype, torch.float32)
         self.weight_VC = weight_VC.to(self.dtype)
-        self.hidden_NC = hidden_NC
-        self.targets_N = targets_N
+        self._tokens = len(hidden_NC)
 
+    def new_losses(self) -> Tensor:
+        return self.weight_VC.new_empty(self._tokens, dtype=self.sum_dtype)
 
-class _Chunk:
-    """Some tokens with their logits; ignored ones have hidden states of zero, target 0 and count 0.
-
-    Hidden states of zero take a token out of the weight's gradient without another pass over the logits.
-    """
-
-    def __init__(self, head: _Head, rows: slice) -> None:
-        targets_n = head.targets_N[rows]
-        self.counts_n = targets_n != IGNORED
-        self.targets_n = targets_n.clamp(min=0)
-        self.hidden_nC = head.hidden_NC[rows].to(head.dtype) * self.counts_n[:, None]
-        self.logits_nV = torch.mm(self.hidden_nC, head.weight_VC.t())
-
-    def probabilities_to_gradient_(self, losses_n: Tensor) -> None:
-        """From softmax to the gradient of the summed losses, in place: the target's p becomes p - 1.
-
-        p - 1 comes from the float32 loss, because near p = 1 the probability in half precision has lost it.
-        """
-        at_target_n1 = torch.expm1(-losses_n).to(self.logits_nV.dtype)[:, None]
-        self.logits_nV.scatter_(1, self.targets_n[:, None], at_target_n1)
+    def logits(self, hidden_nC: Tensor) -> Tensor:
+        return torch.mm(hidden_nC, self.weight_VC.t())
 
 
 def _chunks(tokens: int, chunk_tokens: int) -> list[slice]:

@@ -38,7 +38,7 @@ class Precision:
 def choose_device(config: RunConfig) -> torch.device:
     """The device of `config.device`; auto is the first CUDA card, else the CPU."""
     if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(config.device)
     except RuntimeError:
@@ -55,7 +55,7 @@ def choose_device(config: RunConfig) -> torch.device:
             fix="--device=auto, or check the driver with nvidia-smi",
             name="no-gpu",
         )
-    return device
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 def choose_precision(config: RunConfig, device: torch.device) -> Precision:

@@ -18,6 +18,7 @@ from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
 from onecard.train.checkpoint import TrainingState
+from onecard.train.graph import RecordedMicroBatch, zero_gradients
 from onecard.train.model import GPT
 from onecard.train.oom import is_out_of_memory, release_memory, smaller_micro_batch
 from onecard.train.optim import clip_gradients, make_optimizer, set_learning_rate
@@ -73,7 +74,12 @@ class Trainer:
         self.step = 0
         self.elapsed_seconds = 0.0
         self.best_val_loss: float | None = None
-        self._batches: Prefetcher[Batch] | None = None
+        self.note: str | None = None  # why graphs are not used, if they failed
+        self._loss = torch.zeros((), device=device)  # of the update so far
+        self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
+        self._records = config.compile and device.type == "cuda"
+        self._warm = False  # whether a micro-batch of this size has run: what is recorded must be compiled before
+        self._recorded: RecordedMicroBatch | None = None
 
     @property
     def accumulation(self) -> int:
@@ -92,7 +98,7 @@ class Trainer:
         while True:
             waited = self._batches.waited_seconds if self._batches else 0.0
             try:
-                loss = self._gradients()
+                self._gradients()
                 break
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -105,8 +111,9 @@ class Trainer:
         set_learning_rate(self.optimizer, rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        figures = torch.stack((loss, norm.to(loss.dtype))).tolist()  # the step's one wait for the device
+        if self._recorded is None:
+            self.optimizer.zero_grad(set_to_none=True)
+        figures = torch.stack((self._loss, norm.to(self._loss.dtype))).tolist()  # the step's one wait for the device
         self.step += 1
         seconds = time.perf_counter() - began
         self.elapsed_seconds += seconds
@@ -119,27 +126,60 @@ class Trainer:
             data_wait_seconds=self._batches.waited_seconds - waited,
         )
 
-    def _gradients(self) -> Tensor:
-        """Gradients of a whole update, added up over its micro-batches; returns its mean loss, on the device."""
-        total = torch.zeros((), device=self.device)
+    def _gradients(self) -> None:
+        """Gradients of a whole update, added up over its micro-batches, and its mean loss in `_loss`."""
+        self._loss.zero_()
+        if self._records and self._warm and self._recorded is None:
+            self._record()
+        if self._recorded:
+            zero_gradients(self.model.parameters())
+        run = self._recorded or self._micro_batch
         for _ in range(self.accumulation):
             x_BT, y_BT = self._next_batch()
-            with self.precision.autocast():
-                loss = self.model.loss(x_BT, y_BT) / self.accumulation
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total
+            run(x_BT, y_BT)
+        self._warm = True
+
+    def _micro_batch(self, x_BT: Tensor, y_BT: Tensor) -> None:
+        with self.precision.autocast():
+            loss = self.model.loss(x_BT, y_BT) / self.accumulation
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self._loss += loss.detach()
+
+    def _record(self) -> None:
+        """Record a micro-batch. If that fails the run goes on without: slower where Python is slower than the card."""
+        release_memory(self.device)
+        zero_gradients(self.model.parameters())
+        shape = (self.batch_size, self.config.block_size)
+        x_BT, y_BT = torch.zeros(2, *shape, dtype=torch.long, device=self.device)
+        try:
+            self._recorded = RecordedMicroBatch(self._micro_batch, x_BT, y_BT)
+        except Exception as error:
+            self._records = False
+            self.note = f"CUDA graphs are not used: {str(error).splitlines()[0][:200]}"
+            self.optimizer.zero_grad(set_to_none=True)
+            release_memory(self.device)
+
+    def free_activations(self) -> None:
+        """Give back what a recorded micro-batch holds, gradients included; it is recorded again when next needed."""
+        if self._recorded:
+            self._recorded = None
+            self.optimizer.zero_grad(set_to_none=True)
+            release_memory(self.device)
 
     def _next_batch(self) -> tuple[Tensor, Tensor]:
         if self._batches is None:
             first = self.step * self.config.sequences_per_step
-            self._batches = Prefetcher(self.windows.batches(first, self.batch_size))
-        x, y = (torch.from_numpy(part) for part in next(self._batches))
-        if self.device.type == "cuda":
-            x, y = x.pin_memory(), y.pin_memory()
-        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+            self._batches = Prefetcher(map(self._pinned, self.windows.batches(first, self.batch_size)))
+        x_BT, y_BT = next(self._batches)
+        return x_BT.to(self.device, non_blocking=True), y_BT.to(self.device, non_blocking=True)
+
+    def _pinned(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The batch as tensors from which a card can copy while it computes."""
+        x_BT, y_BT = (torch.from_numpy(part) for part in batch)
+        return (x_BT.pin_memory(), y_BT.pin_memory()) if self.device.type == "cuda" else (x_BT, y_BT)
 
     def _shrink(self, message: str, on_shrink: Callable[[Shrunk], None]) -> None:
+        self._recorded, self._warm = None, False
         self.optimizer.zero_grad(set_to_none=True)
         self.close()
         release_memory(self.device)

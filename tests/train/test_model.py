@@ -324,6 +324,7 @@ def test_all_blocks_share_one_compiled_graph(mode: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::UserWarning")  # raised inside torch's compiler
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, found none")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

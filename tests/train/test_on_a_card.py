@@ -1,0 +1,124 @@
+"""What only a card can show: half precision, compiled blocks, graphs, real out-of-memory, the same bits after a resume.
+
+Run by hand with `pytest -m gpu tests/train`; the output of the last run is in docs/measurements/trainer.md. Each run is
+the command a person types, in a process of its own: an allocator's limit lasts as long as its process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+from onecard.runs.folder import Run, load_run  # noqa: E402
+from onecard.runs.records import Eval, Oom, Start, Step  # noqa: E402
+from onecard.units import GIB, MIB  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, found none"),
+]
+
+SMALL = "n_layer=4 n_head=4 n_embd=256 block_size=256 batch_size=16 gradient_accumulation_steps=2".split()
+SHORT = "lr_decay_iters=12 warmup_iters=2 eval_interval=6 eval_iters=4 learning_rate=2e-3".split()
+GPT2 = (
+    "n_layer=12 n_head=12 n_embd=768 block_size=1024 vocab_size=50304 max_iters=4 eval_interval=2 eval_iters=2".split()
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+def onecard(home: Path, run: Path, *keys: str, resume: bool = False, expect: int = 0) -> Run:
+    """The run folder after `onecard train` with these keys."""
+    command = [sys.executable, "-m", "onecard", "train", "--log_style=plain"]
+    command += ["--resume", str(run)] if resume else [f"--out_dir={run}"]
+    environment = os.environ | {"ONECARD_HOME": str(home)}
+    done = subprocess.run([*command, *(f"--{key}" for key in keys)], env=environment, capture_output=True, text=True)
+    assert done.returncode == expect, done.stdout[-2000:] + done.stderr[-4000:]
+    return load_run(run)
+
+
+def steps(run: Run) -> list[Step]:
+    return [record for record in run.records if isinstance(record, Step)]
+
+
+@pytest.fixture(scope="module")
+def exact(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = tmp_path_factory.mktemp("runs") / "exact"
+    return onecard(home, run, *SMALL, *SHORT, "max_iters=12", "dtype=float32", "compile=False")
+
+
+@pytest.mark.parametrize("compiled", ["True", "False"])
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("none", "bfloat16"), ("selective", "float16"), ("full", "bfloat16"), ("selective", "float32")]
+)
+def test_every_precision_and_mode_learns_as_float32_does(
+    home: Path, tmp_path: Path, exact: Run, mode: str, dtype: str, compiled: str
+) -> None:
+    keys = [f"dtype={dtype}", f"compile={compiled}", f"grad_checkpoint={mode}"]
+    run = onecard(home, tmp_path / "run", *SMALL, *SHORT, "max_iters=12", *keys)
+    assert not [record for record in run.records if isinstance(record, Oom)]
+    ours, theirs = ([step.loss for step in steps(each)] for each in (run, exact))
+    assert ours[0] == pytest.approx(theirs[0], rel=2e-3), "the same weights and data"
+    assert ours[-1] == pytest.approx(theirs[-1], rel=0.05), "roundings grow from step to step"
+    assert ours[-1] < ours[0] - 1
+
+
+@pytest.mark.parametrize("dropout", ["0.0", "0.2"])
+@pytest.mark.parametrize("compiled", ["True", "False"])
+def test_a_deterministic_run_resumes_bit_for_bit(home: Path, tmp_path: Path, compiled: str, dropout: str) -> None:
+    keys = [*SMALL, *SHORT, "deterministic=True", f"dropout={dropout}", f"compile={compiled}"]
+    whole = onecard(home, tmp_path / "whole", *keys, "max_iters=12")
+    onecard(home, tmp_path / "halves", *keys, "max_iters=6")
+    halves = onecard(home, tmp_path / "halves", "max_iters=12", resume=True)
+    assert [step.loss for step in steps(halves)] == [step.loss for step in steps(whole)]
+
+
+def test_out_of_memory_under_a_limit_halves_the_micro_batch_and_goes_on(home: Path, tmp_path: Path) -> None:
+    shape = [*GPT2, "batch_size=64", "gradient_accumulation_steps=1", "compile=False", "dtype=bfloat16"]
+    run = onecard(home, tmp_path / "run", *shape, "memory_limit=9.25GiB")
+    ooms = [record for record in run.records if isinstance(record, Oom)]
+    assert ooms, "64 sequences must not fit 9.25 GiB, or this test shows nothing"
+    assert all(record.where == "train" for record in ooms)
+    assert [record.step for record in steps(run)] == [1, 2, 3, 4]
+    assert {record.tokens for record in steps(run)} == {65_536 * n for n in (1, 2, 3, 4)}
+    small = ooms[-1].batch_size_after
+    undisturbed = [f"batch_size={small}", f"gradient_accumulation_steps={64 // (small or 1)}"]
+    same = onecard(home, tmp_path / "same", *GPT2, *undisturbed, "compile=False", "dtype=bfloat16")
+    found, expected = ([record.loss for record in steps(each)] for each in (run, same))
+    assert found == pytest.approx(expected, rel=1e-3), "the same samples, summed in any order"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "n_layer=12 n_head=12 n_embd=576 batch_size=16 gradient_accumulation_steps=4 eval_iters=200 dtype=float16",
+        "n_layer=12 n_head=12 n_embd=768 batch_size=16 gradient_accumulation_steps=4 eval_iters=20 dtype=bfloat16",
+    ],
+    ids=["77M", "124M"],
+)
+def test_a_12_gb_card_with_a_desktop_on_it_is_enough(home: Path, tmp_path: Path, keys: str) -> None:
+    common = "block_size=1024 vocab_size=50304 max_iters=6 eval_interval=3 memory_limit=9.25GiB".split()
+    run = onecard(home, tmp_path / "run", *keys.split(), *common)
+    assert not [record for record in run.records if isinstance(record, Oom)]
+    assert len(steps(run)) == 6
+    start = next(record for record in run.records if isinstance(record, Start))
+    assert start.card
+    reserved = max(record.reserved_bytes or 0 for record in steps(run))
+    assert reserved + 758 * MIB <= 9.25 * GIB, "the context of an H200 process is 758 MiB"
+
+
+def test_evaluation_stays_below_training(home: Path, tmp_path: Path) -> None:
+    run = onecard(home, tmp_path / "run", *GPT2, "batch_size=8", "gradient_accumulation_steps=2", "compile=False")
+    training = max(record.reserved_bytes or 0 for record in steps(run))
+    evaluations = [record for record in run.records if isinstance(record, Eval)]
+    assert len(evaluations) == 3
+    assert all((record.peak_allocated_bytes or 0) < training for record in evaluations)
