@@ -57,15 +57,15 @@ def changing(path: Path) -> Iterator[None]:
             try:
                 yield
             except SafetensorError as error:
-                raise _as_os_error(error) from error
+                raise as_os_error(error) from error
     except Exception:
         with suppress(OSError):
             clear_leftovers(path.parent)
         raise
 
 
-def _as_os_error(error: SafetensorError) -> OSError:
-    # safetensors gives the system's number in its message only: "I/O error: … (os error 28)"
+def as_os_error(error: SafetensorError) -> OSError:
+    """What the system refused; safetensors gives its number in the message only: "I/O error: … (os error 28)"."""
     in_text = re.search(r"os error (\d+)", str(error))
     return OSError(int(in_text[1]), os.strerror(int(in_text[1]))) if in_text else OSError(str(error))
 

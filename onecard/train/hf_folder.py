@@ -19,10 +19,16 @@ from torch import Tensor
 from onecard.config.hf_config import NO_BIAS, gpt2_shape
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
-from onecard.runs.files import check_space, write_durably
-from onecard.train.foreign import Foreign, checked_weights, load_tensors, not_gpt2, parameter_shapes
+from onecard.runs.files import check_space, sync_file, write_durably
+from onecard.train.checkpoint_files import as_os_error
+from onecard.train.snapshot import Snapshot, checked_weights, load_tensors, not_gpt2, parameter_shapes
 
-CONFIG, WEIGHTS, SHARDS, PICKLED = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+CONFIG, WEIGHTS, SHARDS, PICKLED = (
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+)
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 _BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask of old files
 
@@ -34,7 +40,7 @@ def is_hf_folder(path: Path) -> bool:
     return (path / CONFIG).is_file() and any((path / name).is_file() for name in (WEIGHTS, SHARDS, PICKLED))
 
 
-def read(folder: Path) -> Foreign:
+def read(folder: Path) -> Snapshot:
     """The model in a folder that transformers' save_pretrained wrote, or that was downloaded from the hub."""
     config = _config(folder)
     tensors = {
@@ -49,23 +55,8 @@ def read(folder: Path) -> Foreign:
         tensors = _without_zeros(folder, tensors)
     shape, weights = checked_weights(folder, tensors, n_head=config.get("n_head", 12))
     approximate = config.get("activation_function", "gelu_new") != "gelu"
-    note = "its GELU was the tanh approximation, onecard's is the exact one, as nanoGPT's: logits differ by some 0.001"
-    return Foreign(shape=shape, weights=weights, notes=(note,) if approximate else ())
-
-
-def crop(foreign: Foreign, block_size: int, *, source: Path) -> Foreign:
-    """The model for a shorter context: only the first `block_size` positions, as nanoGPT's crop_block_size."""
-    longest = foreign.shape["block_size"]
-    if block_size > longest:
-        raise ConfigError(
-            f"block_size={block_size} is longer than the {longest} positions of {source}",
-            why="the model has learned no embedding for the positions beyond",
-            fix=f"--block_size={longest}",
-            name="context-too-long",
-        )
-    name = "transformer.wpe.weight"
-    weights = {**foreign.weights, name: foreign.weights[name][:block_size].contiguous()}
-    return Foreign(shape={**foreign.shape, "block_size": block_size}, weights=weights, notes=foreign.notes)
+    note = "its GELU was the tanh approximation, onecard's is the exact one, as nanoGPT's: logits differ slightly"
+    return Snapshot(shape=shape, weights=weights, notes=(note,) if approximate else ())
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -114,25 +105,26 @@ def _without_zeros(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 # Writing
 
 
-def write(
-    folder: Path, *, config: RunConfig, weights: Mapping[str, Tensor], end_of_text: int | None, torch_dtype: str
-) -> None:
-    """Put config.json and model.safetensors into `folder`, which exists."""
-    dtype = getattr(torch, torch_dtype)
-    tensors = {name: _as_hf(name, tensor).to(dtype) for name, tensor in weights.items()}
+def write(folder: Path, snapshot: Snapshot, config: RunConfig, *, end_of_text: int | None) -> None:
+    """Put config.json and model.safetensors into `folder`, which exists; OSError if the disk refuses."""
+    tensors = {name: _as_hf(name, tensor) for name, tensor in snapshot.weights.items()}
     if not config.bias:
         with_biases = parameter_shapes(config.replace({"bias": True}))
-        tensors |= {name: torch.zeros(size, dtype=dtype) for name, size in with_biases.items() if name not in weights}
+        tensors |= {name: torch.zeros(size) for name, size in with_biases.items() if name not in tensors}
     check_space(folder / WEIGHTS, needed_bytes=sum(tensor.nbytes for tensor in tensors.values()) + 2**20)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    write_durably(folder / CONFIG, (json.dumps(_hf_config(config, end_of_text, torch_dtype), indent=2) + "\n").encode())
+    try:
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise as_os_error(error) from error
+    sync_file(folder / WEIGHTS)
+    write_durably(folder / CONFIG, (json.dumps(_hf_config(config, end_of_text), indent=2) + "\n").encode())
 
 
 def _as_hf(name: str, tensor: Tensor) -> Tensor:
     return tensor.t().contiguous() if name.endswith(_TRANSPOSED) else tensor.contiguous()
 
 
-def _hf_config(config: RunConfig, end_of_text: int | None, torch_dtype: str) -> dict[str, object]:
+def _hf_config(config: RunConfig, end_of_text: int | None) -> dict[str, object]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -149,6 +141,6 @@ def _hf_config(config: RunConfig, end_of_text: int | None, torch_dtype: str) -> 
         "tie_word_embeddings": True,
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
-        "torch_dtype": torch_dtype,
+        "torch_dtype": "float32",
         **({} if config.bias else {NO_BIAS: False}),
     }

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from onecard.config.names import nearest
 from onecard.data.extras import extra
 from onecard.errors import ConfigError, MachineError
 from onecard.train.hf_folder import CONFIG, PICKLED, SHARDS, WEIGHTS
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
-OPENAI = "openai-community"  # where the hub keeps OpenAI's gpt2, gpt2-medium, gpt2-large, gpt2-xl
+OPENAI = "openai-community"  # where the hub keeps OpenAI's weights
+OPENAI_MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
 
 def cached_folder(name: str) -> Path | None:
     """The folder of a model in the cache of huggingface_hub; None if it, or its weights, are not there."""
+    if find_spec("huggingface_hub") is None:
+        return None
     hub = _hub("models by name")
     for repository in _repositories(name):
         for weights in (WEIGHTS, SHARDS, PICKLED):
-            found = [hub.try_to_load_from_cache(repository, file) for file in (CONFIG, weights)]
+            try:
+                found = [hub.try_to_load_from_cache(repository, file) for file in (CONFIG, weights)]
+            except ValueError:  # no name a model can have: a path, probably
+                return None
             if all(isinstance(path, str) for path in found):
                 return Path(found[0]).parent
     return None
@@ -40,11 +48,17 @@ def download(name: str) -> Path:
 
 
 def not_cached(name: str) -> ConfigError:
+    """What to say of a name under which nothing is here."""
+    meant = nearest(name, ("scratch", "resume", *OPENAI_MODELS))
+    if name in OPENAI_MODELS or name.count("/") == 1:
+        fix = f"onecard import {name} --download   (or give the path of a ckpt.pt or of a GPT-2 folder)"
+    else:
+        fix = f"did you mean {meant} ?" if meant else "give the path of a ckpt.pt, of a GPT-2 folder or of a run"
     return ConfigError(
         f"the weights of {name} are not on this machine",
         why="there is no such file or folder, nor a model of that name in Hugging Face's cache; "
         "nothing is downloaded unasked",
-        fix=f"onecard import {name} --download   (or give the path of a ckpt.pt or of a GPT-2 folder)",
+        fix=fix,
         name="weights-not-here",
     )
 
@@ -66,7 +80,7 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
     check_token(repository)
     hub = _hub("--push")
     try:
-        hub.create_repo(repository, private=private, exist_ok=True)
+        hub.create_repo(repository, private=private or None, exist_ok=True)  # None: as the account is set
         hub.upload_folder(repo_id=repository, folder_path=str(folder), commit_message="Export from onecard")
     except Exception as problem:
         raise MachineError(
@@ -83,7 +97,7 @@ def _hub(purpose: str) -> Any:
 
 
 def _repositories(name: str) -> tuple[str, ...]:
-    return (name,) if "/" in name else (f"{OPENAI}/{name}", name)
+    return (f"{OPENAI}/{name}", name) if name in OPENAI_MODELS else (name,)
 
 
 def _first_line(problem: Exception) -> str:

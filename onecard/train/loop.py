@@ -12,21 +12,23 @@ from pathlib import Path
 
 import torch
 
-from onecard import __version__
+from onecard import __version__, units
 from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
+from onecard.findings import Finding
 from onecard.machine import read_gpu
 from onecard.plan.cards import Card, matching_cards
 from onecard.plan.counts import mfu
 from onecard.runs.folder import CHECKPOINTS, RunFolder
-from onecard.runs.records import Checkpoint, End, EndReason, Eval, Oom, Record, Start, Step
+from onecard.runs.records import Checkpoint, End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
 from onecard.train import checkpoint
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt
 from onecard.train.precision import allow_tf32, choose_device, choose_precision, limit_memory
 from onecard.train.profiling import profiled_steps
 from onecard.train.trainer import OutOfMemory, Shrunk, Trainer
+from onecard.train.watched import Watched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +47,11 @@ def train(
     resume: bool,
     on_record: Callable[[Record], None],
     profile: Path | None = None,
+    predicted_process_bytes: int | None = None,
 ) -> Finished:
     """Train `config` in `folder`; each record is on disk before `on_record` sees it."""
     with profiled_steps(profile) as after_step:
-        return _Loop(config, folder, dataset, on_record, after_step).run(resume)
+        return _Loop(config, folder, dataset, on_record, after_step, predicted_process_bytes).run(resume)
 
 
 def card_of(device: torch.device) -> Card | None:
@@ -79,8 +82,10 @@ class _Loop:
         dataset: Dataset,
         on_record: Callable[[Record], None],
         after_step: Callable[[], None],
+        predicted_process_bytes: int | None,
     ) -> None:
         self.config = config
+        self.predicted_process_bytes = predicted_process_bytes
         self.after_step = after_step
         self.folder = folder
         self.on_record = on_record
@@ -95,6 +100,9 @@ class _Loop:
         self.trainer = Trainer(config, dataset, self.device, self.precision)
         self.checkpoints = folder.path / CHECKPOINTS
         self.eval_batch_size = config.eval_batch_size or config.batch_size
+        self.training_peak_bytes = 0
+        self.reserved_bytes = 0  # the highest so far
+        self.watched = Watched(config, self.card, dataset)
         self.bytes_per_token = bytes_per_token(dataset.val, dataset.tokenizer) if dataset.tokenizer else None
 
     def run(self, resume: bool) -> Finished:
@@ -164,8 +172,8 @@ class _Loop:
                 elapsed_seconds=trainer.elapsed_seconds,
                 tokens_per_second=rate,
                 mfu=mfu(self.config, tokens_per_second=rate, peak_flops=peak) if peak else None,
-                allocated_bytes=self._cuda(torch.cuda.memory_allocated),
-                reserved_bytes=self._cuda(torch.cuda.max_memory_reserved),
+                allocated_bytes=self._training_peak(),
+                reserved_bytes=self._reserved_so_far(),
                 data_wait_seconds=update.data_wait_seconds,
             )
         )
@@ -188,8 +196,7 @@ class _Loop:
     def _evaluate(self) -> None:
         trainer = self.trainer
         trainer.free_activations()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        self._start_counting_peaks()
         train, val = trainer.eval_windows
         found = evaluate(
             trainer.model,
@@ -218,10 +225,45 @@ class _Loop:
                 bits_per_byte=self._bits_per_byte(found.val.mean),
             )
         )
+        self._check_peak(self._cuda(torch.cuda.max_memory_allocated))
+        self._start_counting_peaks()
         if best:
             trainer.best_val_loss = found.val.mean
             if trainer.step:
                 checkpoint.mark_best(self.checkpoints, step=trainer.step, val_loss=found.val.mean)
+        for finding in self.watched.new_findings():
+            self._record(FindingRecord(step=trainer.step, finding=finding))
+
+    def _start_counting_peaks(self) -> None:
+        self._reserved_so_far()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _reserved_so_far(self) -> int | None:
+        peak = self._cuda(torch.cuda.max_memory_reserved)
+        self.reserved_bytes = max(self.reserved_bytes, peak or 0)
+        return None if peak is None else self.reserved_bytes
+
+    def _training_peak(self) -> int | None:
+        """Most bytes allocated at a time since the last evaluation, which resets the count."""
+        peak = self._cuda(torch.cuda.max_memory_allocated)
+        self.training_peak_bytes = max(self.training_peak_bytes, peak or 0)
+        return peak
+
+    def _check_peak(self, evaluation_bytes: int | None) -> None:
+        """Evaluation must not need more than training did: the plan says so, and here it is held to it."""
+        if evaluation_bytes and self.training_peak_bytes and evaluation_bytes > self.training_peak_bytes:
+            finding = Finding(
+                rule="evaluation-above-training",
+                severity="warn",
+                sure="high",
+                what=f"evaluation took {units.mib(evaluation_bytes)}, training {units.mib(self.training_peak_bytes)}",
+                why=f"evaluation batches of {self.eval_batch_size} are too large beside micro-batches of "
+                f"{self.trainer.batch_size}",
+                fix=f"--eval_batch_size={max(1, self.eval_batch_size // 2)}",
+                seen=(f"step {self.trainer.step}",),
+            )
+            self._record(FindingRecord(step=self.trainer.step, finding=finding))
 
     def _bits_per_byte(self, loss: float) -> float | None:
         """Nats per token as bits per byte of text: the figure that compares across tokenizers."""
@@ -278,6 +320,7 @@ class _Loop:
             data_fingerprint=trainer.fingerprint,
         )
         trainer.restore(state)
+        self.watched.add_all(self.folder.read().records)
         return str(found.path.relative_to(self.folder.path))
 
     def _record_start(self, resumed_from: str | None) -> None:
@@ -288,13 +331,14 @@ class _Loop:
                 versions={"onecard": __version__, "torch": torch.__version__, "python": platform.python_version()},
                 device=str(self.device),
                 card=self.card.name if self.card else None,
-                predicted_process_bytes=None,
+                predicted_process_bytes=self.predicted_process_bytes,
                 resumed_from=resumed_from,
             )
         )
 
     def _record(self, record: Record) -> None:
         self.folder.append(record)
+        self.watched.add(record)
         self.on_record(record)
 
     def _cuda(self, statistic: Callable[[torch.device], int]) -> int | None:

@@ -1,11 +1,11 @@
 """nanoGPT's ckpt.pt, both ways: read without running anything in it, and written so that nanoGPT goes on from it.
 
-    model           weights, the tied head twice (lm_head.weight and transformer.wte.weight)
-    optimizer       AdamW's state_dict: moments by number, matrices and embeddings first, then biases and norms
-    model_args      the shape, and dropout
-    iter_num        updates done
-    best_val_loss   of the evaluation at which it was saved
-    config          every setting of the run
+model           weights, the tied head twice (lm_head.weight and transformer.wte.weight)
+optimizer       AdamW's state_dict: moments by number, matrices and embeddings first, then biases and norms
+model_args      the shape, and dropout
+iter_num        updates done
+best_val_loss   of the evaluation at which it was saved
+config          every setting of the run
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
-from onecard.runs.files import check_space, half_written, sync_folder, writing
+from onecard.runs.files import check_space, half_written, sync_file, sync_folder, writing
 from onecard.train.checkpoint import SHAPE_KEYS
-from onecard.train.foreign import Foreign, checked_weights, load_tensors, not_gpt2
+from onecard.train.snapshot import Snapshot, checked_weights, load_tensors, not_gpt2
 
 NAME = "ckpt.pt"
 NO_LOSS = 1e9  # nanoGPT's best_val_loss before the first evaluation
@@ -32,11 +32,13 @@ _MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
 # Reading
 
 
-def read(path: Path) -> Foreign:
+def read(path: Path) -> Snapshot:
     """The model, the moments and the progress in a ckpt.pt."""
     content = load_tensors(path)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise not_gpt2(path, 'it has no "model": nanoGPT\'s ckpt.pt holds model, optimizer, model_args, iter_num, config')
+        raise not_gpt2(
+            path, 'it has no "model": nanoGPT\'s ckpt.pt holds model, optimizer, model_args, iter_num, config'
+        )
     model_args, config = (_dictionary(content.get(name)) for name in ("model_args", "config"))
     tensors = {_unwrapped(str(name)): tensor for name, tensor in content["model"].items()}
     if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
@@ -46,7 +48,7 @@ def read(path: Path) -> Foreign:
         del tensors[name]
     shape, weights = checked_weights(path, tensors, n_head=model_args.get("n_head", config.get("n_head")))
     moments, note = _moments(content.get("optimizer"), weights)
-    return Foreign(
+    return Snapshot(
         shape=shape,
         weights=weights,
         moments=moments,
@@ -119,38 +121,35 @@ def numbered_names(dimensions: Mapping[str, int]) -> tuple[dict[int, str], dict[
 # Writing
 
 
-def write(
-    path: Path,
-    *,
-    config: RunConfig,
-    weights: Mapping[str, Tensor],
-    moments: Mapping[str, Mapping[str, Tensor]],
-    step: int,
-    val_loss: float | None,
-    fused: bool,
-) -> None:
-    """Write a ckpt.pt whole or not at all; `weights` are by nanoGPT's names, in the order of the model."""
+def write(path: Path, snapshot: Snapshot, config: RunConfig, *, fused: bool) -> None:
+    """Write a ckpt.pt, whole or not at all. `fused` is what nanoGPT's AdamW is on a card, and only there."""
     content = {
-        "model": {**weights, "lm_head.weight": weights["transformer.wte.weight"]},
-        "optimizer": _optimizer(config, weights, moments, fused=fused),
+        "model": {**snapshot.weights, "lm_head.weight": snapshot.weights["transformer.wte.weight"]},
+        "optimizer": _optimizer(snapshot, config, fused=fused),
         "model_args": {key: getattr(config, key) for key in (*SHAPE_KEYS, "dropout")},
-        "iter_num": step,
-        "best_val_loss": NO_LOSS if val_loss is None else val_loss,
+        "iter_num": snapshot.step,
+        "best_val_loss": NO_LOSS if snapshot.val_loss is None else snapshot.val_loss,
         "config": nanogpt_config(config),
     }
-    tensors = [*weights.values(), *(moment for named in moments.values() for moment in named.values())]
+    moments = [moment for named in snapshot.moments.values() for moment in named.values()]
     temporary = half_written(path)
     with writing(path, instead="choose another place with --out PATH"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        check_space(path, needed_bytes=sum(tensor.nbytes for tensor in tensors) + 2**20)
-        torch.save(content, temporary)
-        temporary.replace(path)
+        check_space(path, needed_bytes=sum(tensor.nbytes for tensor in (*snapshot.weights.values(), *moments)) + 2**20)
+        try:
+            with temporary.open("wb") as file:  # opened here: torch would say "unexpected pos" of a full disk
+                torch.save(content, file)
+            sync_file(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
 
 
 def nanogpt_config(config: RunConfig) -> dict[str, object]:
-    """nanoGPT's own keys with values it takes: its device and dtype have no `auto`."""
+    """nanoGPT's own keys, with values it takes: it has no `auto`."""
     values = {key: getattr(config, key) for key in RunConfig.model_fields if key in NANOGPT_KEYS}
+    values["dataset"] = config.dataset.removeprefix("data/")  # nanoGPT looks for it there itself
     if config.device == "auto":
         values["device"] = "cuda"
     if config.dtype == "auto":
@@ -158,15 +157,9 @@ def nanogpt_config(config: RunConfig) -> dict[str, object]:
     return values
 
 
-def _optimizer(
-    config: RunConfig,
-    weights: Mapping[str, Tensor],
-    moments: Mapping[str, Mapping[str, Tensor]],
-    *,
-    fused: bool,
-) -> dict[str, Any]:
+def _optimizer(snapshot: Snapshot, config: RunConfig, *, fused: bool) -> dict[str, Any]:
     """The state_dict of the AdamW that nanoGPT would have made for these parameters."""
-    decayed, others = numbered_names({name: tensor.dim() for name, tensor in weights.items()})
+    decayed, others = numbered_names({name: tensor.dim() for name, tensor in snapshot.weights.items()})
     blank = [torch.nn.Parameter(torch.empty(0)) for _ in (decayed, others)]
     adamw = torch.optim.AdamW(
         [
@@ -181,6 +174,8 @@ def _optimizer(
         group |= {"params": list(numbers), "fused": True if fused else None}
     numbered = {**decayed, **others}
     return {
-        "state": {number: dict(moments[name]) for number, name in numbered.items() if name in moments},
+        "state": {
+            number: dict(snapshot.moments[name]) for number, name in numbered.items() if name in snapshot.moments
+        },
         "param_groups": groups,
     }

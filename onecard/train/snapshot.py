@@ -1,4 +1,4 @@
-"""Weights from elsewhere: what a checkpoint of another program holds, checked and under nanoGPT's names."""
+"""A model and where its training stood: what every format of checkpoint is read into and written from."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from onecard.train.model import GPT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreign:
-    """A model made elsewhere, and where its training stood."""
+class Snapshot:
+    """A model, checked to be a GPT-2, under nanoGPT's names."""
 
     shape: Mapping[str, Any]  # the keys of checkpoint.SHAPE_KEYS
     weights: Mapping[str, Tensor]  # float32, by nanoGPT's names; the tied head once, as transformer.wte.weight
     moments: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # AdamW's, by parameter; {}: none yet
     step: int = 0
     val_loss: float | None = None
-    config: Mapping[str, object] = field(default_factory=dict)  # what the source says of its run, by nanoGPT's names
+    config: Mapping[str, object] = field(default_factory=dict)  # what the source says of its run, by nanoGPT's keys
     notes: tuple[str, ...] = ()  # what the user should know of what was left out or differs
 
 
@@ -55,8 +55,25 @@ def checked_weights(source: Path, tensors: Mapping[str, Tensor], *, n_head: obje
     if differ:
         first = differ[0]
         more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
-        raise not_gpt2(source, f"{first} is {have.get(first, 'absent')} and should be {need.get(first, 'absent')}{more}")
+        raise not_gpt2(
+            source, f"{first} is {have.get(first, 'absent')} and should be {need.get(first, 'absent')}{more}"
+        )
     return shape, {name: weights[name].float() for name in need}
+
+
+def cropped(snapshot: Snapshot, block_size: int, *, source: Path) -> Snapshot:
+    """The weights for a shorter context: only the first `block_size` positions, at step 0 and without moments."""
+    longest = snapshot.shape["block_size"]
+    if block_size > longest:
+        raise ConfigError(
+            f"block_size={block_size} is longer than the {longest} positions of {source}",
+            why="the model has learned no embedding for the positions beyond",
+            fix=f"--block_size={longest}",
+            name="context-too-long",
+        )
+    name = "transformer.wpe.weight"
+    weights = {**snapshot.weights, name: snapshot.weights[name][:block_size].contiguous()}
+    return Snapshot(shape={**snapshot.shape, "block_size": block_size}, weights=weights, notes=snapshot.notes)
 
 
 def parameter_shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
@@ -88,7 +105,8 @@ def load_tensors(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: what cannot be read is refused below
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+            # not mapped: nanoGPT saves over its ckpt.pt in place, and a mapped file would change under us
+            return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ConfigError(
             f"there is no file {path}",
@@ -100,14 +118,9 @@ def load_tensors(path: Path) -> Any:
         raise _unreadable(path, problem) from problem
 
 
-def _is_zip(path: Path) -> bool:
-    with path.open("rb") as file:  # files older than torch 1.6 are no zip, and cannot be mapped
-        return file.read(2) == b"PK"
-
-
 def _unreadable(path: Path, problem: Exception) -> ConfigError:
     said = str(problem)
-    if "weights_only" in said.lower() or "weights only" in said.lower():
+    if "weights only" in said.lower() and _may_be_pickle(path):
         wanted = said.partition("GLOBAL ")[2].split(" ")[0] or "code"
         return ConfigError(
             f"{path} holds more than data, and was not opened",
@@ -121,3 +134,9 @@ def _unreadable(path: Path, problem: Exception) -> ConfigError:
         fix="give a whole ckpt.pt as nanoGPT's train.py writes it (a copy may have been cut off)",
         name="unreadable-checkpoint",
     )
+
+
+def _may_be_pickle(path: Path) -> bool:
+    """Whether a file starts as torch.save's do, or as a pickle does."""
+    with path.open("rb") as file:
+        return file.read(2)[:1] in (b"P", b"\x80")

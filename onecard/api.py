@@ -1,0 +1,149 @@
+"""What Python programs may call: the commands' answers as values. Like the commands, these take paths and names.
+
+What goes wrong is an `onecard.OnecardError` with `what`, `why` and `fix`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from onecard.errors import UsageError
+from onecard.runs.folder import Run, load_run
+
+if TYPE_CHECKING:
+    from onecard.config.resolve import Resolved
+    from onecard.doctor.compare import Comparison
+    from onecard.doctor.diagnose import Diagnosis
+    from onecard.plan.make import Plan
+    from onecard.runs.logged import LoggedRun
+
+__all__ = ["compare_runs", "diagnose", "load_run", "make_plan"]
+
+Source = str | Path | Run
+Config = str | Path | Mapping[str, object] | None
+
+
+def make_plan(
+    config: Config = None,
+    *,
+    gpu: str | None = None,
+    vram_bytes: int | None = None,
+    other_bytes: int | None = None,
+    trainer: Literal["both", "onecard", "nanogpt"] = "both",
+    fit: bool = False,
+    params: int | None = None,
+    hours: float | None = None,
+    tokens: int | None = None,
+    sensitivity: bool = False,
+    **keys: object,
+) -> Plan:
+    """The plan of a run before it starts: what `onecard plan` shows.
+
+    `config` is the path of a nanoGPT file, a mapping of keys, or None for the packaged default; `keys` change it. `gpu`
+    is a card's name, "none", or None for this machine's. Nothing is run, and neither torch nor a GPU is needed.
+
+    >>> plan = make_plan({"n_layer": 12, "n_embd": 768}, gpu="RTX 4070", batch_size=8, gradient_accumulation_steps=64)
+    >>> plan.fits, plan.params.nanogpt
+    (True, 123587328)
+    """
+    from onecard.cli.plan import place_named
+    from onecard.plan import make
+    from onecard.plan.budget import Budget
+
+    budget = Budget(seconds=hours * 3600 if hours else None, tokens=tokens) if hours or tokens else None
+    return make.make_plan(
+        _resolved(config, keys),
+        place_named(gpu, vram_bytes, other_bytes),
+        trainer=trainer,
+        fit=fit,
+        params=params,
+        budget=budget,
+        sensitivity=sensitivity,
+    )
+
+
+def diagnose(
+    *sources: Source,
+    config: Config = None,
+    gpu: str | None = None,
+    train_tokens: int | None = None,
+    val_tokens: int | None = None,
+    final: bool = False,
+) -> list[Diagnosis]:
+    """One diagnosis for each run found: what `onecard doctor` shows.
+
+    A source is a run folder, a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer, or a `Run`; a
+    log may hold several runs. `config` is the config a log was made with, `gpu` the card it ran on, the tokens are
+    those of the data, and `final` says that a log is complete.
+
+    >>> for diagnosis in diagnose("train.log", config="train_fineweb.py", gpu="RTX 4070"):  # doctest: +SKIP
+    ...     for finding in diagnosis.findings:
+    ...         print(finding.rule, finding.severity, finding.patch)
+    """
+    from onecard.cli.doctor import doctors_card
+    from onecard.doctor.case import DataSizes
+    from onecard.doctor.diagnose import diagnose_cases
+    from onecard.doctor.facts import make_case
+
+    resolved = None if config is None else _resolved(config, {})
+    sizes = DataSizes(train_tokens=train_tokens, val_tokens=val_tokens)
+    card = doctors_card(gpu)
+    runs = [run for source in sources for run in _runs(source)]
+    return diagnose_cases([make_case(run, config=resolved, card=card, data=sizes) for run in runs], final=final)
+
+
+def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu: str | None = None) -> Comparison:
+    """Runs side by side, each named by its position: what `onecard compare` shows. Sources are as for `diagnose`.
+
+    `configs` has one config for each source, None where the source says it itself, as run folders do.
+
+    >>> found = compare_runs("runs/40m", "runs/124m", gpu="RTX 4070")  # doctest: +SKIP
+    >>> found.winners["final_val_loss"], found.config_diff["n_embd"]  # doctest: +SKIP
+    (1, (384, 768))
+    """
+    from onecard.cli.doctor import doctors_card
+    from onecard.doctor import compare
+    from onecard.doctor.case import DataSizes
+    from onecard.doctor.facts import make_case
+
+    named = configs or [None] * len(sources)
+    if len(named) != len(sources):
+        raise UsageError(
+            f"{len(named)} configs for {len(sources)} sources",
+            why="configs has one for each source, in their order",
+            fix="compare_runs(a, b, configs=[a_config, None])",
+            name="configs-do-not-match",
+        )
+    cases = []
+    for source, config in zip(sources, named, strict=True):
+        resolved = None if config is None else _resolved(config, {})
+        cases += [make_case(run, config=resolved, card=doctors_card(gpu), data=DataSizes()) for run in _runs(source)]
+    if len(cases) < 2:
+        raise UsageError(
+            f"a comparison needs two runs, and {'one was' if cases else 'none were'} given",
+            why="nothing is there to compare it with",
+            fix='compare_runs("runs/a", "runs/b")',
+            name="one-run",
+        )
+    return compare.compare_runs(cases)
+
+
+def _runs(source: Source) -> list[LoggedRun]:
+    from onecard.cli.doctor import runs_at
+    from onecard.runs.logged import logged_run
+
+    return [logged_run(source)] if isinstance(source, Run) else list(runs_at(str(source)))
+
+
+def _resolved(config: Config, keys: Mapping[str, object]) -> Resolved:
+    """The config under changed keys, checked as files and flags are."""
+    from onecard.cli.plan import read_config
+    from onecard.config.resolve import resolve
+
+    flags = [(key, str(value)) for key, value in keys.items()]
+    if isinstance(config, Mapping):
+        lines = [f"{key} = {value!r}\n" for key, value in config.items()]
+        return resolve("".join(lines), filename="config", flags=flags)
+    return read_config(None if config is None else str(config), flags)

@@ -1,0 +1,199 @@
+"""onecard export: a run for nanoGPT, or for transformers and the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onecard.cli.flags import Flag
+from onecard.cli.library import console, json_option, needs_torch, no_flags
+from onecard.errors import ConfigError, OnecardError, UsageError
+
+if TYPE_CHECKING:
+    from onecard.config.schema import RunConfig
+    from onecard.data.tokenizers import Tokenizer
+    from onecard.runs.folder import Run
+    from onecard.train.snapshot import Snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written, and what the user should know about it."""
+
+    path: Path
+    files: tuple[str, ...]
+    next: str  # a command that uses it
+    notes: tuple[str, ...] = field(default=())
+
+
+@click.command(short_help="A run as a nanoGPT checkpoint or a Hugging Face folder.")
+@click.argument("run")
+@click.option("--to", "kind", type=click.Choice(["nanogpt", "hf"]), required=True, help="Whose format.")
+@click.option("--out", metavar="FOLDER", help="Where to; default a new folder in RUN/export.")
+@click.option("--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest.")
+@click.option("--push", metavar="USER/NAME", help="With --to hf: upload the folder to the Hugging Face hub, too.")
+@click.option("--private", is_flag=True, help="With --push: a repository only you see.")
+@json_option
+@click.pass_obj
+def export(
+    flags: list[Flag],
+    /,
+    run: str,
+    kind: str,
+    out: str | None,
+    best: bool,
+    push: str | None,
+    private: bool,
+    as_json: bool,
+) -> int:
+    """\b
+    Example:
+      onecard export runs/default --to hf
+
+    Writes the weights of a run where other programs read them.
+
+    nanogpt: a ckpt.pt that nanoGPT's sample.py and train.py --init_from=resume take, AdamW's moments included.
+    hf: config, safetensors, tokenizer and a model card, as transformers loads them. Nothing is uploaded without --push.
+    """
+    no_flags(flags, "export")
+    _check_push(kind, push, private)
+    needs_torch("reading a checkpoint needs it")
+    from onecard.config.schema import KEYS, RunConfig
+    from onecard.runs.folder import load_run
+    from onecard.train import hf_hub
+    from onecard.train.interchange import read_run
+
+    if push:
+        hf_hub.check_token(push)
+    found = load_run(Path(run))
+    config = RunConfig.model_validate({key: value for key, value in found.config.items() if key in KEYS})
+    snapshot = read_run(found.path, best=best)
+    target = Path(out) if out else found.path / "export" / f"{kind}-step-{snapshot.step:08d}"
+    _must_be_new(target)
+    tokenizer, note = _tokenizer(found.path, config)
+    if kind == "nanogpt":
+        done = _to_nanogpt(target, snapshot, config, found, tokenizer)
+    else:
+        name = push or found.path.resolve().name
+        done = _to_hf(target, snapshot, config, found, tokenizer, name=name, note=note)
+    address = hf_hub.push(target, push, private=private) if push else None
+    _show(done, snapshot.step, address, as_json=as_json)
+    return 0
+
+
+def _check_push(kind: str, push: str | None, private: bool) -> None:
+    if push and kind != "hf":
+        raise UsageError(
+            "--push goes with --to hf",
+            why="the hub's programs read transformers' format, not nanoGPT's",
+            fix=f"onecard export RUN --to hf --push {push}",
+        )
+    if private and not push:
+        raise UsageError(
+            "--private goes with --push", why="nothing is uploaded without it", fix="--push USER/NAME --private"
+        )
+
+
+def _must_be_new(target: Path) -> None:
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ConfigError(
+            f"{target} exists already",
+            why="an export never writes over what is there",
+            fix=f"--out {target}-2   (or remove it first)",
+            name="file-exists",
+        )
+
+
+def _tokenizer(run: Path, config: RunConfig) -> tuple[Tokenizer | None, str | None]:
+    """(the run's tokenizer, None), or (None, why it is missing): weights alone are still worth exporting."""
+    from onecard.cli.tokenizer import tokenizer_of
+
+    try:
+        return tokenizer_of(run, config), None
+    except OnecardError as error:
+        return None, f"without a tokenizer: {error.what}; {error.why}"
+
+
+def _to_nanogpt(target: Path, snapshot: Snapshot, config: RunConfig, run: Run, tokenizer: Tokenizer | None) -> Exported:
+    from onecard.data.nanogpt_meta import characters_meta
+    from onecard.runs.files import write_atomically
+    from onecard.runs.records import Start
+    from onecard.train import nanogpt_checkpoint
+
+    devices = [record.device for record in run.records if isinstance(record, Start)]
+    on_card = bool(devices) and devices[-1].startswith("cuda")
+    nanogpt_checkpoint.write(target / nanogpt_checkpoint.NAME, snapshot, config, fused=on_card)
+    files, notes = [nanogpt_checkpoint.NAME], []
+    data = f"data/{nanogpt_checkpoint.nanogpt_config(config)['dataset']}"
+    if tokenizer and (meta := characters_meta(tokenizer)):
+        write_atomically(target / "meta.pkl", pickle.dumps(meta))
+        files.append("meta.pkl")
+        notes.append(f"nanoGPT looks for the vocabulary in its {data}/: put meta.pkl there")
+    if not snapshot.moments:
+        notes.append("there are no AdamW moments in this run: nanoGPT starts with fresh ones")
+    command = f"python sample.py --out_dir={target.resolve()}"
+    return Exported(path=target, files=tuple(files), next=command, notes=tuple(notes))
+
+
+def _to_hf(
+    target: Path,
+    snapshot: Snapshot,
+    config: RunConfig,
+    run: Run,
+    tokenizer: Tokenizer | None,
+    *,
+    name: str,
+    note: str | None,
+) -> Exported:
+    """Written beside, then renamed: a folder that is there is whole."""
+    from onecard.data.hf_tokenizer import tokenizer_files
+    from onecard.report.model_card import model_card
+    from onecard.runs.files import half_written, sync_folder, write_durably, writing
+    from onecard.train import hf_folder
+
+    new = half_written(target)
+    texts = tokenizer_files(tokenizer, block_size=config.block_size) if tokenizer else {}
+    named = tokenizer.name if tokenizer else None
+    texts["README.md"] = model_card(run, config, name=name, step=snapshot.step, tokenizer=named)
+    with writing(target, instead="choose another place with --out FOLDER"):
+        shutil.rmtree(new, ignore_errors=True)
+        try:
+            new.mkdir(parents=True)
+            hf_folder.write(new, snapshot, config, end_of_text=tokenizer.end_of_text if tokenizer else None)
+            for file, text in texts.items():
+                write_durably(new / file, text.encode())
+            if target.is_dir():
+                target.rmdir()  # an empty one, as was seen before
+            new.rename(target)
+            sync_folder(target.parent)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    files = tuple(sorted(path.name for path in target.iterdir()))
+    command = f"python -c \"from transformers import pipeline; print(pipeline('text-generation', '{target}')('The'))\""
+    return Exported(path=target, files=files, next=command, notes=(note,) if note else ())
+
+
+def _show(done: Exported, step: int, address: str | None, *, as_json: bool) -> None:
+    from onecard.report.talk import print_warnings
+
+    if as_json:
+        said = {
+            "schema": 1,
+            "path": str(done.path),
+            "files": list(done.files),
+            "step": step,
+            "pushed_to": address,
+            "notes": list(done.notes),
+        }
+        click.echo(json.dumps(said))
+        return
+    talk = console(stderr=True)
+    talk.print(f"{done.path}: step {step:,}; {', '.join(done.files)}", soft_wrap=True, markup=False)
+    print_warnings(done.notes, talk)
+    talk.print(f"pushed to {address}" if address else f"next: {done.next}", soft_wrap=True, markup=False)

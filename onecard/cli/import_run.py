@@ -1,0 +1,174 @@
+"""onecard import: a run folder out of a nanoGPT checkpoint or a Hugging Face GPT-2."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onecard import units
+from onecard.cli.flags import Flag
+from onecard.cli.library import KeyCommand, console, json_option, needs_torch
+from onecard.errors import ConfigError, OnecardError
+
+if TYPE_CHECKING:
+    from onecard.config.schema import RunConfig
+    from onecard.runs.folder import RunFolder
+    from onecard.train.snapshot import Snapshot
+
+# What a checkpoint says of its own machine and folder, and means nothing in ours.
+NOT_TAKEN = frozenset("out_dir init_from device backend".split())
+
+
+@click.command("import", cls=KeyCommand, short_help="A run from a nanoGPT checkpoint or a Hugging Face GPT-2.")
+@click.argument("source", metavar="CKPT_OR_FOLDER")
+@click.option("--download", is_flag=True, help="Fetch a model by its name from the Hugging Face hub.")
+@json_option
+@click.pass_obj
+def import_run(flags: list[Flag], /, source: str, download: bool, as_json: bool) -> int:
+    """\b
+    Example:
+      onecard import out/ckpt.pt --dataset=data/fineweb --out_dir=runs/mine
+
+    Makes a run folder out of nanoGPT's ckpt.pt, or out of a GPT-2 folder as transformers writes it.
+
+    `train --resume` goes on with it, AdamW's moments included, and `sample` samples it. Nothing in the file is run.
+    Keys set what the file does not say, such as --dataset; the shape is the file's.
+    """
+    needs_torch("reading a checkpoint needs it")
+    path, snapshot = bring(source, download=download)
+    snapshot, config = imported_config(snapshot, flags, path)
+    fingerprint, notes = _data(config)
+    with _new_folder(config) as folder:
+        put(folder, snapshot, config, source=path, data_fingerprint=fingerprint)
+    notes = [*snapshot.notes, *notes]
+    _show(folder.path, snapshot, config, path, notes, with_data=fingerprint is not None, as_json=as_json)
+    return 0
+
+
+def bring(source: str, *, download: bool = False) -> tuple[Path, Snapshot]:
+    """(where it lay, the model): a file, a folder, or a name in Hugging Face's cache; the hub only if told so."""
+    from onecard.train import hf_hub
+    from onecard.train.interchange import read_snapshot
+
+    path: Path | None = Path(source)
+    if not Path(source).exists() and not source.endswith((".pt", ".pth", ".bin")):  # those can only mean a file
+        path = hf_hub.download(source) if download else hf_hub.cached_folder(source)
+    if path is None:
+        raise hf_hub.not_cached(source)
+    return path, read_snapshot(path)
+
+
+def imported_config(snapshot: Snapshot, flags: list[Flag], source: Path) -> tuple[Snapshot, RunConfig]:
+    """nanoGPT's defaults < what the checkpoint says < flags; the shape is the checkpoint's, or a shorter context."""
+    from onecard.config.resolve import checked, flag_values
+    from onecard.config.schema import KEYS
+    from onecard.train.snapshot import cropped
+
+    said = {key: value for key, value in snapshot.config.items() if key in KEYS and key not in NOT_TAKEN}
+    given = flag_values(flags)
+    origins = dict.fromkeys(KEYS, "default") | dict.fromkeys(said, source.name) | {key: f"--{key}" for key in given}
+    config = checked({"out_dir": str(_default_folder(source)), **said, **snapshot.shape, **given}, origins)
+    if config.block_size != snapshot.shape["block_size"] and not snapshot.step:
+        snapshot = cropped(snapshot, config.block_size, source=source)
+    update: dict[str, object] = {key: said[key] for key in ("batch_size", "gradient_accumulation_steps") if key in said}
+    before = checked({**config.model_dump(), **update, **snapshot.shape}, origins)
+    fixed = [key for key in snapshot.shape if getattr(config, key) != getattr(before, key)]
+    if snapshot.step and config.tokens_per_step != before.tokens_per_step:
+        fixed += ["batch_size", "gradient_accumulation_steps"]
+    if fixed:
+        named = ", ".join(f"{key}={getattr(config, key)} (is {getattr(before, key)})" for key in dict.fromkeys(fixed))
+        raise ConfigError(
+            f"{source.name} cannot be imported with {named}",
+            why="its weights have one shape, and its steps one number of tokens",
+            fix="leave these keys out",
+            name="import-mismatch",
+        )
+    return snapshot, config
+
+
+def put(
+    folder: RunFolder, snapshot: Snapshot, config: RunConfig, *, source: Path, data_fingerprint: str | None
+) -> None:
+    """Fill a new run folder with a model from elsewhere, and with its tokenizer where it brought one."""
+    from onecard.data.tokenizer_files import JSON_FILE
+    from onecard.runs.files import write_atomically
+    from onecard.train.interchange import save_snapshot
+
+    save_snapshot(folder, snapshot, config, source=str(source), data_fingerprint=data_fingerprint)
+    if source.is_dir() and (source / JSON_FILE).is_file():
+        write_atomically(folder.path / JSON_FILE, (source / JSON_FILE).read_bytes())
+
+
+def _default_folder(source: Path) -> Path:
+    """runs/ and the name of the folder it lies in: nanoGPT's checkpoints are all called ckpt.pt."""
+    place = source.resolve()
+    if place.parent.name == "snapshots":  # models--org--name/snapshots/revision, in the hub's cache
+        return Path("runs") / place.parent.parent.name.rpartition("--")[2]
+    return Path("runs") / (place.parent.name if place.name == "ckpt.pt" else place.name.removesuffix(".pt"))
+
+
+def _new_folder(config: RunConfig) -> RunFolder:
+    from onecard.runs.folder import create_run
+
+    return create_run(Path(config.out_dir), config=config.model_dump())
+
+
+def _data(config: RunConfig) -> tuple[str | None, list[str]]:
+    """(fingerprint, notes) of the data the run will go on with; (None, …) if they are not here."""
+    from onecard.data.checks import check_dataset
+    from onecard.data.dataset import open_dataset
+    from onecard.data.stdlib import cache_home
+
+    try:
+        found = open_dataset(config.dataset, home=cache_home(os.environ))
+    except OnecardError as error:
+        if error.name != "no-such-dataset":
+            raise
+        return None, [f"the dataset {config.dataset} is not here; to go on training, import with --dataset=NAME"]
+    findings = check_dataset(
+        found, block_size=config.block_size, vocab_size=config.vocab_size, eval_block_size=config.eval_block_size
+    )
+    return found.fingerprint, [finding.what for finding in findings]
+
+
+def _show(
+    run: Path,
+    snapshot: Snapshot,
+    config: RunConfig,
+    source: Path,
+    notes: list[str],
+    *,
+    with_data: bool,
+    as_json: bool,
+) -> None:
+    from onecard.plan.counts import count_params
+    from onecard.report.talk import print_warnings
+
+    params = count_params(config)
+    if as_json:
+        said = {
+            "schema": 1,
+            "run": str(run),
+            "source": str(source),
+            "step": snapshot.step,
+            "tokens": snapshot.step * config.tokens_per_step,
+            "params": {"total": params.total, "nanogpt": params.nanogpt},
+            "val_loss": snapshot.val_loss,
+            "moments": bool(snapshot.moments),
+            "notes": notes,
+        }
+        click.echo(json.dumps(said))
+        return
+    loss = f", val loss {snapshot.val_loss:.4f}" if snapshot.val_loss is not None else ""
+    moments = "with AdamW's moments" if snapshot.moments else "without optimizer state"
+    longer = f" --max_iters={2 * snapshot.step}" if snapshot.step >= config.max_iters else ""
+    talk = console(stderr=True)
+    talk.print(f"{run}: {units.count(params.nanogpt)} parameters at step {snapshot.step:,}{loss}, {moments}")
+    print_warnings(notes, talk)
+    if with_data:
+        talk.print(f"next: onecard train --resume {run}{longer}", soft_wrap=True)
+    talk.print(f"next: onecard sample {run}", soft_wrap=True)

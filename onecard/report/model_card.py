@@ -1,0 +1,103 @@
+"""A model card: what a run's own records say about the model, as the README.md of a published folder."""
+
+from __future__ import annotations
+
+from onecard import units
+from onecard.config.schema import RunConfig
+from onecard.plan.counts import count_params
+from onecard.runs.folder import Run
+from onecard.runs.records import Start, Step
+
+FRONT_MATTER = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [gpt2, onecard]
+---
+"""
+SHOWN_KEYS = (
+    *("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout"),
+    *("batch_size", "gradient_accumulation_steps", "max_iters", "optimizer", "learning_rate", "min_lr", "schedule"),
+    *("warmup_iters", "lr_decay_iters", "weight_decay", "beta1", "beta2", "grad_clip", "dtype", "param_dtype", "seed"),
+)
+
+
+def model_card(run: Run, config: RunConfig, *, name: str, step: int, tokenizer: str | None) -> str:
+    """The Markdown of a model card for the checkpoint at `step`; what the records do not say is not said."""
+    load = [
+        "```python",
+        "from transformers import AutoModelForCausalLM" + (", AutoTokenizer" if tokenizer else ""),
+        "",
+        f'model = AutoModelForCausalLM.from_pretrained("{name}")',
+        *([f'tokenizer = AutoTokenizer.from_pretrained("{name}")'] if tokenizer else []),
+        "```",
+    ]
+    facts = [f"| {fact} | {value} |" for fact, value in _facts(run, config, step, tokenizer)]
+    keys = [f"{key} = {getattr(config, key)!r}" for key in SHOWN_KEYS]
+    lines = [
+        FRONT_MATTER,
+        f"# {name}",
+        "",
+        f"A GPT-2-shaped language model of {units.count(count_params(config).total)} parameters, trained from "
+        f"`init_from={config.init_from}` on `{config.dataset}`.",
+        "",
+        *load,
+        "",
+        "## Facts of the run",
+        "",
+        "| | |",
+        "|---|---|",
+        *facts,
+        "",
+        "## Settings",
+        "",
+        "```python",
+        *keys,
+        "```",
+        "",
+        "## Before you use it",
+        "",
+        "It repeats what its data say, right or wrong, and was not taught to follow instructions or to refuse. It was",
+        "evaluated by its loss on held-out text of the same data, and by nothing else. A program wrote this card from",
+        "the run's records; whoever publishes the model adds its licence and what they know of the data.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _facts(run: Run, config: RunConfig, step: int, tokenizer: str | None) -> list[tuple[str, str]]:
+    params = count_params(config)
+    tokens = step * config.tokens_per_step
+    facts = [
+        ("parameters", f"{params.total:,} ({params.nanogpt:,} without position embeddings)"),
+        ("updates", f"{step:,} of {config.tokens_per_step:,} tokens"),
+        ("tokens read", f"{tokens:,} ({tokens / params.total:.1f} per parameter)"),
+    ]
+    steps = [record for record in run.steps if record.step <= step]
+    evals = [record for record in run.evals if record.step <= step and record.val_loss is not None]
+    if evals:
+        last = evals[-1]
+        error = f" ± {last.val_loss_error:.4f}" if last.val_loss_error is not None else ""
+        facts.append(
+            (
+                "validation loss",
+                f"{last.val_loss:.4f}{error} nats per token at {last.block_size} tokens, step {last.step:,}",
+            )
+        )
+        if last.bits_per_byte is not None:
+            facts.append(("bits per byte", f"{last.bits_per_byte:.4f}"))
+    facts += _machine(run, steps)
+    facts.append(("tokenizer", tokenizer or "not known"))
+    return facts
+
+
+def _machine(run: Run, steps: list[Step]) -> list[tuple[str, str]]:
+    starts = [record for record in run.records if isinstance(record, Start)]
+    facts = []
+    if starts:
+        facts.append(("trained on", starts[-1].card or starts[-1].device))
+        versions = ", ".join(f"{name} {version}" for name, version in starts[-1].versions.items())
+        facts.append(("with", versions))
+    if steps and steps[-1].elapsed_seconds:
+        facts.append(("training time", units.duration(steps[-1].elapsed_seconds)))
+    return facts

@@ -1,0 +1,194 @@
+"""One trainer measured in this process: onecard's, or nanoGPT's model from a checkout under nanoGPT's own loop.
+
+`python -m onecard.train.bench JOB` is started by `onecard bench` for every measurement, because memory limits, compile
+caches and peaks belong to a process. JOB is JSON; the last line of output is a `Measured`. nanoGPT's code is imported
+from the folder the user named, and run: that is what comparing with it means.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onecard.config.schema import RunConfig
+from onecard.data.dataset import Dataset, open_dataset
+from onecard.data.stdlib import cache_home
+from onecard.data.windows import EvalWindows
+from onecard.machine import read_gpu
+from onecard.runs.measured import Measured
+from onecard.train.evaluate import evaluate
+from onecard.train.loop import cap_memory
+from onecard.train.oom import is_out_of_memory
+from onecard.train.precision import Precision, allow_tf32, choose_device, choose_precision
+from onecard.train.schedule import learning_rate
+from onecard.train.trainer import OutOfMemory, Trainer
+
+EVAL_WINDOWS = 64  # sequences of the validation loss
+
+
+def measure(job: dict[str, Any]) -> Measured:
+    """What the job asks for: `trainer`, `config`, `updates`, of which the last `timed` are timed, and `nanogpt`."""
+    config = RunConfig.model_validate(job["config"])
+    device = choose_device(config)
+    precision = choose_precision(config, device)
+    allow_tf32(device)
+    if config.memory_limit and device.type == "cuda":
+        cap_memory(device, config.memory_limit)
+    dataset = open_dataset(config.dataset, home=cache_home(os.environ))
+    windows = EvalWindows(dataset.val, block_size=config.block_size, count=EVAL_WINDOWS)
+    empty = Measured(
+        trainer=job["trainer"],
+        batch_size=config.batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        grad_checkpoint=config.grad_checkpoint if job["trainer"] == "onecard" else "none",
+        seed=config.seed,
+        tokens_per_step=config.tokens_per_step,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        torch=torch.__version__,
+    )
+    began = time.perf_counter()
+    try:
+        if job["trainer"] == "onecard":
+            step, validate = _onecard(config, dataset, device, precision, windows)
+        else:
+            step, validate = _nanogpt(Path(job["nanogpt"]), config, dataset, device, precision, windows)
+        losses, seconds = [], []
+        for number in range(job["updates"]):
+            start = time.perf_counter()
+            losses.append(step(number))
+            seconds.append(time.perf_counter() - start)
+            if not number:
+                first = time.perf_counter() - began
+        found = replace(
+            empty,
+            losses=tuple(losses),
+            step_seconds=tuple(seconds[-job["timed"] :]),
+            first_step_seconds=first,
+            **_memory(device),
+        )
+        mean, error = validate()
+        return replace(found, val_loss=mean, val_loss_error=error)
+    except Exception as problem:
+        if isinstance(problem, OutOfMemory) or is_out_of_memory(problem):
+            return replace(empty, out_of_memory=True)
+        raise
+
+
+def _memory(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {}
+    status = read_gpu(device.index or 0)
+    programs = status.programs if status else ()
+    own = next((program.used_bytes for program in programs if program.pid == os.getpid()), None)
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+        "process_bytes": own,
+    }
+
+
+Step = Callable[[int], float]
+Validate = Callable[[], tuple[float, float]]
+
+
+def _onecard(
+    config: RunConfig, dataset: Dataset, device: torch.device, precision: Precision, windows: EvalWindows
+) -> tuple[Step, Validate]:
+    trainer = Trainer(config, dataset, device, precision)
+
+    def ran_out(_: object) -> None:
+        raise OutOfMemory("a benchmark does not shrink the micro-batch")
+
+    def validate() -> tuple[float, float]:
+        trainer.free_activations()
+        found = evaluate(
+            trainer.model,
+            train=windows,
+            val=windows,
+            batch_size=config.batch_size,
+            precision=precision,
+            device=device,
+            on_oom=lambda *_: None,
+        )
+        trainer.close()
+        return found.val.mean, found.val.error
+
+    return lambda _: trainer.update(ran_out).loss, validate
+
+
+def _nanogpt(
+    checkout: Path,
+    config: RunConfig,
+    dataset: Dataset,
+    device: torch.device,
+    precision: Precision,
+    windows: EvalWindows,
+) -> tuple[Step, Validate]:
+    """nanoGPT's model under nanoGPT's training loop: random windows, the next batch fetched behind the forward pass."""
+    sys.path.insert(0, str(checkout))
+    from model import GPT, GPTConfig  # type: ignore[import-not-found]
+
+    torch.manual_seed(config.seed)
+    keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout")
+    plain: Any = GPT(GPTConfig(**{key: getattr(config, key) for key in keys})).to(device)
+    betas = (config.beta1, config.beta2)
+    optimizer = plain.configure_optimizers(config.weight_decay, config.learning_rate, betas, device.type)
+    scaler = precision.grad_scaler()
+    model: Any = torch.compile(plain) if config.compile and device.type == "cuda" else plain
+
+    def batch() -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(dataset.train) - config.block_size, (config.batch_size,)).numpy()
+        rows = torch.from_numpy(dataset.train.rows(starts, config.block_size + 1))
+        x, y = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        if device.type == "cuda":
+            x, y = x.pin_memory(), y.pin_memory()
+        return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+
+    following = batch()
+
+    def step(number: int) -> float:
+        nonlocal following
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, number)
+        total = torch.zeros((), device=device)
+        for _ in range(config.gradient_accumulation_steps):
+            x, y = following
+            with precision.autocast():
+                _logits, loss = model(x, y)
+                loss = loss / config.gradient_accumulation_steps
+            following = batch()
+            scaler.scale(loss).backward()
+            total += loss.detach()
+        if config.grad_clip:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return total.item()
+
+    @torch.no_grad()
+    def validate() -> tuple[float, float]:
+        plain.eval()
+        losses = []
+        for x, y in windows.batches(1):
+            with precision.autocast():
+                losses.append(plain(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device))[1].item())
+        each = torch.tensor(losses)
+        return float(each.mean()), float(each.std()) / math.sqrt(len(each))
+
+    return step, validate
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure(json.loads(sys.argv[1])).as_json()) + "\n")

@@ -1,0 +1,134 @@
+"""Runs from and to elsewhere: any checkpoint into a snapshot, a snapshot into a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from onecard.config.schema import RunConfig
+from onecard.errors import ConfigError
+from onecard.runs.folder import CHECKPOINTS, RunFolder, is_run, load_run
+from onecard.runs.records import Checkpoint, Eval
+from onecard.train import checkpoint, checkpoint_files, hf_folder, nanogpt_checkpoint
+from onecard.train.checkpoint_files import MODEL, OPTIMIZER
+from onecard.train.model import GPT
+from onecard.train.optim import make_optimizer
+from onecard.train.snapshot import Snapshot, checked_weights, not_gpt2
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """The model at `path`: a nanoGPT checkpoint or the folder it is in, a Hugging Face folder, or a run of ours."""
+    if not path.is_dir():
+        return nanogpt_checkpoint.read(path)
+    if is_run(path):
+        return read_run(path)
+    if hf_folder.is_hf_folder(path):
+        return hf_folder.read(path)
+    if (path / nanogpt_checkpoint.NAME).is_file():
+        return nanogpt_checkpoint.read(path / nanogpt_checkpoint.NAME)
+    raise not_gpt2(path, f"it holds neither {nanogpt_checkpoint.NAME} nor config.json with weights")
+
+
+def read_run(path: Path, *, best: bool = False) -> Snapshot:
+    """The newest whole checkpoint of a run, or the one with the lowest validation loss."""
+    run = load_run(path)
+    folder = checkpoint_of(path, best=best)
+    state = checkpoint_files.verified_state(folder, [MODEL, OPTIMIZER])
+    saved = state["config"]
+    shape, weights = checked_weights(folder, load_file(folder / MODEL), n_head=saved["n_head"])
+    moments: dict[str, dict[str, torch.Tensor]] = {}
+    if saved["optimizer"] == "adamw":
+        for full_name, tensor in load_file(folder / OPTIMIZER).items():
+            key, _, name = full_name.partition("/")
+            moments.setdefault(name, {})[key] = tensor
+    measured = [record.val_loss for record in run.evals if record.step == state["step"]]
+    return Snapshot(
+        shape=shape,
+        weights=weights,
+        moments=moments,
+        step=state["step"],
+        val_loss=measured[-1] if measured else state["best_val_loss"],
+        config=run.config,
+    )
+
+
+def checkpoint_of(path: Path, *, best: bool) -> Path:
+    """The checkpoint folder of a run that is meant by "the newest" or "the best"."""
+    folder = path / CHECKPOINTS
+    marked = checkpoint.best(folder) if best else None
+    if best and marked is None:
+        raise ConfigError(
+            f"{path} has no best checkpoint",
+            why="none was marked: a run marks one at every evaluation that is better than all before",
+            fix="leave --best out: the newest checkpoint is used",
+            name="no-best-checkpoint",
+        )
+    found = folder / f"step-{marked.step:08d}" if marked else checkpoint.latest_good(folder).path
+    if found is None:
+        raise ConfigError(
+            f"{path} has no checkpoint yet",
+            why="a run saves its first one at its first evaluation after step 0",
+            fix=f"onecard train --resume {path}",
+            name="no-checkpoint",
+        )
+    return found
+
+
+def save_snapshot(
+    folder: RunFolder, snapshot: Snapshot, config: RunConfig, *, source: str, data_fingerprint: str | None
+) -> Path:
+    """The checkpoint written into `folder`, from which `--resume` goes on; its records say where it came from."""
+    torch.manual_seed(config.seed)  # what the run draws from here on depends on its seed alone
+    model = GPT(config)
+    optimizer = make_optimizer(model, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(snapshot.weights[name])
+            if config.optimizer == "adamw" and name in snapshot.moments:
+                optimizer.state[parameter].update(snapshot.moments[name])
+    state = checkpoint.TrainingState(
+        step=snapshot.step,
+        tokens=snapshot.step * config.tokens_per_step,
+        elapsed_seconds=0.0,
+        data_position={"sequences": snapshot.step * config.sequences_per_step},
+        data_fingerprint=data_fingerprint,
+        best_val_loss=snapshot.val_loss,
+    )
+    path = checkpoint.save(folder.path / CHECKPOINTS, model=model, optimizer=optimizer, state=state, config=config)
+    origin: dict[str, object] = {"imported_from": source}
+    if snapshot.val_loss is not None:
+        checkpoint.mark_best(folder.path / CHECKPOINTS, step=snapshot.step, val_loss=snapshot.val_loss)
+        folder.append(_evaluation(state, config, origin))
+    folder.append(
+        Checkpoint(
+            step=state.step,
+            tokens=state.tokens,
+            path=str(path.relative_to(folder.path)),
+            seconds=None,
+            reason="imported",
+            best=snapshot.val_loss is not None,
+            more=origin,
+        )
+    )
+    return path
+
+
+def _evaluation(state: checkpoint.TrainingState, config: RunConfig, origin: dict[str, object]) -> Eval:
+    """What the other program measured when it saved; how well it measured is not known."""
+    return Eval(
+        step=state.step,
+        tokens=state.tokens,
+        train_loss=None,
+        val_loss=state.best_val_loss,
+        train_loss_error=None,
+        val_loss_error=None,
+        block_size=config.block_size,
+        tokens_read=None,
+        seconds=None,
+        peak_allocated_bytes=None,
+        peak_reserved_bytes=None,
+        bits_per_byte=None,
+        more=origin,
+    )

@@ -1,0 +1,44 @@
+"""The doctor looks on while a run trains: what has been recorded so far, and what is newly wrong with it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from onecard.config.schema import RunConfig
+from onecard.data.dataset import Dataset
+from onecard.doctor.case import DataSizes
+from onecard.doctor.diagnose import WATCHED_STEPS, watch
+from onecard.findings import Finding
+from onecard.plan.cards import Card
+from onecard.runs.records import FindingRecord, Record, Step
+
+
+class Watched:
+    """The records of a run that the doctor needs: of a week's steps only the last ones, everything else."""
+
+    def __init__(self, config: RunConfig, card: Card | None, dataset: Dataset) -> None:
+        self._config = config
+        self._card = card
+        self._data = DataSizes(train_tokens=len(dataset.train), val_tokens=len(dataset.val))
+        self._steps: deque[Step] = deque(maxlen=WATCHED_STEPS)
+        self._others: list[Record] = []
+        self._told: set[str] = set()
+
+    def add(self, record: Record) -> None:
+        """Remember a record; a finding that was told once is not told again."""
+        if isinstance(record, Step):
+            self._steps.append(record)
+        else:
+            self._others.append(record)
+        if isinstance(record, FindingRecord):
+            self._told.add(record.finding.rule)
+
+    def add_all(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self.add(record)
+
+    def new_findings(self) -> list[Finding]:
+        """What the records show for the first time."""
+        ordered = sorted([*self._others, *self._steps], key=lambda record: record.step or 0)
+        return watch(ordered, self._config, self._card, self._data, self._told)
