@@ -1,4 +1,4 @@
-"""Measured rows of nanoGPT beside what onecard predicts for them: used by the golden tests and the docs.
+"""Measured rows of nanoGPT and of our own trainer beside what onecard predicts for them: for golden tests and docs.
 
 python bench/measured.py tests/golden/nanogpt_h200.csv      # the error of every row, the worst first
 """
@@ -17,11 +17,15 @@ from onecard.config.schema import RunConfig
 from onecard.plan.cards import find_card
 from onecard.plan.memory.allocator import Replay, replay
 from onecard.plan.memory.device import device_of
-from onecard.plan.memory.predict import PHASES, nanogpt_tape
+from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.predict import PHASES, context_of_onecard, nanogpt_tape
+from onecard.plan.memory.tape import Tape
 from onecard.units import GIB
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 CARD = find_card("H200")
+EVAL_ITERS = 3  # of bench/onecard_rows.py
+_ONECARD = ("loss_chunk", "eval_batch_size", "eval_block_size")
 _WHOLE = "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps vocab_size".split()
 
 
@@ -31,18 +35,28 @@ class Measured:
 
     columns: dict[str, str]
 
+    @property
+    def is_onecard(self) -> bool:
+        """Whether our own trainer was measured (bench/onecard_rows.py), not nanoGPT."""
+        return "grad_checkpoint" in self.columns
+
     @cached_property
     def config(self) -> RunConfig:
         row = self.columns
         switches = {key: row[key] == "True" for key in ("bias", "compile")}
-        rest = {"dtype": row["dtype"], "dropout": float(row["dropout"])}
+        rest: dict[str, object] = {"dtype": row["dtype"], "dropout": float(row["dropout"])}
+        if self.is_onecard:
+            rest |= {"grad_checkpoint": row["grad_checkpoint"], "expandable_segments": self.expandable}
+            rest |= {key: int(row[key]) for key in _ONECARD if row.get(key)} | {"eval_iters": EVAL_ITERS}
         return RunConfig().replace({key: int(row[key]) for key in _WHOLE} | switches | rest)
 
     @property
     def name(self) -> str:
         c, mode = self.config, "compiled" if self.config.compile else "eager"
         extras = [f"dropout {c.dropout:g}"] * bool(c.dropout) + ["bias"] * c.bias + ["expandable"] * self.expandable
-        extras += [f"cap {self.columns['cap_gib']} GiB"] * bool(self.columns["cap_gib"])
+        extras += [f"cap {cap} GiB" for cap in [self.columns.get("cap_gib")] if cap]
+        if self.is_onecard:
+            extras = [c.grad_checkpoint, *[f"chunk {c.loss_chunk}"] * bool(c.loss_chunk), *extras]
         shape = f"{c.n_layer}/{c.n_head}/{c.n_embd} T{c.block_size} B{c.batch_size}x{c.gradient_accumulation_steps}"
         return " ".join([f"{shape} V{c.vocab_size} {c.dtype} {mode}", *extras])
 
@@ -56,7 +70,7 @@ class Measured:
 
     @property
     def limit_bytes(self) -> int | None:
-        return int(float(self.columns["cap_gib"]) * GIB) if self.columns["cap_gib"] else None
+        return int(float(self.columns["cap_gib"]) * GIB) if self.columns.get("cap_gib") else None
 
     def allocated_bytes(self, phase: str) -> int:
         return int(self.columns[f"{phase}_alloc"])
@@ -69,9 +83,14 @@ class Measured:
         return int(self.columns["process_bytes"])
 
     @cached_property
+    def tape(self) -> Tape:
+        if self.is_onecard:
+            return onecard_tape(self.config, device_of(CARD), rounds=1)
+        return nanogpt_tape(self.config, device_of(CARD))
+
+    @cached_property
     def predicted(self) -> Replay:
-        tape = nanogpt_tape(self.config, device_of(CARD))
-        return replay(tape, expandable_segments=self.expandable, limit_bytes=self.limit_bytes)
+        return replay(self.tape, expandable_segments=self.expandable, limit_bytes=self.limit_bytes)
 
     def allocated_error(self, phase: str) -> float:
         return self.predicted.phases[phase].allocated_bytes / self.allocated_bytes(phase) - 1
@@ -81,7 +100,8 @@ class Measured:
 
     @property
     def process_error(self) -> float:
-        return (self.predicted.reserved_bytes + CARD.context_bytes) / self.process_bytes - 1
+        context_bytes = context_of_onecard(self.config, CARD) if self.is_onecard else CARD.context_bytes
+        return (self.predicted.reserved_bytes + context_bytes) / self.process_bytes - 1
 
 
 @cache

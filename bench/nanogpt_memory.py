@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -180,11 +181,11 @@ def run_worker(row: dict[str, str], args: argparse.Namespace, number: int) -> di
     command = [sys.executable, __file__, "--worker", json.dumps(row), "--nanogpt", str(args.nanogpt)]
     if args.traces and row.get("trace"):
         command += ["--trace", str(args.traces / f"{number:03d}.json.gz")]
-        if row["compile"] == "True":
-            environment |= {
-                "TORCHINDUCTOR_CACHE_DIR": str(args.cache / f"{number:03d}"),
-                "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-            }
+    if row["compile"] == "True":  # a cache of its own: what another row has tuned would not be tuned again
+        environment |= {
+            "TORCHINDUCTOR_CACHE_DIR": str(args.cache / f"{number:03d}"),
+            "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        }
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=args.timeout)
         found = json.loads(done.stdout.splitlines()[-1])
@@ -208,13 +209,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=300)
     parser.add_argument("--traces", type=Path)
-    parser.add_argument("--cache", type=Path, default=Path("/tmp/onecard-inductor"))
+    parser.add_argument("--cache", type=Path, help="keep the generated code of each compiled row under this folder")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--trace", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         print(json.dumps(measure_row(args.worker, args.nanogpt, args.trace)))
         return
+    args.cache = args.cache or Path(tempfile.mkdtemp(prefix="inductor-"))
     with args.rows.open() as file:
         rows = list(csv.DictReader(file))
     columns = [*rows[0], *MEASURED]

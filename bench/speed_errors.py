@@ -25,8 +25,16 @@ import numpy as np
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card
 from onecard.plan.speed.measured import MEASURED_RUNS, MeasuredRun
-from onecard.plan.speed.predict import StepTimes, predict_speed, step_times
-from onecard.plan.speed.rates import ADA_GEFORCE_RATES, H200_RATES, Rates
+from onecard.plan.speed.nanogpt import nanogpt_step
+from onecard.plan.speed.predict import host_update_seconds, predict_speed, step_times
+from onecard.plan.speed.rates import (
+    ADA_GEFORCE_RATES,
+    H200_RATES,
+    Host,
+    Rates,
+    matmul_flops_per_second,
+    work_seconds,
+)
 from onecard.plan.speed.work import Costs
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
@@ -44,6 +52,8 @@ class Row:
     matmul_seconds: float | None = None  # kernels of one step, by kind
     attention_seconds: float | None = None
     rest_seconds: float | None = None
+    launches: int | None = None  # of one step
+    update_seconds: float | None = None  # clipping and AdamW alone
     evaluation_seconds: float | None = None  # one evaluation batch
 
     @property
@@ -51,6 +61,7 @@ class Row:
         c, mode = self.config, "compiled" if self.config.compile else "eager"
         shape = f"{c.n_layer}/{c.n_head}/{c.n_embd} {c.batch_size} × {c.block_size}"
         odd = [f"V {c.vocab_size}"] * (c.vocab_size != 50304) + [f"dropout {c.dropout:g}"] * bool(c.dropout)
+        odd += ["bias"] * c.bias
         return " ".join([shape, c.dtype, mode, f"accumulation {c.gradient_accumulation_steps}", *odd])
 
     @cached_property
@@ -89,6 +100,8 @@ def profiled_rows(path: Path, *, timed: bool) -> list[Row]:
                 matmul_seconds=None if mixed else kinds["gemm"],
                 attention_seconds=None if mixed else kinds["attention"],
                 rest_seconds=kinds["triton"] + kinds["loss"] + kinds["other"],
+                launches=int(columns["kernels"]),
+                update_seconds=float(columns["update_seconds"]) if timed else None,
                 evaluation_seconds=float(columns["eval_iter_seconds"]) if timed else None,
             )
         )
@@ -105,7 +118,7 @@ def first_rows() -> list[Row]:
 
 def run_row(run: MeasuredRun) -> Row:
     """A measured run of the table, as a row."""
-    keys = {key: getattr(run, key) for key in (*_WHOLE, "dtype", "dropout", "compile")}
+    keys = {key: getattr(run, key) for key in (*_WHOLE, "dtype", "dropout", "compile", "bias")}
     config = RunConfig().replace(keys)
     return Row(config, find_card(run.card), config.tokens_per_step / run.tokens_per_second)
 
@@ -114,8 +127,9 @@ def h200_rows() -> list[Row]:
     """Everything the H200's rates are fitted to."""
     clean = profiled_rows(GOLDEN / "nanogpt_h200_speed.csv", timed=True)
     kernels = profiled_rows(GOLDEN / "nanogpt_h200_speed_kernels.csv", timed=False)
+    host = profiled_rows(GOLDEN / "nanogpt_h200_speed_host.csv", timed=True)
     again = [row for row in kernels if not any(row.config == other.config for other in clean)]
-    return [*first_rows(), *clean, *again]
+    return [*first_rows(), *clean, *host, *again]
 
 
 def rtx_4070_rows() -> list[Row]:
@@ -127,12 +141,12 @@ def rtx_4070_rows() -> list[Row]:
 
 RATE_NAMES = (
     "matmul_share float32_matmul_share attention_share float32_attention_share kernel_seconds product_seconds "
-    "roofline_power host_seconds host_seconds_per_layer host_seconds_per_sequence step_seconds"
+    "roofline_power"
 ).split()
+HOST_NAMES = list(Host.__dataclass_fields__)
 COST_NAMES = list(Costs.__dataclass_fields__)
 # Round values the fit starts from and is loosely held to, instead of the fitted ones, so that a row left out does not
-# speak through them. Changing each by 1.5 moves no left-out error by more than 4 points but float32's, which has one
-# row and nothing else to go by (-14 % to +59 %).
+# speak through them. Changing each by 1.5 moves no left-out error by half a point.
 START = replace(
     H200_RATES,
     matmul_share=0.8,
@@ -142,14 +156,33 @@ START = replace(
     kernel_seconds=2e-6,
     product_seconds=4e-6,
     roofline_power=2.0,
-    host_seconds=1e-3,
-    host_seconds_per_layer=1e-3,
-    host_seconds_per_sequence=0.05e-3,
-    step_seconds=2e-3,
+    host=Host(
+        launch_seconds=20e-6,
+        sequence_seconds=0.05e-3,
+        update_seconds=1e-3,
+        tensor_seconds=10e-6,
+        step_seconds=2e-3,
+    ),
     costs=Costs(pointwise_flops=1000, loss_flops=100, attention_flops=100, dropout_flops=300),
 )
-# A step's time counts most; kernels of one kind tell the parts apart.
-STEP_WEIGHT, MATMUL_WEIGHT, ATTENTION_WEIGHT, REST_WEIGHT, PRIOR_WEIGHT = 1.0, 0.5, 0.3, 0.4, 0.03
+# A step's time counts most; kernels of one kind and updates alone tell the parts apart.
+STEP_WEIGHT, MATMUL_WEIGHT, ATTENTION_WEIGHT, REST_WEIGHT, UPDATE_WEIGHT, PRIOR_WEIGHT = 1.0, 0.5, 0.3, 0.4, 0.3, 0.03
+
+
+def launches(config: RunConfig) -> float:
+    """Kernels of one step, as predicted."""
+    work, micros = nanogpt_step(config, config.dtype, H200_RATES.costs), config.gradient_accumulation_steps
+    accumulated = (micros - 1) * work.accumulation.launches
+    return micros * work.micro_batch.launches + accumulated + work.update.launches
+
+
+def update_alone_seconds(config: RunConfig, card: Card, rates: Rates) -> float:
+    """Seconds of an update on an idle card: AdamW runs when the host is through, clipping before that."""
+    work, unclipped = (
+        nanogpt_step(each, each.dtype, rates.costs) for each in (config, config.replace({"grad_clip": 0.0}))
+    )
+    adamw = work_seconds(unclipped.update, card, rates, matmul_flops_per_second(card, rates, config.dtype))
+    return host_update_seconds(work, rates.host) + adamw
 
 
 def residuals(rates: Rates, rows: Iterable[Row]) -> list[float]:
@@ -162,6 +195,7 @@ def residuals(rates: Rates, rows: Iterable[Row]) -> list[float]:
             (MATMUL_WEIGHT, times.matmuls, row.matmul_seconds),
             (ATTENTION_WEIGHT, times.attention, row.attention_seconds),
             (REST_WEIGHT, times.memory_bound + times.loss + times.optimizer, row.rest_seconds),
+            (UPDATE_WEIGHT, update_alone_seconds(row.config, row.card, rates), row.update_seconds),
         ):
             if measured:
                 found.append(weight * math.log(predicted / measured))
@@ -173,11 +207,15 @@ def fitted(start: Rates, rows: list[Row], names: list[str], rounds: int = 25) ->
 
     def rates_at(logs: np.ndarray) -> Rates:
         values = dict(zip(names, (float(value) for value in np.exp(logs)), strict=True))
-        costs = {name: value for name, value in values.items() if name in COST_NAMES}
-        rest = {name: value for name, value in values.items() if name not in COST_NAMES}
-        return replace(start, **rest, costs=replace(start.costs, **costs))
+        host, costs, rest = (
+            {name: values[name] for name in known if name in values} for known in (HOST_NAMES, COST_NAMES, RATE_NAMES)
+        )
+        return replace(start, **rest, host=replace(start.host, **host), costs=replace(start.costs, **costs))
 
-    origin = np.log([getattr(start.costs if name in COST_NAMES else start, name) for name in names])
+    def owner(name: str) -> Host | Costs | Rates:
+        return start.host if name in HOST_NAMES else start.costs if name in COST_NAMES else start
+
+    origin = np.log([getattr(owner(name), name) for name in names])
 
     def errors(logs: np.ndarray) -> np.ndarray:
         return np.concatenate([residuals(rates_at(logs), rows), PRIOR_WEIGHT * (logs - origin)])
@@ -197,7 +235,7 @@ def fitted(start: Rates, rows: list[Row], names: list[str], rounds: int = 25) ->
 
 def fit_h200(rows: list[Row], start: Rates = START) -> Rates:
     """The H200's rates; the bandwidth's share was read off single kernels and stays."""
-    return fitted(start, rows, [*RATE_NAMES, *COST_NAMES])
+    return fitted(start, rows, [*RATE_NAMES, *HOST_NAMES, *COST_NAMES])
 
 
 def fit_geforce(rows: list[Row]) -> Rates:
@@ -256,12 +294,14 @@ def markdown(errors: list[Error]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kind_errors(row: Row, times: StepTimes) -> str:
-    """How far each kind of kernel is off."""
+def kind_errors(row: Row, rates: Rates) -> str:
+    """How far each kind of kernel, and each thing timed, is off."""
+    times = step_times(row.config, row.card, rates)
     kinds = {
         "products": (times.matmuls, row.matmul_seconds),
         "attention": (times.attention, row.attention_seconds),
         "rest": (times.memory_bound + times.loss + times.optimizer, row.rest_seconds),
+        "update": (update_alone_seconds(row.config, row.card, rates), row.update_seconds),
         "step": (times.step, row.step_seconds),
         "evaluation": (times.evaluation / 2 / row.config.eval_iters, row.evaluation_seconds),
     }
@@ -285,11 +325,11 @@ def main() -> None:
             assert speed
             inside = "inside" if speed.tokens_per_second.contains(row.tokens_per_second) else "OUTSIDE"
             error = speed.tokens_per_second.likely / row.tokens_per_second - 1
-            kinds = kind_errors(row, step_times(row.config, row.card, H200_RATES))
+            kinds = kind_errors(row, H200_RATES)
             print(f"{row.name:70} tokens/s {error:+.1%} {inside} ±{speed.spread:.0%}; seconds: {kinds}")
     else:
         for row in h200_rows():
-            print(f"{row.name:70} seconds: {kind_errors(row, step_times(row.config, row.card, H200_RATES))}")
+            print(f"{row.name:70} seconds: {kind_errors(row, H200_RATES)}")
         for e in all_errors():
             left_out = f"{e.left_out:+.1%}" if e.left_out is not None else "-"
             print(f"{e.row.card.name:18} {e.row.name:70} tokens/s {e.built:+.1%}, left out {left_out}")

@@ -14,6 +14,8 @@ from pathlib import Path
 import click
 
 from docs import memory_pages
+from docs.python_page import python_page
+from docs.rules_page import rules_page
 from onecard.cli.commands import cli
 from onecard.cli.main import run
 from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
@@ -32,6 +34,8 @@ def pages() -> dict[Path, str]:
         ROOT / "docs/reference/config-keys.md": config_keys(),
         ROOT / "docs/reference/commands.md": commands(),
         ROOT / "docs/reference/cards.md": cards(),
+        ROOT / "docs/reference/python.md": MADE + python_page(),
+        ROOT / "docs/reference/rules.md": MADE + rules_page(),
     }
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         if path not in found:
@@ -71,7 +75,7 @@ def config_keys() -> str:
 
 def commands() -> str:
     lines = [MADE + "# Commands", ""]
-    for name, command in [("", cli), *sorted(cli.commands.items())]:
+    for name, command in _all_commands(cli):
         words = f"onecard {name}".strip()
         context = click.Context(command, info_name=words, terminal_width=100, help_option_names=["-h", "--help"])
         lines += [
@@ -83,6 +87,15 @@ def commands() -> str:
             "",
         ]
     return "\n".join(lines).replace("##`", "## `")
+
+
+def _all_commands(group: click.Group, above: str = "") -> list[tuple[str, click.Command]]:
+    """A group and what is below it, each by the words that call it."""
+    found: list[tuple[str, click.Command]] = [(above, group)]
+    for name, command in sorted(group.commands.items()):
+        words = f"{above} {name}".strip()
+        found += _all_commands(command, words) if isinstance(command, click.Group) else [(words, command)]
+    return found
 
 
 def cards() -> str:

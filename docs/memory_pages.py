@@ -12,7 +12,10 @@ from onecard.plan.memory.predict import PHASES
 SETS = {
     "build": ("nanogpt_h200.csv", "nanogpt_h200_build.csv", "nanogpt_h200_odd_shapes.csv"),
     "check": ("nanogpt_h200_check.csv",),
+    "own cache": ("nanogpt_h200_own_cache.csv",),
+    "fresh": ("nanogpt_h200_fresh.csv",),
 }
+SQUARES = ("check", "fresh")  # set aside
 MEMTRACKER = GOLDEN.parents[1] / "docs/measurements/memtracker.csv"
 
 
@@ -31,7 +34,7 @@ def error_table() -> str:
     for compiled in (False, True):
         for name in SETS:
             rows = rows_of(name, compiled=compiled)
-            for what, errors in _quantities(rows).items():
+            for what, errors in _quantities(rows).items() if rows else ():
                 mode = "compiled" if compiled else "eager"
                 share = f"{errors.exact} of {len(errors.values)}"
                 lines.append(
@@ -125,11 +128,11 @@ def _panel(quantity: str, *, limit: float, left: float, width: float, height: fl
         x, at = left + width * (index + 0.5) / len(chosen), y(error)
         look = f'fill="{"#1b4f72" if row.config.compile else "none"}" stroke="#1b4f72"'
         title = f"<title>{row.name}: {error:+.3%}</title>"
-        if name == "check":
+        if name in SQUARES:
             marks.append(f'<rect x="{x - 3:.1f}" y="{at - 3:.1f}" width="6" height="6" {look}>{title}</rect>')
         else:
             marks.append(f'<circle cx="{x:.1f}" cy="{at:.1f}" r="2.5" {look}>{title}</circle>')
-    marks.append(_text(left, bottom + 20, "circle: build row, square: check row; hollow: eager, filled: compiled"))
+    marks.append(_text(left, bottom + 20, "square: row set aside, circle: other; hollow: eager, filled: compiled"))
     marks.append(
         _text(left, bottom + 34, "from the smallest run to the largest; dashed: the limit; off the scale: at its edge")
     )

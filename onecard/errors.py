@@ -46,3 +46,10 @@ class MachineError(OnecardError):
 
     name = "machine"
     exit_code = 3
+
+
+class DoesNotFit(OnecardError):
+    """The answer is no: the card's memory is not enough."""
+
+    name = "does-not-fit"
+    exit_code = 1

@@ -75,7 +75,9 @@ def flops(per_second: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`2 d 5 h`, `21.7 h`, `12 min`, `3.2 s`"""
+    """`2 d 5 h`, `21.7 h`, `12 min`, `3.2 s`; what no clock can count is `endless`"""
+    if not seconds < 1e15:
+        return "endless"
     if seconds >= 48 * 3600:
         days, hours = divmod(round(seconds / 3600), 24)
         return f"{days} d {hours} h"

@@ -7,7 +7,13 @@ import json
 import click
 
 from onecard import __version__
+from onecard.cli.bench import bench
+from onecard.cli.compare import compare
+from onecard.cli.data import data
+from onecard.cli.doctor import doctor
+from onecard.cli.export import export
 from onecard.cli.flags import Flag
+from onecard.cli.import_run import import_run
 from onecard.cli.library import Commands, console, json_option, no_flags
 from onecard.cli.plan import plan
 from onecard.cli.sample import sample
@@ -30,6 +36,12 @@ def cli() -> None:
 cli.add_command(plan)
 cli.add_command(train)
 cli.add_command(sample)
+cli.add_command(doctor)
+cli.add_command(compare)
+cli.add_command(bench)
+cli.add_command(data)
+cli.add_command(export)
+cli.add_command(import_run)
 
 
 @cli.command(short_help="The cards onecard knows, with sources.")

@@ -23,7 +23,7 @@ def read_text(source: Path | BinaryIO, *, kind: str = "config file") -> str:
         raise ConfigError(
             f"there is no file {name}",
             why=f"looked for a {kind} from the folder {Path.cwd().name}/",
-            fix=_neighbour(Path(name)),
+            fix=neighbour(Path(name)),
             name="no-such-file",
         ) from problem
     except (OSError, ValueError) as problem:
@@ -47,21 +47,26 @@ def _unreadable(name: str, kind: str, why: str) -> ConfigError:
     )
 
 
-def _neighbour(path: Path) -> str:
+def neighbour(path: Path, *, otherwise: str = "onecard plan (with no file) plans a small default") -> str:
     """The file that was probably meant."""
     try:
         known = sorted(found.name for found in path.parent.iterdir())
     except OSError:
         known = []
     meant = nearest(path.name, known)
-    return f"did you mean {path.parent / meant} ?" if meant else "onecard plan (with no file) plans a small default"
+    return f"did you mean {path.parent / meant} ?" if meant else otherwise
 
 
 def write_text(path: Path, text: str, *, option: str, overwrite: bool = True) -> None:
     """Write a file that `option` named; without `overwrite`, a file that exists is never touched."""
+    write_bytes(path, text.encode(), option=option, overwrite=overwrite)
+
+
+def write_bytes(path: Path, content: bytes, *, option: str, overwrite: bool = True) -> None:
+    """The same for what is no text."""
     try:
-        with path.open("w" if overwrite else "x") as file:
-            file.write(text)
+        with path.open("wb" if overwrite else "xb") as file:
+            file.write(content)
     except FileExistsError as problem:
         raise ConfigError(
             f"{path} exists already",

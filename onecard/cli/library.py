@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onecard.cli.flags import Flag
 from onecard.cli.usage import unknown_command
-from onecard.errors import UsageError
+from onecard.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +23,7 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            raise unknown_command(args[0], self.list_commands(ctx))
+            raise unknown_command(args[0], self.list_commands(ctx), group=ctx.command_path)
         return super().resolve_command(ctx, args)
 
 
@@ -96,6 +97,12 @@ def place_here() -> Place | None:
 
     status = read_gpu()
     return place_of(status) if status else None
+
+
+def needs_torch(why: str) -> None:
+    """MachineError unless torch is installed; it is not imported yet."""
+    if find_spec("torch") is None:
+        raise MachineError("torch is not installed", why=why, fix='pip install "onecard[train]"', name="no-torch")
 
 
 def no_flags(flags: list[Flag], command: str) -> None:

@@ -56,9 +56,11 @@ def run(arguments: list[str]) -> int:
         return BUG
 
 
-def _option_names() -> set[str]:
-    commands = [cli, *cli.commands.values()]
-    return {name for command in commands for option in command.params for name in option.opts}
+def _option_names(command: click.Command = cli) -> set[str]:
+    """The options of a command and of those below it."""
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {name for option in command.params for name in option.opts}
+    return own.union(*map(_option_names, below))
 
 
 def _fail(error: OnecardError, *, as_json: bool) -> int:

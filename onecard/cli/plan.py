@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from onecard.plan.seen import Seen
 
 
-def _complete_card(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_card(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from onecard.plan.cards import known_cards
 
     return [card.name for card in known_cards() if incomplete.lower() in card.name.lower()]
@@ -35,7 +35,7 @@ class Options:
     gpu: str | None
     vram: int | None
     other: int | None
-    trainer: str
+    trainer: Literal["both", "onecard", "nanogpt"]
     fit: bool
     params: int | None
     hours: float | None
@@ -51,7 +51,7 @@ class Options:
 
 @click.command(cls=KeyCommand, short_help="Will it fit, how fast, how good, what to change: before launch.")
 @click.argument("config", required=False)
-@click.option("--gpu", metavar="NAME", shell_complete=_complete_card, help='A card ("RTX 4070"), auto, or none.')
+@click.option("--gpu", metavar="NAME", shell_complete=complete_card, help='A card ("RTX 4070"), auto, or none.')
 @click.option("--vram", type=SizeType(), metavar="SIZE", help="Memory torch may take, instead of the card's own.")
 @click.option("--other", type=SizeType(), metavar="SIZE", help="Memory that other programs hold on the card.")
 @click.option("--trainer", type=click.Choice(["both", "onecard", "nanogpt"]), default="both", help="Whose run to plan.")
@@ -122,10 +122,13 @@ def _make(options: Options, flags: list[Flag]) -> Plan:
     budget = None
     if options.hours or options.tokens:
         budget = Budget(seconds=options.hours * 3600 if options.hours else None, tokens=options.tokens)
+    resolved = read_config(options.config, flags)
+    if options.config not in (None, "-"):
+        resolved = replace(resolved, source=options.config)  # as typed, so that commands to paste find the file
     return make_plan(
-        read_config(options.config, flags),
-        _place(options.gpu, options.vram, options.other),
-        nanogpt=options.trainer != "onecard",
+        resolved,
+        place_named(options.gpu, options.vram, options.other),
+        trainer=options.trainer,
         fit=options.fit,
         params=options.params,
         budget=budget,
@@ -138,9 +141,9 @@ def _write_files(options: Options, made: Plan) -> None:
     from onecard.plan.budget import config_text
     from onecard.report.timeline import timeline_svg
 
-    if options.timeline and made.nanogpt:
+    if options.timeline:
         title = made.resolved.source or "packaged default"
-        write_text(Path(options.timeline), timeline_svg(made.nanogpt, title=title), option="--timeline")
+        write_text(Path(options.timeline), timeline_svg(made.first.memory, title=title), option="--timeline")
     if options.write and made.proposals:
         text = config_text(made.proposals[0])
         write_text(Path(options.write), text, option="--write", overwrite=False)
@@ -153,21 +156,23 @@ def _show(options: Options, made: Plan, seen: Seen | None) -> None:
 
     print_warnings(made.resolved.warnings, console(stderr=True))
     print_plan(made, console(), explain=options.explain)
-    if seen and made.nanogpt:
-        print_seen(seen, made.nanogpt, console())
+    if seen:
+        print_seen(seen, made.first.memory, console())
     if options.write and made.proposals:
         console(stderr=True).print(f"wrote {options.write}")
 
 
 def read_config(config: str | None, flags: list[Flag]) -> Resolved:
-    """The config of a file, standard input (-) or the packaged default, under flags."""
+    """The config of a file, standard input (-) or the packaged default, under flags; the shape is init_from's."""
     from onecard.cli.files import read_text
+    from onecard.cli.pretrained import with_pretrained_shape
     from onecard.config.resolve import resolve
 
     if config is None:
-        return resolve(None, flags=flags)
+        return with_pretrained_shape(resolve(None, flags=flags))
     text = read_text(sys.stdin.buffer if config == "-" else Path(config))
-    return resolve(text, filename="standard input" if config == "-" else Path(config).name, flags=flags)
+    name = "standard input" if config == "-" else Path(config).name
+    return with_pretrained_shape(resolve(text, filename=name, flags=flags))
 
 
 def _seen(options: Options) -> Seen | None:
@@ -190,7 +195,7 @@ def _seen(options: Options) -> Seen | None:
     return found
 
 
-def _place(gpu: str | None, vram: int | None, other: int | None) -> Place | None:
+def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place | None:
     """The card that was named, or this machine's; None where there is none."""
     from onecard.plan.cards import find_card, plain_card
     from onecard.plan.place import Place

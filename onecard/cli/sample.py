@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
+import codecs
 from pathlib import Path
 
 import click
 
 from onecard.cli.flags import Flag
-from onecard.cli.library import no_flags
-from onecard.errors import ConfigError, MachineError
+from onecard.cli.library import needs_torch, no_flags
 
 
 @click.command(short_help="Text from a trained run.")
@@ -31,42 +29,26 @@ def sample(
     Continues a text with the newest checkpoint of a run.
     """
     no_flags(flags, "sample")
-    if find_spec("torch") is None:
-        raise MachineError(
-            "torch is not installed", why="sampling runs the model", fix='pip install "onecard[train]"', name="no-torch"
-        )
+    needs_torch("sampling runs the model")
+    from onecard.cli.tokenizer import tokenizer_of
     from onecard.config.schema import KEYS, RunConfig
-    from onecard.data.dataset import open_dataset
-    from onecard.data.stdlib import cache_home
-    from onecard.runs.folder import CHECKPOINTS, load_run
+    from onecard.runs.folder import load_run
     from onecard.train import checkpoint
+    from onecard.train.interchange import checkpoint_of
     from onecard.train.model import GPT
     from onecard.train.precision import choose_device
     from onecard.train.sample import generate
 
     found = load_run(Path(run))
     config = RunConfig.model_validate({k: v for k, v in (found.config or {}).items() if k in KEYS})
-    newest = checkpoint.latest_good(Path(run) / CHECKPOINTS).path
-    if newest is None:
-        raise ConfigError(
-            f"{run} has no checkpoint yet",
-            why="a run saves its first one at its first evaluation after step 0",
-            fix=f"onecard train --resume {run}",
-            name="no-checkpoint",
-        )
-    tokenizer = open_dataset(config.dataset, home=cache_home(os.environ)).tokenizer
-    if tokenizer is None:
-        raise ConfigError(
-            f"the tokenizer of {config.dataset} is not known",
-            why="the data folder does not say how its tokens were made",
-            fix="put meta.pkl or meta.json beside train.bin",
-            name="no-tokenizer",
-        )
+    newest = checkpoint_of(found.path, best=False)
+    tokenizer = tokenizer_of(found.path, config)
     model = GPT(config).to(choose_device(config))
     checkpoint.load(newest, model=model, optimizer=None, config=config)
     options = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k, "seed": sample_seed}
     click.echo(prompt, nl=False)
+    text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may take several tokens
     for token in generate(model, tokenizer.encode(prompt), **options):  # type: ignore[arg-type]
-        click.echo(tokenizer.decode([token]), nl=False)
-    click.echo()
+        click.echo(text.decode(tokenizer.token_bytes(token)), nl=False)
+    click.echo(text.decode(b"", final=True))
     return 0

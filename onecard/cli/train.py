@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from onecard import units
 from onecard.cli.flags import Flag
-from onecard.cli.library import INTERRUPTED, KeyCommand, console, place_here
+from onecard.cli.import_run import put
+from onecard.cli.library import INTERRUPTED, KeyCommand, console, needs_torch
 from onecard.cli.plan import read_config
+from onecard.cli.preflight import checked, larger_default, predicted
+from onecard.cli.pretrained import pretrained
 from onecard.errors import ConfigError, MachineError
 
 if TYPE_CHECKING:
@@ -44,13 +45,9 @@ def train(flags: list[Flag], /, config: str | None, resume: str | None, fit: boo
 
     Out of memory halves the micro-batch and goes on; Ctrl-C saves and stops; --resume RUN goes on where it stopped.
     """
-    if find_spec("torch") is None:
-        raise MachineError(
-            "torch is not installed",
-            why="planning needs none, training does",
-            fix='pip install "onecard[train]"',
-            name="no-torch",
-        )
+    needs_torch("planning needs none, training does")
+    from onecard.report.talk import print_warnings
+
     resolved = read_config(config, flags)
     if resolved.config.init_from == "resume" and resume is None:
         resume = resolved.config.out_dir
@@ -61,14 +58,22 @@ def train(flags: list[Flag], /, config: str | None, resume: str | None, fit: boo
     run_config = settled or resolved.config
     _set_allocator(run_config)
     dataset = _open_data(run_config)
+    model, memory = None, predicted(run_config) if folder else None
     if folder is None:
+        resolved, model = pretrained(resolved)
+        print_warnings([*resolved.warnings, *(model.snapshot.notes if model else ())], console(stderr=True))
         run_config = _with_vocabulary(resolved, dataset)
-        run_config = _fitted(run_config) if fit else run_config
+        if config is None:
+            run_config = larger_default(run_config, flags, train_tokens=len(dataset.train))
+        run_config, memory = checked(run_config, fit=fit, command=f"onecard train {config or ''}".strip())
         _check(run_config, dataset)
         folder = _new_folder(run_config, resolved)
     with folder:
+        if model:  # weights from elsewhere become the checkpoint of step 0, and the run goes on from that
+            put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
         trace = Path(profile) if profile else None
-        return _train(run_config, folder, dataset, resume=resume is not None, trace=trace)
+        planned = memory.process_bytes if memory else None
+        return _train(run_config, folder, dataset, resume=bool(resume or model), trace=trace, planned_bytes=planned)
 
 
 def _is_finished(folder: RunFolder, config: RunConfig) -> bool:
@@ -84,13 +89,39 @@ def _is_finished(folder: RunFolder, config: RunConfig) -> bool:
     return True
 
 
-def _train(config: RunConfig, folder: RunFolder, dataset: Dataset, *, resume: bool, trace: Path | None) -> int:
+def _train(
+    config: RunConfig,
+    folder: RunFolder,
+    dataset: Dataset,
+    *,
+    resume: bool,
+    trace: Path | None,
+    planned_bytes: int | None,
+) -> int:
     from onecard.report.talk import print_warnings
     from onecard.report.training import TrainingDisplay
+    from onecard.runs.records import Record
     from onecard.train.loop import train as run_loop
+    from onecard.train.trackers import Trackers
 
-    with TrainingDisplay(config, console()) as display:
-        finished = run_loop(config, folder, dataset, resume=resume, on_record=display, profile=trace)
+    def warn(words: str) -> None:
+        print_warnings([words], console(stderr=True))
+
+    with TrainingDisplay(config, console()) as display, Trackers(config, folder.path, warn) as trackers:
+
+        def on_record(record: Record) -> None:
+            display(record)
+            trackers(record)
+
+        finished = run_loop(
+            config,
+            folder,
+            dataset,
+            resume=resume,
+            on_record=on_record,
+            profile=trace,
+            predicted_process_bytes=planned_bytes,
+        )
     print_warnings(finished.notes, console(stderr=True))
     return _farewell(finished.end, folder.path)
 
@@ -101,10 +132,7 @@ NOT_BUILT_YET = {
     "param_dtype": ("float32",),
     "offload": ("none",),
     "recipe": (None,),
-    "loggers": ("",),
     "tokenizer": (None,),
-    "wandb_log": (False,),
-    "init_from": ("scratch", "resume"),
 }
 
 
@@ -112,6 +140,7 @@ def _check(config: RunConfig, dataset: Dataset) -> None:
     """Refuse before anything is written what cannot work: settings not built yet, data that do not fit."""
     from onecard.data.checks import check_dataset
     from onecard.report.talk import print_findings
+    from onecard.train.trackers import check_loggers
 
     for key, built in NOT_BUILT_YET.items():
         value = getattr(config, key)
@@ -122,6 +151,7 @@ def _check(config: RunConfig, dataset: Dataset) -> None:
                 fix=f"--{key}={built[0]}" if built[0] is not None else f"leave {key} out",
                 name="not-built-yet",
             )
+    check_loggers(config)
     findings = check_dataset(
         dataset,
         block_size=config.block_size,
@@ -151,12 +181,14 @@ def _resumed(path: Path, flags: list[Flag]) -> tuple[RunConfig, RunFolder]:
     """The config and the locked folder of a run to go on with, under the changes that are allowed."""
     from onecard.config.schema import KEYS, RunConfig
     from onecard.runs.folder import resume_run
+    from onecard.train.trackers import logger_names
 
     folder = resume_run(path)
     try:
         known = {key: value for key, value in folder.config.items() if key in KEYS}
         before = RunConfig.model_validate(known)
         after = _changed(before, flags, path)
+        logger_names(after)  # an unknown one is refused before anything is written
         folder.write_config(after.model_dump())
     except BaseException:
         folder.close()
@@ -165,10 +197,12 @@ def _resumed(path: Path, flags: list[Flag]) -> tuple[RunConfig, RunFolder]:
 
 
 def _changed(before: RunConfig, flags: list[Flag], path: Path) -> RunConfig:
-    from onecard.config.resolve import flag_values
+    from onecard.config.resolve import checked, flag_values
+    from onecard.config.schema import RunConfig
 
     wanted = {key: value for key, value in flag_values(flags).items() if key not in ("init_from", "out_dir")}
-    after = before.replace(wanted)
+    origins = dict.fromkeys(RunConfig.model_fields, f"{path}") | {key: f"--{key}" for key in wanted}
+    after = checked({**before.model_dump(), **wanted}, origins)
     refused = [key for key in wanted if getattr(after, key) != getattr(before, key) and key not in RESUMABLE]
     if after.tokens_per_step != before.tokens_per_step:
         refused += ["batch_size", "gradient_accumulation_steps"]
@@ -181,31 +215,6 @@ def _changed(before: RunConfig, flags: list[Flag], path: Path) -> RunConfig:
             name="resume-mismatch",
         )
     return after
-
-
-def _fitted(config: RunConfig) -> RunConfig:
-    """The config with the micro-batch that fits this machine's card now. nanoGPT's need is planned: ours is less."""
-    from onecard.plan.fit import fit_config
-    from onecard.plan.make import settled
-
-    place = place_here()
-    if place is None:
-        raise MachineError(
-            "--fit needs an NVIDIA card in this machine",
-            why="it fits the run into the card's free memory, and NVML does not answer",
-            fix="leave --fit out",
-            name="no-gpu",
-        )
-    found = fit_config(settled(config, place), place.card, place.available_bytes)
-    if found.best is None:
-        raise ConfigError(
-            f"not even one sequence at a time fits {place.card.name}",
-            why=f"{units.gib(place.available_bytes)} are free, and the weights and optimizer come first",
-            fix="onecard plan --fit says which smaller model would",
-            name="does-not-fit",
-        )
-    keys = ("batch_size", "gradient_accumulation_steps")
-    return config.replace({key: getattr(found.best.config, key) for key in keys})
 
 
 def _set_allocator(config: RunConfig) -> None:
@@ -226,9 +235,12 @@ def _open_data(config: RunConfig) -> Dataset:
 
 def _with_vocabulary(resolved: Resolved, dataset: Dataset) -> RunConfig:
     """vocab_size: the user's, else the data's, else GPT-2's."""
-    if resolved.origins["vocab_size"] == "default" and dataset.vocab_size:
-        return resolved.config.replace({"vocab_size": dataset.vocab_size})
-    return resolved.config
+    from onecard.config.resolve import PACKAGED_DEFAULT
+    from onecard.config.schema import RunConfig
+
+    if resolved.origins["vocab_size"] not in ("default", PACKAGED_DEFAULT):
+        return resolved.config
+    return resolved.config.replace({"vocab_size": dataset.vocab_size or RunConfig.model_fields["vocab_size"].default})
 
 
 def _new_folder(config: RunConfig, resolved: Resolved) -> RunFolder:

@@ -16,16 +16,17 @@ def usage_error(error: click.UsageError) -> UsageError:
         case click.NoSuchOption(option_name=option):
             return _unknown_option(option, command, error.ctx)
         case click.MissingParameter():
-            return UsageError(error.format_message(), why="the command needs it", fix=help_line)
+            said = " ".join(error.format_message().split())  # click lists choices on lines of their own
+            return UsageError(said, why="the command needs it", fix=help_line)
     return UsageError(error.format_message().rstrip("."), why=f"this is how {command} was called", fix=help_line)
 
 
-def unknown_command(word: str, known: list[str]) -> UsageError:
+def unknown_command(word: str, known: list[str], *, group: str = "onecard") -> UsageError:
     meant = nearest(word, known)
     return UsageError(
         f'there is no command "{word}"',
         why=f"the commands are {', '.join(known)}",
-        fix=f"onecard {meant}" if meant else "onecard --help",
+        fix=f"{group} {meant}" if meant else f"{group} --help",
         name="unknown-command",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from pydantic import ValidationError
@@ -20,6 +20,7 @@ NEEDED_KEYS = frozenset(
 )
 _TEXT_KEYS = frozenset(key for key, field in RunConfig.model_fields.items() if field.annotation in (str, str | None))
 PACKAGED_DEFAULT = "packaged default"
+_UNASKED = ("default", PACKAGED_DEFAULT)  # origins of what nobody asked for
 
 # With init_from=gpt2-xl, nanoGPT takes the shape from OpenAI's weights, whatever the config says.
 _GPT2_LAYERS_HEADS_WIDTH = {
@@ -41,6 +42,7 @@ class Resolved:
     comments: Mapping[int, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
     overridden: Mapping[str, object] = field(default_factory=dict)  # what the file said where a flag says otherwise
+    unused: tuple[str, ...] = ()  # keys the file sets and nanoGPT does not have
 
 
 def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
@@ -60,7 +62,7 @@ def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tu
             values[key], origins[key] = file.values[key], shown if packaged else f"{shown}:{file.lines[key]}"
     warnings = [] if packaged else _warnings(file, shown, given)
     warnings += _take_gpt2_shape(values, origins)
-    config = _checked(values, origins)
+    config = checked(values, origins)
     return Resolved(
         config,
         origins,
@@ -69,6 +71,7 @@ def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tu
         comments=file.comments,
         lines=file.lines,
         overridden={key: file.values[key] for key in given if key in file.values},
+        unused=() if packaged else tuple(_unused(file)),
     )
 
 
@@ -118,8 +121,9 @@ def flag_values(flags: Iterable[tuple[str, str]]) -> dict[str, object]:
 
 def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list[str]:
     warnings = []
-    ignored = [key for key in file.values if key in KEYS and key not in NANOGPT_KEYS]
-    unknown = [key for key in (*file.values, *file.unresolved) if key not in KEYS and _looks_like_a_key(key, file)]
+    unused = _unused(file)
+    ignored = [key for key in unused if key in KEYS]
+    unknown = [key for key in unused if key not in KEYS]
     if ignored or unknown:
         said = []
         if unknown:
@@ -151,10 +155,40 @@ def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list
         return []
     n_layer, n_head, n_embd = _GPT2_LAYERS_HEADS_WIDTH[str(name)]
     shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257, "bias": True}
-    in_vain = [key for key, value in shape.items() if origins[key] != "default" and values[key] != value]
+    warnings = _set_in_vain(shape, values, origins, origin=f"init_from={name}")
     values |= shape
     origins |= dict.fromkeys(shape, f"init_from={name}")
-    return [f"init_from={name} fixes the shape: {', '.join(in_vain)} have no effect"] if in_vain else []
+    return warnings
+
+
+def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) -> Resolved:
+    """The config with the shape of the weights it starts from; a shorter block_size stays, as in nanoGPT."""
+    config = resolved.config
+    fixed = {key: value for key, value in shape.items() if key != "block_size"}
+    longest = shape["block_size"]
+    if resolved.origins["block_size"] in _UNASKED and isinstance(longest, int) and config.block_size > longest:
+        fixed["block_size"] = longest
+    warnings = _set_in_vain(fixed, config.model_dump(), resolved.origins, origin=origin)
+    return replace(
+        resolved,
+        config=checked({**config.model_dump(), **fixed}, {**resolved.origins, **dict.fromkeys(fixed, origin)}),
+        origins={**resolved.origins, **dict.fromkeys(fixed, origin)},
+        warnings=(*resolved.warnings, *warnings),
+    )
+
+
+def _set_in_vain(
+    shape: Mapping[str, object], values: Mapping[str, object], origins: Mapping[str, str], *, origin: str
+) -> list[str]:
+    keys = [key for key, value in shape.items() if origins[key] not in (*_UNASKED, origin) and values[key] != value]
+    verb = "has" if len(keys) == 1 else "have"
+    return [f"{origin} fixes the shape: {', '.join(keys)} {verb} no effect"] if keys else []
+
+
+def _unused(file: ConfigFile) -> list[str]:
+    """What the file sets and nanoGPT does not have: onecard's own keys, typos, notes to oneself."""
+    own = [key for key in file.values if key in KEYS and key not in NANOGPT_KEYS]
+    return own + [k for k in (*file.values, *file.unresolved) if k not in KEYS and _looks_like_a_key(k, file)]
 
 
 def _looks_like_a_key(name: str, file: ConfigFile) -> bool:
@@ -163,7 +197,7 @@ def _looks_like_a_key(name: str, file: ConfigFile) -> bool:
     return not (name.startswith("_") or name in file.used or snippet.startswith(("import ", "from ", "def ", "class ")))
 
 
-def _checked(values: Mapping[str, object], origins: Mapping[str, str]) -> RunConfig:
+def checked(values: Mapping[str, object], origins: Mapping[str, str]) -> RunConfig:
     try:
         return RunConfig.model_validate(dict(values))
     except ValidationError as problem:

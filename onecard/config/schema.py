@@ -61,7 +61,7 @@ class RunConfig(BaseModel):
     eval_iters: Count = Field(200, description="batches per evaluation and split; costs time, not memory")
     eval_only: YesNo = Field(False, description="evaluate once and stop")
     always_save_checkpoint: YesNo = Field(True, description="save after every evaluation, not only the best")
-    init_from: Text = Field("scratch", description="scratch, resume, a GPT-2 name or folder")
+    init_from: Text = Field("scratch", description="scratch, resume, a GPT-2 name, folder or checkpoint")
     wandb_log: YesNo = Field(False, description="log to Weights & Biases")
     wandb_project: Text = Field("owt", description="Weights & Biases project")
     wandb_run_name: Text = Field("gpt2", description="Weights & Biases run name")

@@ -11,7 +11,6 @@ Every key may be missing; without "train" and "val" the files are found by their
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from onecard.config.names import nearest
-from onecard.data.nanogpt_meta import MAX_BYTES, read_meta
+from onecard.data.manifest import META, PROGRESS, bad_meta, read_meta, read_progress
+from onecard.data.nanogpt_meta import MAX_BYTES
+from onecard.data.nanogpt_meta import read_meta as read_nanogpt_meta
 from onecard.data.stdlib import NAME as EMBEDDED
 from onecard.data.stdlib import build_stdlib
-from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, gpt2_tokenizer
+from onecard.data.tokenizer_files import kept_tokenizer
+from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
 from onecard.data.tokens import Tokens, TokenType, fingerprint, token_file
 from onecard.errors import ConfigError
 
@@ -72,13 +74,21 @@ def open_dataset(
 
 def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, str] | None = None) -> Dataset:
     """The dataset in a folder of token files, its description read and its files mapped."""
-    meta = _read_json(folder / "meta.json")
+    progress = read_progress(folder)
+    if progress is not None and not progress.finished:
+        raise ConfigError(
+            f"{folder} is not prepared to its end",
+            why=f"`onecard data prepare` stopped after {progress.tokens:,} tokens",
+            fix="give the same command again; it goes on where it stopped (with --tokens N it ends there)",
+            name="data-unfinished",
+        )
+    meta = read_meta(folder)
     vocab_size = _number_in(meta, "vocab_size")
-    tokenizer = _tokenizer_in(meta, home=home, environ=environ or {})
+    tokenizer = kept_tokenizer(folder, meta, home=home, environ=environ or {})
     if (folder / "meta.pkl").exists():
         try:
             with (folder / "meta.pkl").open("rb") as file:
-                nanogpt = read_meta(file.read(MAX_BYTES + 1))
+                nanogpt = read_nanogpt_meta(file.read(MAX_BYTES + 1))
         except (OSError, ValueError) as problem:
             raise ConfigError(
                 f"{folder / 'meta.pkl'} cannot be used: {problem}",
@@ -90,7 +100,7 @@ def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, st
         tokenizer = tokenizer or (CharacterTokenizer(nanogpt.characters) if nanogpt.characters else None)
     stated = meta.get("dtype")
     if stated is not None and stated not in get_args(TokenType):
-        raise _bad_meta(folder, f'"dtype" is {stated!r}, and tokens are "uint16" or "uint32"')
+        raise bad_meta(folder, f'"dtype" is {stated!r}, and tokens are "uint16" or "uint32"')
     too_many = vocab_size is not None and vocab_size > 2**16  # ids that uint16 cannot hold
     dtype: TokenType = stated or ("uint32" if too_many else "uint16")
     train, val = (_split(folder, split, meta=meta, dtype=dtype) for split in ("train", "val"))
@@ -106,16 +116,28 @@ def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, st
     )
 
 
+def checked_files(dataset: Dataset, *, on_file: Callable[[Path], None] = lambda path: None) -> dict[str, bool | None]:
+    """Whether each file is what meta.json's sha256 promises; None if it promises nothing.
+
+    `on_file` hears which is next. Reads everything: a minute per 50 GB or so.
+    """
+    meta = read_meta(dataset.path)
+    promised = {name: digest for split in ("train", "val") for name, _, digest in _entries(dataset.path, meta, split)}
+    checked: dict[str, bool | None] = {}
+    for stored in dataset.train.files + dataset.val.files:
+        digest = promised.get(stored.path.name)
+        on_file(stored.path)
+        if digest is None:
+            checked[stored.path.name] = None
+            continue
+        with stored.path.open("rb") as file:
+            checked[stored.path.name] = hashlib.file_digest(file, "sha256").hexdigest() == digest
+    return checked
+
+
 def damaged_files(dataset: Dataset) -> tuple[str, ...]:
-    """Files whose content is not what meta.json's sha256 promises. Reads everything: a minute per 50 GB or so."""
-    meta = _read_json(dataset.path / "meta.json")
-    damaged = []
-    for split in ("train", "val"):
-        for name, _, digest in _entries(dataset.path, meta, split):
-            with (dataset.path / name).open("rb") as file:
-                if digest is not None and hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    damaged.append(name)
-    return tuple(damaged)
+    """Files whose content is not what meta.json promises."""
+    return tuple(name for name, is_good in checked_files(dataset).items() if is_good is False)
 
 
 def _split(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: TokenType) -> Tokens:
@@ -141,18 +163,18 @@ def _entries(folder: Path, meta: Mapping[str, Any], split: str) -> list[tuple[st
     """File name, tokens and sha256 of each file of a split, as far as meta.json lists them."""
     listed = meta.get(split, [])
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise _bad_meta(folder, f'"{split}" is no list of files')
+        raise bad_meta(folder, f'"{split}" is no list of files')
     entries = []
     for entry in listed:
         name, count, digest = entry.get("file"), entry.get("tokens"), entry.get("sha256")
         if not isinstance(name, str) or name != Path(name).name:  # a description must not lead out of its folder
-            raise _bad_meta(folder, f'"{split}" has a file named {name!r:.60}')
+            raise bad_meta(folder, f'"{split}" has a file named {name!r:.60}')
         entries.append((name, count if type(count) is int else None, digest if isinstance(digest, str) else None))
     return entries
 
 
 def _looks_like_data(folder: Path) -> bool:
-    return any(path.name == "meta.json" or path.suffix == ".bin" for path in _children(folder))
+    return any(path.name in (META, PROGRESS) or path.suffix == ".bin" for path in _children(folder))
 
 
 def _children(folder: Path) -> list[Path]:
@@ -163,40 +185,6 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
-    """meta.json; nothing if there is none."""
-    try:
-        meta = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as problem:
-        raise _bad_meta(path.parent, f"it cannot be read: {str(problem)[:80]}") from problem
-    if not isinstance(meta, dict):
-        raise _bad_meta(path.parent, "it is no JSON object")
-    return meta
-
-
 def _number_in(meta: Mapping[str, Any], key: str) -> int | None:
     value = meta.get(key)
     return value if type(value) is int and 0 < value <= 2**24 else None
-
-
-def _tokenizer_in(meta: Mapping[str, Any], *, home: Path, environ: Mapping[str, str]) -> Tokenizer | None:
-    """The tokenizer that meta.json names; None if it names none that is here."""
-    characters = meta.get("characters")
-    if meta.get("tokenizer") == "bytes":
-        return ByteTokenizer()
-    if meta.get("tokenizer") == "gpt2":
-        return gpt2_tokenizer(home=home, environ=environ)
-    if isinstance(characters, list) and characters and all(isinstance(character, str) for character in characters):
-        return CharacterTokenizer(characters)
-    return None
-
-
-def _bad_meta(folder: Path, why: str) -> ConfigError:
-    return ConfigError(
-        f"{folder / 'meta.json'} cannot be used",
-        why=why,
-        fix='prepare the data again, or write it by hand: {"dtype": "uint16", "vocab_size": 50257}',
-        name="bad-meta",
-    )

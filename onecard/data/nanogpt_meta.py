@@ -1,4 +1,4 @@
-"""nanoGPT's meta.pkl, read without running anything in it.
+"""nanoGPT's meta.pkl: read without running anything in it, and made.
 
 A pickle is a program. Ours may only build texts, numbers, lists and dictionaries: every instruction is looked at
 before the first is carried out, and the class lookup that attacks need always fails.
@@ -11,6 +11,8 @@ import pickle
 import pickletools
 from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
 
 MAX_BYTES = 2**24  # nanoGPT's own are about a kilobyte; a large character set is some hundred
 
@@ -46,6 +48,22 @@ def read_meta(raw: bytes) -> NanogptMeta:
     if not all(isinstance(character, str) for character in characters) or len(set(characters)) != size:
         return NanogptMeta(size, None)
     return NanogptMeta(size, characters)  # type: ignore[arg-type]  # all are text, as just checked
+
+
+def characters_meta(tokenizer: Tokenizer) -> dict[str, object] | None:
+    """What meta.pkl must hold for nanoGPT's sample.py to write this tokenizer's text; None where it cannot.
+
+    nanoGPT knows characters and GPT-2's tokens. Bytes become the 256 characters of Latin-1: plain text reads right.
+    """
+    match tokenizer:
+        case CharacterTokenizer():
+            characters = list(tokenizer.characters)
+        case ByteTokenizer():
+            characters = [chr(byte) for byte in range(256)]
+        case _:
+            return None
+    itos = dict(enumerate(characters))
+    return {"vocab_size": len(characters), "itos": itos, "stoi": {each: index for index, each in itos.items()}}
 
 
 def _harmless(raw: bytes) -> Any:

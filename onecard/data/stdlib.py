@@ -52,7 +52,7 @@ def build_stdlib(
     `on_progress` is called with the bytes read and the bytes in all.
     """
     root = source or Path(sysconfig.get_path("stdlib"))
-    files = _source_files(root)
+    files = source_files(root)
     listing = hashlib.sha256(repr([(name, size) for name, _, size in files]).encode()).hexdigest()
     folder = home / "data" / f"{NAME}-{platform.python_version()}-{listing[:8]}"
     if _complete(folder):
@@ -81,7 +81,7 @@ def build_stdlib(
     return folder
 
 
-def _source_files(root: Path) -> list[tuple[str, Path, int]]:
+def source_files(root: Path) -> list[tuple[str, Path, int]]:
     """Name, path and bytes of each source file below `root`, by name."""
     found = []
     for folder, folders, names in os.walk(root):

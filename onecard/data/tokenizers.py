@@ -1,10 +1,12 @@
-"""Text to token ids and back: bytes, characters, and GPT-2's byte pairs from a file that is already here."""
+"""Text to token ids and back: bytes, characters, and GPT-2's byte pairs from a file that is already here.
+
+A Hugging Face tokenizer is in tokenizer_json.py; which of them a data folder has is in tokenizer_files.py.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -12,15 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from onecard.errors import ConfigError, MachineError
+from onecard.data.extras import extra
+from onecard.errors import ConfigError
 
 if TYPE_CHECKING:
     from onecard.data.tokens import Tokens
 
+Ids = npt.NDArray[np.uint32]
+
 
 class Tokenizer(Protocol):
-    """What sampling and bits per byte need."""
+    """What preparing data, sampling and bits per byte need."""
 
     @property
     def name(self) -> str: ...
@@ -31,6 +37,9 @@ class Tokenizer(Protocol):
         """The id between documents; None if there is none."""
 
     def encode(self, text: str) -> list[int]: ...
+    def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text, quickly for many; ValueError if there are none for one of them."""
+
     def decode(self, ids: Iterable[int]) -> str: ...
     def token_bytes(self, token: int) -> bytes:
         """The UTF-8 text of one token; empty for ids without text."""
@@ -45,6 +54,11 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", errors="replace"))
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
+        if any("\0" in text for text in texts):
+            raise ValueError("byte 0 ends a document, and the text has one")
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
@@ -74,6 +88,22 @@ class CharacterTokenizer:
             )
         return [self._ids[character] for character in text]
 
+    @cached_property
+    def _ids_by_code(self) -> npt.NDArray[np.int64]:
+        """The id of every code point up to the largest in use; -1 where there is none."""
+        ids = np.full(1 + max(map(ord, self.characters)), -1, dtype=np.int64)
+        ids[[ord(character) for character in self.characters]] = np.arange(self.vocab_size)
+        return ids
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
+        return [self._encode_array(text) for text in texts]
+
+    def _encode_array(self, text: str) -> Ids:
+        codes = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+        if codes.max(initial=0) >= len(self._ids_by_code) or (ids := self._ids_by_code[codes]).min(initial=0) < 0:
+            raise ValueError("the text has characters that the vocabulary lacks")
+        return np.asarray(ids, dtype=np.uint32)
+
     def decode(self, ids: Iterable[int]) -> str:
         unknown = "\N{REPLACEMENT CHARACTER}"
         return "".join(self.characters[token] if 0 <= token < self.vocab_size else unknown for token in ids)
@@ -87,6 +117,7 @@ _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 _GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 _GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = "r50k_base.tiktoken"
+_END_OF_TEXT = "<|endoftext|>"
 
 
 class Gpt2Tokenizer:
@@ -99,31 +130,32 @@ class Gpt2Tokenizer:
     def __init__(self, ranks: bytes) -> None:
         if hashlib.sha256(ranks).hexdigest() != _GPT2_SHA256:
             raise ValueError("not GPT-2's ranks")
+        self.ranks = ranks
         pairs = [line.split() for line in ranks.splitlines() if line]
         self._ranks = {base64.b64decode(text): int(rank) for text, rank in pairs}
         self._bytes = {rank: text for text, rank in self._ranks.items()}
 
     @cached_property
-    def _encoding(self) -> Any:  # tiktoken is optional, and mypy need not know it
-        try:
-            tiktoken = importlib.import_module("tiktoken")
-        except ImportError as problem:
-            raise MachineError(
-                "GPT-2's tokenizer needs tiktoken to read text",
-                why="tiktoken cannot be imported here; without it tokens can only be turned into text",
-                fix="pip install tiktoken",
-                name="no-tiktoken",
-            ) from problem
+    def _encoding(self) -> Any:
+        tiktoken = extra("tiktoken", purpose="reading text with GPT-2's tokenizer")
         return tiktoken.Encoding(
             "gpt2",
             pat_str=_GPT2_WORDS,
             mergeable_ranks=self._ranks,
-            special_tokens={"<|endoftext|>": self.end_of_text},
+            special_tokens={_END_OF_TEXT: self.end_of_text},
             explicit_n_vocab=self.vocab_size,
         )
 
     def encode(self, text: str) -> list[int]:
         return list(self._encoding.encode_ordinary(text))
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
+        """One call for all, with the end of text between them: a call costs as much as some words do."""
+        if not texts or any(_END_OF_TEXT in text for text in texts):  # there it is only text
+            return [self._encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
+        ids = self._encoding.encode_to_numpy(_END_OF_TEXT.join(texts), allowed_special={_END_OF_TEXT})
+        ends = [*np.flatnonzero(ids == self.end_of_text).tolist(), len(ids)]
+        return [ids[first:end] for first, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")

@@ -23,8 +23,8 @@ from onecard.errors import ConfigError
 TokenType = Literal["uint16", "uint32"]
 Array = npt.NDArray[np.int64]
 
-_STORED: dict[TokenType, str] = {"uint16": "<u2", "uint32": "<u4"}
-_HEADER_BYTES = 256 * 4
+STORED: dict[TokenType, str] = {"uint16": "<u2", "uint32": "<u4"}
+HEADER_BYTES = 256 * 4
 _HEADERS: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic, version
 _CHUNK = 2**22  # tokens scanned at a time: a few MiB, whatever the file
 
@@ -41,8 +41,8 @@ class TokenFile:
     def mapped(self) -> npt.NDArray[Any]:
         """The tokens, read from disk when they are looked at."""
         if self.count == 0:
-            return np.zeros(0, dtype=_STORED[self.dtype])  # an empty file cannot be mapped
-        return np.memmap(self.path, dtype=_STORED[self.dtype], mode="r", offset=self.first_byte, shape=(self.count,))
+            return np.zeros(0, dtype=STORED[self.dtype])  # an empty file cannot be mapped
+        return np.memmap(self.path, dtype=STORED[self.dtype], mode="r", offset=self.first_byte, shape=(self.count,))
 
 
 def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
@@ -50,7 +50,7 @@ def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
+            header = file.read(HEADER_BYTES)
     except FileNotFoundError as problem:
         raise ConfigError(
             f"there is no token file {path}",
@@ -65,14 +65,14 @@ def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
             fix=f"look at `ls -l {path}`",
             name="token-file-unreadable",
         ) from problem
-    if len(header) == _HEADER_BYTES:
+    if len(header) == HEADER_BYTES:
         magic, version, count = (int(number) for number in np.frombuffer(header, "<i4", 3))
         if stored := _HEADERS.get((magic, version)):
-            expected = _HEADER_BYTES + count * np.dtype(_STORED[stored]).itemsize
+            expected = HEADER_BYTES + count * np.dtype(STORED[stored]).itemsize
             if size != expected:
                 raise _damaged(path, f"its header promises {count:,} tokens, {expected:,} bytes; it has {size:,}")
-            return TokenFile(path, stored, _HEADER_BYTES, count)
-    each = np.dtype(_STORED[dtype]).itemsize
+            return TokenFile(path, stored, HEADER_BYTES, count)
+    each = np.dtype(STORED[dtype]).itemsize
     if size % each:
         raise _damaged(path, f"a token takes {each} bytes, and {size:,} bytes are no whole number of tokens")
     return TokenFile(path, dtype, 0, size // each)
@@ -174,11 +174,19 @@ def write_tokens(path: Path, parts: Iterator[npt.NDArray[Any]], *, dtype: TokenT
     count = 0
     with path.open("wb") as file:
         for part in parts:
-            stored = part.astype(_STORED[dtype]).tobytes()
+            stored = part.astype(STORED[dtype]).tobytes()
             digest.update(stored)
             file.write(stored)
             count += len(part)
     return {"file": path.name, "tokens": count, "sha256": digest.hexdigest()}
+
+
+def header(count: int, *, dtype: TokenType) -> bytes:
+    """What llm.c puts before that many tokens."""
+    numbers = np.zeros(HEADER_BYTES // 4, dtype="<i4")
+    (magic, version), _ = next(known for known in _HEADERS.items() if known[1] == dtype)
+    numbers[:3] = magic, version, count
+    return numbers.tobytes()
 
 
 def _damaged(path: Path, why: str) -> ConfigError:

@@ -9,9 +9,11 @@ from typing import Any
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
-from onecard.plan.fit import EXPANDABLE, HEAD_SIZE, fit_config, train_command
-from onecard.plan.memory.predict import Memory, predict_nanogpt
-from onecard.plan.speed import predict_speed
+from onecard.plan.fit import EXPANDABLE, HEAD_SIZE, RECOMPUTATION, fit_config, fit_onecard, train_command
+from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
+from onecard.plan.speed import Speed, TrainerName, predict_speed
+
+ROOMY = 0.9  # a run that takes no more of what there is needs no fixing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,7 @@ class Fix:
 
     name: str
     what: str
+    trainer: TrainerName = "nanogpt"  # whose run it makes
     patch: Mapping[str, Any] = field(default_factory=dict)  # config keys
     environment: str = ""  # a setting in front of the command
     code: str = ""  # an edit of nanoGPT's own source
@@ -29,9 +32,10 @@ class Fix:
     same_run: bool = True  # the mathematics stay: same model, context and tokens per update
     why: str
 
-    def command(self, source: str | None) -> str:
-        """What to type."""
-        return train_command(source, self.patch, environment=self.environment)
+    def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
+        """What to type; `typed` are keys that were set on the command line and so are in no file."""
+        patch = {**(typed or {}), **self.patch}
+        return train_command(source, patch, environment=self.environment, trainer=self.trainer)
 
 
 @dataclass(frozen=True)
@@ -47,41 +51,93 @@ class _Change:
     same_run: bool = True
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """The run that is to be fixed, under the trainer its user would start."""
+
+    config: RunConfig
+    card: Card | None
+    trainer: TrainerName
+    memory: Memory
+    available_bytes: int | None
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What there is for a run that has too little room; None where it has enough, or nobody knows."""
+        available = self.available_bytes
+        return available if available is not None and not is_roomy(self.memory, available) else None
+
+    @property
+    def speed(self) -> Speed | None:
+        return predict_speed(self.config, self.card, self.trainer)
+
+    def needs(self, config: RunConfig, change: _Change | None = None) -> Memory:
+        """The memory of a changed run under the same trainer."""
+        if self.trainer == "onecard":
+            return predict_onecard(config, self.card, available_bytes=self.available_bytes)
+        return predict_nanogpt(
+            config,
+            self.card,
+            available_bytes=self.available_bytes,
+            expandable_segments=bool(change and change.expandable),
+            returns_logits=change is None or change.returns_logits,
+        )
+
+    def fits(self, patch: Mapping[str, Any]) -> bool:
+        return bool(self.needs(self.config.replace(patch)).fits)
+
+    def slowdown(self, config: RunConfig, trainer: TrainerName) -> float | None:
+        """How much longer the same tokens take."""
+        before, after = self.speed, predict_speed(config, self.card, trainer)
+        return before.tokens_per_second.likely / after.tokens_per_second.likely - 1 if before and after else None
+
+
+def is_roomy(memory: Memory, available_bytes: int) -> bool:
+    """Whether a run leaves a tenth of what there is."""
+    return memory.process_bytes <= ROOMY * available_bytes
+
+
 def ranked_fixes(
-    config: RunConfig, card: Card | None, memory: Memory, *, available_bytes: int | None, other_bytes: int = 0
+    config: RunConfig,
+    card: Card | None,
+    memory: Memory,
+    *,
+    available_bytes: int | None,
+    other_bytes: int = 0,
+    trainer: TrainerName = "nanogpt",
+    ours: Memory | None = None,
 ) -> list[Fix]:
-    """Fixes for a run under nanoGPT: cures of the same run first, the cheapest leading; then by what they save."""
-    speed = predict_speed(config, card)
-    fixes = []
-    for change in _changes(config, card, available_bytes):
-        changed = config.replace(change.patch)
-        after = predict_nanogpt(
-            changed,
-            card,
-            available_bytes=available_bytes,
-            expandable_segments=change.expandable,
-            returns_logits=change.returns_logits,
-        )
-        faster = predict_speed(changed, card)
-        slowdown = speed.tokens_per_second.likely / faster.tokens_per_second.likely - 1 if speed and faster else None
-        fixes.append(
-            Fix(
-                name=change.name,
-                what=change.what,
-                patch=change.patch,
-                environment=change.environment,
-                code=change.code,
-                saves_bytes=memory.process_bytes - after.process_bytes,
-                slowdown=slowdown,
-                fits=after.fits,
-                same_run=change.same_run,
-                why=change.why,
-            )
-        )
+    """Fixes for a run under `trainer`: cures of the same run first, the cheapest leading; then by what they save.
+
+    `memory` is what the run takes as it is. With `ours`, what it takes under onecard, to train with onecard instead is
+    among the fixes of a run of nanoGPT.
+    """
+    asked = _Asked(config, card, trainer, memory, available_bytes)
+    fixes = [_fix(asked, change) for change in _changes(asked)]
+    if ours and trainer == "nanogpt":
+        fixes += _with_our_trainer(asked, ours)
     useful = sorted((fix for fix in fixes if fix.saves_bytes > 0), key=_rank)
-    together = best_combination(config, card, memory, available_bytes=available_bytes)
+    together = best_combination(asked) if trainer == "nanogpt" else None
     useful += [together] if together else []
-    return useful + list(_not_in_the_config(memory, available_bytes, other_bytes))
+    return useful + list(_not_in_the_config(asked, other_bytes))
+
+
+def _fix(asked: _Asked, change: _Change) -> Fix:
+    changed = asked.config.replace(change.patch)
+    after = asked.needs(changed, change)
+    return Fix(
+        name=change.name,
+        what=change.what,
+        trainer=asked.trainer,
+        patch=change.patch,
+        environment=change.environment,
+        code=change.code,
+        saves_bytes=asked.memory.process_bytes - after.process_bytes,
+        slowdown=asked.slowdown(changed, asked.trainer),
+        fits=after.fits,
+        same_run=change.same_run,
+        why=change.why,
+    )
 
 
 def _rank(fix: Fix) -> tuple[bool, bool, float, int]:
@@ -89,71 +145,138 @@ def _rank(fix: Fix) -> tuple[bool, bool, float, int]:
     return fix.fits is False, not fix.same_run, round(cost, 2), -fix.saves_bytes
 
 
-def best_combination(
-    config: RunConfig, card: Card | None, memory: Memory, *, available_bytes: int | None
-) -> Fix | None:
-    """Every change that costs no speed together, at the fastest micro-batch that fits; None where nothing is left."""
-    if available_bytes is None:
+def _with_our_trainer(asked: _Asked, ours: Memory) -> Iterator[Fix]:
+    """The same run under onecard; where that alone is no cure, recomputing too, and the fastest settings that fit."""
+    ways = {"onecard-train": (asked.config, ours)}
+    if ours.fits is not True:
+        for mode, config in _recomputing(asked.config):
+            memory = predict_onecard(config, asked.card, available_bytes=asked.available_bytes)
+            ways[f"onecard-{mode}"] = config, memory
+    for name, (config, memory) in ways.items():
+        patch = _difference(asked.config, config)
+        yield Fix(
+            name=name,
+            what="train with onecard" + (f", {_RECOMPUTES[config.grad_checkpoint]}" if patch else ""),
+            trainer="onecard",
+            patch=patch,
+            saves_bytes=asked.memory.process_bytes - memory.process_bytes,
+            slowdown=asked.slowdown(config, "onecard"),
+            fits=memory.fits,
+            why="the loss goes through the head in chunks, and no logits are held"
+            + (f"; {_RECOMPUTES_WHY[config.grad_checkpoint]}" if patch else ""),
+        )
+    if ours.fits is False and asked.available_bytes is not None:
+        best = fit_onecard(asked.config, asked.card, asked.available_bytes).best
+        if best and best.config.batch_size != asked.config.batch_size:
+            yield Fix(
+                name="onecard-fit",
+                what=f"train with onecard, {best.config.batch_size} sequences a micro-batch, same tokens per update",
+                trainer="onecard",
+                patch=best.patch,
+                saves_bytes=asked.memory.process_bytes - best.process_bytes,
+                slowdown=asked.slowdown(best.config, "onecard"),
+                fits=True,
+                why="the fastest micro-batch and recomputation that fit",
+            )
+
+
+_RECOMPUTES = {"selective": "norms and GELU computed twice", "full": "every block computed twice"}
+_RECOMPUTES_WHY = {
+    "selective": "what is cheap to make again is not kept for the backward pass",
+    "full": "of every block only its input is kept for the backward pass",
+}
+
+
+def _recomputing(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+    """The config with more recomputation than it has."""
+    for mode in RECOMPUTATION[RECOMPUTATION.index(config.grad_checkpoint) + 1 :]:
+        yield mode, config.replace({"grad_checkpoint": mode})
+
+
+def best_combination(asked: _Asked) -> Fix | None:
+    """Every change that costs no speed together, at the fastest micro-batch that fits; None where nothing need be."""
+    config, card, room_bytes = asked.config, asked.card, asked.room_bytes
+    if room_bytes is None:
         return None
-    free = [c for c in _changes(config, card, None) if c.same_run and c.name != "expandable-segments"]
+    free = [change for change in _free_changes(asked) if change.name != "expandable-segments"]
     patch = {key: value for change in free for key, value in change.patch.items()}
-    fit = fit_config(config.replace(patch), card, available_bytes, returns_logits=False)
-    best, speed = fit.best, predict_speed(config, card)
+    best = fit_config(config.replace(patch), card, room_bytes, returns_logits=False).best
     if best is None:
         return None
-    changed = {key: value for key, value in best.config.model_dump().items() if value != getattr(config, key)}
     return Fix(
         name="best-combination",
         what="all that costs no speed, at the fastest micro-batch that fits",
-        patch=changed,
+        patch=_difference(config, best.config),
         environment=EXPANDABLE if best.expandable_segments else "",
         code="; ".join(change.code for change in free if change.code),
-        saves_bytes=memory.process_bytes - best.process_bytes,
-        slowdown=speed.tokens_per_second.likely / best.speed.tokens_per_second.likely - 1
-        if speed and best.speed
-        else None,
+        saves_bytes=asked.memory.process_bytes - best.process_bytes,
+        slowdown=asked.slowdown(best.config, "nanogpt"),
         fits=True,
         why=" + ".join([*(change.name for change in free), f"batch_size={best.config.batch_size}"]),
     )
 
 
-def _changes(config: RunConfig, card: Card | None, available_bytes: int | None) -> Iterator[_Change]:
+def _difference(before: RunConfig, after: RunConfig) -> dict[str, Any]:
+    return {key: value for key, value in after.model_dump().items() if value != getattr(before, key)}
+
+
+def _changes(asked: _Asked) -> Iterator[_Change]:
+    yield from _free_changes(asked)
+    if asked.trainer == "onecard":
+        for mode, config in _recomputing(asked.config):
+            patch = _difference(asked.config, config)
+            yield _Change(mode, _RECOMPUTES[mode], _RECOMPUTES_WHY[mode], patch)
+    if asked.room_bytes is not None:  # what must shrink depends on the room there is
+        yield from _smaller_changes(asked)
+
+
+def _free_changes(asked: _Asked) -> Iterator[_Change]:
+    """Changes of the same run that cost no speed."""
+    config, card = asked.config, asked.card
     if not config.compile:
         why = "the fused loss makes no float32 copy of the logits, and fused kernels keep less"
+        if asked.trainer == "onecard":
+            why = "fused kernels keep less"
         yield _Change("compile", "compile the model", why, {"compile": True})
     if config.dtype == "float32":
         dtype = card.best_dtype() if card else "bfloat16"
         yield _Change(
             "half-precision", f"compute in {dtype}", "activations and logits take 2 bytes, not 4", {"dtype": dtype}
         )
-    yield _Change(
-        "return-only-the-loss",
-        "do not return the logits in training",
-        "the loop holds them, and compiled autograd makes a gradient of zeros for them",
-        code="model.py, at the end of forward: `return (None if self.training else logits), loss`",
-        returns_logits=False,
-    )
-    if config.vocab_size % 64:
-        padded = -(-config.vocab_size // 64) * 64
+    if asked.trainer == "nanogpt":
         yield _Change(
-            "pad-the-vocabulary",
-            f"round the vocabulary up to {padded:,}",
-            "an odd vocabulary makes Inductor copy the logits' gradient to an even one",
-            {"vocab_size": padded},
-            code="train.py: `model_args['vocab_size'] = -(-meta_vocab_size // 64) * 64`",
+            "return-only-the-loss",
+            "do not return the logits in training",
+            "the loop holds them; compiled, autograd makes zeros for them, and their gradient cannot be written over "
+            "them",
+            code="model.py, at the end of forward: `return (None if self.training else logits), loss`",
+            returns_logits=False,
         )
+        if config.vocab_size % 64:
+            padded = -(-config.vocab_size // 64) * 64
+            yield _Change(
+                "pad-the-vocabulary",
+                f"round the vocabulary up to {padded:,}",
+                "an odd vocabulary makes Inductor copy the logits' gradient to an even one",
+                {"vocab_size": padded},
+                code="train.py: `model_args['vocab_size'] = -(-meta_vocab_size // 64) * 64`",
+            )
     if config.dropout:
         yield _Change("no-dropout", "no dropout", "masks are kept; pretraining needs none", {"dropout": 0.0})
-    yield _Change(
-        "expandable-segments",
-        "let the allocator grow its segments",
-        "less is lost between blocks; nothing else changes",
-        environment=EXPANDABLE,
-        expandable=True,
-    )
-    if available_bytes is None:
-        return  # what must shrink depends on the room there is
-    if smaller := _micro_batch_that_fits(config, card, available_bytes):
+    if asked.trainer == "nanogpt":
+        yield _Change(
+            "expandable-segments",
+            "let the allocator grow its segments",
+            "less is lost between blocks; nothing else changes",
+            environment=EXPANDABLE,
+            expandable=True,
+        )
+
+
+def _smaller_changes(asked: _Asked) -> Iterator[_Change]:
+    """Changes that make less of something, as little less as fits."""
+    config = asked.config
+    if smaller := _micro_batch_that_fits(asked):
         yield _Change(
             "smaller-micro-batch",
             f"{smaller['batch_size']} sequences a micro-batch, the same tokens per update",
@@ -162,40 +285,40 @@ def _changes(config: RunConfig, card: Card | None, available_bytes: int | None) 
         )
     if config.block_size > 256:
         block, accumulation = config.block_size // 2, config.gradient_accumulation_steps * 2
+        patch = {"block_size": block, "gradient_accumulation_steps": accumulation}
+        if config.eval_block_size:
+            patch["eval_block_size"] = min(block, config.eval_block_size)
         yield _Change(
             "shorter-block",
             f"a context of {block:,}, the same tokens per update",
             f"the model sees {block:,} tokens back instead of {config.block_size:,}",
-            {"block_size": block, "gradient_accumulation_steps": accumulation},
+            patch,
             same_run=False,
         )
-    if narrower := _width_that_fits(config, card, available_bytes):
+    if narrower := _width_that_fits(asked):
         what = f"n_embd={narrower['n_embd']} with {narrower['n_head']} heads"
         yield _Change("smaller-model", what, "another, smaller model", narrower, same_run=False)
 
 
-def _micro_batch_that_fits(config: RunConfig, card: Card | None, available_bytes: int) -> dict[str, int] | None:
+def _micro_batch_that_fits(asked: _Asked) -> dict[str, int] | None:
     """The largest smaller micro-batch that fits at the same tokens per update; the smallest if none does."""
+    config = asked.config
     sizes = [s for s in range(config.batch_size - 1, 0, -1) if config.sequences_per_step % s == 0]
-    return _first_that_fits(config, [_patch(config, size) for size in sizes], card, available_bytes)
+    return _first_that_fits(asked, [_patch(config, size) for size in sizes])
 
 
-def _width_that_fits(config: RunConfig, card: Card | None, available_bytes: int) -> dict[str, int] | None:
+def _width_that_fits(asked: _Asked) -> dict[str, int] | None:
     """The widest narrower model with heads of 64 that fits; the narrowest if none does."""
-    widths = range((config.n_embd - 1) // HEAD_SIZE * HEAD_SIZE, 0, -HEAD_SIZE)
-    patches = [{"n_embd": width, "n_head": width // HEAD_SIZE} for width in widths]
-    return _first_that_fits(config, patches, card, available_bytes)
+    widths = range((asked.config.n_embd - 1) // HEAD_SIZE * HEAD_SIZE, 0, -HEAD_SIZE)
+    return _first_that_fits(asked, [{"n_embd": width, "n_head": width // HEAD_SIZE} for width in widths])
 
 
-def _first_that_fits(
-    config: RunConfig, patches: list[dict[str, int]], card: Card | None, available_bytes: int
-) -> dict[str, int] | None:
+def _first_that_fits(asked: _Asked, patches: list[dict[str, int]]) -> dict[str, int] | None:
     """Of patches that need ever less memory the first that fits, by halving; the last if none does."""
     low, high = 0, len(patches) - 1
     while low < high:
         middle = (low + high) // 2
-        fits = predict_nanogpt(config.replace(patches[middle]), card, available_bytes=available_bytes).fits
-        low, high = (low, middle) if fits else (middle + 1, high)
+        low, high = (low, middle) if asked.fits(patches[middle]) else (middle + 1, high)
     return patches[low] if patches else None
 
 
@@ -203,13 +326,15 @@ def _patch(config: RunConfig, batch_size: int) -> dict[str, int]:
     return {"batch_size": batch_size, "gradient_accumulation_steps": config.sequences_per_step // batch_size}
 
 
-def _not_in_the_config(memory: Memory, available_bytes: int | None, other_bytes: int) -> Iterator[Fix]:
+def _not_in_the_config(asked: _Asked, other_bytes: int) -> Iterator[Fix]:
     """What people try, told plainly: other programs, and evaluation."""
+    memory, available_bytes = asked.memory, asked.available_bytes
     if other_bytes:
         fits = None if available_bytes is None else memory.process_bytes <= available_bytes + other_bytes
         yield Fix(
             name="close-other-programs",
             what="close the programs that hold memory on the card",
+            trainer=asked.trainer,
             slowdown=0.0,
             fits=fits,
             why=f"takes nothing off this run; gives it up to {units.mib(other_bytes)} more room",
@@ -218,6 +343,7 @@ def _not_in_the_config(memory: Memory, available_bytes: int | None, other_bytes:
         yield Fix(
             name="eval-iters",
             what="fewer eval_iters, or a smaller evaluation batch",
+            trainer=asked.trainer,
             slowdown=0.0,
             fits=memory.fits,
             why="0 MiB: evaluation keeps no graph and peaks below training; eval_iters only sets how long it takes",

@@ -10,10 +10,10 @@ from onecard.config.schema import RunConfig
 from onecard.plan import recipe
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.fit import HEAD_SIZE, fit_config
+from onecard.plan.fit import HEAD_SIZE, Fit, fit_config, fit_onecard
 from onecard.plan.loss import SMALLEST_VOCABULARY, LossForecast, forecast_loss
 from onecard.plan.recipe import Setting
-from onecard.plan.speed import Speed, predict_speed
+from onecard.plan.speed import Speed, TrainerName, predict_speed
 
 TRAINING_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
 EVALUATIONS = 40  # over the run
@@ -62,21 +62,48 @@ class Budget:
         return min(bounds, default=0)
 
 
-def propose(config: RunConfig, card: Card, available_bytes: int, budget: Budget) -> list[Proposal]:
-    """The run of the lowest predicted loss within the budget, beside it a smaller one trained longer; [] if none."""
+@dataclass(frozen=True, kw_only=True)
+class _Means:
+    """What a run is made with."""
+
+    card: Card
+    available_bytes: int
+    budget: Budget
+    trainer: TrainerName
+
+    def speed(self, config: RunConfig) -> Speed | None:
+        return predict_speed(config, self.card, self.trainer)
+
+    def steps(self, config: RunConfig) -> int:
+        """Updates the budget pays for."""
+        return self.budget.steps(config, self.speed(config))
+
+    def fit(self, config: RunConfig) -> Fit:
+        fit = fit_onecard if self.trainer == "onecard" else fit_config
+        return fit(config, self.card, self.available_bytes)
+
+
+def propose(
+    config: RunConfig, card: Card, available_bytes: int, budget: Budget, *, trainer: TrainerName = "nanogpt"
+) -> list[Proposal]:
+    """The run of the lowest predicted loss within the budget, beside it a smaller one trained longer; [] if none.
+
+    Under nanoGPT by default: what fits and is paid for there, onecard runs too.
+    """
+    means = _Means(card=card, available_bytes=available_bytes, budget=budget, trainer=trainer)
     if config.vocab_size < SMALLEST_VOCABULARY:  # the packaged default's bytes: no law speaks of them
         config = config.replace({"vocab_size": 50304, "block_size": 1024, "dataset": "fineweb"})
-    sketches = sorted(_sketches(config, card, budget), key=lambda sketch: sketch.loss)
-    best = _first_that_fits("lowest loss", sketches, card, available_bytes, budget)
+    sketches = sorted(_sketches(config, means), key=lambda sketch: sketch.loss)
+    best = _first_that_fits("lowest loss", sketches, means)
     if best is None:
         return []
     limit = SMALLER_SHARE * count_params(best.config).total
     smaller = [sketch for sketch in sketches if count_params(sketch.config).total <= limit]
-    second = _first_that_fits("smaller, trained longer", smaller, card, available_bytes, budget)
+    second = _first_that_fits("smaller, trained longer", smaller, means)
     return [best, second] if second else [best]
 
 
-def _sketches(config: RunConfig, card: Card, budget: Budget) -> Iterator[_Sketch]:
+def _sketches(config: RunConfig, means: _Means) -> Iterator[_Sketch]:
     """Every sensible shape, run as long as the budget allows at a usual micro-batch."""
     for n_layer in (4, 6, 8, 10, 12, 16, 20, 24, 30, 36):
         for n_head in range(2, 26, 2):  # widths of a multiple of 128 suit the card
@@ -86,18 +113,16 @@ def _sketches(config: RunConfig, card: Card, budget: Budget) -> Iterator[_Sketch
             shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": width, "dropout": 0.0, "compile": True}
             batch = {"batch_size": 8, "gradient_accumulation_steps": 8, "max_iters": 1000}
             base = config.replace(shape | batch)
-            steps = budget.steps(base, predict_speed(base, card))
+            steps = means.steps(base)
             forecast = forecast_loss(base.model_copy(update={"max_iters": steps}))
             if steps >= 100 and forecast:
                 yield _Sketch(config=base.model_copy(update={"max_iters": steps}), loss=forecast.final.likely)
 
 
-def _first_that_fits(
-    name: str, sketches: list[_Sketch], card: Card, available_bytes: int, budget: Budget
-) -> Proposal | None:
+def _first_that_fits(name: str, sketches: list[_Sketch], means: _Means) -> Proposal | None:
     """The first sketch, best first, that can be settled; what is nearly as large as one that cannot is passed over."""
     while sketches:
-        proposal = _settle(name, sketches[0].config, card, available_bytes, budget)
+        proposal = _settle(name, sketches[0].config, means)
         if proposal:
             return proposal
         too_large = count_params(sketches[0].config).total
@@ -105,21 +130,21 @@ def _first_that_fits(
     return None
 
 
-def _settle(name: str, config: RunConfig, card: Card, available_bytes: int, budget: Budget) -> Proposal | None:
+def _settle(name: str, config: RunConfig, means: _Means) -> Proposal | None:
     """The run with its micro-batch, length and recipe; None if no micro-batch fits."""
     step = recipe.tokens_per_step(config.total_tokens)
     sequences = max(1, step.value // config.block_size)
-    fit = fit_config(config.replace({"batch_size": sequences, "gradient_accumulation_steps": 1}), card, available_bytes)
+    fit = means.fit(config.replace({"batch_size": sequences, "gradient_accumulation_steps": 1}))
     if fit.best is None:
         return None
     run = fit.best.config
-    steps = budget.steps(run, predict_speed(run, card))
+    steps = means.steps(run)
     settings: dict[str, Setting] = {}
     for _ in range(2):  # the second time with the evaluations of the first paid for
         settings = _settings(run, steps, step, fit.best.process_bytes)
         run = run.replace({key: setting.value for key, setting in settings.items()})
-        steps = budget.steps(run, predict_speed(run, card))
-    speed = predict_speed(run, card)
+        steps = means.steps(run)
+    speed = means.speed(run)
     assert speed  # the sketches had one
     return Proposal(
         name=name,
@@ -136,6 +161,10 @@ def _settings(run: RunConfig, steps: int, step: Setting, process_bytes: int) -> 
     params = count_params(run).total
     rate = recipe.learning_rate(params)
     interval = max(50, round(steps / EVALUATIONS / 50) * 50)
+    recomputation = {}
+    if run.grad_checkpoint != "none":
+        why = "makes room for the fastest micro-batch; a key of onecard's"
+        recomputation["grad_checkpoint"] = Setting(value=run.grad_checkpoint, source=why)
     return {
         "n_layer": Setting(value=run.n_layer, source="lowest predicted loss for the budget"),
         "n_head": Setting(value=run.n_head, source=f"heads of {HEAD_SIZE}"),
@@ -143,6 +172,7 @@ def _settings(run: RunConfig, steps: int, step: Setting, process_bytes: int) -> 
         "block_size": Setting(value=run.block_size, source="as asked"),
         "batch_size": Setting(value=run.batch_size, source=f"fastest that fits: {units.mib(process_bytes)} predicted"),
         "gradient_accumulation_steps": Setting(value=run.gradient_accumulation_steps, source=step.source),
+        **recomputation,
         "dropout": Setting(value=0.0, source="pretraining under four epochs needs none (arXiv 2305.16264)"),
         "learning_rate": rate,
         "min_lr": Setting(value=float(f"{rate.value / 10:.2g}"), source="a tenth of the highest (Chinchilla)"),
@@ -158,7 +188,7 @@ def _settings(run: RunConfig, steps: int, step: Setting, process_bytes: int) -> 
 
 
 def config_text(proposal: Proposal) -> str:
-    """A nanoGPT config file: only keys nanoGPT knows, each with its reason."""
+    """A nanoGPT config file, each key with its reason; keys of onecard's only where its trainer was asked for."""
     lines = [
         f"# Proposed by onecard: {proposal.name}, {count_params(proposal.config).nanogpt / 1e6:.2f}M parameters,",
         f"# {proposal.config.total_tokens / 1e9:.2f}B tokens, about {proposal.seconds / 3600:.1f} hours.",

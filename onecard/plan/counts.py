@@ -47,18 +47,26 @@ def mfu(config: RunConfig, *, tokens_per_second: float, peak_flops: float) -> fl
     return flops_per_token(config) * tokens_per_second / peak_flops
 
 
-def width_for_params(config: RunConfig, wanted: int) -> int:
-    """The n_embd that brings nanoGPT's count nearest to `wanted`, all else equal: heads of 64 first, then of 8."""
+WIDEST = 2**17  # wider than any model; a comment may claim anything
+
+
+def shape_for_count(config: RunConfig, wanted: int) -> dict[str, int]:
+    """The n_embd (and n_head, if it must change) that bring nanoGPT's count nearest to `wanted`, as deep as before.
+
+    Heads of 64: as many as before if that comes within a twentieth, else as many as it takes.
+    """
 
     def distance(width: int) -> int:
-        return abs(count_params(config.replace({"n_embd": width})).nanogpt - wanted)
+        return abs(count_params(config.model_copy(update={"n_embd": width})).nanogpt - wanted)
 
-    def best(head_step: int) -> int:
-        step = config.n_head * head_step
+    def nearest(step: int) -> int:
         width = step
-        while distance(width + step) < distance(width):
+        while width < WIDEST and distance(width + step) < distance(width):
             width += step
         return width
 
-    usual = best(64)
-    return usual if distance(usual) <= 0.05 * wanted else min(usual, best(8), key=distance)
+    same_heads = nearest(64 * config.n_head)
+    if distance(same_heads) <= 0.05 * wanted:
+        return {"n_embd": same_heads}
+    width = nearest(64)
+    return {"n_embd": width, "n_head": width // 64}

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Any
+from shlex import quote
+from typing import Any, TypeVar
 
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.memory.predict import predict_nanogpt
-from onecard.plan.speed import Speed, predict_speed
+from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
+from onecard.plan.speed import Speed, TrainerName, predict_speed
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 GPT2_WIDTH_PER_LAYER = 64  # 768 / 12
 HEAD_SIZE = 64  # what GPT-2 uses and every attention kernel likes
+MAX_MICRO_BATCH = 512  # beyond, no card gets faster
+RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: ever less memory, ever more work
+PROGRAMS: dict[TrainerName, str] = {"nanogpt": "python train.py", "onecard": "onecard train"}
+
+T = TypeVar("T")
 
 
-def train_command(source: str | None, patch: Mapping[str, Any], *, environment: str = "") -> str:
-    """The line that starts nanoGPT with a patch."""
-    flags = " ".join(f"--{key}={value}" for key, value in patch.items())
-    return " ".join(word for word in (environment, "python train.py", source or "", flags) if word)
+def train_command(
+    source: str | None, patch: Mapping[str, Any], *, environment: str = "", trainer: TrainerName = "nanogpt"
+) -> str:
+    """The line that starts a trainer with a patch."""
+    flags = " ".join(quote(f"--{key}={value}") for key, value in patch.items())
+    return " ".join(word for word in (environment, PROGRAMS[trainer], source or "", flags) if word)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +38,26 @@ class Candidate:
 
     config: RunConfig
     patch: dict[str, Any]  # what differs from the config that was asked about
-    expandable_segments: bool
+    trainer: TrainerName = "nanogpt"
+    expandable_segments: bool = False  # of nanoGPT: asked for in the environment
     process_bytes: int
     fits: bool
     speed: Speed | None
 
-    def command(self, source: str | None) -> str:
-        """What to type to run it under nanoGPT."""
-        return train_command(source, self.patch, environment=EXPANDABLE if self.expandable_segments else "")
+    def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
+        """What to type to run it; `typed` are keys that were set on the command line and so are in no file."""
+        environment = EXPANDABLE if self.expandable_segments else ""
+        return train_command(source, {**(typed or {}), **self.patch}, environment=environment, trainer=self.trainer)
 
     @property
-    def rank(self) -> tuple[float, int]:
-        """Fastest first; at equal speed (or none known) the larger micro-batch."""
-        return (self.speed.tokens_per_second.likely if self.speed else 0.0, self.config.batch_size)
+    def rank(self) -> tuple[float, int, int]:
+        """Fastest first; at equal speed (or none known) less recomputation, then the larger micro-batch."""
+        return _rank(self.config, self.speed)
+
+
+def _rank(config: RunConfig, speed: Speed | None) -> tuple[float, int, int]:
+    likely = speed.tokens_per_second.likely if speed else 0.0
+    return likely, -RECOMPUTATION.index(config.grad_checkpoint), config.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +72,7 @@ class Fit:
 
 
 def fit_config(config: RunConfig, card: Card | None, available_bytes: int, *, returns_logits: bool = True) -> Fit:
-    """The fastest way to run `config` in `available_bytes`: half precision, compiled, the micro-batch free."""
-    asked = config
+    """The fastest way to run `config` under nanoGPT: half precision, compiled, the micro-batch free."""
     settings = {"compile": True}
     if config.dtype == "float32":
         settings["dtype"] = card.best_dtype() if card else "bfloat16"  # type: ignore[assignment]
@@ -69,28 +83,67 @@ def fit_config(config: RunConfig, card: Card | None, available_bytes: int, *, re
         key = (batch_size, expandable)
         if key not in tried:
             changed = _with_batch(base, batch_size)
-            tried[key] = _candidate(asked, changed, card, available_bytes, expandable, returns_logits)
+            memory = predict_nanogpt(
+                changed,
+                card,
+                available_bytes=available_bytes,
+                expandable_segments=expandable,
+                returns_logits=returns_logits,
+            )
+            tried[key] = _candidate(config, changed, card, memory, "nanogpt", expandable=expandable)
         return tried[key]
 
-    sizes = [size for size in _divisors(config.sequences_per_step) if size <= MAX_MICRO_BATCH]
-    for expandable in (False, True):
-        _largest(sizes, lambda size, e=expandable: attempt(size, e).fits)  # type: ignore[misc]
-    fitting = [candidate for candidate in tried.values() if candidate.fits]
-    if not fitting:
-        return Fit(
-            best=None,
-            candidates=tuple(tried.values()),
-            tokens_kept=False,
-            smallest=_smaller(asked, card, available_bytes),
-        )
-    # the same speed without the environment variable is the simpler answer
-    best = max(fitting, key=lambda candidate: (*candidate.rank, not candidate.expandable_segments))
-    ordered = sorted(tried.values(), key=lambda candidate: (candidate.fits, *candidate.rank), reverse=True)
-    kept = best.config.tokens_per_step == asked.tokens_per_step
-    return Fit(best=best, candidates=tuple(ordered), tokens_kept=kept, smallest=None)
+    sizes = _micro_batches(config)
+    largest = _largest(sizes, lambda size: attempt(size, False).fits) or 0
+    # the same micro-batch without the environment variable is the simpler answer, and one step more is rare
+    larger = [size for size in sizes if size > largest]
+    if larger and attempt(larger[0], True).fits:
+        _largest(larger[1:], lambda size: attempt(size, True).fits)
+    order = sorted(tried.values(), key=lambda each: (*each.rank, not each.expandable_segments), reverse=True)
+    smallest = None if any(each.fits for each in order) else _smaller(base, config, card, available_bytes, "nanogpt")
+    return _answer(config, order, smallest)
 
 
-MAX_MICRO_BATCH = 512  # beyond, no card gets faster
+def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> Fit:
+    """The fastest way to run `config` under onecard's trainer: micro-batch and recomputation free, all else as asked.
+
+    Memory grows with the micro-batch and falls with recomputation, so for each kind the largest that fits is found by
+    halving, among those that would be faster than what was found before.
+    """
+    tried: list[Candidate] = []
+    best: Candidate | None = None
+    for recomputation in RECOMPUTATION:
+        ways = [
+            _with_batch(config, size).replace({"grad_checkpoint": recomputation}) for size in _micro_batches(config)
+        ]
+        ranks = {way.batch_size: _rank(way, predict_speed(way, card, "onecard")) for way in ways}
+        faster = [way for way in ways if best is None or ranks[way.batch_size] > best.rank]
+
+        def fits(way: RunConfig) -> bool:
+            memory = predict_onecard(way, card, available_bytes=available_bytes)
+            tried.append(_candidate(config, way, card, memory, "onecard"))
+            return tried[-1].fits
+
+        _largest(faster, fits)
+        best = max((each for each in tried if each.fits), key=lambda each: each.rank, default=None)
+    order = sorted(tried, key=lambda each: each.rank, reverse=True)
+    smallest = None
+    if best is None:
+        base = config.replace({"grad_checkpoint": RECOMPUTATION[-1]})
+        smallest = _smaller(base, config, card, available_bytes, "onecard")
+    return _answer(config, order, smallest)
+
+
+def _answer(asked: RunConfig, order: Sequence[Candidate], smallest: Candidate | None) -> Fit:
+    """The first of the ordered candidates that fits, if any, and the others behind it."""
+    fitting = [candidate for candidate in order if candidate.fits]
+    others = [candidate for candidate in order if not candidate.fits]
+    return Fit(
+        best=fitting[0] if fitting else None,
+        candidates=(*fitting, *others),
+        tokens_kept=bool(fitting) and fitting[0].config.tokens_per_step == asked.tokens_per_step,
+        smallest=smallest,
+    )
 
 
 def shape_for_params(config: RunConfig, wanted: int) -> RunConfig:
@@ -115,25 +168,19 @@ def _candidate(
     asked: RunConfig,
     config: RunConfig,
     card: Card | None,
-    available_bytes: int,
-    expandable: bool,
-    returns_logits: bool = True,
+    memory: Memory,
+    trainer: TrainerName,
+    *,
+    expandable: bool = False,
 ) -> Candidate:
-    memory = predict_nanogpt(
-        config,
-        card,
-        available_bytes=available_bytes,
-        expandable_segments=expandable,
-        returns_logits=returns_logits,
-    )
-    patch = {key: value for key, value in config.model_dump().items() if value != getattr(asked, key)}
     return Candidate(
         config=config,
-        patch=patch,
+        patch={key: value for key, value in config.model_dump().items() if value != getattr(asked, key)},
+        trainer=trainer,
         expandable_segments=expandable,
         process_bytes=memory.process_bytes,
         fits=bool(memory.fits),
-        speed=predict_speed(config, card),
+        speed=predict_speed(config, card, trainer),
     )
 
 
@@ -142,43 +189,37 @@ def _with_batch(config: RunConfig, batch_size: int) -> RunConfig:
     return config.replace({"batch_size": batch_size, "gradient_accumulation_steps": accumulation})
 
 
-def _divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+def _micro_batches(config: RunConfig) -> list[int]:
+    """The micro-batches that keep the tokens per update."""
+    number = config.sequences_per_step
+    return [size for size in range(1, min(number, MAX_MICRO_BATCH) + 1) if number % size == 0]
 
 
-def _largest(sizes: list[int], fits: Callable[[int], bool]) -> int | None:
-    """The largest of ascending sizes that fits, by halving; and its neighbours are tried on the way."""
-    low, high = -1, len(sizes)
+def _largest(ways: Sequence[T], fits: Callable[[T], bool]) -> T | None:
+    """The last that fits of ways that need ever more memory, by halving; None if none does."""
+    low, high = -1, len(ways)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(sizes[middle]) else (low, middle)
-    return sizes[low] if low >= 0 else None
+        low, high = (middle, high) if fits(ways[middle]) else (low, middle)
+    return ways[low] if low >= 0 else None
 
 
-def _smaller(config: RunConfig, card: Card | None, available_bytes: int) -> Candidate | None:
-    """The largest model of this kind that fits at micro-batch 1: narrower, then shallower."""
-    base = _with_batch(config.replace({"compile": True}), 1)
-    widths = [head * HEAD_SIZE for head in range(1, max(2, config.n_embd // HEAD_SIZE + 1))]
-    shapes = [base.replace({"n_embd": width, "n_head": width // HEAD_SIZE}) for width in widths]
-    shapes += [shapes[0].replace({"n_layer": max(1, config.n_layer // 4)}), shapes[0].replace({"n_layer": 1})]
-    shapes.sort(key=lambda shape: count_params(shape).total)
-    found = _largest_shape(config, shapes, card, available_bytes)
-    if found is None:
-        shorter = [shape.replace({"block_size": max(1, config.block_size // 8)}) for shape in shapes]
-        found = _largest_shape(config, shorter, card, available_bytes)
-    return found
-
-
-def _largest_shape(
-    asked: RunConfig, shapes: list[RunConfig], card: Card | None, available_bytes: int
+def _smaller(
+    base: RunConfig, asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName
 ) -> Candidate | None:
-    best: Candidate | None = None
-    low, high = -1, len(shapes)
-    while high - low > 1:
-        middle = (low + high) // 2
-        candidate = _candidate(asked, shapes[middle], card, available_bytes, False)
-        if candidate.fits:
-            low, best = middle, candidate
-        else:
-            high = middle
-    return best
+    """The largest model of this kind that fits at micro-batch 1: narrower, then shallower, then of shorter context."""
+    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
+    base = _with_batch(base, 1)
+    widths = [head * HEAD_SIZE for head in range(1, max(2, asked.n_embd // HEAD_SIZE + 1))]
+    shapes = [base.replace({"n_embd": width, "n_head": width // HEAD_SIZE}) for width in widths]
+    shapes += [shapes[0].replace({"n_layer": max(1, asked.n_layer // 4)}), shapes[0].replace({"n_layer": 1})]
+    shapes.sort(key=lambda shape: count_params(shape).total)
+    shorter = {"block_size": max(1, asked.block_size // 8)}
+    if asked.eval_block_size:
+        shorter["eval_block_size"] = min(asked.eval_block_size, shorter["block_size"])
+    for ways in (shapes, [shape.replace(shorter) for shape in shapes]):
+        found = _largest(ways, lambda shape: bool(predict(shape, card, available_bytes=available_bytes).fits))
+        if found:
+            memory = predict(found, card, available_bytes=available_bytes)
+            return _candidate(asked, found, card, memory, trainer)
+    return None

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from onecard import units
 from onecard.config.resolve import Resolved
 from onecard.findings import Finding
-from onecard.plan.counts import count_params, width_for_params
+from onecard.plan.counts import count_params, shape_for_count
 
-TOLERANCE = 0.1  # "~125M" for 123.59M is how people speak
+PARAMS_TOLERANCE = 0.15  # "~125M" for 123.59M is how people speak
+TOKENS_TOLERANCE = 0.05
 
 _PARAMS_IN_COMMENT = re.compile(r"~?\s*(\d+(?:\.\d+)?)\s*([MB])\b(?!\s*(?:tok|B\b))", re.ASCII)
 _PARAMS_IN_NAME = re.compile(r"(?:^|[-_/ ])(\d+(?:\.\d+)?)([mM])(?:$|[-_/ .])", re.ASCII)
@@ -52,10 +53,12 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
             for number, _ in _PARAMS_IN_NAME.findall(text):
                 said.setdefault(round(float(number) * 1e6), []).append((who, f"{key} = {text!r}"))
     for wanted, witnesses in said.items():
-        if any(abs(count - wanted) <= TOLERANCE * wanted for count in (params.total, params.nanogpt)):
+        if any(abs(count - wanted) <= PARAMS_TOLERANCE * wanted for count in (params.total, params.nanogpt)):
             continue
-        width = width_for_params(config, wanted)
-        reached = count_params(config.replace({"n_embd": width})).nanogpt
+        patch = shape_for_count(config, wanted)
+        reached = count_params(config.replace(patch)).nanogpt
+        shape = f"{patch['n_embd']}" + (f" with {patch['n_head']} heads" if "n_head" in patch else "")
+        flags = " ".join(f"--{key}={value}" for key, value in patch.items())
         who = " and ".join(dict.fromkeys(f"the {who}" if i == 0 else who for i, (who, _) in enumerate(witnesses)))
         yield Finding(
             rule="params-mismatch",
@@ -63,11 +66,11 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
             sure="high",
             what=f"{who} {'say' if len(witnesses) > 1 else 'says'} ~{units.count(wanted).replace('.00', '')}; "
             f"this config is {units.count(params.nanogpt)} "
-            f"(n_embd={config.n_embd}; {width} gives {units.count(reached)})",
+            f"(n_embd={config.n_embd}; {shape} gives {units.count(reached)})",
             why=f"parameters grow with the square of n_embd; this config's is set by {resolved.origins['n_embd']}",
-            fix=f"--n_embd={width} if that size was meant; otherwise mend the words",
+            fix=f"{flags} if that size was meant; otherwise mend the words",
             seen=tuple(words for _, words in witnesses),
-            patch={"n_embd": width},
+            patch=patch,
         )
 
 
@@ -108,7 +111,7 @@ def _tokens_said(resolved: Resolved) -> Iterator[Finding]:
     comment = resolved.comments.get(line, "") if line else ""
     for number, letter in _TOKENS.findall(comment):
         said = float(number) * _SCALE[letter]
-        if abs(config.total_tokens - said) > TOLERANCE * said:
+        if abs(config.total_tokens - said) > TOKENS_TOLERANCE * said:
             yield Finding(
                 rule="stale-comment",
                 severity="info",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from onecard.config.resolve import Resolved
 from onecard.config.schema import RunConfig
@@ -11,14 +12,26 @@ from onecard.errors import UsageError
 from onecard.findings import Finding
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.budget import Budget, Proposal, propose
+from onecard.plan.cards import Card
 from onecard.plan.counts import Params, count_params, flops_per_token
-from onecard.plan.fit import Fit, fit_config, shape_for_params
+from onecard.plan.fit import Fit, fit_config, fit_onecard, shape_for_params, train_command
 from onecard.plan.intent import intent_findings
 from onecard.plan.loss import LossForecast, forecast_loss
-from onecard.plan.memory.predict import Memory, predict_nanogpt
+from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.sensitivity import Change, single_changes
-from onecard.plan.speed import Speed, nearest_measured, predict_speed
+from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
+
+Trainers = Literal["both", "onecard", "nanogpt"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerPlan:
+    """The run under one trainer."""
+
+    memory: Memory
+    speed: Speed | None  # None where the card's speed is unknown
+    nearest_measured: str  # the measured run most like this one, and how it differs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +44,8 @@ class Plan:
     params: Params
     flops_per_token: int
     available_bytes: int | None  # what the driver may show for the process; None where no card is known
-    nanogpt: Memory | None  # memory under nanoGPT's own loop; None if not asked for
-    speed: Speed | None  # under nanoGPT; None where the card's speed is unknown
-    nearest_measured: str  # the measured run most like this one, and how it differs
+    nanogpt: TrainerPlan | None  # under nanoGPT's own loop; None if not asked for
+    onecard: TrainerPlan | None  # under onecard's; None if not asked for
     loss: LossForecast | None  # None where no law speaks of this vocabulary
     fixes: tuple[Fix, ...] = ()
     fit: Fit | None = None  # asked for with --fit
@@ -46,11 +58,44 @@ class Plan:
         return self.config.total_tokens / self.params.total
 
     @property
+    def first(self) -> TrainerPlan:
+        """The run as its user would start it: under nanoGPT, unless only onecard was asked for."""
+        planned = self.nanogpt or self.onecard
+        assert planned, "a plan is of at least one trainer"
+        return planned
+
+    @property
+    def trainers(self) -> dict[TrainerName, TrainerPlan]:
+        """The plans that were asked for, by trainer."""
+        asked: dict[TrainerName, TrainerPlan | None] = {"nanogpt": self.nanogpt, "onecard": self.onecard}
+        return {name: planned for name, planned in asked.items() if planned}
+
+    @property
     def fits(self) -> bool | None:
-        """Whether the run fits the card; None where nobody knows. With --fit: whether anything does."""
+        """Whether the run fits the card, under onecard where that was asked for; None where nobody knows.
+
+        With --fit: whether anything does.
+        """
         if self.fit:
             return self.fit.best is not None
-        return self.nanogpt.fits if self.nanogpt else None
+        verdicts = [planned.memory.fits for planned in (self.onecard, self.nanogpt) if planned]
+        return next((verdict for verdict in verdicts if verdict is not None), None)
+
+    @property
+    def source(self) -> str | None:
+        """The config as a command names it; None for the packaged default."""
+        return "CONFIG" if self.resolved.source == "standard input" else self.resolved.source
+
+    @property
+    def typed(self) -> dict[str, Any]:
+        """Keys set on the command line: no file holds them, so a command must."""
+        origins, config = self.resolved.origins, self.resolved.config
+        return {key: getattr(config, key) for key, origin in origins.items() if origin.startswith("--")}
+
+    @property
+    def train_command(self) -> str:
+        """What to type to run it as it is under onecard."""
+        return train_command(self.source, self.typed, trainer="onecard")
 
     @property
     def exit_code(self) -> int:
@@ -62,47 +107,71 @@ def make_plan(
     resolved: Resolved,
     place: Place | None = None,
     *,
-    nanogpt: bool = True,
+    trainer: Trainers = "both",
     fit: bool = False,
     params: int | None = None,
     budget: Budget | None = None,
     sensitivity: bool = False,
 ) -> Plan:
-    """The plan of a resolved config at a place (None: no card known), with what is asked for beside it."""
+    """The plan of a resolved config at a place (None: no card known), with what is asked for beside it.
+
+    With both trainers, what is fitted is onecard's run; what is proposed for a budget fits both.
+    """
     if params:
         resolved = _reshaped(resolved, params)
     config = settled(resolved.config, place)
     available_bytes = available(config, place)
     card = place.card if place else None
-    memory = predict_nanogpt(config, card, available_bytes=available_bytes) if nanogpt else None
-    fixes: list[Fix] = []
-    if memory:
-        other_bytes = place.other_bytes if place else 0
-        fixes = ranked_fixes(config, card, memory, available_bytes=available_bytes, other_bytes=other_bytes)
+    one: TrainerName = "onecard" if trainer == "onecard" else "nanogpt"
     if (fit or budget) and available_bytes is None:
         raise _needs_a_card("--fit" if fit else "--hours")
     proposals = None
     if budget and available_bytes is not None:
         if card is None or predict_speed(config, card) is None:
             raise _needs_a_card("--hours", "its speed is not known")
-        proposals = tuple(propose(config, card, available_bytes, budget))
-    return Plan(
+        proposals = tuple(propose(config, card, available_bytes, budget, trainer=one))
+    fitted = None
+    if fit and available_bytes is not None:
+        fitted = (fit_config if trainer == "nanogpt" else fit_onecard)(config, card, available_bytes)
+    nanogpt = None if trainer == "onecard" else _under_nanogpt(config, card, available_bytes)
+    onecard = None if trainer == "nanogpt" else _under_onecard(config, card, available_bytes)
+    plan = Plan(
         resolved=resolved,
         config=config,
         place=place,
         params=count_params(config),
         flops_per_token=flops_per_token(config),
         available_bytes=available_bytes,
-        nanogpt=memory,
-        speed=predict_speed(config, card),
-        nearest_measured=nearest_measured(config, card)[0],
+        nanogpt=nanogpt,
+        onecard=onecard,
         loss=forecast_loss(config),
-        fixes=tuple(fixes),
-        fit=fit_config(config, card, available_bytes) if fit and available_bytes is not None else None,
+        fit=fitted,
         proposals=proposals,
-        sensitivity=tuple(single_changes(config, card)) if sensitivity else None,
+        sensitivity=tuple(single_changes(config, card, trainer=one)) if sensitivity else None,
         findings=tuple(_most_urgent_first(intent_findings(resolved))),
     )
+    fixes = ranked_fixes(
+        config,
+        card,
+        plan.first.memory,
+        available_bytes=available_bytes,
+        other_bytes=place.other_bytes if place else 0,
+        trainer=one,
+        ours=onecard.memory if onecard else None,
+    )
+    return replace(plan, fixes=tuple(fixes))
+
+
+def _under_nanogpt(config: RunConfig, card: Card | None, available_bytes: int | None) -> TrainerPlan:
+    memory = predict_nanogpt(config, card, available_bytes=available_bytes)
+    nearest, _ = nearest_measured(config, card)
+    return TrainerPlan(memory=memory, speed=predict_speed(config, card), nearest_measured=nearest)
+
+
+def _under_onecard(config: RunConfig, card: Card | None, available_bytes: int | None) -> TrainerPlan:
+    memory = predict_onecard(config, card, available_bytes=available_bytes)
+    nearest, _ = nearest_measured(config, card, "onecard")
+    return TrainerPlan(memory=memory, speed=predict_speed(config, card, "onecard"), nearest_measured=nearest)
 
 
 def _reshaped(resolved: Resolved, params: int) -> Resolved:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,12 @@ from pydantic import ValidationError
 
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
-from onecard.plan.memory.predict import predict_nanogpt
+from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.speed import TrainerName
 
 SCALED = ("batch_size", "block_size", "n_embd", "n_layer", "vocab_size")
 SWITCHED: dict[str, tuple[Any, ...]] = {"dtype": ("bfloat16", "float16", "float32"), "compile": (True, False)}
+OUR_SWITCHES: dict[str, tuple[Any, ...]] = {"grad_checkpoint": ("none", "selective", "full")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,22 +28,24 @@ class Change:
     difference_bytes: int  # against the config as it is
 
 
-def single_changes(config: RunConfig, card: Card | None) -> list[Change]:
+def single_changes(config: RunConfig, card: Card | None, trainer: TrainerName = "nanogpt") -> list[Change]:
     """Every single change with what the driver would show, in the order of the keys."""
-    base = predict_nanogpt(config, card).process_bytes
+    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
+    switched = SWITCHED | (OUR_SWITCHES if trainer == "onecard" else {})
+    base = predict(config, card).process_bytes
     changes = []
-    for key, value, changed in _neighbours(config):
-        process = predict_nanogpt(changed, card).process_bytes
+    for key, value, changed in _neighbours(config, switched):
+        process = predict(changed, card).process_bytes
         changes.append(Change(key=key, value=value, process_bytes=process, difference_bytes=process - base))
     return changes
 
 
-def _neighbours(config: RunConfig) -> Iterator[tuple[str, Any, RunConfig]]:
+def _neighbours(config: RunConfig, switched: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Any, RunConfig]]:
     steps: list[tuple[str, Any]] = []
     for key in SCALED:
         value = getattr(config, key)
         steps += [(key, value // 2), (key, value * 2)]
-    for key, values in SWITCHED.items():
+    for key, values in switched.items():
         steps += [(key, value) for value in values if value != getattr(config, key)]
     for key, value in steps:
         try:

@@ -12,22 +12,10 @@ from onecard import units
 from onecard.plan.advice import Fix
 from onecard.plan.budget import Proposal, config_text
 from onecard.plan.counts import count_params
-from onecard.plan.fit import Candidate, Fit
+from onecard.plan.fit import PROGRAMS, Candidate, Fit
 from onecard.plan.loss import LossForecast
+from onecard.plan.make import Plan
 from onecard.plan.ranges import Range
-from onecard.plan.speed import Speed
-
-
-def speed_lines(speed: Speed, nearest: str) -> list[str]:
-    """Two lines: how fast, how long; and on what the figure stands."""
-    rate, total = speed.tokens_per_second, speed.total_seconds
-    spread = rate.high / rate.likely - 1
-    return [
-        f"{rate.likely / 1000:,.1f}k tokens/s (±{spread:.0%}), {speed.micro_batch_seconds.likely * 1000:,.0f} ms a "
-        f"micro-batch, {speed.mfu:.0%} of this card's peak; the run takes {units.duration(total.likely)} "
-        f"({units.duration(total.low)} to {units.duration(total.high)})",
-        f"{speed.basis}; nearest measured: {nearest}",
-    ]
 
 
 def loss_lines(loss: LossForecast) -> list[str]:
@@ -52,9 +40,11 @@ def print_fixes(fixes: Sequence[Fix], console: Console) -> None:
     table.add_column("speed", justify="right", no_wrap=True)
     table.add_column("fits", no_wrap=True)
     table.add_column("how", overflow="fold")
+    first = fixes[-1].trainer  # what cannot be changed in the config stands last, and speaks of the run as asked
     for fix in fixes:
         flags = " ".join(f"--{key}={value}" for key, value in fix.patch.items())
-        how = " ".join(word for word in (fix.environment, flags, fix.code) if word) or fix.why
+        program = "" if fix.trainer == first else PROGRAMS[fix.trainer]
+        how = " ".join(word for word in (fix.environment, program, flags, fix.code) if word) or fix.why
         fits = {True: "yes", False: "no", None: "?"}[fix.fits]
         table.add_row(fix.what, f"{fix.saves_bytes / units.MIB:,.0f}", _speed_change(fix), fits, how)
     console.print(table)
@@ -66,8 +56,9 @@ def _speed_change(fix: Fix) -> str:
     return "same" if abs(fix.slowdown) < 0.005 else f"{1 / (1 + fix.slowdown) - 1:+.0%}"
 
 
-def print_fit(fit: Fit, source: str | None, console: Console) -> None:
+def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
     """The fastest config that fits, or the least change that would."""
+    source, typed = plan.source, plan.typed
     console.print()
     if fit.best is None:
         console.print(Text("nothing fits: not even one sequence at a time", style="bold red"))
@@ -75,22 +66,23 @@ def print_fit(fit: Fit, source: str | None, console: Console) -> None:
             smaller = fit.smallest
             console.print(
                 f"the largest model of this kind that would: {_shape(smaller)}, {units.mib(smaller.process_bytes)}; "
-                f"{smaller.command(source)}",
+                f"{smaller.command(source, typed)}",
                 soft_wrap=True,
             )
         return
     kept = "the same tokens per update" if fit.tokens_kept else f"{fit.best.config.tokens_per_step:,} tokens per update"
     console.print(Text.assemble(("fit", "bold green"), f"  {_shape(fit.best)}, {kept}"))
-    console.print(f"  {fit.best.command(source)}", soft_wrap=True)
+    console.print(f"  {fit.best.command(source, typed)}", soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("micro-batch", "accumulation", "segments", "MiB", "tokens/s", "fits"):
+    ours = fit.best.trainer == "onecard"
+    for heading in ("micro-batch", "accumulation", "recomputed" if ours else "segments", "MiB", "tokens/s", "fits"):
         table.add_column(heading, justify="right", no_wrap=True)
     for candidate in fit.candidates[:8]:
         rate = candidate.speed.tokens_per_second.likely if candidate.speed else None
         table.add_row(
             str(candidate.config.batch_size),
             str(candidate.config.gradient_accumulation_steps),
-            "expandable" if candidate.expandable_segments else "default",
+            candidate.config.grad_checkpoint if ours else "expandable" if candidate.expandable_segments else "default",
             f"{candidate.process_bytes / units.MIB:,.0f}",
             f"{rate:,.0f}" if rate else "?",
             ("yes, chosen" if candidate is fit.best else "yes") if candidate.fits else "no",
@@ -98,6 +90,8 @@ def print_fit(fit: Fit, source: str | None, console: Console) -> None:
     console.print(table)
     for warning in fit.warnings:
         console.print(Text.assemble(("warning", "yellow"), f": {warning}"))
+    if plan.nanogpt and ours:
+        console.print(Text("for nanoGPT: the same with --trainer nanogpt", style="dim"))
 
 
 def _shape(candidate: Candidate) -> str:

@@ -9,28 +9,29 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
-from onecard.plan.make import Plan
 from onecard.plan.memory.predict import PROCESS, Memory
 from onecard.plan.seen import Seen
 from onecard.plan.sensitivity import Change
+from onecard.plan.speed import TrainerName
 
 BAR_CELLS = 40
 SMALL_SHARE = 0.01  # parts below it share a line
+TRAINER_NAMES: dict[TrainerName, str] = {"nanogpt": "nanoGPT", "onecard": "onecard"}
 PHASE_NAMES = {"eval0": "first evaluation", "train": "training", "eval": "later evaluations"}
 
 
-def print_memory(plan: Plan, memory: Memory, console: Console) -> None:
-    """The memory section of a plan, for nanoGPT's own loop."""
+def print_memory(memory: Memory, console: Console, *, trainer: TrainerName, available_bytes: int | None) -> None:
+    """The memory section of a plan, for one trainer's loop."""
     console.print()
-    console.print(Text.assemble(("memory under nanoGPT", "bold"), ("  predicted", "dim")))
-    console.print(_verdict(plan, memory), soft_wrap=True)
+    console.print(Text.assemble((f"memory under {TRAINER_NAMES[trainer]}", "bold"), ("  predicted", "dim")))
+    console.print(_verdict(memory, available_bytes), soft_wrap=True)
     console.print(_parts_table(memory))
     console.print(_phases_line(memory))
     console.print(Text("assumed: " + "; ".join(memory.assumptions), style="dim"))
 
 
-def _verdict(plan: Plan, memory: Memory) -> Text:
-    needed, available = memory.process_bytes, plan.available_bytes
+def _verdict(memory: Memory, available: int | None) -> Text:
+    needed = memory.process_bytes
     shown = f"the driver will show {units.mib(needed)} for the process"
     if available is None:
         return Text(f"{shown}; no card to set it against")

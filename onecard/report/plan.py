@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 
 from rich.console import Console
 from rich.table import Table
@@ -10,10 +11,11 @@ from rich.text import Text
 
 from onecard import units
 from onecard.config.schema import KEYS
-from onecard.plan.make import Plan
+from onecard.plan.advice import is_roomy
+from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.place import Place
-from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals, speed_lines
-from onecard.report.memory import print_memory, print_sensitivity
+from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
+from onecard.report.memory import TRAINER_NAMES, print_memory, print_sensitivity
 from onecard.report.talk import print_findings
 
 
@@ -24,13 +26,14 @@ def print_plan(plan: Plan, console: Console, *, explain: bool = False) -> None:
         print_proposals(plan.proposals, console)
         return
     console.print(Text(plan.resolved.source or "the packaged default (no config named)", style="bold"))
-    console.print(_grid([*_run_lines(plan), *_place_lines(plan.place), *_forecast_lines(plan)]))
-    if plan.nanogpt:
-        print_memory(plan, plan.nanogpt, console)
+    console.print(_grid([*_run_lines(plan), *_place_lines(plan.place), *_loss_lines(plan)]))
+    print_trainers(plan, console)
+    for name, planned in plan.trainers.items():
+        print_memory(planned.memory, console, trainer=name, available_bytes=plan.available_bytes)
     if plan.fixes and needs_fixing(plan):
         print_fixes(plan.fixes, console)
     if plan.fit:
-        print_fit(plan.fit, plan.resolved.source, console)
+        print_fit(plan.fit, plan, console)
     if plan.sensitivity is not None:
         print_sensitivity(plan.sensitivity, console)
     print_findings(plan.findings, console)
@@ -78,19 +81,57 @@ def _run_lines(plan: Plan) -> Iterator[Line]:
     yield "precision", f"{config.dtype}, {'compiled' if config.compile else 'eager'}"
 
 
-def _forecast_lines(plan: Plan) -> Iterator[Line]:
-    speed = speed_lines(plan.speed, plan.nearest_measured) if plan.speed else ["unknown: no card whose speed is known"]
-    loss = loss_lines(plan.loss) if plan.loss else ["unknown: the scaling law speaks of words' parts, not of letters"]
-    for label, lines in (("speed", speed), ("loss", loss)):
-        yield label, lines[0]
-        yield from (("", line) for line in lines[1:])
+def _loss_lines(plan: Plan) -> Iterator[Line]:
+    lines = loss_lines(plan.loss) if plan.loss else ["unknown: the scaling law speaks of words' parts, not of letters"]
+    yield "loss", lines[0]
+    yield from (("", line) for line in lines[1:])
+
+
+def print_trainers(plan: Plan, console: Console) -> None:
+    """The trainers side by side: memory, verdict and speed, and what the speeds stand on."""
+    console.print()
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("predicted", style="bold", no_wrap=True)
+    columns = [_trainer_column(planned, plan.available_bytes) for planned in plan.trainers.values()]
+    for name in plan.trainers:
+        table.add_column(f"under {TRAINER_NAMES[name]}")
+    for label in columns[0]:
+        table.add_row(label, *(column[label] for column in columns))
+    console.print(table)
+    for name, planned in plan.trainers.items():
+        if planned.speed:
+            basis = (
+                f"{TRAINER_NAMES[name]}'s speed: {planned.speed.basis}; nearest measured: {planned.nearest_measured}"
+            )
+            console.print(Text(basis, style="dim"))
+    if plan.nanogpt and plan.onecard and plan.nanogpt.memory.fits is False and plan.onecard.memory.fits:
+        console.print(Text("nanoGPT does not fit, onecard does:", style="bold"), plan.train_command, soft_wrap=True)
+
+
+def _trainer_column(planned: TrainerPlan, available_bytes: int | None) -> dict[str, str]:
+    """Label and words, line by line."""
+    memory, speed = planned.memory, planned.speed
+    lines = {"memory": f"{units.mib(memory.process_bytes)} for the process"}
+    if available_bytes is None:
+        lines["fits"] = "no card to set it against"
+    elif memory.fits:
+        barely = ", barely" if memory.tight else ""
+        lines["fits"] = f"yes{barely}, {units.mib(available_bytes - memory.process_bytes)} left"
+    else:
+        lines["fits"] = f"no, {units.mib(memory.process_bytes - available_bytes)} too much"
+    if speed is None:
+        return lines | {"speed": "unknown: no card whose speed is known"}
+    low, likely, high = (units.duration(seconds) for seconds in astuple(speed.total_seconds))
+    return lines | {
+        "speed": f"{speed.tokens_per_second.likely / 1000:,.1f}k tokens/s (±{speed.spread:.0%})",
+        "": f"{speed.micro_batch_seconds.likely * 1000:,.0f} ms a micro-batch, MFU {speed.mfu:.0%}",
+        "the run takes": f"{likely} ({low} to {high})",
+    }
 
 
 def needs_fixing(plan: Plan) -> bool:
     """Whether the run does not fit, or with less than a tenth of the card to spare."""
-    if plan.nanogpt is None or plan.available_bytes is None:
-        return False
-    return plan.nanogpt.process_bytes > 0.9 * plan.available_bytes
+    return plan.available_bytes is not None and not is_roomy(plan.first.memory, plan.available_bytes)
 
 
 def _place_lines(place: Place | None) -> Iterator[Line]:

@@ -10,8 +10,7 @@ from onecard.plan.budget import Proposal
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Candidate, Fit
 from onecard.plan.loss import LossForecast
-from onecard.plan.make import Plan
-from onecard.plan.memory.predict import Memory
+from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.place import Place
 from onecard.plan.ranges import Range
 from onecard.plan.seen import Seen
@@ -35,30 +34,31 @@ def plan_json(plan: Plan, *, seen: Seen | None = None) -> dict[str, Any]:
         "tokens_per_parameter": plan.tokens_per_parameter,
         "gpu": _place_json(plan.place) if plan.place else None,
         "trainers": {
-            "nanogpt": _trainer_json(plan.nanogpt, plan) if plan.nanogpt else None,
-            "onecard": None,
+            "nanogpt": _trainer_json(plan.nanogpt) if plan.nanogpt else None,
+            "onecard": _trainer_json(plan.onecard) if plan.onecard else None,
         },
         "loss": _loss_json(plan.loss, plan.tokens_per_parameter) if plan.loss else None,
-        "fixes": [_fix_json(fix, plan.resolved.source) for fix in plan.fixes],
+        "fixes": [_fix_json(fix, plan) for fix in plan.fixes],
         "findings": [finding.as_json() for finding in plan.findings],
     }
     if plan.fit:
-        made["fit"] = _fit_json(plan.fit, plan.resolved.source)
+        made["fit"] = _fit_json(plan.fit, plan)
     if plan.proposals is not None:
         made["proposals"] = [_proposal_json(proposal) for proposal in plan.proposals]
     if plan.sensitivity is not None:
         made["sensitivity"] = [asdict(change) for change in plan.sensitivity]
     if seen is not None:
-        predicted = plan.nanogpt.process_bytes if plan.nanogpt else None
+        predicted = plan.first.memory.process_bytes
         made["seen"] = asdict(seen) | {
             "other_bytes": seen.other_bytes,
             "predicted_bytes": predicted,
-            "unexplained_bytes": None if predicted is None else seen.process_bytes - predicted,
+            "unexplained_bytes": seen.process_bytes - predicted,
         }
     return made
 
 
-def _trainer_json(memory: Memory, plan: Plan) -> dict[str, Any]:
+def _trainer_json(planned: TrainerPlan) -> dict[str, Any]:
+    memory, speed = planned.memory, planned.speed
     return {
         "fits": memory.fits,
         "ran_out": memory.ran_out,
@@ -77,7 +77,7 @@ def _trainer_json(memory: Memory, plan: Plan) -> dict[str, Any]:
             {"name": part.name, "phase": part.phase, "bytes": part.size_bytes, "why": part.why} for part in memory.parts
         ],
         "assumptions": list(memory.assumptions),
-        "speed": _speed_json(plan.speed) | {"nearest_measured": plan.nearest_measured} if plan.speed else None,
+        "speed": _speed_json(speed) | {"nearest_measured": planned.nearest_measured} if speed else None,
     }
 
 
@@ -109,14 +109,15 @@ def _loss_json(loss: LossForecast, tokens_per_parameter: float) -> dict[str, Any
     }
 
 
-def _fix_json(fix: Fix, source: str | None) -> dict[str, Any]:
+def _fix_json(fix: Fix, plan: Plan) -> dict[str, Any]:
     return {
         "name": fix.name,
         "what": fix.what,
+        "trainer": fix.trainer,
         "patch": dict(fix.patch),
         "environment": fix.environment,
         "code": fix.code,
-        "command": fix.command(source),
+        "command": fix.command(plan.source, plan.typed),
         "saves_bytes": fix.saves_bytes,
         "slowdown": fix.slowdown,
         "fits": fix.fits,
@@ -124,11 +125,11 @@ def _fix_json(fix: Fix, source: str | None) -> dict[str, Any]:
     }
 
 
-def _fit_json(fit: Fit, source: str | None) -> dict[str, Any]:
+def _fit_json(fit: Fit, plan: Plan) -> dict[str, Any]:
     best = fit.best
     return {
         "patch": best.patch if best else None,
-        "command": best.command(source) if best else None,
+        "command": best.command(plan.source, plan.typed) if best else None,
         "tokens_kept": fit.tokens_kept,
         "best": _candidate_json(best) if best else None,
         "candidates": [_candidate_json(candidate) for candidate in fit.candidates],
@@ -139,6 +140,7 @@ def _fit_json(fit: Fit, source: str | None) -> dict[str, Any]:
 
 def _candidate_json(candidate: Candidate) -> dict[str, Any]:
     return {
+        "trainer": candidate.trainer,
         "patch": candidate.patch,
         "expandable_segments": candidate.expandable_segments,
         "params": count_params(candidate.config).nanogpt,

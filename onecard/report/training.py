@@ -10,7 +10,11 @@ from rich.text import Text
 
 from onecard import units
 from onecard.config.schema import RunConfig
-from onecard.runs.records import Checkpoint, End, Eval, Oom, Record, Start, Step
+from onecard.plan.cards import Card, matching_cards
+from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step
+
+PARTED = 0.03  # of the planned memory
+SETTLED_STEP = 3  # compiled, recorded, the optimizer's state made
 
 
 class TrainingDisplay:
@@ -24,7 +28,10 @@ class TrainingDisplay:
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._val = ""
-        self._waited = 0.0
+        self._saved = ""
+        self._planned_bytes: int | None = None
+        self._card: Card | None = None
+        self._parted = False  # whether it was said that measured and planned memory part
 
     def __enter__(self) -> Self:
         if self.live:
@@ -53,14 +60,20 @@ class TrainingDisplay:
             case Eval():
                 self._eval(record)
             case Checkpoint() if not self.nanogpt:
+                self._saved = f"saved at {record.step:,}"
                 self._say(f"saved {record.path} ({record.reason}, {record.seconds or 0:.1f} s)", style="dim")
             case Oom():
                 self._oom(record)
+            case FindingRecord(finding=found):
+                self._say(f"{found.severity}: {found.what}; {found.fix}  [{found.rule}]", style="yellow")
             case End():
                 self._end(record)
 
     def _start(self, record: Start) -> None:
         where = record.card or record.device
+        self._planned_bytes = record.predicted_process_bytes
+        known = matching_cards(record.card) if record.card else ()
+        self._card = known[0] if known else None
         begun = f"resumed from {record.resumed_from}" if record.resumed_from else "from the beginning"
         if not self.nanogpt:
             self._say(f"training on {where}, {begun}, to step {self.config.max_iters:,}")
@@ -68,6 +81,7 @@ class TrainingDisplay:
             self._progress.update(self._task, completed=record.step)
 
     def _step(self, record: Step) -> None:
+        self._compare_with_plan(record)
         if self._progress:
             self._progress.update(self._task, completed=record.step, description=self._figures(record))
         if record.step % self.config.log_interval and record.step != self.config.max_iters:
@@ -89,11 +103,39 @@ class TrainingDisplay:
             figures.append(f"{record.tokens_per_second / 1000:,.1f}k tokens/s")
         if record.mfu is not None:
             figures.append(f"MFU {record.mfu:.0%}")
-        if record.reserved_bytes is not None:
-            figures.append(f"VRAM {units.gib(record.reserved_bytes)}")
+        if (used := self._used_bytes(record)) is not None:
+            figures.append(self._memory(used))
         if record.data_wait_seconds and record.seconds and record.data_wait_seconds > 0.02 * record.seconds:
             figures.append(f"waiting for data {record.data_wait_seconds / record.seconds:.0%}")
+        if self._saved and self._progress:
+            figures.append(self._saved)
         return "  ".join(figures)
+
+    def _used_bytes(self, record: Step) -> int | None:
+        """What the driver shows for the process: the allocator's highest mark and the context."""
+        if record.reserved_bytes is None:
+            return None
+        return record.reserved_bytes + (self._card.context_bytes if self._card else 0)
+
+    def _memory(self, used_bytes: int) -> str:
+        words = f"VRAM {units.gib(used_bytes)}"
+        planned = f" of {units.gib(self._planned_bytes)} planned" if self._planned_bytes else ""
+        card = f", card {units.gib(self._card.vram_bytes)}" if self._card else ""
+        return words + planned + card
+
+    def _compare_with_plan(self, record: Step) -> None:
+        """Say once if memory is not what was planned; from the third update on nothing new is allocated."""
+        used = self._used_bytes(record)
+        if self._parted or used is None or not self._planned_bytes or record.step < SETTLED_STEP or self.nanogpt:
+            return
+        off = used / self._planned_bytes - 1
+        if abs(off) > PARTED:
+            self._parted = True
+            self._say(
+                f"memory is {off:+.1%} off the plan: {units.mib(used)} instead of {units.mib(self._planned_bytes)}; "
+                "please report it with the run's config.json",
+                style="yellow",
+            )
 
     def _eval(self, record: Eval) -> None:
         if record.val_loss is None or record.train_loss is None:

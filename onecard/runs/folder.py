@@ -13,14 +13,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, MachineError
 from onecard.runs.files import write_atomically, writing
 from onecard.runs.lock import Lock
 from onecard.runs.records import End, Eval, History, Record, Start, Step, each_step_once, read_lines, to_line
 
+if TYPE_CHECKING:
+    import pandas
+
 CONFIG, RECORDS, CHECKPOINTS, LOCK = "config.json", "records.jsonl", "checkpoints", "lock"
+STEP_COLUMNS = (
+    *("loss", "lr", "grad_norm", "seconds", "elapsed_seconds", "tokens_per_second", "mfu"),
+    *("allocated_bytes", "reserved_bytes", "data_wait_seconds"),
+)
+EVAL_COLUMNS = ("train_loss", "val_loss", "train_loss_error", "val_loss_error", "bits_per_byte", "block_size")
 _CHECKPOINT = re.compile(r"step-(\d{8,18})", re.ASCII)
 
 
@@ -67,6 +75,31 @@ class Run:
     def last_step(self) -> int:
         """Updates recorded; 0 before the first."""
         return self.steps[-1].step if self.steps else 0
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row a step, indexed by step, and in its columns what was recorded of the step and evaluated there.
+
+        What is not known is NaN: most steps are not evaluated, and step 0 is nothing but evaluated. Needs pandas.
+
+        >>> load_run("runs/default").to_pandas()[["loss", "val_loss"]].plot()  # doctest: +SKIP
+        """
+        try:
+            import pandas
+        except ImportError as problem:
+            raise MachineError(
+                "to_pandas needs pandas",
+                why="it cannot be imported here",
+                fix="pip install pandas   (records without it: run.steps, run.evals)",
+                name="missing-package",
+            ) from problem
+        rows: dict[int, dict[str, object]] = {}
+        for step in self.steps:
+            rows[step.step] = {name: getattr(step, name) for name in ("tokens", *STEP_COLUMNS)}
+        for found in self.evals:
+            rows.setdefault(found.step, {}).update({name: getattr(found, name) for name in ("tokens", *EVAL_COLUMNS)})
+        columns = ["tokens", *STEP_COLUMNS, *EVAL_COLUMNS]
+        table = pandas.DataFrame([rows[number] for number in sorted(rows)], columns=columns, index=sorted(rows))
+        return table.rename_axis("step").apply(pandas.to_numeric)
 
 
 class RunFolder:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from onecard.runs.records import Record
+from onecard.runs.folder import Run
+from onecard.runs.records import History, NotARecord, Record, Start, Unknown, each_step_once, from_line, read_lines
 
 LogFormat = Literal[
     "onecard", "nanogpt", "llm.c", "modded-nanogpt", "nanochat", "hf-trainer", "minimal", "messages"
@@ -42,7 +43,8 @@ class LoggedRun:
 
     In records of foreign logs `more` also holds what our records have no field for: "printed_mfu" (0 to 1),
     "printed_seconds" (as printed, evaluation and checkpoint included), "printed_tokens_per_second",
-    "last_micro_batch": True where the loss is of one micro-batch only.
+    "last_micro_batch": True where the loss is of one micro-batch only, "smoothed": True where it is a running mean,
+    "seconds_per_step" (a program's own average), "elapsed_seconds" (of evaluations), "lr_multiplier", "epoch".
     """
 
     source: str  # file name, or "stdin"
@@ -58,3 +60,42 @@ class LoggedRun:
     printed: Mapping[str, Line] = field(default_factory=dict)  # field name -> the line that says so
     messages: tuple[Message, ...] = ()
     unread_lines: int = 0  # lines that belonged to no record
+    config_source: tuple[Line, ...] = ()  # the config file as the log repeats it, comments included
+    unresolved: frozenset[str] = frozenset()  # keys whose value only running the config would give
+    printed_flops_per_token: float | None = None
+    printed_seconds_per_step: float | None = None  # a program's own average
+    kept_one_step_in: int = (
+        1  # of a log with very many steps, one in so many is kept (and every loss that is no number)
+    )
+
+
+def logged_run(run: Run) -> LoggedRun:
+    """A run folder of ours, in the shape that logs of other programs are read into."""
+    return _ours(run.history, source=str(run.path), config=run.config)
+
+
+def recorded_run(lines: Iterable[bytes], *, source: str) -> LoggedRun:
+    """The run in lines of a records.jsonl, without the folder around it."""
+    return _ours(read_lines(lines), source=source, config=None)
+
+
+def holds_record(line: bytes) -> bool:
+    """Whether a line is one of a records.jsonl."""
+    try:
+        return not isinstance(from_line(line), Unknown)
+    except NotARecord:
+        return False
+
+
+def _ours(history: History, *, source: str, config: Mapping[str, object] | None) -> LoggedRun:
+    records = each_step_once(history.records)
+    starts = [record for record in records if isinstance(record, Start)]
+    stated = config if config is not None else starts[-1].config if starts else {}
+    return LoggedRun(
+        source=source,
+        format="onecard",
+        records=records,
+        config=dict(stated),
+        card_name=next((start.card for start in reversed(starts) if start.card), None),
+        unread_lines=history.damaged_lines,
+    )

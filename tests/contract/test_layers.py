@@ -22,6 +22,7 @@ LAYERS = {
     "onecard.ui": 8,
     "onecard.cli": 9,
     "onecard.__main__": 10,
+    "onecard.api": 10,
     "onecard": 10,  # the package itself re-exports from below, lazily
 }
 PURE = ("onecard.plan", "onecard.doctor")

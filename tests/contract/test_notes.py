@@ -86,12 +86,16 @@ def test_which_accumulation_for_half_a_million_tokens_at_batch_8(onecard: Comman
 
 
 def test_under_4_gb(onecard: Command) -> None:
-    plan = asked(onecard, NOTE_001, "--vram", "4GiB", "--fit")
-    best = plan["fit"]["best"]
-    assert best["fits"]
-    assert best["process_bytes"] <= 4 * 2**30
-    assert best["tokens_per_step"] == plan["tokens_per_step"]
-    assert plan["fit"]["command"].startswith(("python train.py", "PYTORCH_CUDA_ALLOC_CONF"))
+    for trainer, programs in (
+        ("both", ("onecard train",)),
+        ("nanogpt", ("python train.py", "PYTORCH_CUDA_ALLOC_CONF")),
+    ):
+        plan = asked(onecard, NOTE_001, "--vram", "4GiB", "--fit", "--trainer", trainer)
+        best = plan["fit"]["best"]
+        assert best["fits"]
+        assert best["process_bytes"] <= 4 * 2**30
+        assert best["tokens_per_step"] == plan["tokens_per_step"]
+        assert plan["fit"]["command"].startswith(programs)
 
 
 def test_what_for_a_weekend_on_a_4070(onecard: Command) -> None:

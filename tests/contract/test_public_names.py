@@ -1,19 +1,53 @@
-"""What a program may import, and nothing else."""
+"""What a program may import, and nothing else: light to import, typed, documented with an example."""
 
+import inspect
 import subprocess
 import sys
+import typing
+
+import pytest
 
 import onecard
 import onecard.plan
+from tests.contract.conftest import ROOT
+
+NAMES = ["OnecardError", "Run", "__version__", "compare_runs", "diagnose", "load_run", "make_plan"]
 
 
 def test_the_package_offers_what_the_contract_names() -> None:
-    assert onecard.__all__ == ["__version__", "load_run", "make_plan"]
+    assert onecard.__all__ == NAMES
     for name in onecard.__all__:
         assert getattr(onecard, name) is not None
+    assert set(NAMES) <= set(dir(onecard))
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="make_plans"):
+        _ = onecard.make_plans  # type: ignore[attr-defined]
 
 
 def test_importing_onecard_is_light() -> None:
-    code = "import sys, onecard; print('pydantic' in sys.modules, 'torch' in sys.modules)"
+    code = "import sys, onecard; print('pydantic' in sys.modules, 'torch' in sys.modules, 'click' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False False"
+    assert done.stdout.strip() == "False False False"
+
+
+@pytest.mark.parametrize("name", ["make_plan", "diagnose", "compare_runs"])
+def test_functions_are_typed_and_show_an_example(name: str) -> None:
+    function = getattr(onecard, name)
+    signature = inspect.signature(function)
+    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in signature.parameters.values())
+    assert signature.return_annotation is not inspect.Signature.empty
+    assert ">>> " in (function.__doc__ or "")
+
+
+def test_to_pandas_is_typed_and_shows_an_example() -> None:
+    assert ">>> " in (onecard.Run.to_pandas.__doc__ or "")
+    assert typing.get_overloads(onecard.Run.to_pandas) == []
+    assert "DataFrame" in str(onecard.Run.to_pandas.__annotations__["return"])
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    page = (ROOT / "docs/reference/python.md").read_text()
+    for name in [*(f"onecard.{name}" for name in NAMES), "Run.to_pandas"]:
+        assert name in page, name

@@ -2,7 +2,9 @@
 
 Measured on an NVIDIA H200, torch 2.11.0+cu130, 2026-11-15, by bench/nanogpt_memory.py. Shapes, batches, vocabularies,
 dtypes and allocator settings drawn at random (nanogpt_h200_check.csv), and runs under a cap chosen between what they
-allocate and what they would reserve (nanogpt_h200_caps*.csv).
+allocate and what they would reserve (nanogpt_h200_caps*.csv). These rows shared Inductor's cache on disk: what one had
+timed, another did not time again. test_own_cache_rows.py has rows with a cache each, as the plan assumes; a row that
+missed a limit here was measured again there, and counts as measured there.
 """
 
 import pytest
@@ -16,6 +18,8 @@ CHECK = measured_rows(GOLDEN / "nanogpt_h200_check.csv")
 EAGER = [row for row in CHECK if not row.config.compile]
 COMPILED = [row for row in CHECK if row.config.compile]
 CAPPED = [*measured_rows(GOLDEN / "nanogpt_h200_caps.csv"), *measured_rows(GOLDEN / "nanogpt_h200_caps_check.csv")]
+MEASURED_AGAIN = {row.name: row for row in measured_rows(GOLDEN / "nanogpt_h200_own_cache.csv")}
+WITH_A_SHARED_CACHE = {"6/8/512 T1024 B4x4 V32768 float16 compiled"}  # misses a limit as first measured
 
 
 def named(row: Measured) -> str:
@@ -35,7 +39,6 @@ def test_eager_first_evaluations_are_allocated_within_one_percent(row: Measured)
 
 @pytest.mark.parametrize("row", COMPILED, ids=named)
 def test_compiled_first_evaluations_lie_between_a_warm_and_a_cold_cache(row: Measured) -> None:
-    # rows of one batch share Inductor's cache on disk, so a kernel may have been tuned by another row before
     warm = replay(compiled_tape(row.config, device_of(CARD), cold=False), expandable_segments=row.expandable)
     low, high = sorted((warm.phases["eval0"].allocated_bytes, row.predicted.phases["eval0"].allocated_bytes))
     assert low * 0.99 < row.allocated_bytes("eval0") < high * 1.01
@@ -47,21 +50,21 @@ def test_eager_reserved_is_within_half_a_percent_on_nine_rows_of_ten_and_five_pe
     assert errors.largest < 0.05
 
 
-def test_compiled_reserved_is_within_eight_percent_on_nine_rows_of_ten() -> None:
+def test_compiled_reserved_is_within_one_percent_on_nine_rows_of_ten() -> None:
     for phase in ("eval0", "train", "eval"):
-        assert Errors.of(row.reserved_error(phase) for row in COMPILED).nine_of_ten < 0.08
+        assert Errors.of(row.reserved_error(phase) for row in COMPILED).nine_of_ten < 0.01
 
 
-@pytest.mark.parametrize("row", EAGER, ids=named)
+@pytest.mark.parametrize("row", [row for row in CHECK if row.name not in WITH_A_SHARED_CACHE], ids=named)
 def test_the_process_is_within_five_percent(row: Measured) -> None:
     assert abs(row.process_error) < 0.05
 
 
-def test_the_compiled_process_is_within_five_percent_but_for_one_row() -> None:
-    # 6/8/512 with V 32768 asks for one 160 MiB segment less than predicted: +5.8 %, not understood yet
-    errors = Errors.of(row.process_error for row in COMPILED)
-    assert errors.values[-2] < 0.05
-    assert errors.largest < 0.06
+@pytest.mark.parametrize("name", sorted(WITH_A_SHARED_CACHE))
+def test_the_process_is_exact_where_a_row_with_a_shared_cache_was_measured_again(name: str) -> None:
+    (old,) = [row for row in CHECK if row.name == name]
+    assert abs(old.process_error) > 0.05  # else it need not be told apart
+    assert MEASURED_AGAIN[name].process_error == 0
 
 
 @pytest.mark.parametrize("row", CAPPED, ids=named)

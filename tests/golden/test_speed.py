@@ -1,13 +1,15 @@
 """Measured speeds of nanoGPT lie inside the predicted ranges.
 
 H200: torch 2.11.0+cu130, 2026-11-15, nanoGPT 3adf61e, by bench/nanogpt_speed.py; nanogpt_h200_speed.csv on an idle
-machine, nanogpt_h200_speed_kernels.csv beside other work, so that only its kernels count. RTX 4070: public logs.
+machine, nanogpt_h200_speed_host.csv too (rows with biases, and small ones that wait for launches),
+nanogpt_h200_speed_kernels.csv beside other work, so that only its kernels count. RTX 4070: public logs.
 """
 
 import pytest
 
 from bench.speed_errors import (
     H200,
+    HOST_NAMES,
     RTX_4070,
     Row,
     errors_of,
@@ -15,6 +17,7 @@ from bench.speed_errors import (
     fit_geforce,
     fit_h200,
     h200_rows,
+    launches,
     rtx_4070_rows,
 )
 from onecard.config.schema import RunConfig
@@ -25,6 +28,8 @@ from onecard.plan.speed.rates import ADA_GEFORCE_RATES, H200_RATES
 ROWS = h200_rows()
 TIMED = [row for row in [*ROWS, *rtx_4070_rows()] if row.step_seconds]
 PROFILED = [row for row in ROWS if row.matmul_seconds]
+LARGE = [row for row in PROFILED if row.config.batch_size * row.config.block_size >= 8192]
+SMALL = [row for row in PROFILED if row not in LARGE]
 PUBLIC_40M = RunConfig(
     n_embd=384, batch_size=16, gradient_accumulation_steps=32, dropout=0.1, eval_interval=500, max_iters=20_000
 )
@@ -50,12 +55,25 @@ def test_the_eight_published_rows_are_within_twelve_percent(row: Row) -> None:
     assert speed.tokens_per_second.likely == pytest.approx(row.tokens_per_second, rel=0.12)
 
 
-@pytest.mark.parametrize("row", PROFILED, ids=named)
+@pytest.mark.parametrize("row", LARGE, ids=named)
 def test_every_kind_of_kernel_is_about_right(row: Row) -> None:
     times = step_times(row.config, row.card, H200_RATES)
     assert times.matmuls == pytest.approx(row.matmul_seconds, rel=0.10)
     assert times.attention == pytest.approx(row.attention_seconds, rel=0.15)
     assert times.memory_bound + times.loss + times.optimizer == pytest.approx(row.rest_seconds, rel=0.10)
+
+
+@pytest.mark.parametrize("row", SMALL, ids=named)
+def test_kernels_of_fewer_than_8192_tokens_are_within_a_quarter(row: Row) -> None:
+    times = step_times(row.config, row.card, H200_RATES)
+    assert times.matmuls == pytest.approx(row.matmul_seconds, rel=0.25)
+    assert times.attention == pytest.approx(row.attention_seconds, rel=0.25)
+    assert times.memory_bound + times.loss + times.optimizer == pytest.approx(row.rest_seconds, rel=0.25)
+
+
+@pytest.mark.parametrize("row", PROFILED, ids=named)
+def test_the_launches_of_a_step_are_counted(row: Row) -> None:
+    assert launches(row.config) == pytest.approx(row.launches, rel=0.07)
 
 
 @pytest.mark.parametrize(
@@ -83,16 +101,23 @@ def test_the_40m_run_took_about_the_hours_its_log_shows() -> None:
 
 def test_the_rates_are_what_the_fit_says() -> None:
     again, geforce = fit_h200(ROWS), fit_geforce(rtx_4070_rows()[:2])
-    for name in ("matmul_share", "attention_share", "host_seconds_per_layer"):
+    for name in ("matmul_share", "attention_share", "kernel_seconds"):
         assert getattr(again, name) == pytest.approx(getattr(H200_RATES, name), rel=0.02)
+    for name in HOST_NAMES:
+        assert getattr(again.host, name) == pytest.approx(getattr(H200_RATES.host, name), rel=0.02)
     assert geforce.matmul_share == pytest.approx(ADA_GEFORCE_RATES.matmul_share, rel=0.02)
 
 
 @pytest.mark.slow
-def test_rows_left_out_of_the_fit_are_within_twenty_percent_but_for_one_bound_by_launches() -> None:
+def test_rows_left_out_of_the_fit_are_within_a_quarter_and_all_but_two_within_fifteen_percent() -> None:
     errors = [error for error in errors_of(ROWS, ROWS, fit_h200, H200_RATES) if error.left_out is not None]
-    far = [error for error in errors if abs(error.left_out or 0) > 0.20]
-    assert [error.row.config.batch_size for error in far] == [2]  # contradicts batch 4, see docs/explain/speed.md
+    far = [error for error in errors if abs(error.left_out or 0) > 0.15]
+    # one of two float32 rows; the deepest eager row, whose launches took longest: docs/explain/speed.md
+    assert [(error.row.config.dtype, error.row.config.compile) for error in far] == [
+        ("float32", True),
+        ("float16", False),
+    ]
+    assert all(abs(error.left_out or 0) < 0.25 for error in far)
     assert sorted(abs(error.left_out or 0) for error in errors)[len(errors) // 2] < 0.05
 
 

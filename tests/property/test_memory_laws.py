@@ -14,6 +14,7 @@ from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card
 from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory, replay
 from onecard.plan.memory.device import H200, Device
+from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.nanogpt.eager.run import eager_tape
 from onecard.plan.memory.predict import PHASES, PROCESS, nanogpt_tape, predict_nanogpt
 from onecard.plan.memory.tags import (
@@ -63,6 +64,13 @@ def test_more_layers_batch_width_or_vocabulary_never_need_less(config: RunConfig
     less_peaks, more_peaks = peaks(eager_tape(config, H200)), peaks(eager_tape(more, H200))
     for phase in ("init", "eval0", "train", "eval"):
         assert more_peaks[phase].allocated_bytes >= less_peaks[phase].allocated_bytes
+
+
+@settings(max_examples=30)
+@given(configs)
+def test_returning_only_the_loss_never_needs_more(config: RunConfig) -> None:
+    both, loss_only = (compiled_tape(config, H200, cold=False, returns_logits=returns) for returns in (True, False))
+    assert peaks(loss_only)["train"].allocated_bytes <= peaks(both)["train"].allocated_bytes
 
 
 @settings(max_examples=30)

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from onecard.config.schema import RunConfig
 from onecard.plan.budget import Budget, propose
 from onecard.plan.cards import find_card
-from onecard.plan.fit import fit_config
+from onecard.plan.fit import RECOMPUTATION, fit_config, fit_onecard
 from onecard.plan.loss import forecast_loss
-from onecard.plan.memory.predict import predict_nanogpt
+from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.speed import predict_speed
 from onecard.units import GIB
 
 CARD = find_card("RTX 4070")
@@ -48,6 +49,41 @@ def test_more_room_never_makes_the_fit_slower(config: RunConfig, room: int) -> N
         assert large
         assert large.speed
         assert large.speed.tokens_per_second.likely >= small.speed.tokens_per_second.likely * 0.999
+
+
+@settings(max_examples=12)
+@given(configs, st.integers(1, 12))
+def test_our_fit_fits_when_planned_again_and_keeps_the_tokens(config: RunConfig, room: int) -> None:
+    fit = fit_onecard(config, CARD, room * GIB)
+    if fit.best is None:
+        assert not any(candidate.fits for candidate in fit.candidates)
+        return
+    assert fit.best.config.tokens_per_step == config.tokens_per_step
+    assert fit.best.config == config.replace(fit.best.patch)
+    again = predict_onecard(fit.best.config, CARD, available_bytes=room * GIB)
+    assert again.fits
+    assert again.process_bytes <= room * GIB
+
+
+@settings(max_examples=8)
+@given(configs, st.integers(1, 6))
+def test_more_room_never_makes_our_fit_slower(config: RunConfig, room: int) -> None:
+    small, large = (fit_onecard(config, CARD, gib * GIB).best for gib in (room, room * 2))
+    if small and small.speed:
+        assert large
+        assert large.speed
+        assert large.speed.tokens_per_second.likely >= small.speed.tokens_per_second.likely * 0.999
+
+
+@settings(max_examples=12)
+@given(configs.filter(lambda c: c.batch_size * c.block_size >= 2048))
+def test_more_recomputation_never_needs_more_memory_and_is_never_faster(config: RunConfig) -> None:
+    ways = [config.replace({"grad_checkpoint": mode}) for mode in RECOMPUTATION]
+    needed = [predict_onecard(way, CARD).phases["train"].allocated_bytes for way in ways]
+    assert needed == sorted(needed, reverse=True)
+    speeds = [predict_speed(way, CARD, "onecard") for way in ways]
+    rates = [speed.tokens_per_second.likely for speed in speeds if speed]
+    assert rates == sorted(rates, reverse=True)
 
 
 @settings(max_examples=6)

@@ -82,19 +82,59 @@ def test_a_deterministic_run_resumes_bit_for_bit(home: Path, tmp_path: Path, com
     assert [step.loss for step in steps(halves)] == [step.loss for step in steps(whole)]
 
 
-def test_out_of_memory_under_a_limit_halves_the_micro_batch_and_goes_on(home: Path, tmp_path: Path) -> None:
-    shape = [*GPT2, "batch_size=64", "gradient_accumulation_steps=1", "compile=False", "dtype=bfloat16"]
-    run = onecard(home, tmp_path / "run", *shape, "memory_limit=9.25GiB")
+LOOP = """
+import sys
+from pathlib import Path
+from onecard.config.resolve import resolve
+from onecard.data.dataset import open_dataset
+from onecard.runs.folder import create_run
+from onecard.train.loop import train
+home, run, *flags = sys.argv[1:]
+config = resolve(None, flags=[tuple(flag.split("=", 1)) for flag in flags]).config
+dataset = open_dataset("python-stdlib", home=Path(home))
+with create_run(Path(run), config=config.model_dump()) as folder:
+    train(config, folder, dataset, resume=False, on_record=print)
+"""
+
+
+@pytest.mark.parametrize("compiled", ["True", "False"])
+def test_out_of_memory_under_a_limit_halves_the_micro_batch_and_goes_on(
+    home: Path, tmp_path: Path, compiled: str
+) -> None:
+    # The command would refuse what cannot fit, so the loop is called past it: as if another program took the memory.
+    shape = [*GPT2, "batch_size=64", "gradient_accumulation_steps=1", f"compile={compiled}", "dtype=bfloat16"]
+    environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    command = [sys.executable, "-c", LOOP, str(home), str(tmp_path / "run"), *shape, "memory_limit=9.25GiB"]
+    done = subprocess.run(command, env=environment | {"ONECARD_HOME": str(home)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = load_run(tmp_path / "run")
     ooms = [record for record in run.records if isinstance(record, Oom)]
     assert ooms, "64 sequences must not fit 9.25 GiB, or this test shows nothing"
     assert all(record.where == "train" for record in ooms)
     assert [record.step for record in steps(run)] == [1, 2, 3, 4]
-    assert {record.tokens for record in steps(run)} == {65_536 * n for n in (1, 2, 3, 4)}
-    small = ooms[-1].batch_size_after
-    undisturbed = [f"batch_size={small}", f"gradient_accumulation_steps={64 // (small or 1)}"]
-    same = onecard(home, tmp_path / "same", *GPT2, *undisturbed, "compile=False", "dtype=bfloat16")
+    assert [record.tokens for record in steps(run)] == [65_536 * n for n in (1, 2, 3, 4)]
+    small = ooms[-1].batch_size_after or 1
+    undisturbed = [f"batch_size={small}", f"gradient_accumulation_steps={64 // small}", f"compile={compiled}"]
+    same = onecard(home, tmp_path / "same", *GPT2, *undisturbed, "dtype=bfloat16")
     found, expected = ([record.loss for record in steps(each)] for each in (run, same))
     assert found == pytest.approx(expected, rel=1e-3), "the same samples, summed in any order"
+
+
+def test_what_cannot_fit_is_refused_with_the_command_that_does(home: Path, tmp_path: Path) -> None:
+    keys = [*GPT2, "batch_size=64", "gradient_accumulation_steps=1", "memory_limit=9.25GiB"]
+    command = [sys.executable, "-m", "onecard", "train", f"--out_dir={tmp_path / 'run'}", *(f"--{key}" for key in keys)]
+    environment = os.environ | {"ONECARD_HOME": str(home)}
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert refused.returncode == 1, refused.stderr
+    assert "[does-not-fit]" in refused.stderr
+    assert not (tmp_path / "run").exists()
+    fitted = subprocess.run([*command, "--fit"], env=environment, capture_output=True, text=True)
+    assert fitted.returncode == 0, fitted.stderr[-3000:]
+    run = load_run(tmp_path / "run")
+    assert not [record for record in run.records if isinstance(record, Oom)]
+    start = next(record for record in run.records if isinstance(record, Start))
+    used = max(record.reserved_bytes or 0 for record in steps(run)) + 758 * MIB
+    assert start.predicted_process_bytes == pytest.approx(used, rel=0.05), "planned and measured"
 
 
 @pytest.mark.parametrize(

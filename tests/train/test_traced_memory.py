@@ -1,7 +1,8 @@
 """The eager tape against PyTorch itself: a GPT run on fake tensors allocates and frees the same, event by event.
 
-The model is our own restatement of GPT-2 as nanoGPT writes it. It runs on fake CPU tensors: no data, no GPU. What the
-CPU does otherwise than CUDA is replaced (`cuda_*` below), and what a fake run cannot show is left out of both sides:
+The models are our own restatement of GPT-2 as nanoGPT writes it, and the one that onecard trains. They run on fake CPU
+tensors: no data, no GPU. What the CPU does otherwise than CUDA is replaced (`cuda_*` below), and what a fake run cannot
+show is left out of both sides:
 
 - scratch that kernels allocate for themselves (tag "workspace"): recorded traces cover it (tests/golden);
 - the sum of two gradients: the engine adds into a gradient it alone holds (InputBuffer::accumulate), but never into a
@@ -28,7 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.plan.memory.device import Device  # noqa: E402
 from onecard.plan.memory.nanogpt.eager.run import EagerRun  # noqa: E402
+from onecard.plan.memory.onecard.eager import EagerTrainer  # noqa: E402
 from onecard.plan.memory.tags import WORKSPACE  # noqa: E402
+from onecard.plan.memory.tape import Tape  # noqa: E402
+from onecard.train import loss as chunked  # noqa: E402
+from onecard.train.model import GPT  # noqa: E402
 
 RTX_4070 = Device(capability=(8, 9), multiprocessors=46)  # flash attention: the one with a fake CPU kernel
 aten = torch.ops.aten
@@ -60,7 +65,9 @@ class Trace(TorchDispatchMode):
             tensors[2:4] = tensors[
                 3:1:-1
             ]  # with dropout CUDA makes the generator's state anew (flash_api.cpp, mha_fwd)
-        if self.in_backward and name == "aten::add" and self.adds_in_place(*args[:2]):
+        # the engine adds gradients without grad mode; what is remade in a backward pass is added with it
+        is_sum_of_gradients = self.in_backward and name == "aten::add" and not torch.is_grad_enabled()
+        if is_sum_of_gradients and self.adds_in_place(*args[:2]):
             old, new = (t.untyped_storage()._cdata for t in (args[0], out))
             self.replaced.add(old)
             self.watch(out, self.blocks[old])
@@ -110,6 +117,26 @@ def cuda_attention(q: Any, k: Any, v: Any, dropout_p: float) -> Any:
             q, k, v = (functional.pad(part, (0, -head_size % 8)) for part in (q, k, v))
             return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, True)[0][..., :head_size]
         return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, True)[0]
+
+
+def cuda_attention_of_functional(q: Any, k: Any, v: Any, *, dropout_p: float, is_causal: bool) -> Any:
+    assert is_causal
+    return cuda_attention(q, k, v, dropout_p)
+
+
+def cuda_dropout_of_functional(x: Any, p: float, training: bool, inplace: bool = False) -> Any:
+    assert training
+    assert not inplace
+    return cuda_dropout(x, p)
+
+
+def cuda_write_losses(*_arguments: Any, gradient: bool) -> None:
+    """The kernel works in place."""
+    assert gradient
+
+
+def cuda_add_product_(*_arguments: Any) -> None:
+    """So does the product that adds."""
 
 
 def cuda_cross_entropy(logits: Any, targets: Any) -> Any:
@@ -243,10 +270,60 @@ def written_steps(c: RunConfig, micro_steps: int, returns_logits: bool = True) -
     start = len(run.tape.events)
     for step in range(micro_steps):
         run.micro_step(first=step == 0)
-    sizes, tags = run.tape.sizes, run.tape.tags
+    return without_workspaces(run.tape, start)
+
+
+def traced_micro_batches(c: RunConfig, micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    """Events of the first update's micro-batches as onecard's trainer makes them, with its own model and loss."""
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", cuda_attention_of_functional)
+    monkeypatch.setattr(functional, "dropout", cuda_dropout_of_functional)
+    monkeypatch.setattr(chunked, "write_losses", cuda_write_losses)
+    monkeypatch.setattr(chunked, "_add_product_", cuda_add_product_)
+    monkeypatch.setattr(GPT, "_set_first_weights", lambda self: None)
+    FULL[0] = c.dtype == "float32"
+    trace = Trace()
+    with FakeTensorMode(), no_initialisation():
+        model = GPT(c)
+        with trace:
+            for weight in model.parameters():
+                trace.track(weight)
+            scale = torch.empty(()) if c.dtype == "float16" else None
+            start = len(trace.events)
+            for _ in range(micro_batches):
+                x_BT, y_BT = (torch.empty(c.batch_size, c.block_size, dtype=torch.long) for _ in "xy")
+
+                def micro_batch(x_BT: Any, y_BT: Any) -> None:
+                    half = contextlib.nullcontext() if FULL[0] else torch.autocast("cpu", dtype=getattr(torch, c.dtype))
+                    with half:
+                        loss = model.loss(x_BT, y_BT) / c.gradient_accumulation_steps
+                    trace.in_backward = True
+                    (loss if scale is None else loss * scale).backward()
+                    trace.in_backward = False
+
+                micro_batch(x_BT, y_BT)
+            events = trace.events[start:]
+    return events
+
+
+def written_micro_batches(c: RunConfig, micro_batches: int) -> list[Event]:
+    """The same events from the tape, without workspaces."""
+    run = EagerTrainer(c, RTX_4070)
+    run.weights()
+    run.scaler_exists = True
+    start, held = len(run.tape.events), ()
+    for _ in range(micro_batches):
+        ids = run.batch()
+        run.free(*held)
+        run.micro_batch(first=not run.gradients)
+        held = ids
+    return without_workspaces(run.tape, start)
+
+
+def without_workspaces(tape: Tape, start: int) -> list[Event]:
+    sizes, tags = tape.sizes, tape.tags
     return [
         ("alloc", event, sizes[event]) if event >= 0 else ("free", ~event, sizes[~event])
-        for event in run.tape.events[start:]
+        for event in tape.events[start:]
         if tags[event if event >= 0 else ~event] != WORKSPACE
     ]
 
@@ -288,6 +365,26 @@ def test_two_micro_steps_allocate_and_free_as_traced(case: str, returns_logits: 
     config = RunConfig().replace(SMALL | {"gradient_accumulation_steps": 2} | CASES[case])
     ours = canonical(written_steps(config, 2, returns_logits))
     real = canonical(traced_steps(config, 2, returns_logits))
+    for index, (mine, theirs) in enumerate(zip(ours, real, strict=False)):
+        assert mine == theirs, f"event {index} of {len(real)}"
+    assert len(ours) == len(real)
+
+
+OWN_CASES = CASES | {
+    "chunks": {"dtype": "bfloat16", "loss_chunk": 200},
+    "chunks-float32": {"dtype": "float32", "loss_chunk": 128},
+}
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("case", OWN_CASES)
+def test_two_micro_batches_of_our_own_trainer_allocate_and_free_as_traced(
+    case: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"gradient_accumulation_steps": 2, "grad_checkpoint": mode}
+    config = RunConfig().replace(SMALL | keys | OWN_CASES[case])
+    ours = canonical(written_micro_batches(config, 2))
+    real = canonical(traced_micro_batches(config, 2, monkeypatch))
     for index, (mine, theirs) in enumerate(zip(ours, real, strict=False)):
         assert mine == theirs, f"event {index} of {len(real)}"
     assert len(ours) == len(real)

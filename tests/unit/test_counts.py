@@ -3,7 +3,7 @@
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.counts import count_params, flops_per_token, mfu, width_for_params
+from onecard.plan.counts import count_params, flops_per_token, mfu, shape_for_count
 
 
 def shape(n_layer: int, n_head: int, n_embd: int, block_size: int = 1024, **more: object) -> RunConfig:
@@ -51,5 +51,5 @@ def test_mfu_is_of_this_card() -> None:
 
 
 def test_the_width_that_was_meant_is_found() -> None:
-    assert width_for_params(shape(12, 12, 384), 125_000_000) == 768
-    assert width_for_params(shape(12, 12, 768), 1) == 12 * 8
+    assert shape_for_count(shape(12, 12, 384), 125_000_000) == {"n_embd": 768}
+    assert shape_for_count(shape(12, 12, 768), 63_000_000) == {"n_embd": 512, "n_head": 8}

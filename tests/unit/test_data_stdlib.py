@@ -182,7 +182,7 @@ def test_gpt2_decodes_without_tiktoken_and_says_what_encoding_needs(
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     with pytest.raises(MachineError) as caught:
         tokenizer.encode("a")
-    assert caught.value.fix == "pip install tiktoken"
+    assert caught.value.fix == "pip install 'onecard[data]'"
 
 
 def test_gpt2_encodes_with_tiktoken(ranks: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

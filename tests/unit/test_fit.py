@@ -5,8 +5,9 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import find_card, plain_card
 from onecard.plan.counts import count_params
-from onecard.plan.fit import fit_config, shape_for_params
-from onecard.plan.memory.predict import predict_nanogpt
+from onecard.plan.fit import fit_config, fit_onecard, shape_for_params
+from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.speed import predict_speed
 from onecard.units import GIB
 
 RTX_4070 = find_card("RTX 4070")
@@ -66,6 +67,77 @@ def test_where_nothing_fits_the_smallest_that_would_is_named() -> None:
     assert fit.smallest
     assert fit.smallest.fits
     assert fit.smallest.process_bytes <= 2 * GIB
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"n_embd": 1024, "n_head": 16, "n_layer": 24}, {"compile": False}, {"eval_batch_size": 2}]
+)
+def test_our_fit_fits_when_it_is_planned_again_and_changes_nothing_but_memory(keys: dict[str, object]) -> None:
+    fit = fit_onecard(config(**keys), RTX_4070, BESIDE_A_DESKTOP)
+    assert fit.best
+    assert fit.tokens_kept
+    assert set(fit.best.patch) <= {"batch_size", "gradient_accumulation_steps", "grad_checkpoint"}
+    again = predict_onecard(fit.best.config, RTX_4070, available_bytes=BESIDE_A_DESKTOP)
+    assert again.fits
+    assert again.process_bytes == fit.best.process_bytes <= BESIDE_A_DESKTOP
+
+
+def test_our_fit_is_the_fastest_of_all_that_fit() -> None:
+    asked = config(gradient_accumulation_steps=3)
+    fit = fit_onecard(asked, RTX_4070, BESIDE_A_DESKTOP)
+    assert fit.best
+    assert fit.best.speed
+    every = [
+        asked.replace({"batch_size": size, "gradient_accumulation_steps": 48 // size, "grad_checkpoint": mode})
+        for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
+        for mode in ("none", "selective", "full")
+    ]
+    rates = []
+    for way in every:
+        if predict_onecard(way, RTX_4070, available_bytes=BESIDE_A_DESKTOP).fits:
+            speed = predict_speed(way, RTX_4070, "onecard")
+            assert speed
+            rates.append(speed.tokens_per_second.likely)
+    assert fit.best.speed.tokens_per_second.likely == max(rates)
+
+
+def test_where_the_whole_update_fits_nothing_is_recomputed() -> None:
+    fit = fit_onecard(config(gradient_accumulation_steps=1, grad_checkpoint="full"), find_card("H200"), 130 * GIB)
+    assert fit.best
+    assert fit.best.patch == {"grad_checkpoint": "none"}
+    assert fit.best.command("my.py", {"n_embd": 768}) == "onecard train my.py --n_embd=768 --grad_checkpoint=none"
+
+
+def test_a_model_that_fits_only_by_recomputing_gets_it() -> None:
+    large = config(n_layer=24, n_head=16, n_embd=1024, batch_size=8, gradient_accumulation_steps=1)
+    room = predict_onecard(large.replace({"grad_checkpoint": "full"}), RTX_4070).process_bytes
+    fit = fit_onecard(large.replace({"gradient_accumulation_steps": 1}), RTX_4070, room)
+    assert fit.best
+    assert fit.best.config.grad_checkpoint != "none"
+
+
+def test_a_card_of_unknown_speed_gets_the_least_recomputation_and_the_largest_micro_batch() -> None:
+    fit = fit_onecard(config(), plain_card(9 * GIB), 9 * GIB)
+    assert fit.best
+    assert fit.best.speed is None
+    assert fit.best.config.grad_checkpoint == "none"
+    assert fit.best.config.batch_size == 16
+
+
+def test_where_nothing_of_ours_fits_the_smallest_that_would_is_named() -> None:
+    fit = fit_onecard(config(n_embd=4096, n_head=64, n_layer=32), plain_card(2 * GIB), 2 * GIB)
+    assert fit.best is None
+    assert not fit.tokens_kept
+    assert fit.smallest
+    assert fit.smallest.trainer == "onecard"
+    assert predict_onecard(fit.smallest.config, plain_card(2 * GIB), available_bytes=2 * GIB).fits
+
+
+def test_ours_fits_larger_micro_batches_than_nanogpts() -> None:
+    ours, nanogpts = (fit(config(), RTX_4070, BESIDE_A_DESKTOP).best for fit in (fit_onecard, fit_config))
+    assert ours
+    assert nanogpts
+    assert ours.config.batch_size > nanogpts.config.batch_size
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_starting_from_openais_weights_takes_their_shape() -> None:
     assert (found.config.n_layer, found.config.n_head, found.config.n_embd) == (48, 25, 1600)
     assert (found.config.vocab_size, found.config.bias) == (50257, True)
     assert found.origins["n_layer"] == "init_from=gpt2-xl"
-    assert "n_layer have no effect" in found.warnings[0]
+    assert "n_layer has no effect" in found.warnings[0]
 
 
 def test_a_changed_copy_is_checked_again() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from onecard.plan.memory.tape import ROUND_BYTES, Peak, Tape, rounded
+from onecard.plan.memory.tape import DEFAULT_POOL, EMPTY_CACHE, ROUND_BYTES, Peak, Tape, rounded
 
 SMALL_BYTES = 2**20  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT_BYTES = 2 * 2**20  # kSmallBuffer
@@ -119,6 +119,8 @@ class CachingAllocator:
         self.limit_bytes = limit_bytes
         self.small = _Pool(is_small=True)
         self.large = _Pool(is_small=False)
+        self.pools = {DEFAULT_POOL: (self.small, self.large)}  # small and large are those in use
+        self.held: set[str] = set()  # pools of graphs: nothing of them is given back
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
@@ -129,6 +131,21 @@ class CachingAllocator:
     def driver_takes(self, size_bytes: int) -> None:
         """The driver takes memory for itself: no segment of ours, but later ones are placed around it."""
         self._space.place(size_bytes)
+
+    def obey(self, order: str) -> None:
+        """What a tape orders (Tape.order)."""
+        if order == EMPTY_CACHE:
+            self._release_cached()
+            return
+        verb, _, name = order.rpartition(" ")
+        if verb == "pool":
+            new = (_Pool(is_small=True), _Pool(is_small=False))
+            self.small, self.large = self.pools.setdefault(name, new)
+        elif verb == "hold":
+            self.held.add(name)
+        else:
+            assert verb == "let go", order
+            self.held.remove(name)
 
     def malloc(self, size_bytes: int) -> _Block:
         """A block of at least `size_bytes`; raises OutOfMemory at the limit."""
@@ -214,7 +231,8 @@ class CachingAllocator:
 
     def _release_cached(self) -> None:
         """release_cached_blocks: wholly free segments, or wholly free pages, go back to the driver."""
-        for pool in (self.large, self.small):
+        free = [pools for name, pools in self.pools.items() if name not in self.held]
+        for pool in [pool for small, large in free for pool in (large, small)]:
             for block in [pool.blocks[key] for key in pool.keys]:
                 if self.expandable:
                     self._unmap(block)
@@ -357,9 +375,11 @@ def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | 
     handles: dict[int, _Block] = {}
     sizes, events = tape.sizes, tape.events
     found: dict[str, ReservedPeak] = {}
-    for start, end, name, taken in _stretches(tape):
+    for start, end, name, taken, orders in _stretches(tape):
         for size in taken:
             allocator.driver_takes(size)
+        for order in orders:
+            allocator.obey(order)
         best, at = allocator.allocated_bytes, max(start - 1, 0)
         for index in range(start, end):
             event = events[index]
@@ -380,14 +400,17 @@ def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | 
     return Replay(found, None, allocator.peak_reserved_bytes)
 
 
-def _stretches(tape: Tape) -> Iterator[tuple[int, int, str, list[int]]]:
-    """(first event, end, phase, what the driver takes before it): phases, cut where the driver takes memory."""
+def _stretches(tape: Tape) -> Iterator[tuple[int, int, str, list[int], list[str]]]:
+    """(first event, end, phase, what the driver takes before it, orders): phases, cut where something else happens."""
     names = dict(tape.phases)
     taken: dict[int, list[int]] = {}
     for index, size in tape.driver:
         taken.setdefault(index, []).append(size)
+    orders: dict[int, list[str]] = {}
+    for index, order in tape.orders:
+        orders.setdefault(index, []).append(order)
     name = ""
-    cuts = sorted({0, *names, *taken, len(tape.events)})
+    cuts = sorted({0, *names, *taken, *orders, len(tape.events)})
     for start, end in pairwise(cuts):
         name = names.get(start, name)
-        yield start, end, name, taken.get(start, [])
+        yield start, end, name, taken.get(start, []), orders.get(start, [])

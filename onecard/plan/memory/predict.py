@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.memory import tags
 from onecard.plan.memory.allocator import RanOut, Replay, ReservedPeak, replay
-from onecard.plan.memory.device import AttentionKernel, Device, device_of
+from onecard.plan.memory.device import Device, device_of
 from onecard.plan.memory.kernels import FLOAT
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.nanogpt.eager.run import eager_tape
+from onecard.plan.memory.onecard.chunks import loss_chunks
+from onecard.plan.memory.onecard.run import onecard_tape, records_graph
 from onecard.plan.memory.tape import Tape
 from onecard.units import MIB
 
-PHASES = ("eval0", "train", "eval")  # nanoGPT evaluates first, trains, and evaluates again
+PHASES = ("eval0", "train", "eval")  # both trainers evaluate first, train, and evaluate again
 PROCESS = "process"  # the phase of what is not any phase's own: cache and context
 ROUNDING = "block rounding"
 SLACK = "allocator slack"
 CONTEXT = "context"
+
+# What the driver shows beyond the context once a CUDA graph has been recorded: the same in 15 runs of 2 to 12 layers in
+# either precision (H200, CUDA 13, torch 2.11, 2026-11-15), recorded or only tried.
+GRAPH_CONTEXT_BYTES = 70 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +94,48 @@ def predict_nanogpt(
 ) -> Memory:
     """The memory of a run under nanoGPT on a card, `available_bytes` of which may be shown for the process."""
     device = device_of(card)
-    tape = nanogpt_tape(config, device, returns_logits=returns_logits)
+    return _memory(
+        nanogpt_tape(config, device, returns_logits=returns_logits),
+        card,
+        context_bytes=card.context_bytes if card else 0,
+        available_bytes=available_bytes,
+        expandable_segments=expandable_segments,
+        why=partial(_why_nanogpt, config),
+        assumptions=tuple(_assumptions(config, device, card, expandable_segments)),
+    )
+
+
+def predict_onecard(config: RunConfig, card: Card | None, *, available_bytes: int | None = None) -> Memory:
+    """The memory of a run under onecard's own trainer on a card, with the allocator settings of the config."""
+    device = device_of(card)
+    return _memory(
+        onecard_tape(config, device),
+        card,
+        context_bytes=context_of_onecard(config, card) if card else 0,
+        available_bytes=available_bytes,
+        expandable_segments=config.expandable_segments,
+        why=partial(_why_onecard, config),
+        assumptions=tuple(_onecard_assumptions(config, device, card)),
+    )
+
+
+def context_of_onecard(config: RunConfig, card: Card) -> int:
+    """Bytes the driver shows for a run beyond what PyTorch reserved."""
+    return card.context_bytes + (GRAPH_CONTEXT_BYTES if records_graph(config) else 0)
+
+
+def _memory(
+    tape: Tape,
+    card: Card | None,
+    *,
+    context_bytes: int,
+    available_bytes: int | None,
+    expandable_segments: bool,
+    why: Callable[[str, str, int], str],
+    assumptions: tuple[str, ...],
+) -> Memory:
+    """A tape replayed, and once more under the limit where it would go beyond; `why` explains a tag in a phase."""
     free_run = replay(tape, expandable_segments=expandable_segments)
-    context_bytes = card.context_bytes if card else 0
     limited: Replay | None = None
     if available_bytes is not None and free_run.reserved_bytes + context_bytes > available_bytes:
         limit = max(0, available_bytes - context_bytes)
@@ -98,12 +144,12 @@ def predict_nanogpt(
     run = limited if limited and tight else free_run
     ran_out = limited.ran_out if limited else None
     phases = {name: _phase(tape, run.phases[name]) for name in PHASES}
-    parts = [part for name in PHASES for part in _parts(tape, run.phases[name], config)]
+    parts = [part for name in PHASES for part in _parts(tape, run.phases[name], why)]
     peak = max(phases.values(), key=lambda phase: phase.allocated_bytes)
     slack = run.reserved_bytes - peak.allocated_bytes
     parts.append(Part(name=SLACK, phase=PROCESS, size_bytes=slack, why="cached for reuse, or lost between blocks"))
-    why = card.context_source if card else "no card is known"
-    parts.append(Part(name=CONTEXT, phase=PROCESS, size_bytes=context_bytes, why=why))
+    source = card.context_source if card else "no card is known"
+    parts.append(Part(name=CONTEXT, phase=PROCESS, size_bytes=context_bytes, why=source))
     return Memory(
         phases=phases,
         parts=tuple(parts),
@@ -112,7 +158,7 @@ def predict_nanogpt(
         fits=None if available_bytes is None else ran_out is None,
         ran_out=_where(tape, ran_out),
         tight=tight,
-        assumptions=tuple(_assumptions(config, device, card, expandable_segments)),
+        assumptions=assumptions,
         tape=tape,
     )
 
@@ -126,28 +172,45 @@ def _phase(tape: Tape, peak: ReservedPeak) -> Phase:
     )
 
 
-def _parts(tape: Tape, peak: ReservedPeak, config: RunConfig) -> Iterator[Part]:
+def _parts(tape: Tape, peak: ReservedPeak, why: Callable[[str, str, int], str]) -> Iterator[Part]:
     alive = peak.parts(tape)
     for tag, size in alive.items():
-        yield Part(name=tag, phase=peak.phase, size_bytes=size, why=_why(tag, peak.phase, size, config))
+        yield Part(name=tag, phase=peak.phase, size_bytes=size, why=why(tag, peak.phase, size))
     unsplit = peak.allocated_bytes - sum(alive.values())
     if unsplit:
-        why = "blocks up to 1 MiB larger than asked for: too little left over to split off"
-        yield Part(name=ROUNDING, phase=peak.phase, size_bytes=unsplit, why=why)
+        larger = "blocks up to 1 MiB larger than asked for: too little left over to split off"
+        yield Part(name=ROUNDING, phase=peak.phase, size_bytes=unsplit, why=larger)
 
 
-def _why(tag: str, phase: str, size_bytes: int, config: RunConfig) -> str:
+def _why_nanogpt(config: RunConfig, tag: str, phase: str, size_bytes: int) -> str:
     """One line with the arithmetic a person can check."""
+    if tag == tags.LOGITS_AND_LOSS:
+        one = config.batch_size * config.block_size * config.vocab_size * _item(config)
+        return f"{size_bytes / one:.3g} x {one / MIB:,.0f} MiB of logits: {_logits_held(phase, config)}"
+    return _why(config, tag, size_bytes)
+
+
+def _why_onecard(config: RunConfig, tag: str, phase: str, size_bytes: int) -> str:
+    """The same for onecard's trainer, where logits exist for a chunk of tokens at a time."""
+    if tag == tags.LOGITS_AND_LOSS:
+        chunk = max(loss_chunks(config, training=phase == "train"))
+        one = chunk * config.vocab_size * _item(config)
+        return f"logits of {chunk:,} tokens at a time, {one / MIB:,.0f} MiB, which become their own gradient"
+    return _why(config, tag, size_bytes)
+
+
+def _item(config: RunConfig) -> int:
+    """Bytes of a value in the compute type."""
+    return FLOAT if config.dtype == "float32" else 2
+
+
+def _why(config: RunConfig, tag: str, size_bytes: int) -> str:
     params = count_params(config).total
-    tokens = config.batch_size * config.block_size
     match tag:
         case tags.WEIGHTS | tags.GRADIENTS | tags.OPTIMIZER_STATE | tags.WEIGHT_CASTS:
             return f"{size_bytes / params:.2g} bytes x {params:,} parameters: {tags.TAGS[tag]}"
-        case tags.LOGITS_AND_LOSS:
-            one = tokens * config.vocab_size * (4 if config.dtype == "float32" else 2)
-            return f"{size_bytes / one:.3g} x {one / MIB:,.0f} MiB of logits: {_logits_held(phase, config)}"
         case tags.ACTIVATIONS | tags.ATTENTION:
-            each = size_bytes / tokens / config.n_layer / config.n_embd
+            each = size_bytes / (config.batch_size * config.block_size) / config.n_layer / config.n_embd
             return f"{each:.3g} bytes x n_embd x n_layer a token: {tags.TAGS[tag]}"
     return tags.TAGS[tag]
 
@@ -169,7 +232,25 @@ def _where(tape: Tape, ran_out: RanOut | None) -> str | None:
     return f"{name.get(ran_out.phase, ran_out.phase)}, {tape.moment_at(ran_out.event)}"
 
 
+def _onecard_assumptions(config: RunConfig, device: Device, card: Card | None) -> Iterator[str]:
+    yield from _about_card(config, device, card)
+    workspaces = "four" if records_graph(config) else "two"
+    yield f"{workspaces} cuBLAS workspaces of {device.cublas_workspace_bytes / MIB:.4g} MiB"
+    yield "expandable segments" if config.expandable_segments else "default allocator settings"
+    if config.compile:
+        yield from _not_modelled(config, device)
+
+
 def _assumptions(config: RunConfig, device: Device, card: Card | None, expandable_segments: bool) -> Iterator[str]:
+    yield from _about_card(config, device, card)
+    yield f"two cuBLAS workspaces of {device.cublas_workspace_bytes / MIB:.4g} MiB"
+    yield "expandable segments" if expandable_segments else "default allocator settings"
+    if config.compile:
+        yield from _padded_vocabulary(config)
+        yield from _not_modelled(config, device)
+
+
+def _about_card(config: RunConfig, device: Device, card: Card | None) -> Iterator[str]:
     names = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "math": "plain (unfused)"}
     kernel = device.attention_kernel(config.dtype, config.head_size, config.block_size)
     major, minor = device.capability
@@ -177,26 +258,30 @@ def _assumptions(config: RunConfig, device: Device, card: Card | None, expandabl
     if card is None or card.compute_capability is None:
         who = "none was named" if card is None else f"{card.name}'s kernels are not known"
         yield f"a card like the RTX 4070 (sm_{major}{minor}, {device.multiprocessors} multiprocessors): {who}"
-    yield f"two cuBLAS workspaces of {device.cublas_workspace_bytes / MIB:.4g} MiB"
-    yield "expandable segments" if expandable_segments else "default allocator settings"
-    if config.compile:
-        yield from _compiler_choices(config, kernel)
 
 
-def _compiler_choices(config: RunConfig, kernel: AttentionKernel) -> Iterator[str]:
-    """What Inductor decides by timing (fx_passes/pad_mm.py), or was never seen to do: with the bytes at stake."""
-    item = FLOAT if config.dtype == "float32" else 2
-    aligned = 16 // item
-    tokens = config.batch_size * config.block_size
-    logits_bytes = tokens * config.vocab_size * item
+def _padded_vocabulary(config: RunConfig) -> Iterator[str]:
+    """What Inductor decides by timing (fx_passes/pad_mm.py) where it compiles the head: with the bytes at stake."""
+    aligned = _aligned(config)
+    logits_bytes = config.batch_size * config.block_size * config.vocab_size * _item(config)
     if config.vocab_size % aligned and logits_bytes >= MIB:
         yield (
             f"a vocabulary that is no multiple of {aligned} is padded where that was faster on an H200: a timing on "
             f"this card may decide otherwise, by copies of {logits_bytes / MIB:,.0f} MiB"
         )
+
+
+def _not_modelled(config: RunConfig, device: Device) -> Iterator[str]:
+    """What Inductor was never seen to do, or may do by a timing."""
+    aligned, tokens = _aligned(config), config.batch_size * config.block_size
     for name, size in (("n_embd", config.n_embd), ("batch_size x block_size", tokens)):
         if size % aligned and size > 1:
             yield f"not modelled: Inductor may pad matrix products, as {name} = {size} is no multiple of {aligned}"
-    if kernel == "math":
+    if device.attention_kernel(config.dtype, config.head_size, config.block_size) == "math":
         scores_bytes = tokens * config.n_head * config.block_size * FLOAT
         yield f"not modelled: compiled plain attention, whose scores take {scores_bytes / MIB:,.1f} MiB a layer"
+
+
+def _aligned(config: RunConfig) -> int:
+    """Elements of 16 bytes: what matrix products like their sizes to be multiples of."""
+    return 16 // _item(config)

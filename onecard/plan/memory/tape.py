@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+EMPTY_CACHE = "empty cache"  # torch.cuda.empty_cache()
+DEFAULT_POOL = "default"
 ROUND_BYTES = 512  # every CUDA block is a multiple of this (CUDACachingAllocator: kMinBlockSize)
 
 
@@ -24,6 +26,7 @@ class Tape:
     phases: list[tuple[int, str]] = field(default_factory=list)  # (index of the first event, name)
     moments: list[tuple[int, str]] = field(default_factory=list)  # (index of the first event, what goes on)
     driver: list[tuple[int, int]] = field(default_factory=list)  # (index of the next event, bytes)
+    orders: list[tuple[int, str]] = field(default_factory=list)  # (index of the next event, what the allocator is told)
     _counted: tuple[int, int, int] = (0, 0, 0)  # events, bytes alive after them, and the most that ever were
 
     def alloc(self, size_bytes: int, tag: str) -> int:
@@ -61,6 +64,14 @@ class Tape:
         It is part of the context, not of what is allocated or reserved; only the addresses of later segments show it.
         """
         self.driver.extend([(len(self.events), size) for size in sizes_bytes])
+
+    def order(self, what: str) -> None:
+        """The allocator is told to do something: EMPTY_CACHE, or "pool NAME", "hold NAME" and "let go NAME".
+
+        What is allocated from "pool NAME" on comes from a pool of its own (a CUDA graph's, another stream's); a graph
+        that holds its pool keeps what is free in it from being given back.
+        """
+        self.orders.append((len(self.events), what))
 
     def phase(self, name: str) -> None:
         """What follows belongs to phase `name`."""

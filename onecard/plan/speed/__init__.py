@@ -1,6 +1,16 @@
 """How fast a run will be: a roofline by operation (docs/explain/speed.md)."""
 
-from onecard.plan.speed.measured import MEASURED_RUNS, MeasuredRun, nearest_measured
+from onecard.plan.speed.measured import MEASURED_RUNS, ONECARD_RUNS, MeasuredRun, nearest_measured
 from onecard.plan.speed.predict import Speed, SpeedPart, predict_speed
+from onecard.plan.speed.work import TrainerName
 
-__all__ = ["MEASURED_RUNS", "MeasuredRun", "Speed", "SpeedPart", "nearest_measured", "predict_speed"]
+__all__ = [
+    "MEASURED_RUNS",
+    "ONECARD_RUNS",
+    "MeasuredRun",
+    "Speed",
+    "SpeedPart",
+    "TrainerName",
+    "nearest_measured",
+    "predict_speed",
+]

@@ -1,4 +1,4 @@
-"""Runs of nanoGPT whose speed somebody measured, and the one nearest to a config."""
+"""Runs whose speed somebody measured, by trainer, and the one nearest to a config."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card
 from onecard.plan.counts import count_params
+from onecard.plan.speed.work import TrainerName
 from onecard.units import count
 
 _H200 = "torch 2.11.0+cu130, 2026-11-15"
@@ -31,11 +32,14 @@ class MeasuredRun(NamedTuple):
     compile: bool
     tokens_per_second: float
     source: str
+    bias: bool = False
+    grad_checkpoint: str = "none"
 
     @property
     def params(self) -> int:
-        """Parameters as nanoGPT counts them, without biases."""
-        return self.n_embd * (self.vocab_size + 1 + self.n_layer * (12 * self.n_embd + 2))
+        """Parameters as nanoGPT counts them."""
+        biases = 11 * self.n_layer + 1 if self.bias else 0
+        return self.n_embd * (self.vocab_size + 1 + self.n_layer * (12 * self.n_embd + 2) + biases)
 
     @property
     def tokens(self) -> int:
@@ -47,12 +51,13 @@ class MeasuredRun(NamedTuple):
         """`123.59M (12/12/768), 8 × 1024 bfloat16 compiled on a GeForce RTX 4070: 56,100 tokens/s (public log)`"""
         shape = f"{count(self.params)} ({self.n_layer}/{self.n_head}/{self.n_embd})"
         mode = "compiled" if self.compile else "eager"
-        how = f"{self.batch_size} × {self.block_size} {self.dtype} {mode}"
+        how = f"{self.batch_size} × {self.block_size} {self.dtype} {mode}{' with biases' if self.bias else ''}"
+        how += "" if self.grad_checkpoint == "none" else f", {self.grad_checkpoint} recomputation"
         return f"{shape}, {how} on {_a(self.card)}: {self.tokens_per_second:,.0f} tokens/s ({self.source})"
 
 
 # fmt: off
-MEASURED_RUNS = (
+MEASURED_RUNS = (  # of nanoGPT
     MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 4, 8, 50304, "bfloat16", 0.0, True, 347_750, _H200),
     MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 469_266, _H200),
     MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 547_896, _H200),
@@ -69,20 +74,51 @@ MEASURED_RUNS = (
     MeasuredRun("H200 SXM 141 GB", 4, 4, 256, 256, 32, 4, 50304, "bfloat16", 0.0, True, 1_092_267, _H200),
     MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 2, 8, 50304, "bfloat16", 0.0, True, 145_352, _H200),
     MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 256, 64, 1, 65, "bfloat16", 0.0, True, 1_229_212, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 512, 8, 1, 50304, "bfloat16", 0.0, True, 213_299, _H200, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 4, 50304, "bfloat16", 0.1, True, 399_266, _H200, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 24, 16, 512, 256, 8, 1, 50304, "bfloat16", 0.0, True, 64_441, _H200, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 24, 16, 512, 256, 8, 4, 50304, "bfloat16", 0.0, True, 90_986, _H200),
+    MeasuredRun("H200 SXM 141 GB", 6, 8, 512, 512, 8, 2, 32768, "float16", 0.1, True, 366_628, _H200, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 16, 12, 768, 256, 4, 2, 50304, "float16", 0.0, True, 63_434, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 512, 8, 1, 50304, "bfloat16", 0.1, False, 167_327, _H200, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 24, 16, 512, 256, 8, 2, 50304, "float16", 0.0, False, 42_960, _H200, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 8, 8, 512, 1024, 16, 1, 50304, "bfloat16", 0.1, False, 603_898, _H200, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 20, 10, 640, 512, 4, 1, 16384, "float32", 0.0, True, 72_308, _H200, bias=True),
     MeasuredRun("GeForce RTX 4070", 12, 12, 384, 1024, 16, 32, 50304, "bfloat16", 0.1, True, 134_100, _4070),
     MeasuredRun("GeForce RTX 4070", 12, 12, 768, 1024, 8, 64, 50304, "bfloat16", 0.0, True, 56_100, _4070),
     MeasuredRun("GeForce RTX 4070", 18, 16, 896, 1024, 2, 4, 50304, "bfloat16", 0.0, False, 24_750, _4070),
 )
+ONECARD_RUNS = (  # of our own trainer
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 471_031, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 506_593, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "float16", 0.0, True, 490_103, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 24, 2, 50304, "bfloat16", 0.0, True, 517_112, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 24, 20, 50304, "bfloat16", 0.0, True, 520_644, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 1_003_379, _H200),
+    MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 4, 50304, "float16", 0.0, True, 1_454_145, _H200),
+    MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 188_769, _H200),
+    *(
+        run._replace(grad_checkpoint="selective")
+        for run in (
+            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 500_625, _H200),
+            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 32, 2, 50304, "bfloat16", 0.0, True, 516_050, _H200),
+            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 32, 15, 50304, "bfloat16", 0.0, True, 519_139, _H200),
+        )
+    ),
+)
 # fmt: on
 
 
-def nearest_measured(config: RunConfig, card: Card | None) -> tuple[str, float]:
-    """The measured run most like a config on a card, with what differs, and how far it is: 0 the same, 1 an e-fold.
+def nearest_measured(config: RunConfig, card: Card | None, trainer: TrainerName = "nanogpt") -> tuple[str, float]:
+    """The trainer's measured run most like a config, with what differs, and how far it is: 0 the same, 1 an e-fold.
 
     Distances of parameters and of tokens per micro-batch are logarithms of their ratios; another card, type or mode
     of running counts as some factor by its effect on speed.
     """
-    run = min(MEASURED_RUNS, key=lambda each: _distance(each, config, card))
+    runs = ONECARD_RUNS if trainer == "onecard" else MEASURED_RUNS
+    if trainer == "nanogpt":
+        config = config.model_copy(update={"grad_checkpoint": "none"})  # no key of nanoGPT's
+    run = min(runs, key=lambda each: _distance(each, config, card))
     return f"{run.description}; {_differences(run, config, card)}", _distance(run, config, card)
 
 
@@ -94,6 +130,8 @@ def _distance(run: MeasuredRun, config: RunConfig, card: Card | None) -> float:
         _dtype_distance(run.dtype, _dtype(config, card)),
         0.0 if config.compile == run.compile else 0.7,  # eager takes 1.3 to 2 times as long
         0.0 if (config.dropout > 0) == (run.dropout > 0) else 0.1,
+        0.0 if config.bias == run.bias else 0.1,
+        0.0 if config.grad_checkpoint == run.grad_checkpoint else 0.2,  # full costs about as much
         _card_distance(run.card, card),
     )
 
@@ -139,6 +177,10 @@ def _differences(run: MeasuredRun, config: RunConfig, card: Card | None) -> str:
         found.append(dtype)
     if config.compile != run.compile:
         found.append("compile" if config.compile else "no compile")
+    if config.bias != run.bias:
+        found.append("biases" if config.bias else "no biases")
+    if config.grad_checkpoint != run.grad_checkpoint:
+        found.append(f"grad_checkpoint={config.grad_checkpoint}")
     if card and card.name != run.card:
         found.append(f"another card ({card.name})")
     return "here: " + ", ".join(found) if found else "the same here"

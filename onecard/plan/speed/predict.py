@@ -1,4 +1,4 @@
-"""predict_speed: how fast nanoGPT trains a config on a card, as ranges, and where the time goes."""
+"""predict_speed: how fast a trainer trains a config on a card, as ranges, and where the time goes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params, mfu
 from onecard.plan.ranges import Range, within
+from onecard.plan.speed.measured import ONECARD_RUNS
+from onecard.plan.speed.nanogpt import nanogpt_step
+from onecard.plan.speed.onecard import onecard_step
 from onecard.plan.speed.rates import (
     UNSURE_SPREAD,
+    Host,
     Rates,
     attention_flops_per_second,
     calibration,
@@ -18,7 +22,9 @@ from onecard.plan.speed.rates import (
     overlapped,
     work_seconds,
 )
-from onecard.plan.speed.work import MicroBatch, accumulation, micro_batch, update
+from onecard.plan.speed.work import MicroBatch, StepWork, TrainerName
+
+_STEPS = {"nanogpt": nanogpt_step, "onecard": onecard_step}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,22 +61,29 @@ class StepTimes:
     loss: float
     optimizer: float
     launches: float  # what the host adds to the card's time
-    host_bound: bool
+    host_share: float  # the host's time over the card's: above 1 launches decide
     evaluation: float  # one evaluation of both splits
     checkpoint: float
+    evaluations: int  # of a run
+    checkpoints: int
 
     @property
     def step(self) -> float:
         return self.matmuls + self.attention + self.memory_bound + self.loss + self.optimizer + self.launches
 
+    @property
+    def host_bound(self) -> bool:
+        return self.host_share > 1
 
-def predict_speed(config: RunConfig, card: Card | None) -> Speed | None:
-    """The speed of nanoGPT's own loop on a card; None where the card or its figures are not known."""
+
+def predict_speed(config: RunConfig, card: Card | None, trainer: TrainerName = "nanogpt") -> Speed | None:
+    """The speed of a trainer on a card; None where the card or its figures are not known."""
     if card is None or not card.peak_flops or not card.bandwidth_bytes_per_second:
         return None
     known = calibration(card)
-    times = step_times(config, card, known.rates)
-    unsure = times.host_bound or config.dtype == "float32"
+    times = step_times(config, card, known.rates, trainer)
+    doubts = _doubts(config, card, trainer, launches_matter=times.host_share > _LAUNCHES_MATTER)
+    unsure = doubts or config.dtype == "float32"
     spread = max(known.spread, UNSURE_SPREAD) if unsure else known.spread
     tokens_per_second = within(config.tokens_per_step / times.step, spread)
     step_seconds = tokens_per_second.mapped(lambda speed: config.tokens_per_step / speed)
@@ -82,67 +95,87 @@ def predict_speed(config: RunConfig, card: Card | None) -> Speed | None:
         step_seconds=step_seconds,
         total_seconds=step_seconds.mapped(lambda seconds: total * seconds / times.step),
         parts=_parts(config, times),
-        basis=known.basis,
+        basis="; ".join([known.basis, *doubts]),
         spread=spread,
         host_bound=times.host_bound,
     )
 
 
+def _doubts(config: RunConfig, card: Card, trainer: TrainerName, *, launches_matter: bool) -> list[str]:
+    """Why a prediction is less sure than the card's own rows make it."""
+    doubts = []
+    if launches_matter:
+        doubts.append("launches matter here, and the processor is not known")
+    if trainer == "onecard" and card.name not in {run.card for run in ONECARD_RUNS}:
+        doubts.append("nobody timed our trainer on it")
+    elif trainer == "onecard" and (not config.compile or config.grad_checkpoint == "full"):
+        doubts.append("our trainer was timed compiled, without full recomputation")
+    return doubts
+
+
 # While the card is busy the host runs ahead, and the other way round; near a tie they hinder each other a little.
 _HOST_OVERLAP_POWER = 8.0
-# Of a micro-batch's launches, those of the forward pass alone: evaluation batches of seven rows come out within 15 %,
-# of the eighth (64 sequences of 256) 30 % too long.
-_FORWARD_HOST_SHARE = 0.30
+# From here on a host that is a fifth slower makes the step a tenth longer.
+_LAUNCHES_MATTER = 0.9
+# A launch without gradients to prepare for takes this share: evaluation batches of 16 of 18 rows come out within 12 %.
+_WITHOUT_GRADIENTS = 0.75
 # torch.save of float32 weights and both moments to a solid-state disk: a rule of thumb. With it the steps of the two
 # RTX 4070 runs that evaluate and save come out 5 % and 2 % too long.
 _CHECKPOINT_BYTES_PER_PARAM, _CHECKPOINT_BYTES_PER_SECOND = 12, 1e9
 
 
-def step_times(config: RunConfig, card: Card, rates: Rates) -> StepTimes:
+def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName = "nanogpt") -> StepTimes:
     """Likely seconds of a step with the given rates."""
     dtype = card.best_dtype() if config.dtype == "auto" else config.dtype
+    work = _STEPS[trainer](config, dtype, rates.costs)
     micros = config.gradient_accumulation_steps
     products = matmul_flops_per_second(card, rates, dtype)
-    spent = _spent(micro_batch(config, dtype, rates.costs), card, rates, dtype)
-    forward = _spent(micro_batch(config, dtype, rates.costs, backward=False), card, rates, dtype)
-    # The first micro-batch's gradients are added to nothing.
-    summing = (micros - 1) * work_seconds(accumulation(config), card, rates, products)
-    optimizer = summing + work_seconds(update(config), card, rates, products)
-    launching = rates.host_seconds + rates.host_seconds_per_layer * config.n_layer
-    loading = rates.host_seconds_per_sequence * config.batch_size
-    card_seconds = micros * sum(spent) + optimizer
-    updating = rates.update_seconds + rates.update_seconds_per_layer * config.n_layer
-    host_seconds = micros * (launching + loading) + updating
+    pace = rates.sustained if trainer == "onecard" else 1.0
+    spent = _Spent(*(micros * pace * seconds for seconds in _spent(work.micro_batch, card, rates, dtype)))
+    summing = work.sums(micros) * work_seconds(work.accumulation, card, rates, products)
+    optimizer = pace * (summing + work_seconds(work.update, card, rates, products))
+    card_seconds = sum(spent) + optimizer
+    host_seconds = _host_seconds(work, rates.host, micros=micros)
     waiting = overlapped(_HOST_OVERLAP_POWER, card_seconds, host_seconds) - card_seconds
-    # Evaluation waits for every batch's loss, so loading the next one overlaps with nothing.
-    evaluation_batch = max(sum(forward), _FORWARD_HOST_SHARE * launching) + loading + rates.host_seconds
     return StepTimes(
-        matmuls=micros * spent.matmuls,
-        attention=micros * spent.attention,
-        memory_bound=micros * spent.memory_bound,
-        loss=micros * spent.loss,
+        matmuls=spent.matmuls,
+        attention=spent.attention,
+        memory_bound=spent.memory_bound,
+        loss=spent.loss,
         optimizer=optimizer,
-        launches=waiting + rates.step_seconds,
-        host_bound=host_seconds > 0.8 * card_seconds,
-        evaluation=2 * config.eval_iters * evaluation_batch,
+        launches=waiting + rates.host.step_seconds,
+        host_share=host_seconds / card_seconds,
+        evaluation=work.evaluation_batches * _evaluation_batch_seconds(work, card, rates, dtype),
         checkpoint=_CHECKPOINT_BYTES_PER_PARAM * count_params(config).total / _CHECKPOINT_BYTES_PER_SECOND,
+        evaluations=work.evaluations,
+        checkpoints=work.checkpoints,
     )
 
 
-def evaluations(config: RunConfig) -> int:
-    """How often nanoGPT evaluates in a run: before the first update, and after every eval_interval."""
-    return 1 if config.eval_only else 1 + config.max_iters // config.eval_interval
+def _host_seconds(work: StepWork, host: Host, *, micros: int) -> float:
+    """Seconds the host needs for a step, were the card never in its way."""
+    loading = micros * work.sequences * host.sequence_seconds
+    return work.started(micros) * host.launch_seconds + loading + host_update_seconds(work, host)
 
 
-def checkpoints(config: RunConfig) -> int:
-    """How often nanoGPT saves at most: after every evaluation but the first (the best alone, unless always)."""
-    return 0 if config.eval_only else config.max_iters // config.eval_interval
+def host_update_seconds(work: StepWork, host: Host) -> float:
+    """Seconds the host needs for clipping and AdamW."""
+    tensors = work.tensors * host.tensor_seconds
+    return host.update_seconds + tensors + work.update.launches * host.launch_seconds
+
+
+def _evaluation_batch_seconds(work: StepWork, card: Card, rates: Rates, dtype: str) -> float:
+    """Seconds of one evaluation batch: its loss is waited for, so loading the next one overlaps with nothing."""
+    host, batch = rates.host, work.evaluation_batch
+    launching = _WITHOUT_GRADIENTS * batch.launches * host.launch_seconds
+    forward = max(sum(_spent(batch, card, rates, dtype)), launching)
+    return forward + work.sequences * host.sequence_seconds + host.step_seconds
 
 
 def run_seconds(config: RunConfig, times: StepTimes) -> float:
     """Likely seconds of a whole run."""
     steps = 0 if config.eval_only else config.max_iters
-    between = evaluations(config) * times.evaluation + checkpoints(config) * times.checkpoint
+    between = times.evaluations * times.evaluation + times.checkpoints * times.checkpoint
     return steps * times.step + between
 
 
@@ -183,9 +216,9 @@ def _parts(config: RunConfig, times: StepTimes) -> tuple[SpeedPart, ...]:
         ),
         (
             "evaluation",
-            times.evaluation * evaluations(config) / updates,
+            times.evaluation * times.evaluations / updates,
             f"2 × eval_iters={config.eval_iters} batches every eval_interval={config.eval_interval:,} updates",
         ),
-        ("checkpoints", times.checkpoint * checkpoints(config) / updates, "weights and moments written to disk"),
+        ("checkpoints", times.checkpoint * times.checkpoints / updates, "weights and moments written to disk"),
     )
     return tuple(SpeedPart(name=name, seconds=seconds, why=why) for name, seconds, why in named)

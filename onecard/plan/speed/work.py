@@ -1,16 +1,11 @@
-"""What a micro-batch asks of a card: operations, bytes and kernels, part by part.
-
-Letters: N tokens of a micro-batch, T block_size, C n_embd, L n_layer, H n_head, V vocab_size, P parameters. FLOPs of
-matrix products and of attention are exact; bytes are counted from the kernels nanoGPT launches, or set where
-the count did not decide (docs/explain/speed.md); operations outside the tensor cores are fitted to measured kernels.
-"""
+"""The work of a step as a card and its host see it: each trainer describes its own (nanogpt.py, onecard.py)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from onecard.config.schema import RunConfig
-from onecard.plan.counts import count_params
+TrainerName = Literal["nanogpt", "onecard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +18,21 @@ class Work:
     kernels: float = 0.0  # launches of everything but products
     products: float = 0.0  # launches of matrix products and attention
 
+    @property
+    def launches(self) -> float:
+        """Everything the host starts on the card."""
+        return self.kernels + self.products
+
+    def __add__(self, other: Work) -> Work:
+        """Both, one after the other."""
+        return Work(
+            tensor_flops=self.tensor_flops + other.tensor_flops,
+            vector_flops=self.vector_flops + other.vector_flops,
+            moved_bytes=self.moved_bytes + other.moved_bytes,
+            kernels=self.kernels + other.kernels,
+            products=self.products + other.products,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -32,6 +42,40 @@ class MicroBatch:
     attention: Work
     memory_bound: Work
     loss: Work
+
+    @property
+    def launches(self) -> float:
+        """Everything the host starts on the card."""
+        return sum(part.launches for part in (self.matmuls, self.attention, self.memory_bound, self.loss))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """One trainer's step: gradients of some micro-batches, then an update; and what comes between steps."""
+
+    micro_batch: MicroBatch  # forward and backward
+    evaluation_batch: MicroBatch  # forward alone
+    evaluation_batches: int  # of an evaluation, both splits
+    evaluations: int  # of a run
+    checkpoints: int  # of a run
+    accumulation: Work  # adding a micro-batch's gradients to those before it
+    update: Work  # clipping and the optimizer
+    tensors: int  # parameters' tensors, which the host walks through in an update
+    sequences: int  # of a micro-batch, which the host copies one by one; 0 where another thread does
+    recorded: bool = False  # a micro-batch, its sum of gradients included, is a CUDA graph: the host starts it as one
+
+    def sums(self, micros: int) -> int:
+        """How often gradients are added up: the first micro-batch's to nothing, unless a graph needs them to exist."""
+        return micros if self.recorded else micros - 1
+
+    def started(self, micros: int) -> float:
+        """What the host starts on the card for the gradients of `micros` micro-batches."""
+        if self.recorded:
+            return micros * _STARTS_OF_A_GRAPH
+        return micros * self.micro_batch.launches + self.sums(micros) * self.accumulation.launches
+
+
+_STARTS_OF_A_GRAPH = 5  # tokens and targets to the card, each into the graph's own tensor, and the graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,122 +89,3 @@ class Costs:
     loss_flops: float  # per logit: softmax and its gradient
     attention_flops: float  # per head and pair of tokens: the exponentials between the two products
     dropout_flops: float  # per token, layer and n_embd: random numbers and masks
-
-
-def micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool = True) -> MicroBatch:
-    """The work of one micro-batch of nanoGPT with `dtype` settled; without `backward`, of one evaluation batch."""
-    return MicroBatch(
-        matmuls=_matmuls(config, dtype, backward),
-        attention=_attention(config, dtype, costs, backward),
-        memory_bound=_memory_bound(config, dtype, costs, backward),
-        loss=_loss(config, dtype, costs, backward),
-    )
-
-
-def accumulation(config: RunConfig) -> Work:
-    """Adding one micro-batch's gradients to those before: two reads and a write in float32."""
-    return Work(moved_bytes=12 * count_params(config).total, kernels=6 * config.n_layer + 3)
-
-
-def update(config: RunConfig) -> Work:
-    """Gradient clipping and fused AdamW, once per step."""
-    clipping = 12 if config.grad_clip else 0  # the norm reads 4 bytes a parameter, the scaling reads and writes 4
-    adamw = 28  # reads weight, gradient and two moments, writes all but the gradient
-    return Work(moved_bytes=(clipping + adamw) * count_params(config).total, kernels=30)
-
-
-def padded_vocabulary(config: RunConfig) -> bool:
-    """Whether tensor cores can read the logits in place: rows of 16 bytes."""
-    return config.vocab_size % 8 == 0
-
-
-# A vocabulary that is no multiple of 8 keeps eager products off the fast kernels: an estimate. Padding 50257 to 50304
-# made all of nanoGPT 25 % faster (Karpathy on Twitter, February 2023) with 31 % of its FLOPs in that product, so it ran
-# at about half speed; on this H200 no row tells.
-ODD_VOCABULARY_SLOWDOWN = 2.0
-
-
-def _matmuls(config: RunConfig, dtype: str, backward: bool) -> Work:
-    N, C, L, V = config.batch_size * config.block_size, config.n_embd, config.n_layer, config.vocab_size
-    passes = 3 if backward else 1  # forward; gradients of inputs; gradients of weights
-    element = 4 if dtype == "float32" else 2
-    head_flops: float = 2 * V * C * N
-    if not padded_vocabulary(config) and not config.compile:
-        head_flops *= ODD_VOCABULARY_SLOWDOWN
-    blocks_flops = 24 * L * C * C * N
-    # Operands and results: C -> 3C, C -> C, C -> 4C, 4C -> C is 16 C a token and layer; the head C -> V.
-    tokens_elements = N * (16 * C * L + C + V)
-    weights_elements = 12 * L * C * C + V * C
-    return Work(
-        tensor_flops=passes * (blocks_flops + head_flops),
-        moved_bytes=passes * element * (tokens_elements + weights_elements),
-        products=passes * (4 * L + 1),
-    )
-
-
-# Causal kernels work in tiles: each row of queries reads half a tile beyond the diagonal, in both directions.
-_ATTENTION_TILE = 128
-# Attention's forward kernel takes 0.56 of 2.32 ms (124M batch 8, H200); its two products alone would be 2 of 7.
-_FORWARD_ATTENTION = 0.3
-# Drawing random numbers per pair: 124M batch 8 took 3.40 ms a micro-batch with dropout 0.1, 2.32 without (H200).
-_DROPOUT_IN_ATTENTION = 1.7
-
-
-def _attention(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
-    T, C, L, H = config.block_size, config.n_embd, config.n_layer, config.n_head
-    N = config.batch_size * T
-    pairs = N * (T + _ATTENTION_TILE) * L / 2  # of a query with a key not after it
-    products = 7 if backward else 2  # forward: scores, values; backward: scores again and four gradients
-    element = 4 if dtype == "float32" else 2
-    # Forward reads q, k, v and writes the output: 4 C. Backward reads those four and the gradient twice over, sums the
-    # gradient of q in float32, and writes three gradients.
-    tensors = 4 + (14 if backward else 0)
-    exponentials = pairs * H * costs.attention_flops * (1.0 if backward else _FORWARD_ATTENTION)
-    if config.dropout and backward:
-        exponentials *= _DROPOUT_IN_ATTENTION
-    return Work(
-        tensor_flops=products * 2 * pairs * C,
-        vector_flops=exponentials,
-        moved_bytes=N * C * L * element * tensors,
-        products=L * (4 if backward else 1),
-    )
-
-
-def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
-    """Norms, GELU, residuals, embeddings and casts."""
-    N, C, L, P = config.batch_size * config.block_size, config.n_embd, config.n_layer, count_params(config).total
-    half, dropout = dtype != "float32", config.dropout > 0 and backward
-    share = 1.0 if backward else 0.33  # norms, residuals and GELU: about a third of the bytes
-    # About 130 by reading the kernels; 130, 110 and 100 fit the H200 alike with other shares of its bandwidth (0.85,
-    # 0.75, 0.70), and 100 comes nearest to the RTX 4070's runs.
-    token_bytes: float = (100 if half else 140) * share
-    token_flops = costs.pointwise_flops * share
-    if not config.compile:  # every operation reads and writes its tensors alone: 124M batch 8 and 16, profiled
-        token_bytes, token_flops = 1.9 * token_bytes, 1.9 * token_flops
-    if config.bias and backward:
-        token_bytes += 18 if half else 36  # the gradients of biases are sums over tokens
-    if dropout:
-        token_bytes += 8 if config.compile else 40  # masks of two dropouts a layer
-        token_flops += costs.dropout_flops
-    cast_bytes = (18 if backward else 6) if half else 0  # a parameter's cast, its transpose, its gradient's cast back
-    return Work(
-        vector_flops=N * C * (L + 1) * token_flops,
-        moved_bytes=N * C * (L + 1) * token_bytes + P * cast_bytes,
-        kernels=((20 if config.compile else 45) * L + 10) * (1.0 if backward else 0.4),  # counted in profiles
-    )
-
-
-def _loss(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
-    """Cross-entropy over the logits, and in the backward pass the zeros nanoGPT's returned logits are given."""
-    N, V = config.batch_size * config.block_size, config.vocab_size
-    element = 4 if dtype == "float32" else 2
-    passes = 5 if backward else 1  # softmax reads; gradient reads, reads zeros and writes; the zeros are written
-    logit_bytes: float = element * passes
-    if not config.compile:
-        # log-softmax written, copied to float32, the copy's gradient zeroed, and cast back
-        logit_bytes += 22 if backward else 6
-    elif not padded_vocabulary(config):
-        # Inductor copies to padded rows and reads unaligned ones: 124M batch 8 with 50257, 1.3 ms a micro-batch
-        logit_bytes += element * (8 if backward else 2)
-    flops = costs.loss_flops * (1.0 if backward else 0.45)  # the two kernels take 0.56 and 0.64 ms
-    return Work(vector_flops=N * V * flops, moved_bytes=N * V * logit_bytes, kernels=4 if backward else 2)

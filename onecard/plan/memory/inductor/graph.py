@@ -23,7 +23,7 @@ class Kernel:
     hidden: tuple[int, ...] = ()  # and after: bytes to allocate, or ~k to free the k-th of them early
     scratch: dict[int, tuple[int, ...]] = field(default_factory=dict)  # written buffer -> bytes needed while it is made
     adds_to: tuple[int, ...] = ()  # buffers it changes in place, which are among what it reads
-    pointwise: bool = False  # Triton times two configurations on the first launch
+    timed: bool = False  # Triton times several configurations on the first launch: pointwise kernels, short reductions
     items: tuple[int, ...] = ()  # results that later kernels take out one by one
     moment: str = ""  # what goes on, for a person
 
@@ -36,23 +36,38 @@ class Graph:
     kinds: list[str] = field(default_factory=list)  # element type, by buffer: reuse needs the same type and size
     tags: list[str] = field(default_factory=list)
     counted: list[bool] = field(default_factory=list)  # whether the scheduler's own estimate knows the buffer
+    names: list[int] = field(default_factory=list)  # N of Inductor's bufN, by buffer; dead ones are freed in its order
+    next_name: int = 0  # of the next buffer
     inputs: list[int] = field(default_factory=list)
     borrowed: set[int] = field(default_factory=set)  # inputs the caller holds too: the wrapper's `del` frees nothing
     outputs: list[int] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
     moment: str = ""  # given to the kernels that are appended
 
-    def buffer(self, size_bytes: int, kind: str, tag: str, *, counted: bool = True) -> int:
-        """A buffer that some kernel will write; returns its number."""
+    def buffer(self, size_bytes: int, kind: str, tag: str, *, counted: bool = True, named: bool = True) -> int:
+        """A buffer that some kernel will write; returns its number. Named are those with a place among the bufN."""
         self.sizes.append(size_bytes)
         self.kinds.append(kind)
         self.tags.append(tag)
         self.counted.append(counted)
+        self.names.append(self.next_name)
+        self.next_name += named
         return len(self.sizes) - 1
 
-    def input(self, size_bytes: int, tag: str, *, counted: bool = True) -> int:
-        """A tensor handed in, freed by the wrapper after its last use; `counted=False` for primals and tangents."""
-        number = self.buffer(size_bytes, "input", tag, counted=counted)
+    def skip_names(self, count: int) -> None:
+        """Names of buffers that are never allocated: fusion keeps them in registers, or nobody reads them."""
+        self.next_name += count
+
+    def mark(self, tag: str) -> int:
+        """A buffer of no bytes: whoever reads it runs after whoever writes it."""
+        return self.buffer(0, "none", tag, named=False)
+
+    def input(self, size_bytes: int, tag: str, *, kind: str = "input", counted: bool = True) -> int:
+        """A tensor handed in, freed by the wrapper after its last use; `counted=False` for primals and tangents.
+
+        `kind` is its element type, if a kernel may write over it.
+        """
+        number = self.buffer(size_bytes, kind, tag, counted=counted, named=False)
         self.inputs.append(number)
         return number
 
@@ -66,7 +81,7 @@ class Graph:
         internal_bytes: int = 0,
         scratch: dict[int, tuple[int, ...]] | None = None,
         adds_to: tuple[int, ...] = (),
-        pointwise: bool = False,
+        timed: bool = False,
     ) -> None:
         """Append a kernel."""
         self.kernels.append(
@@ -78,7 +93,7 @@ class Graph:
                 internal_bytes=internal_bytes,
                 scratch=scratch or {},
                 adds_to=adds_to,
-                pointwise=pointwise,
+                timed=timed,
                 moment=self.moment,
             )
         )
@@ -95,6 +110,9 @@ class Graph:
     ) -> None:
         """A library call with several results; `items` are those in use, each taken out by a node of its own."""
         whole = self.buffer(0, "tuple", WORKSPACE)
+        self.names[whole] = min(self.names[result] for result in results)  # the tuple is named before what is in it
+        for result in results:
+            self.names[result] += 1
         node = Kernel(name, tuple(reads), (whole,), before=before, hidden=hidden, items=tuple(results))
         node.moment = self.moment
         self.kernels.append(node)

@@ -108,6 +108,10 @@ class _Plan:
         for buffer, at in enumerate(self.last):
             if at < NEVER:
                 self.dying[at].append(buffer)
+        for buffers in self.dying:  # Scheduler.free_buffers sorts names: buf100 comes before buf99
+            if len(buffers) > 1:
+                buffers.sort(key=lambda buffer: str(graph.names[buffer]))
+        self.inputs = set(graph.inputs)  # a kernel may write over one, but none is kept for reuse
         self.keys = list(zip(graph.kinds, graph.sizes, strict=True))  # what must agree for one to take another's place
         self.sizes: list[int] = []
         self.tags: list[str] = []
@@ -118,7 +122,7 @@ class _Plan:
         self.void: set[int] = set()  # operations that are frees of a slot which was reused after all
         self.pool: dict[tuple[str, int], list[tuple[int, int, int]]] = {}  # dead: (slot, position, index of its free)
         self.firsts: list[First] = []
-        self.known: set[str] = set()
+        self.known: set[tuple[str, int]] = set()
         self.moments: list[tuple[int, str]] = []
         for buffer in graph.inputs:
             self.slots[buffer] = self.slot(graph.sizes[buffer], graph.tags[buffer])
@@ -154,9 +158,10 @@ class _Plan:
         taken = self.write(at, kernel)
         for buffer in kernel.items:
             self.slots[buffer] = self.allocate(self.graph.sizes[buffer], self.graph.tags[buffer])
-        if kernel.name not in self.known:
-            self.known.add(kernel.name)
-            kind = "pointwise" if kernel.pointwise else kernel.name
+        generated = kernel.name, len(taken)  # one that writes over what it reads is another piece of code
+        if generated not in self.known:
+            self.known.add(generated)
+            kind = "timed" if kernel.timed else kernel.name
             overwritten = [self.graph.sizes[old] for old in (*sorted(taken), *kernel.adds_to)]
             self.firsts.append((len(self.operations), kind, overwritten))
         for size in kernel.hidden:
@@ -170,7 +175,7 @@ class _Plan:
         for buffer in self.dying[at]:
             if buffer in taken or self.slots[buffer] < 0 or buffer in self.graph.borrowed:
                 continue
-            if self.graph.kinds[buffer] != "input":
+            if buffer not in self.inputs:
                 self.pool.setdefault(self.keys[buffer], []).append((self.slots[buffer], at, len(self.operations)))
             self.operations.append(~self.slots[buffer])
 
@@ -184,7 +189,8 @@ class _Plan:
         for buffer in kernel.writes:
             key = self.keys[buffer]
             for old in kernel.takes.get(buffer, ()):  # SchedulerNode.decide_inplace_update
-                if self.last[old] == at and self.keys[old] == key and old not in taken:
+                free = self.last[old] == at and old not in taken and old not in self.graph.borrowed
+                if free and self.holds(old, buffer):
                     self.move_in(buffer, self.slots[old])
                     taken.add(old)
                     break
@@ -194,6 +200,11 @@ class _Plan:
                     scratch = [self.allocate(size, WORKSPACE) for size in kernel.scratch.get(buffer, ())]
                     self.operations.extend([~slot for slot in reversed(scratch)])
         return taken
+
+    def holds(self, old: int, new: int) -> bool:
+        """Whether `new` may be written over `old`: of one type, and at most 5 % smaller (can_match_buffer_size)."""
+        (old_kind, old_bytes), (kind, size_bytes) = self.keys[old], self.keys[new]
+        return kind == old_kind and 0.95 * old_bytes <= size_bytes <= old_bytes
 
     def reuse(self, at: int, buffer: int) -> bool:
         """Put a buffer where the last dead one of its type and size was, unless that one's longer life raises the peak.

@@ -144,7 +144,7 @@ class Loop(Sizes, ABC):
         """Unscale, clip, step, zero_grad; `first`: AdamW makes its state."""
         alloc, free, scalar = self.alloc, self.free, self.scalar
         self.tape.moment("optimizer step")
-        found_inf = self.found_inf() if self.config.dtype == "float16" else []
+        found_inf = self.found_inf(unscales=self.config.grad_clip > 0) if self.config.dtype == "float16" else []
         if self.config.grad_clip:
             self.clip()
         if found_inf:  # scaler.step sums the flags, and hands the fused kernel the scale if nobody has unscaled
@@ -160,10 +160,10 @@ class Loop(Sizes, ABC):
         free(*[self.gradients[name] for name in self.optimizer_order])
         self.gradients = {}
 
-    def found_inf(self) -> list[int]:
-        """GradScaler.unscale_ before clipping, or _check_inf_per_device without: the flag it leaves behind."""
+    def found_inf(self, *, unscales: bool) -> list[int]:
+        """GradScaler.unscale_, or _check_inf_per_device where nobody asks for it: the flag it leaves behind."""
         free, scalar = self.free, self.scalar
-        if self.config.grad_clip:
+        if unscales:
             double = self.alloc(LONG, OPTIMIZER_TEMPORARIES)  # 1 / scale, in float64
             inverse = self.alloc(LONG, OPTIMIZER_TEMPORARIES)
             free(double)
@@ -206,6 +206,6 @@ class Loop(Sizes, ABC):
         if f"cublas {thread}" not in self.used:
             self.loads(f"cublas {thread}")
             self.alloc(self.device.cublas_workspace_bytes, WORKSPACE)
-        if with_lt and "cublaslt" not in self.used:
-            self.used.add("cublaslt")
+        if with_lt and f"cublaslt {thread}" not in self.used:
+            self.used.add(f"cublaslt {thread}")
             self.alloc(self.device.cublaslt_workspace_bytes, WORKSPACE)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from onecard.plan.memory import kernels, tags
 from onecard.plan.memory.inductor.graph import Graph
 from onecard.plan.memory.inductor.splits import inner_parts
+from onecard.plan.memory.inductor.tuning import is_timed
 from onecard.plan.memory.kernels import FLOAT, LONG
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 
 ROW_ALIGNMENT = 128  # bytes to which rows of more than 1024 elements are padded (config.comprehensive_padding)
+REALIZE_READS = 4  # an expression that reads more buffers than this becomes a buffer (config.realize_reads_threshold)
 
 
 def matrix(rows: int, columns: int, item: int) -> int:
@@ -60,40 +62,45 @@ class Builder:
         weight = self.buffer(matrix(rows, columns, self.shape.item), tags.WEIGHT_CASTS)
         if saved:
             self.keep(saved, weight)
-        self.graph.kernel(f"cast {name}", (), (weight,), pointwise=True)
+        self.graph.kernel(f"cast {name}", (), (weight,), timed=True)
         return [weight]
 
     def cast_bias(self, name: str, elements: int) -> list[int]:
         if not (self.shape.is_half and self.shape.bias):
             return []
         bias = self.buffer(self.shape.item * elements, tags.WEIGHT_CASTS)
-        self.graph.kernel(f"cast {name}", (), (bias,), pointwise=True)
+        self.graph.kernel(f"cast {name}", (), (bias,), timed=True)
         return [bias]
 
     def matmul(self, reads: list[int], result: int, name: str = "mm") -> int:
         self.graph.kernel(name, reads, (result,))
         return result
 
-    def attention(self, qkv: int, layer: int, training: bool) -> int:
-        """Queries, keys and values in one buffer to the attention output (N x C); saves what the backward reads."""
+    def attention(self, qkv: int, layer: int, training: bool, *, keeps: bool = True) -> int:
+        """Queries, keys and values in one buffer to the attention output (N x C); saves what the backward reads.
+
+        `keeps=False`: not even in training, for a backward that makes it all again.
+        """
         s, g = self.shape, self.graph
         inputs = [qkv]
-        out = self.buffer(s.N * s.H * s.padded_head * s.item, tags.ATTENTION)
         if s.padded_head != s.D:  # flash wants multiples of 8: three padded copies
             inputs = [self.buffer(s.N * s.H * s.padded_head * s.item, tags.ATTENTION) for _ in range(3)]
             for which, buffer in enumerate(inputs):
-                g.kernel(f"pad {which}", (qkv,), (buffer,), pointwise=True)
+                g.kernel(f"pad {which}", (qkv,), (buffer,), timed=True)
         rows = s.B * s.H * s.T
-        seed, offset = g.buffer(LONG, "seed", tags.ATTENTION), g.buffer(LONG, "seed", tags.ATTENTION)
-        logsumexp = g.buffer(FLOAT * rows, "float", tags.ATTENTION)
-        taken: tuple[int, ...] = (out, logsumexp, seed, offset) if training else (out,)
+        out = self.buffer(s.N * s.H * s.padded_head * s.item, tags.ATTENTION)
+        efficient = s.kernel not in ("cudnn", "flash")
+        rows_bytes = kernels.efficient_logsumexp(s.B, s.H, s.T) if efficient else FLOAT * rows
+        logsumexp = g.buffer(rows_bytes, "float", tags.ATTENTION)
+        seed, offset = (g.buffer(size, "seed", tags.ATTENTION) for size in (LONG * (1 + (s.kernel == "flash")), LONG))
+        keeps = training and keeps
+        taken: tuple[int, ...] = (out, logsumexp, seed, offset) if keeps else (out,)
         if s.kernel == "cudnn":
             # the random state first; no log-sum-exp in inference (native/cudnn/MHA.cpp)
             results = (seed, offset, out, logsumexp) if training else (seed, offset, out)
             g.call("attention", inputs, results, taken, hidden=(kernels.CUDNN_FORWARD_WORKSPACE,))
         elif s.kernel == "flash":
-            seed = g.buffer(2 * LONG, "seed", tags.ATTENTION)
-            taken = (out, logsumexp, seed, offset) if training else (out,)
+            g.skip_names(1)
             parts = kernels.flash_splits(s.device, s.B, s.H, s.T, s.padded_head)
             parts = 1 if training and s.drops else parts
             accumulated = FLOAT * parts * rows
@@ -101,10 +108,9 @@ class Builder:
             hidden = (accumulated, accumulated * width) if parts > 1 else ()
             g.call("attention", inputs, (out, logsumexp, seed, offset), taken, hidden=hidden)
         else:
-            logsumexp = g.buffer(kernels.efficient_logsumexp(s.B, s.H, s.T), "float", tags.ATTENTION)
-            taken = (out, logsumexp) if training else (out,)  # its random state lives on the host
-            g.call("attention", inputs, taken, taken)
-        if training:
+            taken = taken[:2]  # its random state lives on the host
+            g.call("attention", inputs, (out, logsumexp) if training else taken, taken)
+        if keeps:
             for name, buffer in zip(("q", "k", "v"), inputs, strict=False):
                 self.keep(f"{layer}.{name}", buffer)
             for name, buffer in zip(("out", "lse", "seed", "offset"), taken, strict=False):
@@ -118,7 +124,7 @@ class Builder:
         y = self.act(self.shape.C, tags.ATTENTION)
         if training:
             self.keep(f"{layer}.y", y)
-        self.graph.kernel("unpad", (out,), (y,), pointwise=True)
+        self.graph.kernel("unpad", (out,), (y,), timed=True)
         return y
 
     def loss(self, logits: int, training: bool) -> None:
@@ -129,11 +135,13 @@ class Builder:
         if parts > 1:  # few rows: the largest of a row's parts, of the row, then the same for the sum
             parts_1, parts_2 = (self.floats(parts * s.N, tags.LOGITS_AND_LOSS) for _ in range(2))
             g.kernel("largest of parts", (logits,), (parts_1,))
-            g.kernel("largest", (parts_1,), (largest,))
+            timed = is_timed(s.N, parts)
+            g.kernel("largest", (parts_1,), (largest,), timed=timed)
             g.kernel("sum of parts", (logits, largest), (parts_2,))
-            g.kernel("sum", (parts_2,), (total,), internal_bytes=FLOAT * s.N if training else 0)
+            g.kernel("sum", (parts_2,), (total,), internal_bytes=FLOAT * s.N if training else 0, timed=timed)
         else:
-            g.kernel("softmax", (logits,), (largest, total), internal_bytes=FLOAT * s.N if training else 0)
+            internal = FLOAT * s.N if training else 0
+            g.kernel("softmax", (logits,), (largest, total), internal_bytes=internal, timed=is_timed(s.N, s.V))
         loss = g.buffer(FLOAT, "float", tags.LOGITS_AND_LOSS)
         reads = [logits, largest, total]
         parts = inner_parts(s.device, 1, s.N)
@@ -158,11 +166,13 @@ class Builder:
         if s.padding.forward:
             weights = self.cast("head", s.V, s.C, "lm_head.cast" if training else "")
             padded = self.buffer(s.C * s.V_padded * s.item, tags.WEIGHT_CASTS)
-            g.kernel("pad head", weights, (padded,), pointwise=True)
+            g.kernel("pad head", weights, (padded,), timed=True)
             reads, columns = [x, padded], s.V_padded
         else:
             reads, columns = [x, *self.cast("head", s.V, s.C, "lm_head.cast" if training else "")], s.V
-        logits = self.buffer(s.N * columns * s.item, tags.LOGITS_AND_LOSS)
+        returned = s.returns_logits or not training  # the caller sees them as eager mode makes them, row after row
+        size = s.N * columns * s.item if returned else matrix(s.N, columns, s.item)
+        logits = self.buffer(size, tags.LOGITS_AND_LOSS)
         return self.keep("logits", self.matmul(reads, logits))
 
     def traced(self) -> Traced:

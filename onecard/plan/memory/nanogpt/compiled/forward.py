@@ -8,11 +8,14 @@ partition: normalised inputs rather than residuals, both sides of GELU, the weig
 from __future__ import annotations
 
 from onecard.plan.memory import tags
+from onecard.plan.memory.inductor.tuning import loop_is_timed
 from onecard.plan.memory.kernels import FLOAT, LONG
-from onecard.plan.memory.nanogpt.compiled.builder import Builder, Traced
+from onecard.plan.memory.nanogpt.compiled.builder import REALIZE_READS, Builder, Traced
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 
-REALIZE_READS = 4  # an expression that reads more buffers than this becomes a buffer (config.realize_reads_threshold)
+NORM_ROWS = (
+    3  # buffers of a number for each row that a norm's kernel keeps in registers: mean, variance, a step between
+)
 
 
 class _Residual:
@@ -38,17 +41,26 @@ def forward(shape: Shape) -> Traced:
     g = make.graph
     g.moment = "forward pass"
     positions = make.keep("positions", g.buffer(LONG * s.T, "long", tags.TOKEN_IDS))
-    g.kernel("arange", (), (positions,), pointwise=True)
+    g.kernel("arange", (), (positions,), timed=True)
     seeds: list[int] = []
-    if s.drops:
-        seeds = [g.buffer(LONG * (2 * s.layers + 1), "long", tags.ACTIVATIONS)]
-        g.kernel("seeds", (), seeds)
+
+    def draw_seeds() -> None:
+        if s.drops:
+            seeds.append(g.buffer(LONG * (2 * s.layers + 1), "long", tags.ACTIVATIONS))
+            g.kernel("seeds", (), seeds)
 
     def random_bytes() -> int:
         return FLOAT * s.N * s.C if s.drops else 0  # the uniform numbers, in registers
 
     def mask(name: str) -> list[int]:
-        return [make.keep(name, g.buffer(s.N * s.C, "bool", tags.ACTIVATIONS))] if s.drops else []
+        if not s.drops:
+            return []
+        g.skip_names(1)  # the uniform numbers
+        return [make.keep(name, g.buffer(s.N * s.C, "bool", tags.ACTIVATIONS))]
+
+    def row_scale(name: str) -> int:
+        """A norm's scale for each row; Inductor names it at the end of the graph."""
+        return make.keep(f"{name}.scale", g.buffer(FLOAT * s.N, "float", tags.ACTIVATIONS, named=False))
 
     def normed(name: str, y: int, residual: _Residual) -> int:
         """Dropout, residual sum and LayerNorm in one kernel; returns the norm's output."""
@@ -60,29 +72,37 @@ def forward(shape: Shape) -> Traced:
             takes[total] = tuple(residual.parts)
             written = [*written, total]
             residual.realize(total)
+        g.skip_names(NORM_ROWS)
         norm = make.keep(f"{name}.norm", make.floats(s.N * s.C, tags.ACTIVATIONS))
         takes[norm] = tuple(residual.parts)
         x = make.keep(f"{name}.x", make.act(s.C))
-        scale = make.keep(f"{name}.scale", make.floats(s.N, tags.ACTIVATIONS))
-        internal = 3 * FLOAT * s.N + random_bytes()
-        g.kernel("norm", reads, [*written, norm, x, scale], takes=takes, internal_bytes=internal)
+        internal = NORM_ROWS * FLOAT * s.N + random_bytes()
+        written = [*written, norm, x, row_scale(name)]
+        g.kernel(f"norm of {len(reads)}", reads, written, takes=takes, internal_bytes=internal, timed=s.times_norms)
         return x
 
     # embeddings and the first norm
     x = make.act(s.C)
     if s.keeps_embeddings:
         place = make.keep("positions embedded", make.floats(s.T * s.C, tags.ACTIVATIONS))
-        g.kernel("embed positions", (), (place,), pointwise=True)
-        embedded = make.keep("embedded", make.floats(s.N * s.C, tags.ACTIVATIONS))
-        mean, scale = make.floats(s.N, tags.ACTIVATIONS), make.floats(s.N, tags.ACTIVATIONS)
-        written = [embedded, make.keep("0.ln_1.mean", mean), make.keep("0.ln_1.scale", scale), make.keep("0.ln_1.x", x)]
-        g.kernel("first norm", (place,), written, internal_bytes=2 * FLOAT * s.N)
-        residual = _Residual(2, [embedded, place])
-    else:
+        g.kernel("embed positions", (), (place,), timed=True)
+        draw_seeds()
         masks = mask("0.ln_1.mask")
-        norm, scale = make.floats(s.N * s.C, tags.ACTIVATIONS), make.floats(s.N, tags.ACTIVATIONS)
-        written = [*masks, make.keep("0.ln_1.norm", norm), make.keep("0.ln_1.x", x), make.keep("0.ln_1.scale", scale)]
-        g.kernel("first norm", seeds, written, internal_bytes=3 * FLOAT * s.N + random_bytes())
+        embedded = make.keep("embedded", make.floats(s.N * s.C, tags.ACTIVATIONS))
+        mean = make.keep("0.ln_1.mean", make.floats(s.N, tags.ACTIVATIONS))
+        g.skip_names(NORM_ROWS)
+        written = [*masks, embedded, mean, row_scale("0.ln_1"), make.keep("0.ln_1.x", x)]
+        internal = 2 * FLOAT * s.N + random_bytes()
+        g.kernel("first norm", (*seeds, place), written, internal_bytes=internal, timed=s.times_norms)
+        residual = _Residual(2 + len(masks), [embedded, place, *masks])
+    else:
+        draw_seeds()
+        masks = mask("0.ln_1.mask")
+        g.skip_names(NORM_ROWS)
+        norm = make.keep("0.ln_1.norm", make.floats(s.N * s.C, tags.ACTIVATIONS))
+        written = [*masks, norm, make.keep("0.ln_1.x", x), row_scale("0.ln_1")]
+        internal = NORM_ROWS * FLOAT * s.N + random_bytes()
+        g.kernel("first norm", seeds, written, internal_bytes=internal, timed=s.times_norms)
         residual = _Residual(3 + len(masks), masks)
 
     for layer in range(s.layers):
@@ -101,7 +121,7 @@ def forward(shape: Shape) -> Traced:
         inner = make.keep(f"{layer}.inner", make.matmul([*biases, x, *weights], make.act(4 * s.C)))
         gelu = make.keep(f"{layer}.gelu", make.act(4 * s.C))
         weights = [] if s.bias else make.cast("mlp", s.C, 4 * s.C, f"{layer}.mlp.c_proj.cast")
-        g.kernel("gelu", (inner,), (gelu,), pointwise=True)
+        g.kernel("gelu", (inner,), (gelu,), timed=True)
         weights = weights or make.cast("mlp", s.C, 4 * s.C, f"{layer}.mlp.c_proj.cast")
         biases = make.cast_bias("narrow bias", s.C)
         y = make.matmul([*biases, gelu, *weights], make.act(s.C))
@@ -116,8 +136,11 @@ def inference(shape: Shape) -> Traced:
     s, make = shape, Builder(shape)
     g = make.graph
     g.moment = "forward pass"
+    g.skip_names(NORM_ROWS)
     x = make.act(s.C)
-    g.kernel("first norm", (), (x,), internal_bytes=3 * FLOAT * s.N)
+    internal = NORM_ROWS * FLOAT * s.N
+    timed = loop_is_timed(s.device, s.N, s.C)  # the one norm that loops over its rows in every recorded run
+    g.kernel("first norm", (), (x,), internal_bytes=internal, timed=timed)
     residual = _Residual(3, [])  # token ids and both embedding tables
 
     def normed(y: int) -> int:
@@ -128,9 +151,11 @@ def inference(shape: Shape) -> Traced:
             takes[total] = reads
             written = [total]
             residual.realize(total)
+        g.skip_names(NORM_ROWS)
         x = make.act(s.C)
         takes[x] = tuple(residual.parts)
-        g.kernel("norm", reads, [*written, x], takes=takes, internal_bytes=3 * FLOAT * s.N)
+        written.append(x)
+        g.kernel(f"norm of {len(reads)}", reads, written, takes=takes, internal_bytes=internal, timed=s.times_norms)
         return x
 
     for layer in range(s.layers):
@@ -146,7 +171,7 @@ def inference(shape: Shape) -> Traced:
         biases = make.cast_bias("fc bias", 4 * s.C)
         inner = make.matmul([*biases, x, *weights], make.act(4 * s.C))
         gelu = make.act(4 * s.C)
-        g.kernel("gelu", (inner,), (gelu,), takes={gelu: (inner,)}, pointwise=True)
+        g.kernel("gelu", (inner,), (gelu,), takes={gelu: (inner,)}, timed=True)
         weights = make.cast("mlp", s.C, 4 * s.C)
         biases = make.cast_bias("narrow bias", s.C)
         x = normed(make.matmul([*biases, gelu, *weights], make.act(s.C)))

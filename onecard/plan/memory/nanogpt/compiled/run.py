@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from onecard.config.schema import RunConfig
 from onecard.plan.memory.device import Device
+from onecard.plan.memory.inductor.launch import time_configurations
 from onecard.plan.memory.inductor.wrapper import Program, compiled
 from onecard.plan.memory.nanogpt.compiled.backward import backward
 from onecard.plan.memory.nanogpt.compiled.builder import Traced
@@ -51,8 +52,7 @@ class CompiledRun(Loop):
     def backward(self, gradient: int, ids: tuple[int, int], first: bool) -> None:
         """The backward graph. Autograd passes a gradient for each output: for the logits zeros, held to the end.
 
-        Logits that are not returned are freed after their last use. They might be written over instead (Inductor knows
-        such inputs as donated), but in none of the 15 recorded backward graphs is an input.
+        Logits that are not returned belong to the graph alone (a donated buffer): their gradient is written over them.
         """
         X, Y = ids
         zeros = [self.alloc(self.N * self.V * self.item, LOGITS_AND_LOSS)] if self.returns_logits else []
@@ -91,31 +91,8 @@ class CompiledRun(Loop):
             self.cublas(self.thread, with_lt=kernel == "addmm")  # a bias goes through cuBLASLt
         if self.kernel == "cudnn" and kernel.startswith("attention"):
             self.loads(kernel.replace("attention", "cudnn"))
-        if kernel == "pointwise" and self.cold:
-            for _ in range(2):
-                self.time_configuration(overwritten)
-
-    def time_configuration(self, overwritten: list[int]) -> None:
-        """Triton times one of a kernel's two configurations; a buffer as large as the L2 cache flushes it.
-
-        Clones stand in for what the kernel writes over. But in inference and backward graphs (optimize_mem) a clone may
-        not raise the peak: what finds no room below it is copied to the host. The first configuration's flush may make
-        that room for the second. Sources: runtime/benchmarking.py; runtime/triton_heuristics.py,
-        copy_args_to_cpu_if_needed and maybe_clone_args.
-        """
-        clones = overwritten
-        if overwritten and self.running != "forward":
-            room, clones = self.tape.room_below_peak(), []
-            for size in overwritten:
-                if size <= room:
-                    room -= size
-                    clones.append(size)
-        for size in clones:
-            self.tape.temporary(size, WORKSPACE)
-        flush = self.alloc(self.device.l2_cache_bytes, WORKSPACE)
-        for size in clones:
-            self.tape.temporary(size, WORKSPACE)
-        self.free(flush)
+        if kernel == "timed" and self.cold:
+            time_configurations(self.tape, self.device, overwritten, may_raise_peak=self.running == "forward")
 
     def compile(self, name: str) -> None:
         """Trace, partition, schedule and plan a graph; torch.compile does it when the graph is first called."""

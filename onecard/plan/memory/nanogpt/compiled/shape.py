@@ -9,6 +9,7 @@ from math import ceil
 from onecard.config.schema import RunConfig
 from onecard.plan.memory import kernels
 from onecard.plan.memory.device import Device
+from onecard.plan.memory.inductor.tuning import WHOLE_ROW, is_timed, loop_is_timed
 from onecard.plan.memory.nanogpt.sizes import Sizes
 
 # The outcome of a timing, not of a formula: read off 14 runs with odd vocabularies on an H200; other cards may differ.
@@ -68,13 +69,22 @@ class Shape(Sizes):
 
         The min-cut's weights (partitioners.py, get_node_weight), per token and in embedding elements: bytes, 1.1 times
         less for each step nearer to the backward, twice if keeping it makes a buffer of what would stay in registers.
-        On one side the embeddings of tokens and, shared by B sequences, of positions, and the mean, one step nearer,
-        twice; on the other the norm's result, three steps nearer, twice (the scale weighs the same on both). So:
-        B >= 3, or 2 from a width of 692 on; checked against the partitioner of torch 2.13 on a CPU. Never with dropout
-        (as recorded at batch 4, and at 16 by its size).
+        On one side the embeddings of tokens and, shared by B sequences, of positions, and the mean, two steps before
+        the norm's result, twice; on the other that result, behind the sum, dropout's mask and scale, the difference and
+        the product, twice (the mask and the norm's scale are kept on both). So without dropout B >= 3, or 2 from a
+        width of 692 on; with it B >= 5, from a width of 36 on. Checked at these bounds against the partitioner of torch
+        2.13 on a CPU; measured rows lie on both sides.
         """
-        embeddings = (1 + 1 / self.B) * self.C + 2 / 1.1
-        return not self.drops and embeddings < 2 * self.C / 1.1**3
+        steps = 5 if self.drops else 3
+        embeddings = (1 + 1 / self.B) * self.C + 2 / 1.1 ** (steps - 2)
+        return embeddings < 2 * self.C / 1.1**steps
+
+    @property
+    def times_norms(self) -> bool:
+        """Whether Triton times the kernels of LayerNorm: the narrowest, and those that loop over wide rows."""
+        if self.C > WHOLE_ROW:
+            return loop_is_timed(self.device, self.N, self.C)
+        return is_timed(self.N, self.C)
 
     def next_norm(self, layer: int) -> str:
         """The norm behind a layer: the first of the next layer, or the last of all."""

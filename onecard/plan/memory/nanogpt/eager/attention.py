@@ -26,17 +26,25 @@ class Attention:
 class AttentionCalls(State):
     """Attention within nanoGPT's program."""
 
-    def attention(self, qkv: int, train: bool) -> Attention:
-        """F.scaled_dot_product_attention by the kernel PyTorch chooses; `qkv` is one buffer, saved in training."""
+    head_order = (1, 0, 2)  # in which of q, k, v their views of qkv are made: model.py says k, q, v
+
+    def attention(self, qkv: int, train: bool, *, keeps: bool | None = None) -> Attention:
+        """F.scaled_dot_product_attention by the kernel PyTorch chooses; `qkv` is one buffer, saved in training.
+
+        `keeps=False`: nothing is saved in training either, for a backward pass that makes it all again.
+        """
         alloc, free = self.alloc, self.free
         B, H, T, D = self.B, self.H, self.T, self.D
+        keeps = train if keeps is None else keeps
         if self.kernel == "math":
-            return self.math_attention(train)
+            return self.math_attention(train, keeps)
         if self.kernel == "efficient":
             out = alloc(self.narrow, ATTENTION)
             logsumexp = [alloc(kernels.efficient_logsumexp(B, H, T), ATTENTION)] if train else []
             if self.is_half and D > 128:  # the output does not fit in registers: it is summed in float32
                 self.tape.temporary(self.N * self.C * FLOAT, WORKSPACE)
+            if not keeps:
+                free(*logsumexp)
             return Attention(out, [qkv, *logsumexp])
         if self.kernel == "cudnn":
             seed, offset = alloc(LONG, ATTENTION), alloc(LONG, ATTENTION)
@@ -44,12 +52,12 @@ class AttentionCalls(State):
             logsumexp = [alloc(B * H * T * FLOAT, ATTENTION)] if train else []
             self.loads("cudnn")
             self.tape.temporary(kernels.CUDNN_FORWARD_WORKSPACE, WORKSPACE)
-            if not train:
-                free(seed, offset)
+            if not keeps:
+                free(*logsumexp, seed, offset)
             return Attention(out, [qkv, *logsumexp, offset, seed])
-        return self.flash_attention(qkv, train)
+        return self.flash_attention(qkv, train, keeps)
 
-    def flash_attention(self, qkv: int, train: bool) -> Attention:
+    def flash_attention(self, qkv: int, train: bool, keeps: bool) -> Attention:
         """Flash: heads padded to a multiple of 8; keys cut into parts when the batch is too small to fill the card."""
         alloc, free = self.alloc, self.free
         B, H, T, D = self.B, self.H, self.T, self.D
@@ -68,17 +76,17 @@ class AttentionCalls(State):
             rng_state = self.replaced(rng_state, 2 * LONG, ATTENTION)
         free(*reversed(partial))
         if padded == D:
-            if not train:
+            if not keeps:
                 free(unused, rng_state, logsumexp)
             return Attention(out, [qkv, logsumexp, rng_state, unused])
-        if not train:
+        if not keeps:
             free(unused, rng_state, logsumexp, *inputs)
         contiguous = alloc(self.narrow, ATTENTION)  # y.transpose(1, 2).contiguous(): the padding goes
-        if not train:
+        if not keeps:
             free(out)
         return Attention(contiguous, [*inputs, logsumexp, out, rng_state, unused])
 
-    def math_attention(self, train: bool) -> Attention:
+    def math_attention(self, train: bool, keeps: bool) -> Attention:
         """_scaled_dot_product_attention_math in float32: scores of all pairs of tokens, softmax, product."""
         alloc, free = self.alloc, self.free
         pairs = self.B * self.H * self.T * self.T
@@ -94,7 +102,7 @@ class AttentionCalls(State):
         copies = [alloc(self.narrow, ATTENTION) for _ in "qk"]  # bmm wants (heads, tokens, head size) in a row
         scores = alloc(pairs * FLOAT, ATTENTION)
         free(k)
-        if not train:
+        if not keeps:
             free(*copies)
         softmax = alloc(pairs * FLOAT, ATTENTION)
         masked = alloc(pairs, ATTENTION)  # _safe_softmax looks for rows that see nothing
@@ -106,12 +114,12 @@ class AttentionCalls(State):
             saved += [alloc(pairs, ATTENTION), alloc(pairs * FLOAT, ATTENTION)]
         v = alloc(self.narrow, ATTENTION)
         product = alloc(self.narrow, ATTENTION)
-        if not train:
-            free(v, softmax)
+        if not keeps:
+            free(v, *saved)
         free(q, causal)
         out = alloc(self.narrow, ATTENTION)
         free(product)
-        return Attention(out, [*copies, v, *saved] if train else [])
+        return Attention(out, [*copies, v, *saved] if keeps else [])
 
     def backward_attention(self, attention: Attention, gradient: int) -> int:
         """Gradient of qkv, as one buffer (the gradient of split is a cat)."""
@@ -184,6 +192,6 @@ class AttentionCalls(State):
         buffers = kernels.flash_backward_buffers(self.B, self.H, self.T, padded)
         softmax_d, dq_accum = (alloc(buffer, WORKSPACE) for buffer in buffers)
         free(dq_accum, softmax_d, *reversed(copies), gradient, *attention.saved)
-        v, k, q = (self.replaced(block, self.narrow, GRADIENTS_IN_FLIGHT) for block in reversed(wide))
-        # .view().transpose() made of k, q, v in this order, undone in reverse; the padded layout forces copies
-        return [self.replaced(block, self.narrow, GRADIENTS_IN_FLIGHT) for block in (v, q, k)]
+        cut = [self.replaced(block, self.narrow, GRADIENTS_IN_FLIGHT) for block in reversed(wide)][::-1]
+        # the views are undone in reverse; the padded layout forces copies
+        return [self.replaced(cut[part], self.narrow, GRADIENTS_IN_FLIGHT) for part in reversed(self.head_order)]

@@ -84,8 +84,13 @@ class Backward(Forward):
             self.keep(f"{norm.name}.{kind}", block, first)
         return dx
 
-    def backward_linear(self, linear: Linear, gradient: int, first: bool, *, owned: bool, cast_input: bool) -> int:
-        """Gradient of the input; those of weight and bias are kept. `owned`: the incoming gradient ends here."""
+    def backward_linear(
+        self, linear: Linear, gradient: int, first: bool, *, owned: bool, cast_input: bool, remade: bool = False
+    ) -> int:
+        """Gradient of the input; those of weight and bias are kept. `owned`: the incoming gradient ends here.
+
+        `remade`: input and weight cast were made again for this, and go before the bias is summed.
+        """
         alloc, free = self.alloc, self.free
         inputs, outputs = self.linears[linear.name.partition(".")[2]]
         in_flight, kept = GRADIENTS_IN_FLIGHT, GRADIENTS if first else GRADIENTS_IN_FLIGHT
@@ -93,11 +98,16 @@ class Backward(Forward):
         saved = [block for block in (linear.weight_cast, linear.saved_input) if block is not None]
         if self.bias:  # addmm: input, weight, then the bias summed over all tokens
             dx = alloc(self.N * inputs * self.item, in_flight)
+            self.cublas("backward")
             d_weight = alloc(inputs * outputs * self.item, of_parameters)
-            d_bias = self.column_sum(self.N, outputs * self.item, outputs, of_parameters)
             saved.reverse()
+            if remade:
+                free(*saved)
+                saved = []
+            d_bias = self.column_sum(self.N, outputs * self.item, outputs, of_parameters)
         else:  # mm: weight, input
             d_weight = alloc(inputs * outputs * self.item, of_parameters)
+            self.cublas("backward")
             dx = alloc(self.N * inputs * self.item, in_flight)
             d_bias = None
         if owned:

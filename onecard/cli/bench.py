@@ -1,0 +1,150 @@
+"""onecard bench: nanoGPT and onecard after each other on this machine, the same data, limit and tokens per update."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onecard.cli.flags import Flag
+from onecard.cli.library import KeyCommand, console, json_option, needs_torch
+from onecard.cli.plan import read_config
+from onecard.errors import ConfigError, OnecardError, UsageError
+
+if TYPE_CHECKING:
+    from onecard.config.schema import RunConfig
+    from onecard.runs.measured import Measured, TrainerName
+
+TIMED = 10  # updates at least, of which the median counts
+WARM_UP = 5  # updates before: compiling, recording, settling
+
+
+@click.command(cls=KeyCommand, short_help="Measure speed and memory here, beside nanoGPT if you name its folder.")
+@click.argument("config", required=False)
+@click.option("--nanogpt", metavar="DIR", help="A nanoGPT checkout; its model.py is imported and run.")
+@click.option(
+    "--batches", metavar="N,N", help="Micro-batches to try, at equal tokens per update; default the config's."
+)
+@click.option("--repeat", default=2, show_default=True, help="Measure each this many times, each with another seed.")
+@click.option("--updates", default=WARM_UP + 2 * TIMED, show_default=True, help="Updates of each measurement.")
+@click.option("--plot", metavar="FILE", help="Draw the losses at equal tokens (SVG).")
+@json_option
+@click.pass_obj
+def bench(flags: list[Flag], /, **options: Any) -> int:
+    """\b
+    Example:
+      onecard bench train_gpt2.py --nanogpt ../nanoGPT --batches 8,16,32 --memory_limit=12GiB
+
+    Tokens per second, memory and loss of this machine, each measured in a process of its own.
+
+    Every trainer runs every micro-batch until one is too large; without --nanogpt onecard is measured alone.
+    """
+    needs_torch("a benchmark trains")
+    from onecard.report.bench import bench_json, bench_plot, print_bench
+
+    if options["updates"] < WARM_UP + TIMED:
+        raise UsageError(
+            f"--updates {options['updates']} are too few",
+            why=f"{WARM_UP} warm up, and a median needs at least {TIMED}",
+            fix=f"--updates {WARM_UP + TIMED}",
+        )
+    resolved = read_config(options["config"], flags)
+    configs = [_with_batch(resolved.config, size) for size in _sizes(options["batches"], resolved.config)]
+    checkout = _checkout(options["nanogpt"])
+    found: list[Measured] = []
+    talk = console(stderr=True)
+    for measured in _measurements(configs, checkout, repeat=options["repeat"], updates=options["updates"]):
+        found.append(measured)
+        speed = measured.tokens_per_second
+        words = "out of memory" if measured.out_of_memory else f"{speed:,.0f} tokens/s" if speed else "no figures"
+        talk.print(f"{measured.trainer}, batch {measured.batch_size}, seed {measured.seed}: {words}", soft_wrap=True)
+    if options["plot"]:
+        from onecard.cli.files import write_text
+
+        write_text(Path(options["plot"]), bench_plot(found), option="--plot")
+    if options["as_json"]:
+        click.echo(json.dumps(bench_json(found, resolved.config)))
+    else:
+        print_bench(found, resolved.config, console())
+    return 0
+
+
+def _measurements(configs: list[RunConfig], checkout: Path | None, *, repeat: int, updates: int) -> Iterator[Measured]:
+    """Rounds of both trainers in turn, so that what the machine does meanwhile falls on both."""
+    too_large: dict[str, int] = {}
+    trainers: list[TrainerName] = ["nanogpt", "onecard"] if checkout else ["onecard"]
+    for number in range(repeat):
+        for config in configs:
+            for trainer in trainers:
+                if config.batch_size >= too_large.get(trainer, sys.maxsize):
+                    continue
+                measured = _run(trainer, config.replace({"seed": config.seed + number}), checkout, updates)
+                if measured.out_of_memory:
+                    too_large[trainer] = config.batch_size
+                yield measured
+
+
+def _run(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates: int) -> Measured:
+    from onecard.runs.measured import from_json
+
+    job = {
+        "trainer": trainer,
+        "config": config.model_dump(),
+        "nanogpt": str(checkout),
+        "updates": updates,
+        "timed": updates - WARM_UP,
+    }
+    segments = f"expandable_segments:{trainer == 'onecard' and config.expandable_segments}"
+    environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": segments, "PYTORCH_ALLOC_CONF": segments}
+    command = [sys.executable, "-m", "onecard.train.bench", json.dumps(job)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        raise OnecardError(
+            f"{trainer} at batch {config.batch_size} stopped with an error",
+            why=last[0] if last else f"its process ended with code {done.returncode}",
+            fix="run it alone to see all of it: onecard train" if trainer == "onecard" else "try its own train.py",
+            name="bench-failed",
+        )
+    return from_json(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _sizes(text: str | None, config: RunConfig) -> list[int]:
+    if text is None:
+        return [config.batch_size]
+    try:
+        sizes = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        sizes = []
+    wrong = [size for size in sizes if size < 1 or config.sequences_per_step % size]
+    if not sizes or wrong:
+        raise UsageError(
+            f"--batches {text} does not work here",
+            why=f"an update has {config.sequences_per_step} sequences, and each micro-batch must divide them",
+            fix="--batches " + ",".join(str(n) for n in range(1, 65) if config.sequences_per_step % n == 0)[:60],
+        )
+    return sizes
+
+
+def _with_batch(config: RunConfig, size: int) -> RunConfig:
+    return config.replace({"batch_size": size, "gradient_accumulation_steps": config.sequences_per_step // size})
+
+
+def _checkout(folder: str | None) -> Path | None:
+    if folder is None:
+        return None
+    path = Path(folder).resolve()
+    if not (path / "model.py").is_file():
+        raise ConfigError(
+            f"{folder} is no nanoGPT checkout",
+            why="it has no model.py",
+            fix="git clone https://github.com/karpathy/nanoGPT, and name that folder",
+            name="not-nanogpt",
+        )
+    return path

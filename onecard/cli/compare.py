@@ -1,0 +1,161 @@
+"""onecard compare: read runs and logs, lay them side by side, show."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onecard.cli.flags import Flag
+from onecard.cli.library import KeyCommand, console, json_option, no_flags
+from onecard.cli.plan import complete_card
+from onecard.errors import UsageError
+
+if TYPE_CHECKING:
+    from onecard.config.resolve import Resolved
+    from onecard.doctor.case import Case
+    from onecard.doctor.compare import Comparison
+
+STDIN = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command, as typed."""
+
+    path: tuple[str, ...]
+    config: tuple[str, ...]
+    gpu: str | None
+    plot: str | None
+    as_json: bool
+
+
+@click.command(cls=KeyCommand, short_help="Which run is better, by which measure, and what changed.")
+@click.argument("path", nargs=-1)
+@click.option("--config", metavar="CONFIG", multiple=True, help="The config of a log: once for all, or once per path.")
+@click.option("--gpu", metavar="NAME", shell_complete=complete_card, help='The card they ran on ("RTX 4070").')
+@click.option("--plot", metavar="FILE", help="Draw the losses over tokens and hours: .svg, .html or .png.")
+@json_option
+@click.pass_obj
+def compare(flags: list[Flag], /, **typed: object) -> int:
+    """\b
+    Example:
+      onecard compare small.log large.log --gpu "RTX 4070" --plot losses.svg
+
+    Which run is better, by which measure: loss at equal tokens and at equal hours, speed, what changed between them.
+
+    PATH is a run folder, or a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer; - is standard
+    input. A log's config is the file NAME.config.py beside NAME.log, unless --config names one.
+    """
+    from onecard.doctor.compare import compare_runs
+
+    options = Options(**typed)  # type: ignore[arg-type]  # click made them by these names
+    no_flags(flags, "compare")
+    _check(options)
+    cases, talk = _cases(options)
+    comparison = compare_runs(cases)
+    if options.plot is not None:
+        _plot(comparison, Path(options.plot))
+        talk.append(f"wrote {options.plot}")
+    _show(comparison, talk, as_json=options.as_json)
+    return 0
+
+
+def _check(options: Options) -> None:
+    from onecard.report.compare_plot import SUFFIXES
+
+    if not options.path:
+        raise UsageError(
+            "onecard compare needs runs or logs",
+            why="it lays runs side by side, and none is named",
+            fix="onecard compare runs/a runs/b   (or log files)",
+            name="no-run",
+        )
+    if options.path.count(STDIN) > 1:
+        raise UsageError(
+            "standard input can be read once",
+            why="- is given more than once",
+            fix="name files for the others",
+            name="stdin-twice",
+        )
+    if len(options.config) not in (0, 1, len(options.path)):
+        raise UsageError(
+            f"{len(options.config)} configs for {len(options.path)} paths",
+            why="--config is given once for all paths, or once for each, in their order",
+            fix="onecard compare A.log B.log --config A.py --config B.py",
+            name="configs-do-not-match",
+        )
+    if options.plot is not None and Path(options.plot).suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"{options.plot} is not a picture that can be drawn",
+            why=f"the ending decides the format, and known are {', '.join(SUFFIXES)}",
+            fix=f"--plot {Path(options.plot).stem or 'losses'}.svg",
+            name="unknown-plot",
+        )
+
+
+def _cases(options: Options) -> tuple[list[Case], list[str]]:
+    """The runs with their configs, and what was taken without being named."""
+    from onecard.cli.doctor import doctors_card, runs_at
+    from onecard.doctor.case import DataSizes
+    from onecard.doctor.facts import make_case
+
+    card = doctors_card(options.gpu)
+    cases, talk = [], []
+    for number, path in enumerate(options.path):
+        named = options.config[number if len(options.config) > 1 else 0] if options.config else None
+        resolved, taken = _config_of(path, named)
+        talk += taken
+        cases += [make_case(run, config=resolved, card=card, data=DataSizes()) for run in runs_at(path)]
+    if len(cases) < 2:
+        raise UsageError(
+            f"{options.path[0]} holds one run, and a comparison needs two",
+            why="nothing is there to compare it with",
+            fix=f"onecard compare {options.path[0]} ANOTHER   (onecard doctor {options.path[0]} looks at one run)",
+            name="one-run",
+        )
+    return cases, talk
+
+
+def _config_of(path: str, named: str | None) -> tuple[Resolved | None, list[str]]:
+    """The config that belongs to a path, and a sentence if it was found rather than named."""
+    from onecard.cli.plan import read_config
+
+    if named is not None:
+        return read_config(named, []), []
+    place = Path(path)
+    beside = place.with_name(f"{place.stem}.config.py")
+    if path == STDIN or place.is_dir() or not beside.is_file():
+        return None, []
+    return read_config(str(beside), []), [f"config of {place.name}: {beside.name}, found beside it"]
+
+
+def _plot(comparison: Comparison, path: Path) -> None:
+    from onecard.cli.files import write_bytes, write_text
+    from onecard.report.compare_plot import plot_html, plot_png, plot_svg
+
+    match path.suffix.lower():
+        case ".svg":
+            write_text(path, plot_svg(comparison), option="--plot")
+        case ".html":
+            write_text(path, plot_html(comparison), option="--plot")
+        case _:
+            write_bytes(path, plot_png(comparison), option="--plot")
+
+
+def _show(comparison: Comparison, talk: list[str], *, as_json: bool) -> None:
+    from onecard.report.compare import comparison_json, print_comparison
+    from onecard.report.talk import print_warnings
+
+    if as_json:
+        click.echo(json.dumps(comparison_json(comparison), allow_nan=False))
+        return
+    stderr = console(stderr=True)
+    for sentence in talk:
+        stderr.print(sentence, markup=False, soft_wrap=True)
+    warnings = {w: None for case in comparison.cases if case.resolved for w in case.resolved.warnings}
+    print_warnings(warnings, stderr)
+    print_comparison(comparison, console())

@@ -1,0 +1,256 @@
+"""onecard data: text into tokens, and a look at them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onecard.cli.flags import Flag
+from onecard.cli.library import INTERRUPTED, Commands, CountType, KeyCommand, console, json_option, no_flags
+from onecard.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from onecard.data.hub import Fetch
+    from onecard.data.prepare import Settings
+    from onecard.data.sources import Source
+    from onecard.data.tokenizers import Tokenizer
+
+
+DOWNLOADS = "downloads"  # below onecard's home
+
+
+@click.group(cls=Commands, short_help="Text into tokens: FineWeb, parquet, JSON lines, text.")
+def data() -> None:
+    """\b
+    Example:
+      onecard data prepare fineweb-edu --out data/fineweb-edu --tokens 1B
+
+    Makes token files of text, and looks at them.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `data prepare`, as typed."""
+
+    source: tuple[str, ...]
+    out: str
+    tokens: int | None
+    ranks: str | None
+    format: str
+    subset: str | None
+    column: str
+    dedup: bool
+    val_share: float | None
+    shard: int
+    workers: int | None
+    as_json: bool
+
+
+@data.command(cls=KeyCommand, short_help="Make token files of a source; go on if it was stopped.")
+@click.argument("source", nargs=-1, required=True)
+@click.option("--out", required=True, metavar="DIR", help="The folder to make, or to go on with.")
+@click.option("--tokens", type=CountType(), metavar="N", help="Stop after so many: 100M, 2.5B. Default: everything.")
+@click.option("--ranks", metavar="FILE", help="GPT-2's r50k_base.tiktoken, where tiktoken's cache has none.")
+@click.option("--format", type=click.Choice(["onecard", "nanogpt", "llmc"]), default="onecard", help="Of the files.")
+@click.option("--subset", metavar="NAME", help="Of a dataset on the hub. Default for FineWeb: sample-10BT.")
+@click.option(
+    "--column", default="text", metavar="NAME", help="Where parquet and JSON have the text.", show_default=True
+)
+@click.option("--dedup", is_flag=True, help="Leave out documents whose text was there before, byte for byte.")
+@click.option(
+    "--val-share", type=click.FloatRange(0, 1), metavar="SHARE", help="Of documents. Default: 1M tokens' worth."
+)
+@click.option("--shard", type=CountType(), default=100_000_000, metavar="N", help="Tokens in a file. Default: 100M.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes. Default: one for each core, at most 20."
+)
+@json_option
+@click.pass_obj
+def prepare(flags: list[Flag], /, **options: object) -> int:
+    """\b
+    Example:
+      onecard data prepare fineweb-edu --out data/fineweb-edu --tokens 1B
+      onecard data prepare corpus/*.jsonl.zst --out data/mine --tokenizer=bpe --vocab_size=16384
+
+    Makes token files of SOURCE: files or folders (parquet, JSON lines, text; .gz, .zst, .bz2, .xz), - for standard
+    input, fineweb, fineweb-edu or owner/name for a dataset of the Hugging Face hub, python-stdlib.
+
+    --tokenizer=NAME is gpt2 (the default), bytes, characters, bpe (learned from the source, --vocab_size=N), or the
+    path of a tokenizer.json.
+
+    Given again, the same command goes on where it stopped; with more --tokens it adds to what is there.
+    """
+    return _prepare(Options(**options), flags)  # type: ignore[arg-type]
+
+
+def _prepare(options: Options, flags: list[Flag]) -> int:
+    _needs_numpy()
+    from onecard.data.prepare import findings_of
+    from onecard.data.prepare import prepare as run
+    from onecard.report.data import PrepareDisplay, prepared_json, print_prepared
+    from onecard.report.talk import print_findings
+
+    settings, tokenizer = _settings(options, flags)
+    source, fetch = _source(options)
+    talk = console(stderr=True)
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with PrepareDisplay(talk, quiet=options.as_json) as display:
+            prepared = run(
+                source,
+                Path(options.out),
+                settings=settings,
+                tokenizer=tokenizer,
+                tokens=options.tokens,
+                workers=options.workers or _cores(),
+                fetch=fetch,
+                on_moment=display,
+            )
+    except KeyboardInterrupt:
+        talk.print("stopped; what is done is kept: give the same command to go on", soft_wrap=True)
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    findings = findings_of(prepared)
+    if options.as_json:
+        click.echo(json.dumps(prepared_json(prepared, findings)))
+        return 0
+    print_prepared(prepared, console())
+    print_findings(findings, talk)
+    talk.print(f"next: onecard train --dataset={options.out}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _settings(options: Options, flags: list[Flag]) -> tuple[Settings, Tokenizer | None]:
+    """What decides the content of the folder, and the tokenizer unless it is to be learned."""
+    from onecard.config.resolve import flag_values
+    from onecard.data.prepare import Settings
+    from onecard.data.stdlib import cache_home
+    from onecard.data.tokenizer_files import LEARNED, find_tokenizer
+
+    for option, number in (("--tokens", options.tokens), ("--shard", options.shard)):
+        if number is not None and not 1 <= number < (2**31 if option == "--shard" else 2**63):
+            raise UsageError(
+                f"{option} {number} is not possible",
+                why="it is a number of tokens, from 1" + (" to 2,147,483,647" if option == "--shard" else ""),
+                fix=f"{option} 100M",
+                name="bad-number",
+            )
+    values = flag_values(flags)
+    if other := [key for key in values if key not in ("tokenizer", "vocab_size")]:
+        raise UsageError(
+            f"onecard data prepare has no use for --{other[0]}={values[other[0]]}",
+            why="of the config keys it takes tokenizer and vocab_size alone",
+            fix="onecard data prepare --help",
+            name="unexpected-key",
+        )
+    name = str(values.get("tokenizer") or "gpt2")
+    vocab_size = values.get("vocab_size")
+    assert vocab_size is None or isinstance(vocab_size, int)
+    if vocab_size is not None and (name != "bpe" or not 257 <= vocab_size <= 2**24):
+        raise UsageError(
+            f"--vocab_size={vocab_size} cannot be had with --tokenizer={name}",
+            why="only byte pairs learned here can have a size of choice, from 257: all bytes and the end of text",
+            fix="--tokenizer=bpe --vocab_size=8192",
+            name="bad-vocabulary",
+        )
+    settings = Settings(
+        tokenizer=name,
+        vocab_size=vocab_size,
+        format=options.format,  # type: ignore[arg-type]  # one of the choices above
+        column=options.column,
+        dedup=options.dedup,
+        val_share=options.val_share,
+        shard_tokens=options.shard,
+    )
+    if name in LEARNED:
+        return settings, None
+    ranks = Path(options.ranks) if options.ranks else None
+    return settings, find_tokenizer(name, ranks=ranks, home=cache_home(os.environ), environ=os.environ)
+
+
+def _source(options: Options) -> tuple[Source, Fetch | None]:
+    """What to read, and how its files come here if they are on the hub."""
+    from onecard.data.hub import download, find_dataset, hub_name
+    from onecard.data.sources import local_source, missing
+    from onecard.data.stdlib import cache_home
+
+    words = options.source
+    local = local_source(words, but=Path(options.out))
+    if local is not None:
+        if options.subset is not None:
+            raise UsageError(
+                f"--subset {options.subset} is for datasets of the hub",
+                why=f"{words[0]} is on this machine",
+                fix="leave --subset out",
+                name="usage",
+            )
+        return local, None
+    repo = hub_name(words[0]) if len(words) == 1 else None
+    if repo is None:
+        raise missing(words)
+    dataset = find_dataset(repo, subset=options.subset)
+    return dataset.source, partial(download, dataset, into=cache_home(os.environ) / DOWNLOADS)
+
+
+@data.command(short_help="What is in a data folder, whether it is whole, how it reads.")
+@click.argument("folder")
+@click.option(
+    "--samples", default=2, type=click.IntRange(0, 100), metavar="N", help="Of each split.", show_default=True
+)
+@json_option
+@click.pass_obj
+def info(flags: list[Flag], /, folder: str, samples: int, as_json: bool) -> int:
+    """\b
+    Example:
+      onecard data info data/fineweb-edu
+
+    What is in a data folder (onecard's, nanoGPT's or llm.c's): counts, checksums verified, samples as text.
+
+    Exit 1 if a file is not what was written.
+    """
+    no_flags(flags, "data info")
+    _needs_numpy()
+    from onecard.data.dataset import checked_files, open_dataset
+    from onecard.data.manifest import read_meta
+    from onecard.data.samples import samples as samples_of
+    from onecard.data.stdlib import cache_home
+    from onecard.report.data import info_json, print_info
+
+    dataset = open_dataset(folder, home=cache_home(os.environ), environ=os.environ)
+    meta = read_meta(dataset.path)
+    talk = console(stderr=True)
+    with talk.status("reading") if talk.is_terminal else nullcontext():
+        checked = checked_files(dataset)
+    shown = samples_of(dataset, count=samples)
+    if as_json:
+        click.echo(json.dumps(info_json(dataset, meta, checked, shown)))
+    else:
+        print_info(dataset, meta, checked, shown, console())
+    return 1 if False in checked.values() else 0
+
+
+def _cores() -> int:
+    """Cores this process may use, up to as many workers (some 40 MiB each) as stay well below 1 GiB together."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 20)
+
+
+def _needs_numpy() -> None:
+    if find_spec("numpy") is None:
+        raise MachineError(
+            "numpy is not installed",
+            why="token files are arrays",
+            fix="pip install 'onecard[data]'",
+            name="missing-package",
+        )

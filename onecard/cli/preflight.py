@@ -1,0 +1,113 @@
+"""Before the first step: the plan of a run on this machine's card as it is now. What cannot fit is refused or made to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from onecard import units
+from onecard.cli.flags import Flag
+from onecard.cli.library import console, place_here
+from onecard.errors import DoesNotFit, MachineError
+
+if TYPE_CHECKING:
+    from onecard.config.schema import RunConfig
+    from onecard.plan.memory.predict import Memory
+    from onecard.plan.place import Place
+
+# Flags that leave the packaged default what it is: with only these, a card gets the larger one.
+HARMLESS = frozenset({"out_dir", "log_style", "loggers", "seed", "memory_limit", "device"})
+
+
+def place_of_run(config: RunConfig) -> Place | None:
+    """This machine's card, if the run would use it."""
+    return place_here() if config.device == "auto" or config.device.startswith("cuda") else None
+
+
+def available_bytes(config: RunConfig, place: Place) -> int:
+    """What the driver may show for the run: what is free now, or less if the config says so."""
+    return min(place.available_bytes, config.memory_limit or place.available_bytes)
+
+
+def larger_default(config: RunConfig, flags: Sequence[Flag], *, train_tokens: int) -> RunConfig:
+    """The packaged default, made larger where there is a card and nobody asked for a shape; says so."""
+    from onecard.plan.counts import count_params
+    from onecard.plan.first_run import first_run
+
+    place = place_of_run(config)
+    if place is None or {key for key, _ in flags} - HARMLESS:
+        return config
+    larger = first_run(config, place.card, available_bytes(config, place), train_tokens=train_tokens)
+    if larger is None:
+        return config
+    console(stderr=True).print(
+        f"no config, and {place.card.name} here: {larger.n_layer} layers, {larger.n_embd} wide "
+        f"({units.count(count_params(larger).nanogpt)} parameters), {larger.batch_size} x "
+        f"{larger.gradient_accumulation_steps} sequences of {larger.block_size}, {larger.max_iters:,} updates: "
+        "about two minutes",
+        soft_wrap=True,
+    )
+    return larger
+
+
+def predicted(config: RunConfig) -> Memory | None:
+    """The memory a run will take on this machine's card; None without one."""
+    from onecard.plan.make import settled
+    from onecard.plan.memory.predict import predict_onecard
+
+    place = place_of_run(config)
+    if place is None:
+        return None
+    return predict_onecard(settled(config, place), place.card, available_bytes=available_bytes(config, place))
+
+
+def checked(config: RunConfig, *, fit: bool, command: str) -> tuple[RunConfig, Memory | None]:
+    """The config that will run and its predicted memory (None without a card); refused where it cannot fit."""
+    place, memory = place_of_run(config), predicted(config)
+    if place is None or memory is None:
+        if fit:
+            raise MachineError(
+                "--fit needs an NVIDIA card in this machine",
+                why="it fits the run into the card's free memory, and NVML does not answer",
+                fix="leave --fit out",
+                name="no-gpu",
+            )
+        return config, None
+    if memory.fits is not False and not fit:
+        return config, memory
+    free = available_bytes(config, place)
+    fitted = _fitted(config, place, free)
+    if fit and fitted is not None:
+        return fitted, predicted(fitted)
+    raise _does_not_fit(config, memory, free, fitted, place, command)
+
+
+def _fitted(config: RunConfig, place: Place, free: int) -> RunConfig | None:
+    """The fastest settings of the same updates that fit."""
+    from onecard.plan.fit import fit_onecard
+    from onecard.plan.make import settled
+
+    found = fit_onecard(settled(config, place), place.card, free)
+    if found.best is None:
+        return None
+    keys = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint")
+    return config.replace({key: getattr(found.best.config, key) for key in keys})
+
+
+def _does_not_fit(
+    config: RunConfig, memory: Memory, free: int, fitted: RunConfig | None, place: Place, command: str
+) -> DoesNotFit:
+    largest = max(memory.parts_of(memory.peak_phase.name), key=lambda part: part.size_bytes)
+    share = largest.size_bytes / memory.process_bytes
+    held = f"; other programs hold {units.gib(place.other_bytes)}" if place.other_bytes else ""
+    if fitted is None:
+        fix = f"a smaller model: onecard plan --gpu auto --fit says which fits {units.gib(free)}"
+    else:
+        keys = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint")
+        changed = [f"--{key}={getattr(fitted, key)}" for key in keys if getattr(fitted, key) != getattr(config, key)]
+        fix = " ".join([command, *changed])
+    return DoesNotFit(
+        f"this run needs {units.gib(memory.process_bytes)} and {place.card.name} has {units.gib(free)} for it",
+        why=f"{largest.name} take {units.gib(largest.size_bytes)} ({share:.0%}){held}",
+        fix=fix,
+    )

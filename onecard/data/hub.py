@@ -1,0 +1,279 @@
+"""Datasets on the Hugging Face hub: which files there are, and one of them at a time on this machine.
+
+The hub is reached only for a dataset that the user named. A file is taken from huggingface_hub's cache where that has
+it, and otherwise goes to a folder of ours: the library resumes a download after a break of the line, but begins again
+after a kill, and its files are two gigabytes each.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from onecard.config.names import nearest
+from onecard.data.extras import extra
+from onecard.data.sources import Source, SourceFile, has_data_suffix, kind_of
+from onecard.errors import ConfigError, MachineError, OnecardError
+
+NAMED = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
+DEFAULT_SUBSET = "sample-10BT"  # of those two: 10 billion tokens
+_PREFIX = "hf://"
+_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_PURPOSE = "a dataset of the hub"
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A dataset at one moment of its history."""
+
+    repo: str
+    revision: str
+    subset: str | None
+    files: tuple[SourceFile, ...]
+
+    @property
+    def source(self) -> Source:
+        name = f"{self.repo} {self.subset}" if self.subset else self.repo
+        return Source(name=name, files=self.files, revision=self.revision)
+
+
+def hub_name(word: str) -> str | None:
+    """The dataset of the hub that a user means by `word`: fineweb, hf://owner/name, owner/name; None if none."""
+    if word in NAMED:
+        return NAMED[word]
+    if word.startswith(_PREFIX):
+        return word.removeprefix(_PREFIX).removeprefix("datasets/")
+    here = Path(word).parent.is_dir() or has_data_suffix(word)  # a mistyped path is not to be asked of the hub
+    return word if _NAME.fullmatch(word) and not here else None
+
+
+def find_dataset(repo: str, *, subset: str | None) -> HubDataset:
+    """The files of a dataset's training split, in the order of their names."""
+    hub = extra("huggingface_hub", purpose=_PURPOSE)
+    chosen = subset or (DEFAULT_SUBSET if repo in NAMED.values() else None)
+    with _told(repo):
+        api = hub.HfApi()
+        about = api.dataset_info(repo)
+        patterns, folder = _data_files(repo, chosen, _configs(about))
+        listed = api.list_repo_tree(repo, folder, recursive=True, revision=about.sha, repo_type="dataset")
+        found = {entry.path: entry.size for entry in listed if hasattr(entry, "size")}
+    names = _chosen(found, patterns)
+    if not names:
+        raise ConfigError(
+            f"{repo} has no file to read" + (f" in {chosen}" if chosen else ""),
+            why=f"looked for parquet, JSON lines or text among {len(found):,} files",
+            fix=f"look at https://huggingface.co/datasets/{repo}/tree/main, and name a --subset",
+            name="no-data-files",
+        )
+    return HubDataset(repo, about.sha, chosen, tuple(_file(name, found[name]) for name in names))
+
+
+def download(
+    dataset: HubDataset, file: SourceFile, on_bytes: Callable[[int], None] = lambda size: None, *, into: Path
+) -> SourceFile:
+    """The file on this machine: from huggingface_hub's cache if it is there, else below the folder `into`.
+
+    `on_bytes` hears of each part that came, and first of what was there before.
+    """
+    hub = extra("huggingface_hub", purpose=_PURPOSE)
+    where = {"repo_type": "dataset", "revision": dataset.revision}
+    with _told(dataset.repo):
+        cached = hub.try_to_load_from_cache(dataset.repo, file.name, **where)
+        if isinstance(cached, str):
+            return replace(file, path=Path(cached))
+        path = into / dataset.repo / dataset.revision / file.name
+        if not path.exists():
+            _fetch(hub.hf_hub_url(dataset.repo, file.name, **where), path, on_bytes)
+    return replace(file, path=path)
+
+
+def _fetch(url: str, path: Path, on_bytes: Callable[[int], None]) -> None:
+    """Put what is at an address of the hub into a file, going on with what an earlier process left of it."""
+    hub = extra("huggingface_hub", purpose=_PURPOSE)
+    known = hub.get_hf_file_metadata(url)
+    etag = re.sub(r"[^\w-]", "", str(known.etag))[:64]
+    part = path.with_name(f"{path.name}.{etag[:16]}.part")  # of this content, and no other
+    part.parent.mkdir(parents=True, exist_ok=True)
+    headers = hub.utils.build_hf_headers()
+    if urlsplit(known.location).netloc != urlsplit(url).netloc:
+        headers.pop("authorization", None)  # the token is the hub's, not that of the store it points to
+
+    class Silent(extra("tqdm", purpose=_PURPOSE).tqdm):  # type: ignore[misc]
+        """The library's progress bar, which speaks to us instead of to the terminal."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            on_bytes(int(n or 0))
+
+    with part.open("ab") as content:
+        begun = content.tell()
+        on_bytes(begun)
+        extra("huggingface_hub.file_download", purpose=_PURPOSE).http_get(
+            known.location, content, resume_size=begun, headers=headers, expected_size=known.size, tqdm_class=Silent
+        )
+    if re.fullmatch(r"[0-9a-f]{64}", etag):  # large files are named by their sha256
+        with part.open("rb") as received:
+            digest = hashlib.file_digest(received, "sha256").hexdigest()
+        if digest != etag:
+            part.unlink()
+            raise OSError(f"{path.name} is not what the hub has; it was removed")
+    part.replace(path)
+
+
+Fetch = Callable[[SourceFile, Callable[[int], None]], SourceFile]  # a file and who hears of its bytes -> it, here
+
+
+class Fetcher:
+    """Files fetched ahead, in a thread each, which ends with the process; without `fetch` they are here already."""
+
+    def __init__(self, fetch: Fetch | None) -> None:
+        self._fetch = fetch
+        self._threads: dict[str, threading.Thread] = {}
+        self._found: dict[str, SourceFile | BaseException] = {}
+        self._received: dict[str, int] = {}
+
+    def is_here(self, file: SourceFile) -> bool:
+        """Whether there is nothing to fetch, or that has begun."""
+        return self._fetch is None or file.name in self._threads
+
+    def begin(self, file: SourceFile) -> None:
+        """Fetch it in the background, unless that has begun."""
+        if not self.is_here(file):
+            self._threads[file.name] = threading.Thread(target=self._run, args=(file,), daemon=True)
+            self._threads[file.name].start()
+
+    def get(self, file: SourceFile, *, on_wait: Callable[[SourceFile, int], None]) -> SourceFile:
+        """The file, once it is here; `on_wait` hears how much of it is, twice a second."""
+        if self._fetch is None:
+            return file
+        self.begin(file)
+        thread = self._threads[file.name]
+        while thread.is_alive():
+            on_wait(file, self._received.get(file.name, 0))
+            thread.join(0.5)
+        found = self._found[file.name]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _run(self, file: SourceFile) -> None:
+        def received(more_bytes: int) -> None:
+            self._received[file.name] = self._received.get(file.name, 0) + more_bytes
+
+        try:
+            assert self._fetch is not None
+            self._found[file.name] = self._fetch(file, received)
+        except BaseException as problem:  # it belongs to whoever waits for the file
+            self._found[file.name] = problem
+
+
+def _file(name: str, size_bytes: int | None) -> SourceFile:
+    kind, packing = kind_of(name, alone=True)
+    return SourceFile(name=name, kind=kind, packing=packing, size_bytes=size_bytes)
+
+
+def _configs(about: Any) -> dict[str, list[str]]:
+    """The subsets that the dataset's card declares, with the patterns of their training files."""
+    card = getattr(about, "card_data", None)
+    declared = card.to_dict().get("configs", []) if card else []
+    found: dict[str, list[str]] = {}
+    for config in declared if isinstance(declared, list) else []:
+        if not isinstance(config, Mapping) or not isinstance(name := config.get("config_name"), str):
+            continue
+        files = config.get("data_files")
+        parts = files if isinstance(files, list) else [files]
+        patterns: list[str] = []
+        for part in parts:
+            if isinstance(part, Mapping) and str(part.get("split", "train")).startswith("train"):
+                part = part.get("path")
+            patterns += [part] if isinstance(part, str) else part if isinstance(part, list) else []
+        found[name] = [pattern for pattern in patterns if isinstance(pattern, str)]
+    return found
+
+
+def _data_files(repo: str, subset: str | None, configs: Mapping[str, list[str]]) -> tuple[list[str] | None, str | None]:
+    """Patterns of the wanted files (None: find them by their names), and the folder they are all in."""
+    if subset is None:
+        subset = "default" if "default" in configs else next(iter(configs), None)
+    if subset is None:
+        return None, None
+    if subset not in configs:
+        raise ConfigError(
+            f"{repo} has no subset {subset}",
+            why=f"it has {', '.join(list(configs)[:12]) or 'none'}{' …' if len(configs) > 12 else ''}",
+            fix=f"--subset {nearest(subset, configs) or next(iter(configs), 'NAME')}"
+            if configs
+            else "leave --subset out",
+            name="no-such-subset",
+        )
+    patterns = configs[subset]
+    folders = {pattern.split("*")[0].rpartition("/")[0] for pattern in patterns}
+    return patterns, (folders.pop() or None) if len(folders) == 1 else None
+
+
+def _chosen(names: Iterable[str], patterns: list[str] | None) -> list[str]:
+    """The wanted names, sorted: by pattern, or the training files of the best kind there is."""
+    listed = sorted(name for name in names if not name.startswith("."))
+    if patterns is not None:
+        wanted = [re.compile(fnmatch.translate(pattern.replace("**", "*").removeprefix("./"))) for pattern in patterns]
+        return [name for name in listed if any(pattern.match(name) for pattern in wanted)]
+    kinds = [
+        [name for name in listed if name.endswith(".parquet")],
+        [name for name in listed if kind_of(name, alone=True)[0] == "jsonl" and not name.endswith("config.json")],
+        [name for name in listed if name.endswith((".txt", ".txt.gz", ".txt.zst"))],
+    ]
+    best = next((found for found in kinds if found), [])
+    training = [name for name in best if "train" in name]
+    return training or [name for name in best if not re.search(r"(^|[/_.-])(test|val|valid|validation)([/_.-])", name)]
+
+
+@contextmanager
+def _told(repo: str) -> Iterator[None]:
+    """Inside, what the hub's library raises becomes our three lines."""
+    try:
+        yield
+    except OnecardError:
+        raise
+    except Exception as problem:  # the library's own, the network's, the disk's
+        raise _explained(repo, problem) from problem
+
+
+def _explained(repo: str, problem: Exception) -> OnecardError:
+    page = f"https://huggingface.co/datasets/{repo}"
+    kinds = {each.__name__ for each in type(problem).__mro__}
+    said = next(iter(str(problem).strip().splitlines()), "")[:160] or type(problem).__name__
+    if "GatedRepoError" in kinds:
+        return ConfigError(
+            f"{repo} is open only to those who accepted its terms",
+            why=said,
+            fix=f"accept them at {page}, then: hf auth login",
+            name="gated-dataset",
+        )
+    if "OfflineModeIsEnabled" in kinds:
+        return MachineError(
+            f"{repo} is on the hub, and HF_HUB_OFFLINE is set", why=said, fix="unset HF_HUB_OFFLINE", name="hub-offline"
+        )
+    absent = kinds & {"RepositoryNotFoundError", "HFValidationError", "RevisionNotFoundError", "EntryNotFoundError"}
+    if absent and "LocalEntryNotFoundError" not in kinds:  # that one means: not in the cache, and no network
+        return ConfigError(
+            f"the hub has no dataset {repo}",
+            why=said,
+            fix=f"look at {page}; a private one needs: hf auth login",
+            name="no-such-dataset",
+        )
+    return MachineError(
+        f"the hub did not give {repo}",
+        why=f"{type(problem).__name__}: {said}",
+        fix="look at the network, then run the same command again: it goes on where it stopped",
+        name="hub-unreachable",
+    )

@@ -1,0 +1,136 @@
+"""What a prepared folder says about itself: meta.json for readers, progress.json for going on.
+
+meta.json is written when all is there, and is what `open_folder` reads. progress.json is replaced as a whole every few
+seconds; while it says that the preparation is not finished, the folder is no dataset yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onecard.data.documents import Bad
+from onecard.errors import ConfigError
+from onecard.runs.files import write_atomically
+
+META, PROGRESS = "meta.json", "progress.json"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Documents and bytes so far."""
+
+    documents: Mapping[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
+    duplicates: int = 0
+    text_bytes: int = 0  # of the documents that were kept
+    bad: Mapping[str, int] = field(default_factory=dict)  # by why
+    first_bad: Mapping[str, str] = field(default_factory=dict)  # where each kind was met first
+    columns: tuple[str, ...] = ()  # of a document without the wanted one
+
+    @property
+    def kept(self) -> int:
+        return sum(self.documents.values())
+
+    def plus(
+        self,
+        *,
+        documents: Mapping[str, int],
+        duplicates: int,
+        text_bytes: int,
+        bad: Mapping[Bad, list[str]],
+        columns: tuple[str, ...],
+    ) -> Counts:
+        """These and those of one more block; `bad` has the places of each kind."""
+        return Counts(
+            documents={split: self.documents[split] + documents[split] for split in self.documents},
+            duplicates=self.duplicates + duplicates,
+            text_bytes=self.text_bytes + text_bytes,
+            bad=dict(Counter(self.bad) + Counter({str(why): len(places) for why, places in bad.items()})),
+            first_bad={str(why): places[0] for why, places in bad.items()} | dict(self.first_bad),
+            columns=self.columns or columns,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """A moment of a preparation, complete enough to go on from."""
+
+    settings: Mapping[str, Any]  # what must not change between two parts
+    tokenizer: Mapping[str, Any] | None = None  # its part of meta.json, once it is kept
+    place: tuple[int, int] = (0, 0)  # the number of a file, and a place in it
+    files: str = ""  # digest of the files up to there
+    splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the state of each split's files
+    files_read: int = 0  # how many there were when all of them had been read; 0 before that
+    seen: int = 0  # hashes kept for --dedup
+    counts: Counts = field(default_factory=Counts)
+    seconds: float = 0.0
+    finished: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Written so far, in both splits."""
+        states = self.splits.values()
+        return sum(int(state["begun"]) + sum(int(entry["tokens"]) for entry in state["whole"]) for state in states)
+
+
+def write_progress(folder: Path, progress: Progress) -> None:
+    """Replace what the folder says about the preparation."""
+    write_atomically(folder / PROGRESS, (json.dumps({"schema": _SCHEMA} | asdict(progress), indent=1) + "\n").encode())
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Where the preparation in a folder stands; None if there is none."""
+    try:
+        said = json.loads((folder / PROGRESS).read_bytes())
+        if said.pop("schema") != _SCHEMA:
+            raise ValueError("it is of another version")
+        counts = said.pop("counts")
+        counts = Counts(**counts | {"columns": tuple(counts["columns"])})
+        file, offset = said.pop("place")
+        return Progress(**said, counts=counts, place=(int(file), int(offset)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise _damaged(folder, problem) from problem
+
+
+def _damaged(folder: Path, problem: Exception) -> ConfigError:
+    return ConfigError(
+        f"{folder / PROGRESS} cannot be used",
+        why=f"it should say where the preparation stands: {str(problem)[:80]}",
+        fix=f"remove {folder} and prepare the data again",
+        name="preparation-damaged",
+    )
+
+
+def write_meta(folder: Path, said: Mapping[str, Any]) -> None:
+    """Write meta.json."""
+    text = json.dumps({"schema": _SCHEMA} | dict(said), indent=1, ensure_ascii=False)
+    write_atomically(folder / META, (text + "\n").encode())
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """meta.json; nothing if there is none. ConfigError if it is no JSON object."""
+    try:
+        meta = json.loads((folder / META).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as problem:
+        raise bad_meta(folder, f"it cannot be read: {str(problem)[:80]}") from problem
+    if not isinstance(meta, dict):
+        raise bad_meta(folder, "it is no JSON object")
+    return meta
+
+
+def bad_meta(folder: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{folder / META} cannot be used",
+        why=why,
+        fix='prepare the data again, or write it by hand: {"dtype": "uint16", "vocab_size": 50257}',
+        name="bad-meta",
+    )

@@ -1,0 +1,163 @@
+"""What the user names, as files in a fixed order: paths, folders, standard input, this Python's own source."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from onecard.config.names import nearest
+from onecard.data import stdlib
+from onecard.errors import ConfigError
+
+Kind = Literal["parquet", "jsonl", "text", "document"]  # text: a file of many documents; document: a file that is one
+
+STDIN = "-"
+_JSON = frozenset({".jsonl", ".ndjson", ".json"})
+_PACKED = {".gz": 3.0, ".zst": 3.0, ".bz2": 4.0, ".xz": 4.0}  # and how many bytes of text come from one, roughly
+_PARQUET_EXPANDS = 2.0  # FineWeb: 10 billion tokens of sample-10BT in some 28 GB of parquet
+_SKIPPED = frozenset("__pycache__ node_modules".split())
+_DATA_SUFFIXES = frozenset({".parquet", ".txt", ".md", *_JSON, *_PACKED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """One file of a source. `path` is None for standard input, and on the hub until it is fetched."""
+
+    name: str
+    kind: Kind
+    packing: str | None = None  # the suffix of its compression
+    size_bytes: int | None  # None: not known before it has been read
+    path: Path | None = None
+
+    @property
+    def text_bytes(self) -> int | None:
+        """Roughly what it holds, as text."""
+        if self.size_bytes is None:
+            return None
+        expands = _PARQUET_EXPANDS if self.kind == "parquet" else _PACKED.get(self.packing or "", 1.0)
+        return round(self.size_bytes * expands)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Files to read, one after another."""
+
+    name: str
+    files: tuple[SourceFile, ...]
+    revision: str | None = None  # of a dataset on the hub
+
+    @property
+    def size_bytes(self) -> int | None:
+        """On disk, of all files; None if that is not known."""
+        sizes = [file.size_bytes for file in self.files]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def text_bytes(self) -> int | None:
+        """Roughly, of all texts; None if that is not known."""
+        sizes = [file.text_bytes for file in self.files]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    def digest(self, count: int) -> str:
+        """Names the first `count` files by their names and sizes."""
+        return hashlib.sha256(repr([(file.name, file.size_bytes) for file in self.files[:count]]).encode()).hexdigest()
+
+
+def local_source(words: Sequence[str], *, but: Path) -> Source | None:
+    """The files that the words name on this machine, without those in the folder `but`; None if one names none."""
+    files: list[SourceFile] = []
+    for word in words:
+        found = local_files(word, but=but)
+        if found is None and len(words) > 1:
+            raise missing([word])
+        if found is None:
+            return None
+        files += found
+    return Source(name=", ".join(words[:3]) + (" …" if len(words) > 3 else ""), files=tuple(files))
+
+
+def local_files(word: str, *, but: Path | None = None) -> list[SourceFile] | None:
+    """The files that `word` names on this machine, by name, but not those in the folder `but`; None for none."""
+    if word == STDIN:
+        return [SourceFile(name="standard input", kind="text", size_bytes=None)]
+    if word == stdlib.NAME:
+        root = Path(sysconfig.get_path("stdlib"))
+        return [_file(path, name=name, alone=False) for name, path, _ in stdlib.source_files(root)]
+    path = Path(word)
+    try:
+        if path.is_dir():
+            return _folder(path, but=but)
+        return [_file(path, name=path.name, alone=True)] if path.exists() else None
+    except (OSError, ValueError) as problem:  # a closed folder; a name with a NUL, or too long to be one
+        raise unreadable(word[:200], problem) from problem
+
+
+def kind_of(name: str, *, alone: bool) -> tuple[Kind, str | None]:
+    """What a file of this name holds, and its compression; `alone`: named by itself, not found in a folder."""
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes[-2:]]
+    packing = suffixes.pop() if suffixes and suffixes[-1] in _PACKED else None
+    last = suffixes[-1] if suffixes else ""
+    if last == ".parquet" and packing is None:
+        return "parquet", None
+    if last in _JSON and (alone or packing or last != ".json"):  # one .json in a folder is rarely a table
+        return "jsonl", packing
+    return ("text" if alone else "document"), packing
+
+
+def has_data_suffix(word: str) -> bool:
+    """Whether a name is surely meant as a file."""
+    return Path(word).suffix.lower() in _DATA_SUFFIXES
+
+
+def missing(words: Sequence[str]) -> ConfigError:
+    """The error for a source that is nowhere."""
+    word = words[0]
+    near = nearest(Path(word).name, _neighbours(Path(word)))
+    return ConfigError(
+        f"there is no source {word[:200]}",
+        why="it is no file or folder here; a dataset of the hub is written owner/name, or fineweb, fineweb-edu",
+        fix=f"did you mean {Path(word).parent / near} ?" if near else f"onecard data prepare {stdlib.NAME} --out DIR",
+        name="no-such-source",
+    )
+
+
+def unreadable(name: str, problem: Exception) -> ConfigError:
+    return ConfigError(
+        f"{name} cannot be read",
+        why=getattr(problem, "strerror", None) or str(problem),
+        fix=f"look at `ls -l {name}`",
+        name="unreadable-source",
+    )
+
+
+def _folder(root: Path, *, but: Path | None) -> list[SourceFile]:
+    """The files below a folder, by name: parquet and JSON lines if there are any, else every file, as one text each."""
+    found = []
+    own = but.resolve() if but else None
+    for folder, folders, names in os.walk(root):
+        shown = (name for name in folders if name not in _SKIPPED and not name.startswith("."))
+        folders[:] = [name for name in shown if Path(folder, name).resolve() != own]
+        paths = [Path(folder, name) for name in names if not name.startswith(".")]
+        found += [_file(path, name=path.relative_to(root).as_posix(), alone=False) for path in paths if path.is_file()]
+    tables = [file for file in found if file.kind in ("parquet", "jsonl")]  # a README beside them is no data
+    return sorted(tables or found, key=lambda file: file.name)
+
+
+def _file(path: Path, *, name: str, alone: bool) -> SourceFile:
+    kind, packing = kind_of(name, alone=alone)
+    regular = path.is_file()
+    return SourceFile(
+        name=name, kind=kind, packing=packing, size_bytes=path.stat().st_size if regular else None, path=path
+    )
+
+
+def _neighbours(path: Path) -> list[str]:
+    try:
+        return sorted(child.name for child in path.parent.iterdir())
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,106 @@
+"""The tokenizer of a data folder: named in its meta.json, kept beside its tokens, so that the folder can travel alone.
+
+{"tokenizer": "gpt2", "vocab_size": 50257}                  and r50k_base.tiktoken
+{"tokenizer": "tokenizer.json", "vocab_size": 8192}         and tokenizer.json
+{"tokenizer": "bytes", "vocab_size": 256}
+{"tokenizer": "characters", "vocab_size": 65, "characters": ["\\n", " ", …]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onecard.data.tokenizer_json import JsonTokenizer
+from onecard.data.tokenizers import (
+    GPT2_FILE,
+    ByteTokenizer,
+    CharacterTokenizer,
+    Gpt2Tokenizer,
+    Tokenizer,
+    gpt2_tokenizer,
+)
+from onecard.errors import ConfigError
+from onecard.runs.files import write_atomically
+
+JSON_FILE = "tokenizer.json"
+LEARNED = ("characters", "bpe")  # made from the data; the others are there before it
+NAMES = ("gpt2", "bytes", *LEARNED)
+
+
+def find_tokenizer(name: str, *, ranks: Path | None, home: Path, environ: Mapping[str, str]) -> Tokenizer:
+    """The tokenizer a user named: gpt2, bytes, or the path of a tokenizer.json or of the folder it is in."""
+    if name == "bytes":
+        return ByteTokenizer()
+    if name == "gpt2":
+        return _given_ranks(ranks) if ranks else _gpt2_here(home, environ)
+    path = Path(name, JSON_FILE) if Path(name).is_dir() else Path(name)
+    try:
+        return JsonTokenizer(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ConfigError(
+            f"there is no tokenizer {name}",
+            why=f"it is none of {', '.join(NAMES)}, and {path} cannot be used: "
+            f"{getattr(problem, 'strerror', None) or problem}",
+            fix="--tokenizer=gpt2, or the path of a Hugging Face tokenizer.json",
+            name="no-such-tokenizer",
+        ) from problem
+
+
+def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, object]:
+    """Put beside the tokens what the tokenizer needs; its part of meta.json."""
+    if isinstance(tokenizer, Gpt2Tokenizer):
+        write_atomically(folder / GPT2_FILE, tokenizer.ranks)
+    if isinstance(tokenizer, JsonTokenizer):
+        write_atomically(folder / JSON_FILE, tokenizer.text.encode())
+    said: dict[str, object] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
+    return said | ({"characters": tokenizer.characters} if isinstance(tokenizer, CharacterTokenizer) else {})
+
+
+def kept_tokenizer(
+    folder: Path, said: Mapping[str, Any], *, home: Path, environ: Mapping[str, str]
+) -> Tokenizer | None:
+    """The tokenizer that a folder's meta.json names; None if it names none that is here."""
+    characters = said.get("characters")
+    match said.get("tokenizer"):
+        case "bytes":
+            return ByteTokenizer()
+        case "gpt2":
+            try:
+                return Gpt2Tokenizer((folder / GPT2_FILE).read_bytes())
+            except (OSError, ValueError):
+                return gpt2_tokenizer(home=home, environ=environ)
+        case "tokenizer.json":
+            try:
+                return JsonTokenizer((folder / JSON_FILE).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                return None
+    if isinstance(characters, list | tuple) and characters and all(isinstance(each, str) for each in characters):
+        return CharacterTokenizer(characters)
+    return None
+
+
+def _given_ranks(path: Path) -> Gpt2Tokenizer:
+    try:
+        return Gpt2Tokenizer(path.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise ConfigError(
+            f"{path} cannot be used as GPT-2's ranks",
+            why=getattr(problem, "strerror", None) or f"{problem}: its sha256 is not that of {GPT2_FILE}",
+            fix=f"--ranks {GPT2_FILE}, the file tiktoken downloads for r50k_base",
+            name="bad-ranks",
+        ) from problem
+
+
+def _gpt2_here(home: Path, environ: Mapping[str, str]) -> Gpt2Tokenizer:
+    found = gpt2_tokenizer(home=home, environ=environ)
+    if found is None:
+        raise ConfigError(
+            f"GPT-2's tokenizer is not on this machine: {GPT2_FILE}",
+            why=f"looked in {home} and in tiktoken's cache, and nothing is downloaded unasked",
+            fix="python -c \"import tiktoken; tiktoken.get_encoding('r50k_base')\"   (downloads it once; offline: "
+            "--ranks FILE, or --tokenizer=bytes)",
+            name="no-ranks",
+        )
+    return found

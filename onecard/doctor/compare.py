@@ -1,0 +1,267 @@
+"""Several runs laid side by side: what differs, who is ahead at equal tokens and at equal hours, and by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from onecard.doctor.alone import Alone, counts, settled, single_effects
+from onecard.doctor.case import Case, DataSizes
+from onecard.doctor.curves import (
+    ASSUMED_NOISE,
+    Axis,
+    Curve,
+    Measure,
+    Reading,
+    common_measure,
+    loss_curve,
+    passes,
+    read_at,
+)
+from onecard.doctor.facts import make_case
+from onecard.plan.cards import Card
+from onecard.plan.memory.predict import predict_nanogpt
+from onecard.runs.folder import Run
+from onecard.runs.logged import LoggedRun, logged_run
+
+SPEED_NOISE = 0.01  # of a measured speed: clocks and other programs; a rule of thumb
+BEYOND_NOISE = 2.0  # standard deviations of a difference that count as one
+SHARES = (0.25, 0.5, 1.0)  # of the stretch that all runs have, where losses are read
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtEqual:
+    """The losses of all runs at the same tokens or seconds; a run that has none there is None."""
+
+    axis: Axis
+    place: float
+    readings: tuple[Reading | None, ...]
+    winner: int | None  # None: no difference within noise
+
+    @property
+    def lead(self) -> float | None:
+        """How far the best lies below the next."""
+        losses = sorted(reading.loss for reading in self.readings if reading)
+        return losses[1] - losses[0] if len(losses) > 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passing:
+    """Run `passer` falls below the final loss of run `passed`, and when, against what that run took."""
+
+    passer: int
+    passed: int
+    loss: float
+    step: int
+    tokens: float | None
+    seconds: float | None
+    passed_tokens: float | None
+    passed_seconds: float | None
+    spread: float  # share by which noise may move the place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Runs side by side, each named by its position."""
+
+    cases: tuple[Case, ...]
+    measure: Measure | None  # None: the runs measured nothing in common
+    curves: tuple[Curve, ...]
+    config_diff: Mapping[str, tuple[object, ...]]
+    at_equal_tokens: tuple[AtEqual, ...]  # the last is where the shortest run ends
+    at_equal_seconds: tuple[AtEqual, ...]
+    passings: tuple[Passing, ...]
+    winners: Mapping[str, int | None]  # by metric; None: no difference within noise
+    predicted_process_bytes: tuple[int | None, ...]  # under nanoGPT, as the driver would show
+    alone: Mapping[int, tuple[Alone, ...]]  # by run: its changes against run 0, each predicted by itself
+    cautions: tuple[str, ...]
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """Settings that differ and count: where there are several, the measurement credits no single one."""
+        return tuple(key for key in self.config_diff if counts(key))
+
+
+def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = None) -> Comparison:
+    """The comparison of runs: folders as `load_run` gives them, logs as they were read, or cases with their config."""
+    cases = tuple(_case(run, card) for run in runs)
+    measure = common_measure(cases)
+    curves = tuple(loss_curve(case, measure) for case in cases) if measure else ()
+    cautions = tuple(_cautions(cases, measure, curves))
+    comparable = not any(caution.startswith(_NOT_COMPARABLE) for caution in cautions)
+    by_tokens, by_seconds = _at_equal(curves, "tokens"), _at_equal(curves, "seconds")
+    return Comparison(
+        cases=cases,
+        measure=measure,
+        curves=curves,
+        config_diff=_config_diff(cases),
+        at_equal_tokens=by_tokens if comparable else (),
+        at_equal_seconds=by_seconds if comparable else (),
+        passings=_passings(curves) if comparable else (),
+        winners=_winners(cases, curves if comparable else (), by_tokens, by_seconds, comparable=comparable),
+        predicted_process_bytes=tuple(_predicted_bytes(case) for case in cases),
+        alone=_alone(cases),
+        cautions=cautions,
+    )
+
+
+def _case(run: Run | LoggedRun | Case, card: Card | None) -> Case:
+    if isinstance(run, Case):
+        return run
+    logged = logged_run(run) if isinstance(run, Run) else run
+    return make_case(logged, config=None, card=card, data=DataSizes())
+
+
+def _known(case: Case) -> Mapping[str, object]:
+    """The config of a run as far as it is known."""
+    return case.resolved.config.model_dump() if case.resolved else case.run.config
+
+
+def _config_diff(cases: Sequence[Case]) -> dict[str, tuple[object, ...]]:
+    """Keys with different values; None where a run does not say."""
+    known = [_known(case) for case in cases]
+    keys = dict.fromkeys(key for values in known for key in values)
+    rows = {key: tuple(values.get(key) for values in known) for key in keys}
+    said = {key: [value for value in row if value is not None] for key, row in rows.items()}
+    return {key: row for key, row in rows.items() if len(said[key]) > 1 and any(v != said[key][0] for v in said[key])}
+
+
+def _at_equal(curves: Sequence[Curve], axis: Axis) -> tuple[AtEqual, ...]:
+    ends = [end for curve in curves if (end := curve.last(axis))]
+    if len(ends) < 2:
+        return ()
+    shared = min(ends)
+    rows = []
+    for share in SHARES:
+        readings = tuple(read_at(curve, axis, share * shared) for curve in curves)
+        if sum(reading is not None for reading in readings) > 1:
+            winner = _lowest(readings)
+            rows.append(AtEqual(axis=axis, place=share * shared, readings=readings, winner=winner))
+    return tuple(rows)
+
+
+def _lowest(readings: Sequence[Reading | None]) -> int | None:
+    """The run with the lowest loss; None if the next is as good within noise."""
+    ordered = sorted((reading.loss, reading.noise, run) for run, reading in enumerate(readings) if reading)
+    if len(ordered) < 2:
+        return None
+    (best, best_noise, run), (second, second_noise, _) = ordered[:2]
+    return run if second - best > BEYOND_NOISE * math.hypot(best_noise, second_noise) else None
+
+
+def _highest_speed(values: Sequence[float | None]) -> int | None:
+    known = [Reading(loss=-value, noise=SPEED_NOISE * value) if value is not None else None for value in values]
+    return _lowest(known)
+
+
+def _winners(
+    cases: Sequence[Case],
+    curves: Sequence[Curve],
+    by_tokens: Sequence[AtEqual],
+    by_seconds: Sequence[AtEqual],
+    *,
+    comparable: bool,
+) -> dict[str, int | None]:
+    """The best run per metric, of the metrics that at least two runs have."""
+    winners: dict[str, int | None] = {}
+    for metric in ("tokens_per_second", "mfu"):
+        values = [getattr(case.facts, metric) for case in cases]
+        if sum(value is not None for value in values) > 1:
+            winners[metric] = _highest_speed(values)
+    if curves:
+        finals = [Reading(loss=c.points[-1].loss, noise=c.noise) if c.points else None for c in curves]
+        winners["final_val_loss"] = _lowest(finals)
+    if comparable and by_tokens:
+        winners["at_equal_tokens"] = by_tokens[-1].winner
+    if comparable and by_seconds:
+        winners["at_equal_seconds"] = by_seconds[-1].winner
+    return winners
+
+
+def _passings(curves: Sequence[Curve]) -> tuple[Passing, ...]:
+    """For each pair in which one ends lower, when it passed the other's end."""
+    found = []
+    for passed, curve in enumerate(curves):
+        for passer, other in enumerate(curves):
+            end = curve.points[-1]
+            if passer == passed or other.points[-1].loss >= end.loss:
+                continue
+            if crossing := passes(other, Reading(loss=end.loss, noise=curve.noise)):
+                at = crossing.point
+                found.append(
+                    Passing(
+                        passer=passer,
+                        passed=passed,
+                        loss=end.loss,
+                        step=at.step,
+                        tokens=at.tokens,
+                        seconds=at.seconds,
+                        passed_tokens=end.tokens,
+                        passed_seconds=end.seconds,
+                        spread=crossing.spread,
+                    )
+                )
+    return tuple(found)
+
+
+def _predicted_bytes(case: Case) -> int | None:
+    if case.resolved is None:
+        return None
+    return predict_nanogpt(settled(case.resolved.config, case.card), case.card).process_bytes
+
+
+def _alone(cases: Sequence[Case]) -> dict[int, tuple[Alone, ...]]:
+    first = cases[0].resolved
+    if first is None:
+        return {}
+    return {
+        run: single_effects(first.config, case.resolved.config, cases[0].card)
+        for run, case in enumerate(cases)
+        if run and case.resolved is not None
+    }
+
+
+_NOT_COMPARABLE = "the losses do not compare"
+# An untrained model's loss is ln(vocabulary) or more: letters begin below, words' parts above.
+_LETTERS_BEGIN_BELOW, _WORD_PARTS_BEGIN_ABOVE = 8.0, 9.0
+
+
+def _cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[Curve]) -> list[str]:
+    """What a reader must know before believing the losses."""
+    if measure is None:
+        return ["the runs have no loss in common: nothing is said about which is better"]
+    said = [] if measure == "bits_per_byte" else list(_vocabularies(cases, curves))
+    contexts, datasets = _stated(cases, "block_size"), _stated(cases, "dataset")
+    if len(contexts) > 1:
+        said.append(f"the context lengths differ ({', '.join(contexts)}): a longer one lowers the loss by itself")
+    if len(datasets) > 1:
+        said.append(f"the data differ ({', '.join(datasets)}): a loss is of its own validation set")
+    if measure == "train_loss":
+        said.append("not all runs evaluated: training losses are compared, as medians of 20 steps")
+    assumed = [case.run.source for case, curve in zip(cases, curves, strict=True) if not curve.noise_known]
+    if assumed:
+        said.append(
+            f"too few evaluations to see their noise in {', '.join(assumed)}: {ASSUMED_NOISE:g} is assumed, as of "
+            "nanoGPT's 200 batches"
+        )
+    return said
+
+
+def _vocabularies(cases: Sequence[Case], curves: Sequence[Curve]) -> Iterator[str]:
+    """That the tokens are not the same, by what is stated or by where untrained models begin."""
+    sizes = _stated(cases, "vocab_size")
+    begins = [curve.points[0].loss for curve in curves if curve.points[0].step == 0]
+    if len(sizes) > 1:
+        yield f"{_NOT_COMPARABLE}: they are nats per token, and the vocabularies differ ({', '.join(sizes)})"
+    elif begins and min(begins) < _LETTERS_BEGIN_BELOW and max(begins) > _WORD_PARTS_BEGIN_ABOVE:
+        yield (
+            f"{_NOT_COMPARABLE}: they are nats per token, and begin at {min(begins):.1f} and {max(begins):.1f}: "
+            "the vocabularies cannot be the same"
+        )
+
+
+def _stated(cases: Sequence[Case], key: str) -> list[str]:
+    """The different values of a key, as far as they are known."""
+    values = {value for case in cases if (value := _known(case).get(key)) is not None}
+    return sorted(f"{value:,}" if isinstance(value, int) else str(value) for value in values)

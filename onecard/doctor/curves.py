@@ -1,0 +1,184 @@
+"""Loss curves that can be laid side by side: over tokens or over seconds of training, read between their points."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Literal
+
+from onecard.doctor.case import Case
+from onecard.doctor.facts import elapsed_seconds, scatter
+from onecard.runs.records import Eval, Step
+
+Measure = Literal["val_loss", "bits_per_byte", "train_loss"]
+Axis = Literal["tokens", "seconds"]
+
+# The noise of an evaluation where a log has too few to show it: nanoGPT's 200 batches on the runs that were measured.
+ASSUMED_NOISE = 0.024
+STEPS_PER_POINT = 20  # of training losses, whose single values scatter too much
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """A loss, and how far the run had come."""
+
+    step: int
+    tokens: float | None
+    seconds: float | None  # of training, without evaluation
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """A loss read off a curve, and its standard deviation."""
+
+    loss: float
+    noise: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """Points with finite losses, by step."""
+
+    points: tuple[Point, ...]
+    noise: float  # standard deviation of one point
+    noise_known: bool  # False where it is ASSUMED_NOISE
+
+    def last(self, axis: Axis) -> float | None:
+        """How far the curve goes; None where that is not known."""
+        return _place(self.points[-1], axis) if self.points else None
+
+
+def common_measure(cases: Sequence[Case]) -> Measure | None:
+    """What all runs measured: validation loss if possible, else bits per byte, else the loss of training."""
+    for measure in ("val_loss", "bits_per_byte", "train_loss"):
+        if all(len(_values(case, measure)) > 0 for case in cases):
+            return measure
+    return None
+
+
+def loss_curve(case: Case, measure: Measure) -> Curve:
+    """The curve of a run; training losses are medians of twenty steps."""
+    clock = _clock(case)
+    points = tuple(
+        Point(
+            step=step,
+            tokens=step * case.facts.tokens_per_step if case.facts.tokens_per_step else None,
+            seconds=clock(step),
+            loss=loss,
+        )
+        for step, loss in _values(case, measure)
+    )
+    measured = case.facts.evaluation_noise if measure != "train_loss" else None
+    if measured is None:
+        measured = scatter([(math.log(point.step), point.loss) for point in points if point.step > 0])
+    return Curve(points=points, noise=ASSUMED_NOISE if measured is None else measured, noise_known=measured is not None)
+
+
+def read_at(curve: Curve, axis: Axis, place: float) -> Reading | None:
+    """The loss at so many tokens or seconds, on the line over their logarithm between two points; None outside."""
+    known = [(math.log(x), point.loss) for point in curve.points if (x := _place(point, axis))]
+    if not known or place <= 0 or not known[0][0] <= math.log(place) <= known[-1][0] + 1e-9:
+        return None
+    after = min(bisect_left(known, math.log(place), key=lambda pair: pair[0]), len(known) - 1)
+    if after == 0:
+        return Reading(loss=known[0][1], noise=curve.noise)
+    (x0, y0), (x1, y1) = known[after - 1], known[after]
+    share = min(1.0, (math.log(place) - x0) / (x1 - x0)) if x1 > x0 else 1.0
+    return Reading(loss=(1 - share) * y0 + share * y1, noise=curve.noise * math.hypot(1 - share, share))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crossing:
+    """Where a curve falls to a loss, and by what share of the way the noise may move that."""
+
+    point: Point
+    spread: float
+
+
+def passes(curve: Curve, target: Reading) -> Crossing | None:
+    """Where the curve falls to a loss for good: a low point that the next takes back is noise.
+
+    The place is read off a line through the two points before and the two after, over the logarithm of the step.
+    """
+    points = curve.points
+    for number, (before, after) in enumerate(pairwise(points)):
+        following = points[number + 2] if number + 2 < len(points) else after
+        if before.loss > target.loss >= after.loss and following.loss <= target.loss:
+            near = [point for point in points[max(0, number - 1) : number + 3] if point.step > 0]
+            return _crossing(near, before, after, curve.noise, target)
+    return None
+
+
+def _crossing(near: Sequence[Point], before: Point, after: Point, noise: float, target: Reading) -> Crossing:
+    share = (before.loss - target.loss) / (before.loss - after.loss)
+    step, spread = before.step + share * (after.step - before.step), 0.0
+    if len(near) > 1:
+        x_mean, y_mean = fmean(math.log(p.step) for p in near), fmean(p.loss for p in near)
+        x_spread = sum((math.log(p.step) - x_mean) ** 2 for p in near)
+        slope = sum((math.log(p.step) - x_mean) * (p.loss - y_mean) for p in near) / x_spread
+        if slope < 0:
+            x = min(math.log(near[-1].step), max(math.log(near[0].step), x_mean + (target.loss - y_mean) / slope))
+            step = math.exp(x)
+            line = noise * math.sqrt(1 / len(near) + (x - x_mean) ** 2 / x_spread)
+            spread = math.hypot(line, target.noise) / -slope
+    place = Point(
+        step=round(step),
+        tokens=_along(before, after, step, "tokens"),
+        seconds=_along(before, after, step, "seconds"),
+        loss=target.loss,
+    )
+    return Crossing(point=place, spread=spread)
+
+
+def _along(before: Point, after: Point, step: float, axis: Axis) -> float | None:
+    """Tokens or seconds at a step: both grow evenly with the steps."""
+    low, high = _place(before, axis), _place(after, axis)
+    if low is None or high is None:
+        return None
+    return low + (high - low) * (step - before.step) / max(1, after.step - before.step)
+
+
+def _place(point: Point, axis: Axis) -> float | None:
+    return point.tokens if axis == "tokens" else point.seconds
+
+
+def _values(case: Case, measure: Measure) -> list[tuple[int, float]]:
+    """Steps and finite losses of a measure."""
+    if measure == "train_loss":
+        return list(_medians([step for step in case.steps if math.isfinite(step.loss)]))
+    pairs = [(record.step, getattr(record, measure)) for record in case.evals]
+    return [(step, loss) for step, loss in pairs if loss is not None and math.isfinite(loss)]
+
+
+def _medians(steps: Sequence[Step]) -> Iterator[tuple[int, float]]:
+    size = STEPS_PER_POINT if len(steps) >= 5 * STEPS_PER_POINT else 1
+    for first in range(0, len(steps), size):
+        group = steps[first : first + size]
+        yield group[-1].step, median(step.loss for step in group)
+
+
+def _clock(case: Case) -> Callable[[int], float | None]:
+    """Seconds of training after a step: as the program counted them, else the usual step times their number."""
+    counted: list[tuple[int, float]] = []
+    records: list[Step | Eval] = sorted([*case.steps, *case.evals], key=lambda record: record.step)
+    for record in records:
+        seconds = elapsed_seconds(record)
+        if isinstance(seconds, float) and math.isfinite(seconds) and (not counted or record.step > counted[-1][0]):
+            counted.append((record.step, seconds))
+    usual = case.facts.seconds_per_step
+
+    def clock(step: int) -> float | None:
+        if counted:
+            after = bisect_left(counted, step, key=lambda pair: pair[0])
+            if after < len(counted) and counted[after][0] == step:
+                return counted[after][1]
+            (s0, t0), (s1, t1) = counted[after - 1] if after else (0, 0.0), counted[min(after, len(counted) - 1)]
+            return t0 + (t1 - t0) * (step - s0) / (s1 - s0) if s1 > s0 else t1
+        return step * usual if usual is not None else None
+
+    return clock

@@ -1,0 +1,201 @@
+"""diagnose: every rule over a run, the findings in the order of what to do first, and what the run shows by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from onecard import units
+from onecard.config.resolve import Resolved
+from onecard.config.schema import KEYS, RunConfig
+from onecard.doctor.case import Case, DataSizes
+from onecard.doctor.evidence import pairs, vals
+from onecard.doctor.facts import make_case
+from onecard.doctor.predict import Forecast, predict_end
+from onecard.doctor.repair import PLANNED, Repair, repaired, trainer_of
+from onecard.doctor.rules import NAMES, RULES, RULES_ACROSS, rule_name
+from onecard.doctor.trend import Trend, trend
+from onecard.findings import Finding
+from onecard.plan.cards import Card
+from onecard.plan.fit import EXPANDABLE, train_command
+from onecard.runs.folder import Run
+from onecard.runs.logged import LoggedRun, logged_run
+from onecard.runs.records import FindingRecord, Record, Step
+
+SEVERITIES = ("fatal", "error", "warn", "info")
+WATCHED_STEPS = 4000  # a live look goes no further back
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prescription:
+    """All that the findings would change, planned together."""
+
+    repair: Repair
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What is the matter with one run."""
+
+    case: Case
+    findings: tuple[Finding, ...]  # what to do first comes first
+    forecast: Forecast | None  # of a run that has not reached its end
+    trend: Trend | None
+    evidence: tuple[str, ...]  # what the run shows, in favour of health where it is healthy
+    prescription: Prescription | None
+    unknown: tuple[str, ...] = ()  # what was not said, and how to say it: rules that need it were silent or unsure
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing above information was found."""
+        return all(finding.severity == "info" for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something is wrong."""
+        return 1 if any(finding.severity in ("error", "fatal") for finding in self.findings) else 0
+
+
+def diagnose(
+    run: Run | LoggedRun,
+    *,
+    config: Resolved | None = None,
+    card: Card | None = None,
+    data: DataSizes | None = None,
+    final: bool = False,
+) -> Diagnosis:
+    """The diagnosis of one run: a folder from `load_run`, or a log from `read_logs`.
+
+    `config` is the run's config where the run does not state it; `final` says that no more is to come.
+    """
+    logged = logged_run(run) if isinstance(run, Run) else run
+    case = make_case(logged, config=config, card=card, data=data or DataSizes())
+    return diagnose_cases([case], final=final)[0]
+
+
+def diagnose_cases(cases: Sequence[Case], *, final: bool = False) -> list[Diagnosis]:
+    """A diagnosis of each case; rules about several runs look at those before."""
+    if final:
+        ended = {"steps_to_go": 0, "seconds_to_go": 0.0}
+        cases = [replace(case, facts=replace(case.facts, **ended)) for case in cases]  # type: ignore[arg-type]
+    return [_diagnosed(case, cases[:position], final=final) for position, case in enumerate(cases)]
+
+
+def _diagnosed(case: Case, before: Sequence[Case], *, final: bool) -> Diagnosis:
+    found = [finding for rule in RULES for finding in rule(case)]
+    found += [finding for rule in RULES_ACROSS for finding in rule(case, before)]
+    findings = first_things_first(_planned(case, finding) for finding in found)
+    return Diagnosis(
+        case=case,
+        findings=findings,
+        forecast=None if final else predict_end(case),
+        trend=trend(case),
+        evidence=tuple(_evidence(case)),
+        prescription=_prescription(case, findings),
+        unknown=tuple(_unknown(case)),
+    )
+
+
+def first_things_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings by severity, then in the order of the rules."""
+    return tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), NAMES.index(f.rule))))
+
+
+def _planned(case: Case, finding: Finding) -> Finding:
+    """The finding with its patch planned on the card, where the patch changes memory or speed."""
+    if finding.severity == "info" or "predicted: " in finding.fix or not set(finding.patch) & set(PLANNED):
+        return finding
+    made = repaired(case, finding.patch)
+    if made is None or not made.expectation():
+        return finding
+    return replace(finding, patch=dict(made.patch), fix=f"{finding.fix}; predicted: {made.expectation()}")
+
+
+def _prescription(case: Case, findings: Sequence[Finding]) -> Prescription | None:
+    """The patches of all findings above information in one; where two set the same key, the more urgent one does."""
+    patch: dict[str, object] = {}
+    for finding in findings:
+        if finding.severity != "info":
+            patch |= {key: value for key, value in finding.patch.items() if key not in patch}
+    patch = {key: value for key, value in patch.items() if key in KEYS}
+    made = repaired(case, patch)
+    if made is None:
+        return None
+    source = case.resolved.source if case.resolved and case.resolved.source != case.run.source else None
+    environment = EXPANDABLE if made.expandable_segments else ""
+    command = train_command(source, made.patch, environment=environment, trainer=trainer_of(case))
+    return Prescription(repair=made, command=command)
+
+
+def _unknown(case: Case) -> Iterator[str]:
+    if case.run.format == "messages" and case.resolved is None:
+        yield "the config (--config)"
+        return
+    if case.resolved is None:
+        yield "the config (--config)"
+    if case.card is None:
+        yield "the card (--gpu)"
+    if case.data.train_tokens is None:
+        yield "the size of the data (--data or --train_tokens)"
+
+
+def _evidence(case: Case) -> Iterator[str]:
+    """What the run shows, one sentence each."""
+    losses = [step.loss for step in case.steps]
+    if losses and all(map(math.isfinite, losses)):
+        yield f"all {len(losses):,} logged losses are finite: {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
+    evaluated = vals(case)
+    if len(evaluated) > 1:
+        best, loss = min(evaluated, key=lambda pair: pair[1])
+        where = "the last evaluation" if best is evaluated[-1][0] else f"step {best.step:,}"
+        yield f"val goes from {evaluated[0][1]:.4f} to {evaluated[-1][1]:.4f}, best {loss:.4f} at {where}"
+    both = pairs(case)
+    if both and both[-1][0].train_loss is not None:
+        yield f"val - train is {both[-1][2] - both[-1][1]:+.4f} at the last evaluation"
+    moving = trend(case)
+    if moving and moving.gain > 0:
+        yield (
+            f"it falls by {moving.gain:.3f} ± {moving.error:.3f} nats per doubling of tokens over the last "
+            f"{len(moving.evaluations)} evaluations"
+        )
+    times = [step.seconds for step in case.steps[3:] if step.seconds]
+    if case.facts.seconds_per_step and len(times) >= 10:
+        middle = median(times)
+        steady = median(abs(seconds - middle) for seconds in times) / middle if middle else 0.0
+        yield f"an update takes {case.facts.seconds_per_step:.4g} s, half of them within {max(steady, 0.001):.1%}"
+    if case.facts.mfu is not None and case.card:
+        yield f"{case.facts.mfu:.0%} of the dense peak of {case.card.name} ({units.flops(case.card.peak_flops or 0)})"
+
+
+def new_findings(case: Case, already: Collection[str]) -> list[Finding]:
+    """Findings above information, and not mere guesses, of rules that are not among `already` told."""
+    found = [finding for rule in RULES if rule_name(rule) not in already for finding in rule(case)]
+    found += [finding for rule in RULES_ACROSS if rule_name(rule) not in already for finding in rule(case, ())]
+    return [f for f in first_things_first(found) if f.severity != "info" and f.sure != "low"]
+
+
+def watch(
+    records: Sequence[Record], config: RunConfig, card: Card | None, data: DataSizes, already: Collection[str] = ()
+) -> list[Finding]:
+    """What a run that trains shows for the first time; told before are the findings in `records`, and `already`.
+
+    `records` are all so far. A mistake of the doctor's must not end a training, so a look that fails finds nothing.
+    """
+    told = {*already, *(record.finding.rule for record in records if isinstance(record, FindingRecord))}
+    try:
+        return new_findings(_live_case(records, config, card, data), told)
+    except Exception:
+        return []
+
+
+def _live_case(records: Sequence[Record], config: RunConfig, card: Card | None, data: DataSizes) -> Case:
+    steps = [record.step for record in records if isinstance(record, Step)]
+    since = steps[-WATCHED_STEPS] if len(steps) > WATCHED_STEPS else 0
+    recent = tuple(record for record in records if not isinstance(record, Step) or record.step >= since)
+    values: Mapping[str, object] = config.model_dump()
+    run = LoggedRun(source=config.out_dir, format="onecard", records=recent, config=values)
+    resolved = Resolved(config, dict.fromkeys(KEYS, "config.json"))
+    return make_case(run, config=resolved, card=card, data=data)

@@ -1,0 +1,167 @@
+"""What a rule may lean on: settings that are known, losses in order, and the words that prove them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from statistics import median
+
+from onecard.config.schema import RunConfig
+from onecard.doctor.case import Case
+from onecard.plan.counts import count_params
+from onecard.plan.loss import SMALLEST_VOCABULARY, dataset_of
+from onecard.runs.logged import Line, Message
+from onecard.runs.records import Eval, Start, Step
+
+NANOGPT_LIKE = ("nanogpt", "onecard", "minimal", "messages")  # what they leave unsaid has nanoGPT's default
+DEFAULT_NOISE = 0.024  # of one evaluation of 200 batches, the most seen in real runs
+ROUNDING = 0.01  # "40.56M" of a printed count
+A_TEST = 200  # updates, below which nobody meant to train
+LARGEST_LOSS = 1e9  # in nats; a larger one is no loss, and its square no number
+
+
+def known(case: Case, *keys: str) -> RunConfig | None:
+    """The config, if the value of each of `keys` is known: said somewhere, or a default of a trainer that has it."""
+    resolved = case.resolved
+    if resolved is None or any(key in case.run.unresolved for key in keys):
+        return None
+    defaults_hold = case.run.format in NANOGPT_LIKE and (_config_was_given(case) or _agrees_with_the_log(case))
+    if defaults_hold or all(resolved.origins[key] != "default" for key in keys):
+        return resolved.config
+    return None
+
+
+def _config_was_given(case: Case) -> bool:
+    """Whether a whole config is there: a file, a run folder, or the log's own dump of it."""
+    resolved = case.resolved
+    assert resolved
+    from_file = resolved.source is not None and resolved.source != case.run.source
+    return bool(case.run.format == "onecard" or case.run.config_source or from_file)
+
+
+def _agrees_with_the_log(case: Case) -> bool:
+    """Whether what the log prints is what the config with its defaults makes."""
+    assert case.resolved
+    config, run = case.resolved.config, case.run
+    if run.printed_tokens_per_step is None or run.printed_params is None:
+        return False
+    same_size = math.isclose(count_params(config).nanogpt, run.printed_params, rel_tol=ROUNDING)
+    return same_size and run.printed_tokens_per_step == config.tokens_per_step
+
+
+def said(case: Case, *keys: str) -> tuple[str, ...]:
+    """`batch_size = 16 (train.py:12)` for each key."""
+    assert case.resolved
+    config, origins = case.resolved.config, case.resolved.origins
+    return tuple(
+        f"{key} = {getattr(config, key)!r} ({'the default' if origins[key] == 'default' else origins[key]})"
+        for key in keys
+    )
+
+
+def printed(case: Case, field: str) -> tuple[str, ...]:
+    """The line of the log that states a field of the run."""
+    line = case.run.printed.get(field)
+    return (str(line),) if line else ()
+
+
+def shown(record: Step | Eval) -> str:
+    """The line a record was read from; of our own records, their figures."""
+    line = record.more.get("line")
+    if isinstance(line, Line):
+        return str(line)
+    if isinstance(record, Step):
+        return f"step {record.step:,}: loss {record.loss:.4f}"
+    losses = ((name, getattr(record, f"{name}_loss")) for name in ("train", "val"))
+    return f"step {record.step:,}: " + ", ".join(f"{n} loss {v:.4f}" for n, v in losses if v is not None)
+
+
+def messages(case: Case, kind: str) -> list[Message]:
+    """What the log says of one kind."""
+    return [message for message in case.run.messages if message.kind == kind]
+
+
+def lines(message: Message, most: int = 4) -> tuple[str, ...]:
+    """The lines of a message."""
+    return tuple(str(line) for line in message.lines[:most])
+
+
+def vals(case: Case) -> list[tuple[Eval, float]]:
+    """Evaluations whose validation loss is a number, and that number, by step."""
+    found = [(e, e.val_loss) for e in case.evals if e.val_loss is not None and abs(e.val_loss) < LARGEST_LOSS]
+    return sorted(found, key=lambda pair: pair[0].step)
+
+
+def pairs(case: Case) -> list[tuple[Eval, float, float]]:
+    """Evaluations with both losses: (evaluation, train, val). Where only val is evaluated, train is the median of the
+    training losses since the evaluation before."""
+    found: list[tuple[Eval, float, float]] = []
+    steps = [step for step in case.steps if math.isfinite(step.loss)]
+    position = 0
+    for evaluation, val in vals(case):
+        since: list[float] = []
+        while position < len(steps) and steps[position].step <= evaluation.step:
+            since.append(steps[position].loss)
+            position += 1
+        train = evaluation.train_loss
+        if train is None and since:
+            train = median(since[-200:])
+        if train is not None and math.isfinite(train):
+            found.append((evaluation, train, val))
+    return found
+
+
+def noise(case: Case) -> float:
+    """Standard deviation of one validation loss; where it cannot be told, the most seen in real runs."""
+    measured = case.facts.evaluation_noise
+    return measured if measured is not None and math.isfinite(measured) and measured > 0 else DEFAULT_NOISE
+
+
+def vocabulary(case: Case) -> int | None:
+    """Tokens the model knows, if anything says so: the log, the config, or data whose tokenizer is GPT-2's."""
+    resolved = case.resolved
+    if resolved is None:
+        return None
+    config = resolved.config
+    if resolved.origins["vocab_size"] != "default":
+        return config.vocab_size
+    total, nanogpt = case.run.printed_params_total, case.run.printed_params
+    count = count_params(config)
+    if total == count.total or (nanogpt and math.isclose(nanogpt, count.nanogpt, rel_tol=ROUNDING)):
+        return config.vocab_size
+    web_text = dataset_of(config.dataset)[0] != "unknown dataset"
+    return config.vocab_size if web_text and known(case, "dataset") else None
+
+
+def of_words(case: Case) -> bool:
+    """Whether tokens are words' parts, of which the scaling law speaks."""
+    size = vocabulary(case)
+    return size is not None and size >= SMALLEST_VOCABULARY
+
+
+def from_scratch(case: Case) -> bool:
+    """Whether the run began with random weights, as far as anything says."""
+    if messages(case, "resume") or any(isinstance(r, Start) and r.resumed_from for r in case.run.records):
+        return False
+    config = known(case, "init_from")
+    return config is None or config.init_from == "scratch"
+
+
+def planned_steps(case: Case) -> int | None:
+    """Updates the run was to make."""
+    config = known(case, "max_iters")
+    if config:
+        return config.max_iters
+    last, to_go = case.facts.last_step, case.facts.steps_to_go
+    return last + to_go if last is not None and to_go is not None else None
+
+
+def epochs(case: Case, tokens: int | None) -> float | None:
+    """How often the training data is read in `tokens`; None where its size is not known."""
+    size = case.data.train_tokens
+    return tokens / size if size and tokens is not None else None
+
+
+def numbers(values: Iterable[float], digits: int = 4) -> str:
+    """`3.57, 3.58, 3.60`"""
+    return ", ".join(f"{value:.{digits}f}" for value in values)

@@ -1,0 +1,358 @@
+"""Derived truth of a run: what follows from its records, its config and its card, and None where nothing does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+from typing import TypeVar
+
+from onecard.config.resolve import NEEDED_KEYS, Resolved, resolve
+from onecard.config.schema import KEYS, RunConfig
+from onecard.doctor.case import Case, DataSizes, Facts
+from onecard.errors import ConfigError
+from onecard.plan.cards import Card, matching_cards
+from onecard.plan.counts import count_params
+from onecard.runs.logged import LoggedRun
+from onecard.runs.records import Eval, Step
+
+ROUNDED_PARAMS = 5_001  # nanoGPT prints millions with two decimals
+NEIGHBOURHOOD = 7  # evaluations that a local line is laid through
+
+
+def make_case(run: LoggedRun, *, config: Resolved | None, card: Card | None, data: DataSizes) -> Case:
+    """Everything a rule may look at. What the log states wins over the config file, which wins over defaults."""
+    resolved = _under_log(config, run) if config else config_in_log(run)
+    card = card or card_in_log(run)
+    tokens_per_step = _tokens_per_step(run, resolved)
+    steps = tuple(_with_tokens(r, tokens_per_step) for r in run.records if isinstance(r, Step))
+    evals = tuple(_with_tokens(r, tokens_per_step) for r in run.records if isinstance(r, Eval))
+    return Case(
+        run=run,
+        resolved=resolved,
+        card=card,
+        data=data,
+        facts=_facts(run, resolved, card, steps=steps, evals=evals, tokens_per_step=tokens_per_step),
+        steps=steps,
+        evals=evals,
+    )
+
+
+def config_in_log(run: LoggedRun) -> Resolved | None:
+    """The config that the log of a nanoGPT-shaped run states; None if it does not, or it does not hold together."""
+    if run.format not in ("nanogpt", "onecard") or not run.config or run.unresolved & NEEDED_KEYS:
+        return None
+    if run.config.keys() <= {"vocab_size"}:
+        return None  # a vocabulary alone is no config: the rest would be guessed
+    values = {key: value for key, value in run.config.items() if key in KEYS}
+    origins = dict.fromkeys(KEYS, "default") | {key: _origin(run, key) for key in values}
+    if "init_from" in values:  # the shape of OpenAI's weights, if it names them
+        started = resolve(f"init_from = {values['init_from']!r}")
+        shape = {key: origin for key, origin in started.origins.items() if origin.startswith("init_from=")}
+        values |= {key: getattr(started.config, key) for key in shape}
+        origins |= shape
+    try:
+        checked = RunConfig.model_validate(values)
+    except ValueError:
+        return None
+    file = _config_file(run)
+    return Resolved(
+        checked,
+        origins,
+        warnings=file.warnings if file else (),
+        source=run.source,
+        comments=_comments(run),
+        lines={key: line.number for key, line in run.config_lines.items()},
+        unused=file.unused if file else (),
+    )
+
+
+def _config_file(run: LoggedRun) -> Resolved | None:
+    """The config file that the log repeats, for what is said about the file as a whole."""
+    try:
+        return resolve("\n".join(line.text for line in run.config_source), filename=run.source)
+    except ConfigError:
+        return None
+
+
+def card_in_log(run: LoggedRun) -> Card | None:
+    """The card the log names, if all it may mean have the same peak."""
+    found = matching_cards(run.card_name) if run.card_name else ()
+    if len({card.peak_flops for card in found}) != 1:
+        return None
+    return min(found, key=lambda card: card.allocatable_bytes)  # what fits the smaller fits both
+
+
+def _under_log(config: Resolved, run: LoggedRun) -> Resolved:
+    """The given config with what the log states otherwise; flags on the command line stay above both."""
+    said = {
+        key: value
+        for key, value in run.config.items()
+        if key in KEYS and getattr(config.config, key) != value and not config.origins[key].startswith("--")
+    }
+    if not said or run.format not in ("nanogpt", "onecard"):
+        return config
+    try:
+        checked = config.config.replace(said)
+    except ValueError:
+        return config
+    said = {key: value for key, value in said.items() if getattr(checked, key) != getattr(config.config, key)}
+    if not said:
+        return config
+    in_file = {key: getattr(config.config, key) for key in said if config.origins[key] != "default"}
+    warnings = [
+        f"{key}: the log says {said[key]!r} ({_origin(run, key)}), the file {value!r} ({config.origins[key]}); "
+        "what ran is what the log says"
+        for key, value in in_file.items()
+    ]
+    return replace(
+        config,
+        config=checked,
+        origins={**config.origins, **{key: _origin(run, key) for key in said}},
+        warnings=(*config.warnings, *warnings),
+        overridden={**config.overridden, **in_file},
+    )
+
+
+def _origin(run: LoggedRun, key: str) -> str:
+    line = run.config_lines.get(key)
+    return f"{run.source}:{line.number}" if line else run.source
+
+
+def _comments(run: LoggedRun) -> Mapping[int, str]:
+    """Comments of the config file that the log repeats, by line of the log."""
+    parts = [(line.number, line.text.partition("#")) for line in run.config_source]
+    return {number: comment.strip() for number, (code, mark, comment) in parts if mark and code.count("'") % 2 == 0}
+
+
+def _tokens_per_step(run: LoggedRun, resolved: Resolved | None) -> int | None:
+    if run.printed_tokens_per_step:
+        return run.printed_tokens_per_step
+    return resolved.config.tokens_per_step if resolved else None
+
+
+R = TypeVar("R", Step, Eval)
+
+
+def _with_tokens(record: R, tokens_per_step: int | None) -> R:
+    if record.tokens is not None or tokens_per_step is None:
+        return record
+    return replace(record, tokens=record.step * tokens_per_step)
+
+
+def _facts(
+    run: LoggedRun,
+    resolved: Resolved | None,
+    card: Card | None,
+    *,
+    steps: Sequence[Step],
+    evals: Sequence[Eval],
+    tokens_per_step: int | None,
+) -> Facts:
+    params, params_total = _params(run, resolved)
+    times = step_times(run, resolved, steps, evals)
+    records: tuple[Step | Eval, ...] = (*steps, *evals)
+    seconds_per_step = median(times.plain) if times.plain else _stated_seconds_per_step(run, records)
+    tokens_per_second = _tokens_per_second(steps, tokens_per_step, seconds_per_step)
+    flops_per_token = _flops_per_token(run, resolved, params)
+    mfu = None
+    if tokens_per_second and flops_per_token and card and card.peak_flops:
+        mfu = flops_per_token * tokens_per_second / (card.peak_flops * (run.world_size or 1))
+    last_step = max((record.step for record in records), default=None)
+    evaluation_seconds = median(times.evaluations) if times.evaluations else None
+    seconds = _seconds(records, last_step, seconds_per_step)
+    validated = [record for record in evals if validation(record) is not None]
+    finite = [record for record in validated if math.isfinite(validation(record) or 0.0)]
+    steps_to_go = max(0, max_iters - last_step) if (max_iters := _max_iters(run, resolved)) and last_step else None
+    return Facts(
+        params=params,
+        params_total=params_total,
+        tokens_per_step=tokens_per_step,
+        seconds_per_step=seconds_per_step,
+        seconds_per_micro_batch=_per_micro_batch(run, resolved, seconds_per_step),
+        tokens_per_second=tokens_per_second,
+        mfu=mfu,
+        printed_mfu=median(times.printed_mfu) if times.printed_mfu else None,
+        evaluation_seconds=evaluation_seconds,
+        evaluation_share=_share(evaluation_seconds, evals, seconds),
+        evaluation_noise=evaluation_noise(evals),
+        last_step=last_step,
+        tokens=_tokens(records, last_step, tokens_per_step),
+        seconds=seconds,
+        steps_to_go=steps_to_go,
+        seconds_to_go=steps_to_go * seconds_per_step if steps_to_go is not None and seconds_per_step else None,
+        best_val=min(finite, key=lambda record: validation(record) or 0.0, default=None),
+        last_val=validated[-1] if validated else None,
+    )
+
+
+def _params(run: LoggedRun, resolved: Resolved | None) -> tuple[int | None, int | None]:
+    """Parameters without position embeddings, and all: exact where the config agrees with what was printed."""
+    counted = count_params(resolved.config) if resolved else None
+    printed, total = run.printed_params, run.printed_params_total
+    if counted and printed is not None and abs(counted.nanogpt - printed) > ROUNDED_PARAMS:
+        return printed, total  # another model ran than the config describes
+    if counted and total is not None and counted.total != total:
+        return printed, total
+    return (counted.nanogpt, counted.total) if counted else (printed, total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds of plain steps and of evaluations with their checkpoints, and the MFU printed with plain steps."""
+
+    plain: tuple[float, ...]
+    evaluations: tuple[float, ...]
+    printed_mfu: tuple[float, ...]
+
+
+def step_times(run: LoggedRun, resolved: Resolved | None, steps: Sequence[Step], evals: Sequence[Eval]) -> StepTimes:
+    """Times that mean something: without the first step, which compiles, and apart where nanoGPT's time has both."""
+    timed = [step for step in steps if step.seconds is not None and 0 < step.seconds < math.inf]
+    timed = timed[1:] or timed
+    mixed = run.format == "nanogpt"
+    interval = _eval_interval(run, resolved, evals) if mixed else None
+    evaluated = {record.step for record in evals} if mixed else set()
+    with_eval = {step.step for step in timed if step.step in evaluated or (interval and step.step % interval == 0)}
+    plain = [step for step in timed if step.step not in with_eval]
+    usual = median([step.seconds or 0 for step in plain]) if plain else None
+    evaluations = [record.seconds for record in evals if record.seconds is not None]
+    if usual is not None:
+        evaluations += [
+            max(0.0, step.seconds - usual) for step in timed if step.step in with_eval and step.seconds is not None
+        ]
+    printed = [mfu for step in plain if isinstance(mfu := step.more.get("printed_mfu"), float) and mfu > 0]
+    return StepTimes(
+        plain=tuple(step.seconds or 0 for step in plain),
+        evaluations=tuple(evaluations),
+        printed_mfu=tuple(printed),
+    )
+
+
+def _eval_interval(run: LoggedRun, resolved: Resolved | None, evals: Sequence[Eval]) -> int | None:
+    """Updates between evaluations: as configured, else what divides the steps that were evaluated."""
+    if resolved and resolved.origins["eval_interval"] != "default":
+        return resolved.config.eval_interval
+    evaluated = sorted({record.step for record in evals})
+    # the last evaluation of a run often stands off the grid
+    distances = [later - earlier for earlier, later in pairwise(evaluated)]
+    return math.gcd(*(distances[:-1] or distances)) or None if distances else None
+
+
+def _tokens_per_second(
+    steps: Sequence[Step], tokens_per_step: int | None, seconds_per_step: float | None
+) -> float | None:
+    if tokens_per_step and seconds_per_step:
+        return tokens_per_step / seconds_per_step
+    printed = [step.tokens_per_second for step in steps[1:] if step.tokens_per_second]
+    return median(printed) if printed else None
+
+
+def _flops_per_token(run: LoggedRun, resolved: Resolved | None, params: int | None) -> float | None:
+    """Forward and backward for one token: 6·N + 12·L·C·T (PaLM appendix B), or as the program itself printed."""
+    if run.printed_flops_per_token:
+        return run.printed_flops_per_token
+    config: Mapping[str, object] = resolved.config.model_dump() if resolved else run.config
+    L, C, T = (config.get(key) for key in ("n_layer", "n_embd", "block_size"))
+    if params is None or not (isinstance(L, int) and isinstance(C, int) and isinstance(T, int)):
+        return None
+    return 6 * params + 12 * L * C * T
+
+
+def _stated_seconds_per_step(run: LoggedRun, records: Sequence[Step | Eval]) -> float | None:
+    """A program's own average, where it prints no time of single steps."""
+    stated = [seconds for record in records if isinstance(seconds := record.more.get("seconds_per_step"), float)]
+    return stated[-1] if stated else run.printed_seconds_per_step
+
+
+def _seconds(records: Sequence[Step | Eval], last_step: int | None, seconds_per_step: float | None) -> float | None:
+    """Seconds of training: as counted by the program, else steps times the usual step."""
+    elapsed = [
+        seconds
+        for record in records
+        if isinstance(seconds := elapsed_seconds(record), float) and math.isfinite(seconds)
+    ]
+    if elapsed:
+        return max(elapsed)
+    return last_step * seconds_per_step if last_step is not None and seconds_per_step else None
+
+
+def elapsed_seconds(record: Step | Eval) -> object:
+    """Training time at a record, where the program prints it."""
+    return record.elapsed_seconds if isinstance(record, Step) else record.more.get("elapsed_seconds")
+
+
+def _tokens(records: Sequence[Step | Eval], last_step: int | None, tokens_per_step: int | None) -> int | None:
+    counted = max((record.tokens for record in records if record.tokens is not None), default=None)
+    if counted is not None or last_step is None or tokens_per_step is None:
+        return counted
+    return last_step * tokens_per_step
+
+
+def _per_micro_batch(run: LoggedRun, resolved: Resolved | None, seconds_per_step: float | None) -> float | None:
+    """nanoGPT divides the accumulation among the processes."""
+    accumulation = resolved.config.gradient_accumulation_steps if resolved else None
+    stated = run.config.get("gradient_accumulation_steps")
+    if accumulation is None and isinstance(stated, int):
+        accumulation = stated
+    if seconds_per_step is None or not accumulation:
+        return None
+    return seconds_per_step / max(1, accumulation // (run.world_size or 1))
+
+
+def _max_iters(run: LoggedRun, resolved: Resolved | None) -> int | None:
+    stated = run.config.get("max_iters")
+    if resolved and resolved.origins["max_iters"] != "default":
+        return resolved.config.max_iters
+    return stated if isinstance(stated, int) else None
+
+
+def _share(evaluation_seconds: float | None, evals: Sequence[Eval], seconds: float | None) -> float | None:
+    if evaluation_seconds is None or not seconds:
+        return None
+    evaluating = evaluation_seconds * len(evals)
+    return evaluating / (evaluating + seconds)
+
+
+def validation(record: Eval) -> float | None:
+    """What an evaluation measured on validation data: nats per token, or bits per byte where that is all it says."""
+    return record.val_loss if record.val_loss is not None else record.bits_per_byte
+
+
+def evaluation_noise(evals: Sequence[Eval]) -> float | None:
+    """Standard deviation of one validation loss: as recorded, else by how far each lies off a line through its nearest
+    neighbours, over the logarithm of the step (1.4826 times the median distance); None where too few are known.
+    """
+    recorded = [record.val_loss_error for record in evals if record.val_loss_error is not None]
+    if recorded:
+        return median(recorded)
+    return scatter(
+        [
+            (math.log(record.step), loss)
+            for record in evals
+            if record.step > 0 and (loss := validation(record)) is not None and math.isfinite(loss)
+        ]
+    )
+
+
+def scatter(points: Sequence[tuple[float, float]]) -> float | None:
+    """Standard deviation of the points of a smooth curve around it; None for fewer than seven."""
+    points = points[len(points) // 4 :]  # the first quarter of a loss curve bends too much
+    if len(points) < NEIGHBOURHOOD:
+        return None
+    residuals = [_off_the_line(points, position) for position in range(len(points))]
+    middle = median(residuals)  # what is left of the bend
+    return 1.4826 * median(abs(residual - middle) for residual in residuals)
+
+
+def _off_the_line(points: Sequence[tuple[float, float]], position: int) -> float:
+    """How far a point lies off the line through its neighbours, over that distance's own spread for unit noise."""
+    first = max(0, min(position - NEIGHBOURHOOD // 2, len(points) - NEIGHBOURHOOD))
+    others = [points[i] for i in range(first, first + NEIGHBOURHOOD) if i != position]
+    x_mean, y_mean = fmean(x for x, _ in others), fmean(y for _, y in others)
+    x_spread = sum((x - x_mean) ** 2 for x, _ in others) or 1.0
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in others) / x_spread
+    x, y = points[position]
+    return (y - y_mean - slope * (x - x_mean)) / math.sqrt(1 + 1 / len(others) + (x - x_mean) ** 2 / x_spread)

@@ -1,0 +1,167 @@
+"""Rules about tokens per update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onecard import units
+from onecard.doctor.case import Case
+from onecard.doctor.evidence import A_TEST, known, printed, said, vocabulary
+from onecard.doctor.rules.shape import params_mismatch
+from onecard.findings import Finding
+from onecard.plan import recipe
+from onecard.plan.loss import SMALLEST_VOCABULARY
+
+TARGET_TOKENS = recipe.USUAL_TOKENS_PER_STEP
+SMALL_TOKENS = 131_072
+LARGE_TOKENS = 2 * 2**20
+LARGE_BATCH_PARAMS = 350e6
+
+
+def batch_arithmetic(case: Case) -> Iterator[Finding]:
+    """Tokens per update that are not what the settings multiply to.
+
+    What it sees: batch_size x block_size x gradient_accumulation_steps (x cards) against the tokens per iteration that
+    the log prints.
+
+    Why it matters: the batch is then not the one that was meant, and every figure per token is off by the ratio.
+
+    What to do: find which factor the run really had; the printed number is what it did.
+
+    When it is wrong: when the config named here is not the one the log was made with.
+    """
+    config = known(case, "batch_size", "block_size", "gradient_accumulation_steps")
+    stated = case.run.printed_tokens_per_step
+    if config is None or stated is None:
+        return
+    world = case.run.world_size or 1
+    if stated in (config.tokens_per_step, config.tokens_per_step * world):
+        return  # nanoGPT divides the accumulation among the cards, other trainers multiply
+    product = f"{config.batch_size} x {config.gradient_accumulation_steps} x {config.block_size:,}"
+    product += f" x {world} cards" if world > 1 else ""
+    yield Finding(
+        rule="batch-arithmetic",
+        severity="error",
+        sure="high",
+        what=f"the log says {stated:,} tokens per update; {product} is {config.tokens_per_step * world:,}",
+        why=f"the run's batch is {stated / config.tokens_per_step / world:.3g} times the config's",
+        fix="name the config the log was made with, or look for a flag or a number of cards that changed a factor",
+        seen=(
+            *printed(case, "printed_tokens_per_step"),
+            *said(case, "batch_size", "gradient_accumulation_steps", "block_size"),
+        ),
+    )
+
+
+def accumulation_for_target(case: Case) -> Iterator[Finding]:
+    """The gradient accumulation that makes an update of half a million tokens.
+
+    What it sees: batch_size, block_size and the number of cards; where another finding changes the micro-batch, the
+    new one. accumulation = round(524,288 / (batch_size x block_size x cards)), and whether that is exact.
+
+    Why it matters: half a million tokens is what GPT-3 (table 2.1) used for small models and most published runs
+    compare at. It is a convention: smaller batches train as well with a beta2 to match (arXiv 2507.07101).
+
+    What to do: set gradient_accumulation_steps when you change batch_size; the number of updates for the same tokens
+    stays the same.
+
+    When it is wrong: when another batch is meant. Silent about models of letters or bytes, which are small.
+    """
+    config = known(case, "batch_size", "block_size", "gradient_accumulation_steps")
+    if config is None or (vocabulary(case) or SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
+        return
+    world = case.run.world_size or 1
+    batch_size, because = config.batch_size, ""
+    for finding in params_mismatch(case):
+        changed = finding.patch.get("batch_size")
+        if isinstance(changed, int) and changed != batch_size:
+            batch_size, because = changed, f" with the batch_size={changed} that fits the shape that was meant"
+    accumulation = max(1, round(TARGET_TOKENS / (batch_size * config.block_size * world)))
+    reached = accumulation * batch_size * config.block_size * world
+    exactly = f"exactly {reached:,}" if reached == TARGET_TOKENS else f"nearly: {reached:,}"
+    now = config.tokens_per_step
+    patch: dict[str, object] = {}
+    if batch_size != config.batch_size:
+        patch = {"batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+    elif accumulation != config.gradient_accumulation_steps:
+        patch = {"gradient_accumulation_steps": accumulation}
+    if world > 1 and now == reached:
+        patch = {}  # nanoGPT's accumulation counts the micro-batches of all cards
+    yield Finding(
+        rule="accumulation-for-target",
+        severity="info",
+        sure="high",
+        what=f"an update is {now:,} tokens ({config.batch_size} x {config.gradient_accumulation_steps} x "
+        f"{config.block_size:,})" + (", the usual half million" if now == TARGET_TOKENS else ""),
+        why=f"GPT-3's small models used {TARGET_TOKENS:,}; it is a convention, not a law (arXiv 2507.07101)",
+        fix=f"--gradient_accumulation_steps={accumulation}{because} makes it {exactly}"
+        if patch
+        else f"none: gradient_accumulation_steps={config.gradient_accumulation_steps} makes it {exactly}",
+        seen=said(case, "batch_size", "gradient_accumulation_steps", "block_size"),
+        patch=patch,
+    )
+
+
+def small_batch_betas(case: Case) -> Iterator[Finding]:
+    """A small batch with a second moment that forgets too fast.
+
+    What it sees: fewer than 131,072 tokens per update and beta2 of 0.95 or less.
+
+    Why it matters: AdamW's second moment averages over about 1 / (1 - beta2) updates. With small batches that is few
+    tokens, and the step size becomes noisy (arXiv 2507.07101).
+
+    What to do: keep the half-life in tokens: beta2 = 0.95 ^ (tokens per update / 524,288), 0.9968 at 32,768; or raise
+    gradient_accumulation_steps.
+
+    When it is wrong: where the measured loss says otherwise. A test of fewer than 200 updates is only told.
+    """
+    config, step_tokens = known(case, "beta2"), case.facts.tokens_per_step
+    if config is None or step_tokens is None or step_tokens >= SMALL_TOKENS or config.beta2 > 0.95:
+        return
+    if config.optimizer not in ("adamw", "adamw8bit") or config.init_from not in ("scratch", "resume"):
+        return
+    beta2 = recipe.beta2(step_tokens).value
+    yield Finding(
+        rule="small-batch-betas",
+        severity="warn" if config.max_iters >= A_TEST else "info",
+        sure="medium",
+        what=f"beta2={config.beta2:g} with {step_tokens:,} tokens per update",
+        why=f"the second moment averages over {step_tokens / (1 - config.beta2):,.0f} tokens; "
+        f"at {TARGET_TOKENS:,} per update it would be {TARGET_TOKENS / (1 - config.beta2):,.0f}",
+        fix=f"--beta2={beta2:g} (0.95 ^ ({step_tokens:,} / {TARGET_TOKENS:,}), at most 0.999), or a larger "
+        "gradient_accumulation_steps",
+        seen=(*said(case, "beta2"), *printed(case, "printed_tokens_per_step")),
+        patch={"beta2": beta2},
+    )
+
+
+def batch_too_large(case: Case) -> Iterator[Finding]:
+    """A batch beyond what a model of this size can use.
+
+    What it sees: more than 2,097,152 tokens per update with fewer than 350M parameters.
+
+    Why it matters: beyond the critical batch a larger one buys no better step, only fewer of them for the same tokens
+    (arXiv 2410.21676, 2505.23971).
+
+    What to do: lower gradient_accumulation_steps; the speed in tokens per second stays.
+
+    When it is wrong: late in a long run, where the critical batch has grown.
+    """
+    step_tokens, params = case.facts.tokens_per_step, case.facts.params
+    if step_tokens is None or params is None or step_tokens <= LARGE_TOKENS or params >= LARGE_BATCH_PARAMS:
+        return
+    config = known(case, "batch_size", "block_size", "gradient_accumulation_steps")
+    accumulation = max(1, round(TARGET_TOKENS / (config.batch_size * config.block_size))) if config else None
+    yield Finding(
+        rule="batch-too-large",
+        severity="warn",
+        sure="medium",
+        what=f"{step_tokens:,} tokens per update for {units.count(params)} parameters",
+        why="beyond about 2M tokens a model of this size gains little from a larger batch (arXiv 2410.21676)",
+        fix=f"--gradient_accumulation_steps={accumulation}, and as many updates more"
+        if accumulation
+        else f"about {TARGET_TOKENS:,} tokens per update, and as many updates more",
+        seen=(*printed(case, "printed_tokens_per_step"), *printed(case, "printed_params"))
+        or (f"{step_tokens:,} tokens per update",),
+        patch={"gradient_accumulation_steps": accumulation} if accumulation else {},
+    )

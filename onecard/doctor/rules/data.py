@@ -1,0 +1,222 @@
+"""Rules about the data: how often it is seen, how it is split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import mean
+
+from onecard import units
+from onecard.doctor.case import Case
+from onecard.doctor.evidence import (
+    epochs,
+    known,
+    noise,
+    of_words,
+    pairs,
+    printed,
+    said,
+    shown,
+)
+from onecard.findings import Finding
+from onecard.plan.loss import dataset_of
+
+PAST_MINIMUM = 3  # evaluations
+SMALLEST_RISE = 0.1  # nats of val - train
+WIDE_GAP, FEW_EVALS_GAP = 1.0, 0.5
+FEW_EVALS = 5
+MANY_EPOCHS, FAR_TOO_MANY_EPOCHS = 4, 16
+BOTH_IN_EVAL_MODE = ("nanogpt", "onecard", "minimal")
+WANTED_VAL_TOKENS = 1_000_000
+
+
+def overfitting(case: Case) -> Iterator[Finding]:
+    """A model that learns its training data by heart.
+
+    What it sees: the validation loss is past its minimum for at least three evaluations and val - train has risen by
+    more than 0.1 nats and four times the noise; or val - train exceeds 1.0; or, with few evaluations, exceeds 0.5 with
+    the validation loss above an earlier one.
+
+    Why it matters: from the minimum on, training makes the model worse on everything but its own data.
+
+    What to do: keep the checkpoint of the minimum; more data, a smaller model, or dropout of 0.1 to 0.2.
+
+    When it is wrong: splits of different difficulty have a gap that is there from the start and does not grow.
+    """
+    found = pairs(case)
+    if not found:
+        return
+    lowest = min(range(len(found)), key=lambda position: found[position][2])
+    best, best_train, best_val = found[lowest]
+    last, train, val = found[-1]
+    rise = (val - train) - (best_val - best_train)
+    enough = max(SMALLEST_RISE, 4 * noise(case))
+    past = len(found) - 1 - lowest
+    turned = past >= PAST_MINIMUM and rise > enough
+    wide = val - train > WIDE_GAP
+    few = len(found) < FEW_EVALS and val - train > FEW_EVALS_GAP and past > 0
+    if not (turned or wide or few):
+        return
+    patch: dict[str, object] = {}
+    config = known(case, "dropout")
+    if config and not config.dropout:
+        patch = {"dropout": 0.1}
+    yield Finding(
+        rule="overfitting",
+        severity="warn",
+        sure="high" if turned or few else "medium",
+        what=f"val is {val:.4f} and train {train:.4f} at step {last.step:,}; val was best at step {best.step:,} "
+        f"({best_val:.4f})"
+        if past
+        else f"val lies {val - train:.2f} above train at step {last.step:,}",
+        why=f"since then the gap has grown by {rise:.2f}, and val has not come back in {past} evaluations"
+        if turned
+        else f"a gap of {val - train:.2f} nats: the training data is learnt by heart",
+        fix=f"keep the checkpoint of step {best.step:,}; more data, a smaller model, or dropout 0.1 to 0.2",
+        seen=tuple(dict.fromkeys(shown(e) for e in (best, found[(lowest + len(found) - 1) // 2][0], last))),
+        patch=patch,
+    )
+
+
+def val_below_train(case: Case) -> Iterator[Finding]:
+    """A validation loss below the training loss.
+
+    What it sees: over the last half of the evaluations, val - train is below zero by more than twice its standard
+    error, where both splits are evaluated the same way (nanoGPT and onecard: model.eval(), no dropout).
+
+    Why it matters: it is not dropout, which is off in both. The two splits differ: the validation text is easier, or
+    so small that its particular difficulty shows.
+
+    What to do: shuffle the documents, then split by document, with at least a million validation tokens. Compare runs
+    on the same split only.
+
+    When it is wrong: where a program evaluates the training loss with dropout on; those formats are left out.
+    """
+    if case.run.format not in BOTH_IN_EVAL_MODE:
+        return
+    rows = [row for row in pairs(case) if row[0].train_loss is not None and row[0].step > 0]
+    rows = rows[len(rows) // 2 :]
+    if len(rows) < 3:
+        return
+    gaps = [val - train for _, train, val in rows]
+    error = max(noise(case), 1e-4) * math.sqrt(2 / len(gaps))
+    if mean(gaps) > -2 * error:
+        return
+    config = known(case, "dropout")
+    size = case.data.val_tokens
+    dropout = f"dropout={config.dropout:g} is off in both evaluations" if config and config.dropout else ""
+    yield Finding(
+        rule="val-below-train",
+        severity="info",
+        sure="high",
+        what=f"val lies {-mean(gaps):.3f} below train over the last {len(gaps)} evaluations (± {error:.3f})",
+        why="both are measured without dropout, so dropout is not the reason: the two splits differ in difficulty"
+        + (f" ({dropout})" if dropout else "")
+        + (f"; the validation data has only {size:,} tokens" if size and size < WANTED_VAL_TOKENS else ""),
+        fix="shuffle documents before splitting, split by document, and validate on at least 1,000,000 tokens",
+        seen=tuple(shown(evaluation) for evaluation, _, _ in rows[-3:]),
+    )
+
+
+def needless_dropout(case: Case) -> Iterator[Finding]:
+    """Dropout where no token is seen twice.
+
+    What it sees: dropout above 0 in a run that reads less than one epoch of its training data (sure where the size
+    of the data is known; a guess where only the name of a large web corpus is).
+
+    Why it matters: dropout protects against learning by heart. Data that is seen once cannot be learnt by heart, and
+    dropout then only slows learning (arXiv 2305.16264, 2305.13230).
+
+    What to do: dropout=0.0.
+
+    When it is wrong: with a small dataset read many times; say its size with --data or --train_tokens.
+    """
+    config = known(case, "dropout", "max_iters")
+    if config is None or not config.dropout or (config.init_from not in ("scratch", "resume")):
+        return
+    passes = epochs(case, max(config.total_tokens, case.facts.tokens or 0))
+    if passes is not None and passes >= 1:
+        return
+    if passes is None and not of_words(case):
+        return  # letters: a small corpus, read many times
+    web_text = dataset_of(config.dataset)[0] != "unknown dataset"
+    yield Finding(
+        rule="needless-dropout",
+        severity="warn" if passes is not None or web_text else "info",
+        sure="high" if passes is not None else "low",
+        what=f"dropout={config.dropout:g}, and "
+        + (
+            f"the run reads {passes:.2f} of its training data"
+            if passes is not None
+            else f"{config.dataset!r} is probably read about once (its size is not said: --data or --train_tokens)"
+        ),
+        why="what is seen once cannot be learnt by heart: dropout only slows learning (arXiv 2305.16264)",
+        fix="--dropout=0.0",
+        seen=(*said(case, "dropout", "dataset"), *_data_said(case)),
+        patch={"dropout": 0.0},
+    )
+
+
+def too_many_epochs(case: Case) -> Iterator[Finding]:
+    """Data that is read over and over.
+
+    What it sees: tokens read so far are more than 4 times (a warning) or 16 times (an error) the training tokens.
+
+    Why it matters: up to four epochs repeated tokens are worth nearly as much as new ones; after sixteen almost
+    nothing (arXiv 2305.16264).
+
+    What to do: more data, or a shorter run.
+
+    When it is wrong: for a small dataset that is all there is; then watch `overfitting` instead.
+    """
+    passes = epochs(case, case.facts.tokens)
+    size = case.data.train_tokens
+    if passes is None or passes <= MANY_EPOCHS or size is None:
+        return
+    yield Finding(
+        rule="too-many-epochs",
+        severity="error" if passes > FAR_TOO_MANY_EPOCHS else "warn",
+        sure="high",
+        what=f"the training data was read {passes:.1f} times",
+        why=f"{units.count(case.facts.tokens or 0)} tokens of {units.count(size)}; beyond "
+        + ("16 epochs more of it teaches almost nothing" if passes > 16 else "4 epochs it is worth less and less"),
+        fix=f"more data: at least {units.count((case.facts.tokens or 0) / MANY_EPOCHS)} tokens for so long a run",
+        seen=(*_data_said(case), f"{case.facts.tokens:,} tokens read"),
+    )
+
+
+def val_set_tiny(case: Case) -> Iterator[Finding]:
+    """A validation set smaller than one evaluation.
+
+    What it sees: fewer validation tokens (from --data, --val_tokens or the run) than one evaluation reads, eval_iters x
+    batch_size x block_size.
+
+    Why it matters: the same few documents are evaluated again and again. The loss looks precise and is of those
+    documents only: it can lie above or below the training loss by chance.
+
+    What to do: at least 1,000,000 validation tokens, split off by document.
+
+    When it is wrong: never; but a small dataset may have no more to give.
+    """
+    size = case.data.val_tokens
+    read = next((e.tokens_read for e in reversed(case.evals) if e.tokens_read), None)
+    config = known(case, "eval_iters", "batch_size", "block_size")
+    if config:
+        read = config.eval_iters * (config.eval_batch_size or config.batch_size) * config.block_size
+    if size is None or read is None or size >= read:
+        return
+    yield Finding(
+        rule="val-set-tiny",
+        severity="warn",
+        sure="high",
+        what=f"the validation data has {size:,} tokens; one evaluation reads {read:,}",
+        why=f"each of them is read {read / max(1, size):.1f} times an evaluation: the loss is of these few documents",
+        fix=f"split off at least {WANTED_VAL_TOKENS:,} tokens for validation, by document",
+        seen=(f"{size:,} validation tokens", *(said(case, "eval_iters", "batch_size", "block_size") if config else ())),
+    )
+
+
+def _data_said(case: Case) -> tuple[str, ...]:
+    size = case.data.train_tokens
+    told = (f"{size:,} training tokens",) if size else ()
+    return (*told, *printed(case, "printed_tokens_per_step"))

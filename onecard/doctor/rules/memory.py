@@ -1,0 +1,309 @@
+"""Rules about memory that ran out, or cannot suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onecard import units
+from onecard.doctor.case import Case
+from onecard.doctor.evidence import known, lines, messages, said
+from onecard.doctor.oom import Cause, OutOfMemory, cause, out_of_memory, tensor_of
+from onecard.doctor.repair import PLANNED, memory_of, repaired
+from onecard.findings import Finding
+from onecard.plan.fit import EXPANDABLE
+
+STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
+CAST_BYTES_PER_PARAM = 2  # autocast's copies
+ROOM = 0.9  # of the card
+
+
+def _failures(case: Case, why: Cause) -> Iterator[OutOfMemory]:
+    for message in messages(case, "oom"):
+        failed = out_of_memory(message, case.card)
+        if cause(failed) == why:
+            yield failed
+
+
+def _asked(failed: OutOfMemory) -> str:
+    return f"{_size(failed.tried)} more" if failed.tried else "more memory"
+
+
+def _size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return "an unknown amount"
+    return units.gib(size_bytes) if size_bytes >= units.GIB else units.mib(size_bytes)
+
+
+def _for_what(case: Case, failed: OutOfMemory) -> str:
+    """What the allocation probably was for, in a clause."""
+    guess = tensor_of(failed.tried, known(case, *PLANNED)) if failed.tried else None
+    return f"; it is the size of {guess.name}: {guess.arithmetic}" if guess else ""
+
+
+def oom_capacity(case: Case) -> Iterator[Finding]:
+    """A run that needs more memory than the card has.
+
+    What it sees: an out-of-memory message with capacity C, allocated A, tried T and what other programs hold: what is
+    left, C - (A + T + others), is below 3 % of the card.
+
+    Why it matters: no setting of the allocator helps; the run itself must need less.
+
+    What to do: a smaller micro-batch at the same tokens per update; compile; return only the loss. The plan says which
+    micro-batch fits.
+
+    When it is wrong: in a message cut short, other programs' share is not known.
+    """
+    for failed in _failures(case, "oom-capacity"):
+        patch, how = _smaller_batch(case)
+        short = failed.short
+        yield Finding(
+            rule="oom-capacity",
+            severity="error",
+            sure="high" if short is not None else "low",
+            what=f"out of memory: {_asked(failed)} was asked for with {_size(failed.allocated)} in use of "
+            f"{_size(failed.capacity)}"
+            if failed.capacity
+            else "out of memory",
+            why=(
+                f"the run is short by {_size(max(0, short))}" if short is not None and short > 0 else "the card is full"
+            )
+            + (f", and other programs hold {_size(failed.other)}" if failed.other > 512 * units.MIB else "")
+            + _for_what(case, failed),
+            fix=how,
+            seen=lines(failed.message),
+            patch=patch,
+        )
+
+
+def _smaller_batch(case: Case) -> tuple[dict[str, object], str]:
+    """The patch to the micro-batch that the plan says fits, and the words for it."""
+    config = known(case, *PLANNED)
+    if config is None:
+        return (
+            {},
+            "halve batch_size and double gradient_accumulation_steps; onecard plan CONFIG --gpu NAME says what fits",
+        )
+    if case.card:
+        made = repaired(case, {"batch_size": config.batch_size})
+        if made and made.patch.get("batch_size") != config.batch_size:
+            flags = " ".join(f"--{key}={value}" for key, value in made.patch.items())
+            return dict(made.patch), f"{flags}: the same tokens per update; predicted: {made.expectation()}"
+        if made and made.fits is False:
+            return {}, "no micro-batch of this model fits: onecard plan --fit names a smaller model"
+    if config.batch_size == 1:
+        return {}, "a shorter block_size or a smaller model: onecard plan CONFIG --gpu NAME --fit"
+    half = -(-config.batch_size // 2)
+    accumulation = max(1, round(config.sequences_per_step / half))
+    patch: dict[str, object] = {"batch_size": half, "gradient_accumulation_steps": accumulation}
+    kept = half * accumulation == config.sequences_per_step
+    return patch, f"--batch_size={half} --gradient_accumulation_steps={accumulation}" + (
+        ": the same tokens per update" if kept else ": nearly the same tokens per update"
+    )
+
+
+def oom_fragmentation(case: Case) -> Iterator[Finding]:
+    """Memory that is there, in pieces that are too small.
+
+    What it sees: an out-of-memory message in which what was asked for is no more than what is free and what the
+    process has reserved without using it, and the card is not nearly full.
+
+    Why it matters: the run fits; only the allocator's pieces do not.
+
+    What to do: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in front of the command (onecard sets it by itself).
+
+    When it is wrong: if the next allocation of the same step would have been larger still.
+    """
+    for failed in _failures(case, "oom-fragmentation"):
+        yield Finding(
+            rule="oom-fragmentation",
+            severity="error",
+            sure="high",
+            what=f"out of memory: {_asked(failed)} was asked for, "
+            f"and {_size((failed.free or 0) + failed.cached)} is unused",
+            why=f"{_size(failed.cached)} are reserved in pieces that are too small, {_size(failed.free)} are free",
+            fix=f"{EXPANDABLE} python train.py …",
+            seen=lines(failed.message),
+        )
+
+
+def oom_other_process(case: Case) -> Iterator[Finding]:
+    """Memory that another program holds.
+
+    What it sees: an out-of-memory message by which more than 1 GiB is neither free nor this process's, and what was
+    asked for would fit without that.
+
+    Why it matters: the run fits the card, but not beside what else is on it: a desktop, a notebook that still holds
+    its tensors, another run, or the wrong card of several.
+
+    What to do: nvidia-smi lists the programs; close them, or plan for what is left (onecard plan --other SIZE).
+
+    When it is wrong: old versions of torch do not say what this process uses, and its CUDA context is estimated.
+    """
+    for failed in _failures(case, "oom-other-process"):
+        yield Finding(
+            rule="oom-other-process",
+            severity="error",
+            sure="high" if failed.process is not None else "medium",  # its own context had to be estimated
+            what=f"out of memory: {_asked(failed)} was asked for, while other programs hold {_size(failed.other)} of "
+            f"{_size(failed.capacity)}",
+            why=f"this process uses {_size(failed.allocated)}; without the others it would have fitted"
+            + _for_what(case, failed),
+            fix="nvidia-smi names the programs: close them, choose another card (CUDA_VISIBLE_DEVICES), or plan for "
+            f"what is left: onecard plan CONFIG --other {units.mib(failed.other).replace(' ', '').replace(',', '')}",
+            seen=lines(failed.message),
+        )
+
+
+def oom_system_spill(case: Case) -> Iterator[Finding]:
+    """More memory in use than the card has.
+
+    What it sees: an out-of-memory message in which the allocated memory exceeds the capacity of the card.
+
+    Why it matters: the driver (on Windows) spills into the computer's own memory. The run was many times slower
+    before it failed.
+
+    What to do: a smaller micro-batch; in NVIDIA's control panel, set "CUDA - Sysmem Fallback Policy" to prefer none, so
+    that it fails at once instead of crawling.
+
+    When it is wrong: never; a card cannot hold more than it has.
+    """
+    for failed in _failures(case, "oom-system-spill"):
+        patch, how = _smaller_batch(case)
+        yield Finding(
+            rule="oom-system-spill",
+            severity="error",
+            sure="high",
+            what=f"{_size(failed.allocated)} in use on a card of {_size(failed.capacity)}",
+            why="the driver has spilled into the computer's memory, which is many times slower",
+            fix=f"{how}; and turn the driver's system-memory fallback off",
+            seen=lines(failed.message),
+            patch=patch,
+        )
+
+
+def oom_tensor(case: Case) -> Iterator[Finding]:
+    """The tensor that did not fit.
+
+    What it sees: what was asked for has the size of the logits, batch x tokens x vocabulary x 2 or 4 bytes, or of
+    attention scores, batch x heads x tokens² x 2 or 4 bytes.
+
+    Why it matters: it names the part to shrink. Logits are often the largest tensor of a small model; attention scores
+    exist only without flash attention.
+
+    What to do: for logits, a loss in chunks (onecard's own) or a smaller micro-batch; for scores, flash attention
+    (PyTorch 2 and a half-precision dtype).
+
+    When it is wrong: two tensors may have the same size by chance.
+    """
+    config = known(case, *PLANNED)
+    if config is None:
+        return  # a bare message gets one finding, which names the likely tensor itself
+    for message in messages(case, "oom"):
+        failed = out_of_memory(message, case.card)
+        guess = tensor_of(failed.tried, config) if failed.tried else None
+        if guess is None:
+            continue
+        logits = guess.name == "logits"
+        yield Finding(
+            rule="oom-tensor",
+            severity="info",
+            sure="high",
+            what=f"the {_size(failed.tried)} that did not fit are {guess.name}: {guess.arithmetic}",
+            why="every token has a number for every word of the vocabulary"
+            if logits
+            else "plain attention keeps a number for every pair of tokens",
+            fix="a smaller micro-batch, or onecard train, whose logits never exist whole"
+            if logits
+            else "flash attention: PyTorch 2 or later and dtype bfloat16 or float16",
+            seen=(*lines(message, 2), *said(case, "batch_size", "block_size", "vocab_size")),
+        )
+
+
+def oom_in_eval(case: Case) -> Iterator[Finding]:
+    """Memory that ran out during evaluation.
+
+    What it sees: a traceback that passes through evaluation, and the plan of the same config.
+
+    Why it matters: evaluation keeps no graph (`@torch.no_grad`) and peaks below training in all 119 runs we know
+    measured. nanoGPT evaluates before it trains: a config that cannot train dies there first. Fewer eval_iters save
+    nothing.
+
+    What to do: what lowers the run's peak, the micro-batch first; only if the plan says that training fits, a smaller
+    evaluation batch (onecard's eval_batch_size; nanoGPT has none) or closing other programs.
+
+    When it is wrong: with an evaluation of one's own that uses longer sequences or larger batches.
+    """
+    for message in messages(case, "oom"):
+        failed = out_of_memory(message, case.card)
+        if not failed.in_eval:
+            continue
+        config, card = known(case, *PLANNED), case.card
+        patch, how = _smaller_batch(case)
+        why = "evaluation keeps no graph and needs less than training: nanoGPT merely evaluates first"
+        if config and card:
+            room = max(0, card.allocatable_bytes - failed.other)
+            plan = memory_of(case, config, card, available_bytes=room)
+            if plan.fits:
+                patch = {"eval_batch_size": max(1, config.batch_size // 2)} if case.run.format == "onecard" else {}
+                why = (
+                    f"the plan says training fits ({units.mib(plan.process_bytes)} of {units.mib(room)}), so it is the "
+                    "evaluation's own batch or another program"
+                )
+                how = "close other programs; under onecard, --eval_batch_size=" + str(max(1, config.batch_size // 2))
+            else:
+                peak = plan.phases["train"].allocated_bytes, plan.phases["eval0"].allocated_bytes
+                why = (
+                    f"training needs {units.mib(peak[0])}, the first evaluation {units.mib(peak[1])} (planned), and "
+                    f"{units.mib(room)} are there: a config that cannot train dies in nanoGPT's first evaluation"
+                )
+        yield Finding(
+            rule="oom-in-eval",
+            severity="error",
+            sure="high" if config and card else "medium",
+            what="memory ran out during an evaluation, which is not what needs most",
+            why=why,
+            fix=f"{how}; eval_iters saves no memory",
+            seen=lines(message),
+            patch=patch,
+        )
+
+
+def states_do_not_fit(case: Case) -> Iterator[Finding]:
+    """Weights and optimizer that alone fill the card.
+
+    What it sees: 16 bytes a parameter (weights, gradients and two moments in float32), and 2 for autocast's copies in
+    half precision, above nine tenths of the card.
+
+    Why it matters: no batch is small enough.
+
+    What to do: a smaller model, or states in 8 bits.
+
+    When it is wrong: with weights kept in half precision, offloading, or sharding over several cards.
+    """
+    params = case.facts.params_total or case.facts.params
+    room = case.card.allocatable_bytes if case.card else None
+    if room is None:
+        found = [out_of_memory(message, None).capacity for message in messages(case, "oom")]
+        room = next((capacity for capacity in found if capacity), None)
+    config = known(case, "dtype", "n_embd")
+    if config and (config.optimizer != "adamw" or config.param_dtype != "float32" or config.offload != "none"):
+        return
+    if params is None or room is None or (case.run.world_size or 1) > 1:
+        return
+    half = config is None or config.dtype != "float32"
+    each = STATE_BYTES_PER_PARAM + (CAST_BYTES_PER_PARAM if half else 0)
+    if each * params <= ROOM * room:
+        return
+    most = ROOM * room / each
+    yield Finding(
+        rule="states-do-not-fit",
+        severity="fatal",
+        sure="high",
+        what=f"{units.count(params)} parameters need {units.gib(each * params)} before the first token; the card has "
+        f"{units.gib(room)}",
+        why=f"{each} bytes a parameter: float32 weights, gradients, Adam's two moments"
+        + (", and autocast's copies" if half else ""),
+        fix=f"a model of at most {units.count(most * 0.8)} parameters on this card (onecard plan --fit --params N), or "
+        "8-bit optimizer states",
+        seen=(f"{params:,} parameters", f"{room:,} bytes on the card"),
+    )

@@ -1,0 +1,222 @@
+"""Rules about runs that go on, and folders that are used twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from onecard import units
+from onecard.doctor.case import Case
+from onecard.doctor.evidence import from_scratch, known, printed, said, shown, vals
+from onecard.doctor.repair import SHAPE
+from onecard.findings import Finding
+from onecard.plan.counts import count_params
+from onecard.plan.schedule import learning_rate
+from onecard.runs.records import Eval, Start, Step
+
+ROUNDING = 0.01
+RATE_JUMP = 1.5
+LOSS_JUMP = 0.05
+PAST_PEAK = 2 / 3  # of the highest rate so far: the schedule has begun to fall
+
+
+def resume_shape_ignored(case: Case) -> Iterator[Finding]:
+    """A changed shape that a resumed run does not have.
+
+    What it sees: a run resumed from a checkpoint whose printed number of parameters is not what the config makes.
+
+    Why it matters: nanoGPT takes the shape from the checkpoint and silently ignores the config's. The run goes on with
+    the old model under the new name.
+
+    What to do: start a new run in a new folder; a checkpoint cannot change its shape. onecard refuses to try.
+
+    When it is wrong: when the config named here is not the one the log was made with.
+    """
+    config, stated = known(case, "n_layer", "n_embd", "vocab_size"), case.run.printed_params
+    if config is None or stated is None or from_scratch(case) or config.init_from not in ("scratch", "resume"):
+        return
+    made = count_params(config).nanogpt
+    if math.isclose(made, stated, rel_tol=ROUNDING):
+        return
+    yield Finding(
+        rule="resume-shape-ignored",
+        severity="error",
+        sure="high",
+        what=f"the resumed model has {units.count(stated)} parameters; the config makes {units.count(made)}",
+        why="nanoGPT keeps the checkpoint's shape and silently ignores the config's",
+        fix=f"a new run: --init_from=scratch --out_dir={config.out_dir.rstrip('/')}-{round(made / 1e6)}M",
+        seen=(*printed(case, "printed_params"), *said(case, "n_layer", "n_embd")),
+        patch={"init_from": "scratch", "out_dir": f"{config.out_dir.rstrip('/')}-{round(made / 1e6)}M"},
+    )
+
+
+def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
+    """A learning rate or a loss that jumps up where a run resumes.
+
+    What it sees: a learning rate that has begun to fall and rises by more than half from one logged step to the next
+    or from the part before the resume; or a validation loss more than 0.05 higher after the resume than before.
+
+    Why it matters: a re-raised rate throws away what the decay had won. In one real run it took 50,000 steps to come
+    back to where it was.
+
+    What to do: keep the schedule: the same learning_rate, min_lr and lr_decay_iters, and the optimizer's state.
+
+    When it is wrong: warm restarts do this on purpose.
+    """
+    jump = _rate_jump(case.steps)
+    if jump:
+        before, after = jump
+        yield _jumped(
+            f"the learning rate rises from {before.lr:.2e} to {after.lr:.2e} between steps {before.step:,} and "
+            f"{after.step:,}",
+            (shown(before), shown(after)),
+        )
+        return
+    earlier = _part_before(case, others)
+    if earlier:
+        yield from _jump_between(earlier, case)
+    for start in (r for r in case.run.records if isinstance(r, Start) and r.resumed_from):
+        yield from _loss_jump(
+            [e for e in case.evals if e.step <= start.step], [e for e in case.evals if e.step > start.step]
+        )
+
+
+def _rate_jump(steps: Sequence[Step]) -> tuple[Step, Step] | None:
+    highest = 0.0
+    before: Step | None = None
+    for step in steps:
+        if step.lr is None:
+            continue
+        if before and before.lr and before.lr <= PAST_PEAK * highest and step.lr > RATE_JUMP * before.lr:
+            return before, step
+        highest = max(highest, step.lr)
+        before = step
+    return None
+
+
+def _first_step(case: Case) -> int:
+    return min([*(step.step for step in case.steps), *(e.step for e in case.evals)], default=0)
+
+
+def _part_before(case: Case, others: Sequence[Case]) -> Case | None:
+    """The earlier run of the same file that this one goes on with."""
+    first = _first_step(case)
+    if first <= 0:
+        return None
+    parts = [o for o in others if o.run.source == case.run.source and (o.facts.last_step or 0) >= first - 1]
+    return parts[-1] if parts else None
+
+
+def _jump_between(earlier: Case, case: Case) -> Iterator[Finding]:
+    first = _first_step(case)
+    keys = ("learning_rate", "min_lr", "decay_lr", "lr_decay_iters", "warmup_iters")
+    old, new = known(earlier, *keys), known(case, *keys)
+    if old and new and old != new:
+        was, now = learning_rate(old, first), learning_rate(new, first)
+        if was > 0 and now > RATE_JUMP * was:
+            yield _jumped(
+                f"resumed at step {first:,} with a learning rate of {now:.2e}; it had come down to {was:.2e}",
+                (*said(earlier, *keys[:4]), *said(case, *keys[:4])),
+            )
+            return
+    yield from _loss_jump([e for e in earlier.evals if e.step <= first], list(case.evals), noise=_noise(case))
+
+
+def _noise(case: Case) -> float:
+    return case.facts.evaluation_noise or 0.0
+
+
+def _loss_jump(before: list[Eval], after: list[Eval], *, noise: float = 0.0) -> Iterator[Finding]:
+    if not before or not after:
+        return
+    for name, unit in (("val_loss", "nats"), ("bits_per_byte", "bits per byte")):
+        was, now = getattr(before[-1], name), getattr(after[0], name)
+        if was is None or now is None or not math.isfinite(was) or not math.isfinite(now):
+            continue
+        if now - was > max(LOSS_JUMP, 2 * noise):
+            yield _jumped(
+                f"the validation loss is {now:.4f} after the resume and was {was:.4f} before ({unit})",
+                (shown(before[-1]), shown(after[0])),
+            )
+        return
+
+
+def _jumped(what: str, seen: tuple[str, ...]) -> Finding:
+    return Finding(
+        rule="resume-lr-jump",
+        severity="warn",
+        sure="high",
+        what=what,
+        why="a re-raised rate, or an optimizer without its state, throws away what the decay had won",
+        fix="resume with the same learning_rate, min_lr and lr_decay_iters, and with the optimizer's state",
+        seen=seen,
+    )
+
+
+def out_dir_reused(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
+    """Two different runs in one folder.
+
+    What it sees: among the runs given together, an earlier one with the same out_dir and another dataset or shape.
+
+    Why it matters: nanoGPT writes one ckpt.pt per folder: the second run overwrites the first's.
+
+    What to do: a folder for each run.
+
+    When it is wrong: if the first folder was moved away in between, or the runs are of different machines.
+    """
+    config = known(case, "out_dir", "dataset", *SHAPE)
+    if config is None or case.run.format == "onecard":
+        return
+    for other in others:
+        theirs = known(other, "out_dir", "dataset", *SHAPE)
+        if theirs is None or theirs.out_dir != config.out_dir or not from_scratch(case):
+            continue
+        assert case.resolved
+        unsaid = case.resolved.origins["out_dir"] == "default"
+        differing = [key for key in ("dataset", *SHAPE) if getattr(theirs, key) != getattr(config, key)]
+        if not differing or (unsaid and other.run.source != case.run.source):
+            continue
+        changes = ", ".join(f"{key} {getattr(theirs, key)} and {getattr(config, key)}" for key in differing)
+        yield Finding(
+            rule="out-dir-reused",
+            severity="warn",
+            sure="high",
+            what=f"two runs with different models or data write to {config.out_dir}: {changes}",
+            why="nanoGPT keeps one ckpt.pt per folder: the later run overwrites the earlier one's",
+            fix=f"--out_dir={config.out_dir.rstrip('/')}-2",
+            seen=(*said(other, "out_dir", *differing[:2]), *said(case, "out_dir", *differing[:2])),
+            patch={"out_dir": f"{config.out_dir.rstrip('/')}-2"},
+        )
+        return
+
+
+def best_overwritten(case: Case) -> Iterator[Finding]:
+    """A checkpoint that is always the last, never the best.
+
+    What it sees: nanoGPT with always_save_checkpoint, which overwrites its one ckpt.pt after every evaluation.
+
+    Why it matters: if the validation loss rises again, the best weights are gone.
+
+    What to do: always_save_checkpoint=False keeps the best instead; onecard keeps both.
+
+    When it is wrong: in pretraining on fresh data the last is nearly always the best, within noise.
+    """
+    config = known(case, "always_save_checkpoint")
+    found = [pair for pair in vals(case) if pair[0].step > 0]
+    if config is None or case.run.format != "nanogpt" or not config.always_save_checkpoint or len(found) < 2:
+        return
+    best, last = min(found, key=lambda pair: pair[1]), found[-1]
+    if best[0] is last[0]:
+        what = "every evaluation overwrites ckpt.pt; so far the last is also the best"
+    else:
+        what = f"ckpt.pt holds step {last[0].step:,} (val {last[1]:.4f}); "
+        what += f"the best was step {best[0].step:,} ({best[1]:.4f})"
+    yield Finding(
+        rule="best-overwritten",
+        severity="info",
+        sure="high",
+        what=what,
+        why="always_save_checkpoint keeps the last weights, whatever their loss",
+        fix="--always_save_checkpoint=False keeps the best instead; onecard keeps both",
+        seen=(*said(case, "always_save_checkpoint"), shown(best[0])),
+    )

@@ -1,0 +1,175 @@
+"""Rules about the learning rate and how long it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import sqrt
+
+from onecard import units
+from onecard.config.schema import RunConfig
+from onecard.doctor.case import Case
+from onecard.doctor.evidence import A_TEST, known, planned_steps, said, shown, vals
+from onecard.doctor.predict import loss_at
+from onecard.findings import Finding
+from onecard.plan import recipe
+
+FACTOR = 4  # above and below the table
+HIGHEST_END = 0.2  # of the peak
+UNFINISHED = 0.9  # of the schedule
+
+
+def lr_out_of_range(case: Case) -> Iterator[Finding]:
+    """A learning rate far from what models of this size are trained with.
+
+    What it sees: AdamW's learning_rate above four times or below a quarter of GPT-3's (table 2.1: 6e-4 at 125M, 3e-4
+    at 350M, 2.5e-4 at 760M, 2e-4 at 1.3B, interpolated), which grows with the square root of a batch beyond 0.5M.
+
+    Why it matters: too low wastes tokens, too high makes the loss spike or diverge.
+
+    What to do: start from the table's value, with min_lr a tenth of it.
+
+    When it is wrong: the high side is soft. Small models take more (1.2e-3 was the best of three we tried at 124M
+    with 32,768 tokens per update), and other optimizers have other scales.
+    """
+    config, params = known(case, "learning_rate", "optimizer"), case.facts.params_total or case.facts.params
+    if config is None or not params or config.optimizer != "adamw" or not config.learning_rate:
+        return
+    if _fine_tuning(config):
+        return
+    grown = sqrt(max(1.0, (case.facts.tokens_per_step or 0) / recipe.USUAL_TOKENS_PER_STEP))
+    usual = recipe.learning_rate(params).value * grown
+    lowest = min(usual, recipe.GPT3_LEARNING_RATES[0][1] * grown) / FACTOR  # below 125M the table does not rise
+    rate = config.learning_rate
+    if lowest * 0.999 <= rate <= FACTOR * usual * 1.001:
+        return
+    advised = float(f"{usual:.2g}")
+    yield Finding(
+        rule="lr-out-of-range",
+        severity="warn",
+        sure="medium",
+        what=f"learning_rate={rate:g} for {units.count(params)} parameters; {advised:g} is usual",
+        why=f"{rate / usual:.2g} times GPT-3's for this size: "
+        + ("such a rate wastes tokens" if rate < usual else "such a rate risks spikes and divergence"),
+        fix=f"--learning_rate={advised:g} --min_lr={advised / 10:.2g}",
+        seen=said(case, "learning_rate"),
+        patch={"learning_rate": advised, "min_lr": float(f"{advised / 10:.2g}")},
+    )
+
+
+def decay_horizon(case: Case) -> Iterator[Finding]:
+    """A learning rate that does not reach its end with the run.
+
+    What it sees: lr_decay_iters differs from max_iters; or decay_lr is off; or min_lr is more than a fifth of
+    learning_rate.
+
+    Why it matters: the last stretch of falling learning rate is where much of the loss is gained. A cosine 25 % longer
+    than the run is measurably worse (Chinchilla, appendix B).
+
+    What to do: lr_decay_iters equal to max_iters, min_lr a tenth of learning_rate.
+
+    When it is wrong: in a run that is meant to be continued, or to be cooled down later. A test of fewer than 200
+    updates is only told.
+    """
+    config = known(case, "max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate")
+    if config is None or _fine_tuning(config) or not config.max_iters or config.schedule != "cosine":
+        return
+    tenth = float(f"{config.learning_rate / 10:.2g}")
+    patch: dict[str, object] = {}
+    told = []
+    if not config.decay_lr:
+        told.append("decay_lr is off: the rate never falls")
+        patch = {"decay_lr": True, "lr_decay_iters": config.max_iters, "min_lr": tenth}
+    else:
+        if config.lr_decay_iters != config.max_iters:
+            told.append(f"the rate falls over {config.lr_decay_iters:,} updates, the run makes {config.max_iters:,}")
+            patch["lr_decay_iters"] = config.max_iters
+        if config.min_lr > HIGHEST_END * config.learning_rate > 0:
+            told.append(f"it ends at {config.min_lr:g}, {config.min_lr / config.learning_rate:.0%} of its peak")
+            patch["min_lr"] = tenth
+    if not told:
+        return
+    yield Finding(
+        rule="decay-horizon",
+        severity="warn" if config.max_iters >= A_TEST else "info",
+        sure="high",
+        what="; ".join(told),
+        why="the end of a full decay is where much of the loss is gained (Chinchilla, appendix B)",
+        fix=" ".join(f"--{key}={value}" for key, value in patch.items()),
+        seen=said(case, "max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate"),
+        patch=patch,
+    )
+
+
+def warmup_length(case: Case) -> Iterator[Finding]:
+    """A warm-up that is a large part of the run, or hardly there.
+
+    What it sees: warmup_iters above a tenth of max_iters, or below 100.
+
+    Why it matters: a long warm-up spends updates at a low rate; a very short one meets the full rate before Adam's
+    moments are settled.
+
+    What to do: 1 to 5 % of the run, and at least 100 updates.
+
+    When it is wrong: short tests and fine-tuning; small models with clipping often need no warm-up at all.
+    """
+    config = known(case, "warmup_iters", "max_iters", "decay_lr")
+    if config is None or not config.decay_lr or not config.max_iters or _fine_tuning(config):
+        return
+    share = config.warmup_iters / config.max_iters
+    if config.warmup_iters >= 100 and share <= 0.1:
+        return
+    advised = recipe.warmup(config.max_iters).value
+    if config.warmup_iters < 100 and advised > 0.1 * config.max_iters:
+        return  # so short a run that no warm-up is right
+    yield Finding(
+        rule="warmup-length",
+        severity="info",
+        sure="medium",
+        what=f"{config.warmup_iters:,} updates of warm-up in a run of {config.max_iters:,} ({share:.1%})",
+        why="1 to 5 % is usual, and at least 100 updates",
+        fix=f"--warmup_iters={advised}",
+        seen=said(case, "warmup_iters", "max_iters"),
+        patch={"warmup_iters": advised},
+    )
+
+
+def stopped_early(case: Case) -> Iterator[Finding]:
+    """A run that ends before its learning rate has come down.
+
+    What it sees: the last step is below nine tenths of lr_decay_iters. A log that simply ends may be of a run that
+    still goes: it is called "not finished".
+
+    Why it matters: what the rest of the schedule would bring is lost, and the loss here does not compare with finished
+    runs.
+
+    What to do: let it go on; the gain is predicted where the scaling law speaks of this run.
+
+    When it is wrong: when the log is a part of a longer one.
+    """
+    last = case.facts.last_step
+    config = known(case, "lr_decay_iters", "max_iters", "decay_lr")
+    end = min(config.lr_decay_iters, config.max_iters) if config and config.decay_lr else planned_steps(case)
+    if last is None or not end or last <= 0 or last >= UNFINISHED * end:
+        return
+    now, then = loss_at(case, last), loss_at(case, end)
+    gain = (
+        f"about {now - then:.2f} nats lower" if now is not None and then is not None else "lower, nobody knows how much"
+    )
+    ended = [message for message in case.run.messages if message.kind == "interrupted"]
+    stopped = bool(ended) or case.facts.steps_to_go == 0
+    evaluations = vals(case)
+    yield Finding(
+        rule="stopped-early",
+        severity="info",
+        sure="high",
+        what=f"{'stopped' if stopped else 'not finished:'} at step {last:,} of {end:,} ({last / end:.0%})",
+        why=f"the learning rate has not come down; finished, the loss would be {gain}",
+        fix="let it go on, or resume it: --init_from=resume"
+        if case.run.format != "onecard"
+        else f"onecard train --resume {case.run.source}",
+        seen=(shown(evaluations[-1][0]),) if evaluations else (f"last step {last:,}",),
+    )
+
+
+def _fine_tuning(config: RunConfig) -> bool:
+    return config.init_from not in ("scratch", "resume")

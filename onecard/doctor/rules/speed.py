@@ -1,0 +1,289 @@
+"""Rules about speed: what the card does, what the log claims, what gets in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median, quantiles
+
+from onecard import units
+from onecard.doctor.case import Case
+from onecard.doctor.evidence import known, lines, messages, printed, said, shown
+from onecard.findings import Finding
+
+NANOGPT_PEAK_FLOPS = 312e12  # an A100's, whatever the card (nanoGPT, estimate_mfu)
+LOW_MFU = 0.25
+SMALL_MICRO_BATCH_TOKENS = 4096
+NARROW = 512
+UNSTEADY = 1.1  # 95th percentile over median of step times
+OFF_BY = 0.02
+NANOCHAT_TOKENS = 524_288  # its default total_batch_size
+EXPENSIVE = 0.10
+CHEAP = 0.05
+
+
+def mfu_mislabelled(case: Case) -> Iterator[Finding]:
+    """A utilisation that is of another card.
+
+    What it sees: an MFU printed by nanoGPT, which divides by the 312 TFLOP/s of an A100 whatever the card; or by a
+    program that does not know the card and prints 0 or -100 %.
+
+    Why it matters: 12.9 % on an RTX 4070 (58.3 TFLOP/s dense) is 69 % of what the card can do. Nobody should look for
+    a slowness that is not there.
+
+    What to do: nothing to the run. True MFU = printed x 312 / the card's peak; here it is recomputed from the median
+    time of updates without evaluation, because nanoGPT's average includes those.
+
+    When it is wrong: the card's peak follows its boost clock, ± 10 %.
+    """
+    claims = [
+        (step, float(mfu))
+        for step in case.steps
+        if isinstance(mfu := step.more.get("printed_mfu"), int | float) and mfu > 0
+    ]
+    if case.run.format == "onecard":
+        return
+    if not claims:
+        yield from _no_measurement(case)
+        return
+    positive = [mfu for _, mfu in claims]
+    peak = case.card.peak_flops if case.card else None
+    true = case.facts.mfu
+    if case.run.format == "nanogpt":
+        if peak and abs(peak / NANOGPT_PEAK_FLOPS - 1) < 0.1:
+            return
+        if true is None and peak:
+            true = max(positive) * NANOGPT_PEAK_FLOPS / peak
+        why = "nanoGPT divides by an A100's 312 TFLOP/s whatever the card"
+        why += f"; {case.card.name} has {units.flops(peak)} dense" if case.card and peak else ""
+    elif true is not None and abs(median(positive) / true - 1) > 0.1:
+        why = f"the program that wrote the log divides by another peak than this card's {units.flops(peak or 0)}"
+    else:
+        return
+    shares = sorted(100 * mfu for mfu in positive)
+    of = f"not of {case.card.name}" if case.card else "of an A100, whatever the card"
+    yield Finding(
+        rule="mfu-mislabelled",
+        severity="info",
+        sure="high" if true is not None and case.card else "medium",
+        what=f"the log's MFU of {shares[0]:.1f} to {shares[-1]:.1f} % is {of}"
+        + (f": true MFU is {true:.0%}" if true is not None else ""),
+        why=why,
+        fix="none needed: the run is as fast as it is; read the true figure"
+        if true is not None
+        else 'name the card with --gpu "RTX 4070" to have the true figure',
+        seen=tuple(shown(step) for step, _ in (claims[0], claims[-1])),
+    )
+
+
+def _no_measurement(case: Case) -> Iterator[Finding]:
+    """Programs that look the card up in a table of their own print -100 % or 0 where it is not in it."""
+    tail = [step for step in case.steps[-3:] if "mfu" in shown(step).lower()]
+    if case.run.format not in ("llm.c", "nanochat") or len(tail) < 3:
+        return
+    yield Finding(
+        rule="mfu-mislabelled",
+        severity="info",
+        sure="high",
+        what="the log's MFU is no measurement"
+        + (f": true MFU is {case.facts.mfu:.0%} of {case.card.name}" if case.facts.mfu and case.card else ""),
+        why="the program that wrote it does not know this card's peak, and prints -100 % or 0",
+        fix="none needed: the run is as fast as it is",
+        seen=tuple(shown(step) for step in tail[-1:]),
+    )
+
+
+def low_mfu(case: Case) -> Iterator[Finding]:
+    """A card that mostly waits.
+
+    What it sees: (6N + 12·L·C·T) x tokens per second below a quarter of the card's dense tensor peak (PaLM,
+    appendix B), and which of the usual causes the settings and times show.
+
+    Why it matters: the same run could take a half or a quarter of the time.
+
+    What to do: by cause: compile, a half-precision dtype, float16 on cards without bfloat16, larger micro-batches.
+
+    When it is wrong: peaks follow boost clocks, ± 10 %; models narrower than 512 cannot fill a large card.
+    """
+    if case.facts.mfu is None or case.facts.mfu >= LOW_MFU or case.card is None:
+        return
+    causes: list[str] = []
+    patch: dict[str, object] = {}
+    config = known(case, "compile", "dtype", "batch_size", "block_size", "n_embd")
+    if config:
+        if not config.compile:
+            causes.append("not compiled")
+            patch["compile"] = True
+        if config.dtype == "float32":
+            causes.append("float32")
+            patch["dtype"] = case.card.best_dtype()
+        if config.dtype == "bfloat16" and case.card.native_bf16 is False:
+            causes.append(f"bfloat16, which {case.card.name} only emulates")
+            patch["dtype"] = "float16"
+        if config.batch_size * config.block_size < SMALL_MICRO_BATCH_TOKENS:
+            causes.append(f"micro-batches of {config.batch_size * config.block_size:,} tokens")
+        if config.n_embd < NARROW:
+            causes.append(f"a width of {config.n_embd}")
+        if config.head_size % 8:
+            causes.append(f"heads of {config.head_size}, which flash attention pads")
+    unsteady = _unsteadiness(case)
+    if unsteady and unsteady > UNSTEADY:
+        causes.append(f"unsteady steps (the slowest of twenty takes {unsteady:.2f} times the median)")
+    yield Finding(
+        rule="low-mfu",
+        severity="warn",
+        sure="medium",
+        what=f"the card works at {case.facts.mfu:.0%} of its peak ({units.count(case.facts.tokens_per_second or 0)} "
+        "tokens/s)",
+        why="possible causes: " + ("; ".join(causes) if causes else "none of the usual ones is visible in the log"),
+        fix=" ".join(f"--{key}={value}" for key, value in patch.items())
+        or "a larger micro-batch if it fits (onecard plan --fit), and a look at what else uses the card or the disk",
+        seen=(
+            *(said(case, "compile", "dtype", "batch_size") if config else ()),
+            *(shown(step) for step in case.steps[-1:]),
+        ),
+        patch=patch,
+    )
+
+
+def _unsteadiness(case: Case) -> float | None:
+    """95th percentile of step times over their median, evaluations and the first steps left out."""
+    evaluated = {evaluation.step for evaluation in case.evals}
+    times = [s.seconds for s in case.steps[3:] if s.seconds and s.step not in evaluated]
+    return quantiles(times, n=20)[-1] / median(times) if len(times) >= 20 else None
+
+
+def autotune_sm_warning(case: Case) -> Iterator[Finding]:
+    """A warning about multiprocessors that means nothing.
+
+    What it sees: "Not enough SMs to use max_autotune_gemm" in the log.
+
+    Why it matters: it does not. Cards with fewer than 68 multiprocessors skip one autotuner of torch.compile; the
+    matrix products then come from cuBLAS, which is as fast.
+
+    What to do: nothing.
+
+    When it is wrong: never; the warning says nothing about your batch or your model.
+    """
+    found = messages(case, "few-sms")
+    if found:
+        count = case.card.multiprocessors if case.card else None
+        yield Finding(
+            rule="autotune-sm-warning",
+            severity="info",
+            sure="high",
+            what="the warning about too few SMs for max_autotune_gemm is harmless",
+            why="cards with fewer than 68 multiprocessors skip one autotuner and use cuBLAS"
+            + (f"; this one has {count}" if count else ""),
+            fix="none",
+            seen=lines(found[0], 1),
+        )
+
+
+def throughput_arithmetic(case: Case) -> Iterator[Finding]:
+    """A printed speed that does not follow from the printed time.
+
+    What it sees: printed tokens per second x printed seconds differs from the tokens per update by more than 2 %. A
+    nanochat log that does not state its batch is taken to have the default of 524,288 tokens.
+
+    Why it matters: one of the three is wrong, and forecasts of the hours with it.
+
+    What to do: trust the time; divide the tokens per update by it.
+
+    When it is wrong: where the printed speed is a running average and the times vary much.
+    """
+    products = [
+        float(rate) * float(seconds)
+        for step in case.steps
+        if isinstance(rate := step.more.get("printed_tokens_per_second"), int | float)
+        and isinstance(seconds := step.more.get("printed_seconds"), int | float)
+        and rate > 0
+        and seconds > 0
+    ]
+    tokens, stated = case.facts.tokens_per_step, True
+    if tokens is None and case.run.format == "nanochat":
+        tokens, stated = NANOCHAT_TOKENS, False
+    if len(products) < 3 or tokens is None:
+        return
+    product = median(products[len(products) // 10 :])
+    if abs(product / tokens - 1) <= OFF_BY:
+        return
+    step = next(step for step in reversed(case.steps) if "printed_tokens_per_second" in step.more)
+    seconds = step.more.get("printed_seconds")
+    right = f"{tokens / seconds:,.0f} tokens/s" if isinstance(seconds, int | float) and seconds else "tokens / seconds"
+    yield Finding(
+        rule="throughput-arithmetic",
+        severity="warn",
+        sure="high" if stated else "medium",
+        what=f"tokens/s x seconds is {product:,.0f} tokens; an update has {tokens:,}"
+        + ("" if stated else " by nanochat's default"),
+        why=f"one of them is off by a factor of {product / tokens:.3g}",
+        fix=f"by the printed time it is {right}"
+        if stated
+        else f"if an update has {product:,.0f} tokens, all is well; otherwise it is {right}",
+        seen=(shown(step), *printed(case, "printed_tokens_per_step")),
+    )
+
+
+def eval_too_expensive(case: Case) -> Iterator[Finding]:
+    """Evaluation that takes a good part of the time.
+
+    What it sees: evaluations and checkpoints take more than a tenth of all time.
+
+    Why it matters: it is time not spent training.
+
+    What to do: a longer eval_interval, or fewer eval_iters: four times fewer doubles the noise.
+
+    When it is wrong: in short tests, where the first evaluation weighs much.
+    """
+    share = case.facts.evaluation_share
+    if share is None or share <= EXPENSIVE:
+        return
+    config = known(case, "eval_interval", "eval_iters")
+    longer = round(config.eval_interval * share * (1 - CHEAP) / (CHEAP * (1 - share))) if config and share < 1 else None
+    cost = f", {units.duration(case.facts.evaluation_seconds)} each" if case.facts.evaluation_seconds else ""
+    yield Finding(
+        rule="eval-too-expensive",
+        severity="info",
+        sure="high",
+        what=f"evaluation takes {share:.0%} of the time{cost}",
+        why="it measures the run and does not train it; a twentieth is enough",
+        fix=f"--eval_interval={longer}, or fewer eval_iters" if longer else "a longer interval, or fewer batches",
+        seen=(said(case, "eval_interval", "eval_iters") if config else ())
+        or tuple(shown(evaluation) for evaluation in case.evals[-1:]),
+        patch={"eval_interval": longer} if longer else {},
+    )
+
+
+_CURES = {
+    "python-headers": ("Python's header files are missing", "apt install python3-dev (or your system's like)"),
+    "no-triton": ("Triton is missing", "pip install triton (on Windows: triton-windows), or --compile=False"),
+    "no-compiler": ("there is no C compiler", "apt install build-essential (or your system's like)"),
+    "old-card": ("the card is too old for Triton", "--compile=False"),
+}
+
+
+def compile_failed(case: Case) -> Iterator[Finding]:
+    """torch.compile that did not work.
+
+    What it sees: BackendCompilerFailed, a missing Python.h, a missing Triton or C compiler in the log.
+
+    Why it matters: the run stops, or goes on without compiling, slower and with more memory.
+
+    What to do: install what is missing; until then --compile=False.
+
+    When it is wrong: if the log goes on with training, PyTorch may have fallen back by itself.
+    """
+    found = messages(case, "compile-failed")
+    if found:
+        message = found[0]
+        why, fix = _CURES.get(str(message.values.get("cause")), ("the compiler's backend failed", "--compile=False"))
+        yield Finding(
+            rule="compile-failed",
+            severity="error",
+            sure="high",
+            what="torch.compile failed",
+            why=why,
+            fix=fix,
+            seen=lines(message),
+            patch={"compile": False} if "--compile=False" in fix and known(case, "compile") else {},
+        )

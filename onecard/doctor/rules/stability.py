@@ -1,0 +1,350 @@
+"""Rules about losses that go wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from onecard.doctor.case import Case
+from onecard.doctor.evidence import (
+    from_scratch,
+    known,
+    lines,
+    messages,
+    noise,
+    numbers,
+    pairs,
+    shown,
+    vocabulary,
+)
+from onecard.findings import Finding
+from onecard.runs.records import Checkpoint, Eval, Step
+
+WINDOW, LEAST, NEXT = 20, 5, 10  # logged points before a spike, the fewest that will do, and those after it
+SIGMAS = 6
+SMALLEST_RISE = 0.05  # nats; an evaluation on fixed windows has hardly any noise of its own
+SMALLEST_SPIKE = 0.3  # nats
+SIGMA_PER_MAD = 1.4826  # of a normal distribution
+RECOVERED_FROM_NAN = 5  # finite losses after it
+SETTLED_STEPS = 2000  # before, a loss scale is still being found
+SKIPS_PER_STEP = 1 / 200
+LOWEST_SCALE = 32
+_CALM = "half the learning rate, grad_clip 1.0, bfloat16 where the card has it"
+
+
+def loss_nan(case: Case) -> Iterator[Finding]:
+    """A loss that is no number.
+
+    What it sees: nan or inf as a training or validation loss.
+
+    Why it matters: from that step on the weights are lost; every further hour is wasted.
+
+    What to do: go back to the last checkpoint before it, with half the learning rate and grad_clip 1.0; compute in
+    bfloat16 where the card has it, which cannot overflow as float16 does.
+
+    When it is wrong: a single nan under float16's loss scaling is skipped; if the losses after it are finite it is
+    an error to look into, not the end of the run.
+    """
+    bad = next((step for step in case.steps if not math.isfinite(step.loss)), None)
+    bad_eval = next((e for e in case.evals for v in (e.train_loss, e.val_loss) if v is not None and _odd(v)), None)
+    candidates: list[Step | Eval] = [record for record in (bad, bad_eval) if record]
+    if not candidates:
+        return
+    first = min(candidates, key=lambda record: record.step)
+    after = [step.loss for step in case.steps if step.step > first.step]
+    recovered = len(after) >= RECOVERED_FROM_NAN and all(map(math.isfinite, after[-RECOVERED_FROM_NAN:]))
+    good = [step for step in case.steps if step.step < first.step and math.isfinite(step.loss)]
+    saved = max((r.step for r in case.run.records if isinstance(r, Checkpoint) and r.step < first.step), default=None)
+    last_eval = max((e.step for e in case.evals if e.step < first.step and e.step > 0), default=None)
+    back_to = f"the checkpoint of step {saved:,}" if saved is not None else "the last checkpoint before it"
+    if saved is None and last_eval is not None:
+        back_to += f" (evaluated at step {last_eval:,})"
+    patch = _calmer(case)
+    yield Finding(
+        rule="loss-nan",
+        severity="error" if recovered else "fatal",
+        sure="high",
+        what=f"the loss is {_word(first)} at step {first.step:,}" + (", and finite again later" if recovered else ""),
+        why="the weights are lost from there on"
+        if not recovered
+        else "one update had a loss that is no number; loss scaling may have skipped it",
+        fix=f"go back to {back_to}; " + (" ".join(f"--{k}={v}" for k, v in patch.items()) or _CALM)
+        if not recovered
+        else "look at the data and the gradient norm there; grad_clip=1.0, and bfloat16 where the card has it",
+        seen=(*(shown(step) for step in good[-2:]), shown(first)),
+        patch=patch if not recovered else {},
+    )
+
+
+def _odd(value: float) -> bool:
+    return not math.isfinite(value)
+
+
+def _word(record: Step | Eval) -> str:
+    values = [record.loss] if isinstance(record, Step) else [record.train_loss, record.val_loss]
+    return "nan" if any(v is not None and math.isnan(v) for v in values) else "infinite"
+
+
+def _calmer(case: Case) -> dict[str, object]:
+    """Half the rate, clipping, and bfloat16 where the card computes in it."""
+    config = known(case, "learning_rate", "grad_clip", "dtype")
+    if config is None:
+        return {}
+    patch: dict[str, object] = {"learning_rate": float(f"{config.learning_rate / 2:.3g}")}
+    if not 0 < config.grad_clip <= 1:
+        patch["grad_clip"] = 1.0
+    if config.dtype == "float16" and case.card and case.card.native_bf16:
+        patch["dtype"] = "bfloat16"
+    return patch
+
+
+def instability_not_precision(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
+    """A nan in float16 that float16 is not to blame for.
+
+    What it sees: a float16 run whose loss rises before it becomes nan; or, among the runs given together, one in
+    float32 or bfloat16 whose loss explodes at about the same step.
+
+    Why it matters: overflow strikes out of the blue. A loss that climbs first is diverging, and would in any
+    precision: changing dtype alone does not mend it.
+
+    What to do: a lower learning rate, a longer warm-up, grad_clip 1.0; then think of the dtype.
+
+    When it is wrong: with few logged points before the nan, a rise may be noise.
+    """
+    nan = next((step for step in case.steps if not math.isfinite(step.loss)), None)
+    if nan is None or not _float16(case):
+        return
+    before = [step for step in case.steps if step.step < nan.step and math.isfinite(step.loss)][-WINDOW:]
+    rising = len(before) > LEAST and before[-1].loss > _high([step.loss for step in before[:-1]], sigmas=3, least=0.1)
+    twin = next((other for other in others if _explodes_near(other, nan.step)), None)
+    if not rising and twin is None:
+        return
+    yield Finding(
+        rule="instability-not-precision",
+        severity="info",
+        sure="medium",
+        what=f"the loss was rising before it became nan at step {nan.step:,}"
+        if rising
+        else f"{twin.run.source if twin else ''} in another precision explodes at about the same step",
+        why="float16 overflows out of the blue; a loss that climbs first diverges in any precision",
+        fix="lower the learning rate and clip gradients; a change of dtype alone will not mend it",
+        seen=tuple(shown(step) for step in (*before[-1:], nan, *before[-3:-1])),
+    )
+
+
+def _float16(case: Case) -> bool:
+    """Whether it computes in float16: said, or nanoGPT's own choice on a card without bfloat16."""
+    config = known(case, "dtype")
+    without = case.card is not None and case.card.native_bf16 is False
+    if config is None:
+        return without and case.run.format == "nanogpt"
+    return config.dtype == "float16" or (config.dtype == "auto" and without)
+
+
+def _explodes_near(other: Case, step: int) -> bool:
+    """Whether a run in a wider precision goes up or to nan within a tenth of that step."""
+    config = known(other, "dtype")
+    if config is None or _float16(other):
+        return False
+    return any(abs(spike.step.step - step) <= max(10, 0.1 * step) for spike in _spikes(other.steps)) or any(
+        not math.isfinite(s.loss) and abs(s.step - step) <= max(10, 0.1 * step) for s in other.steps
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spike:
+    step: Step
+    before: float  # median
+    height: float
+    recovered: bool | None  # None: too few points after it to say
+
+
+def _high(losses: list[float], *, sigmas: float, least: float) -> float:
+    """What a loss after `losses` may be before it stands out."""
+    middle = median(losses)
+    mad = median(abs(loss - middle) for loss in losses)
+    return middle + max(sigmas * SIGMA_PER_MAD * mad, least)
+
+
+def _spikes(steps: Sequence[Step]) -> Iterator[_Spike]:
+    finite = [step for step in steps if math.isfinite(step.loss)]
+    losses = [step.loss for step in finite]
+    until = 0  # points that belong to the spike before
+    for position in range(LEAST, len(losses)):
+        window = losses[max(0, position - WINDOW) : position]
+        if position < until or losses[position] - min(window) <= SMALLEST_SPIKE:
+            continue
+        limit = _high(window, sigmas=SIGMAS, least=SMALLEST_SPIKE)
+        if losses[position] <= limit:
+            continue
+        following = losses[position + 1 : position + 1 + NEXT]
+        recovered = None if len(following) < LEAST else median(following) <= limit
+        yield _Spike(
+            step=finite[position],
+            before=median(window),
+            height=losses[position] - median(window),
+            recovered=recovered,
+        )
+        until = position + (1 if recovered else NEXT)
+
+
+def loss_spike(case: Case) -> Iterator[Finding]:
+    """A training loss that jumps up.
+
+    What it sees: a logged loss above the median of up to 20 points before it (at least 5) by more than six robust
+    standard deviations (6 x 1.4826 x the median absolute deviation) and by more than 0.3 nats. If the median of the
+    next ten is back, it has recovered and is only information.
+
+    Why it matters: a spike that stays costs the progress of many updates, and often announces divergence.
+
+    What to do: grad_clip 1.0, a lower learning rate, a higher beta2 if the batch is small; look at the data there.
+
+    When it is wrong: nanoGPT logs the loss of one micro-batch, which is noisy: a single high point is not a spike of
+    the run. At the very end of a log nobody can tell yet.
+    """
+    found = list(_spikes(case.steps))
+    if not found:
+        return
+    lasting = [spike for spike in found if spike.recovered is False]
+    worst = max(lasting or found, key=lambda spike: spike.height)
+    many = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    if lasting:
+        outcome = "and the next ten do not come back"
+    elif worst.recovered:
+        outcome = "and is back within ten logged points"
+    else:
+        outcome = "at the end of the log: too early to say whether it stays"
+    patch: dict[str, object] = {}
+    config = known(case, "grad_clip")
+    if lasting and config and not 0 < config.grad_clip <= 1:
+        patch = {"grad_clip": 1.0}
+    yield Finding(
+        rule="loss-spike",
+        severity="warn" if lasting else "info",
+        sure="medium" if worst.recovered is not None else "low",
+        what=f"the loss jumps by {worst.height:.2f} to {worst.step.loss:.4f} at step {worst.step.step:,}{many}, "
+        f"{outcome}",
+        why=f"the median of the {WINDOW} points before is {worst.before:.4f}; noise does not reach so far",
+        fix="grad_clip=1.0, a lower learning rate, or a higher beta2; look at the data of that step"
+        if lasting
+        else "nothing, while it comes back; if spikes grow more frequent, lower the learning rate",
+        seen=tuple(shown(spike.step) for spike in (lasting or found)[:3]),
+        patch=patch,
+    )
+
+
+def scaler_skips(case: Case) -> Iterator[Finding]:
+    """Loss scaling that skips updates again and again.
+
+    What it sees: after the first 2,000 iterations, more than one skipped update in 200; or a loss scale below 32.
+
+    Why it matters: float16 gradients overflow, and each skipped update is lost. A scale that sinks means that the
+    gradients themselves explode.
+
+    What to do: bfloat16 where the card has it; otherwise a lower learning rate.
+
+    When it is wrong: in the first updates skips are how the scale is found; those are not counted.
+    """
+    found = messages(case, "scaler-skip")
+    last = case.facts.last_step or 0
+    late = [m for m in found if isinstance(step := m.values.get("step", 0), int) and step >= SETTLED_STEPS]
+    scales = [scale for m in found if isinstance(scale := m.values.get("scale"), int | float)]
+    often = last > SETTLED_STEPS and len(late) > max(1, (last - SETTLED_STEPS) * SKIPS_PER_STEP)
+    low = bool(scales) and min(scales) < LOWEST_SCALE
+    if not often and not low:
+        return
+    config = known(case, "dtype")
+    native = case.card is not None and case.card.native_bf16 is True
+    what = f"{len(late)} updates skipped in {last - SETTLED_STEPS:,}" if often else ""
+    scale = f"the loss scale fell to {min(scales):g}" if low else ""
+    yield Finding(
+        rule="scaler-skips",
+        severity="warn",
+        sure="high",
+        what="; ".join(filter(None, (what, scale))),
+        why="float16 gradients overflow, and each skipped update is lost",
+        fix="--dtype=bfloat16, which this card has"
+        if native
+        else "bfloat16 where the card has it; a lower learning rate",
+        seen=tuple(line for message in (late or found)[-3:] for line in lines(message, 1)),
+        patch={"dtype": "bfloat16"} if native and config and config.dtype != "bfloat16" else {},
+    )
+
+
+def diverging(case: Case) -> Iterator[Finding]:
+    """Both losses going up.
+
+    What it sees: the last three validation losses all lie above the best by more than three standard deviations of an
+    evaluation (and by more than 0.05), and the training losses too.
+
+    Why it matters: the model gets worse at what it is trained on. This is not overfitting, and it does not pass.
+
+    What to do: stop; go back to the best checkpoint with half the learning rate.
+
+    When it is wrong: after a change of the data or of the learning rate on purpose.
+    """
+    found = pairs(case)
+    if len(found) < 4:
+        return
+    last, sigma = found[-3:], noise(case)
+    rise = max(3 * sigma, SMALLEST_RISE)
+    best_val = min(val for _, _, val in found)
+    best_train = min(train for _, train, _ in found)
+    if not all(val > best_val + rise and train > best_train + rise for _, train, val in last):
+        return
+    best = min(found, key=lambda row: row[2])[0]
+    patch = _calmer(case)
+    yield Finding(
+        rule="diverging",
+        severity="error",
+        sure="high",
+        what=f"both losses rise: val {numbers(val for _, _, val in last)} after {best_val:.4f} at step {best.step:,}",
+        why=f"three evaluations lie more than {rise:.2f} above the best (the noise is {sigma:.3f}), in training too",
+        fix=f"stop, go back to step {best.step:,}, "
+        + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _CALM),
+        seen=(shown(best), *(shown(evaluation) for evaluation, _, _ in last)),
+        patch=patch,
+    )
+
+
+def bad_initial_loss(case: Case) -> Iterator[Finding]:
+    """A first loss that a model with random weights does not have.
+
+    What it sees: at step 0 of a run from scratch, a loss above ln(vocab_size) + 1, or below ln(vocab_size) - 0.5. Only
+    where the vocabulary is known; modded-nanogpt, which starts at 16 to 23 rightly, is left out.
+
+    Why it matters: random weights know nothing, so the loss is ln V. Higher: the initialisation or the targets are
+    wrong. Lower: the answer leaks into the input, or the weights are not random.
+
+    What to do: print a batch and its targets; the targets are the input moved by one.
+
+    When it is wrong: when the vocabulary is padded far beyond the words in use, or the output layer starts biased.
+    """
+    size = vocabulary(case)
+    if case.run.format in ("modded-nanogpt", "hf-trainer") or size is None or not from_scratch(case):
+        return
+    first_eval = next((e for e in case.evals if e.step == 0), None)
+    first_step = next((step for step in case.steps if step.step <= 1), None)
+    loss = first_eval.val_loss if first_eval else first_step.loss if first_step else None
+    record = first_eval or first_step
+    if loss is None or record is None or not math.isfinite(loss):
+        return
+    expected = math.log(size)
+    if expected - 0.5 <= loss <= expected + 1:
+        return
+    high = loss > expected
+    yield Finding(
+        rule="bad-initial-loss",
+        severity="warn",
+        sure="high" if case.run.format in ("nanogpt", "onecard") else "medium",
+        what=f"the first loss is {loss:.4f}; random weights over {size:,} words give ln V = {expected:.2f}",
+        why="the initialisation or the targets are wrong"
+        if high
+        else "the answer leaks into the input, or the weights are not random, or the vocabulary is another",
+        fix="look at one batch: the targets must be the input moved by one token"
+        if not high
+        else "look at the initialisation (std 0.02) and at one batch with its targets",
+        seen=(shown(record),),
+    )

@@ -1,0 +1,50 @@
+"""Where the validation loss is going: a line through the last evaluations, with its error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onecard.doctor.case import Case
+from onecard.doctor.evidence import vals
+from onecard.runs.records import Eval
+
+LEAST_EVALUATIONS = 6
+LAST_SHARE = 0.25
+TWO_SIDED_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # Student's t for 1, 2, … free points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """How much the loss falls for twice the tokens, in nats, over the last evaluations."""
+
+    gain: float  # positive: it falls
+    error: float  # standard error of the gain
+    evaluations: tuple[Eval, ...]
+
+    @property
+    def highest_gain(self) -> float:
+        """The upper end of the 95 % interval."""
+        free = len(self.evaluations) - 2
+        return self.gain + self.error * (TWO_SIDED_95[free - 1] if free <= len(TWO_SIDED_95) else 2.0)
+
+
+def trend(case: Case) -> Trend | None:
+    """The line of validation loss on the logarithm of tokens, through the last quarter but at least six evaluations.
+
+    None with fewer. Steps serve where tokens are not known: a doubling of one is a doubling of the other.
+    """
+    found = [(evaluation, val) for evaluation, val in vals(case) if evaluation.step > 0]
+    last = found[-max(LEAST_EVALUATIONS, round(LAST_SHARE * len(found))) :]
+    if len(last) < LEAST_EVALUATIONS:
+        return None
+    xs = [math.log2(evaluation.step) for evaluation, _ in last]
+    ys = [val for _, val in last]
+    middle_x, middle_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
+    spread = math.fsum((x - middle_x) ** 2 for x in xs)
+    if spread == 0:
+        return None
+    slope = math.fsum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True)) / spread
+    left = math.fsum((y - middle_y - slope * (x - middle_x)) ** 2 for x, y in zip(xs, ys, strict=True))
+    error = math.sqrt(left / (len(last) - 2) / spread)
+    return Trend(gain=-slope, error=error, evaluations=tuple(evaluation for evaluation, _ in last))

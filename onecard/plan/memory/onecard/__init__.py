@@ -1,0 +1,1 @@
+"""onecard's own trainer: its model, loss and update, as allocations and frees."""

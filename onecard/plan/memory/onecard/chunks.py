@@ -1,0 +1,35 @@
+"""How the loss is cut into chunks of tokens, as train/loss.py does: pure arithmetic."""
+
+from __future__ import annotations
+
+from onecard.config.schema import RunConfig
+from onecard.plan.evaluation import eval_batch_size
+from onecard.units import MIB
+
+CHUNK_BYTES = 400 * MIB  # of logits in half precision: docs/adr/0005
+TILE_TOKENS = 128  # chunks are whole tiles of the matrix units where they can be
+
+
+def whole_tiles(tokens: int) -> int:
+    """The most tokens in whole tiles, not more than `tokens`; a part of a tile where there is less than one."""
+    return max(1, tokens - tokens % TILE_TOKENS if tokens >= TILE_TOKENS else tokens)
+
+
+def default_chunk_tokens(vocab_size: int) -> int:
+    """Tokens a chunk: as many as have logits of at most 400 MiB in half precision (800 MiB in float32)."""
+    return whole_tiles(CHUNK_BYTES // (2 * vocab_size))
+
+
+def chunk_sizes(tokens: int, chunk_tokens: int) -> list[int]:
+    """Tokens of each chunk: at most `chunk_tokens`, about equal."""
+    pieces = -(-tokens // chunk_tokens)
+    even = -(-tokens // max(1, pieces))
+    size = max(1, min(chunk_tokens, -(-even // TILE_TOKENS) * TILE_TOKENS))
+    return [min(size, tokens - start) for start in range(0, tokens, size)]
+
+
+def loss_chunks(config: RunConfig, *, training: bool) -> list[int]:
+    """Tokens of each chunk of a micro-batch, or of an evaluation batch."""
+    sequences = config.batch_size if training else eval_batch_size(config)
+    length = config.block_size if training else config.eval_block_size or config.block_size
+    return chunk_sizes(sequences * length, config.loss_chunk or default_chunk_tokens(config.vocab_size))

@@ -1,0 +1,240 @@
+"""The backward graph of a block as Inductor generates it: what was not kept is made again where it is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onecard.plan.memory import kernels, tags
+from onecard.plan.memory.inductor.splits import outer_parts
+from onecard.plan.memory.kernels import FLOAT
+from onecard.plan.memory.nanogpt.compiled.backward import BackwardBuilder
+from onecard.plan.memory.nanogpt.compiled.builder import Builder, Traced, matrix
+from onecard.plan.memory.nanogpt.compiled.shape import Shape
+from onecard.plan.memory.onecard.compiled.forward import NORM_ROWS
+from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream
+
+GRADIENTS_IN = ("d_x", "d_added")  # autograd holds them to the end
+INPUTS = ("ln_1.x", "ln_1.added")  # the block's own, where they are kept
+
+
+def backward(shape: Shape, kept: Traced, mode: Mode, *, held: frozenset[str] = frozenset()) -> Traced:
+    """The backward graph; inputs carry the names of what was kept, results those of parameters.
+
+    `held`: those of the block's own inputs that others hold as well, so that this graph does not free them.
+    """
+    make = BlockBackward(shape, kept, mode, held)
+    make.graph.moment = "backward pass of the blocks"
+    make.run()
+    return make.traced()
+
+
+@dataclass(frozen=True)
+class Again:
+    """A norm that is made again in the kernel of its own backward pass, and the layer behind it."""
+
+    rows: list[int]  # mean and scale of each row
+    normed: int
+    linear: str
+    dy: int  # the gradient of that layer's output
+
+
+class BlockBackward(BackwardBuilder):
+    """The backward graph under construction."""
+
+    def __init__(self, shape: Shape, kept: Traced, mode: Mode, held: frozenset[str]) -> None:
+        Builder.__init__(self, shape)
+        self.mode = mode
+        self.remaking = False  # what the forward pass made: named, but no result of this graph
+        for name, buffer in kept.named.items():
+            if name == "added" or (name == "x" and mode == "full"):
+                continue
+            size, kind, tag = kept.graph.sizes[buffer], kept.graph.kinds[buffer], kept.graph.tags[buffer]
+            self.named[name] = self.graph.input(size, tag, kind=kind)
+        self.inputs: list[int] = []
+        if kept_of_stream(shape, mode) == "inputs":
+            self.inputs = [self.handed_in(name, tags.ACTIVATIONS, borrowed=name in held) for name in INPUTS]
+        for name in GRADIENTS_IN:
+            self.handed_in(name, tags.GRADIENTS_IN_FLIGHT, borrowed=True)
+
+    def handed_in(self, name: str, tag: str, *, borrowed: bool) -> int:
+        """A tensor of the stream, or (added) of the compute type, that this graph does not make."""
+        item = self.shape.item if name.endswith("added") else FLOAT
+        buffer = self.named[name] = self.graph.input(self.shape.N * self.shape.C * item, tag, counted=False)
+        if borrowed:
+            self.graph.borrowed.add(buffer)
+        return buffer
+
+    def keep(self, name: str, buffer: int) -> int:
+        if self.remaking:
+            self.named[name] = buffer
+            return buffer
+        return super().keep(name, buffer)
+
+    def run(self) -> None:
+        """From what the MLP added back to the block's inputs."""
+        s = self.shape
+        d_added = self.dropped("mlp", self.named["d_added"])
+        if self.mode == "full":
+            self.remake()
+        if self.mode == "none":
+            d_gelu = self.linear(0, "mlp.c_proj", d_added, "gelu")
+            d_inner = self.gelu(0, d_gelu)
+        else:
+            d_inner = self.remade_gelu(d_added)
+        d_residual, d_copy = self.norm_behind("ln_2", "c_fc", d_inner, self.named["d_x"])
+        y = "0.out" if s.padded_head == s.D else "0.y"
+        d_y = self.linear(0, "attn.c_proj", d_copy, y)
+        d_qkv = self.attention_backward(0, d_y)
+        d_residual, d_copy = self.norm_behind("ln_1", "c_attn", d_qkv, d_residual)
+        self.keep("x gradient", d_residual)
+        self.keep("added gradient", d_copy)
+
+    def dropped(self, which: str, gradient: int) -> int:
+        """Dropout's backward; full recomputation draws the numbers again."""
+        if not self.shape.drops:
+            return gradient
+        mask = self.named["seeds" if self.mode == "full" else f"{which}.mask"]
+        out = self.flying(self.shape.C)
+        self.graph.kernel("drop backward", (mask, gradient), (out,), timed=True)
+        return out
+
+    # what is made again
+
+    def remake(self) -> None:
+        """Full recomputation: the forward pass up to the wide tensor."""
+        s, g = self.shape, self.graph
+        self.remaking = True
+        rows = [self.floats(s.N, tags.ACTIVATIONS) for _ in range(2)]
+        self.named["ln_1.mean"], self.named["ln_1.rstd"] = rows
+        x = self.named["ln_1.in"] = self.act(s.C)
+        internal = NORM_ROWS * FLOAT * s.N
+        total = [self.named["ln_1.sum"]] if "ln_1.sum" in self.named else self.inputs
+        g.kernel("norm 1 again", total, (*rows, x), internal_bytes=internal, timed=s.times_norms)
+        qkv = self.product("c_attn", x, self.act(3 * s.C, tags.ATTENTION))
+        y = self.unpadded(self.attention(qkv, 0, training=True), 0, training=True)
+        y = self.product("attn.c_proj", y, self.act(s.C))
+        written, seeds = [], []
+        if s.drops:
+            seeds = [self.named["seeds"]]
+            self.named["attn.random"] = self.floats(s.N * s.C, tags.ACTIVATIONS)
+            written = [self.named["attn.random"]]
+        scale = self.named["ln_2.scale"] = self.floats(s.N, tags.ACTIVATIONS)
+        norm = self.named["ln_2.norm"] = self.floats(s.N * s.C, tags.ACTIVATIONS)
+        x = self.named["ln_2.in"] = self.act(s.C)
+        written += [scale, norm, x]
+        g.kernel(
+            "norm 2 again",
+            (*seeds, *total, y),
+            written,
+            takes={norm: (y,)},
+            internal_bytes=internal,
+            timed=s.times_norms,
+        )
+        self.named["0.inner"] = self.product("c_fc", x, self.act(4 * s.C))
+        self.remaking = False
+
+    def product(self, kind: str, x: int, out: int) -> int:
+        """A linear layer again, its weight cast once more; the cast stays for the layer's own backward."""
+        ins, outs = self.shape.linears[kind]
+        weights = self.cast_again(kind)
+        biases = self.cast_bias(f"{outs} bias", outs)
+        if weights:
+            self.named[f"0.{kind}.cast"] = weights[0]
+        return self.matmul([*biases, x, *weights], out, "addmm" if self.shape.bias else "mm")
+
+    def cast_again(self, kind: str) -> list[int]:
+        ins, outs = self.shape.linears[kind]
+        return self.cast(f"again {ins * outs}", outs, ins)
+
+    def remade_gelu(self, d_added: int) -> int:
+        """mlp.c_proj's backward with GELU made again beside its own backward; returns c_fc's gradient."""
+        s, g = self.shape, self.graph
+        d_gelu = self.matmul([d_added, *self.cast_again("mlp.c_proj")], self.flying(4 * s.C))
+        gelu, d_inner = self.act(4 * s.C), self.flying(4 * s.C)
+        reads = (d_gelu, self.named["0.inner"])
+        g.kernel("gelu and its backward", reads, (gelu, d_inner), takes={d_inner: (d_gelu,)}, timed=True)
+        self.weight_gradient("mlp.c_proj", d_added, gelu)
+        return d_inner
+
+    def weight_gradient(self, kind: str, dy: int, x: int) -> None:
+        """A linear layer's weight gradient (cast to float32) and bias gradient."""
+        s, name = self.shape, f"0.{kind}"
+        ins, outs = s.linears[kind]
+        if s.is_half:
+            d_weight = self.matmul([dy, x], self.buffer(matrix(outs, ins, s.item), tags.GRADIENTS_IN_FLIGHT))
+        else:
+            self.matmul([dy, x], self.gradient(f"{name}.weight", outs * ins))
+        if s.bias:
+            partial = self.floats(outs * outer_parts(s.device, outs, s.N), tags.GRADIENTS_IN_FLIGHT)
+            self.graph.kernel("column sum", (dy,), (partial,))
+            self.graph.kernel("column sum end", (partial,), (self.gradient(f"{name}.bias", outs),))
+        if s.is_half:
+            cast = self.gradient(f"{name}.weight", outs * ins)
+            self.graph.kernel(f"cast {outs * ins}", (d_weight,), (cast,), timed=True)
+
+    # norms
+
+    def norm_behind(self, norm: str, linear: str, dy: int, d_residual: int) -> tuple[int, int]:
+        """A linear layer's backward and that of the norm before it; selective makes the norm again in its kernel."""
+        if self.mode != "selective":
+            d_x = self.linear(0, linear, dy, f"{norm}.in")
+            return self.norm_of_block(norm, d_x, d_residual)
+        d_x = self.matmul([dy, *self.cast_again(linear)], self.flying(self.shape.C))
+        rows = [self.floats(self.shape.N, tags.ACTIVATIONS) for _ in ("mean", "rstd")]
+        normed = self.act(self.shape.C)
+        return self.norm_of_block(norm, d_x, d_residual, Again(rows, normed, linear, dy))
+
+    def norm_of_block(self, name: str, dy: int, d_residual: int, again: Again | None = None) -> tuple[int, int]:
+        """LayerNorm's backward and the residual sum: (the residual's gradient, its copy for what was added).
+
+        The copy is in the compute type, and for attention behind its dropout. In one kernel with `again`, the norm
+        itself; the weight gradient of the layer behind it comes next.
+        """
+        s, g = self.shape, self.graph
+        kept = self.kept_for(name)
+        drops = s.drops and name == "ln_2"
+        masks = [self.named["attn.random" if self.mode == "full" else "attn.mask"]] if drops else []
+        copies = s.is_half or drops
+        # sums over columns that need a row's mean first cannot run beside it (MixOrderReduction.can_fuse)
+        fused = s.splits > 0 and again is None
+        affine = [f"0.{name}.weight", f"0.{name}.bias"] if s.bias else [f"0.{name}.weight"]
+        partial_elements = s.C * outer_parts(s.device, s.C, s.N)
+        g.skip_names(2)  # two sums for each row
+        partials, sums = [], []
+        for part in affine:
+            partials.append(self.floats(partial_elements, tags.GRADIENTS_IN_FLIGHT))
+            sums.append(self.gradient(part, s.C))
+        d_x = self.floats(s.N * s.C, tags.GRADIENTS_IN_FLIGHT)
+        copy = self.flying(s.C) if copies else d_x
+        reads = [dy, *kept, *masks, d_residual]
+        takes: dict[int, tuple[int, ...]] = {d_x: (d_residual,) if fused else (d_residual, dy)}
+        internal = 2 * FLOAT * s.N
+        if fused:  # rows and columns in one kernel; partial sums of columns in a workspace, added up by torch.sum
+            size = FLOAT * len(affine) * s.splits * s.C
+            workspace = g.buffer(size, "float", tags.WORKSPACE, counted=False, named=False)
+            internal += FLOAT * len(affine) * partial_elements
+            needed = kernels.column_sum_buffers(s.device, s.splits, s.C) or ()
+            scratch: dict[int, tuple[int, ...]] = dict.fromkeys(sums, needed)
+            written = [d_x, *[copy] * drops, workspace, *sums]  # the mask is read by the same kernel
+            g.kernel(f"{name} backward", reads, written, takes=takes, internal_bytes=internal, scratch=scratch)
+            if copies and not drops:
+                g.kernel("copy gradient", (d_x,), (copy,), timed=True)
+            return d_x, copy
+        made = [*again.rows, again.normed] if again else []
+        written = [*made, d_x, *[copy] * copies]
+        g.kernel(f"{name} backward", reads, written, takes=takes, internal_bytes=internal, timed=s.times_norms)
+        if again:
+            self.weight_gradient(again.linear, again.dy, again.normed)
+        normed = [self.named[f"{name}.norm"]] if f"{name}.norm" in self.named else [*kept, *made[:2]]
+        g.kernel(f"{name} columns", (dy, *normed), partials)
+        for partial, total in zip(partials, sums, strict=True):
+            g.kernel("column sum end", (partial,), (total,))
+        return d_x, copy
+
+    def kept_for(self, norm: str) -> list[int]:
+        """What there is of a norm: its input in one form or another, and numbers of its rows."""
+        parts = [f"{norm}.{part}" for part in ("sum", "norm", "mean", "rstd", "scale")]
+        rows = [self.named[part] for part in parts if part in self.named]
+        if norm == "ln_1":
+            return [*self.inputs, *rows]
+        return rows if self.mode == "full" else [self.named["x"], *rows]

@@ -1,0 +1,117 @@
+"""The forward graphs of a block as Inductor generates them: for evaluation, and for each way of recomputing.
+
+A line here is a line of the generated code, before Inductor reorders it. x and what is to be added to it belong to
+the caller. Which tensors are kept is the partitioner's min-cut (none), what the checkpoints say (selective), or x and
+the other input alone (full).
+"""
+
+from __future__ import annotations
+
+from onecard.plan.memory import tags
+from onecard.plan.memory.kernels import FLOAT, LONG
+from onecard.plan.memory.nanogpt.compiled.builder import Builder, Traced
+from onecard.plan.memory.nanogpt.compiled.shape import Shape
+from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream
+
+NORM_ROWS = 3  # numbers of a row that a norm's kernel keeps in registers: mean, variance, a step between
+
+
+def forward(shape: Shape, mode: Mode) -> Traced:
+    """The graph of one block; its results are named "x" and "added", what it keeps as the backward graph calls it."""
+    make = BlockBuilder(shape, mode)
+    make.graph.moment = "forward pass"
+    y = make.attention_half(kept_casts=mode == "none", kept_qkv=mode in ("none", "selective"))
+    x = make.second_norm(y)
+    make.mlp_half(x)
+    return make.traced()
+
+
+class BlockBuilder(Builder):
+    """A block's forward graph under construction; the backward graph of full recomputation starts with one, too."""
+
+    def __init__(self, shape: Shape, mode: Mode) -> None:
+        super().__init__(shape)
+        self.mode = mode
+        self.training = mode != "evaluation"
+        self.drops = self.training and shape.drops
+        self.seeds: list[int] = []
+
+    def kept(self, name: str, buffer: int, condition: bool) -> int:
+        return self.keep(name, buffer) if condition else buffer
+
+    def attention_half(self, *, kept_casts: bool, kept_qkv: bool) -> int:
+        """ln_1, c_attn, attention and its projection; returns what attention adds to x."""
+        s, g = self.shape, self.graph
+        stream = kept_of_stream(s, self.mode)
+        written = []
+        if stream == "sum":
+            written.append(self.keep("ln_1.sum", self.floats(s.N * s.C, tags.ACTIVATIONS)))
+        if self.mode == "none" and stream == "inputs":
+            written += [self.keep(f"ln_1.{row}", self.floats(s.N, tags.ACTIVATIONS)) for row in ("mean", "rstd")]
+        g.skip_names(NORM_ROWS)
+        if stream == "norm":
+            written.append(self.keep("ln_1.norm", self.floats(s.N * s.C, tags.ACTIVATIONS)))
+        x = self.kept("ln_1.in", self.act(s.C), self.mode == "none")
+        written.append(x)
+        if stream == "norm":
+            scale = g.buffer(FLOAT * s.N, "float", tags.ACTIVATIONS, named=False)
+            written.append(self.keep("ln_1.scale", scale))
+        g.kernel("norm 1", (), written, internal_bytes=NORM_ROWS * FLOAT * s.N, timed=s.times_norms)
+        weights = self.cast("attn", 3 * s.C, s.C, "0.c_attn.cast" if kept_casts else "")
+        biases = self.cast_bias("attn bias", 3 * s.C)
+        qkv = self.matmul([*biases, x, *weights], self.act(3 * s.C, tags.ATTENTION), "addmm" if s.bias else "mm")
+        out = self.attention(qkv, 0, self.training, keeps=kept_qkv)
+        weights = self.cast("proj", s.C, s.C, "0.attn.c_proj.cast" if kept_qkv else "")
+        y = self.unpadded(out, 0, training=kept_qkv)
+        biases = self.cast_bias("narrow bias", s.C)
+        return self.matmul([*biases, y, *weights], self.act(s.C))
+
+    def second_norm(self, y: int) -> int:
+        """Dropout, the sum and ln_2 in one kernel; returns the norm's output."""
+        s, g = self.shape, self.graph
+        written = []
+        if self.drops:
+            self.seeds = [g.buffer(2 * LONG, "long", tags.ACTIVATIONS)]
+            if self.mode == "full":
+                self.keep("seeds", self.seeds[0])
+            g.kernel("seeds", (), self.seeds)
+            g.skip_names(1)  # the uniform numbers
+            if self.mode in ("none", "selective"):
+                written.append(self.keep("attn.mask", g.buffer(s.N * s.C, "bool", tags.ACTIVATIONS)))
+        middle = self.keep("x", self.floats(s.N * s.C, tags.ACTIVATIONS))
+        written.append(middle)
+        if self.mode == "none":
+            mean, rstd = (self.keep(f"ln_2.{name}", self.floats(s.N, tags.ACTIVATIONS)) for name in ("mean", "rstd"))
+            written += [mean, rstd]
+        g.skip_names(NORM_ROWS)
+        x = self.kept("ln_2.in", self.act(s.C), self.mode == "none")
+        written.append(x)
+        internal = NORM_ROWS * FLOAT * s.N + (FLOAT * s.N * s.C if self.drops else 0)
+        takes: dict[int, tuple[int, ...]] = {middle: (y,)}
+        g.kernel("norm 2", (*self.seeds, y), written, takes=takes, internal_bytes=internal, timed=s.times_norms)
+        return x
+
+    def mlp_half(self, x: int) -> None:
+        """c_fc, GELU, c_proj and dropout."""
+        s, g = self.shape, self.graph
+        keeps = self.mode == "none"
+        weights = self.cast("mlp", 4 * s.C, s.C, "0.c_fc.cast" if keeps else "")
+        biases = self.cast_bias("fc bias", 4 * s.C)
+        wide = self.matmul([*biases, x, *weights], self.act(4 * s.C))
+        self.kept("0.inner", wide, self.mode in ("none", "selective"))
+        name = "0.mlp.c_proj.cast" if keeps else ""
+        gelu = self.kept("gelu", self.act(4 * s.C), keeps)
+        weights = self.cast("mlp", s.C, 4 * s.C, name) if keeps and not s.bias else []
+        g.kernel("gelu", (wide,), (gelu,), takes={gelu: (wide,)}, timed=True)
+        weights = weights or self.cast("mlp", s.C, 4 * s.C, name)
+        biases = self.cast_bias("narrow bias", s.C)
+        added = self.matmul([*biases, gelu, *weights], self.act(s.C))
+        if self.drops:
+            g.skip_names(1)
+            masks = []
+            if self.mode != "full":
+                masks = [self.keep("mlp.mask", g.buffer(s.N * s.C, "bool", tags.ACTIVATIONS))]
+            dropped = self.act(s.C)
+            g.kernel("drop", (*self.seeds, added), (*masks, dropped), takes={dropped: (added,)}, timed=True)
+            added = dropped
+        self.keep("added", added)

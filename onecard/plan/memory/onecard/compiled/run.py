@@ -1,0 +1,215 @@
+"""The trainer with compile=True: compiled blocks, and from the second update on a recorded micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onecard.config.schema import RunConfig
+from onecard.plan.memory.device import Device
+from onecard.plan.memory.inductor.launch import time_configurations
+from onecard.plan.memory.inductor.wrapper import Program, compiled
+from onecard.plan.memory.kernels import FLOAT, LONG
+from onecard.plan.memory.nanogpt.compiled.builder import Traced
+from onecard.plan.memory.nanogpt.compiled.shape import Shape
+from onecard.plan.memory.onecard.compiled.backward import GRADIENTS_IN, INPUTS, backward
+from onecard.plan.memory.onecard.compiled.forward import forward
+from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream
+from onecard.plan.memory.onecard.model import Passed
+from onecard.plan.memory.onecard.trainer import Trainer
+from onecard.plan.memory.tags import (
+    ACTIVATIONS,
+    ATTENTION,
+    GRADIENTS,
+    GRADIENTS_IN_FLIGHT,
+    TOKEN_IDS,
+    WEIGHT_CASTS,
+    WORKSPACE,
+)
+from onecard.plan.memory.tape import DEFAULT_POOL, EMPTY_CACHE
+
+STREAM = "capture-stream"  # the pool of the stream on which graphs are recorded
+
+# The generator's state that memory-efficient attention keeps: on the host, but on the card while a graph is recorded
+# (mem_eff_attention, attention.cu, _efficient_attention_forward: in_capture_stream).
+GENERATOR = ("generator seed", "generator offset")
+
+Kept = dict[str, int]  # the blocks of what a forward pass kept, by name
+
+
+class CompiledTrainer(Trainer):
+    """Blocks are three graphs (evaluation, forward, backward), each compiled when it is first called."""
+
+    def __init__(self, config: RunConfig, device: Device, *, cold: bool = True) -> None:
+        super().__init__(config, device)
+        self.cold = cold
+        self.mode: Mode = config.grad_checkpoint
+        self.programs: dict[str, tuple[Traced, Program]] = {}
+        evaluated = {"batch_size": self.eval_sequences, "block_size": self.eval_tokens}
+        self.shape, self.eval_shape = Shape(config, device), Shape(config.replace(evaluated), device)
+        self.holds_inputs = kept_of_stream(self.shape, self.mode) == "inputs"
+        self.called: set[tuple[str, bool]] = set()  # graphs, and whether while recording
+        self.running = ""  # the graph that is called
+        self.capturing = False
+        self.records = True  # until that fails
+        self.recordings = 0
+        self.of_graph: list[int] = []  # blocks that live as long as the recorded micro-batch
+
+    # blocks
+
+    def block(self, layer: int, x: int, added: int, *, train: bool) -> Passed:
+        """The forward graph of a block, or that for evaluation."""
+        found = self.call(self.mode if train else "evaluation")
+        if not train:
+            return Passed(found["x"], found["added"], False, False, None)
+        kept = found | {"layer": layer}
+        if self.holds_inputs:
+            kept |= dict(zip(INPUTS, (x, added), strict=True))
+        if self.capturing and self.kernel == "efficient" and self.mode != "full":
+            kept |= {name: self.alloc(LONG, ATTENTION) for name in GENERATOR}
+        return Passed(found["x"], found["added"], self.mode != "full", self.holds_inputs, kept)
+
+    def backward_block(self, kept: Kept, gradient: int, branch: int, *, first: bool) -> tuple[int, int]:
+        """The backward graph of a block; its parameters' gradients all come at its end."""
+        layer = kept["layer"]
+        other_tags = None if first else {GRADIENTS: GRADIENTS_IN_FLIGHT}
+        inputs = kept | dict(zip(GRADIENTS_IN, (gradient, branch), strict=True))
+        found = self.call("first backward" if self.holds_inputs and layer == 0 else "backward", inputs, other_tags)
+        self.free(*{gradient, branch})
+        gradient, branch = found["x gradient"], found["added gradient"]
+        if layer == 0 and branch == gradient:  # float32: the zeros' gradient is a copy, made before others are added up
+            branch = self.alloc(self.stream, GRADIENTS_IN_FLIGHT)
+        self.free(*[kept[name] for name in GENERATOR if name in kept])
+        for name, block in found.items():
+            if name.endswith((".weight", ".bias")):
+                self.keep(f"{layer}.{name.partition('.')[2]}", block, first)
+        return gradient, branch
+
+    # graphs
+
+    def call(
+        self, name: str, inputs: Mapping[str, int] | None = None, other_tags: Mapping[str, str] | None = None
+    ) -> dict[str, int]:
+        """Run a compiled graph; returns the blocks of its inputs and of what it returns, by name."""
+        if name not in self.programs:
+            self.programs[name] = self.compiled(name)
+        traced, program = self.programs[name]
+        self.running = "backward" if name.endswith("backward") else name
+        first = (self.running, self.capturing) not in self.called
+        self.called.add((self.running, self.capturing))
+        given = {traced.named[key]: block for key, block in (inputs or {}).items() if key in traced.named}
+        blocks = program.run(self.tape, given, self.first_use if first else None, other_tags)
+        self.running = ""
+        return {key: blocks[program.slots[buffer]] for key, buffer in traced.named.items()}
+
+    def compiled(self, name: str) -> tuple[Traced, Program]:
+        """Trace, schedule and plan a graph."""
+        x, added = INPUTS
+        if name == "first backward":  # zeros were added to the first x: a leaf of autograd's graph
+            traced = backward(self.shape, self.programs[self.mode][0], self.mode, held=frozenset({added}))
+        elif name == "backward":  # the block before holds its result, x, unless it is made again
+            held = frozenset() if self.mode == "full" else frozenset({x})
+            traced = backward(self.shape, self.programs[self.mode][0], self.mode, held=held)
+        else:
+            shape = self.eval_shape if name == "evaluation" else self.shape
+            traced = forward(shape, "evaluation" if name == "evaluation" else self.mode)
+        return traced, compiled(traced.graph)
+
+    def first_use(self, kernel: str, overwritten: list[int]) -> None:
+        """What a kernel's first launch allocates: library workspaces that stay, Triton's tuning that passes."""
+        if kernel in ("mm", "addmm"):
+            self.cublas("backward" if self.running == "backward" else "forward", with_lt=kernel == "addmm")
+        if self.capturing:
+            return
+        if self.kernel == "cudnn" and kernel.startswith("attention"):
+            self.loads(kernel.replace("attention", "cudnn"))
+        if kernel == "timed" and self.cold:
+            may_raise_peak = self.running == self.mode
+            time_configurations(self.tape, self.device, overwritten, may_raise_peak=may_raise_peak)
+
+    def cublas(self, thread: str, *, with_lt: bool = False) -> None:
+        """A product; the stream on which a graph is recorded has workspaces of its own, which outlive the graph."""
+        if not self.capturing:
+            super().cublas(thread, with_lt=with_lt)
+            return
+        device = self.device
+        needed = {f"recorded {thread}": device.cublas_workspace_bytes}
+        if with_lt:
+            needed[f"recorded {thread}, lt"] = device.cublaslt_workspace_bytes
+        for what, size in needed.items():
+            if what not in self.used:
+                self.used.add(what)
+                self.alloc(size, WORKSPACE)
+
+    # the recorded micro-batch
+
+    def before_update(self) -> None:
+        """The first update compiles; the second records, and so does the first after an evaluation."""
+        if self.warm and self.records and not self.replays:
+            self.record()
+
+    def record(self) -> None:
+        """Trainer._record: gradients first, then a micro-batch whose memory comes from a pool of the graph's own."""
+        tape, alloc = self.tape, self.alloc
+        tape.order(EMPTY_CACHE)
+        tape.moment("recording a micro-batch")
+        self.gradients = {name: alloc(elements * FLOAT, GRADIENTS) for name, elements in self.parameters.items()}
+        zeros = alloc(2 * self.N * LONG, TOKEN_IDS)
+        self.of_graph = [*self.batch()]
+        tape.order(f"pool {STREAM}")
+        self.of_graph += [alloc(LONG, WORKSPACE), alloc(LONG, WORKSPACE)]  # the generator's seed and offset
+        self.recordings += 1
+        tape.order(f"pool {self.graph_pool}")
+        for pool in (self.graph_pool, DEFAULT_POOL):  # while a graph is recorded nothing is given back to the driver
+            tape.order(f"hold {pool}")
+        self.capturing = True
+        if not self.can_record:
+            self.record_in_vain(zeros)
+            return
+        self.micro_batch(first=False)
+        self.capturing = False
+        tape.order(f"pool {DEFAULT_POOL}")
+        tape.order(f"let go {DEFAULT_POOL}")
+        self.free(zeros)
+        self.replays = True
+
+    @property
+    def graph_pool(self) -> str:
+        """The pool of the last recording: each has one of its own."""
+        return f"graph-{self.recordings}"
+
+    @property
+    def can_record(self) -> bool:
+        """Dropout that full recomputation repeats sets the generator's state, which a graph does not allow."""
+        return not (self.mode == "full" and self.drops)
+
+    def record_in_vain(self, zeros: int) -> None:
+        """Recording ends at the first block's attention; for PyTorch's allocator it never does (captures_underway).
+
+        So nothing is given back to the driver from then on (CUDACachingAllocator, release_cached_blocks).
+        """
+        tape = self.tape
+        self.records = False
+        positions, x, mask, added = self.embedded(train=True)
+        kept = [self.stream] if kept_of_stream(self.shape, self.mode) == "sum" else []
+        blocks = [self.alloc(size, ACTIVATIONS) for size in (*kept, self.narrow)]  # the sum, the norm
+        cast = [self.alloc(3 * self.C * self.C * self.item, WEIGHT_CASTS)] if self.is_half else []
+        blocks.append(self.alloc(3 * self.narrow, ATTENTION))
+        self.cublas("forward", with_lt=self.bias)
+        self.free(*cast)
+        if self.kernel == "cudnn":
+            self.free(*[self.alloc(LONG, ATTENTION) for _ in GENERATOR])
+        self.capturing = False
+        tape.order(f"pool {DEFAULT_POOL}")
+        self.gradients_go()
+        self.free(*blocks, *mask, positions, x, added, *self.of_graph, zeros)
+        tape.order(f"hold {STREAM}")
+
+    def before_evaluation(self) -> None:
+        """Trainer.free_activations."""
+        if not self.replays:
+            return
+        self.replays = False
+        self.free(*self.of_graph)
+        self.gradients_go()
+        self.tape.order(f"let go {self.graph_pool}")
+        self.tape.order(EMPTY_CACHE)

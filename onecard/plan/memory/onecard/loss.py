@@ -1,0 +1,80 @@
+"""The chunked loss, as train/loss.py computes it: the logits of a chunk, and both gradients in the forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onecard.plan.memory.kernels import FLOAT, LONG
+from onecard.plan.memory.nanogpt.eager.backward import Backward
+from onecard.plan.memory.nanogpt.loop import SCALAR
+from onecard.plan.memory.onecard.chunks import chunk_sizes, default_chunk_tokens
+from onecard.plan.memory.tags import GRADIENTS, GRADIENTS_IN_FLIGHT, LOGITS_AND_LOSS, WEIGHT_CASTS, WORKSPACE
+
+
+@dataclass(slots=True)
+class KeptLoss:
+    """What _MeanLoss keeps for its backward pass, and the loss itself."""
+
+    d_hidden: int
+    d_weight: int
+    count: int
+    loss: int
+
+
+class ChunkedLoss(Backward):
+    """mean_loss and token_losses: the head's weight is cast once for all chunks, hidden states chunk by chunk."""
+
+    @property
+    def chunks(self) -> list[int]:
+        return chunk_sizes(self.N, self.config.loss_chunk or default_chunk_tokens(self.V))
+
+    def head_cast(self) -> list[int]:
+        return [self.alloc(self.V * self.C * self.item, WEIGHT_CASTS)] if self.is_half else []
+
+    def logits_of_chunk(self, tokens: int) -> None:
+        """Hidden states of a chunk in the compute type, their logits, and what is made of them in place."""
+        hidden = [self.alloc(tokens * self.C * self.item, LOGITS_AND_LOSS)] if self.is_half else []
+        logits = self.alloc(tokens * self.V * self.item, LOGITS_AND_LOSS)
+        self.cublas("forward")
+        self.free(*hidden, logits)
+
+    def token_losses(self, hidden: int) -> int:
+        """Losses of all tokens, without gradients; frees `hidden`."""
+        self.tape.moment("loss")
+        cast = self.head_cast()
+        losses = self.alloc(self.rows, LOGITS_AND_LOSS)
+        for tokens in self.chunks:
+            self.logits_of_chunk(tokens)
+        self.free(*cast, hidden)
+        return losses
+
+    def mean_loss(self, hidden: int, first: bool) -> KeptLoss:
+        """The mean loss with its gradients; frees `hidden`. `first` of an update: d_weight becomes the gradient."""
+        alloc, free = self.alloc, self.free
+        self.tape.moment("loss")
+        cast = self.head_cast()
+        losses = alloc(self.rows, LOGITS_AND_LOSS)
+        d_hidden = alloc(self.narrow, GRADIENTS_IN_FLIGHT)
+        d_weight = alloc(self.V * self.C * FLOAT, GRADIENTS if first else GRADIENTS_IN_FLIGHT)
+        for tokens in self.chunks:
+            self.logits_of_chunk(tokens)
+        counted = alloc(self.N, LOGITS_AND_LOSS)  # targets != -1
+        count = alloc(LONG, LOGITS_AND_LOSS)
+        self.tape.temporary(self.N * LONG, WORKSPACE)  # as whole numbers, to be summed
+        free(counted)
+        total = alloc(SCALAR, LOGITS_AND_LOSS)
+        loss = alloc(SCALAR, LOGITS_AND_LOSS)
+        free(total, *cast, losses, hidden)
+        return KeptLoss(d_hidden, d_weight, count, loss)
+
+    def backward_mean_loss(self, kept: KeptLoss, of_loss: int) -> int:
+        """The kept gradients, scaled in place; returns that of the hidden states, in float32."""
+        factor = self.alloc(SCALAR, GRADIENTS_IN_FLIGHT)
+        d_hidden = kept.d_hidden
+        if self.is_half:
+            d_hidden = self.alloc(self.stream, GRADIENTS_IN_FLIGHT)
+        self.free(factor, of_loss)
+        if self.is_half:
+            self.free(kept.d_hidden)
+        self.free(kept.count)
+        return d_hidden

@@ -1,0 +1,132 @@
+"""train/model.py without its blocks: embeddings, the stream through the blocks, the last norm, and the way back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from onecard.plan.memory.kernels import FLOAT, LONG
+from onecard.plan.memory.nanogpt.eager.forward import Norm
+from onecard.plan.memory.onecard.loss import ChunkedLoss, KeptLoss
+from onecard.plan.memory.tags import ACTIVATIONS, GRADIENTS, GRADIENTS_IN_FLIGHT, TOKEN_IDS
+
+
+@dataclass(slots=True)
+class Passed:
+    """What a forward pass through a block gives to the next, and keeps for its own backward pass."""
+
+    x: int
+    added: int
+    holds_x: bool  # whether this block's backward pass keeps that x alive
+    holds_inputs: bool  # or the x and the added that came in
+    kept: Any
+
+
+@dataclass(slots=True)
+class KeptPass:
+    """What a whole forward pass keeps for its backward pass."""
+
+    positions: int
+    mask: list[int]  # of dropout on the embeddings
+    zeros: int  # what nothing adds to the first x: a leaf that wants a gradient, as what the blocks add does
+    blocks: list[Any]
+    ln_f: Norm
+    loss: KeptLoss
+
+
+class Model(ChunkedLoss):
+    """GPT.loss and GPT.token_losses; how a block runs is eager.py's or compiled/'s."""
+
+    passed: KeptPass
+
+    @abstractmethod
+    def block(self, layer: int, x: int, added: int, *, train: bool) -> Passed:
+        """Block.forward; x and added are freed by the caller."""
+
+    @abstractmethod
+    def backward_block(self, kept: Any, gradient: int, branch: int, *, first: bool) -> tuple[int, int]:
+        """From the gradients of x and of what is added (`branch`) to those of the x and the added that came in."""
+
+    def of_added(self, gradient: int) -> int:
+        """The gradient of what was added to x: a cast, or in float32 the same tensor."""
+        return self.alloc(self.narrow, GRADIENTS_IN_FLIGHT) if self.is_half else gradient
+
+    def losses_for_evaluation(self) -> int:
+        """token_losses under no_grad: the losses of all tokens."""
+        hidden = self.transformer(train=False)
+        return self.token_losses(hidden)
+
+    def loss_in_training(self, first: bool) -> int:
+        """The mean loss; what the backward pass needs is in `passed`."""
+        hidden = self.transformer(train=True)
+        self.passed.loss = self.mean_loss(hidden, first)
+        return self.passed.loss.loss
+
+    def embedded(self, *, train: bool) -> tuple[int, int, list[int], int]:
+        """Positions, x behind dropout, its mask (a list of none or one), and the zeros that are added first."""
+        alloc = self.alloc
+        positions = alloc(self.T * LONG, TOKEN_IDS)
+        tokens_embedded = alloc(self.stream, ACTIVATIONS)
+        self.loads("embedding")
+        positions_embedded = alloc(self.T * self.C * FLOAT, ACTIVATIONS)
+        x = alloc(self.stream, ACTIVATIONS)
+        self.free(tokens_embedded, positions_embedded)
+        mask = []
+        if train and self.drops:
+            mask = [alloc(self.mask, ACTIVATIONS)]
+            x = self.replaced(x, self.stream, ACTIVATIONS)
+        return positions, x, mask, alloc(self.narrow, ACTIVATIONS)
+
+    def transformer(self, *, train: bool) -> int:
+        """x after the last norm."""
+        alloc, free = self.alloc, self.free
+        self.tape.moment("forward pass")
+        positions, x, mask, zeros = self.embedded(train=train)
+        added = zeros
+        held, blocks = False, []  # whether x is held by a backward pass
+        for layer in range(self.layers):
+            passed = self.block(layer, x, added, train=train)
+            free(*[] if held or passed.holds_inputs else [x])
+            free(*[] if passed.holds_inputs or (train and added == zeros) else [added])
+            x, added, held = passed.x, passed.added, passed.holds_x
+            blocks.append(passed.kept)
+        total = alloc(self.stream, ACTIVATIONS)
+        ln_f = self.norm("ln_f", total, train)
+        if train:
+            self.passed = KeptPass(positions, mask, zeros, blocks, ln_f, KeptLoss(0, 0, 0, 0))
+        else:
+            free(total, positions)
+        free(*[] if held else [x], added)
+        return ln_f.out
+
+    def backward_pass(self, of_loss: int, *, first: bool) -> list[int]:
+        """From the gradient of the loss to those of the parameters; returns what outlives it: zeros and their own."""
+        passed = self.passed
+        self.tape.moment("backward pass of the loss")
+        d_hidden = self.backward_mean_loss(passed.loss, of_loss)
+        gradient = self.backward_norm(passed.ln_f, d_hidden, first, residual=False)
+        branch = self.of_added(gradient)
+        self.tape.moment("backward pass of the blocks")
+        for kept in reversed(passed.blocks):
+            gradient, branch = self.backward_block(kept, gradient, branch, first=first)
+        if branch == gradient:  # float32: the leaf's gradient is a copy
+            branch = self.alloc(self.stream, GRADIENTS_IN_FLIGHT)
+        self.backward_embeddings(gradient, first)
+        return [branch, passed.zeros]
+
+    def backward_embeddings(self, gradient: int, first: bool) -> None:
+        """drop, then wpe (summed over the batch) and wte, whose gradient is added into that of the loss."""
+        free, passed = self.free, self.passed
+        kept = GRADIENTS if first else GRADIENTS_IN_FLIGHT
+        self.tape.moment("backward pass of the embeddings")
+        if passed.mask:
+            gradient = self.replaced(gradient, self.stream, GRADIENTS_IN_FLIGHT)
+            free(*passed.mask)
+        summed = self.column_sum(self.B, self.T * self.C * FLOAT, self.T * self.C, GRADIENTS_IN_FLIGHT)
+        d_wpe = self.embedding_gradient(self.T, self.T, kept)
+        free(summed, passed.positions)
+        self.keep("wpe.weight", d_wpe, first)
+        d_wte = self.embedding_gradient(self.N, self.V, GRADIENTS_IN_FLIGHT)
+        free(gradient, d_wte)
+        self.keep("wte.weight", passed.loss.d_weight, first)

@@ -1,0 +1,24 @@
+"""onecard's trainer, eager or compiled: every allocation and free of a run."""
+
+from __future__ import annotations
+
+from onecard.config.schema import RunConfig
+from onecard.plan.memory.device import Device
+from onecard.plan.memory.onecard.compiled.run import CompiledTrainer
+from onecard.plan.memory.onecard.eager import EagerTrainer
+from onecard.plan.memory.tape import Tape
+
+
+def onecard_tape(config: RunConfig, device: Device, *, rounds: int | None = None) -> Tape:
+    """All of a run's allocations and frees: phases "init", "eval0", then `rounds` times "train" and "eval".
+
+    By default as many rounds as there is something new in: when a micro-batch is recorded for the second time, what the
+    first recording left behind (cuBLAS workspaces) is there from its start.
+    """
+    trainer = CompiledTrainer if config.compile else EagerTrainer
+    return trainer(config, device).run(rounds or (2 if records_graph(config) else 1))
+
+
+def records_graph(config: RunConfig) -> bool:
+    """Whether micro-batches are recorded as a CUDA graph, or at least that is tried."""
+    return config.compile

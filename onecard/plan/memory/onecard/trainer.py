@@ -1,0 +1,168 @@
+"""train/trainer.py and train/evaluate.py: every allocation and free of a run, but for those of the blocks."""
+
+from __future__ import annotations
+
+from onecard.config.schema import RunConfig
+from onecard.plan.evaluation import eval_batch_size
+from onecard.plan.memory import kernels
+from onecard.plan.memory.device import Device
+from onecard.plan.memory.kernels import FLOAT
+from onecard.plan.memory.nanogpt.loop import EVAL_ITERS, EVAL_SPLITS, MICRO_STEPS, SCALAR, TRAIN_STEPS
+from onecard.plan.memory.onecard.model import Model
+from onecard.plan.memory.tags import (
+    GRADIENTS_IN_FLIGHT,
+    LOGITS_AND_LOSS,
+    OPTIMIZER_STATE,
+    OPTIMIZER_TEMPORARIES,
+    WORKSPACE,
+)
+from onecard.plan.memory.tape import Tape
+
+DOUBLE = 8  # bytes of a float64
+
+
+class Trainer(Model):
+    """A run: its first evaluation, its updates, an evaluation after them."""
+
+    def __init__(self, config: RunConfig, device: Device) -> None:
+        super().__init__(config, device)
+        self.eval_sequences = min(eval_batch_size(config), config.eval_iters * config.batch_size)
+        self.eval_tokens = config.eval_block_size or config.block_size
+        self.warm = False  # whether an update has been made
+        self.replays = False  # whether micro-batches are a recorded graph
+        self.thread = "forward"  # whose cuBLAS handle is in use
+
+    def cublas(self, thread: str, *, with_lt: bool = False) -> None:
+        """A product; in the backward pass also those of the forward pass that are repeated there."""
+        super().cublas("backward" if self.thread == "backward" else thread, with_lt=with_lt)
+
+    def run(self, rounds: int = 1) -> Tape:
+        """All of a run: phases "init", "eval0", then "train" and "eval", as many rounds of them as are asked for."""
+        self.tape.phase("init")
+        self.tape.moment("loading the weights")
+        self.tape.temporary(SCALAR, WORKSPACE)  # whatever makes the context: the small pool has its first segment
+        self.weights()
+        self.scalar(LOGITS_AND_LOSS)  # the update's loss so far
+        self.loads("copy")
+        self.tape.phase("eval0")
+        self.evaluation()
+        for _ in range(rounds):
+            self.tape.phase("train")
+            for _ in range(TRAIN_STEPS):
+                self.one_update()
+            self.tape.phase("eval")
+            self.evaluation()
+        return self.tape
+
+    # evaluation
+
+    def before_evaluation(self) -> None:
+        """What a recorded micro-batch holds is given back, where there is one."""
+
+    def evaluation(self) -> None:
+        """evaluate: both splits, each batch by batch; the mean loss of every sequence stays until a split is done."""
+        self.before_evaluation()
+        batch, size = (self.B, self.T), self.eval_sequences
+        self.set_batch(size, self.eval_tokens)
+        iterations = -(-self.config.eval_iters * self.config.batch_size // size)
+        for _ in range(EVAL_SPLITS):
+            held: list[int] = []  # x and y of the batch before
+            means: list[int] = []
+            for _ in range(min(iterations, EVAL_ITERS)):
+                ids = self.batch()
+                self.free(*held)
+                losses = self.losses_for_evaluation()
+                means.append(self.alloc(self.B * FLOAT, LOGITS_AND_LOSS))
+                self.free(losses)
+                self.autocast_ends(training=False)
+                held = [*ids]
+            joined = self.alloc(len(means) * self.B * FLOAT, LOGITS_AND_LOSS)
+            sequences = self.replaced(joined, len(means) * self.B * DOUBLE, LOGITS_AND_LOSS)
+            self.tape.temporary(DOUBLE, LOGITS_AND_LOSS)  # their spread
+            self.tape.temporary(DOUBLE, LOGITS_AND_LOSS)  # their mean
+            self.free(*means, *held, sequences)
+        self.set_batch(*batch)
+
+    def set_batch(self, sequences: int, tokens: int) -> None:
+        """From here on batches have so many sequences of so many tokens."""
+        self.B, self.T, self.N = sequences, tokens, sequences * tokens
+        self.stream = self.N * self.C * FLOAT
+        self.narrow = self.N * self.C * self.item
+        self.mask = self.N * self.C
+        self.rows = self.N * FLOAT
+        self.kernel = self.device.attention_kernel(self.config.dtype, self.D, self.T)
+
+    # an update
+
+    def one_update(self) -> None:
+        """Trainer.update: micro-batches, then the optimizer's step."""
+        self.before_update()
+        held: list[int] = []
+        for _ in range(min(self.config.gradient_accumulation_steps, MICRO_STEPS)):
+            ids = self.batch()
+            self.free(*held)
+            if not self.replays:
+                self.micro_batch(first=not self.gradients)
+            held = [*ids]
+        self.free(*held)
+        self.optimizer_step()
+
+    def before_update(self) -> None:
+        """Recording a micro-batch, where it is."""
+
+    def micro_batch(self, *, first: bool) -> None:
+        """Forward and backward pass; `first` of its update: gradients do not exist yet."""
+        free, scalar = self.free, self.scalar
+        whole = self.loss_in_training(first)
+        loss = scalar(LOGITS_AND_LOSS)  # divided by the accumulation
+        free(whole)
+        self.autocast_ends(training=True)
+        scaled = self.scaled_loss()
+        root = scalar(GRADIENTS_IN_FLIGHT)  # of ones
+        unscaled = [scalar(GRADIENTS_IN_FLIGHT)] if scaled else []
+        divided = scalar(GRADIENTS_IN_FLIGHT)
+        free(*unscaled)
+        outliving = self.backward_pass(divided, first=first)
+        free(root, *scaled, *outliving, loss)
+
+    def optimizer_step(self) -> None:
+        """Unscale, clip, step; AdamW makes its state in the first. Then the step's figures, in one piece."""
+        alloc, free, scalar = self.alloc, self.free, self.scalar
+        self.tape.moment("optimizer step")
+        found_inf = self.found_inf(unscales=True) if self.config.dtype == "float16" else []
+        norm = self.gradient_norm()
+        if found_inf:  # scaler.step sums the flags
+            found_inf = [scalar(), *found_inf]
+        if not self.warm:
+            self.warm = True
+            for name in self.optimizer_order:
+                size = self.parameters[name] * FLOAT
+                scalar(OPTIMIZER_STATE)
+                alloc(size, OPTIMIZER_STATE)
+                alloc(size, OPTIMIZER_STATE)
+        free(*found_inf)
+        if not self.replays:
+            self.gradients_go()
+        self.tape.temporary(2 * SCALAR, OPTIMIZER_TEMPORARIES)  # loss and norm
+        free(norm)
+
+    def gradients_go(self) -> None:
+        """zero_grad(set_to_none=True)."""
+        self.free(*[self.gradients[name] for name in self.optimizer_order])
+        self.gradients = {}
+
+    def gradient_norm(self) -> int:
+        """clip_gradients: a norm of norms, which stays for the record, and where it clips a coefficient."""
+        free, scalar = self.free, self.scalar
+        partial = self.alloc(kernels.foreach_norm_scratch(list(self.parameters.values())), OPTIMIZER_TEMPORARIES)
+        norms = [scalar() for _ in self.parameters]
+        free(partial)
+        stacked = self.alloc(len(norms) * SCALAR, OPTIMIZER_TEMPORARIES)
+        total = scalar()
+        free(stacked, *reversed(norms))
+        if self.config.grad_clip:
+            plus_epsilon, reciprocal, coefficient = scalar(), scalar(), scalar()
+            free(reciprocal, plus_epsilon)
+            clamped = scalar()
+            free(coefficient, clamped)
+        return total

@@ -1,0 +1,137 @@
+"""What a step of onecard's own trainer asks of a card: nanoGPT's model, with another loss, sum and recomputation.
+
+Letters as in nanogpt.py. What differs from nanoGPT (train/model.py, loss.py, graph.py):
+
+- the loss goes through the head a chunk of tokens at a time, reads and writes each logit once, and adds every chunk's
+  gradient of the head's weight in float32;
+- compiled, a micro-batch is one CUDA graph, which adds to gradients that exist, so the first is added too;
+- grad_checkpoint computes norms and GELU again (selective), or all of a block but its last product (full);
+- batches are made by another thread.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+
+from onecard.config.schema import RunConfig
+from onecard.plan.counts import count_params
+from onecard.plan.memory.onecard.chunks import chunk_sizes, default_chunk_tokens
+from onecard.plan.speed import nanogpt
+from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
+
+
+def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
+    """The work of one step of onecard's trainer with `dtype` settled."""
+    evaluated = _evaluated(config)
+    sequences = config.eval_iters * config.batch_size  # of a split: as many as nanoGPT reads
+    return StepWork(
+        micro_batch=_micro_batch(config, dtype, costs, backward=True),
+        evaluation_batch=_micro_batch(evaluated, dtype, costs, backward=False),
+        evaluation_batches=2 * -(-sequences // evaluated.batch_size),
+        evaluations=evaluations(config),
+        checkpoints=checkpoints(config),
+        accumulation=nanogpt.accumulation(config),
+        update=_update(config),
+        tensors=nanogpt.tensors(config),
+        sequences=0,
+        recorded=config.compile,
+    )
+
+
+def evaluations(config: RunConfig) -> int:
+    """How often a run evaluates: before the first update, after every eval_interval and at the end."""
+    return 1 if config.eval_only else 1 + -(-config.max_iters // config.eval_interval)
+
+
+def checkpoints(config: RunConfig) -> int:
+    """How often a run saves: after every eval_interval, every checkpoint_interval and at the end."""
+    if config.eval_only:
+        return 0
+    one, other = config.eval_interval, config.checkpoint_interval or config.eval_interval
+    last = config.max_iters
+    between = (last - 1) // one + (last - 1) // other - (last - 1) // lcm(one, other)
+    return between + 1 if last else 0
+
+
+def _evaluated(config: RunConfig) -> RunConfig:
+    """The config with the batch and block of its evaluations."""
+    shape = {"batch_size": config.eval_batch_size, "block_size": config.eval_block_size}
+    return config.model_copy(update={key: value for key, value in shape.items() if value})
+
+
+def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool) -> MicroBatch:
+    attention = nanogpt.attention(config, dtype, costs, backward)
+    if backward and config.grad_checkpoint == "full":
+        attention += nanogpt.attention(config, dtype, costs, False)
+    return MicroBatch(
+        matmuls=_matmuls(config, dtype, backward),
+        attention=attention,
+        memory_bound=_memory_bound(config, dtype, costs, backward),
+        loss=_loss(config, dtype, costs, backward),
+    )
+
+
+def _update(config: RunConfig) -> Work:
+    """Clipping and AdamW; for a recorded micro-batch the gradients are set to zero, some tensors a kernel."""
+    zeroing = Work(moved_bytes=4 * count_params(config).total, kernels=nanogpt.tensors(config) / 6)
+    return nanogpt.update(config) + (zeroing if config.compile else Work())
+
+
+def _chunks(config: RunConfig) -> int:
+    """Pieces into which the tokens of a micro-batch go through the head."""
+    tokens = config.batch_size * config.block_size
+    return len(chunk_sizes(tokens, config.loss_chunk or default_chunk_tokens(config.vocab_size)))
+
+
+def _matmuls(config: RunConfig, dtype: str, backward: bool) -> Work:
+    N, C, L, V = config.batch_size * config.block_size, config.n_embd, config.n_layer, config.vocab_size
+    passes = 3 if backward else 1  # forward; gradients of inputs; gradients of weights
+    element = 4 if dtype == "float32" else 2
+    # The head is never compiled, so a vocabulary that tensor cores cannot read in place is always slow.
+    head_flops = (
+        passes * 2 * V * C * N * (1.0 if nanogpt.padded_vocabulary(config) else nanogpt.ODD_VOCABULARY_SLOWDOWN)
+    )
+    head_bytes = passes * element * N * (C + V)
+    # A chunk reads the weight for its logits and for the gradient of its inputs, and reads and writes the sum of the
+    # weight's gradients in float32.
+    chunk_bytes = V * C * (2 * element + 8 if backward else element)
+    remade = 16 if backward and config.grad_checkpoint == "full" else 0  # of 24: all but the product of 4C with C
+    remade_bytes = 11 if remade else 0  # C -> 3C, C -> C, C -> 4C: of 16
+    return Work(
+        tensor_flops=(passes * 24 + remade) * L * C * C * N + head_flops,
+        moved_bytes=element * L * C * (N * (passes * 16 + remade_bytes) + passes * 12 * C)
+        + head_bytes
+        + _chunks(config) * chunk_bytes,
+        products=(passes * 4 + (3 if remade else 0)) * L + passes * _chunks(config),
+    )
+
+
+# Norms, GELU and sums once more, as a share of all such work: kernels of 124M, batch 16 and 32 on an H200. The one row
+# of full is of an earlier state of the trainer.
+_REMADE = {"none": 0.0, "selective": 0.10, "full": 0.17}
+
+
+def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
+    """Norms, GELU, residuals, embeddings and casts."""
+    plain = nanogpt.memory_bound(config, dtype, costs, backward)
+    again = 1 + (_REMADE[config.grad_checkpoint] if backward else 0.0)
+    return Work(
+        vector_flops=plain.vector_flops * again,
+        moved_bytes=plain.moved_bytes * again,
+        kernels=plain.kernels * again,
+    )
+
+
+def _loss(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
+    """One kernel a chunk reads the logits and, for the backward pass, writes their gradient over them."""
+    N, C, V = config.batch_size * config.block_size, config.n_embd, config.vocab_size
+    element = 4 if dtype == "float32" else 2
+    passes = 2 if backward else 1
+    flops = costs.loss_flops / 4 * passes  # nanoGPT's two kernels read the logits four times
+    # The head's gradient starts at zero and is scaled; that of the hidden states is cast and scaled.
+    gradient_bytes = 12 * V * C + (element + 12) * N * C if backward else 0
+    return Work(
+        vector_flops=N * V * flops,
+        moved_bytes=passes * element * N * V + gradient_bytes,
+        kernels=_chunks(config) + (4 if backward else 0),
+    )

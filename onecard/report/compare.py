@@ -1,0 +1,304 @@
+"""A comparison as a person reads it, and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from onecard import units
+from onecard.doctor.alone import Alone, counts
+from onecard.doctor.case import Case
+from onecard.doctor.compare import AtEqual, Comparison, Passing
+from onecard.units import MIB
+
+MEASURES = {
+    "val_loss": "validation loss",
+    "bits_per_byte": "validation, bits per byte",
+    "train_loss": "training loss",
+}
+NO_DIFFERENCE = "no difference within noise"
+
+
+def run_letter(run: int) -> str:
+    """A, B, … Z, then R26, R27: a run's name in a table."""
+    return chr(ord("A") + run) if run < 26 else f"R{run}"
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Who is better by which measure, what changed, and what the plan says of each change alone."""
+    for run, case in enumerate(comparison.cases):
+        console.print(Text.assemble((run_letter(run), "bold"), f"  {_described(case)}"), soft_wrap=True)
+    console.print()
+    console.print(_figures(comparison))
+    for title, rows in (
+        ("at equal tokens", comparison.at_equal_tokens),
+        ("at equal hours of training", comparison.at_equal_seconds),
+    ):
+        if rows and comparison.measure:
+            console.print()
+            console.print(Text(f"{MEASURES[comparison.measure]} {title}", style="bold"))
+            console.print(_at_equal_table(rows, len(comparison.cases)))
+    if comparison.passings:
+        console.print()
+    for passing in comparison.passings:
+        console.print(passing_sentence(passing), markup=False, soft_wrap=True)
+    for caution in comparison.cautions:
+        console.print(Text.assemble(("note", "yellow"), f": {caution}"), soft_wrap=True)
+    _print_changes(comparison, console)
+
+
+def _described(case: Case) -> str:
+    config = case.resolved.source if case.resolved else None
+    origin = "" if not config or config == case.run.source else f", config {config}"
+    return f"{case.run.source}: {case.run.format}{origin}" + ("" if case.resolved else ", config not known")
+
+
+Row = tuple[str, Callable[[Case], str | None], str | None]  # label, what a run has, the metric it decides
+
+
+def _figures(comparison: Comparison) -> Table:
+    """What each run is and reached, a column a run, and who is better."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("")
+    for run in range(len(comparison.cases)):
+        table.add_column(run_letter(run), justify="right")
+    table.add_column("better")
+    measure = MEASURES.get(comparison.measure or "", "loss")
+    rows: tuple[Row, ...] = (
+        ("parameters", lambda case: _count(case.facts.params or case.facts.params_total), None),
+        ("tokens per update", lambda case: _whole(case.facts.tokens_per_step), None),
+        ("tokens per second", lambda case: _whole(case.facts.tokens_per_second), "tokens_per_second"),
+        ("ms per micro-batch", _milliseconds, None),
+        ("MFU of the card", _mfu, "mfu"),
+        ("memory reserved", lambda case: _mib(memory_bytes(case)), None),
+        ("updates", lambda case: _whole(case.facts.last_step), None),
+        ("tokens seen", lambda case: _count(case.facts.tokens), None),
+        ("training time", lambda case: _duration(case.facts.seconds), None),
+    )
+    for label, said, metric in rows:
+        cells = [said(case) for case in comparison.cases]
+        if any(cells):
+            table.add_row(label, *(cell or "?" for cell in cells), _better(comparison, metric))
+    predicted = comparison.predicted_process_bytes
+    if any(predicted):
+        table.add_row("memory, predicted for nanoGPT", *(_mib(size) or "?" for size in predicted), "")
+    if comparison.curves:
+        ends = [f"{curve.points[-1].loss:.4f}" for curve in comparison.curves]
+        table.add_row(f"final {measure}", *ends, _better(comparison, "final_val_loss"))
+        noises = [f"± {curve.noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
+        table.add_row("  noise of one evaluation", *noises, "")
+    return table
+
+
+def _better(comparison: Comparison, metric: str | None) -> str:
+    if metric is None or metric not in comparison.winners:
+        return ""
+    winner = comparison.winners[metric]
+    return NO_DIFFERENCE if winner is None else run_letter(winner)
+
+
+def memory_bytes(case: Case) -> int | None:
+    """The most a run of ours reserved, as it measured; other programs do not say."""
+    return max((step.reserved_bytes for step in case.steps if step.reserved_bytes is not None), default=None)
+
+
+def _count(things: float | None) -> str | None:
+    return None if things is None else units.count(things)
+
+
+def _whole(value: float | None) -> str | None:
+    return None if value is None else f"{value:,.0f}"
+
+
+def _mib(size_bytes: int | None) -> str | None:
+    return None if size_bytes is None else units.mib(size_bytes)
+
+
+def _duration(seconds: float | None) -> str | None:
+    return None if seconds is None else units.duration(seconds)
+
+
+def _milliseconds(case: Case) -> str | None:
+    seconds = case.facts.seconds_per_micro_batch
+    return None if seconds is None else f"{1000 * seconds:,.1f}"
+
+
+def _mfu(case: Case) -> str | None:
+    return None if case.facts.mfu is None else f"{100 * case.facts.mfu:.1f} %"
+
+
+def _at_equal_table(rows: Sequence[AtEqual], runs: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("at")
+    for run in range(runs):
+        table.add_column(run_letter(run), justify="right")
+    table.add_column("better")
+    for row in rows:
+        place = units.count(row.place) if row.axis == "tokens" else units.duration(row.place)
+        cells = [f"{r.loss:.4f} ± {r.noise:.4f}" if r else "?" for r in row.readings]
+        winner = NO_DIFFERENCE if row.winner is None else f"{run_letter(row.winner)} by {row.lead:.3f}"
+        table.add_row(place, *cells, winner)
+    return table
+
+
+def passing_sentence(passing: Passing) -> str:
+    """`B passes A's final loss (3.5228) after 12.4 h ± 0.4 h …; A took 21.7 h …`"""
+    passer, passed = run_letter(passing.passer), run_letter(passing.passed)
+    after, took = [], []
+    if passing.seconds is not None and passing.passed_seconds is not None:
+        after.append(f"{units.duration(passing.seconds)} ± {units.duration(passing.spread * passing.seconds)}")
+        took.append(units.duration(passing.passed_seconds))
+    if passing.tokens is not None and passing.passed_tokens is not None:
+        after.append(f"{units.count(passing.tokens)} tokens")
+        took.append(f"{units.count(passing.passed_tokens)} tokens")
+    after.append(f"update {passing.step:,}")
+    said = f"{passer} passes {passed}'s final loss ({passing.loss:.4f}) after {', '.join(after)}"
+    return said + (f"; {passed} took {', '.join(took)}" if took else "")
+
+
+def _print_changes(comparison: Comparison, console: Console) -> None:
+    if not comparison.config_diff:
+        known = sum(case.resolved is not None for case in comparison.cases)
+        said = (
+            "no setting differs" if known == len(comparison.cases) else "what changed is not known without the configs"
+        )
+        console.print()
+        console.print(said, markup=False)
+        return
+    console.print()
+    console.print(Text("what changed", style="bold"))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("key")
+    for run in range(len(comparison.cases)):
+        table.add_column(run_letter(run), overflow="fold")
+    table.add_column("")
+    for key, values in sorted(comparison.config_diff.items(), key=lambda pair: not counts(pair[0])):
+        table.add_row(
+            key, *("?" if v is None else str(v) for v in values), "" if counts(key) else "(no effect on the result)"
+        )
+    console.print(table)
+    if len(comparison.together) > 1:
+        console.print(
+            f"These {len(comparison.together)} settings changed together, so the measurement credits no single one.",
+            markup=False,
+            soft_wrap=True,
+        )
+    for run, effects in comparison.alone.items():
+        if effects:
+            console.print()
+            console.print(
+                Text(
+                    f"predicted, not measured: what each change from A to {run_letter(run)} would do to A by itself",
+                    style="bold",
+                )
+            )
+            console.print(_alone_table(effects))
+
+
+def _alone_table(effects: Sequence[Alone]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("change", "tokens/s", "memory", "final loss"):
+        table.add_column(heading, justify="left" if heading == "change" else "right", overflow="fold")
+    for effect in effects:
+        ratio, size, loss = (
+            effect.tokens_per_second_ratio,
+            effect.process_bytes_difference,
+            effect.final_loss_difference,
+        )
+        table.add_row(
+            ", ".join(f"{key} {before} → {after}" for key, (before, after) in effect.changes.items()),
+            "?" if ratio is None else "same" if abs(ratio - 1) < 0.005 else f"{100 * (ratio - 1):+.0f} %",
+            "?" if size is None else "same" if abs(size) < MIB else f"{size / MIB:+,.0f} MiB",
+            "the law is silent" if loss is None else f"{loss:+.3f}",
+        )
+    return table
+
+
+def comparison_json(comparison: Comparison) -> dict[str, object]:
+    """The JSON object of the contract, a run named by its position; no number in it is NaN or infinite."""
+    return {
+        "schema": 1,
+        "runs": [dict(_run_json(comparison, run)) for run in range(len(comparison.cases))],
+        "measure": comparison.measure,
+        "config_diff": {key: list(values) for key, values in comparison.config_diff.items()},
+        "changed_together": list(comparison.together),
+        "at_equal_tokens": _at_equal_json(comparison.at_equal_tokens, "tokens"),
+        "at_equal_seconds": _at_equal_json(comparison.at_equal_seconds, "seconds"),
+        "crossings": [
+            {
+                "run": p.passer,
+                "passes": p.passed,
+                "loss": p.loss,
+                "step": p.step,
+                "tokens": _rounded(p.tokens),
+                "seconds": _rounded(p.seconds),
+                "spread": p.spread,
+                "passed_tokens": _rounded(p.passed_tokens),
+                "passed_seconds": _rounded(p.passed_seconds),
+            }
+            for p in comparison.passings
+        ],
+        "winners": dict(comparison.winners),
+        "predicted_alone": {
+            str(run): [_alone_json(effect) for effect in effects] for run, effects in comparison.alone.items()
+        },
+        "cautions": list(comparison.cautions),
+    }
+
+
+def _run_json(comparison: Comparison, run: int) -> Iterator[tuple[str, object]]:
+    case = comparison.cases[run]
+    facts = case.facts
+    final = facts.last_val.val_loss if facts.last_val else None
+    yield "source", case.run.source
+    yield "format", case.run.format
+    yield "params", facts.params
+    yield "params_total", facts.params_total
+    yield "tokens_per_step", facts.tokens_per_step
+    yield "tokens_per_second", _finite(facts.tokens_per_second)
+    yield "seconds_per_micro_batch", _finite(facts.seconds_per_micro_batch)
+    yield "mfu", _finite(facts.mfu)
+    yield "final_val_loss", _finite(final)
+    yield "final_bits_per_byte", _finite(facts.last_val.bits_per_byte if facts.last_val else None)
+    yield "evaluation_noise", _finite(facts.evaluation_noise)
+    yield "tokens", facts.tokens
+    yield "seconds", _rounded(facts.seconds)
+    yield "last_step", facts.last_step
+    yield "reserved_bytes", memory_bytes(case)
+    yield "predicted_process_bytes", comparison.predicted_process_bytes[run]
+    yield "gpu", case.card.name if case.card else None
+
+
+def _at_equal_json(rows: Sequence[AtEqual], unit: str) -> dict[str, object]:
+    """The row where the shortest run ends, and the earlier ones."""
+    said = [
+        {
+            unit: _rounded(row.place),
+            "loss": [reading.loss if reading else None for reading in row.readings],
+            "noise": [reading.noise if reading else None for reading in row.readings],
+            "winner": row.winner,
+        }
+        for row in rows
+    ]
+    return {**said[-1], "earlier": said[:-1]} if said else {}
+
+
+def _alone_json(effect: Alone) -> Mapping[str, object]:
+    return {
+        "patch": {key: after for key, (_, after) in effect.changes.items()},
+        "tokens_per_second_ratio": effect.tokens_per_second_ratio,
+        "process_bytes_difference": effect.process_bytes_difference,
+        "final_loss_difference": effect.final_loss_difference,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None or not math.isfinite(value) else round(value)

@@ -1,0 +1,177 @@
+"""Losses of several runs over tokens and over hours, as SVG drawn by hand, one HTML page, or PNG by matplotlib."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import import_module
+from importlib.util import find_spec
+
+from onecard import units
+from onecard.doctor.compare import Comparison
+from onecard.doctor.curves import Axis, Curve
+from onecard.errors import MachineError
+from onecard.report.compare import MEASURES, passing_sentence, run_letter
+
+SUFFIXES = (".svg", ".html", ".png")
+WIDTH, HEIGHT = 1100, 470
+PANEL, LEFT, TOP, BOTTOM, GAP = 430, 64, 56, 96, 110
+MOST_POINTS = 500
+# Told apart by dashes and by the letter at their ends; the colours only help.
+COLOURS = ("#1b4f72", "#b03a2e", "#1e8449", "#7d3c98", "#9a7d0a", "#34495e")
+DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "4 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A run in one panel."""
+
+    run: int
+    points: tuple[tuple[float, float], ...]
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.run % len(COLOURS)]
+
+    @property
+    def dashes(self) -> str:
+        return DASHES[self.run % len(DASHES)]
+
+
+def plot_svg(comparison: Comparison) -> str:
+    """The picture as SVG text: loss over tokens on the left, over hours of training on the right."""
+    body = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>']
+    measure = MEASURES.get(comparison.measure or "", "loss")
+    body.append(_text(LEFT, 26, measure.capitalize(), size=16, weight="bold"))
+    for number, (axis, label, shown) in enumerate(_PANELS):
+        left = LEFT + number * (PANEL + GAP)
+        body += _panel(_lines(comparison.curves, axis), left=left, label=label, shown=shown)
+    for run, case in enumerate(comparison.cases):
+        body.append(
+            _text(LEFT + 360 * (run % 3), HEIGHT - 34 + 16 * (run // 3), f"{run_letter(run)}: {case.run.source}")
+        )
+    named = escape(f"{measure} of " + ", ".join(case.run.source for case in comparison.cases))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'font-family="sans-serif" role="img" aria-label="{named}">{"".join(body)}</svg>\n'
+    )
+
+
+def plot_html(comparison: Comparison) -> str:
+    """One page that needs nothing else: the picture, and who passes whom."""
+    sentences = "".join(f"<p>{escape(passing_sentence(passing))}</p>" for passing in comparison.passings)
+    cautions = "".join(f"<p>Note: {escape(caution)}</p>" for caution in comparison.cautions)
+    title = escape("Comparison of " + ", ".join(case.run.source for case in comparison.cases))
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<style>body{font-family:sans-serif;max-width:1120px;margin:2em auto;padding:0 1em}"
+        "svg{max-width:100%;height:auto}</style></head>"
+        f"<body><h1>{title}</h1>{plot_svg(comparison)}{sentences}{cautions}</body></html>\n"
+    )
+
+
+def plot_png(comparison: Comparison) -> bytes:
+    """The same picture as PNG; MachineError where matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise MachineError(
+            "a .png needs matplotlib",
+            why="it draws the picture, and is not installed",
+            fix="--plot FILE.svg needs nothing (or: pip install matplotlib)",
+            name="no-matplotlib",
+        )
+    figure_type = import_module("matplotlib.figure").Figure
+    figure = figure_type(figsize=(11, 4.7), layout="constrained")
+    measure = MEASURES.get(comparison.measure or "", "loss")
+    for axes, (axis, label, _) in zip(figure.subplots(1, 2), _PANELS, strict=True):
+        for line in _lines(comparison.curves, axis):
+            style = (0, tuple(float(part) for part in line.dashes.split())) if line.dashes else "solid"
+            name = f"{run_letter(line.run)}: {comparison.cases[line.run].run.source}"
+            axes.plot(*zip(*line.points, strict=True), linestyle=style, color=line.colour, label=name)
+        axes.set_xlabel(label)
+        axes.set_ylabel(measure)
+        if axes.lines:
+            axes.set_ylim(*_bounds([y for line in _lines(comparison.curves, axis) for _, y in line.points]))
+            axes.legend(fontsize=8)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150)
+    return drawn.getvalue()
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:g}"
+
+
+_PANELS: tuple[tuple[Axis, str, Callable[[float], str]], ...] = (
+    ("tokens", "tokens", units.count),
+    ("seconds", "hours of training", _hours),
+)
+
+
+def _lines(curves: Sequence[Curve], axis: Axis) -> list[Line]:
+    found = []
+    for run, curve in enumerate(curves):
+        scale = 1.0 if axis == "tokens" else 1 / 3600
+        places = [(point.tokens if axis == "tokens" else point.seconds, point.loss) for point in curve.points]
+        points = [(place * scale, loss) for place, loss in places if place is not None]
+        stride = max(1, len(points) // MOST_POINTS)
+        if len(points) > 1:
+            thinned = (*points[:-1:stride], points[-1])
+            found.append(Line(run=run, points=thinned))
+    return found
+
+
+def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[float], str]) -> Iterator[str]:
+    right, floor = left + PANEL, HEIGHT - BOTTOM
+    yield _text((left + right) / 2, floor + 38, label, anchor="middle")
+    furthest = max((line.points[-1][0] for line in lines), default=0.0)
+    if furthest <= 0:
+        yield _text((left + right) / 2, (TOP + floor) / 2, f"{label}: not known", anchor="middle", fill="#555")
+        return
+    low, high = _bounds([y for line in lines for _, y in line.points])
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + x / furthest * PANEL, floor - (y - low) / (high - low) * (floor - TOP)
+
+    inside = f"inside{left}"  # the first losses lie above the picture
+    box = f'<rect x="{left}" y="{TOP}" width="{PANEL}" height="{floor - TOP}"/>'
+    yield f'<clipPath id="{inside}">{box}</clipPath>'
+    for value in _round_values(low, high):
+        _, y = at(0, value)
+        yield f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>'
+        yield _text(left - 8, y + 4, f"{value:.4g}", anchor="end")
+    for value in _round_values(0.0, furthest):
+        x, _ = at(value, low)
+        yield _text(x, floor + 18, shown(value), anchor="middle")
+    for line in lines:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line.points))
+        dash = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
+        stroke = f'fill="none" stroke="{line.colour}" stroke-width="2"{dash}'
+        yield f'<polyline points="{path}" {stroke} clip-path="url(#{inside})"/>'
+        x, y = at(*line.points[-1])
+        yield _text(x + 6, y + 4, run_letter(line.run), weight="bold", fill=line.colour)
+
+
+def _bounds(losses: Sequence[float]) -> tuple[float, float]:
+    """The range that shows the runs, not their first steps: from the lowest to above the lower three quarters."""
+    ordered = sorted(losses)
+    low, most = ordered[0], ordered[3 * (len(ordered) - 1) // 4]
+    room = max(0.05, 0.6 * (most - low))
+    return low - 0.1 * room, min(ordered[-1], most + room) + 0.1 * room
+
+
+def _round_values(low: float, high: float, *, about: int = 5) -> list[float]:
+    raw = (high - low) / about
+    scale = 10.0 ** math.floor(math.log10(raw))
+    step = next(s * scale for s in (1, 2, 2.5, 5, 10) if s * scale >= raw * 0.999)
+    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _text(
+    x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", weight: str = "normal", fill: str = "#000"
+) -> str:
+    style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{fill}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'

@@ -1,0 +1,92 @@
+"""A diagnosis as the JSON of the contract: bytes, seconds and tokens in base units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from onecard.doctor.case import Facts
+from onecard.doctor.diagnose import Diagnosis
+from onecard.doctor.evidence import planned_steps
+from onecard.doctor.explain import Explanation
+from onecard.runs.records import Eval
+
+SCHEMA = 1
+
+
+def diagnoses_json(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """The object of the contract; no number in it is NaN or infinite."""
+    made: dict[str, Any] = {"schema": SCHEMA, "runs": [_run(diagnosis) for diagnosis in diagnoses]}
+    strict: dict[str, Any] = _strict(made)
+    return strict
+
+
+def explanation_json(explanation: Explanation) -> dict[str, Any]:
+    """A rule in words, for --explain --json."""
+    return {"schema": SCHEMA} | asdict(explanation)
+
+
+def _run(diagnosis: Diagnosis) -> dict[str, Any]:
+    run = diagnosis.case.run
+    made = {
+        "source": run.source,
+        "format": run.format,
+        "summary": _summary(diagnosis),
+        "findings": [finding.as_json() for finding in diagnosis.findings],
+    }
+    if diagnosis.forecast:
+        made["forecast"] = asdict(diagnosis.forecast)
+    if diagnosis.prescription:
+        repair = diagnosis.prescription.repair
+        made["prescription"] = {
+            "patch": dict(repair.patch),
+            "command": diagnosis.prescription.command,
+            "new_run": repair.new_run,
+            "fits": repair.fits,
+            "process_bytes": repair.process_bytes,
+            "seconds_total": round(repair.seconds.likely) if repair.seconds else None,
+            "loss_at_steps": {str(step): asdict(loss) for step, loss in repair.losses.items()},
+        }
+    return made
+
+
+def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Every fact by its name; evaluations as their step and losses. Seconds and tokens are base units."""
+    case, facts = diagnosis.case, diagnosis.case.facts
+    summary: dict[str, Any] = {
+        "healthy": diagnosis.healthy,
+        "evidence": list(diagnosis.evidence),
+        "not_said": list(diagnosis.unknown),
+        "card": case.card.name if case.card else None,
+        "max_iters": planned_steps(case),
+        "logged_steps": len(case.steps),
+        "evaluations": len(case.evals),
+    }
+    for field in fields(Facts):
+        value = getattr(facts, field.name)
+        summary[field.name] = _evaluation(value) if isinstance(value, Eval) else value
+    if diagnosis.trend:
+        summary["gain_per_doubling"] = {
+            "gain": diagnosis.trend.gain,
+            "error": diagnosis.trend.error,
+            "evaluations": len(diagnosis.trend.evaluations),
+        }
+    return summary
+
+
+def _evaluation(evaluation: Eval) -> dict[str, Any]:
+    names = ("step", "tokens", "train_loss", "val_loss", "bits_per_byte")
+    return {name: getattr(evaluation, name) for name in names}
+
+
+def _strict(value: Any) -> Any:
+    """The value with null for numbers that JSON does not have, and keys that are text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return value

@@ -1,0 +1,5 @@
+"""Logs of other programs -> runs in our own records. Formats: nanoGPT, llm.c, modded-nanogpt, nanochat, HF Trainer."""
+
+from onecard.runs.foreign.reading import read_logs
+
+__all__ = ["read_logs"]

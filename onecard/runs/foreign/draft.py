@@ -1,0 +1,255 @@
+"""A run being read: records, statements and messages are added line by line until the run is known to be over."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from onecard.config.reader import NotAConfig, read_config
+from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
+from onecard.runs.foreign.shapes import RecordShape, StatementShape
+from onecard.runs.logged import Line, LogFormat, LoggedRun, Message
+from onecard.runs.records import Checkpoint, Record, Step
+
+MOST_RECORDS = 50_000  # of a kind; beyond, every second one is let go again and again
+MOST_MESSAGES = 1_000  # of a kind
+MOST_ODD = 1_000  # losses that are no numbers
+
+
+class Sighting(NamedTuple):
+    """A record as it was found; the record itself is made when the run is complete."""
+
+    step: int
+    loss: str
+    line: Line
+    found: re.Match[str]
+    shape: RecordShape
+
+    def record(self) -> Record:
+        return self.shape.record(self.found, self.line, self.step)
+
+
+@dataclass(slots=True)
+class Sightings:
+    """Sightings of one kind by step, thinned evenly when there are too many; losses that are no numbers stay."""
+
+    kept: list[Sighting] = field(default_factory=list)
+    highest: int = -1  # step, kept or not
+    one_in: int = 1
+    seen: int = 0
+    odd: set[int] = field(default_factory=set)  # steps whose loss is no number; of very many the first
+
+    def add(self, sighting: Sighting) -> None:
+        """Take one whose step is higher than all before."""
+        self.highest = sighting.step
+        self.seen += 1
+        odd = not sighting.loss[-1].isdigit() and len(self.odd) < MOST_ODD
+        if odd:
+            self.odd.add(sighting.step)
+        if odd or (self.seen - 1) % self.one_in == 0:
+            self.kept.append(sighting)
+        if len(self.kept) > MOST_RECORDS:
+            self.one_in *= 2
+            numbered = enumerate(self.kept)
+            self.kept = [kept for number, kept in numbered if number % 2 == 0 or kept.step in self.odd]
+
+    def spares(self, step: int) -> bool:
+        """Whether one with a number for its loss would not be kept; then it is counted and need not be added."""
+        if step <= self.highest or self.seen % self.one_in == 0:
+            return False
+        self.highest = step
+        self.seen += 1
+        return True
+
+    @property
+    def last(self) -> Sighting | None:
+        return self.kept[-1] if self.kept else None
+
+
+@dataclass(slots=True)
+class Draft:
+    """What is known so far of the run that is being read."""
+
+    source: str
+    steps: Sightings = field(default_factory=Sightings)
+    evals: Sightings = field(default_factory=Sightings)
+    formats: dict[LogFormat, int] = field(default_factory=dict)
+    config_source: list[Line] = field(default_factory=list)
+    config: dict[str, object] = field(default_factory=dict)
+    config_lines: dict[str, Line] = field(default_factory=dict)
+    printed: dict[str, object] = field(default_factory=dict)
+    printed_lines: dict[str, Line] = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list)
+    said: dict[str, int] = field(default_factory=dict)  # messages by kind
+    checkpoints: list[tuple[int, Line, str]] = field(default_factory=list)
+    last_step: int = -1
+    position: int | None = None  # of a progress bar
+    bar_total: int | None = None
+    begun: bool = False  # the line that stands once at the start was seen
+    first_line: int = 0
+    last_line: int = 0
+    read_lines: int = 0
+
+    @property
+    def empty(self) -> bool:
+        return not (self.steps.kept or self.evals.kept or self.messages or self.config or self.printed)
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self.steps.kept or self.evals.kept)
+
+    def contradicts(self, sighting: Sighting) -> bool:
+        """Whether a record can only belong to another run: its number falls, and it is no repeated line."""
+        return sighting.step < self.last_step and not self._repeats(sighting)
+
+    def add(self, sighting: Sighting) -> None:
+        """Take a record, unless the log repeats one it has."""
+        self.read_lines += 1
+        sightings = self._of(sighting)
+        if sighting.step <= sightings.highest:
+            return
+        self.last_step = max(self.last_step, sighting.step)
+        self.formats[sighting.shape.format] = self.formats.get(sighting.shape.format, 0) + 1
+        sightings.add(sighting)
+        if "of" in sighting.found.re.groupindex and "max_iters" not in self.config and sighting.found["of"]:
+            self.config["max_iters"] = int(sighting.found["of"])
+            self.config_lines["max_iters"] = sighting.line
+
+    def state(self, shape: StatementShape, found: re.Match[str], line: Line) -> None:
+        """Take what a line states; a later statement wins, as overriding lines do."""
+        self.read_lines += 1
+        said = shape.says(found)
+        if shape.format:
+            self.formats.setdefault(shape.format, 0)
+        for key, value in said.config.items():
+            self.config[key] = value
+            self.config_lines[key] = line
+        for name, value in said.printed.items():
+            self.printed[name] = value
+            self.printed_lines[name] = line
+        if said.position and self.bar_total in (None, said.position[1]):  # other bars are of evaluations
+            self.position, self.bar_total = said.position
+        self.begun = self.begun or shape.begins
+
+    def step_of(self, known: RecordShape, found: re.Match[str]) -> int:
+        """The step of a record: as printed, else by its epoch or the progress bar, else the next."""
+        groups = found.re.groupindex
+        if "step" in groups:
+            return int(found["step"])
+        if "epoch" in groups:
+            total, epochs, epoch = self.config.get("max_iters"), self.printed.get("epochs"), float(found["epoch"])
+            if isinstance(total, int) and isinstance(epochs, int) and epochs and 0 <= epoch <= epochs:
+                return round(epoch / epochs * total)
+            if self.position is not None:
+                return self.position
+            if known.kind is Step:
+                return self.last_step + 1
+        return max(self.last_step, 0)
+
+    def say(self, message: Message) -> None:
+        """Take a message; one failure that speaks on several lines is one message."""
+        self.read_lines += len(message.lines)
+        last = self.messages[-1] if self.messages else None
+        if (
+            last
+            and last.kind == message.kind == "compile-failed"
+            and message.lines[0].number - last.lines[-1].number < 200
+        ):
+            cause = last.values if last.values.get("cause") != "backend" else message.values
+            self.messages[-1] = replace(last, lines=(*last.lines, *message.lines)[:8], values=cause)
+        elif self.said.get(message.kind, 0) < MOST_MESSAGES:
+            self.said[message.kind] = self.said.get(message.kind, 0) + 1
+            values = {**message.values, "step": self.last_step} if self.last_step >= 0 else message.values
+            self.messages.append(replace(message, values=values))
+
+    def save(self, line: Line, path: str) -> None:
+        """Take a checkpoint, written after the last record."""
+        self.read_lines += 1
+        if len(self.checkpoints) < MOST_RECORDS:
+            self.checkpoints.append((max(self.last_step, 0), line, path))
+
+    def _of(self, sighting: Sighting) -> Sightings:
+        return self.steps if sighting.shape.kind is Step else self.evals
+
+    def _repeats(self, sighting: Sighting) -> bool:
+        """Whether the same record was read before: captures of a terminal overlap."""
+        kept = self._of(sighting).kept
+        low, high = 0, len(kept)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if kept[middle].step < sighting.step else (low, middle)
+        return low < len(kept) and (kept[low].step, kept[low].loss) == (sighting.step, sighting.loss)
+
+    def finish(self) -> LoggedRun:
+        """The run, complete."""
+        values, lines, unresolved = self._dumped_config()
+        counted = max(self.formats, key=lambda name: self.formats[name], default=None)
+        if counted == "minimal" and "nanogpt" in self.formats:
+            counted = "nanogpt"
+        known = {name: self.printed[name] for name in _PRINTED if name in self.printed}
+        return LoggedRun(
+            source=self.source,
+            format=counted or "messages",
+            records=self._records(),
+            config={**values, **self.config},
+            config_lines={**lines, **self.config_lines},
+            config_source=tuple(self.config_source),
+            unresolved=frozenset(unresolved - self.config.keys()),
+            printed=self.printed_lines,
+            messages=tuple(self.messages),
+            unread_lines=max(0, self.last_line - self.first_line + 1 - self.read_lines),
+            kept_one_step_in=self.steps.one_in,
+            **known,  # type: ignore[arg-type]  # the readers state them in their types
+        )
+
+    def _records(self) -> tuple[Record, ...]:
+        """Records in the order of the log, with the checkpoints among them."""
+        records = [(s.line.number, s.record()) for s in (*self.evals.kept, *self.steps.kept)]
+        best: dict[int, bool] = {}
+        lowest = float("inf")
+        for sighting in self.evals.kept:
+            loss = float(sighting.loss)
+            best[sighting.step] = loss < lowest
+            lowest = min(lowest, loss) if loss == loss else lowest
+        records += [(line.number, _checkpoint(step, line, path, best)) for step, line, path in self.checkpoints]
+        return tuple(record for _, record in sorted(records, key=lambda pair: pair[0]))
+
+    def _dumped_config(self) -> tuple[dict[str, object], dict[str, Line], set[str]]:
+        """Values, their lines, and unresolved keys of the config that the log repeats."""
+        if not self.config_source:
+            return {}, {}, set()
+        numbered = self.config_source
+        try:
+            file = read_config("\n".join(line.text for line in numbered), _DEFAULTS)
+        except NotAConfig:  # wrapped or damaged: the lines that are whole still count
+            numbered = [line for line in numbered if _is_assignment(line.text)]
+            file = read_config("\n".join(line.text for line in numbered), _DEFAULTS)
+        lines = {key: numbered[number - 1] for key, number in file.lines.items() if number <= len(numbered)}
+        return dict(file.values), lines, set(file.unresolved) & KEYS.keys()
+
+
+_PRINTED = (
+    "printed_params printed_params_total printed_tokens_per_step world_size card_name printed_flops_per_token "
+    "printed_seconds_per_step".split()
+)
+_DEFAULTS = {key: RunConfig.model_fields[key].default for key in NANOGPT_KEYS - {"dtype"}} | {"device": "cuda"}
+
+
+def _is_assignment(text: str) -> bool:
+    try:
+        return bool(read_config(text, _DEFAULTS).lines)
+    except NotAConfig:
+        return False
+
+
+def _checkpoint(step: int, line: Line, path: str, best: dict[int, bool]) -> Checkpoint:
+    return Checkpoint(
+        step=step,
+        tokens=None,
+        path=path,
+        seconds=None,
+        reason="evaluation",
+        best=best.get(step, False),
+        more={"line": line},
+    )

@@ -1,0 +1,138 @@
+"""What programs say beside their losses: out of memory in four wordings, failed compilations, warnings, resumes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from onecard.runs.foreign.shapes import shape
+from onecard.runs.foreign.text import NUMBER, number
+from onecard.runs.logged import Line, Message
+from onecard.units import parse_bytes
+
+_SIZE = r"(\d{1,12}(?:\.\d{1,6})? [KMGT]?i?B)"
+_OUT_OF_MEMORY = shape(r"CUDA out of memory|HIP out of memory|CUDA error: out of memory|OutOfMemoryError")
+# The wordings of torch 1.0 ("cached"), 1.5 ("reserved in total"), 2.0 ("capacty of ... of which"), 2.2 ("capacity")
+_OOM_FIELDS = {
+    "tried_bytes": shape(rf"[Tt]ried to allocate {_SIZE}"),
+    "capacity_bytes": shape(rf"{_SIZE} total capacity|total capaci?ty of {_SIZE}"),
+    "free_bytes": shape(rf"{_SIZE} free|of which {_SIZE} is free"),
+    "allocated_bytes": shape(rf"{_SIZE} already allocated|allocated memory {_SIZE} is allocated by PyTorch"),
+    "reserved_unallocated_bytes": shape(rf"{_SIZE} cached|{_SIZE} is reserved by PyTorch but unallocated"),
+    "reserved_bytes": shape(rf"{_SIZE} reserved in total"),
+    "process_bytes": shape(rf"this process has {_SIZE} memory in use"),
+}
+_OTHER_PROCESS = shape(rf"Process \d{{1,12}} has {_SIZE} memory in use")
+_OOM_GOES_ON = shape(
+    r"total capac|already allocated|is free|memory in use|by PyTorch|Tried to allocate|fragmentation|ALLOC_CONF"
+)
+_EVAL_FRAME = shape(r"\bin (?:estimate_loss|eval\w*|_?evaluat\w+|validat\w+|evaluation_loop|prediction_step)\b")
+TRACEBACK = "Traceback (most recent call last)"
+_FRAME = shape(r'File "[^"]{1,400}", line \d{1,9}, in ')
+MOST_OOM_LINES = 8
+
+
+def out_of_memory(text: str) -> bool:
+    """Whether the line begins an out-of-memory message."""
+    return "emory" in text and _OUT_OF_MEMORY.search(text) is not None
+
+
+def frame(text: str) -> bool:
+    """Whether the line is a frame of a traceback."""
+    return 'File "' in text and _FRAME.search(text) is not None
+
+
+def oom_goes_on(text: str) -> bool:
+    """Whether a line after an out-of-memory message may be the rest of it, wrapped."""
+    return _OOM_GOES_ON.search(text) is not None and not text.startswith("#") and not out_of_memory(text)
+
+
+def oom_message(lines: tuple[Line, ...], frames: Iterable[Line] | None) -> Message:
+    """The numbers of an out-of-memory message in bytes, and whether evaluation was under way (where frames tell)."""
+    # a terminal may have wrapped it inside a word, or at a space, which is then lost
+    text, spaced = ("".join(line.text for line in lines), " ".join(line.text for line in lines))
+    values: dict[str, object] = {**_sizes(spaced), **_sizes(text)}
+    others = [size for found in _OTHER_PROCESS.finditer(text) if (size := _bytes(found[1])) is not None]
+    if others:
+        values["other_processes_bytes"] = sum(others)
+    evaluating: tuple[Line, ...] = ()
+    if frames is not None:
+        evaluating = tuple(line for line in frames if _EVAL_FRAME.search(line.text))[:1]
+        values["in_eval"] = bool(evaluating)
+    return Message(kind="oom", lines=(*evaluating, *lines), values=values)
+
+
+def _sizes(text: str) -> Mapping[str, int]:
+    sizes = {}
+    for name, pattern in _OOM_FIELDS.items():
+        found = pattern.search(text)
+        size = _bytes(next(group for group in found.groups() if group)) if found else None
+        if size is not None:
+            sizes[name] = size
+    total = sizes.pop("reserved_bytes", None)
+    if total is not None and "allocated_bytes" in sizes:
+        sizes.setdefault("reserved_unallocated_bytes", max(0, total - sizes["allocated_bytes"]))
+    return sizes
+
+
+def _bytes(text: str) -> int | None:
+    """A size of the message; None for the absurd ones that some drivers make torch print."""
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        return None
+    return size if size < 2**50 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """A sentence worth a message, and the values in it."""
+
+    kind: str
+    needle: str  # stands in it always
+    pattern: re.Pattern[str]
+    values: Mapping[str, object] = field(default_factory=dict)
+
+    def read(self, line: Line) -> Message | None:
+        """The message in a line; None if it says something else."""
+        found = self.pattern.search(line.text) if self.needle in line.text else None
+        if not found:
+            return None
+        named = {name: _value(text) for name, text in found.groupdict().items() if text}
+        return Message(kind=self.kind, lines=(line,), values={**self.values, **named})
+
+
+def _value(text: str) -> object:
+    return number(text) if re.fullmatch(NUMBER, text, re.ASCII) else text
+
+
+def _failed(cause: str, needle: str, text: str) -> Saying:
+    return Saying("compile-failed", needle, shape(text), {"cause": cause})
+
+
+# The first that fits counts, so causes that can be named stand before the bare failure.
+SAYINGS = (
+    Saying("few-sms", "SMs to use", shape(r"Not enough SMs to use max_autotune_gemm")),
+    _failed("python-headers", "Python.h", r"Python\.h: No such file"),
+    _failed(
+        "no-triton", "riton", r"No module named 'triton|[Cc]annot find a working triton|TritonMissing|requires triton"
+    ),
+    _failed("old-card", "riton", r"too old to be supported by the triton"),
+    _failed("no-compiler", "ompiler", r"[Ff]ailed to find C compiler|InvalidCxxCompiler|No working C\+\+ compiler"),
+    _failed("backend", "ompilerFailed", r"BackendCompilerFailed"),
+    _failed("backend", "nductorError", r"InductorError"),
+    Saying(
+        "scaler-skip",
+        "kipping step",
+        shape(rf"[Ss]kipping step.{{0,80}}?(?:reducing (?:loss scale )?to|scale) (?P<scale>{NUMBER})"),
+    ),
+    Saying("resume", "Resuming", shape(r"Resuming (?:training )?from (?P<path>\S{1,4096})")),
+    Saying("interrupted", "KeyboardInterrupt", shape(r"^KeyboardInterrupt")),
+)
+NEEDLES = frozenset({"emory", 'File "', "Traceback", *(saying.needle for saying in SAYINGS)})
+
+
+def message_in(line: Line) -> Message | None:
+    """The message a line holds by itself."""
+    return next((message for saying in SAYINGS if (message := saying.read(line))), None)

@@ -1,0 +1,127 @@
+"""What a reader of a format consists of: the shapes of its lines, and what each shape says."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+
+from onecard.runs.logged import Line, LogFormat
+from onecard.runs.records import Eval, Step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordShape:
+    """A line that holds a step or an evaluation. The group "step" is its number where it has one, "loss" its loss.
+
+    The pattern covers the line to its end, so that a line wrapped or cut short does not match; then `cut` counts.
+    """
+
+    format: LogFormat
+    kind: type[Step] | type[Eval]
+    needle: str  # stands in every such line
+    pattern: re.Pattern[str]
+    record: Callable[[re.Match[str], Line, int], Step | Eval]  # the record, given the step
+    cut: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stated:
+    """What a line states about the run."""
+
+    config: Mapping[str, object] = field(default_factory=dict)
+    printed: Mapping[str, object] = field(default_factory=dict)  # fields of LoggedRun by name
+    position: tuple[int, int] | None = None  # the step a progress bar shows, and of how many
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatementShape:
+    """A line that states something; `begins` where a program prints it once, at the start of a run."""
+
+    format: LogFormat | None
+    needle: str
+    pattern: re.Pattern[str]
+    says: Callable[[re.Match[str]], Stated]
+    begins: bool = False
+
+
+@cache
+def shape(text: str) -> re.Pattern[str]:
+    """A pattern to search for in a line; digits are ASCII."""
+    return re.compile(text, re.ASCII)
+
+
+def field_in(found: re.Match[str], pattern: str) -> float | None:
+    """The number that a pattern finds in the matched part of a line: what follows it may be cut."""
+    field = shape(pattern).search(found[0])
+    return float(field[1].replace(",", "").replace("_", "")) if field else None
+
+
+def step_record(
+    step: int,
+    *,
+    loss: float,
+    line: Line,
+    lr: float | None = None,
+    grad_norm: float | None = None,
+    seconds: float | None = None,
+    elapsed_seconds: float | None = None,
+    tokens_per_second: float | None = None,
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> Step:
+    """A Step of a foreign log: what such logs never say is None, and so is a time or rate that is none."""
+    seconds, elapsed_seconds = measured(seconds), measured(elapsed_seconds)
+    tokens_per_second, lr = measured(tokens_per_second), measured(lr)
+    printed = {"printed_tokens_per_second": tokens_per_second, "printed_seconds": seconds}
+    said = {name: value for name, value in printed.items() if value is not None}
+    return Step(
+        step=step,
+        tokens=None,
+        loss=loss,
+        lr=lr,
+        grad_norm=grad_norm,
+        seconds=seconds,
+        elapsed_seconds=elapsed_seconds,
+        tokens_per_second=tokens_per_second,
+        mfu=None,
+        allocated_bytes=None,
+        reserved_bytes=None,
+        data_wait_seconds=None,
+        more={**more, **said, "line": line},
+    )
+
+
+def measured(value: float | None) -> float | None:
+    """The value if it is finite and not negative: a damaged line may say anything."""
+    return value if value is not None and 0 <= value < math.inf else None
+
+
+def eval_record(
+    step: int,
+    *,
+    line: Line,
+    train_loss: float | None = None,
+    val_loss: float | None = None,
+    seconds: float | None = None,
+    bits_per_byte: float | None = None,
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> Eval:
+    """An Eval of a foreign log."""
+    return Eval(
+        step=step,
+        tokens=None,
+        train_loss=train_loss,
+        val_loss=val_loss,
+        train_loss_error=None,
+        val_loss_error=None,
+        block_size=None,
+        tokens_read=None,
+        seconds=measured(seconds),
+        peak_allocated_bytes=None,
+        peak_reserved_bytes=None,
+        bits_per_byte=bits_per_byte,
+        more={**more, "line": line},
+    )

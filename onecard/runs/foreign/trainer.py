@@ -1,0 +1,182 @@
+"""Hugging Face Trainer: the dictionaries it prints, and its trainer_state.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+
+from onecard.runs.foreign.shapes import RecordShape, Stated, StatementShape, eval_record, field_in, shape, step_record
+from onecard.runs.foreign.text import COUNT, NUMBER, WHOLE, number, whole
+from onecard.runs.logged import Line, LoggedRun
+from onecard.runs.records import Eval, Record, Step
+
+
+def _value(name: str) -> str:
+    """A pattern for an entry; versions differ in whether numbers stand in quotes."""
+    return rf"'{name}': '?({NUMBER})"
+
+
+def _step(found: re.Match[str], line: Line, step: int) -> Step:
+    return step_record(
+        step,
+        loss=number(found["loss"]),
+        line=line,
+        lr=field_in(found, _value("learning_rate")),
+        grad_norm=field_in(found, _value("grad_norm")),
+        more=_epoch(field_in(found, _value("epoch"))),
+    )
+
+
+def _eval(found: re.Match[str], line: Line, step: int) -> Eval:
+    return eval_record(
+        step,
+        line=line,
+        val_loss=number(found["loss"]),
+        seconds=field_in(found, _value("eval_runtime")),
+        more=_epoch(field_in(found, _value("epoch"))),
+    )
+
+
+def _epoch(epoch: float | None) -> dict[str, object]:
+    return {} if epoch is None else {"epoch": epoch}
+
+
+# No step stands in these lines: it follows from the epoch or the progress bar, else lines are counted.
+RECORDS = (
+    RecordShape(
+        format="hf-trainer",
+        kind=Step,
+        needle="{'loss'",
+        pattern=shape(
+            rf"\{{'loss': '?(?P<loss>{NUMBER})'?,[^{{}}]{{0,400}}'epoch': '?(?P<epoch>{NUMBER})'?[^{{}}]*\}}"
+        ),
+        record=_step,
+    ),
+    RecordShape(
+        format="hf-trainer",
+        kind=Eval,
+        needle="{'eval_loss'",
+        pattern=shape(
+            rf"\{{'eval_loss': '?(?P<loss>{NUMBER})'?,[^{{}}]{{0,400}}'epoch': '?(?P<epoch>{NUMBER})'?[^{{}}]*\}}"
+        ),
+        record=_eval,
+    ),
+)
+
+
+def _bar(found: re.Match[str]) -> Stated:
+    return Stated(position=(int(found[1]), int(found[2])))
+
+
+def _count_of(key: str) -> StatementShape:
+    name, needle = _COUNTS[key]
+    return StatementShape(
+        format="hf-trainer",
+        needle=needle,
+        pattern=shape(rf"^(?:\[[^\]]{{0,80}}\] ?|.{{0,60}} - )?\s{{0,8}}{re.escape(needle)} = ({COUNT})"),
+        says=lambda found: (
+            Stated(printed={name: whole(found[1])})
+            if name.startswith("printed_") or name == "epochs"
+            else Stated(config={name: whole(found[1])})
+        ),
+    )
+
+
+_COUNTS = {
+    "epochs": ("epochs", "Num Epochs"),
+    "batch": ("batch_size", "Instantaneous batch size per device"),
+    "accumulation": ("gradient_accumulation_steps", "Gradient Accumulation steps"),
+    "steps": ("max_iters", "Total optimization steps"),
+    "params": ("printed_params_total", "Number of trainable parameters"),
+}
+
+STATEMENTS = (
+    StatementShape(
+        format="hf-trainer",
+        needle="***** Running training",
+        pattern=shape(r"\*{5} Running training \*{5}"),
+        says=lambda _: Stated(),
+        begins=True,
+    ),
+    *(_count_of(key) for key in _COUNTS),
+    StatementShape(
+        format="hf-trainer",
+        needle="'train_runtime'",
+        pattern=shape(rf"'train_runtime': '?{NUMBER}'?,.{{0,200}}'train_steps_per_second': '?(?P<rate>{NUMBER})"),
+        says=lambda found: (
+            Stated(printed={"printed_seconds_per_step": 1 / rate})
+            if 0 < (rate := number(found["rate"])) < math.inf
+            else Stated()
+        ),
+    ),
+    *(
+        StatementShape(
+            format=None,
+            needle=needle,
+            pattern=shape(rf"^\s{{0,8}}\d{{1,3}}%\|[^|]{{0,120}}\| ({WHOLE})/({WHOLE}) \["),
+            says=_bar,
+        )
+        for needle in ("it/s", "s/it")
+    ),
+)
+
+_INNERMOST = re.compile(r"\{[^{}]*\}")
+
+
+def is_state(beginning: bytes) -> bool:
+    """Whether a file that begins so is a trainer_state.json."""
+    return beginning.lstrip()[:1] == b"{" and any(
+        name in beginning for name in (b'"log_history"', b'"best_metric"', b'"best_global_step"')
+    )
+
+
+def state_run(text: str, *, source: str) -> LoggedRun | None:
+    """The run of a trainer_state.json, whole or cut short; None if it holds no losses."""
+    records: list[Record] = []
+    number_of_line, position = 1, 0
+    for found in _INNERMOST.finditer(text):
+        number_of_line += text.count("\n", position, found.start())
+        position = found.start()
+        try:
+            entry = json.loads(found[0])
+        except (ValueError, RecursionError):
+            continue
+        record = _state_record(entry, Line(number_of_line, " ".join(found[0].split())[:400]))
+        if record:
+            records.append(record)
+    if not records:
+        return None
+    config = {
+        key: int(known[1])
+        for key, name in (
+            ("max_iters", "max_steps"),
+            ("batch_size", "train_batch_size"),
+            ("eval_interval", "eval_steps"),
+        )
+        if (known := re.search(rf'"{name}": ({WHOLE})\b', text, re.ASCII))
+    }
+    return LoggedRun(source=source, format="hf-trainer", records=tuple(records), config=config)
+
+
+def _state_record(entry: Mapping[str, object], line: Line) -> Record | None:
+    values = {name: float(v) for name, v in entry.items() if isinstance(v, int | float) and not abs(v) > 1e300}
+    step = values.get("step")
+    if step is None or not 0 <= step < 10**12:
+        return None
+    more = _epoch(values.get("epoch"))
+    if "loss" in values:
+        return step_record(
+            int(step),
+            loss=values["loss"],
+            line=line,
+            lr=values.get("learning_rate"),
+            grad_norm=values.get("grad_norm"),
+            more=more,
+        )
+    if "eval_loss" in values:
+        return eval_record(
+            int(step), line=line, val_loss=values["eval_loss"], seconds=values.get("eval_runtime"), more=more
+        )
+    return None

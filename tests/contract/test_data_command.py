@@ -1,0 +1,354 @@
+"""onecard data as a user types it: prepared, killed, interrupted, looked at, mistyped; without torch."""
+
+import gzip
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onecard.cli.data import data
+from onecard.config.schema import KEYS
+from tests.contract.conftest import ROOT, Command
+from tests.loopback_hub import Hub, serving
+
+pytest.importorskip("numpy", reason="needs numpy")
+
+BYTES = ["--tokenizer=bytes", "--workers", "1"]
+
+
+@pytest.mark.parametrize("command", ["prepare", "info"])
+def test_help_opens_with_an_example_and_no_option_is_a_config_key(onecard: Command, command: str) -> None:
+    lines = [line.strip() for line in onecard("data", command, "--help").stdout.splitlines() if line.strip()]
+    assert lines[1] == "Example:"
+    assert lines[2].startswith(f"onecard data {command}")
+    for option in data.commands[command].params:
+        assert not {name.lstrip("-").replace("-", "_") for name in option.opts} & set(KEYS) or option.name == "source"
+
+
+def write_lines(path: Path, count: int, *, words: int = 10) -> Path:
+    digests = (hashlib.sha256(str(number).encode()).hexdigest() for number in range(count))
+    path.write_text("".join(json.dumps({"text": f"{digest} " * words}) + "\n" for digest in digests))
+    return path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.bin"))}
+
+
+def test_prepare_then_info(onecard: Command, tmp_path: Path) -> None:
+    write_lines(tmp_path / "x.jsonl", 500)
+    done = onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert "train" in done.stdout
+    assert "[val-set-tiny]" in done.stderr
+    assert "next: onecard train --dataset=out" in done.stderr
+    shown = onecard("data", "info", "out", cwd=tmp_path)
+    assert shown.code == 0
+    assert "2 of 2 files are as they were written" in shown.stdout
+    assert "val, from token 0:" in shown.stdout
+    report = onecard("data", "info", "out", "--json", "--samples", "1", cwd=tmp_path).json
+    assert report["tokens"]["train"] + report["tokens"]["val"] == 500 * 651
+    assert [sample["split"] for sample in report["samples"]] == ["train", "val"]
+    assert report["damaged"] == []
+
+
+def test_a_file_that_changed_is_found_and_exit_1(onecard: Command, tmp_path: Path) -> None:
+    write_lines(tmp_path / "x.jsonl", 50)
+    onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, cwd=tmp_path)
+    file = tmp_path / "out" / "train-00000.bin"
+    file.write_bytes(b"\x01" + file.read_bytes()[1:])
+    shown = onecard("data", "info", "out", cwd=tmp_path)
+    assert shown.code == 1
+    assert "DAMAGED" in shown.stdout
+    report = onecard("data", "info", "out", "--json", cwd=tmp_path)
+    assert (report.code, report.json["damaged"]) == (1, ["train-00000.bin"])
+
+
+def test_info_reads_nanogpts_folders_and_says_what_it_cannot_know(onecard: Command, tmp_path: Path) -> None:
+    for name in ("train.bin", "val.bin"):
+        (tmp_path / name).write_bytes(bytes(range(100)))
+    shown = onecard("data", "info", ".", cwd=tmp_path)
+    assert shown.code == 0
+    assert "none recorded for train.bin, val.bin" in shown.stdout
+    assert onecard("data", "info", ".", "--json", cwd=tmp_path).json["tokenizer"] is None
+
+
+def test_samples_cannot_steer_the_terminal(onecard: Command, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("\x1b[31mred\x07 [bold]not bold[/bold]\n" * 500)
+    onecard("data", "prepare", "x.txt", "--out", "out", *BYTES, cwd=tmp_path)
+    shown = onecard("data", "info", "out", cwd=tmp_path).stdout
+    assert "\x1b" not in shown
+    assert r"\x1b[31mred\x07 [bold]not bold[/bold]" in shown
+
+
+def test_json_is_one_object_and_the_talk_is_elsewhere(onecard: Command, tmp_path: Path) -> None:
+    write_lines(tmp_path / "x.jsonl", 50)
+    done = onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, "--json", cwd=tmp_path)
+    assert done.code == 0
+    assert done.stderr == ""
+    assert done.json["schema"] == 1
+    assert sum(done.json["tokens"].values()) == done.json["new_tokens"] == 50 * 651
+    assert done.json["findings"][0]["rule"] == "val-set-tiny"
+    again = onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, "--json", cwd=tmp_path)
+    assert again.json["new_tokens"] == 0
+    assert again.json["train"] == done.json["train"]
+
+
+def test_standard_input_and_files_give_the_same_tokens(onecard: Command, tmp_path: Path) -> None:
+    raw = write_lines(tmp_path / "x.jsonl", 100).read_bytes()
+    (tmp_path / "y.jsonl.gz").write_bytes(gzip.compress(raw))
+    share = ["--val-share", "0.1"]
+    onecard("data", "prepare", "x.jsonl", "--out", "a", *BYTES, *share, cwd=tmp_path)
+    onecard("data", "prepare", "y.jsonl.gz", "--out", "b", *BYTES, *share, cwd=tmp_path)
+    for name, piped in (("c", raw), ("d", gzip.compress(raw))):
+        done = onecard("data", "prepare", "-", "--out", name, *BYTES, *share, stdin=piped, cwd=tmp_path)
+        assert done.code == 0, done.stderr
+    assert content(tmp_path / "a") == content(tmp_path / "b") == content(tmp_path / "c") == content(tmp_path / "d")
+
+
+def test_the_source_of_this_python_needs_nothing_else(onecard: Command, tmp_path: Path) -> None:
+    done = onecard(
+        "data", "prepare", "python-stdlib", "--out", "o", *BYTES, "--tokens", "1M", "--format", "nanogpt", cwd=tmp_path
+    )
+    assert done.code == 0, done.stderr
+    assert (tmp_path / "o" / "train.bin").stat().st_size > 1_500_000
+    assert (tmp_path / "o" / "meta.pkl").exists()
+
+
+Start = Callable[[], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Begin to prepare some 4 MB with two workers, in a process group of its own."""
+    write_lines(tmp_path / "x.jsonl", 1200, words=50)
+
+    def begin() -> subprocess.Popen[bytes]:
+        command = ["data", "prepare", "x.jsonl", "--out", "out", "--tokenizer=bytes", "--workers", "2"]
+        return subprocess.Popen(
+            [sys.executable, "-c", SLOWED, *command, "--dedup"],
+            cwd=tmp_path,
+            env=os.environ | {"ONECARD_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    return begin
+
+
+# The command as it is, but saved after every block, and with blocks small enough to be killed between.
+SLOWED = """
+import sys
+import onecard.data.blocks, onecard.data.prepare
+from onecard.cli.main import main
+onecard.data.blocks._BLOCK_BYTES = 2**16
+onecard.data.prepare.prepare.__kwdefaults__["save_seconds"] = 0.0
+if __name__ == "__main__":
+    main(sys.argv[1:])
+"""
+
+
+def wait_for_tokens(folder: Path, *, more_than: int, process: subprocess.Popen[bytes]) -> int:
+    """Until so many tokens are said to be there; how many there are."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until and process.poll() is None:
+        tokens = tokens_in(folder)
+        if tokens > more_than:
+            return tokens
+        time.sleep(0.005)
+    return tokens_in(folder)
+
+
+def tokens_in(folder: Path) -> int:
+    from onecard.data.manifest import read_progress
+
+    progress = read_progress(folder) if folder.exists() else None
+    return progress.tokens if progress else 0
+
+
+def group_is_gone(group: int) -> bool:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_no_document_is_lost_or_there_twice(start: Start, tmp_path: Path) -> None:
+    whole = start()
+    whole.communicate(timeout=120)
+    assert whole.returncode == 0
+    expected = content(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "whole")
+    tokens, kills = 0, 0
+    for _ in range(4):
+        process = start()
+        tokens = wait_for_tokens(tmp_path / "out", more_than=tokens + 300_000, process=process)
+        kills += process.poll() is None
+        process.kill()  # kill -9, of the parent alone
+        process.communicate(timeout=60)
+        assert group_is_gone(process.pid), "workers do not outlive their parent"
+    assert kills >= 2
+    last = start()
+    output, _ = last.communicate(timeout=120)
+    assert last.returncode == 0
+    assert content(tmp_path / "out") == expected
+    meta = [json.loads((tmp_path / folder / "meta.json").read_bytes()) for folder in ("out", "whole")]
+    assert meta[0]["documents"] == meta[1]["documents"] == meta[0]["documents"] | {"duplicates": 0, "bad": {}}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_keeps_what_is_done_and_exits_130(start: Start, tmp_path: Path, number: int) -> None:
+    process = start()
+    wait_for_tokens(tmp_path / "out", more_than=300_000, process=process)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    _, talk = process.communicate(timeout=60)
+    assert process.returncode == 130, talk.decode()
+    assert b"give the same command to go on" in talk
+    assert b"Traceback" not in talk
+    assert group_is_gone(process.pid)
+    kept = tokens_in(tmp_path / "out")
+    assert kept > 300_000
+    again = start()
+    shown, _ = again.communicate(timeout=120)
+    assert again.returncode == 0
+    assert tokens_in(tmp_path / "out") > kept
+
+
+def test_fineweb_comes_from_the_hub_and_only_then(onecard: Command, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
+    files = {}
+    for number in range(3):
+        parquet.write_table(arrow.table({"text": [f"{number} {row} " * 50 for row in range(100)]}), tmp_path / "t")
+        files[f"sample/10BT/{number:03d}_00000.parquet"] = (tmp_path / "t").read_bytes()
+    configs = [{"config_name": "sample-10BT", "data_files": [{"split": "train", "path": "sample/10BT/*"}]}]
+    with serving(Hub("HuggingFaceFW/fineweb-edu", files, configs)) as hub:
+        environment = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf")}
+        write_lines(tmp_path / "x.jsonl", 5)
+        onecard("data", "prepare", "x.jsonl", "--out", "a", *BYTES, cwd=tmp_path, **environment)
+        onecard("data", "prepare", "a/b.parquet", "--out", "b", *BYTES, cwd=tmp_path, **environment)
+        assert hub.asked == []
+        done = onecard(
+            "data",
+            "prepare",
+            "fineweb-edu",
+            "--out",
+            "c",
+            *BYTES,
+            "--tokens",
+            "1k",
+            "--json",
+            cwd=tmp_path,
+            **environment,
+        )
+        assert done.code == 0, done.stderr
+        assert done.json["source"]["name"] == "HuggingFaceFW/fineweb-edu sample-10BT"
+        assert hub.downloads() == ["sample/10BT/000_00000.parquet"]
+        again = onecard("data", "prepare", "no/such", "--out", "d", *BYTES, cwd=tmp_path, **environment)
+        assert (again.code, len(again.stderr.splitlines())) == (2, 3)
+
+
+MISTAKES = [
+    (["data", "prepar", "x"], "unknown-command", "onecard data prepare"),
+    (["data", "prepare", "x.jsonl"], "usage", "--help"),
+    (["data", "prepare", "--out", "o"], "usage", "--help"),
+    (["data", "prepare", "qq/nowhere.parquet", "--out", "o", *BYTES], "no-such-source", "onecard data prepare"),
+    (["data", "prepare", "y.jsonl", "--out", "o", *BYTES], "no-such-source", "x.jsonl"),
+    (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer", "gpt2"], "key-without-value", "--tokenizer=VALUE"),
+    (["data", "prepare", "x.jsonl", "--out", "o"], "no-ranks", "--ranks FILE"),
+    (["data", "prepare", "x.jsonl", "--out", "o", "--ranks", "x.jsonl"], "bad-ranks", "--ranks"),
+    (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer=gpt3"], "no-such-tokenizer", "--tokenizer=gpt2"),
+    (["data", "prepare", "x.jsonl", "--out", "o", "--n_layer=3"], "unexpected-key", "--help"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--vocab_size=300"], "bad-vocabulary", "--tokenizer=bpe"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--tokens", "many"], "bad-number", "--tokens"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--tokens", "0"], "bad-number", "--tokens"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "0"], "bad-number", "--shard"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "3B"], "bad-number", "--shard"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--val-share", "2"], "usage", "--help"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--subset", "s"], "usage", "--subset"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--column", "body"], "all-bad", "--column text"),
+    (["data", "prepare", "x.jsonl", "--out", ".", *BYTES], "folder-not-empty", "--out"),
+    (["data", "prepare", "x.jsonl", "--out", "x.jsonl", *BYTES], "cannot-write", "--out DIR"),
+    (["data", "prepare", "empty.txt", "--out", "o", *BYTES], "no-documents", "look"),
+    (["data", "prepare", "-", "--out", "o", "--tokenizer=characters"], "cannot-read-twice", "file"),
+    (["data", "info", "nowhere"], "no-such-dataset", "--dataset"),
+    (["data", "info", "."], "no-such-dataset", "--dataset"),
+    (["data", "info", "nowhere", "--n_layer=3"], "unexpected-key", "--help"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "name", "fix"), MISTAKES)
+def test_a_mistake_gets_three_lines(
+    onecard: Command, tmp_path: Path, arguments: list[str], name: str, fix: str
+) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    write_lines(folder / "x.jsonl", 5)
+    (folder / "empty.txt").write_text("")
+    environment = {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    shown = onecard(*arguments, cwd=folder, **environment)
+    assert shown.code == (3 if name == "cannot-write" else 2), shown.stderr
+    assert shown.stdout == ""
+    what, why, how = shown.stderr.splitlines()
+    assert what.startswith("error: ")
+    assert what.endswith(f"[{name}]")
+    assert why.startswith("  why: ")
+    assert fix in how
+
+
+@pytest.mark.parametrize(("arguments", "name", "fix"), MISTAKES[3:6])
+def test_a_mistake_is_json_with_json(
+    onecard: Command, tmp_path: Path, arguments: list[str], name: str, fix: str
+) -> None:
+    write_lines(tmp_path / "x.jsonl", 5)
+    error = onecard(*arguments, "--json", cwd=tmp_path)
+    assert (error.code, error.stderr) == (2, "")
+    assert error.json["error"]["name"] == name
+    assert fix in error.json["error"]["fix"]
+
+
+def test_an_unfinished_folder_is_not_trained_on(start: Start, onecard: Command, tmp_path: Path) -> None:
+    process = start()
+    wait_for_tokens(tmp_path / "out", more_than=300_000, process=process)
+    process.kill()
+    process.communicate(timeout=60)
+    shown = onecard("data", "info", "out", cwd=tmp_path)
+    assert shown.code == 2
+    assert shown.stderr.splitlines()[0].endswith("[data-unfinished]")
+
+
+def test_a_full_disk_is_three_lines_and_exit_3(onecard: Command, tmp_path: Path) -> None:
+    write_lines(tmp_path / "x.jsonl", 5)
+    code = """
+import errno, sys
+from onecard.cli.main import run
+from onecard.data.shards import ShardWriter
+def full(self, ids):
+    raise OSError(errno.ENOSPC, "No space left on device")
+ShardWriter.write = full
+sys.exit(run(["data", "prepare", "x.jsonl", "--out", "out", "--tokenizer=bytes", "--workers", "1"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "ONECARD_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0].endswith("[disk-full]")
+    assert onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, cwd=tmp_path).code == 0

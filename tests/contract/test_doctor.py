@@ -1,0 +1,279 @@
+"""`onecard doctor` as a stranger uses it. Every log and run folder here is made by construction."""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from onecard.plan.loss import law
+from onecard.runs.folder import create_run
+from onecard.runs.records import Start
+from tests.contract.conftest import Command
+from tests.unit.doctor.cases import evaluation, step
+
+# A config after the one of a real question: the comment says 125M, the width makes it 40M.
+CONFIG = """\
+out_dir = 'out-web'
+eval_interval = 500
+wandb_run_name = '125M-my-card'
+dataset = 'fineweb'
+gradient_accumulation_steps = 32     # 16 * 32 = 512 sequences
+batch_size = 16
+block_size = 1024
+# Model (~125M parameters)
+n_layer = 12
+n_head = 12
+n_embd = 384
+dropout = 0.1
+learning_rate = 1e-3
+max_iters = 20000                    # ~3B tokens
+warmup_iters = 500
+lr_decay_iters = 20000
+min_lr = 1e-4
+beta2 = 0.99
+"""
+PARAMS, TOKENS = 40_953_216, 524_288
+
+
+def log_lines(last: int = 20_000, *, gap: float = -0.07) -> Iterator[str]:
+    """What nanoGPT would print for CONFIG on an RTX 4070: the scaling law, 3.91 s an update, MFU of an A100."""
+    for number in range(0, last + 1, 100):
+        tokens = max(number, 40) * TOKENS
+        loss = min(10.87, law(PARAMS, tokens) + 0.21)
+        noise = 0.01 * math.sin(7.7 * number)
+        if number % 500 == 0:
+            yield f"step {number}: train loss {loss:.4f}, val loss {loss + gap + noise:.4f}"
+        if number % 200 == 0:
+            milliseconds = 19_150.0 if number % 1000 == 0 else 3910.0
+            yield f"iter {number}: loss {loss + gap + 10 * noise:.4f}, time {milliseconds:.2f}ms, mfu 11.50%"
+
+
+def log(last: int = 20_000, **more: float) -> str:
+    return "\n".join(log_lines(last, **more)) + "\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    (folder / "train.log").write_text(log())
+    (folder / "c.py").write_text(CONFIG)
+    return folder
+
+
+GIVEN = ["train.log", "--config", "c.py", "--gpu", "RTX 4070"]
+
+
+def by_rule(run: dict[str, object]) -> dict[str, dict[str, object]]:
+    return {finding["rule"]: finding for finding in run["findings"]}  # type: ignore[attr-defined, index]
+
+
+def test_the_question_of_the_run_that_stalls_is_answered_whole(onecard: Command, files: Path) -> None:
+    shown = onecard("doctor", *GIVEN, "--json")
+    assert shown.code == 1
+    assert shown.stderr == ""
+    assert shown.json["schema"] == 1
+    (run,) = shown.json["runs"]
+    assert (run["source"], run["format"]) == ("train.log", "nanogpt")
+    found = by_rule(run)
+    mismatch = found["params-mismatch"]
+    assert mismatch["severity"] == "error"
+    assert mismatch["patch"] == {
+        "n_embd": 768,
+        "batch_size": 8,
+        "gradient_accumulation_steps": 64,
+        "dropout": 0.0,
+        "learning_rate": 6e-4,
+        "min_lr": 6e-5,
+        "out_dir": "out-web-124M",
+    }
+    assert re.search(r"[\d,]+ MiB of 11\.69 GiB, [\d.]+ h, loss 3\.3\d \(.*\) at step 10,000", str(mismatch["fix"]))
+    assert "cannot be continued" in str(mismatch["fix"])
+    assert "dropout is not the reason" in str(found["val-below-train"]["why"])
+    assert found["needless-dropout"]["patch"] == {"dropout": 0.0}
+    assert "69%" in str(found["mfu-mislabelled"]["what"])
+    assert "no plateau" in str(found["capacity-or-data"]["what"])
+    assert "plateau" not in found
+    assert found["accumulation-for-target"]["patch"] == {"batch_size": 8, "gradient_accumulation_steps": 64}
+    assert run["prescription"]["fits"] is True
+    assert run["prescription"]["loss_at_steps"]["10000"]["likely"] == pytest.approx(3.345, abs=0.002)
+
+
+def test_mid_run_the_end_is_foretold(onecard: Command, files: Path) -> None:
+    (files / "train.log").write_text(log(14_500))
+    (run,) = onecard("doctor", *GIVEN, "--json").json["runs"]
+    final = law(PARAMS, 20_000 * TOKENS) + 0.21 - 0.07
+    assert run["forecast"]["final_loss"]["low"] < final < run["forecast"]["final_loss"]["high"]
+    assert run["forecast"]["seconds_to_go"]["likely"] == pytest.approx(5500 * 3.91 + 11 * 15.24, rel=0.01)
+    assert by_rule(run)["stopped-early"]["severity"] == "info"
+
+
+def test_sizes_of_the_data_are_said_or_read(onecard: Command, files: Path) -> None:
+    (run,) = onecard("doctor", *GIVEN, "--json", "--train_tokens=30B", "--val_tokens=5000").json["runs"]
+    assert by_rule(run)["needless-dropout"]["sure"] == "high"
+    assert by_rule(run)["val-set-tiny"]["severity"] == "warn"
+    data = files / "data" / "mine"
+    data.mkdir(parents=True)
+    (data / "train.bin").write_bytes(b"\1\0" * 50_000)
+    (data / "val.bin").write_bytes(b"\1\0" * 2000)
+    (run,) = onecard("doctor", *GIVEN, "--json", "--data", "mine").json["runs"]
+    assert "2,000 tokens" in str(by_rule(run)["val-set-tiny"]["what"])
+    assert by_rule(run)["too-many-epochs"]["severity"] == "error"
+
+
+def test_a_run_without_config_and_card_is_told_what_it_shows(onecard: Command) -> None:
+    shown = onecard("doctor", "-", stdin=log(gap=0.01))
+    assert shown.code == 0
+    assert "stdin: nanoGPT log" in shown.stdout
+    assert "verdict   healthy" in shown.stdout
+    assert "--config" in shown.stdout
+
+
+def test_several_runs_are_several_entries(onecard: Command, files: Path) -> None:
+    (files / "two.log").write_text(log(2000) + log(3000, gap=0.05))
+    runs = onecard("doctor", "two.log", "train.log", "--json").json["runs"]
+    assert [run["source"] for run in runs] == ["two.log", "two.log", "train.log"]
+    assert [run["summary"]["last_step"] for run in runs] == [2000, 3000, 20_000]
+
+
+def test_bare_messages_give_one_finding_each(onecard: Command) -> None:
+    messages = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.00 GiB. GPU 0 has a total capacity of "
+        "10.00 GiB of which 2.00 GiB is free. Including non-PyTorch memory, this process has 6.50 GiB memory in use. "
+        "Of the allocated memory 6.00 GiB is allocated by PyTorch, and 100.00 MiB is reserved by PyTorch but "
+        "unallocated.\n"
+        "RuntimeError: CUDA out of memory. Tried to allocate 400.00 MiB (GPU 0; 8.00 GiB total capacity; 9.10 GiB "
+        "already allocated; 0 bytes free; 9.30 GiB reserved in total by PyTorch)\n"
+    )
+    shown = onecard("doctor", "-", "--json", stdin=messages)
+    assert shown.code == 1
+    (run,) = shown.json["runs"]
+    assert run["format"] == "messages"
+    assert sorted(finding["rule"] for finding in run["findings"]) == ["oom-capacity", "oom-system-spill"]
+
+
+def test_a_run_folder_of_ours_is_read(onecard: Command, tmp_path: Path) -> None:
+    with create_run(tmp_path / "work" / "runs" / "first", config={"n_layer": 2, "max_iters": 30}) as folder:
+        folder.append(
+            Start(
+                step=0, config={}, versions={}, device="cpu", card=None, predicted_process_bytes=None, resumed_from=None
+            )
+        )
+        for number in range(1, 11):
+            folder.append(replace(step(number, math.nan if number > 8 else 4.0), more={}))
+    shown = onecard("doctor", "runs/first", "--json")
+    assert shown.code == 1
+    (run,) = shown.json["runs"]
+    assert run["format"] == "onecard"
+    assert by_rule(run)["loss-nan"]["severity"] == "fatal"
+    assert len(onecard("doctor", "runs", "--json").json["runs"]) == 1, "a folder of runs is its runs"
+
+
+def test_a_config_nobody_can_train_is_a_finding(onecard: Command, files: Path) -> None:
+    (files / "bad.py").write_text("n_embd = 512\nn_head = 12\n")
+    shown = onecard("doctor", "train.log", "--config", "bad.py", "--json")
+    assert shown.code == 1
+    (run,) = shown.json["runs"]
+    assert by_rule(run)["heads-do-not-divide"]["patch"] == {"n_embd": 516}
+
+
+def test_a_card_of_two_sizes_serves_where_the_peaks_agree(onecard: Command, files: Path) -> None:
+    shown = onecard("doctor", "train.log", "--config", "c.py", "--gpu", "4060 ti", "--json")
+    assert shown.json["runs"][0]["summary"]["card"].startswith("GeForce RTX 4060 Ti")
+
+
+def test_explain_prints_the_rule(onecard: Command) -> None:
+    shown = onecard("doctor", "--explain", "loss-spike")
+    assert shown.code == 0
+    assert "When it is wrong" in shown.stdout
+    assert onecard("doctor", "--explain", "loss-spike", "--json").json["name"] == "loss-spike"
+
+
+def test_a_page_and_markdown_are_written(onecard: Command, files: Path) -> None:
+    shown = onecard("doctor", *GIVEN, "--html", "page.html", "--markdown")
+    assert shown.code == 1
+    assert shown.stdout.startswith("## train.log")
+    page = (files / "page.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.count('<svg class="chart"') == 2
+    assert "wrote page.html" in shown.stderr
+
+
+def test_final_says_that_no_more_is_to_come(onecard: Command, files: Path) -> None:
+    (files / "train.log").write_text(log(10_000))
+    (run,) = onecard("doctor", *GIVEN, "--final", "--json").json["runs"]
+    assert by_rule(run)["stopped-early"]["what"].startswith("stopped at")  # type: ignore[attr-defined]
+    assert "forecast" not in run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "fix"),
+    [
+        (["doctor"], "no-run", "onecard doctor runs/default"),
+        (["doctor", "train.lgo"], "no-such-file", "train.log"),
+        (["doctor", "train.log", "--n_embd=3"], "key-without-config", "--config"),
+        (["doctor", "train.log", "--config", "nothing.py"], "no-such-file", "onecard plan"),
+        (["doctor", "train.log", "--gpu", "voodoo"], "unknown-card", "onecard gpus"),
+        (["doctor", "train.log", "--train_tokens=lots"], "bad-number", "--train_tokens"),
+        (["doctor", "train.log", "--json", "--markdown"], "two-outputs", "leave one"),
+        (["doctor", "-", "-"], "stdin-twice", "name files"),
+        (["doctor", "--explain", "loss-spikes"], "unknown-rule", "--explain loss-spike"),
+        (["doctor", "train.log", "--html", "no/such/folder/x.html"], "cannot-write", "--html x.html"),
+        (["doctor", "train.log", "--data", "nowhere"], "no-such-dataset", "--dataset="),
+    ],
+)
+def test_a_mistake_gets_three_lines(onecard: Command, files: Path, arguments: list[str], name: str, fix: str) -> None:
+    shown = onecard(*arguments)
+    assert shown.code in (2, 3)
+    error = json.loads(shown.stdout)["error"] if "--json" in arguments else None
+    if error:
+        assert error["name"] == name
+        assert fix in error["fix"]
+        return
+    what, why, how = shown.stderr.splitlines()
+    assert what.endswith(f"[{name}]")
+    assert why.startswith("  why: ")
+    assert fix in how
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\1\2\xff" * 100, b"hello\n" * 50, b"{}\n"])
+def test_nothing_readable_is_exit_2_and_a_sentence(onecard: Command, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "work" / "odd.log").write_bytes(content)
+    shown = onecard("doctor", "odd.log")
+    assert shown.code == 2
+    assert len(shown.stderr.splitlines()) == 3
+    assert onecard("doctor", "-", "--json", stdin=content).json["error"]["why"]
+
+
+def test_a_folder_that_is_no_run_is_told(onecard: Command, tmp_path: Path) -> None:
+    (tmp_path / "work" / "empty").mkdir()
+    shown = onecard("doctor", "empty")
+    assert shown.code == 2
+    assert shown.stderr.splitlines()[0].endswith("[no-such-run]")
+
+
+def test_a_config_beside_the_log_is_pointed_out(onecard: Command, files: Path) -> None:
+    (files / "train.config.py").write_text(CONFIG)
+    assert "train.config.py would tell more" in onecard("doctor", "train.log").stderr
+
+
+def test_evaluations_alone_are_a_log(onecard: Command) -> None:
+    lines = [evaluation(500 * n, 4.0 - 0.2 * n) for n in range(5)]
+    text = "".join(f"step {e.step}: train loss {e.val_loss:.4f}, val loss {e.val_loss:.4f}\n" for e in lines)
+    assert onecard("doctor", "-", "--json", stdin=text).json["runs"][0]["format"] == "minimal"
+
+
+def test_a_config_from_standard_input_serves_every_run(onecard: Command, files: Path) -> None:
+    (files / "two.log").write_text(log(2000) + log(3000, gap=0.05))
+    runs = onecard("doctor", "two.log", "--config", "-", "--json", stdin=CONFIG).json["runs"]
+    assert [run["summary"]["params"] for run in runs] == [40_560_000, 40_560_000]
+
+
+@pytest.mark.parametrize("extra", [[], ["--gpu", "4070"], ["--config", "c.py"], ["--train_tokens=1B"]])
+def test_it_answers_with_whatever_it_is_told(onecard: Command, files: Path, extra: list[str]) -> None:
+    shown = onecard("doctor", "train.log", *extra, "--json")
+    assert shown.code == (1 if "--config" in extra else 0)
+    assert shown.json["runs"][0]["summary"]["not_said"]

@@ -1,0 +1,74 @@
+"""Measured speeds of our own trainer lie inside the predicted ranges.
+
+NVIDIA H200, torch 2.11.0+cu130, 2026-11-15, trainer of commit 0e22809, by `python bench/onecard_rows.py --rows rows.csv
+--out out.csv --jobs N --speed`: 14 rows timed one after the other. Ten have no `process_bytes`: the script read them
+after the activations had been given back. One number, `sustained`, is fitted to these rows; all else is nanoGPT's.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.onecard_speed import H200, Row, fitted, left_out_error, measured_rows
+from onecard.plan.speed import ONECARD_RUNS, nearest_measured, predict_speed
+from onecard.plan.speed.predict import step_times
+from onecard.plan.speed.rates import H200_RATES
+
+ROWS = measured_rows()
+
+
+def named(row: Row) -> str:
+    return row.name.replace(" ", "-").replace("/", "_")
+
+
+def is_inside(row: Row) -> bool:
+    speed = predict_speed(row.config, H200, "onecard")
+    assert speed
+    assert speed.spread <= 0.15
+    return speed.tokens_per_second.contains(row.tokens_per_second)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=named)
+def test_measured_speeds_lie_inside_fifteen_percent(row: Row) -> None:
+    assert is_inside(row)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=named)
+def test_rows_left_out_of_the_fit_are_within_five_percent(row: Row) -> None:
+    assert abs(left_out_error(row, ROWS)) < 0.05
+
+
+@pytest.mark.parametrize("row", ROWS, ids=named)
+def test_without_the_fitted_number_nanogpts_rates_are_within_fifteen_percent(row: Row) -> None:
+    unfitted = replace(H200_RATES, sustained=1.0)
+    assert step_times(row.config, H200, unfitted, "onecard").step == pytest.approx(row.step_seconds, rel=0.15)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=named)
+def test_every_kind_of_kernel_is_about_right(row: Row) -> None:
+    times = step_times(row.config, H200, replace(H200_RATES, sustained=1.0), "onecard")
+    assert times.matmuls == pytest.approx(row.matmul_seconds, rel=0.12)
+    assert times.attention == pytest.approx(row.attention_seconds, rel=0.12)
+    assert times.memory_bound + times.loss + times.optimizer == pytest.approx(row.rest_seconds, rel=0.12)
+
+
+def test_the_fitted_number_is_what_the_fit_says() -> None:
+    assert len(ROWS) == 14
+    assert fitted(ROWS).sustained == pytest.approx(H200_RATES.sustained, rel=0.005)
+
+
+def test_a_row_that_runs_a_quarter_slower_is_found_outside() -> None:
+    assert not is_inside(replace(ROWS[0], step_seconds=1.25 * ROWS[0].step_seconds))
+
+
+def test_the_table_of_measured_runs_holds_every_row_of_the_default_chunk() -> None:
+    timed = [round(row.tokens_per_second) for row in ROWS if not row.config.loss_chunk]
+    assert sorted(timed) == sorted(round(run.tokens_per_second) for run in ONECARD_RUNS)
+
+
+def test_a_measured_row_is_its_own_nearest() -> None:
+    selective = next(row for row in ROWS if row.config.grad_checkpoint == "selective")
+    said, distance = nearest_measured(selective.config, H200, "onecard")
+    assert distance == 0.0
+    assert "selective recomputation" in said
+    assert "the same here" in said

@@ -1,0 +1,138 @@
+"""Whatever a run looks like, the doctor answers: no crash, strict JSON, findings with evidence."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onecard.config.resolve import resolve
+from onecard.doctor.case import Case, DataSizes
+from onecard.doctor.diagnose import diagnose_cases
+from onecard.doctor.facts import make_case
+from onecard.errors import ConfigError
+from onecard.plan.cards import find_card
+from onecard.report.doctor_html import diagnoses_html
+from onecard.report.doctor_json import diagnoses_json
+from onecard.report.doctor_markdown import diagnoses_markdown
+from onecard.runs.logged import LogFormat, LoggedRun, Message
+from onecard.runs.records import Eval, Step
+from tests.unit.doctor.cases import SMALL, case, evaluation, learning, said, step
+
+numbers = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1e-300, 1e300, -1.0, 3.5, math.nan])
+counts = st.none() | st.integers(0, 2**60)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> list[Step | Eval]:
+    rows = draw(st.lists(st.tuples(st.integers(0, 10**9), numbers, st.none() | numbers, st.booleans()), max_size=40))
+    made: list[Step | Eval] = []
+    for number, loss, other, is_step in rows:
+        if is_step:
+            more = {"printed_mfu": other, "printed_tokens_per_second": loss, "printed_seconds": other}
+            made.append(step(number, loss, seconds=other, lr=other, **more))
+        else:
+            made.append(evaluation(number, other, loss, bits=other))
+    return made
+
+
+SIZES = ("tried", "capacity", "free", "allocated", "reserved_unallocated", "process", "other_processes")
+oom_messages = st.builds(
+    lambda sizes, in_eval: said("oom", in_eval=in_eval, **{f"{name}_bytes": size for name, size in sizes.items()}),
+    st.dictionaries(st.sampled_from(SIZES), st.integers(0, 2**45)),
+    st.booleans(),
+)
+other_messages = st.sampled_from(
+    [said("few-sms"), said("compile-failed"), said("scaler-skip", scale=0.0), said("resume"), said("interrupted")]
+)
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_iters": st.integers(0, 10**9),
+        "lr_decay_iters": st.integers(0, 10**9),
+        "warmup_iters": st.integers(0, 10**6),
+        "learning_rate": st.floats(0, 1e3),
+        "min_lr": st.floats(0, 1e3),
+        "beta2": st.floats(0, 0.99999),
+        "dropout": st.sampled_from([0.0, 0.1, 0.9]),
+        "batch_size": st.sampled_from([1, 3, 8]),
+        "gradient_accumulation_steps": st.integers(1, 10**6),
+        "vocab_size": st.sampled_from([1, 65, 50257, 50304]),
+        "eval_interval": st.integers(1, 10**9),
+        "grad_clip": st.floats(0, 10),
+        "decay_lr": st.booleans(),
+        "compile": st.booleans(),
+        "dtype": st.sampled_from(["auto", "float16", "bfloat16", "float32"]),
+        "init_from": st.sampled_from(["scratch", "resume", "gpt2"]),
+        "dataset": st.sampled_from(["fineweb", "shakespeare_char", "x"]),
+    },
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    given_keys = draw(st.none() | configs)
+    config = None
+    if given_keys is not None:
+        text = "n_layer = 2\nn_head = 2\nn_embd = 64\nblock_size = 64\nbatch_size = 2\n"
+        config = resolve(text + "".join(f"{k} = {v!r}\n" for k, v in given_keys.items()), filename="c.py")
+    formats: list[LogFormat] = ["nanogpt", "onecard", "minimal", "llm.c", "nanochat", "hf-trainer", "messages"]
+    messages: list[Message] = draw(st.lists(oom_messages | other_messages, max_size=4))
+    run = LoggedRun(
+        source="x.log",
+        format=draw(st.sampled_from(formats)),
+        records=tuple(draw(records())),
+        messages=tuple(messages),
+        printed_params=draw(counts),
+        printed_params_total=draw(counts),
+        printed_tokens_per_step=draw(counts),
+        world_size=draw(st.sampled_from([None, 1, 8])),
+    )
+    return make_case(
+        run,
+        config=config,
+        card=draw(st.sampled_from([None, find_card("RTX 4070"), find_card("V100 16GB")])),
+        data=DataSizes(train_tokens=draw(counts), val_tokens=draw(counts)),
+    )
+
+
+def check(made: list[Case], *, final: bool) -> None:
+    diagnoses = diagnose_cases(made, final=final)
+    json.dumps(diagnoses_json(diagnoses), allow_nan=False)
+    assert diagnoses_html(diagnoses).count("<section") == diagnoses_markdown(diagnoses).count("## x.log") == len(made)
+    for diagnosis in diagnoses:
+        for finding in diagnosis.findings:
+            assert finding.seen, finding.rule
+
+
+@given(st.lists(cases(), min_size=1, max_size=2), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_no_run_is_too_odd_for_the_doctor(made: list[Case], final: bool) -> None:
+    check(made, final=final)
+
+
+@pytest.mark.slow
+@given(st.lists(cases(), min_size=1, max_size=2), st.booleans())
+@settings(max_examples=600, deadline=None)
+def test_nor_are_many(made: list[Case], final: bool) -> None:
+    check(made, final=final)
+
+
+@given(st.floats(-1, 1), st.integers(8, 20))
+@settings(max_examples=30, deadline=None)
+def test_a_loss_higher_everywhere_has_the_same_trend(lift: float, last: int) -> None:
+    from onecard.doctor.trend import trend
+
+    run = learning(last * 500)
+    lifted = [replace(e, val_loss=(e.val_loss or 0) + lift) for e in run]
+    plain, high = trend(case(SMALL, records=run)), trend(case(SMALL, records=lifted))
+    assert plain
+    assert high
+    assert math.isclose(plain.gain, high.gain, abs_tol=1e-9)
+
+
+def test_a_config_that_cannot_be_is_refused_before_the_doctor_sees_it() -> None:
+    with pytest.raises(ConfigError):
+        resolve("n_layer = -1\n", filename="c.py")

@@ -1,0 +1,106 @@
+"""onecard bench as a user types it, beside a stand-in that has nanoGPT's names and nothing of its code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch")
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = """
+from dataclasses import dataclass
+import torch
+from torch.nn import functional
+
+@dataclass
+class GPTConfig:
+    n_layer: int; n_head: int; n_embd: int; block_size: int; vocab_size: int; bias: bool; dropout: float
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
+        if config.vocab_size == 257:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def forward(self, x, y):
+        logits = self.table(x)
+        return logits, functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        return torch.optim.AdamW(self.parameters(), lr=learning_rate, betas=betas)
+"""
+TINY = ["--device=cpu", "--n_layer=1", "--n_head=1", "--n_embd=16", "--block_size=16", "--batch_size=4"]
+
+
+def bench(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"ONECARD_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "onecard", "bench", *TINY, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240)
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "nanoGPT"
+    folder.mkdir()
+    (folder / "model.py").write_text(STAND_IN)
+    return folder
+
+
+@pytest.mark.slow
+def test_both_trainers_are_measured_on_the_same_tokens(tmp_path: Path, checkout: Path) -> None:
+    done = bench(
+        tmp_path, "--nanogpt", str(checkout), "--batches", "2,4", "--repeat", "1", "--plot", "losses.svg", "--json"
+    )
+    found = answer(done)
+    assert [(one["trainer"], one["batch_size"]) for one in found["summaries"]] == [
+        *(("nanogpt", 2), ("nanogpt", 4)),
+        *(("onecard", 2), ("onecard", 4)),
+    ]
+    assert {one["tokens_per_step"] for one in found["measured"]} == {4 * 16}
+    assert all(len(one["step_seconds"]) == 20 and len(one["losses"]) == 25 for one in found["measured"])
+    assert all(3 < one["val_loss"] < 8 for one in found["measured"])
+    best = {
+        trainer: max(one["tokens_per_second"] for one in found["summaries"] if one["trainer"] == trainer)
+        for trainer in ("nanogpt", "onecard")
+    }
+    assert found["speedup"] == pytest.approx(best["onecard"] / best["nanogpt"])
+    assert (tmp_path / "losses.svg").read_text().count("<polyline") == 4
+
+
+@pytest.mark.slow
+def test_running_out_of_memory_is_a_result(tmp_path: Path, checkout: Path) -> None:
+    arguments = ["--nanogpt", str(checkout), "--repeat", "1", "--vocab_size=257"]
+    done = bench(tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "out of memory" in done.stdout
+    assert "onecard" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--updates", "3"], "too few"),
+        (["--batches", "3"], "must divide"),
+        (["--batches", "many"], "must divide"),
+        (["--nanogpt", "nowhere"], "no model.py"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = bench(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 3

@@ -1,0 +1,89 @@
+"""The commands of the how-to pages that need torch, run in the order of the page, on a project made here."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'onecard[dev]'")
+
+from onecard.cli.main import run  # noqa: E402
+from onecard.runs.folder import load_run  # noqa: E402
+from tests.contract.test_docs import RUN_IN_ORDER, commands_in  # noqa: E402
+
+PAGES = Path(__file__).parents[2] / "docs" / "how-to"
+SHAPE: dict[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 16, "block_size": 16, "batch_size": 2, "device": "cpu"}
+STEPS = {"gradient_accumulation_steps": 1, "eval_interval": 2, "eval_iters": 1, "warmup_iters": 1, "log_interval": 1}
+SMALL = {**SHAPE, **STEPS, "max_iters": 4}
+FLAGS = [f"--{key}={value}" for key, value in SMALL.items()]
+NETWORK = ("gpt2", "--push")
+PAGE_NAMES = ("bring-your-nanogpt-project.md", "publish-a-model.md", "track-with-your-tool.md")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A nanoGPT folder: config, data, checkpoint; a GPT-2 folder beside it, and a finished run."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"ONECARD_HOME": home, "WANDB_MODE": "disabled", "TRACKIO_DIR": tmp_path / "trackio"}.items():
+        monkeypatch.setenv(name, str(value))
+    data = tmp_path / "data" / "mine"
+    data.mkdir(parents=True)
+    for split in ("train", "val"):
+        np.random.default_rng(1).integers(0, 256, 2000).astype(np.uint16).tofile(data / f"{split}.bin")
+    (data / "meta.json").write_text('{"dtype": "uint16", "vocab_size": 256, "tokenizer": "bytes"}')
+    (tmp_path / "config").mkdir()
+    lines = [f"{key} = {value!r}\n" for key, value in {**SMALL, "dataset": "mine"}.items()]
+    (tmp_path / "config" / "train_mine.py").write_text("".join(lines))
+    assert run(["train", *FLAGS, "--out_dir=runs/default"]) == 0
+    assert run(["train", "config/train_mine.py", "--out_dir=first"]) == 0
+    assert run(["export", "first", "--to", "nanogpt", "--out", "out"]) == 0
+    sizes: dict[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 16, "n_positions": 32, "vocab_size": 256}
+    transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    ).save_pretrained("models/small")
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_the_commands_of_a_page_run_one_after_the_other(
+    project: Path, page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if page == "track-with-your-tool.md":
+        for package in ("tensorboard", "wandb", "trackio"):
+            pytest.importorskip(package, reason=f"needs {package}: pip install 'onecard[log]'")
+    commands = [
+        command for command in commands_in((PAGES / page).read_text()) if not any(n in command for n in NETWORK)
+    ]
+    assert len(commands) >= 2
+    for command in commands:
+        words = shlex.split(command)[1:]
+        if words[0] == "train" and "--resume" not in words and "config/train_mine.py" not in words:
+            words += [*FLAGS, "--out_dir=runs/new"]  # the default takes minutes
+        code = run(words)
+        said = capsys.readouterr().err
+        assert code == 0, f"{command}\n{said}"
+        assert "failed and is left out" not in said, said
+
+
+def test_these_pages_are_left_to_this_test() -> None:
+    assert set(PAGE_NAMES) <= set(RUN_IN_ORDER)
+
+
+def test_a_page_whose_commands_do_not_run_is_noticed(project: Path) -> None:
+    assert run(shlex.split("import out/ckpt.pt --datset=mine")) == 2
+
+
+def test_what_the_page_promises_of_a_checkpoint(project: Path) -> None:
+    assert run(["import", "out/ckpt.pt"]) == 0
+    assert run(["train", "--resume", "runs/out", "--max_iters=6"]) == 0
+    assert [step.step for step in load_run("runs/out").steps] == [5, 6]

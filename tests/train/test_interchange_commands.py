@@ -1,0 +1,401 @@
+"""onecard import, export and init_from as a user types them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'onecard[dev]'")
+constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub")
+
+from safetensors import SafetensorError  # noqa: E402
+
+from onecard.cli.main import run  # noqa: E402
+from onecard.runs.folder import load_run  # noqa: E402
+from onecard.runs.records import Start  # noqa: E402
+from onecard.train import hf_hub  # noqa: E402
+from onecard.train.interchange import read_run, read_snapshot  # noqa: E402
+from tests.loopback_models import ModelHub, serving  # noqa: E402
+
+TINY = [
+    *("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
+    *("--warmup_iters=2", "--eval_interval=4", "--eval_iters=2", "--max_iters=8", "--lr_decay_iters=8"),
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, and a hub cache and login of nobody's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONECARD_HOME", str(home))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def trained() -> Path:
+    assert run(["train", *TINY, "--out_dir=r"]) == 0
+    return Path("r")
+
+
+class Said:
+    """What a command printed."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def error(self) -> str:
+        """The name of the error, of three lines."""
+        lines = self.err.splitlines()
+        assert len(lines) == 3, self.err
+        found = re.search(r"\[([a-z0-9-]+)\]$", lines[0])
+        assert found
+        return found[1]
+
+
+@pytest.fixture
+def onecard(capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: str) -> Said:
+        capsys.readouterr()
+        code = run(list(arguments))
+        return Said(code, *capsys.readouterr())
+
+    return call
+
+
+def gpt2(folder: Path, *, vocab_size: int = 256, n_positions: int = 64) -> Path:
+    """A small GPT-2 as transformers saves it."""
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": n_positions, "vocab_size": vocab_size}
+    transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    ).save_pretrained(folder)
+    return folder
+
+
+# There and back
+
+
+def test_to_nanogpt_and_back_resumes_and_samples(onecard: Any, trained: Path) -> None:
+    done = onecard("export", "r", "--to", "nanogpt", "--out", "out")
+    assert done.code == 0
+    assert "python sample.py --out_dir=" in done.err
+    assert sorted(path.name for path in Path("out").iterdir()) == ["ckpt.pt", "meta.pkl"]
+    assert "put meta.pkl there" in done.err
+    done = onecard("import", "out/ckpt.pt", "--json")
+    assert done.code == 0
+    said = json.loads(done.out)
+    assert (said["schema"], said["run"], said["step"], said["moments"], said["notes"]) == (1, "runs/out", 8, True, [])
+    assert said["val_loss"] == load_run("r").evals[-1].val_loss
+    done = onecard("train", "--resume", "runs/out", "--max_iters=10")
+    assert done.code == 0
+    starts = [record for record in load_run("runs/out").records if isinstance(record, Start)]
+    assert starts[-1].resumed_from == "checkpoints/step-00000008"
+    assert load_run("runs/out").last_step == 10
+    done = onecard("sample", "runs/out", "--prompt", "def ", "--length", "5")
+    assert done.code == 0
+    assert done.out.startswith("def ")
+
+
+def test_a_folder_with_ckpt_pt_is_nanogpts_out_dir(onecard: Any, trained: Path) -> None:
+    onecard("export", "r", "--to", "nanogpt", "--out", "out-mine")
+    assert onecard("import", "out-mine").code == 0
+    assert load_run("runs/out-mine").config["max_iters"] == 8
+
+
+def test_to_hugging_face_writes_what_transformers_needs(onecard: Any, trained: Path) -> None:
+    done = onecard("export", "r", "--to", "hf", "--json")
+    said = json.loads(done.out)
+    assert said["pushed_to"] is None
+    assert said["files"] == [
+        *("README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    ]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(said["path"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(said["path"]).eval()
+    tokens = tokenizer("def f(", return_tensors="pt")["input_ids"]
+    greedy = model.generate(tokens, max_new_tokens=8, do_sample=False, pad_token_id=0)[0].tolist()
+    sampled = onecard("sample", "r", "--prompt", "def f(", "--length", "8", "--temperature", "0").out
+    assert tokenizer.decode(greedy) == sampled.removesuffix("\n")
+
+
+def test_the_model_card_tells_the_runs_facts(onecard: Any, trained: Path, tmp_path: Path) -> None:
+    onecard("export", "r", "--to", "hf", "--out", "published")
+    card = Path("published/README.md").read_text()
+    last = load_run("r").evals[-1]
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert f"{last.val_loss:.4f} ± {last.val_loss_error:.4f} nats per token" in card
+    assert "| updates | 8 of 128 tokens |" in card
+    assert "n_embd = 32" in card
+    assert "python-stdlib" in card
+    assert str(tmp_path) not in card, "a card names no folder of somebody's machine"
+
+
+def test_hugging_face_and_back_is_the_same_model(onecard: Any, trained: Path) -> None:
+    onecard("export", "r", "--to", "hf", "--out", "published")
+    assert onecard("import", "published", "--dataset=python-stdlib", *TINY[4:]).code == 0
+    before, after = read_run(Path("r")), read_run(Path("runs/published"))
+    assert before.shape == after.shape
+    assert all(torch.equal(before.weights[name], after.weights[name]) for name in before.weights)
+    assert after.step == 0
+    texts = [onecard("sample", name, "--length", "8", "--temperature", "0").out for name in ("r", "runs/published")]
+    assert texts[0] == texts[1]
+
+
+def test_the_best_checkpoint_is_exported_where_asked_for(onecard: Any, trained: Path) -> None:
+    onecard("train", "--resume", "r", "--max_iters=12", "--keep_checkpoints=3")
+    marked = Path("r/checkpoints/best.json")
+    marked.write_text(json.dumps(json.loads(marked.read_text()) | {"step": 8}))
+    assert json.loads(onecard("export", "r", "--to", "nanogpt", "--best", "--json").out)["step"] == 8
+    assert json.loads(onecard("export", "r", "--to", "nanogpt", "--json").out)["step"] == 12
+    marked.unlink()
+    assert onecard("export", "r", "--to", "nanogpt", "--best", "--out", "x").error == "no-best-checkpoint"
+
+
+# init_from
+
+
+def test_a_folder_to_start_from_gives_its_weights_and_shape(onecard: Any) -> None:
+    gpt2(Path("small"))
+    config = [*("--batch_size=4", "--device=cpu", "--eval_interval=4", "--eval_iters=2", "--max_iters=2")]
+    done = onecard("train", "--init_from=small", "--block_size=32", *config, "--learning_rate=0", "--min_lr=0")
+    assert done.code == 0, done.err
+    run_ = load_run("runs/default")
+    assert {key: run_.config[key] for key in ("n_layer", "n_embd", "block_size", "vocab_size", "bias")} == {
+        "n_layer": 2,
+        "n_embd": 32,
+        "block_size": 32,
+        "vocab_size": 256,
+        "bias": True,
+    }
+    assert run_.config["init_from"] == "small"
+    ours, theirs = read_run(Path("runs/default")).weights, read_snapshot(Path("small")).weights
+    assert torch.equal(ours["transformer.wpe.weight"], theirs["transformer.wpe.weight"][:32])
+    for name in theirs.keys() - {"transformer.wpe.weight"}:
+        torch.testing.assert_close(ours[name], theirs[name], msg=name)
+    assert "tanh approximation" in done.err
+    assert run_.last_step == 2
+    assert onecard("train", "--resume", "runs/default", "--max_iters=3").code == 0
+
+
+def test_the_plan_knows_the_shape_too(onecard: Any) -> None:
+    gpt2(Path("small"))
+    plan = json.loads(onecard("plan", "--init_from=small", "--json").out)
+    assert plan["config"]["n_embd"] == 32
+    assert plan["origins"]["n_embd"] == "init_from=small"
+    assert plan["config"]["block_size"] == 64, "no longer than its positions"
+
+
+def test_a_checkpoint_and_a_run_can_be_started_from(onecard: Any, trained: Path) -> None:
+    onecard("export", "r", "--to", "nanogpt", "--out", "out")
+    rest = ["--batch_size=4", "--device=cpu", "--eval_interval=4", "--eval_iters=2", "--max_iters=1"]
+    for number, source in enumerate(["out/ckpt.pt", "r"]):
+        done = onecard("train", f"--init_from={source}", f"--out_dir=new{number}", "--learning_rate=0", *rest)
+        assert done.code == 0, done.err
+        found = load_run(f"new{number}")
+        assert found.config["n_embd"] == 32
+        first = found.evals[0]
+        assert first.step == 0, "a new run, whose weights are old"
+        assert first.val_loss == pytest.approx(load_run("r").evals[-1].val_loss, abs=0.5)
+
+
+def test_what_the_user_set_in_vain_is_said(onecard: Any) -> None:
+    gpt2(Path("small"))
+    done = onecard("train", "--init_from=small", "--n_layer=7", *TINY[4:], "--max_iters=0")
+    assert done.code == 0
+    assert "init_from=small fixes the shape: n_layer has no effect" in done.err
+    assert load_run("runs/default").config["n_layer"] == 2
+
+
+def test_openais_weights_are_found_in_the_cache_and_never_fetched_unasked(
+    onecard: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert onecard("train", "--init_from=gpt2-xl", *TINY[4:]).error == "weights-not-here"
+    assert onecard("import", "gpt2").error == "weights-not-here"
+    cached = gpt2(here / "cache" / "models--openai-community--gpt2" / "snapshots" / "607a30d783df")
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache",
+        lambda repo, file: str(cached / file) if repo == "openai-community/gpt2" and (cached / file).exists() else None,
+    )
+    assert onecard("import", "gpt2", "--dataset=python-stdlib").code == 0
+    assert load_run("runs/gpt2").config["n_embd"] == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("scrach", "did you mean scratch"),
+        ("gpt2-xl", "--download"),
+        ("you/model", "--download"),
+        ("a/b/c", "give the path"),
+    ],
+)
+def test_a_name_that_is_not_here_gets_the_fix_it_needs(onecard: Any, name: str, fix: str) -> None:
+    done = onecard("train", f"--init_from={name}", *TINY[4:])
+    assert done.error == "weights-not-here"
+    assert fix in done.err.splitlines()[2]
+
+
+def test_a_setting_of_the_checkpoint_that_means_nothing_here_can_be_overruled(onecard: Any, trained: Path) -> None:
+    onecard("export", "r", "--to", "nanogpt", "--out", "out")
+    content = torch.load("out/ckpt.pt", weights_only=True)
+    content["config"] |= {"dtype": "fp8", "my_own_key": [1, 2]}
+    torch.save(content, "out/ckpt.pt")
+    done = onecard("import", "out")
+    assert done.error == "bad-value"
+    assert "ckpt.pt" in done.err or "out" in done.err
+    assert onecard("import", "out", "--dtype=float32").code == 0
+
+
+def test_a_download_that_fails_is_three_lines(onecard: Any) -> None:
+    done = onecard("import", "nobody/nothing", "--download")
+    assert done.code == 3
+    assert done.error == "download-failed"
+
+
+# Refusals
+
+
+def test_mistakes_are_three_lines_and_write_nothing(onecard: Any, trained: Path) -> None:
+    onecard("export", "r", "--to", "nanogpt", "--out", "out")
+    mistakes = {
+        ("import", "nothing.pt"): "no-such-file",
+        ("import", "out/ckpt.pt", "--n_embd=64"): "import-mismatch",
+        ("import", "out/ckpt.pt", "--batch_size=8"): "import-mismatch",
+        ("import", "out/ckpt.pt", "--n_layr=2"): "unknown-key",
+        ("import", "out/ckpt.pt", "--max_iters=many"): "bad-value",
+        ("import", "out/ckpt.pt", "--out_dir=r"): "run-exists",
+        ("import", "some/deep/path"): "weights-not-here",
+        ("import", "out/ckpt.pt", "--dtype=fp8"): "bad-value",
+        ("import",): "usage",
+        ("export", "r"): "usage",
+        ("export", "r", "--to", "onnx"): "usage",
+        ("export", "nowhere", "--to", "hf"): "no-such-run",
+        ("export", "r", "--to", "nanogpt", "--out", "out"): "file-exists",
+        ("export", "r", "--to", "nanogpt", "--push", "me/model"): "usage",
+        ("export", "r", "--to", "hf", "--private"): "usage",
+        ("export", "r", "--to", "hf", "--n_layer=3"): "unexpected-key",
+    }
+    before = sorted(Path().rglob("*"))
+    for arguments, name in mistakes.items():
+        done = onecard(*arguments)
+        assert (done.error, done.code) == (name, 2), arguments
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_data_that_do_not_fit_the_model_are_refused_at_once(onecard: Any) -> None:
+    gpt2(Path("small"), vocab_size=100)
+    assert onecard("import", "small", "--dataset=python-stdlib").error == "token-out-of-range"
+
+
+def test_data_that_are_not_here_are_no_hindrance_to_sampling(onecard: Any, trained: Path) -> None:
+    onecard("export", "r", "--to", "nanogpt", "--out", "out")
+    done = onecard("import", "out", "--dataset=elsewhere")
+    assert done.code == 0
+    assert "the dataset elsewhere is not here" in done.err
+    done = onecard("sample", "runs/out")
+    assert done.error == "no-tokenizer"
+    onecard("export", "r", "--to", "hf", "--out", "hf")
+    Path("runs/out/tokenizer.json").write_bytes(Path("hf/tokenizer.json").read_bytes())
+    assert onecard("sample", "runs/out", "--length", "3").code == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "writer", "error"),
+    [
+        ("hf", "onecard.train.hf_folder.save_file", SafetensorError("I/O error: No space left (os error 28)")),
+        ("nanogpt", "torch.save", OSError(28, "No space left on device")),
+    ],
+)
+def test_a_full_disk_leaves_nothing_half_written(
+    onecard: Any, trained: Path, monkeypatch: pytest.MonkeyPatch, kind: str, writer: str, error: Exception
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, full)
+        done = onecard("export", "r", "--to", kind, "--out", "published")
+    assert (done.code, done.error) == (3, "disk-full")
+    assert [path for path in Path().rglob("published*") if path.is_file()] == []
+    assert not list(Path().rglob("*.tmp"))
+    assert onecard("export", "r", "--to", kind, "--out", "published").code == 0
+
+
+# The hub
+
+
+def test_push_refuses_without_a_token_before_anything_is_written(
+    onecard: Any, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    done = onecard("export", "r", "--to", "hf", "--push", "me/model")
+    assert (done.code, done.error) == (2, "no-hub-token")
+    assert not Path("r/export").exists()
+
+
+@pytest.fixture
+def model_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
+    """A hub on this machine, and a token for it."""
+    folder = gpt2(tmp_path / "uploaded")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"flax_model.msgpack": b"not asked for"}
+    with serving(ModelHub("me/model", files)) as hub:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)  # what HF_ENDPOINT does, which is read only once
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        yield hub
+
+
+def test_push_uploads_the_folder_and_only_when_asked(onecard: Any, trained: Path, model_hub: ModelHub) -> None:
+    assert onecard("export", "r", "--to", "hf", "--out", "a").code == 0
+    assert model_hub.asked == []
+    done = onecard("export", "r", "--to", "hf", "--out", "b", "--push", "me/model", "--private")
+    assert done.code == 0, done.err
+    assert "pushed to https://huggingface.co/me/model" in done.err
+    (made,) = model_hub.created
+    assert made["name"] == "model"
+    assert made.get("private") is True or made.get("visibility") == "private"  # as its versions say it
+    assert model_hub.arrived == {path.name: path.read_bytes() for path in Path("b").iterdir()}
+    assert "# me/model" in model_hub.arrived["README.md"].decode()
+    assert model_hub.tokens == {"Bearer hf_test"}
+
+
+def test_a_download_is_asked_for_once_and_then_cached(onecard: Any, model_hub: ModelHub) -> None:
+    assert onecard("import", "me/model").error == "weights-not-here"
+    assert model_hub.asked == []
+    done = onecard("import", "me/model", "--download", "--dataset=python-stdlib")
+    assert done.code == 0, done.err
+    assert load_run("runs/model").config["n_embd"] == 32
+    assert not any("flax" in asked for asked in model_hub.asked if "/resolve/" in asked)
+    model_hub.asked.clear()
+    assert onecard("import", "me/model", "--dataset=python-stdlib", "--out_dir=again").code == 0
+    assert model_hub.asked == []
+
+
+def test_a_push_that_fails_keeps_the_folder(monkeypatch: pytest.MonkeyPatch, onecard: Any, trained: Path) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route")
+
+    hub = SimpleNamespace(get_token=lambda: "hf_test", create_repo=fail)
+    monkeypatch.setattr(hf_hub, "_hub", lambda _: hub)
+    done = onecard("export", "r", "--to", "hf", "--out", "b", "--push", "me/model")
+    assert (done.code, done.error) == (3, "push-failed")
+    assert "no route" in done.err
+    assert Path("b/model.safetensors").is_file()

@@ -1,0 +1,212 @@
+"""Diagnosis, forecast, trend and the live watch, on runs made by construction."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from onecard.config.resolve import resolve
+from onecard.doctor import diagnose as module
+from onecard.doctor.case import Case, DataSizes
+from onecard.doctor.diagnose import diagnose, diagnose_cases, new_findings, watch
+from onecard.doctor.predict import predict_end
+from onecard.doctor.trend import trend
+from onecard.plan.cards import find_card
+from onecard.plan.loss import law
+from onecard.runs.records import Eval, FindingRecord, Record, Start
+from tests.unit.doctor.cases import (
+    HEALTHY_RUN,
+    NARROW,
+    PARAMS,
+    SICK,
+    SMALL,
+    TOKENS,
+    case,
+    changed,
+    evaluation,
+    learning,
+    steps,
+    timed,
+    wobble,
+)
+
+
+def test_findings_come_in_the_order_of_what_to_do_first() -> None:
+    sick = case(NARROW + "warmup_iters = 5000\nlr_decay_iters = 600000\n", records=steps([4.0, math.nan]))
+    (diagnosis,) = diagnose_cases([sick])
+    severities = [finding.severity for finding in diagnosis.findings]
+    assert severities == sorted(severities, key=("fatal", "error", "warn", "info").index)
+    assert [finding.rule for finding in diagnosis.findings[:2]] == ["loss-nan", "params-mismatch"]
+    assert diagnosis.exit_code == 1
+    assert not diagnosis.healthy
+
+
+def test_a_healthy_run_is_told_so_with_the_evidence() -> None:
+    (diagnosis,) = diagnose_cases([case(records=HEALTHY_RUN, card="RTX 4070", train_tokens=10**10)])
+    assert diagnosis.healthy
+    assert diagnosis.exit_code == 0
+    assert any("logged losses are finite" in sentence for sentence in diagnosis.evidence)
+    assert any("per doubling of tokens" in sentence for sentence in diagnosis.evidence)
+    assert diagnosis.unknown == ()
+    assert diagnosis.prescription is None
+
+
+def test_what_was_not_said_is_named() -> None:
+    (diagnosis,) = diagnose_cases([case(None, records=HEALTHY_RUN)])
+    assert [words.split("(")[1] for words in diagnosis.unknown] == ["--config)", "--gpu)", "--data or --train_tokens)"]
+
+
+def test_a_warning_is_not_an_answer_of_no() -> None:
+    (diagnosis,) = diagnose_cases([case(changed(lr_decay_iters=20_000))])
+    assert not diagnosis.healthy
+    assert diagnosis.exit_code == 0
+
+
+def test_all_patches_become_one_planned_command() -> None:
+    (diagnosis,) = diagnose_cases([case(NARROW + "lr_decay_iters = 600000\n", card="RTX 4070")])
+    made = diagnosis.prescription
+    assert made
+    assert made.repair.patch["n_embd"] == 768
+    assert made.repair.patch["lr_decay_iters"] == 10_000
+    assert made.command.startswith("python train.py c.py --n_embd=768")
+    assert made.repair.fits
+    assert made.repair.new_run
+
+
+def test_a_patch_that_changes_memory_says_what_to_expect() -> None:
+    (diagnosis,) = diagnose_cases([case(changed(dropout=0.1), card="RTX 4070", train_tokens=10**11)])
+    (finding,) = [finding for finding in diagnosis.findings if finding.rule == "needless-dropout"]
+    assert "; predicted: " in finding.fix
+    assert "MiB of 11.69 GiB" in finding.fix
+
+
+def test_final_judges_a_run_that_stopped() -> None:
+    cut = case(records=learning(5000, bend=0.5))
+    rules = [f.rule for f in diagnose_cases([cut], final=True)[0].findings]
+    assert "loss-off-expectation" in rules
+    assert "loss-off-expectation" not in [f.rule for f in diagnose_cases([cut])[0].findings]
+    assert diagnose_cases([cut], final=True)[0].forecast is None
+
+
+def test_a_logged_run_is_diagnosed_by_itself() -> None:
+    made = case(records=HEALTHY_RUN)
+    diagnosis = diagnose(made.run, config=resolve(SMALL, filename="c.py"), card=find_card("RTX 4070"))
+    assert diagnosis.healthy
+    assert diagnosis.case.card == find_card("RTX 4070")
+
+
+def cut(records: list[Eval], share: float, config: str = SMALL) -> Case:
+    return case(config, records=[r for r in records if r.step <= share * 10_000] + timed(9.35)[: round(30 * share)])
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize("offset", [-0.2, 0.0, 0.3])
+def test_the_final_loss_lies_in_the_forecast_of_a_run_cut_short(share: float, offset: float) -> None:
+    run = learning(bend=offset)
+    forecast = predict_end(cut(run, share))
+    assert forecast
+    assert forecast.final_loss
+    assert forecast.final_loss.contains(run[-1].val_loss or 0)
+    assert forecast.final_loss.high - forecast.final_loss.low == pytest.approx(0.12, abs=0.02)
+
+
+def test_a_run_that_bends_away_late_is_missed_which_the_test_would_notice() -> None:
+    run = [replace(e, val_loss=(e.val_loss or 0) - (0.5 if e.step > 7000 else 0)) for e in learning()]
+    forecast = predict_end(cut(run, 0.7))
+    assert forecast
+    assert forecast.final_loss
+    assert not forecast.final_loss.contains(run[-1].val_loss or 0)
+
+
+def test_a_rate_that_falls_only_at_the_end_widens_the_range_below() -> None:
+    constant = predict_end(cut(learning(), 0.5, changed(decay_lr=False)))
+    cosine = predict_end(cut(learning(), 0.5))
+    assert constant
+    assert cosine
+    assert constant.final_loss
+    assert cosine.final_loss
+    assert constant.final_loss.low < cosine.final_loss.low - 0.05
+    assert constant.final_loss.high == cosine.final_loss.high
+
+
+def test_the_end_of_the_hours_is_foretold_with_evaluations() -> None:
+    records = [*timed(9.0), *learning(5000)]
+    forecast = predict_end(case(records=records))
+    assert forecast
+    assert forecast.steps_to_go == 5000
+    assert forecast.seconds_to_go
+    assert forecast.seconds_to_go.contains(5000 * 9.0)
+    assert forecast.seconds_to_go.high < 1.1 * 5000 * 9.0
+
+
+def test_letters_get_no_forecast_of_their_loss() -> None:
+    forecast = predict_end(cut(learning(), 0.5, changed(vocab_size=65)))
+    assert forecast
+    assert forecast.final_loss is None
+    assert "vocabulary" in forecast.basis
+
+
+def test_a_finished_run_needs_no_forecast() -> None:
+    assert predict_end(case(records=learning())) is None
+    assert predict_end(case(None, records=learning())) is None
+
+
+def test_the_trend_is_the_slope_by_hand() -> None:
+    falling = [evaluation(2**n * 100, 5.0 - 0.1 * n) for n in range(6)]
+    found = trend(case(records=falling))
+    assert found
+    assert found.gain == pytest.approx(0.1)
+    assert found.error == pytest.approx(0.0, abs=1e-9)
+    assert trend(case(records=falling[:5])) is None
+
+
+def test_the_trend_has_the_error_of_its_noise() -> None:
+    noisy = [evaluation(n * 500, 3.5 + wobble(n, 0.02)) for n in range(1, 41)]
+    found = trend(case(records=noisy))
+    assert found
+    assert len(found.evaluations) == 10
+    assert abs(found.gain) < 3 * found.error
+    assert found.highest_gain > found.gain
+
+
+class TestWatching:
+    config = resolve(SMALL, filename="c.py").config
+
+    def test_a_new_finding_is_told_once(self) -> None:
+        records: list[Record] = [start(), *steps([10.8, 4.0, math.nan])]
+        (finding,) = watch(records, self.config, None, DataSizes(), ())
+        assert finding.rule == "loss-nan"
+        assert watch(records, self.config, None, DataSizes(), {"loss-nan"}) == []
+        told = [*records, FindingRecord(step=200, finding=finding)]
+        assert watch(told, self.config, None, DataSizes()) == [], "what is in the records was told"
+
+    def test_a_run_that_learns_is_left_in_peace(self) -> None:
+        for last in (0, 500, 3000, 10_000):
+            records: list[Record] = [start(), *(r for r in HEALTHY_RUN if r.step <= last)]
+            assert watch(records, self.config, None, DataSizes(train_tokens=10**10), ()) == []
+
+    def test_information_and_guesses_are_not_told_while_it_runs(self) -> None:
+        assert new_findings(case(changed(dropout=0.1)), ()) == []
+        assert new_findings(SICK["loss-nan"](), ())
+
+    def test_only_the_last_thousands_of_steps_are_looked_at(self) -> None:
+        long = [start(), *steps([10.8, *[4.0] * 30, *[9.0] * 30, *[4.0] * 8000], every=1)]
+        assert watch(long, self.config, None, DataSizes(), ()) == []
+
+    def test_a_mistake_of_the_doctors_ends_no_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(_case: Case) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(module, "RULES", (broken,))
+        assert watch([start()], self.config, None, DataSizes(), ()) == []
+
+
+def start() -> Start:
+    return Start(
+        step=0, config={}, versions={}, device="cpu", card=None, predicted_process_bytes=None, resumed_from=None
+    )
+
+
+def test_the_constructed_healthy_run_follows_the_law() -> None:
+    last = learning()[-1]
+    assert last.train_loss == pytest.approx(law(PARAMS, 10_000 * TOKENS) + 0.21, abs=0.011)

@@ -1,0 +1,152 @@
+"""The diagnosis as text, JSON, HTML and Markdown: the same facts in each."""
+
+import io
+import json
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from onecard.config.resolve import resolve
+from onecard.doctor.case import Case
+from onecard.doctor.diagnose import Diagnosis, diagnose_cases
+from onecard.doctor.explain import explain
+from onecard.doctor.rules import NAMES
+from onecard.report.doctor import print_diagnoses, print_explanation, verdict
+from onecard.report.doctor_chart import loss_chart, throughput_chart
+from onecard.report.doctor_html import diagnoses_html
+from onecard.report.doctor_json import diagnoses_json
+from onecard.report.doctor_markdown import diagnoses_markdown
+from onecard.report.training import TrainingDisplay
+from onecard.runs.records import FindingRecord
+from tests.unit.doctor.cases import BEFORE, HEALTHY_RUN, NARROW, SICK, case, evaluation, learning, steps, timed
+
+
+def diagnosed(*cases: Case) -> list[Diagnosis]:
+    return diagnose_cases(cases)
+
+
+def text(diagnoses: list[Diagnosis], width: int = 80) -> str:
+    out = io.StringIO()
+    print_diagnoses(diagnoses, Console(file=out, width=width, highlight=False))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_finding_reads_in_80_columns(name: str) -> None:
+    shown = text(diagnosed(*BEFORE.get(name, list)(), SICK[name]()))
+    long = [line for line in shown.splitlines() if len(line) > 80 and "python train.py" not in line]
+    assert not [line for line in long if " " in line.strip() and not line.startswith("  predicted")]
+    assert f"[{name}]" in re.sub(r"\s+", " ", shown)
+
+
+def test_the_text_has_what_why_fix_and_the_lines_that_prove_it() -> None:
+    shown = text(diagnosed(SICK["loss-nan"]()), width=120)
+    assert "fatal: the loss is nan at step 200" in shown
+    assert "\n  why: " in shown
+    assert "\n  fix: " in shown
+    assert "\n  seen: line 202: iter 100: loss 4.1000" in shown
+
+
+def test_a_healthy_run_reads_as_healthy() -> None:
+    (diagnosis,) = diagnosed(case(records=HEALTHY_RUN, card="RTX 4070"))
+    assert verdict(diagnosis).startswith("healthy")
+    assert "- all 100 logged losses are finite" in text([diagnosis])
+
+
+def test_a_log_of_nothing_is_not_called_healthy() -> None:
+    (diagnosis,) = diagnosed(case(None))
+    assert verdict(diagnosis) == "nothing found, and little to go by"
+
+
+def test_the_json_is_the_contracts_and_strict() -> None:
+    made = diagnoses_json(diagnosed(SICK["loss-nan"](), case(NARROW, card="RTX 4070", records=learning(5000))))
+    again = json.loads(json.dumps(made, allow_nan=False))
+    assert again["schema"] == 1
+    nan, narrow = again["runs"]
+    assert {"source", "format", "summary", "findings"} <= set(nan)
+    for finding in nan["findings"] + narrow["findings"]:
+        assert set(finding) == {"rule", "severity", "sure", "what", "why", "fix", "seen", "patch"}
+        assert finding["severity"] in ("info", "warn", "error", "fatal")
+        assert finding["sure"] in ("high", "medium", "low")
+        assert isinstance(finding["seen"], list)
+    assert narrow["prescription"]["patch"]["n_embd"] == 768
+    assert narrow["forecast"]["steps_to_go"] == 5000
+    assert narrow["summary"]["last_val"]["step"] == 5000
+
+
+def test_numbers_json_does_not_have_become_null() -> None:
+    made = diagnoses_json(diagnosed(case(records=[evaluation(0, math.inf, math.nan), *steps([math.nan] * 3)])))
+    assert made["runs"][0]["summary"]["last_val"]["val_loss"] is None
+
+
+def page(*cases: Case) -> str:
+    return diagnoses_html(diagnosed(*cases))
+
+
+def test_the_page_needs_nothing_but_itself() -> None:
+    html = page(case(NARROW, records=HEALTHY_RUN, card="RTX 4070"), SICK["oom-capacity"]())
+    assert not re.search(r"<script|<link|<img|https?://|@import|url\(", html)
+    assert "prefers-color-scheme: dark" in html
+    assert html.count('<svg class="chart"') == 2
+    assert "params-mismatch" in html
+
+
+def test_what_a_log_says_cannot_become_markup() -> None:
+    evil = case(None, records=[*steps([4.0] * 5)], source="<script>alert(1)</script>.log")
+    html = page(evil)
+    assert "<script" not in html
+    assert "<script" not in diagnoses_markdown(diagnosed(evil))
+
+
+def test_charts_are_drawings_that_parse_and_say_what_they_show() -> None:
+    made = case(records=HEALTHY_RUN)
+    for chart in (loss_chart(made), throughput_chart(case(records=timed(9.35)))):
+        assert chart
+        tree = ElementTree.fromstring(chart)
+        assert "ends at" in tree.attrib["aria-label"]
+        assert tree.findall(".//polyline")
+    assert loss_chart(case(None)) is None
+    assert throughput_chart(case(None, records=steps([4.0]))) is None
+
+
+def test_a_point_of_the_chart_is_where_its_loss_is() -> None:
+    chart = loss_chart(case(None, records=[evaluation(0, 4.0), evaluation(100, 3.0), evaluation(200, 2.0)]))
+    assert chart
+    places = ElementTree.fromstring(chart).findall(".//circle")
+    heights = [float(place.attrib["cy"]) for place in places]
+    across = [float(place.attrib["cx"]) for place in places]
+    assert across[1] - across[0] == pytest.approx(across[2] - across[1], abs=0.11)
+    assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=0.11)
+    assert heights[0] < heights[2], "a lower loss stands lower"
+
+
+def test_a_long_run_is_thinned_for_the_page() -> None:
+    html = page(case(None, records=steps([4.0 + 0.001 * (n % 7) for n in range(50_000)], every=1)))
+    assert len(html) < 60_000
+
+
+def test_markdown_keeps_stars_and_pipes_as_they_are() -> None:
+    made = diagnoses_markdown(diagnosed(case("batch_size = 8  # 16 * 32 = 512\ngradient_accumulation_steps = 64\n")))
+    assert "16 \\* 32" in made
+    assert made.startswith("## ")
+
+
+def test_an_explanation_has_its_four_headings() -> None:
+    out = io.StringIO()
+    print_explanation(explain("plateau"), Console(file=out, width=80))
+    for heading in ("What it sees", "Why it matters", "What to do", "When it is wrong"):
+        assert f"\n{heading}\n" in out.getvalue()
+
+
+def test_a_finding_of_a_run_that_trains_is_one_line() -> None:
+    out = io.StringIO()
+    (finding, *_) = diagnosed(SICK["loss-nan"]())[0].findings
+    config = resolve(None).config
+    with TrainingDisplay(config, Console(file=out, width=80)) as display:
+        display(FindingRecord(step=200, finding=finding))
+    (line,) = out.getvalue().splitlines()
+    assert line.startswith("fatal: the loss is nan at step 200; go back to")
+    assert line.endswith("[loss-nan]")

@@ -1,0 +1,447 @@
+"""Every rule: a run it must find, a run it must leave alone, a docstring in four parts."""
+
+import math
+
+import pytest
+
+from onecard.doctor.case import Case
+from onecard.doctor.explain import PARTS, explain, explanations
+from onecard.doctor.rules import EVERY, NAMES, RULES, rule_name
+from onecard.errors import UsageError
+from onecard.findings import Finding
+from tests.unit.doctor.cases import (
+    BEFORE,
+    HEALTHY,
+    HEALTHY_RUN,
+    NARROW,
+    SICK,
+    SMALL,
+    SPIKE,
+    case,
+    changed,
+    evals,
+    evaluation,
+    falling_then_raised,
+    learning,
+    oom,
+    said,
+    steps,
+    timed,
+    wobble,
+)
+
+# The table of the doctor's rules: every name, and the severities it may have.
+TABLE = {
+    "params-mismatch": "error",
+    "stale-comment": "info",
+    "heads-do-not-divide": "fatal",
+    "odd-head-size": "warn info",
+    "unpadded-vocab": "warn info",
+    "logits-returned": "info",
+    "unknown-key": "error warn",
+    "batch-arithmetic": "error",
+    "accumulation-for-target": "info",
+    "small-batch-betas": "warn info",
+    "batch-too-large": "warn",
+    "lr-out-of-range": "warn",
+    "decay-horizon": "warn info",
+    "warmup-length": "info",
+    "stopped-early": "info",
+    "loss-nan": "fatal error",
+    "instability-not-precision": "info",
+    "loss-spike": "warn info",
+    "scaler-skips": "warn",
+    "diverging": "error",
+    "bad-initial-loss": "warn",
+    "overfitting": "warn",
+    "val-below-train": "info",
+    "needless-dropout": "warn info",
+    "too-many-epochs": "warn error",
+    "tokens-per-parameter": "info",
+    "capacity-or-data": "info",
+    "plateau": "info",
+    "loss-off-expectation": "warn",
+    "mfu-mislabelled": "info",
+    "low-mfu": "warn",
+    "autotune-sm-warning": "info",
+    "throughput-arithmetic": "warn",
+    "eval-too-expensive": "info",
+    "compile-failed": "error",
+    "oom-capacity": "error",
+    "oom-fragmentation": "error",
+    "oom-other-process": "error",
+    "oom-system-spill": "error",
+    "oom-tensor": "info",
+    "oom-in-eval": "error",
+    "val-set-tiny": "warn",
+    "states-do-not-fit": "fatal",
+    "resume-shape-ignored": "error",
+    "resume-lr-jump": "warn",
+    "out-dir-reused": "warn",
+    "best-overwritten": "info",
+}
+
+
+def found(name: str, patient: Case, before: list[Case] | None = None) -> list[Finding]:
+    rule = next(rule for rule in EVERY if rule_name(rule) == name)
+    return list(rule(patient) if rule in RULES else rule(patient, before or []))  # type: ignore[call-arg, arg-type]
+
+
+def the(name: str, patient: Case) -> Finding:
+    (finding,) = found(name, patient)
+    return finding
+
+
+def test_the_rules_are_those_of_the_table_each_once() -> None:
+    assert sorted(NAMES) == sorted(TABLE)
+    assert sorted(SICK) == sorted(HEALTHY) == sorted(TABLE)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_sick_run_is_found_with_evidence(name: str) -> None:
+    findings = found(name, SICK[name](), BEFORE.get(name, list)())
+    assert findings
+    for finding in findings:
+        assert finding.rule == name
+        assert finding.severity in TABLE[name].split()
+        assert finding.seen, "no finding without evidence"
+        assert all((finding.what, finding.why, finding.fix))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_healthy_run_is_left_alone(name: str) -> None:
+    assert found(name, HEALTHY[name](), BEFORE.get(name, list)()) == []
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_rule_explains_itself_in_four_parts(name: str) -> None:
+    explanation = explain(name)
+    assert list(explanation.parts) == list(PARTS)
+    assert all(len(words) > 5 for words in explanation.parts.values())
+    assert explanation.summary.endswith(".")
+
+
+def test_an_unknown_rule_gets_the_nearest_name() -> None:
+    with pytest.raises(UsageError) as problem:
+        explain("loss-spikes")
+    assert problem.value.fix == "onecard doctor --explain loss-spike"
+    assert explain("Loss_Spike").name == "loss-spike"
+    assert len(explanations()) == len(TABLE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_of_which_nothing_is_known_has_no_finding(name: str) -> None:
+    assert found(name, case(None)) == []
+
+
+class TestTheMismatch:
+    def test_the_patch_is_complete_and_planned(self) -> None:
+        finding = the("params-mismatch", case(NARROW, card="RTX 4070"))
+        assert finding.patch == {
+            "n_embd": 768,
+            "learning_rate": 6e-4,
+            "min_lr": 6e-5,
+            "dropout": 0.0,
+            "out_dir": "out-124M",
+        }  # 8 sequences fit already
+        assert "MiB of 11.69 GiB" in finding.fix
+        assert " h, loss " in finding.fix
+        assert "cannot be continued" in finding.fix
+
+    def test_a_micro_batch_that_does_not_fit_is_made_smaller_at_the_same_tokens(self) -> None:
+        wide = NARROW + "batch_size = 16\ngradient_accumulation_steps = 32\nmax_iters = 20000\nlr_decay_iters = 20000\n"
+        finding = the("params-mismatch", case(wide, card="RTX 4070"))
+        assert finding.patch["batch_size"] == 8
+        assert finding.patch["gradient_accumulation_steps"] == 64
+        assert "still 524,288 tokens per update" in finding.fix
+        assert "at step 10,000" in finding.fix
+
+    def test_without_a_card_it_says_how_to_have_it_planned(self) -> None:
+        finding = the("params-mismatch", case(NARROW))
+        assert "batch_size" not in finding.patch
+        assert "--gpu" in finding.fix
+
+    def test_a_log_of_another_model_than_the_config_is_told(self) -> None:
+        finding = the("params-mismatch", case(printed_params=40_560_000))
+        assert "40.56M" in finding.what
+        assert "123.59M" in finding.what
+
+    def test_heads_of_64_come_first(self) -> None:
+        finding = the("params-mismatch", case(SMALL.replace("n_embd = 768", "n_embd = 384") + "# ~63M parameters\n"))
+        assert finding.patch["n_embd"] == 512
+        assert finding.patch["n_head"] == 8
+
+
+class TestTheBatch:
+    def test_the_accumulation_for_half_a_million_tokens_says_whether_it_is_exact(self) -> None:
+        exact = the("accumulation-for-target", case(changed(gradient_accumulation_steps=40)))
+        assert exact.patch == {"gradient_accumulation_steps": 64}
+        assert "exactly" in exact.fix
+        nearly = the("accumulation-for-target", case(changed(batch_size=12, gradient_accumulation_steps=40)))
+        assert nearly.patch == {"gradient_accumulation_steps": 43}
+        assert "nearly: 528,384" in nearly.fix
+
+    def test_it_follows_the_micro_batch_of_the_shape_that_was_meant(self) -> None:
+        wide = NARROW + "batch_size = 16\ngradient_accumulation_steps = 32\n"
+        finding = the("accumulation-for-target", case(wide, card="RTX 4070"))
+        assert finding.patch == {"batch_size": 8, "gradient_accumulation_steps": 64}
+
+    def test_beta2_keeps_its_half_life_in_tokens(self) -> None:
+        finding = the("small-batch-betas", case(changed(gradient_accumulation_steps=4)))
+        assert finding.patch == {"beta2": pytest.approx(0.95 ** (1 / 16), abs=1e-3)}
+
+    def test_cards_multiply_or_divide_the_accumulation(self) -> None:
+        assert found("batch-arithmetic", case(printed_tokens_per_step=8 * 524_288, world_size=8)) == []
+        assert found("batch-arithmetic", case(printed_tokens_per_step=524_288, world_size=8)) == []
+
+
+class TestTheSchedule:
+    def test_low_and_high_rates_are_told(self) -> None:
+        low = the("lr-out-of-range", case(changed(learning_rate=1e-4, min_lr=1e-5)))
+        assert low.patch == {"learning_rate": 6e-4, "min_lr": 6e-5}
+        assert found("lr-out-of-range", case(changed(learning_rate=2.4e-3, min_lr=2.4e-4))) == []
+
+    def test_a_large_batch_allows_a_higher_rate(self) -> None:
+        high = {"learning_rate": 4e-3, "min_lr": 4e-4}
+        assert found("lr-out-of-range", case(changed(**high)))
+        assert found("lr-out-of-range", case(changed(**high, gradient_accumulation_steps=256))) == []
+
+    def test_three_ways_not_to_decay(self) -> None:
+        assert the("decay-horizon", case(changed(decay_lr=False))).patch["decay_lr"] is True
+        assert the("decay-horizon", case(changed(min_lr=3e-4))).patch == {"min_lr": 6e-5}
+        assert the("decay-horizon", case(changed(lr_decay_iters=600_000))).patch == {"lr_decay_iters": 10_000}
+
+    def test_a_log_that_ends_is_not_finished_and_says_what_finishing_would_bring(self) -> None:
+        finding = the("stopped-early", case(records=learning(5000)))
+        assert finding.what.startswith("not finished")
+        assert "nats lower" in finding.why
+
+    def test_a_test_of_a_few_updates_is_only_told(self) -> None:
+        assert the("decay-horizon", case(changed(max_iters=25))).severity == "info"
+        assert the("decay-horizon", case(changed(max_iters=2500))).severity == "warn"
+
+
+class TestStability:
+    def test_a_nan_names_the_last_good_step_and_halves_the_rate(self) -> None:
+        finding = the("loss-nan", SICK["loss-nan"]())
+        assert finding.severity == "fatal"
+        assert finding.patch == {"learning_rate": 3e-4}
+        assert any("4.1000" in line for line in finding.seen)
+
+    def test_bfloat16_is_offered_where_the_card_has_it(self) -> None:
+        half = changed(dtype="float16")
+        assert the("loss-nan", case(half, records=steps([4.0, math.nan]), card="RTX 4070")).patch["dtype"] == "bfloat16"
+        assert "dtype" not in the("loss-nan", case(half, records=steps([4.0, math.nan]), card="V100 16GB")).patch
+
+    def test_a_nan_that_passes_is_an_error_not_the_end(self) -> None:
+        assert the("loss-nan", case(records=steps([4.0, math.nan, *[4.0] * 8]))).severity == "error"
+
+    def test_infinity_and_evaluations_count(self) -> None:
+        assert the("loss-nan", case(records=steps([4.0, math.inf]))).severity == "fatal"
+        assert the("loss-nan", case(records=evals([(4.0, 4.0), (math.nan, math.nan)]))).severity == "fatal"
+
+    def test_a_spike_that_comes_back_is_information(self) -> None:
+        finding = the("loss-spike", case(records=steps([*SPIKE, 6.0, *SPIKE])))
+        assert finding.severity == "info"
+        assert "step 3,000" in finding.what
+
+    @pytest.mark.parametrize("height", [0.2, 0.29])
+    def test_what_is_smaller_than_a_third_of_a_nat_is_no_spike(self, height: float) -> None:
+        assert found("loss-spike", case(records=steps([*[4.0] * 20, 4.0 + height, *[4.0] * 10]))) == []
+
+    def test_the_noise_of_one_micro_batch_is_no_spike(self) -> None:
+        noisy = [4.0 + wobble(n, 0.3) for n in range(200)]
+        assert found("loss-spike", case(records=steps(noisy))) == []
+
+    def test_four_points_are_too_few(self) -> None:
+        assert found("loss-spike", case(records=steps([4.0, 4.0, 4.0, 4.0, 9.0]))) == []
+
+    def test_a_sinking_scale_is_found_early(self) -> None:
+        assert the("scaler-skips", case(messages=[said("scaler-skip", step=10, scale=16.0)])).severity == "warn"
+
+    def test_overfitting_is_not_divergence(self) -> None:
+        assert found("diverging", SICK["overfitting"]()) == []
+        assert found("overfitting", SICK["diverging"]()) == []
+
+    def test_a_float32_twin_that_explodes_there_too_acquits_float16(self) -> None:
+        half = case(changed(dtype="float16"), records=steps([*SPIKE, 4.0, math.nan]))
+        twin = case(changed(dtype="float32"), records=steps([*SPIKE, *[9.0] * 12]))
+        assert found("instability-not-precision", half, [twin])
+        calm = case(changed(dtype="float32"), records=steps([*SPIKE, *SPIKE]))
+        assert found("instability-not-precision", half, [calm]) == []
+
+    def test_too_low_a_first_loss_leaks(self) -> None:
+        finding = the("bad-initial-loss", case(records=[evaluation(0, 9.5, 9.5)]))
+        assert "leaks" in finding.why
+
+    def test_letters_have_another_first_loss_than_words(self) -> None:
+        config = SMALL.replace("'fineweb'", "'shakespeare_char'")
+        letters = [evaluation(0, 4.2, 4.2)]
+        assert found("bad-initial-loss", case(config, records=letters)) == []  # the vocabulary is not known
+        assert found("bad-initial-loss", case(changed(vocab_size=65), records=letters)) == []
+        assert found("bad-initial-loss", case(records=letters))
+
+
+class TestTheData:
+    def test_val_below_train_is_not_blamed_on_dropout(self) -> None:
+        finding = the("val-below-train", case(changed(dropout=0.1), records=learning(gap=-0.07)))
+        assert "dropout is not the reason" in finding.why
+
+    def test_programs_that_train_with_dropout_on_are_left_out(self) -> None:
+        assert found("val-below-train", case(None, records=learning(gap=-0.07), log_format="hf-trainer")) == []
+
+    def test_dropout_is_a_guess_where_the_size_of_the_data_is_not_said(self) -> None:
+        assert the("needless-dropout", case(changed(dropout=0.1))).sure == "low"
+        assert the("needless-dropout", SICK["needless-dropout"]()).sure == "high"
+        letters = SMALL.replace("'fineweb'", "'shakespeare_char'") + "dropout = 0.2\n"
+        assert found("needless-dropout", case(letters)) == []
+
+    def test_sixteen_epochs_are_an_error(self) -> None:
+        assert the("too-many-epochs", case(records=learning(), train_tokens=3 * 10**8)).severity == "error"
+        assert the("too-many-epochs", case(records=learning(), train_tokens=10**9)).severity == "warn"
+
+    def test_a_gap_of_a_nat_is_overfitting_without_a_minimum(self) -> None:
+        assert found("overfitting", case(records=evals([(4.2, 4.2), (1.0, 2.1)])))
+
+    def test_few_evaluations_need_half_a_nat_and_a_rise(self) -> None:
+        assert found("overfitting", case(records=evals([(2.0, 2.1), (1.6, 2.15)])))
+        assert found("overfitting", case(records=evals([(2.0, 2.2), (1.6, 2.15)]))) == []
+
+
+class TestScaling:
+    def test_a_falling_run_is_called_no_plateau_and_never_full(self) -> None:
+        finding = the("capacity-or-data", case(records=learning()))
+        assert "no plateau" in finding.what
+        assert "± 50 %" in finding.what
+
+    def test_an_overfitting_run_is_no_plateau(self) -> None:
+        assert found("plateau", SICK["overfitting"]()) == []
+
+    def test_the_learning_rate_names_the_cause(self) -> None:
+        finding = the("plateau", SICK["plateau"]())
+        assert "the schedule is over" in finding.why
+        constant = the("plateau", case(changed(decay_lr=False), records=SICK["plateau"]().evals))
+        assert "noise of the steps" in constant.why
+
+    def test_the_final_loss_is_not_judged_mid_run(self) -> None:
+        assert found("loss-off-expectation", case(records=learning(5000, bend=0.5))) == []
+
+    def test_a_loss_far_below_the_law_is_told_too(self) -> None:
+        assert "below" in the("loss-off-expectation", case(records=learning(bend=-0.5))).why
+
+
+class TestSpeed:
+    def test_mfu_is_of_this_card(self) -> None:
+        finding = the("mfu-mislabelled", SICK["mfu-mislabelled"]())
+        assert "true MFU is 82%" in finding.what
+        assert finding.sure == "high"
+        assert the("mfu-mislabelled", case(records=timed(9.35, mfu=0.154))).sure == "medium"
+
+    def test_low_mfu_names_its_causes(self) -> None:
+        finding = the("low-mfu", SICK["low-mfu"]())
+        assert "not compiled" in finding.why
+        assert finding.patch == {"compile": True}
+        emulated = case(changed(dtype="bfloat16"), records=timed(60.0), card="V100 16GB")
+        assert the("low-mfu", emulated).patch == {"dtype": "float16"}
+
+    def test_nanochats_default_batch_is_assumed_less_surely(self) -> None:
+        finding = the(
+            "throughput-arithmetic", case(None, records=timed(1.0, tokens_per_second=1e5), log_format="nanochat")
+        )
+        assert finding.sure == "medium"
+
+
+class TestMemory:
+    @pytest.mark.parametrize(
+        ("sizes", "name"),
+        [
+            ({"tried": 1, "capacity": 8, "free": 0, "allocated": 9}, "oom-system-spill"),
+            ({"tried": 2, "capacity": 12, "free": 0.5, "allocated": 8, "process": 8.5}, "oom-other-process"),
+            ({"tried": 6, "capacity": 12, "free": 2.5, "allocated": 7, "process": 7.4}, "oom-capacity"),  # still short
+            ({"tried": 1, "capacity": 12, "free": 0.1, "allocated": 11, "process": 11.7}, "oom-capacity"),
+            (
+                {"tried": 1, "capacity": 12, "free": 1.5, "allocated": 6, "reserved_unallocated": 3.9},
+                "oom-fragmentation",
+            ),
+            ({"tried": 6, "capacity": 16, "allocated": 10.2}, "oom-capacity"),  # cut short: no free, no reserved
+            ({}, "oom-capacity"),
+        ],
+    )
+    def test_a_message_has_one_cause(self, sizes: dict[str, float], name: str) -> None:
+        patient = case(None, messages=[oom(**sizes)], log_format="messages")
+        causes = [n for n in NAMES if n.startswith("oom-") for _ in found(n, patient)]
+        assert causes == [name]
+
+    def test_the_cure_is_planned_on_the_card(self) -> None:
+        patient = case(
+            changed(batch_size=64, gradient_accumulation_steps=8), messages=[oom(tried=6.2)], card="RTX 4070"
+        )
+        finding = the("oom-capacity", patient)
+        assert finding.patch == {"batch_size": 8, "gradient_accumulation_steps": 64}
+        assert "predicted: 7,6" in finding.fix
+
+    def test_logits_are_known_by_their_size(self) -> None:
+        assert "8 x 1,024 x 50,304 x 2 bytes" in the("oom-tensor", SICK["oom-tensor"]()).what
+        scores = 8 * 12 * 1024 * 1024 * 2 / 2**30
+        assert (
+            "attention scores" in the("oom-tensor", case(messages=[oom(tried=scores, capacity=12, allocated=11)])).what
+        )
+
+    def test_a_bare_message_names_the_likely_tensor_itself(self) -> None:
+        patient = case(None, messages=[oom(tried=64 * 1024 * 50304 * 2 / 2**30, capacity=11.7, allocated=6.8)])
+        assert "64 x 1,024 x 50,304 x 2 bytes" in the("oom-capacity", patient).why
+        assert found("oom-tensor", patient) == []
+
+    def test_evaluation_is_not_what_needs_most(self) -> None:
+        finding = the("oom-in-eval", SICK["oom-in-eval"]())
+        assert "cannot train" in finding.why
+        assert "eval_iters saves no memory" in finding.fix
+        fits = case(messages=[oom(in_eval=True, tried=1.0)], card="RTX 4090")
+        assert "training fits" in the("oom-in-eval", fits).why
+
+
+class TestResume:
+    def test_a_falling_rate_is_no_jump(self) -> None:
+        assert found("resume-lr-jump", case(records=falling_then_raised(2.5e-4))) == []
+
+    def test_a_warm_up_is_no_jump(self) -> None:
+        assert found("resume-lr-jump", case(records=steps([4.0] * 4, lrs=[1e-5, 1e-4, 3e-4, 6e-4]))) == []
+
+    def test_the_part_before_in_the_same_file_is_looked_at(self) -> None:
+        before = case(records=learning(5000))
+        after = case(records=[evaluation(5000, 4.2, 4.2), *learning()[11:]])
+        assert "was" in found("resume-lr-jump", after, [before])[0].what
+        assert found("resume-lr-jump", case(records=learning()[10:]), [before]) == []
+        elsewhere = case(records=learning(5000), source="other.log")
+        assert found("resume-lr-jump", after, [elsewhere]) == []
+
+    def test_a_higher_rate_in_the_second_part_is_found_from_the_configs(self) -> None:
+        before = case(records=learning(9500))
+        after = case(changed(max_iters=20_000, lr_decay_iters=20_000), records=learning()[19:])
+        assert "learning rate" in found("resume-lr-jump", after, [before])[0].what
+
+    def test_bits_per_byte_count_like_nats(self) -> None:
+        before = case(None, records=[evaluation(500, None, bits=0.935)], log_format="nanochat")
+        after = case(None, records=[evaluation(500, None, bits=1.016)], log_format="nanochat")
+        assert "bits per byte" in found("resume-lr-jump", after, [before])[0].what
+
+    def test_the_default_folder_counts_within_one_file_only(self) -> None:
+        narrow = SMALL.replace("n_embd = 768", "n_embd = 384")
+        assert found("out-dir-reused", case(), [case(narrow)])
+        assert found("out-dir-reused", case(), [case(narrow, source="other.log")]) == []
+
+
+class TestKeys:
+    def test_a_slip_of_the_pen_gets_the_key_that_was_meant(self) -> None:
+        assert "did you mean n_layer?" in the("unknown-key", case(changed(n_layers=3))).fix
+
+    def test_a_name_that_resembles_no_key_is_a_warning(self) -> None:
+        assert the("unknown-key", case(changed(zzz=3))).severity == "warn"
+
+    def test_onecard_honours_its_own(self) -> None:
+        assert found("unknown-key", case(changed(eval_batch_size=2), log_format="onecard")) == []
+
+
+def test_defaults_are_not_taken_for_facts_of_other_programs() -> None:
+    stranger = case("n_layer = 6\n", records=HEALTHY_RUN, log_format="llm.c")
+    assert [name for name in NAMES for _ in found(name, stranger)] == []

@@ -1,0 +1,122 @@
+"""The Python names: the answers of the commands, from paths, mappings and runs."""
+
+import doctest
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import onecard
+import onecard.api
+from onecard.runs.folder import create_run
+from tests.unit.test_runs_records import start, step
+
+LOG = "\n".join(
+    ["tokens per iteration will be: 32,768", "number of parameters: 29.94M"]
+    + [f"iter {n}: loss {10.9 - n / 50:.4f}, time 100.00ms, mfu 10.00%" for n in range(100)]
+    + ["step 100: train loss 8.9000, val loss 8.9500"]
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run of three steps, as a trainer would leave it, and a checkpoint's worth of nothing else."""
+    path = tmp_path / "run"
+    config = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16, "batch_size": 2}
+    with create_run(path, config=config) as run:
+        run.append(start(0, resumed_from=None))
+        for number in (1, 2, 3):
+            run.append(step(number, loss=4.0 - number, lr=0.1))
+    return path
+
+
+def test_the_examples_in_the_docstrings_are_true() -> None:
+    assert doctest.testmod(onecard.api).failed == 0
+    assert doctest.testmod(onecard.api).attempted > 0
+
+
+def test_a_plan_of_a_file_a_mapping_and_nothing(tmp_path: Path) -> None:
+    keys = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 512}
+    file = tmp_path / "config.py"
+    file.write_text("".join(f"{key} = {value}\n" for key, value in keys.items()))
+    plans = [onecard.make_plan(given, gpu="none") for given in (file, str(file), keys)]
+    assert {plan.params.nanogpt for plan in plans} == {29_938_560}
+    assert plans[0].fits is None
+    assert onecard.make_plan(gpu="none").config.dataset == "python-stdlib"
+
+
+def test_keys_change_a_config_and_are_checked_like_flags() -> None:
+    plan = onecard.make_plan({"n_layer": 6}, gpu="RTX 4070", batch_size=4, dtype="float16", compile=False)
+    assert (plan.config.batch_size, plan.config.dtype, plan.config.compile) == (4, "float16", False)
+    assert plan.resolved.origins["batch_size"] == "--batch_size"
+    with pytest.raises(onecard.OnecardError) as refused:
+        onecard.make_plan(gpu="none", batchsize=4)
+    assert refused.value.name == "unknown-key"
+    assert "batch_size" in refused.value.fix
+
+
+def test_a_plan_fits_searches_and_proposes_as_the_command_does() -> None:
+    small = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 512}
+    assert onecard.make_plan(small, vram_bytes=2**40).fits is True
+    assert onecard.make_plan(small, vram_bytes=2**30).fits is False
+    fitted = onecard.make_plan(small, vram_bytes=4 * 2**30, fit=True)
+    assert fitted.fit is not None
+    assert fitted.fit.best is not None
+
+
+def test_a_missing_file_is_three_lines_as_an_exception() -> None:
+    for call in (onecard.make_plan, onecard.diagnose, onecard.load_run):
+        with pytest.raises(onecard.OnecardError) as refused:
+            call("nowhere/at/all")
+        assert all((refused.value.what, refused.value.why, refused.value.fix))
+
+
+def test_a_log_and_a_folder_are_diagnosed(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "train.log").write_text(LOG)
+    log, run = onecard.diagnose(tmp_path / "train.log", onecard.load_run(folder), gpu="RTX 4070", final=True)
+    assert (log.case.run.format, run.case.run.format) == ("nanogpt", "onecard")
+    assert log.case.facts.last_step == 100
+    assert log.case.card is not None
+    assert [each.case.run.source for each in onecard.diagnose(folder)] == [run.case.run.source]
+
+
+def test_a_config_speaks_for_a_log(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(LOG)
+    (found,) = onecard.diagnose(tmp_path / "train.log", config={"n_layer": 6, "n_embd": 384, "n_head": 6})
+    assert found.case.resolved is not None
+    assert found.case.resolved.config.n_embd == 384
+
+
+def test_runs_are_compared(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "train.log").write_text(LOG)
+    found = onecard.compare_runs(folder, tmp_path / "train.log", configs=[None, {"n_embd": 384, "n_head": 6}])
+    assert found.config_diff["n_embd"] == (32, 384)
+    with pytest.raises(onecard.OnecardError, match="needs two runs"):
+        onecard.compare_runs(folder)
+    with pytest.raises(onecard.OnecardError, match="1 configs for 2 sources"):
+        onecard.compare_runs(folder, folder, configs=[None])
+
+
+def test_a_run_becomes_a_table(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas: pip install pandas")
+    evaluated = {"kind": "eval", "step": 2, "tokens": 1024, "val_loss": 2.5, "block_size": 16}
+    first = evaluated | {"step": 0, "tokens": 0, "val_loss": "NaN"}
+    with (folder / "records.jsonl").open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in (first, evaluated))
+    table = onecard.load_run(folder).to_pandas()
+    assert list(table.index) == [0, 1, 2, 3]
+    assert table.index.name == "step"
+    assert list(table["tokens"]) == [0, 512, 1024, 1536]
+    assert list(table["loss"].dropna()) == [3.0, 2.0, 1.0]
+    assert table.loc[2, "val_loss"] == 2.5
+    assert math.isnan(table.loc[3, "val_loss"])
+    assert all(pandas.api.types.is_numeric_dtype(kind) for kind in table.dtypes)
+
+
+def test_a_run_without_records_is_an_empty_table(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="needs pandas: pip install pandas")
+    create_run(tmp_path / "run", config={}).close()
+    table = onecard.load_run(tmp_path / "run").to_pandas()
+    assert len(table) == 0
+    assert "val_loss" in table.columns

@@ -1,0 +1,292 @@
+"""Comparisons, on runs made by construction, with numbers worked out here."""
+
+import io
+import json
+import math
+from collections.abc import Sequence
+
+import pytest
+from rich.console import Console
+
+from onecard.config.resolve import resolve
+from onecard.doctor.alone import single_effects
+from onecard.doctor.case import Case, DataSizes
+from onecard.doctor.compare import Comparison, compare_runs
+from onecard.doctor.curves import Reading, loss_curve, passes, read_at
+from onecard.doctor.facts import make_case
+from onecard.errors import MachineError
+from onecard.plan.cards import find_card
+from onecard.report.compare import comparison_json, passing_sentence, print_comparison
+from onecard.report.compare_plot import plot_html, plot_png, plot_svg
+from onecard.runs.foreign import read_logs
+from tests import made_logs as made
+
+SMALL = {**made.SMALL, "gradient_accumulation_steps": 40, "eval_interval": 250, "vocab_size": 50304}
+
+
+def case(lines: Sequence[str], card: str | None = "RTX 4070", **config: object) -> Case:
+    (run,) = read_logs(made.as_bytes(lines), source=f"{config.get('wandb_run_name', 'made')}.log")
+    text = "\n".join(made.nanogpt_config(**{**SMALL, **config}))
+    resolved = resolve(text, filename="made.py")
+    return make_case(run, config=resolved, card=find_card(card) if card else None, data=DataSizes())
+
+
+def evaluated(*losses: float, every: int = 100, seconds: float = 1.0) -> list[str]:
+    """A log with these validation losses, one every so many steps."""
+    lines = []
+    for number, loss in enumerate(losses):
+        lines.append(f"step {every * number}: train loss {loss:.4f}, val loss {loss:.4f}")
+        lines += [
+            f"iter {every * number + k}: loss {loss:.4f}, time {1000 * seconds:.2f}ms, mfu 20.00%" for k in (5, 10, 15)
+        ]
+    return lines
+
+
+def shown(comparison: Comparison) -> str:
+    out = io.StringIO()
+    print_comparison(comparison, Console(file=out, width=160, no_color=True))
+    return out.getvalue()
+
+
+# reading between the points
+
+
+def test_a_loss_is_read_on_a_line_over_the_logarithm_of_the_tokens() -> None:
+    curve = loss_curve(case(evaluated(10.0, 5.0, 4.0)), "val_loss")
+    tokens = 163_840
+    middle = math.sqrt(100 * 200) * tokens  # half way on a logarithmic scale
+    reading = read_at(curve, "tokens", middle)
+    assert reading is not None
+    assert reading.loss == pytest.approx(4.5)
+    assert reading.noise == pytest.approx(curve.noise / math.sqrt(2))  # the mean of two evaluations
+    at_point = read_at(curve, "tokens", 100 * tokens)
+    assert at_point is not None
+    assert (at_point.loss, at_point.noise) == (pytest.approx(5.0), pytest.approx(curve.noise))
+
+
+def test_nothing_is_read_beyond_the_ends() -> None:
+    curve = loss_curve(case(evaluated(10.0, 5.0, 4.0)), "val_loss")
+    assert read_at(curve, "tokens", 201 * 163_840) is None
+    assert read_at(curve, "tokens", 99 * 163_840) is None
+    assert read_at(curve, "seconds", 0) is None
+
+
+def test_a_curve_passes_a_loss_where_its_line_does() -> None:
+    # 4.5, 4.3, 4.1, 3.9 at steps 100, 200, 400, 800: a line over the logarithm, which is 4.2 half way from 200 to 400
+    pairs = ((100, 4.5), (200, 4.3), (400, 4.1), (800, 3.9))
+    lines = [f"step {n}: train loss {loss:.4f}, val loss {loss:.4f}" for n, loss in pairs]
+    found = passes(loss_curve(case(lines), "val_loss"), Reading(loss=4.2, noise=0.0))
+    assert found is not None
+    assert found.point.step == round(math.sqrt(200 * 400))
+    assert found.point.tokens == pytest.approx(math.sqrt(200 * 400) * 163_840, rel=1e-6)
+
+
+def test_a_single_low_point_is_no_passing() -> None:
+    curve = loss_curve(case(evaluated(10.0, 5.0, 3.9, 4.2, 4.1, 3.8, 3.7)), "val_loss")
+    found = passes(curve, Reading(loss=4.0, noise=0.0))
+    assert found is not None
+    assert found.point.step > 400
+    assert passes(curve, Reading(loss=3.0, noise=0.0)) is None
+
+
+# who is better
+
+
+def quick_and_slow(**slow: object) -> Comparison:
+    """A quick run that ends at 3.5, and one twice as slow that ends at 3.3."""
+    quick = case(made.nanogpt(steps=1000, seconds=0.25, end=3.5), wandb_run_name="quick")
+    return compare_runs([quick, case(made.nanogpt(steps=1000, seconds=0.5, end=3.3), wandb_run_name="slow", **slow)])
+
+
+def test_each_metric_has_its_winner() -> None:
+    comparison = quick_and_slow()
+    assert comparison.winners["tokens_per_second"] == 0
+    assert comparison.winners["mfu"] == 0
+    assert comparison.winners["final_val_loss"] == 1
+    assert comparison.winners["at_equal_tokens"] == 1
+    tokens = comparison.at_equal_tokens[-1]
+    assert tokens.place == 1000 * 163_840
+    assert [reading.loss for reading in tokens.readings if reading] == pytest.approx(
+        [made.smooth_loss(1000, end=3.5), made.smooth_loss(1000, end=3.3)], abs=1e-4
+    )
+
+
+def test_equal_seconds_are_not_equal_tokens() -> None:
+    seconds = quick_and_slow().at_equal_seconds[-1]
+    assert seconds.place == pytest.approx(250.0)  # where the quick one ends; the slow one is at step 500
+    quick, slow = seconds.readings
+    assert quick is not None
+    assert slow is not None
+    assert quick.loss == pytest.approx(made.smooth_loss(1000, end=3.5), abs=1e-4)
+    assert slow.loss == pytest.approx(made.smooth_loss(500, end=3.3), abs=1e-4)
+
+
+def test_noise_is_no_difference() -> None:
+    runs = [case(made.nanogpt(steps=5000, noise=0.02, seed=seed, log_interval=50)) for seed in (1, 2)]
+    winners = compare_runs(runs).winners
+    metrics = ("tokens_per_second", "mfu", "final_val_loss", "at_equal_tokens", "at_equal_seconds")
+    assert winners == dict.fromkeys(metrics)
+    assert "no difference within noise" in shown(compare_runs(runs))
+    apart = case(made.nanogpt(steps=5000, noise=0.02, seed=2, log_interval=50, end=3.1))
+    assert compare_runs([runs[0], apart]).winners["final_val_loss"] == 1
+
+
+def test_the_better_run_passes_the_others_end() -> None:
+    (passing,) = quick_and_slow().passings
+    assert (passing.passer, passing.passed) == (1, 0)
+    assert passing.passed_seconds == pytest.approx(250.0)
+    # 3.3 + 7.6 / (1 + s / 60) = 3.5 + 7.6 / (1 + 1000 / 60) at s = 655; the line between evaluations is near
+    assert passing.step == pytest.approx(655, rel=0.1)
+    assert passing.seconds == pytest.approx(0.5 * passing.step, rel=0.01)
+    sentence = passing_sentence(passing)
+    assert sentence.startswith("B passes A's final loss (3.9302) after ")
+    assert "A took 4 min, 163.84M tokens" in sentence
+
+
+def test_any_number_of_runs_is_compared() -> None:
+    runs = [case(made.nanogpt(end=end), wandb_run_name=f"run{end}") for end in (3.6, 3.5, 3.1, 3.4)]
+    comparison = compare_runs(runs)
+    assert comparison.winners["final_val_loss"] == 2
+    assert {passing.passer for passing in comparison.passings if passing.passed == 1} == {2, 3}
+    assert "D" in shown(comparison)
+
+
+def test_a_run_whose_tokens_are_not_known_does_not_hide_the_others() -> None:
+    (unknown,) = read_logs(made.as_bytes(made.llmc_main(steps=1000)), source="unknown.log")
+    runs = [case(made.nanogpt(end=3.5)), case(made.nanogpt(end=3.1)), unknown]
+    last = compare_runs(runs).at_equal_tokens[-1]
+    assert last.winner == 1
+    assert last.readings[2] is None
+
+
+def test_nan_never_wins() -> None:
+    sick = case([*made.nanogpt(steps=500), "step 750: train loss nan, val loss nan"])
+    comparison = compare_runs([case(made.nanogpt()), sick])
+    assert comparison.winners["final_val_loss"] == 0
+    assert json.loads(json.dumps(comparison_json(comparison), allow_nan=False))["runs"][1]["final_val_loss"] is None
+
+
+# what may be said
+
+
+def test_losses_over_different_vocabularies_are_not_compared() -> None:
+    comparison = compare_runs([case(made.nanogpt()), case(made.nanogpt(end=1.2), vocab_size=256)])
+    assert comparison.at_equal_tokens == ()
+    assert comparison.passings == ()
+    assert "final_val_loss" not in comparison.winners
+    assert "the losses do not compare" in shown(comparison)
+
+
+def test_letters_and_word_parts_are_told_apart_by_where_they_begin() -> None:
+    letters = [
+        f"step {n}: train loss {loss:.4f}, val loss {loss:.4f}" for n, loss in ((0, 4.2), (500, 1.9), (900, 1.5))
+    ]
+    comparison = compare_runs([case(made.nanogpt()), *read_logs(made.as_bytes(letters), source="letters.log")])
+    assert any(caution.startswith("the losses do not compare") for caution in comparison.cautions)
+    assert comparison.passings == ()
+
+
+def test_other_data_and_other_contexts_are_said() -> None:
+    comparison = compare_runs([case(made.nanogpt()), case(made.nanogpt(), dataset="other", block_size=256)])
+    assert len(comparison.cautions) == 3  # and the noise is assumed
+    assert "context lengths differ (256, 512)" in comparison.cautions[0]
+    assert "data differ (openwebtext, other)" in comparison.cautions[1]
+
+
+def test_runs_that_never_evaluated_are_compared_by_their_training_loss() -> None:
+    runs = [case([line for line in made.nanogpt(end=end) if line.startswith("iter")]) for end in (3.5, 3.2)]
+    comparison = compare_runs(runs)
+    assert comparison.measure == "train_loss"
+    assert comparison.winners["final_val_loss"] == 1
+    assert any("training losses are compared" in caution for caution in comparison.cautions)
+
+
+def test_runs_with_nothing_in_common_are_only_described() -> None:
+    oom = make_case(read_logs([made.OOM["2024"].encode()], source="x")[0], config=None, card=None, data=DataSizes())
+    comparison = compare_runs([case(made.nanogpt()), oom])
+    assert comparison.measure is None
+    assert "no loss in common" in shown(comparison)
+
+
+def test_the_config_diff_names_what_differs_and_nothing_else() -> None:
+    comparison = quick_and_slow(n_embd=512, dropout=0.1)
+    assert comparison.config_diff == {
+        "wandb_run_name": ("quick", "slow"),
+        "n_embd": (256, 512),
+        "dropout": (0.0, 0.1),
+    }
+    assert comparison.together == ("n_embd", "dropout")  # a name changes nothing
+    assert "credits no single one" in shown(comparison)
+    assert "credits no single one" not in shown(quick_and_slow(dropout=0.1))
+
+
+# predicted alone
+
+
+def test_each_change_is_planned_by_itself() -> None:
+    card = find_card("RTX 4070")
+    first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
+    second = first.replace({"n_embd": 512, "batch_size": 4, "gradient_accumulation_steps": 80, "learning_rate": 1e-3})
+    batch, width, rate = single_effects(first, second, card)
+    assert set(batch.changes) == {"batch_size", "gradient_accumulation_steps"}  # the same tokens, cut differently
+    assert batch.final_loss_difference is None
+    assert batch.process_bytes_difference is not None
+    assert batch.process_bytes_difference < 0
+    assert width.changes == {"n_embd": (256, 512)}
+    assert width.tokens_per_second_ratio is not None
+    assert width.tokens_per_second_ratio < 1
+    assert width.final_loss_difference is not None
+    assert width.final_loss_difference < 0
+    assert (rate.tokens_per_second_ratio, rate.process_bytes_difference, rate.final_loss_difference) == (1.0, 0, None)
+
+
+def test_a_change_that_cannot_stand_alone_says_so() -> None:
+    first = resolve("n_embd = 384\nn_head = 6\nn_layer = 2").config
+    (both,) = single_effects(first, first.replace({"n_embd": 320, "n_head": 5}), None)
+    assert set(both.changes) == {"n_embd", "n_head"}
+    assert both.tokens_per_second_ratio is None  # no card
+    assert both.process_bytes_difference is not None
+
+
+def test_predictions_are_labelled() -> None:
+    assert "predicted, not measured" in shown(quick_and_slow(n_embd=512))
+
+
+# out
+
+
+def test_json_has_what_the_contract_names() -> None:
+    found = json.loads(json.dumps(comparison_json(quick_and_slow(n_embd=512)), allow_nan=False))
+    assert found["schema"] == 1
+    keys = "source params tokens_per_step tokens_per_second seconds_per_micro_batch mfu final_val_loss tokens seconds"
+    assert set(keys.split()) <= set(found["runs"][0])
+    assert found["config_diff"]["n_embd"] == [256, 512]
+    assert found["at_equal_tokens"]["tokens"] == 163_840_000
+    assert found["at_equal_tokens"]["winner"] == 1
+    assert found["at_equal_seconds"]["seconds"] == 250
+    assert found["winners"]["tokens_per_second"] == 0
+    assert found["crossings"][0]["run"] == 1
+    assert found["predicted_alone"]["1"][0]["patch"] == {"n_embd": 512}
+
+
+def test_the_picture_names_the_runs_and_escapes_them() -> None:
+    comparison = compare_runs([case(made.nanogpt(), wandb_run_name="a<b"), case(made.nanogpt(end=3.0))])
+    svg, page = plot_svg(comparison), plot_html(comparison)
+    assert svg.startswith("<svg ")
+    assert "A: a&lt;b.log" in svg
+    assert svg.count("<polyline") == 4  # two runs over tokens, two over hours
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # needs no network
+    assert svg in page
+
+
+def test_a_picture_of_runs_without_speed_says_what_is_not_known() -> None:
+    runs = [read_logs(made.as_bytes(made.llmc_main(steps=n)), source="x")[0] for n in (200, 300)]
+    assert "tokens: not known" in plot_svg(compare_runs(runs))
+
+
+def test_png_without_matplotlib_is_said_in_three_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onecard.report.compare_plot.find_spec", lambda name: None)
+    with pytest.raises(MachineError) as problem:
+        plot_png(quick_and_slow())
+    assert problem.value.exit_code == 3
+    assert ".svg" in problem.value.fix

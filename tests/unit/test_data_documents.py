@@ -1,0 +1,238 @@
+"""Files made here, in every kind and packing: what a document is, and that reading can go on after any of them."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onecard.data import documents
+from onecard.data.documents import Bad, Read, read_documents
+from onecard.data.sources import SourceFile, kind_of, local_files
+from onecard.errors import ConfigError, MachineError
+
+arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+zstandard = pytest.importorskip("zstandard", reason="needs zstandard")
+
+PACK = {
+    "": lambda raw: raw,
+    ".gz": gzip.compress,
+    ".zst": lambda raw: zstandard.ZstdCompressor().compress(raw),
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+TEXTS = ["one", "two\nlines", "", "тре", "x" * 3000, "last"]
+
+
+def write(folder: Path, name: str, raw: bytes) -> SourceFile:
+    path = folder / name
+    path.write_bytes(PACK[kind_of(name, alone=True)[1] or ""](raw))
+    (file,) = local_files(str(path)) or []
+    return file
+
+
+def json_lines(texts: list[str], *, column: str = "text") -> bytes:
+    return b"".join(json.dumps({"id": index, column: text}).encode() + b"\n" for index, text in enumerate(texts))
+
+
+def write_parquet(folder: Path, texts: Any, *, rows: int = 2, column: str = "text", kind: Any = None) -> SourceFile:
+    table = arrow.table({"id": list(range(len(texts))), column: arrow.array(texts, type=kind)})
+    parquet.write_table(table, folder / "x.parquet", row_group_size=rows)
+    (file,) = local_files(str(folder / "x.parquet")) or []
+    return file
+
+
+def read(file: SourceFile, **options: Any) -> list[bytes | Bad]:
+    return [each.document for each in read_documents(file, **options)]
+
+
+@pytest.mark.parametrize("packing", PACK)
+def test_json_lines_come_line_by_line_however_they_are_packed(tmp_path: Path, packing: str) -> None:
+    file = write(tmp_path, f"x.jsonl{packing}", json_lines(TEXTS) + b"\n  \nnot json")
+    found = list(read_documents(file))
+    assert [json.loads(each.document)["text"] for each in found[:-1]] == TEXTS, "empty lines are no documents"
+    assert found[-1].document == b"not json", "whether it is JSON is for the worker to find out"
+    assert all(each.is_json for each in found)
+    assert found[-1].disk_bytes == file.size_bytes
+
+
+@pytest.mark.parametrize(
+    "name", ["x.jsonl", "x.jsonl.zst", "x.jsonl.gz", "x.txt", "x.txt.gz", "marked.txt", "x.parquet"]
+)
+def test_reading_goes_on_after_any_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(documents, "CUT_BYTES", 40)
+    monkeypatch.setattr(documents, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(documents, "_ROWS", 3)
+    prose = "".join(f"line {n} ünd so on\n" + "\n" * (n % 3 == 0) for n in range(40)) + "word " * 100 + "é" * 200
+    raw = {
+        "x.txt": prose.encode(),
+        "x.txt.gz": prose.encode(),
+        "marked.txt": b"a\nb<|endoftext|>\n\n<|endoftext|>c<|endoftext|>d<|endoftext|>"
+        + prose.encode()
+        + b"<|endoftext|>e",
+    }.get(name, json_lines(TEXTS * 3))
+    file = write_parquet(tmp_path, TEXTS * 3, rows=5) if name == "x.parquet" else write(tmp_path, name, raw)
+    found = list(read_documents(file))
+    assert len(found) >= 5
+    places = [each.after for each in found]
+    assert places == sorted(set(places))
+    for index, each in enumerate(found):
+        assert read(file, start=each.after) == [later.document for later in found[index + 1 :]], index
+
+
+def test_a_text_file_is_cut_at_empty_lines_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "CUT_BYTES", 10)
+    monkeypatch.setattr(documents, "_PIECE_BYTES", 40)
+    raw = b"first paragraph\nstill first\n\nsecond paragraph\n\nend"
+    assert read(write(tmp_path, "x.txt", raw)) == [
+        b"first paragraph\nstill first\n\n",
+        b"second paragraph\n\n",
+        b"end",
+    ]
+
+
+def test_text_on_one_endless_line_is_cut_between_words_and_never_within_a_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "CUT_BYTES", 16)
+    monkeypatch.setattr(documents, "_PIECE_BYTES", 64)
+    words = ("some words " * 50).encode()
+    found = read(write(tmp_path, "x.txt", words))
+    assert b"".join(found) == words  # type: ignore[arg-type]
+    assert len(found) >= 5
+    assert all(each.endswith(b" ") for each in found)  # type: ignore[union-attr]
+    letters = ("日本語" * 100).encode()
+    found = read(write(tmp_path, "y.txt", letters))
+    assert b"".join(found) == letters  # type: ignore[arg-type]
+    assert all(each.decode() for each in found)  # type: ignore[union-attr]
+
+
+def test_a_marked_text_file_has_the_documents_between_the_marks(tmp_path: Path) -> None:
+    raw = b"a story\n\nof two parts\n<|endoftext|>\nanother\n<|endoftext|>\n\n<|endoftext|>" + b"word " * 10_000
+    assert read(write(tmp_path, "x.txt", raw)) == [b"a story\n\nof two parts", b"another", (b"word " * 10_000).strip()]
+
+
+def test_in_a_folder_a_text_file_is_one_document_and_tables_go_before_texts(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".hidden").write_text("no")
+    (tmp_path / "a.py").write_text("one\n\n" * 9000)
+    (tmp_path / "b" / "c.md").write_text("two")
+    (tmp_path / "b" / "empty").write_text("")
+    files = local_files(str(tmp_path)) or []
+    assert [file.name for file in files] == ["a.py", "b/c.md", "b/empty"]
+    assert [read(file) for file in files] == [[b"one\n\n" * 9000], [b"two"], [b""]]
+    assert read(files[0], start=1) == []
+    (tmp_path / "b" / "package.json").write_text("{}")
+    (tmp_path / "b" / "out").mkdir()
+    (tmp_path / "b" / "out" / "own.jsonl").write_text("{}")
+    found = local_files(str(tmp_path), but=tmp_path / "b" / "out") or []
+    assert [file.name for file in found] == ["a.py", "b/c.md", "b/empty", "b/package.json"]
+    (tmp_path / "b" / "out" / "own.jsonl").unlink()
+    (tmp_path / "b" / "d.jsonl").write_bytes(json_lines(["x"]))
+    assert [file.name for file in local_files(str(tmp_path)) or []] == ["b/d.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "kind", [arrow.string(), arrow.large_string(), arrow.dictionary(arrow.int32(), arrow.string())]
+)
+def test_parquet_gives_one_column_row_by_row(tmp_path: Path, kind: Any) -> None:
+    file = write_parquet(tmp_path, [*TEXTS, None], kind=kind)
+    assert read(file) == [*(text.encode() for text in TEXTS), Bad.NO_TEXT]
+
+
+def test_parquet_without_the_column_or_with_no_text_in_it_is_counted_not_fatal(tmp_path: Path) -> None:
+    assert read(write_parquet(tmp_path, TEXTS), column="content") == [Bad.NO_TEXT] * len(TEXTS)
+    assert read(write_parquet(tmp_path, [1, 2, 3])) == [Bad.NO_TEXT] * 3
+
+
+def test_bytes_that_are_no_text_do_not_stop_the_others(tmp_path: Path) -> None:
+    assert read(write_parquet(tmp_path, [b"good", b"\xff\xfe", b"too"], kind=arrow.binary())) == [
+        b"good",
+        b"\xff\xfe",
+        b"too",
+    ]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl.zst", "x.jsonl.bz2", "x.jsonl.xz", "x.parquet"])
+def test_what_stands_before_damage_is_read_and_the_rest_is_counted_once(tmp_path: Path, name: str) -> None:
+    noise = random.Random(0)
+    texts = ["".join(noise.choices("abcdefghijklmnopqrstuvwxyz", k=5000)) for _ in range(400)]
+    if name == "x.parquet":
+        file = write_parquet(tmp_path, texts, rows=50)
+        raw = bytearray((tmp_path / name).read_bytes())
+        raw[len(raw) // 2 : len(raw) // 2 + 400_000] = bytes(400_000)
+        (tmp_path / name).write_bytes(raw)
+    else:
+        file = write(tmp_path, name, json_lines(texts))
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[: (file.size_bytes or 0) // 2])
+    found = list(read_documents(file))
+    assert [each.document for each in found].count(Bad.DAMAGED) == 1
+    assert found[-1].document is Bad.DAMAGED
+    assert name.endswith((".bz2", ".xz")) or len(found) > 50
+    assert read(file, start=found[-1].after) == []
+
+
+@pytest.mark.parametrize("raw", [b"", b"PAR1", b"not parquet at all" * 100])
+def test_a_file_that_is_no_parquet_is_one_bad_document(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "x.parquet").write_bytes(raw)
+    (file,) = local_files(str(tmp_path / "x.parquet")) or []
+    assert read(file) == [Bad.DAMAGED]
+
+
+def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(documents, "_BUFFER_BYTES", 64)
+    file = write(tmp_path, "x.jsonl", b'{"a": 1}\n' + b"x" * 1000 + b'\n{"b": 2}\n' + b"y" * 100)
+    assert read(file) == [b'{"a": 1}\n', Bad.TOO_LONG, b'{"b": 2}\n', Bad.TOO_LONG]
+
+
+def test_a_document_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 100)
+    monkeypatch.setattr(documents, "_PIECE_BYTES", 50)
+    marked = b"<|endoftext|>".join([b"a", b"word " * 100, b"b"])
+    assert read(write(tmp_path, "x.txt", marked)) == [b"a", Bad.TOO_LONG, b"b"]
+    assert read(write_parquet(tmp_path, ["a", "x" * 101])) == [b"a", Bad.TOO_LONG]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "long.txt").write_text("x" * 101)
+    (file,) = local_files(str(tmp_path / "folder")) or []
+    assert read(file) == [Bad.TOO_LONG]
+
+
+@pytest.mark.parametrize("packing", PACK)
+def test_standard_input_is_known_by_its_first_bytes(monkeypatch: pytest.MonkeyPatch, packing: str) -> None:
+    (file,) = local_files("-") or []
+
+    def piped(raw: bytes, **options: Any) -> list[Read]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PACK[packing](raw))))
+        return list(read_documents(file, **options))
+
+    lines = piped(json_lines(TEXTS))
+    assert [json.loads(each.document)["text"] for each in lines] == TEXTS
+    assert [each.document for each in piped(json_lines(TEXTS), start=lines[2].after)] == [
+        each.document for each in lines[3:]
+    ]
+    assert [each.document for each in piped(b"plain text")] == [b"plain text"]
+    assert piped(b"") == []
+
+
+def test_a_missing_package_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, "x.jsonl.zst", json_lines(TEXTS))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(MachineError) as caught:
+        read(file)
+    assert caught.value.fix == "pip install 'onecard[data]'"
+
+
+def test_a_file_that_went_away_is_an_error_in_three_lines(tmp_path: Path) -> None:
+    file = write(tmp_path, "x.jsonl", b"{}")
+    (tmp_path / "x.jsonl").unlink()
+    with pytest.raises(ConfigError) as caught:
+        read(file)
+    assert caught.value.name == "unreadable-source"

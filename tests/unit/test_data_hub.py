@@ -1,0 +1,234 @@
+"""The hub, on this machine: only what is needed comes, breaks are survived, and every refusal is three lines."""
+
+import hashlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onecard.data.hub import download, find_dataset, hub_name
+from onecard.data.prepare import Prepared, Settings, prepare
+from onecard.data.tokenizers import ByteTokenizer
+from onecard.errors import ConfigError, MachineError
+from tests.loopback_hub import COMMIT, Hub, serving
+
+arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+library = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
+constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub")
+
+FINEWEB = "HuggingFaceFW/fineweb"
+CONFIGS = [
+    {"config_name": "default", "data_files": [{"split": "train", "path": "data/*/*"}]},
+    {"config_name": "sample-10BT", "data_files": [{"split": "train", "path": "sample/10BT/*"}]},
+    {"config_name": "old", "data_files": "data/CC-1/*.parquet"},
+]
+
+
+def table(name: str, *, rows: int = 100) -> bytes:
+    raw = io.BytesIO()
+    texts = [f"{name}, row {row}: " + "some words " * 20 for row in range(rows)]
+    parquet.write_table(arrow.table({"text": texts}), raw, row_group_size=10)
+    return raw.getvalue()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    names = [
+        *(f"sample/10BT/{number:03d}_00000.parquet" for number in range(4)),
+        "data/CC-1/0.parquet",
+        "data/CC-2/0.parquet",
+    ]
+    files = {"README.md": b"# FineWeb"} | {name: table(name) for name in names}
+    with serving(Hub(FINEWEB, files, CONFIGS)) as served:
+        reach(served.address, monkeypatch)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield served
+
+
+def reach(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do what HF_ENDPOINT does, which the library reads only once."""
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template.replace(constants.ENDPOINT, address))
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+
+
+def run(
+    folder: Path, repo: str = FINEWEB, *, tokens: int | None = None, subset: str | None = None, workers: int = 1
+) -> Prepared:
+    dataset = find_dataset(repo, subset=subset)
+    settings = Settings(tokenizer="bytes", val_share=0.1)
+
+    def fetch(file: Any, on_bytes: Any) -> Any:
+        return download(dataset, file, on_bytes, into=folder.parent / "downloads")
+
+    return prepare(
+        dataset.source,
+        folder,
+        settings=settings,
+        tokenizer=ByteTokenizer(),
+        tokens=tokens,
+        fetch=fetch,
+        workers=workers,
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "repo"),
+    [
+        ("fineweb", FINEWEB),
+        ("fineweb-edu", "HuggingFaceFW/fineweb-edu"),
+        ("roneneldan/TinyStories", "roneneldan/TinyStories"),
+        ("hf://roneneldan/TinyStories", "roneneldan/TinyStories"),
+        ("folder/mistyped", None),
+        ("owner/data.parquet", None),
+        ("owner/file.jsonl", None),
+        ("wikitext", None),
+        ("a/b/c", None),
+        ("", None),
+    ],
+)
+def test_only_what_is_surely_meant_is_asked_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, repo: str | None
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert hub_name(word) == repo
+
+
+def test_fineweb_is_its_ten_billion_token_sample_in_order(hub: Hub) -> None:
+    found = find_dataset(FINEWEB, subset=None)
+    assert [file.name for file in found.files] == [f"sample/10BT/{number:03d}_00000.parquet" for number in range(4)]
+    assert (found.subset, found.revision) == ("sample-10BT", COMMIT)
+    assert found.source.size_bytes == sum(len(hub.files[file.name]) for file in found.files)
+    assert hub.downloads() == []
+
+
+@pytest.mark.parametrize(
+    ("subset", "files"), [("default", ["data/CC-1/0.parquet", "data/CC-2/0.parquet"]), ("old", ["data/CC-1/0.parquet"])]
+)
+def test_a_subset_is_what_the_datasets_card_says(hub: Hub, subset: str, files: list[str]) -> None:
+    assert [file.name for file in find_dataset(FINEWEB, subset=subset).files] == files
+
+
+def test_a_subset_that_is_not_there_is_told_with_its_neighbour(hub: Hub) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_dataset(FINEWEB, subset="sample-10B")
+    assert (caught.value.name, caught.value.fix) == ("no-such-subset", "--subset sample-10BT")
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["README.md", "data/train-0.parquet", "data/test-0.parquet"], ["data/train-0.parquet"]),
+        (["a.parquet", "b.parquet", "x.jsonl"], ["a.parquet", "b.parquet"]),
+        (["a.parquet", "validation.parquet"], ["a.parquet"]),
+        (["train.jsonl.gz", "valid.jsonl.gz"], ["train.jsonl.gz"]),
+        (["TinyStories-train.txt", "TinyStories-valid.txt"], ["TinyStories-train.txt"]),
+    ],
+)
+def test_a_dataset_without_a_card_is_read_by_its_names(hub: Hub, names: list[str], chosen: list[str]) -> None:
+    hub.repo, hub.files, hub.configs = "some/one", dict.fromkeys(names, b"x"), []
+    assert [file.name for file in find_dataset("some/one", subset=None).files] == chosen
+
+
+def test_a_dataset_without_data_is_told(hub: Hub) -> None:
+    hub.repo, hub.files, hub.configs = "some/one", {"README.md": b"x"}, []
+    with pytest.raises(ConfigError) as caught:
+        find_dataset("some/one", subset=None)
+    assert caught.value.name == "no-data-files"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_only_as_many_files_come_as_the_tokens_need(hub: Hub, tmp_path: Path, workers: int) -> None:
+    in_file = sum(len(f"sample/10BT/000_00000.parquet, row {row}: ") + 220 + 1 for row in range(100))
+    run(tmp_path / "out", tokens=in_file, workers=workers)
+    assert hub.downloads() == ["sample/10BT/000_00000.parquet"]
+    run(tmp_path / "out", tokens=in_file + 1, workers=workers)
+    assert hub.downloads() == [f"sample/10BT/{number:03d}_00000.parquet" for number in range(2)]
+    run(tmp_path / "out", workers=workers)
+    assert sorted(hub.downloads()) == [f"sample/10BT/{number:03d}_00000.parquet" for number in range(4)], "each once"
+    before = len(hub.asked)
+    assert run(tmp_path / "out", workers=workers).new_tokens == 0
+    assert not [asked for asked in hub.asked[before:] if "/resolve/" in asked[1]], "finished: nothing is fetched"
+    whole = run(tmp_path / "whole", workers=workers)
+    assert whole.counts.kept == 400
+    for path in (tmp_path / "whole").glob("*.bin"):
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+
+
+def test_a_download_that_broke_off_goes_on_where_it_stopped(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    dataset = find_dataset(FINEWEB, subset=None)
+    received = 0
+    into = tmp_path / "downloads"
+
+    class Killed(BaseException):
+        pass
+
+    def until_killed(size: int) -> None:
+        nonlocal received
+        received += size
+        if received > 3000:
+            raise Killed
+
+    with pytest.raises(Killed):
+        download(dataset, dataset.files[0], until_killed, into=into)
+    told: list[int] = []
+    here = download(dataset, dataset.files[0], told.append, into=into)
+    assert here.path is not None
+    assert [path.name for path in here.path.parent.iterdir()] == ["000_00000.parquet"]
+    assert sum(told) == len(hub.files[here.name])
+    assert here.path.read_bytes() == hub.files[here.name]
+    (begun,) = [span for method, path, span in hub.asked if method == "GET" and "/resolve/" in path and span]
+    assert int(begun.removeprefix("bytes=").rstrip("-")) == told[0] == 3000
+
+
+def test_a_file_in_the_librarys_cache_is_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    dataset = find_dataset(FINEWEB, subset=None)
+    cached = library.hf_hub_download(FINEWEB, dataset.files[0].name, repo_type="dataset", revision=COMMIT)
+    before = len(hub.asked)
+    assert download(dataset, dataset.files[0], into=tmp_path / "downloads").path == Path(cached)
+    assert len(hub.asked) == before
+    assert not (tmp_path / "downloads").exists()
+
+
+def test_a_file_that_is_not_what_the_hub_has_is_refused_and_fetched_anew(hub: Hub, tmp_path: Path) -> None:
+    dataset = find_dataset(FINEWEB, subset=None)
+    folder = tmp_path / FINEWEB / COMMIT / "sample" / "10BT"
+    folder.mkdir(parents=True)
+    etag = hashlib.sha256(hub.files[dataset.files[0].name]).hexdigest()
+    (folder / f"000_00000.parquet.{etag[:16]}.part").write_bytes(b"something else")
+    with pytest.raises(MachineError) as caught:
+        download(dataset, dataset.files[0], into=tmp_path)
+    assert "not what the hub has" in caught.value.why
+    here = download(dataset, dataset.files[0], into=tmp_path)
+    assert here.path is not None
+    assert here.path.read_bytes() == hub.files[here.name]
+
+
+def test_a_connection_that_is_cut_is_tried_again(hub: Hub, tmp_path: Path) -> None:
+    hub.break_after = 500
+    assert run(tmp_path / "out", tokens=1000).counts.kept == 4
+    assert hub.break_after is None
+
+
+def test_what_is_not_there_or_cannot_be_reached_is_three_lines(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_dataset("no/such", subset=None)
+    assert caught.value.name == "no-such-dataset"
+    with pytest.raises(ConfigError) as caught:
+        find_dataset("what is this?", subset=None)
+    assert caught.value.name == "no-such-dataset"
+    dataset = find_dataset(FINEWEB, subset=None)
+    reach("http://127.0.0.1:9", monkeypatch)
+    with pytest.raises(MachineError) as unreachable:
+        download(dataset, dataset.files[0], into=tmp_path)
+    assert unreachable.value.name == "hub-unreachable"
+    assert unreachable.value.exit_code == 3

@@ -1,0 +1,210 @@
+"""Tokenizers named, learned, kept beside the tokens and opened from there. The ranks are made here."""
+
+import base64
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onecard.data import tokenizers
+from onecard.data.dataset import open_folder
+from onecard.data.prepare import Settings, prepare
+from onecard.data.sources import local_source
+from onecard.data.tokenizer_files import find_tokenizer, keep_tokenizer, kept_tokenizer
+from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer, Gpt2Tokenizer, Tokenizer
+from onecard.errors import ConfigError, MachineError
+
+library = pytest.importorskip("tokenizers", reason="needs tokenizers")
+tiktoken = pytest.importorskip("tiktoken", reason="needs tiktoken")
+
+from onecard.data.tokenizer_json import JsonTokenizer, train_bpe  # noqa: E402
+
+PROSE = [
+    "the cat and the other cat sat there",
+    "naïve café: 日本語 🙂",
+    "  spaces\tand\nlines  ",
+    "12345 <|endoftext|> 678",
+]
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """All bytes and a few merges, which pass for GPT-2's ranks."""
+    pieces = [bytes((byte,)) for byte in range(256)] + [b"th", b"the", b" c", b" ca", b" cat", b"at", b" the"]
+    pieces += [b"\xff%d" % number for number in range(50256 - len(pieces))]  # of no text, for the number
+    content = b"".join(base64.b64encode(piece) + f" {rank}\n".encode() for rank, piece in enumerate(pieces))
+    monkeypatch.setattr(tokenizers, "_GPT2_SHA256", hashlib.sha256(content).hexdigest())
+    return content
+
+
+@pytest.fixture(params=["bytes", "characters", "gpt2", "json"])
+def tokenizer(request: pytest.FixtureRequest, ranks: bytes) -> Tokenizer:
+    match request.param:
+        case "bytes":
+            return ByteTokenizer()
+        case "characters":
+            return CharacterTokenizer(sorted(set("".join(PROSE))))
+        case "gpt2":
+            return Gpt2Tokenizer(ranks)
+    return JsonTokenizer(train_bpe(iter(PROSE * 10), vocab_size=300))
+
+
+@pytest.mark.parametrize("text", PROSE)
+def test_text_comes_back_and_both_ways_of_encoding_agree(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.encode_arrays([text])[0].tolist() == ids
+    if "<|endoftext|>" not in text or tokenizer.name != "tokenizer.json":
+        assert tokenizer.decode(ids) == text
+        assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+    assert all(0 <= each < tokenizer.vocab_size for each in ids)
+
+
+def test_many_texts_at_once_are_each_by_itself(tokenizer: Tokenizer) -> None:
+    for texts in (PROSE, PROSE[:3], PROSE[:1], [PROSE[0], " ", PROSE[0]], []):
+        assert [ids.tolist() for ids in tokenizer.encode_arrays(texts)] == [tokenizer.encode(text) for text in texts]
+
+
+def test_a_kept_tokenizer_is_the_same_one(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    said = json.loads(json.dumps(keep_tokenizer(tokenizer, tmp_path)))
+    again = kept_tokenizer(tmp_path, said, home=tmp_path / "none", environ={"TIKTOKEN_CACHE_DIR": str(tmp_path / "no")})
+    assert again is not None
+    assert (again.name, again.vocab_size, again.end_of_text) == (
+        tokenizer.name,
+        tokenizer.vocab_size,
+        tokenizer.end_of_text,
+    )
+    assert [again.encode(text) for text in PROSE] == [tokenizer.encode(text) for text in PROSE]
+
+
+def test_gpt2_encodes_as_tiktoken_does(ranks: bytes) -> None:
+    ids = Gpt2Tokenizer(ranks).encode_arrays(["the cat"])[0].tolist()
+    assert ids == [257, 260]
+    assert Gpt2Tokenizer(ranks).encode_arrays(["<|endoftext|>"])[0].tolist() == list(b"<|endoftext|>"), (
+        "a text is only text"
+    )
+
+
+def test_gpt2_comes_from_the_ranks_that_were_named(tmp_path: Path, ranks: bytes) -> None:
+    (tmp_path / "r").write_bytes(ranks)
+    elsewhere: dict[str, Any] = {"home": tmp_path, "environ": {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no")}}
+    assert find_tokenizer("gpt2", ranks=tmp_path / "r", **elsewhere).vocab_size == 50257
+    with pytest.raises(ConfigError) as caught:
+        find_tokenizer("gpt2", ranks=None, **elsewhere)
+    assert caught.value.name == "no-ranks"
+    assert "--ranks FILE" in caught.value.fix
+    (tmp_path / "r").write_bytes(ranks[:-9])
+    for file in ("r", "missing"):
+        with pytest.raises(ConfigError) as caught:
+            find_tokenizer("gpt2", ranks=tmp_path / file, **elsewhere)
+        assert caught.value.name == "bad-ranks"
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"model": 3}', "\udcff"])
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError) as caught:
+        find_tokenizer(str(tmp_path), ranks=None, home=tmp_path, environ={})
+    assert caught.value.name == "no-such-tokenizer"
+
+
+def test_a_tokenizer_json_is_found_by_its_folder_and_knows_its_end(tmp_path: Path) -> None:
+    model = library.Tokenizer(library.models.WordLevel({"a": 0, "b": 1, "</s>": 5, "?": 2}, unk_token="?"))
+    model.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    model.enable_truncation(max_length=2)
+    model.save(str(tmp_path / "tokenizer.json"))
+    found = find_tokenizer(str(tmp_path), ranks=None, home=tmp_path, environ={})
+    assert (found.vocab_size, found.end_of_text) == (6, 5)
+    assert found.encode("a b a b zzz") == [0, 1, 0, 1, 2], "a limit of the model it was made for is not one of the text"
+    assert found.decode([0, 1, 5, 99]) == "a b"
+
+
+@pytest.mark.parametrize("name", ["characters", "bpe"])
+def test_a_tokenizer_is_learned_from_the_source_and_kept_with_the_data(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": f"{text} {number}"}) + "\n" for number in range(50) for text in PROSE[:3])
+    )
+    source = local_source([str(path)], but=tmp_path / "out")
+    assert source is not None
+    settings = Settings(tokenizer=name, vocab_size=300 if name == "bpe" else None, val_share=0.1)
+    prepared = prepare(source, tmp_path / "out", settings=settings, tokenizer=None)
+    assert prepared.counts.kept == 150
+    data = open_folder(tmp_path / "out", name="x", home=tmp_path)
+    assert data.tokenizer is not None
+    assert (
+        data.vocab_size
+        == data.tokenizer.vocab_size
+        == (300 if name == "bpe" else len(set("".join(PROSE[:3]) + "0123456789")))
+    )
+    shown = data.tokenizer.decode(data.train.read(0, 200).tolist())
+    assert "the cat and the other cat sat there 0" in shown + data.tokenizer.decode(data.val.read(0, 200).tolist())
+    learned = (tmp_path / "out" / "progress.json").read_text()
+    assert prepare(source, tmp_path / "out", settings=settings, tokenizer=None).new_tokens == 0
+    assert json.loads(learned)["tokenizer"]["vocab_size"] == data.vocab_size
+
+
+def test_characters_that_came_later_make_a_bad_document_not_an_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "abc"}) + "\n")
+    settings = Settings(tokenizer="characters", val_share=0.0)
+    prepare(local_source([str(path)], but=tmp_path / "out"), tmp_path / "out", settings=settings, tokenizer=None)  # type: ignore[arg-type]
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "abz"}) + "\n" + json.dumps({"text": "cab"}) + "\n")
+    both = local_source([str(path), str(tmp_path / "b.jsonl")], but=tmp_path / "out")
+    assert both is not None
+    grown = prepare(both, tmp_path / "out", settings=settings, tokenizer=None)
+    assert (grown.counts.kept, dict(grown.counts.bad)) == (2, {"refused by the tokenizer": 1})
+
+
+def test_a_vocabulary_beyond_16_bits_is_stored_in_32_and_refused_for_nanogpt(tmp_path: Path) -> None:
+    vocabulary = {f"w{number}": number for number in range(70_000)} | {"<|endoftext|>": 70_000}
+    model = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token="w0"))
+    model.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    tokenizer = JsonTokenizer(model.to_str())
+    (tmp_path / "x.txt").write_text("w69999 w5")
+    source = local_source([str(tmp_path / "x.txt")], but=tmp_path / "out")
+    assert source is not None
+    settings = Settings(tokenizer="big", val_share=0.0, format="nanogpt")
+    with pytest.raises(ConfigError) as caught:
+        prepare(source, tmp_path / "refused", settings=settings, tokenizer=tokenizer)
+    assert caught.value.name == "vocabulary-too-large"
+    for format in ("onecard", "llmc"):
+        settings = Settings(tokenizer="big", val_share=0.0, format=format)  # type: ignore[arg-type]
+        prepare(source, tmp_path / format, settings=settings, tokenizer=tokenizer)
+        data = open_folder(tmp_path / format, name="x", home=tmp_path)
+        ids = [69_999, 5, 70_000]
+        assert data.train.read(0, 9).tolist() == (ids if format == "onecard" else [ids[2], *ids[:2]])
+
+
+def test_a_text_that_tiktoken_refuses_is_one_bad_document(tmp_path: Path, ranks: bytes) -> None:
+    (tmp_path / "x.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in ("a", "b " + " " * 10**6 + "c"))
+    )
+    source = local_source([str(tmp_path / "x.jsonl")], but=tmp_path / "out")
+    assert source is not None
+    settings = Settings(tokenizer="gpt2", val_share=0.0)
+    prepared = prepare(source, tmp_path / "out", settings=settings, tokenizer=Gpt2Tokenizer(ranks))
+    assert prepared.counts.kept + sum(prepared.counts.bad.values()) == 2
+    assert prepared.counts.kept >= 1
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(MachineError) as caught:
+        JsonTokenizer("{}")
+    assert caught.value.fix == "pip install 'onecard[data]'"
+
+
+def test_arrays_of_characters_and_bytes_refuse_what_they_cannot_write() -> None:
+    with pytest.raises(ValueError, match="lacks"):
+        CharacterTokenizer("abc").encode_arrays(["abd"])[0]
+    with pytest.raises(ValueError, match="lacks"):
+        CharacterTokenizer("ac").encode_arrays(["b"])[0]
+    with pytest.raises(ValueError, match="byte 0"):
+        ByteTokenizer().encode_arrays(["a\0b"])[0]
+    assert CharacterTokenizer("ba").encode_arrays(["ab"])[0].dtype == np.uint32

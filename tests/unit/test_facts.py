@@ -1,0 +1,197 @@
+"""Derived truth, on runs made by construction, with numbers worked out here."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from onecard.config.resolve import resolve
+from onecard.doctor.case import Case, DataSizes
+from onecard.doctor.facts import evaluation_noise, make_case
+from onecard.plan.cards import find_card
+from onecard.runs.foreign import read_logs
+from tests import made_logs as made
+
+CONFIG = "\n".join([*made.nanogpt_config(**made.SMALL), "gradient_accumulation_steps = 40", "eval_interval = 250"])
+
+
+def case(lines: Sequence[str], *, config: str | None = None, card: str | None = None, **flags: str) -> Case:
+    (run,) = read_logs(made.as_bytes(lines), source="made.log")
+    resolved = resolve(config, filename="made.py", flags=flags.items()) if config else None
+    return make_case(run, config=resolved, card=find_card(card) if card else None, data=DataSizes())
+
+
+def test_speed_leaves_out_evaluations_and_the_first_step() -> None:
+    facts = case(made.nanogpt(seconds=0.25, eval_seconds=3.0), config=CONFIG).facts
+    assert facts.seconds_per_step == pytest.approx(0.25)
+    assert facts.tokens_per_step == 8 * 512 * 40
+    assert facts.tokens_per_second == pytest.approx(8 * 512 * 40 / 0.25)
+    assert facts.seconds_per_micro_batch == pytest.approx(0.25 / 40)
+    assert facts.evaluation_seconds == pytest.approx(3.0)
+    assert facts.evaluation_share == pytest.approx(5 * 3.0 / (5 * 3.0 + 250.0))
+    assert facts.seconds == pytest.approx(250.0)
+    assert facts.tokens == 1000 * 163_840
+    assert facts.last_step == 1000
+
+
+def test_speed_holds_where_half_of_the_logged_steps_evaluate() -> None:
+    facts = case(made.nanogpt(eval_interval=20, steps=500, eval_seconds=9.0)).facts
+    assert facts.seconds_per_step == pytest.approx(0.25)
+    assert facts.evaluation_seconds == pytest.approx(9.0)
+
+
+def test_the_step_that_compiles_is_left_out_even_of_two() -> None:
+    assert case(made.nanogpt(first=10, steps=20)).facts.seconds_per_step == pytest.approx(0.25)
+
+
+def test_an_unknown_interval_is_taken_from_the_evaluations_themselves() -> None:
+    # every logged step is a multiple of ten, and those of fifty were evaluated
+    facts = case(made.nanogpt(eval_interval=50, steps=500, eval_seconds=9.0)).facts
+    assert facts.seconds_per_step == pytest.approx(0.25)
+    assert facts.evaluation_seconds == pytest.approx(9.0)
+    assert facts.tokens_per_second is None  # nobody said how many tokens a step has
+
+
+def test_evaluated_steps_whose_lines_were_lost_are_still_left_out() -> None:
+    lines = [line for line in made.nanogpt(eval_interval=20, steps=500) if line.startswith("iter")]
+    config = CONFIG.replace("eval_interval = 250", "eval_interval = 20")
+    assert case(lines, config=config).facts.seconds_per_step == pytest.approx(0.25)
+
+
+def test_mfu_needs_a_card_and_counts_as_the_contract_says() -> None:
+    unknown = case(made.nanogpt(), config=CONFIG).facts
+    assert unknown.mfu is None
+    facts = case(made.nanogpt(), config=CONFIG, card="RTX 4070").facts
+    params = 50304 * 256 + 4 * (12 * 256 * 256 + 2 * 256) + 256
+    flops = 6 * params + 12 * 4 * 256 * 512
+    peak = find_card("RTX 4070").peak_flops
+    assert peak is not None
+    assert facts.params == params
+    assert facts.mfu == pytest.approx(flops * (163_840 / 0.25) / peak)
+    assert facts.printed_mfu == pytest.approx(0.215)
+
+
+def test_the_card_may_come_from_the_log() -> None:
+    assert case(["using NVIDIA GeForce RTX 4070", *made.nanogpt()], config=CONFIG).card == find_card("RTX 4070")
+    assert case(["using NVIDIA GeForce RTX 9999", *made.nanogpt()], config=CONFIG).card is None
+
+
+def test_without_a_config_the_log_says_what_it_says() -> None:
+    found = case([*made.nanogpt_header("batch_size = 20", tokens=409_600), *made.nanogpt()])
+    assert found.resolved is not None
+    assert found.resolved.config.batch_size == 20
+    assert found.resolved.origins["batch_size"] == "made.log:10"
+    assert found.resolved.origins["n_layer"] == "made.log:3"
+    assert found.resolved.origins["dropout"] == "default"
+    assert found.resolved.comments[2] == "a small model for this test"
+    assert found.facts.tokens_per_step == 409_600
+    assert found.facts.params_total == 16_154_624 + 2_304
+
+
+def test_unknown_keys_of_a_config_in_the_log_are_named() -> None:
+    found = case([*made.nanogpt_header(eval_batch_size=4), *made.nanogpt()])
+    assert found.resolved is not None
+    assert found.resolved.unused == ("eval_batch_size",)
+
+
+def test_openais_weights_bring_their_shape() -> None:
+    found = case([*made.nanogpt_header("init_from = gpt2-medium"), *made.nanogpt()])
+    assert found.resolved is not None
+    assert (found.resolved.config.n_layer, found.resolved.config.n_embd) == (24, 1024)
+    assert found.resolved.origins["n_layer"] == "init_from=gpt2-medium"
+
+
+def test_a_log_without_a_config_has_none() -> None:
+    found = case(made.nanogpt())
+    assert found.resolved is None
+    assert found.facts.tokens is None
+    assert found.facts.params is None
+    assert found.facts.seconds_per_step == pytest.approx(0.25)
+
+
+def test_what_the_log_states_wins_over_the_file_and_both_stay_visible() -> None:
+    found = case([*made.nanogpt_header("batch_size = 20"), *made.nanogpt()], config=CONFIG)
+    assert found.resolved is not None
+    assert found.resolved.config.batch_size == 20
+    assert found.resolved.overridden == {"batch_size": 8}
+    assert found.resolved.origins["batch_size"] == "made.log:10"
+    assert found.resolved.origins["n_layer"].startswith("made.py:")
+    assert any("batch_size" in warning and "8" in warning and "20" in warning for warning in found.resolved.warnings)
+
+
+def test_a_flag_wins_over_the_log() -> None:
+    found = case([*made.nanogpt_header("batch_size = 20"), *made.nanogpt()], config=CONFIG, batch_size="30")
+    assert found.resolved is not None
+    assert found.resolved.config.batch_size == 30
+
+
+def test_a_config_that_does_not_hold_together_is_no_config() -> None:
+    assert case([*made.nanogpt_header("n_head = 7"), *made.nanogpt()]).resolved is None
+
+
+def test_another_model_than_the_config_describes_is_counted_as_printed() -> None:
+    facts = case([*made.nanogpt_header(params="99.00M"), *made.nanogpt()], config=CONFIG).facts
+    assert facts.params == 99_000_000
+
+
+def test_what_is_to_go_follows_from_the_updates_left() -> None:
+    facts = case(made.nanogpt(steps=600), config=CONFIG).facts
+    assert facts.steps_to_go == 400
+    assert facts.seconds_to_go == pytest.approx(100.0)
+
+
+def test_tokens_are_filled_in() -> None:
+    found = case(made.nanogpt(), config=CONFIG)
+    assert found.evals[1].tokens == 250 * 163_840
+    assert found.steps[1].tokens == 10 * 163_840
+
+
+def test_best_and_last_evaluation_are_named_and_nan_is_never_the_best() -> None:
+    vals = enumerate(("4.1000", "3.9000", "4.0000", "nan"))
+    facts = case([f"step {n}: train loss 3.0000, val loss {val}" for n, val in vals]).facts
+    assert facts.best_val is not None
+    assert facts.best_val.val_loss == 3.9
+    assert facts.last_val is not None
+    assert math.isnan(facts.last_val.val_loss or 0)
+
+
+def test_nanochat_is_measured_by_its_own_flops_and_bits_per_byte() -> None:
+    facts = case(made.nanochat(), card="RTX 4070").facts
+    peak = find_card("RTX 4070").peak_flops
+    assert peak is not None
+    assert facts.tokens_per_second == pytest.approx(32_768 / 0.3165)
+    assert facts.mfu == pytest.approx(2.736795e8 * 32_768 / 0.3165 / peak)
+    assert facts.seconds_per_micro_batch == pytest.approx(0.3165 / 8)
+    assert facts.last_val is not None
+    assert facts.last_val.bits_per_byte == pytest.approx(made.smooth_loss(400) / 3.2, abs=1e-6)
+
+
+def test_modded_nanogpts_own_clock_is_believed() -> None:
+    facts = case(made.modded()).facts
+    assert facts.seconds_per_step == pytest.approx(0.14025)
+    assert facts.seconds == pytest.approx(0.14025 * 500, abs=1e-3)
+
+
+def test_hugging_faces_own_average_is_believed() -> None:
+    assert case(made.trainer_stdout()).facts.seconds_per_step == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.08])
+def test_the_noise_of_an_evaluation_is_found_in_its_scatter(noise: float) -> None:
+    lines = made.nanogpt(steps=20_000, eval_interval=250, log_interval=1000, noise=noise, seed=5)
+    found = case(lines).facts.evaluation_noise
+    assert found == pytest.approx(noise, rel=0.35)
+
+
+def test_a_smooth_curve_has_next_to_no_noise_and_few_points_tell_nothing() -> None:
+    smooth = case(made.nanogpt(steps=20_000, eval_interval=500, log_interval=1000)).facts.evaluation_noise
+    assert smooth is not None
+    assert smooth < 0.003
+    assert case(made.nanogpt(steps=1000)).facts.evaluation_noise is None
+
+
+def test_a_recorded_standard_error_is_the_noise() -> None:
+    from dataclasses import replace
+
+    evals = [replace(e, val_loss_error=0.0125) for e in case(made.nanogpt()).evals]
+    assert evaluation_noise(evals) == 0.0125

@@ -1,0 +1,121 @@
+"""The work of a step of our own trainer: what differs from nanoGPT's, counted by hand."""
+
+import pytest
+
+from onecard.config.schema import RunConfig
+from onecard.plan.cards import find_card
+from onecard.plan.counts import count_params
+from onecard.plan.speed import predict_speed
+from onecard.plan.speed.nanogpt import nanogpt_step
+from onecard.plan.speed.onecard import checkpoints, evaluations, onecard_step
+from onecard.plan.speed.rates import H200_RATES
+from onecard.plan.speed.work import StepWork
+
+H200, RTX_4070 = find_card("H200"), find_card("RTX 4070")
+GPT2 = RunConfig(batch_size=8, gradient_accumulation_steps=64, max_iters=12_000, eval_interval=500, dtype="bfloat16")
+N, C, L, V = 8 * 1024, 768, 12, 50304
+
+
+def step_of(**keys: object) -> StepWork:
+    return onecard_step(GPT2.replace(keys), "bfloat16", H200_RATES.costs)
+
+
+def test_a_recorded_micro_batch_is_started_as_one_and_sums_into_what_exists() -> None:
+    step = step_of()
+    assert step.recorded
+    assert step.started(64) == 64 * 5
+    assert step.sums(64) == 64
+    eager = step_of(compile=False)
+    assert eager.started(2) == 2 * eager.micro_batch.launches + eager.accumulation.launches
+    assert eager.sums(64) == 63
+    assert nanogpt_step(GPT2, "bfloat16", H200_RATES.costs).sums(64) == 63
+
+
+def test_zeroing_recorded_gradients_writes_four_bytes_a_parameter() -> None:
+    zeroed = step_of().update.moved_bytes - step_of(compile=False).update.moved_bytes
+    assert zeroed == 4 * count_params(GPT2).total
+
+
+def test_full_recomputation_repeats_all_of_a_block_but_its_last_product() -> None:
+    plain, selective, full = (step_of(grad_checkpoint=mode).micro_batch for mode in ("none", "selective", "full"))
+    assert selective.matmuls == plain.matmuls
+    assert selective.attention == plain.attention
+    # C -> 3C, C -> C and C -> 4C are 8 C² weights of 12, at two operations a token each
+    assert full.matmuls.tensor_flops - plain.matmuls.tensor_flops == 2 * 8 * C * C * L * N
+    assert full.matmuls.products - plain.matmuls.products == 3 * L
+    assert full.attention.tensor_flops == pytest.approx(plain.attention.tensor_flops * 9 / 7)
+    assert plain.memory_bound.moved_bytes < selective.memory_bound.moved_bytes < full.memory_bound.moved_bytes
+
+
+def test_recomputation_costs_nothing_in_evaluation() -> None:
+    assert step_of(grad_checkpoint="full").evaluation_batch == step_of().evaluation_batch
+
+
+def test_every_chunk_of_the_loss_passes_over_the_heads_gradient() -> None:
+    # by default 4,096 tokens a chunk: 400 MiB of logits in half precision are 4,168 tokens, in whole tiles of 128
+    two, eight = step_of().micro_batch, step_of(loss_chunk=1024).micro_batch
+    # the weight read twice in 2 bytes, the sum of its gradients read and written in 4
+    assert eight.matmuls.moved_bytes - two.matmuls.moved_bytes == 6 * V * C * (2 * 2 + 2 * 4)
+    assert eight.matmuls.products - two.matmuls.products == 6 * 3
+
+
+def test_logits_cross_the_bus_once_each_way_and_once_in_evaluation() -> None:
+    training, evaluation = step_of().micro_batch.loss, step_of().evaluation_batch.loss
+    assert evaluation.moved_bytes == 2 * N * V
+    assert training.moved_bytes == 4 * N * V + 12 * V * C + 14 * N * C
+
+
+def test_an_odd_vocabulary_is_slow_compiled_too_because_the_head_is_not() -> None:
+    odd, padded = (step_of(vocab_size=size).micro_batch.matmuls.tensor_flops for size in (50257, 50264))
+    assert odd > 1.2 * padded
+
+
+def test_evaluations_read_as_many_sequences_whatever_their_batch() -> None:
+    assert step_of().evaluation_batches == 2 * 200
+    assert step_of(eval_batch_size=3).evaluation_batches == 2 * 534  # 1,600 sequences a split
+    short = step_of(eval_block_size=256).evaluation_batch
+    assert short.loss.moved_bytes == step_of().evaluation_batch.loss.moved_bytes / 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "evaluated", "saved"),
+    [
+        ({}, 25, 24),
+        ({"max_iters": 12_100}, 26, 25),  # and at the end
+        ({"max_iters": 1000, "checkpoint_interval": 300}, 3, 5),  # 300, 500, 600, 900, 1000
+        ({"max_iters": 0}, 1, 0),
+        ({"eval_only": True}, 1, 0),
+    ],
+)
+def test_evaluations_and_checkpoints_are_those_of_our_loop(keys: dict[str, object], evaluated: int, saved: int) -> None:
+    config = GPT2.replace(keys)
+    assert (evaluations(config), checkpoints(config)) == (evaluated, saved)
+
+
+def test_a_small_micro_batch_does_not_wait_for_launches() -> None:
+    small = GPT2.replace({"batch_size": 1})
+    ours, nanogpts = predict_speed(small, H200, "onecard"), predict_speed(small, H200)
+    assert ours
+    assert nanogpts
+    assert nanogpts.host_bound
+    assert not ours.host_bound
+    assert ours.tokens_per_second.likely > 1.5 * nanogpts.tokens_per_second.likely
+
+
+@pytest.mark.parametrize(
+    ("keys", "card", "spread", "said"),
+    [
+        ({}, H200, 0.15, "measured on this card"),
+        ({"grad_checkpoint": "selective"}, H200, 0.15, "measured on this card"),
+        ({"grad_checkpoint": "full"}, H200, 0.20, "without full recomputation"),
+        ({"compile": False}, H200, 0.20, "timed compiled"),
+        ({}, RTX_4070, 0.20, "nobody timed our trainer on it"),
+    ],
+)
+def test_what_nobody_timed_is_wider_and_says_so(
+    keys: dict[str, object], card: object, spread: float, said: str
+) -> None:
+    speed = predict_speed(GPT2.replace({"batch_size": 16, **keys}), card, "onecard")  # type: ignore[arg-type]
+    assert speed
+    assert speed.spread == spread
+    assert said in speed.basis

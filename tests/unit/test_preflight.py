@@ -1,0 +1,83 @@
+"""Before the first step: what fits goes on, what does not is refused with the command that does, or is fitted."""
+
+import pytest
+
+from onecard.cli import preflight
+from onecard.config.resolve import resolve
+from onecard.config.schema import RunConfig
+from onecard.errors import DoesNotFit, MachineError
+from onecard.plan.cards import find_card
+from onecard.plan.memory.predict import predict_onecard
+from onecard.plan.place import Place
+from onecard.units import GIB
+
+GPT2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304, "dtype": "float16"}
+DESKTOP = Place(card=find_card("RTX 4070"), other_bytes=round(2.1 * GIB))
+
+
+def config(**keys: object) -> RunConfig:
+    return resolve("batch_size = 8\ngradient_accumulation_steps = 64", filename="t.py").config.replace({**GPT2, **keys})
+
+
+@pytest.fixture(autouse=True)
+def on_a_desktop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "place_here", lambda: DESKTOP)
+
+
+def test_what_fits_runs_as_it_is() -> None:
+    asked = config()
+    settled, memory = preflight.checked(asked, fit=False, command="onecard train t.py")
+    assert settled == asked
+    assert memory is not None
+    assert memory.process_bytes <= DESKTOP.available_bytes
+
+
+def test_what_does_not_fit_is_refused_and_the_fix_fits() -> None:
+    asked = config(batch_size=64, gradient_accumulation_steps=8)
+    with pytest.raises(DoesNotFit) as refusal:
+        preflight.checked(asked, fit=False, command="onecard train t.py")
+    assert refusal.value.exit_code == 1
+    assert "other programs hold 2.10 GiB" in refusal.value.why
+    flags = [word.removeprefix("--").split("=") for word in refusal.value.fix.split() if word.startswith("--")]
+    patch = {key: int(value) if value.isdigit() else value for key, value in flags}
+    fixed = asked.replace(patch)
+    assert fixed.tokens_per_step == asked.tokens_per_step
+    assert predict_onecard(fixed, DESKTOP.card, available_bytes=DESKTOP.available_bytes).fits
+
+
+def test_fit_applies_it() -> None:
+    asked = config(batch_size=64, gradient_accumulation_steps=8)
+    settled, memory = preflight.checked(asked, fit=True, command="onecard train t.py")
+    assert settled.tokens_per_step == asked.tokens_per_step
+    assert memory is not None
+    assert memory.fits
+
+
+def test_a_limit_counts_like_a_smaller_card() -> None:
+    with pytest.raises(DoesNotFit, match=r"3\.00 GiB"):
+        preflight.checked(config(memory_limit=3 * GIB), fit=False, command="onecard train t.py")
+
+
+def test_a_model_too_large_for_any_micro_batch_says_so() -> None:
+    huge = config(n_layer=48, n_head=25, n_embd=1600)
+    with pytest.raises(DoesNotFit) as refusal:
+        preflight.checked(huge, fit=True, command="onecard train t.py")
+    assert "smaller model" in refusal.value.fix
+
+
+def test_without_a_card_nothing_is_planned_and_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "place_here", lambda: None)
+    assert preflight.checked(config(), fit=False, command="") == (config(), None)
+    with pytest.raises(MachineError):
+        preflight.checked(config(), fit=True, command="")
+
+
+def test_on_the_cpu_the_card_does_not_matter() -> None:
+    assert preflight.predicted(config(device="cpu")) is None
+
+
+def test_the_packaged_default_grows_with_a_card_unless_a_shape_is_asked_for() -> None:
+    default = resolve(None).config
+    larger = preflight.larger_default(default, [("seed", "3")], train_tokens=30_000_000)
+    assert larger.n_embd > default.n_embd
+    assert preflight.larger_default(default, [("n_layer", "2")], train_tokens=30_000_000) == default
