@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from docs import memory_pages
+from docs import memory_pages, trainer_pages
 from docs.python_page import python_page
 from docs.rules_page import rules_page
 from onecard.cli.commands import cli
@@ -134,6 +134,7 @@ TABLES = {
     "memory errors": memory_pages.error_table,
     "memory errors, short": memory_pages.short_error_table,
     "other estimators": memory_pages.estimator_table,
+    "memory of the notes' configs": trainer_pages.notes_table,
 }
 
 

@@ -91,6 +91,7 @@ def _measurements(configs: list[RunConfig], checkout: Path | None, *, repeat: in
 
 
 def _run(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates: int) -> Measured:
+    from onecard.data.stdlib import cache_home
     from onecard.runs.measured import from_json
 
     job = {
@@ -102,6 +103,7 @@ def _run(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates
     }
     segments = f"expandable_segments:{trainer == 'onecard' and config.expandable_segments}"
     environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": segments, "PYTORCH_ALLOC_CONF": segments}
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home(os.environ) / "compiled"))
     command = [sys.executable, "-m", "onecard.train.bench", json.dumps(job)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Before the first step: the plan of a run on this machine's card as it is now. What cannot fit is refused or made to."""
+"""Before the first step: the plan of a run on this machine's card as it is now. What cannot fit is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onecard.plan.place import Place
 
 # Flags that leave the packaged default what it is: with only these, a card gets the larger one.
-HARMLESS = frozenset({"out_dir", "log_style", "loggers", "seed", "memory_limit", "device"})
+HARMLESS = frozenset({"out_dir", "log_style", "loggers", "seed", "memory_limit", "max_hours", "device"})
 
 
 def place_of_run(config: RunConfig) -> Place | None:

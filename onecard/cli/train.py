@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
     from onecard.config.schema import RunConfig
     from onecard.data.dataset import Dataset
+    from onecard.plan.memory.predict import Memory
     from onecard.runs.folder import RunFolder
     from onecard.runs.records import End
+    from onecard.train.memory_snapshot import MeasuredMemory
 
 # What may change between two parts of one run (the micro-batch at equal tokens per update, checked apart).
 RESUMABLE = frozenset(
@@ -35,8 +38,17 @@ RESUMABLE = frozenset(
 @click.option("--resume", metavar="RUN", help="Go on with the run in this folder.")
 @click.option("--fit", is_flag=True, help="First fit the micro-batch to this card, at equal tokens per update.")
 @click.option("--profile", metavar="FILE", help="Write a trace of a few steps, for chrome://tracing.")
+@click.option("--memory_snapshot", metavar="FILE", help="Write measured memory beside planned (JSON), and torch's own.")
 @click.pass_obj
-def train(flags: list[Flag], /, config: str | None, resume: str | None, fit: bool, profile: str | None) -> int:
+def train(
+    flags: list[Flag],
+    /,
+    config: str | None,
+    resume: str | None,
+    fit: bool,
+    profile: str | None,
+    memory_snapshot: str | None,
+) -> int:
     """\b
     Example:
       onecard train train_fineweb.py --batch_size=8 --out_dir=runs/first
@@ -56,7 +68,7 @@ def train(flags: list[Flag], /, config: str | None, resume: str | None, fit: boo
         folder.close()
         return 0
     run_config = settled or resolved.config
-    _set_allocator(run_config)
+    _set_environment(run_config)
     dataset = _open_data(run_config)
     model, memory = None, predicted(run_config) if folder else None
     if folder is None:
@@ -71,9 +83,8 @@ def train(flags: list[Flag], /, config: str | None, resume: str | None, fit: boo
     with folder:
         if model:  # weights from elsewhere become the checkpoint of step 0, and the run goes on from that
             put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
-        trace = Path(profile) if profile else None
-        planned = memory.process_bytes if memory else None
-        return _train(run_config, folder, dataset, resume=bool(resume or model), trace=trace, planned_bytes=planned)
+        files = Path(profile) if profile else None, Path(memory_snapshot) if memory_snapshot else None
+        return _train(run_config, folder, dataset, resume=bool(resume or model), files=files, memory=memory)
 
 
 def _is_finished(folder: RunFolder, config: RunConfig) -> bool:
@@ -95,14 +106,16 @@ def _train(
     dataset: Dataset,
     *,
     resume: bool,
-    trace: Path | None,
-    planned_bytes: int | None,
+    files: tuple[Path | None, Path | None],
+    memory: Memory | None,
 ) -> int:
     from onecard.report.talk import print_warnings
     from onecard.report.training import TrainingDisplay
     from onecard.runs.records import Record
     from onecard.train.loop import train as run_loop
     from onecard.train.trackers import Trackers
+
+    profile, snapshot = files
 
     def warn(words: str) -> None:
         print_warnings([words], console(stderr=True))
@@ -119,11 +132,27 @@ def _train(
             dataset,
             resume=resume,
             on_record=on_record,
-            profile=trace,
-            predicted_process_bytes=planned_bytes,
+            profile=profile,
+            memory_snapshot=snapshot,
+            predicted_process_bytes=memory.process_bytes if memory else None,
         )
     print_warnings(finished.notes, console(stderr=True))
+    if snapshot:
+        _write_snapshot(snapshot, finished.measured_memory, memory)
     return _farewell(finished.end, folder.path)
+
+
+def _write_snapshot(path: Path, measured: MeasuredMemory | None, planned: Memory | None) -> None:
+    from onecard.cli.files import write_text
+    from onecard.report.snapshot import snapshot_json
+
+    talk = console(stderr=True)
+    if measured is None:
+        talk.print(f"{path} was not written: only a card's memory can be looked at", soft_wrap=True)
+        return
+    found = snapshot_json(measured.parts, reserved_bytes=measured.reserved_bytes, planned=planned)
+    write_text(path, json.dumps(found, indent=1) + "\n", option="--memory_snapshot")
+    talk.print(f"wrote {path}, and {path.with_suffix('.pickle')} for https://pytorch.org/memory_viz", soft_wrap=True)
 
 
 # Keys that later versions will honour, with the values that mean "as now".
@@ -217,8 +246,11 @@ def _changed(before: RunConfig, flags: list[Flag], path: Path) -> RunConfig:
     return after
 
 
-def _set_allocator(config: RunConfig) -> None:
-    """Allocator settings are read when torch starts; a setting of the user's own stays."""
+def _set_environment(config: RunConfig) -> None:
+    """What torch reads when it starts: allocator settings, and where compiled code is kept; the user's own stay."""
+    from onecard.data.stdlib import cache_home
+
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home(os.environ) / "compiled"))
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the old name, and that of torch >= 2.10
     if config.expandable_segments and not any(name in os.environ for name in names):
         os.environ.update(dict.fromkeys(names, "expandable_segments:True"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from onecard.plan.speed import Speed, TrainerName, predict_speed
 
 TRAINING_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
 EVALUATIONS = 40  # over the run
+SKETCH_ERROR = 0.005  # nats: what a tenth more speed is worth
 SMALLER_SHARE = 0.55  # "the smaller model trained longer" has at most this share of the parameters
 
 
@@ -25,6 +27,7 @@ class Proposal:
     """A run to make: its config, every setting's source, and what to expect."""
 
     name: str
+    trainer: TrainerName  # whose speed and memory they are
     config: RunConfig
     settings: Mapping[str, Setting]
     process_bytes: int
@@ -94,12 +97,12 @@ def propose(
     if config.vocab_size < SMALLEST_VOCABULARY:  # the packaged default's bytes: no law speaks of them
         config = config.replace({"vocab_size": 50304, "block_size": 1024, "dataset": "fineweb"})
     sketches = sorted(_sketches(config, means), key=lambda sketch: sketch.loss)
-    best = _first_that_fits("lowest loss", sketches, means)
+    best = _best_that_fits("lowest loss", sketches, means)
     if best is None:
         return []
     limit = SMALLER_SHARE * count_params(best.config).total
     smaller = [sketch for sketch in sketches if count_params(sketch.config).total <= limit]
-    second = _first_that_fits("smaller, trained longer", smaller, means)
+    second = _best_that_fits("smaller, trained longer", smaller, means)
     return [best, second] if second else [best]
 
 
@@ -119,15 +122,31 @@ def _sketches(config: RunConfig, means: _Means) -> Iterator[_Sketch]:
                 yield _Sketch(config=base.model_copy(update={"max_iters": steps}), loss=forecast.final.likely)
 
 
-def _first_that_fits(name: str, sketches: list[_Sketch], means: _Means) -> Proposal | None:
-    """The first sketch, best first, that can be settled; what is nearly as large as one that cannot is passed over."""
-    while sketches:
-        proposal = _settle(name, sketches[0].config, means)
-        if proposal:
-            return proposal
-        too_large = count_params(sketches[0].config).total
-        sketches = [sketch for sketch in sketches if count_params(sketch.config).total < 0.8 * too_large]
-    return None
+def _best_that_fits(name: str, sketches: list[_Sketch], means: _Means) -> Proposal | None:
+    """The settled run of the lowest loss, of sketches by their loss; None if none can be settled.
+
+    A sketch that promises less than what was settled before is passed over. So are those about as large as one that
+    did not fit, or only in micro-batches so small that it fell short of its promise: they would too.
+    """
+    best: Proposal | None = None
+    too_large = math.inf  # parameters
+    for sketch in sketches:
+        params = count_params(sketch.config).total
+        if params >= too_large or (best and sketch.loss > _likely(best) + SKETCH_ERROR):
+            continue
+        proposal = _settle(name, sketch.config, means)
+        if proposal is None:
+            too_large = 0.8 * params
+            continue
+        if _likely(proposal) > sketch.loss + SKETCH_ERROR:
+            too_large = 0.9 * params
+        if best is None or _likely(proposal) < _likely(best):
+            best = proposal
+    return best
+
+
+def _likely(proposal: Proposal) -> float:
+    return proposal.loss.final.likely if proposal.loss else math.inf
 
 
 def _settle(name: str, config: RunConfig, means: _Means) -> Proposal | None:
@@ -148,6 +167,7 @@ def _settle(name: str, config: RunConfig, means: _Means) -> Proposal | None:
     assert speed  # the sketches had one
     return Proposal(
         name=name,
+        trainer=means.trainer,
         config=run,
         settings=settings,
         process_bytes=fit.best.process_bytes,

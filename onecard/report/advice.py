@@ -39,7 +39,7 @@ def print_fixes(fixes: Sequence[Fix], console: Console) -> None:
     table.add_column("saves MiB", justify="right", no_wrap=True)
     table.add_column("speed", justify="right", no_wrap=True)
     table.add_column("fits", no_wrap=True)
-    table.add_column("how", overflow="fold")
+    table.add_column("how", overflow="fold", min_width=33)  # the longest flag, unbroken
     first = fixes[-1].trainer  # what cannot be changed in the config stands last, and speaks of the run as asked
     for fix in fixes:
         flags = " ".join(f"--{key}={value}" for key, value in fix.patch.items())
@@ -126,5 +126,7 @@ def print_proposals(proposals: Sequence[Proposal], console: Console) -> None:
             _range(proposal.loss.final) if proposal.loss else "?",
         )
     console.print(table)
+    if proposals[0].trainer == "nanogpt":
+        console.print(Text("speed and memory are nanoGPT's; onecard's own: --trainer onecard", style="dim"))
     console.print()
     console.print(config_text(proposals[0]), markup=False, end="", soft_wrap=True)

@@ -154,6 +154,7 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
 def _proposal_json(proposal: Proposal) -> dict[str, Any]:
     return {
         "name": proposal.name,
+        "trainer": proposal.trainer,
         "config": {key: setting.value for key, setting in proposal.settings.items()},
         "sources": {key: setting.source for key, setting in proposal.settings.items()},
         "params": count_params(proposal.config).nanogpt,

@@ -25,6 +25,7 @@ from onecard.runs.records import Checkpoint, End, EndReason, Eval, FindingRecord
 from onecard.train import checkpoint
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt
+from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
 from onecard.train.precision import allow_tf32, choose_device, choose_precision, limit_memory
 from onecard.train.profiling import profiled_steps
 from onecard.train.trainer import OutOfMemory, Shrunk, Trainer
@@ -37,6 +38,7 @@ class Finished:
 
     end: End
     notes: tuple[str, ...]  # said once: damaged checkpoints passed over, settings without effect
+    measured_memory: MeasuredMemory | None = None  # where a snapshot was asked for
 
 
 def train(
@@ -47,11 +49,13 @@ def train(
     resume: bool,
     on_record: Callable[[Record], None],
     profile: Path | None = None,
+    memory_snapshot: Path | None = None,
     predicted_process_bytes: int | None = None,
 ) -> Finished:
     """Train `config` in `folder`; each record is on disk before `on_record` sees it."""
+    snapshot = MemorySnapshot(memory_snapshot, choose_device(config))
     with profiled_steps(profile) as after_step:
-        return _Loop(config, folder, dataset, on_record, after_step, predicted_process_bytes).run(resume)
+        return _Loop(config, folder, dataset, on_record, after_step, snapshot, predicted_process_bytes).run(resume)
 
 
 def card_of(device: torch.device) -> Card | None:
@@ -82,9 +86,11 @@ class _Loop:
         dataset: Dataset,
         on_record: Callable[[Record], None],
         after_step: Callable[[], None],
+        snapshot: MemorySnapshot,
         predicted_process_bytes: int | None,
     ) -> None:
         self.config = config
+        self.snapshot = snapshot
         self.predicted_process_bytes = predicted_process_bytes
         self.after_step = after_step
         self.folder = folder
@@ -127,13 +133,13 @@ class _Loop:
         self._record(end)
         if self.trainer.note:
             self.notes.append(self.trainer.note)
-        return Finished(end=end, notes=tuple(self.notes))
+        return Finished(end=end, notes=tuple(self.notes), measured_memory=self.snapshot.measured)
 
     def _steps(self, interrupt: Interrupt, began: float) -> EndReason:
         trainer, config = self.trainer, self.config
         fresh = True  # nothing has happened since the start, or since the checkpoint that was resumed from
         while True:
-            last = trainer.step >= config.max_iters
+            last = trainer.finished
             due = trainer.step % config.eval_interval == 0
             if not fresh and (last or due or trainer.step % self._checkpoint_interval == 0):
                 self._save("finished" if last else "due")
@@ -150,6 +156,7 @@ class _Loop:
                 return "max_hours"
             self._update()
             self.after_step()
+            self.snapshot.after_step(trainer)
             fresh = False
 
     @property

@@ -18,18 +18,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from onecard.plan.memory.onecard.chunks import chunk_sizes, default_chunk_tokens, whole_tiles
 from onecard.units import MIB
 
+__all__ = ["default_chunk_tokens", "mean_loss", "token_losses", "write_losses"]
+
 IGNORED = -1  # a target that counts for nothing, as in nanoGPT
-CHUNK_BYTES = 400 * MIB  # of logits in half precision; every chunk is a pass over the weight's gradient: ADR 0005
 SLICE_BYTES = 64 * MIB  # of float32 logits, which exist for a slice of a chunk only, and not at all with the kernel
-TILE_TOKENS = 128  # chunks and slices are whole tiles of the matrix units where they can be
 
 
 P = ParamSpec("P")
@@ -40,15 +42,6 @@ def _uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     """A function that a surrounding torch.compile leaves alone (torch's own decorator has no types)."""
     left_alone: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return left_alone
-
-
-def default_chunk_tokens(vocab_size: int) -> int:
-    """Tokens a chunk: as many as have logits of at most 400 MiB in half precision (800 MiB in float32)."""
-    return _whole_tiles(CHUNK_BYTES // (2 * vocab_size))
-
-
-def _whole_tiles(tokens: int) -> int:
-    return max(1, tokens - tokens % TILE_TOKENS if tokens >= TILE_TOKENS else tokens)
 
 
 @functools.cache
@@ -64,7 +57,7 @@ def write_losses(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, grad
 
         softmax_kernel.write_losses(logits_nV, targets_n, losses_n, ignored=IGNORED, gradient=gradient)
         return
-    rows = _whole_tiles(SLICE_BYTES // (4 * logits_nV.shape[1]))
+    rows = whole_tiles(SLICE_BYTES // (4 * logits_nV.shape[1]))
     parts = (torch.split(part, rows) for part in (logits_nV, targets_n, losses_n))
     for part in zip(*parts, strict=True):
         _write_losses_of_slice(*part, gradient=gradient)
@@ -162,10 +155,8 @@ class _Head:
 
 def _chunks(tokens: int, chunk_tokens: int) -> list[slice]:
     """Slices of at most `chunk_tokens`, about equal: a small last one would cost a whole pass over the weights."""
-    pieces = -(-tokens // chunk_tokens)
-    even = -(-tokens // max(1, pieces))
-    size = max(1, min(chunk_tokens, -(-even // TILE_TOKENS) * TILE_TOKENS))
-    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+    ends = list(accumulate(chunk_sizes(tokens, chunk_tokens)))
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _add_product_(sum_VC: Tensor, a_Vn: Tensor, b_nC: Tensor) -> None:

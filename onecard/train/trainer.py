@@ -72,6 +72,7 @@ class Trainer:
         self.fingerprint = dataset.fingerprint
         self.batch_size = config.batch_size
         self.step = 0
+        self.updates_here = 0  # in this process
         self.elapsed_seconds = 0.0
         self.best_val_loss: float | None = None
         self.note: str | None = None  # why graphs are not used, if they failed
@@ -89,6 +90,10 @@ class Trainer:
     def tokens(self) -> int:
         """Tokens read so far."""
         return self.step * self.config.tokens_per_step
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.config.max_iters
 
     def update(self, on_shrink: Callable[[Shrunk], None]) -> Update:
         """One update. Out of memory: the gradients are thrown away, the micro-batch is halved, and it starts over."""
@@ -115,6 +120,7 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
         figures = torch.stack((self._loss, norm.to(self._loss.dtype))).tolist()  # the step's one wait for the device
         self.step += 1
+        self.updates_here += 1
         seconds = time.perf_counter() - began
         self.elapsed_seconds += seconds
         assert self._batches

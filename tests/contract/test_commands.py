@@ -178,6 +178,45 @@ def test_the_plan_has_the_shape_of_the_contract(onecard: Command) -> None:
     assert set(plan["origins"]) == set(plan["config"]) == set(KEYS)
 
 
+NARROW = ["--n_layer=12", "--n_head=9", "--n_embd=576", "--block_size=1024", "--vocab_size=50304", "--batch_size=16"]
+
+
+def test_both_trainers_are_planned_side_by_side(onecard: Command) -> None:
+    plan = onecard("plan", "--gpu", "RTX 4070", "--other", "2.1GiB", "--json", *NARROW).json
+    nanogpt, ours = plan["trainers"]["nanogpt"], plan["trainers"]["onecard"]
+    assert set(nanogpt) == set(ours)
+    for trainer in (nanogpt, ours):
+        assert set(trainer["phases"]) == {"eval0", "train", "eval"}
+        train = [part["bytes"] for part in trainer["parts"] if part["phase"] == "train"]
+        assert sum(train) == trainer["phases"]["train"]["allocated_bytes"]
+        assert trainer["speed"]["tokens_per_second"]["likely"] > 0
+    assert ours["process_bytes"] < nanogpt["process_bytes"]
+    shown = onecard("plan", "--gpu", "RTX 4070", "--other", "2.1GiB", *NARROW)
+    assert "memory under nanoGPT" in shown.stdout
+    assert "memory under onecard" in shown.stdout
+    command = "nanoGPT does not fit, onecard does: onecard train --batch_size=16 "
+    assert any(line.startswith(command) and "--n_embd=576" in line for line in shown.stdout.splitlines())
+
+
+@pytest.mark.parametrize(("trainer", "code"), [("nanogpt", 1), ("onecard", 0), ("both", 0)])
+def test_the_exit_code_is_onecards_verdict_where_it_was_asked_for(onecard: Command, trainer: str, code: int) -> None:
+    done = onecard("plan", "--gpu", "RTX 4070", "--other", "2.1GiB", "--json", "--trainer", trainer, *NARROW)
+    assert done.code == code
+    asked = {"nanogpt", "onecard"} if trainer == "both" else {trainer}
+    assert {name for name, planned in done.json["trainers"].items() if planned} == asked
+    assert {fix["trainer"] for fix in done.json["fixes"]} <= asked
+
+
+def test_our_own_keys_change_our_trainers_memory_alone(onecard: Command) -> None:
+    plain, full = (
+        onecard("plan", "--gpu", "RTX 4070", "--json", *NARROW, f"--grad_checkpoint={mode}").json["trainers"]
+        for mode in ("none", "full")
+    )
+    assert plain["nanogpt"] == full["nanogpt"]
+    assert full["onecard"]["process_bytes"] < 0.7 * plain["onecard"]["process_bytes"]
+    assert full["onecard"]["speed"]["seconds_total"] > plain["onecard"]["speed"]["seconds_total"]
+
+
 def test_the_plan_of_a_named_card_depends_on_nothing_else(onecard: Command, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

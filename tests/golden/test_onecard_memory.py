@@ -105,10 +105,8 @@ def comparable(events: list[Event]) -> list[Event]:
 @pytest.mark.parametrize("name", TRACES)
 def test_the_tape_is_the_recorded_run_event_by_event(name: str) -> None:
     row, events = load(TRACES[name])
-    if row.config.compile:  # nothing is timed, as if every kernel had been before
-        tape = CompiledTrainer(row.config, H200, cold=False).run()
-    else:
-        tape = onecard_tape(row.config, H200)
+    is_compiled = row.config.compile  # then nothing is timed, as if every kernel had been before
+    tape = CompiledTrainer(row.config, H200, cold=False).run() if is_compiled else onecard_tape(row.config, H200)
     ours, real = comparable(written(tape)), comparable(recorded(events))
     for index, (mine, theirs) in enumerate(zip(ours, real, strict=False)):
         assert mine == theirs, f"event {index} of {len(real)}"

@@ -76,8 +76,9 @@ def test_more_room_never_makes_our_fit_slower(config: RunConfig, room: int) -> N
 
 
 @settings(max_examples=12)
-@given(configs.filter(lambda c: c.batch_size * c.block_size >= 2048))
+@given(configs.filter(lambda c: c.n_layer >= 4 and c.batch_size * c.block_size >= 1024))
 def test_more_recomputation_never_needs_more_memory_and_is_never_faster(config: RunConfig) -> None:
+    # of three layers or fewer, what is made again may outweigh what the others no longer keep
     ways = [config.replace({"grad_checkpoint": mode}) for mode in RECOMPUTATION]
     needed = [predict_onecard(way, CARD).phases["train"].allocated_bytes for way in ways]
     assert needed == sorted(needed, reverse=True)

@@ -6,6 +6,7 @@ the command a person types, in a process of its own: an allocator's limit lasts 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -162,3 +163,23 @@ def test_evaluation_stays_below_training(home: Path, tmp_path: Path) -> None:
     evaluations = [record for record in run.records if isinstance(record, Eval)]
     assert len(evaluations) == 3
     assert all((record.peak_allocated_bytes or 0) < training for record in evaluations)
+
+
+def test_a_memory_snapshot_sets_measured_beside_planned(home: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "onecard", "train", f"--out_dir={tmp_path / 'run'}"]
+    keys = [*GPT2, "batch_size=8", "gradient_accumulation_steps=2", "compile=False", "dtype=bfloat16"]
+    written = tmp_path / "memory.json"
+    done = subprocess.run(
+        [*command, *(f"--{key}" for key in keys), "--memory_snapshot", str(written)],
+        env=os.environ | {"ONECARD_HOME": str(home)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(written.read_text())
+    assert sum(part["measured_bytes"] for part in found["parts"]) == found["measured_allocated_bytes"]
+    assert found["measured_allocated_bytes"] == pytest.approx(found["planned_allocated_bytes"], rel=0.01)
+    assert found["measured_reserved_bytes"] == pytest.approx(found["planned_reserved_bytes"], rel=0.05)
+    for part in found["parts"]:
+        assert part["measured_bytes"] == pytest.approx(part["planned_bytes"], rel=0.1), part
+    assert written.with_suffix(".pickle").stat().st_size > 0

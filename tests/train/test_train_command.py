@@ -137,7 +137,7 @@ def test_a_run_killed_a_hundred_times_is_bit_for_bit_the_undisturbed_one(
     kills(tmp_path, environment, 100)
 
 
-# Importing torch takes longer than a tiny run lasts between two kills: import once, and fork a process for each command.
+# Importing torch takes longer than a run lasts between two kills: import it once, and fork for each command.
 NURSERY = """
 import os, shlex, sys
 import torch

@@ -329,8 +329,8 @@ def test_the_share_for_validation_is_what_a_million_tokens_need() -> None:
 def test_a_validation_set_below_a_million_tokens_is_told_with_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write_lines(tmp_path / "x.jsonl", texts(200))
-    monkeypatch.setattr(module, "VAL_TOKENS", 500)
+    file = write_lines(tmp_path / "x.jsonl", texts(2000))
+    monkeypatch.setattr(module, "VAL_TOKENS", 5000)
     (finding,) = findings_of(run(file, tmp_path / "a", Settings(tokenizer="bytes", val_share=0.01)))
     assert finding.rule == "val-set-tiny"
     assert "1% of the documents" in finding.why

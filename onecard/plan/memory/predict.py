@@ -262,12 +262,16 @@ def _about_card(config: RunConfig, device: Device, card: Card | None) -> Iterato
 
 def _padded_vocabulary(config: RunConfig) -> Iterator[str]:
     """What Inductor decides by timing (fx_passes/pad_mm.py) where it compiles the head: with the bytes at stake."""
-    aligned = _aligned(config)
-    logits_bytes = config.batch_size * config.block_size * config.vocab_size * _item(config)
+    aligned, tokens = _aligned(config), config.batch_size * config.block_size
+    logits_bytes = tokens * config.vocab_size * _item(config)
     if config.vocab_size % aligned and logits_bytes >= MIB:
+        at_stake = f"copies of {logits_bytes / MIB:,.0f} MiB"
+        if config.dtype == "float32":  # the head's own gradient is then made late or early (Shape.possible_paddings)
+            kept_bytes = tokens * config.n_embd * FLOAT
+            at_stake += f" and how long {kept_bytes / MIB:,.0f} MiB of the last norm's result are kept"
         yield (
             f"a vocabulary that is no multiple of {aligned} is padded where that was faster on an H200: a timing on "
-            f"this card may decide otherwise, by copies of {logits_bytes / MIB:,.0f} MiB"
+            f"this card may decide otherwise, by {at_stake}"
         )
 
 

@@ -43,22 +43,22 @@ class Rates:
 
 
 H200_RATES = Rates(
-    matmul_share=0.825,  # products of 22 profiled rows; the ceiling of a large one is 790 of 989 TFLOP/s
+    matmul_share=0.831,  # products of 22 profiled rows; the ceiling of a large one is 790 of 989 TFLOP/s
     float32_matmul_share=0.53,  # two rows: 124M batch 8, 271 TFLOP/s; 2,048 tokens at n_embd 640, 179
-    attention_share=0.45,  # 22 profiled rows, head sizes 32, 48 and 64; at 64 the exponentials cost as much again
-    float32_attention_share=0.445,  # the same two rows: the memory-efficient kernel, 28 and 17 TFLOP/s
+    attention_share=0.467,  # 22 profiled rows, head sizes 32, 48 and 64; at 64 the exponentials cost as much again
+    float32_attention_share=0.447,  # the same two rows: the memory-efficient kernel, 28 and 17 TFLOP/s
     bandwidth_share=0.70,  # not fitted, set with nanogpt.py's bytes: AdamW 3.5, sums of gradients 3.1 of 4.89 TB/s
-    kernel_seconds=1.3e-6,  # the remainder in the rows of 1,024 to 8,192 tokens
+    kernel_seconds=1.33e-6,  # the remainder in the rows of 1,024 to 8,192 tokens
     product_seconds=3.8e-6,  # the same, of products and attention
-    roofline_power=2.33,  # products of n_embd 256 to 1024: 558 to 767 TFLOP/s
+    roofline_power=2.27,  # products of n_embd 256 to 1024: 558 to 767 TFLOP/s
     host=Host(
-        launch_seconds=22.7e-6,  # 13 rows where launches take longer than the card, two of them eager: 20 to 27 each
-        sequence_seconds=48e-6,  # the rows of 32 and 64 sequences
-        update_seconds=0.93e-3,  # these two: updates timed alone in 18 rows, of 27 to 292 tensors
+        launch_seconds=21.8e-6,  # 13 rows where launches take longer than the card, two of them eager: 20 to 27 each
+        sequence_seconds=41e-6,  # the rows of 32 and 64 sequences
+        update_seconds=0.95e-3,  # these two: updates timed alone in 18 rows, of 27 to 292 tensors
         tensor_seconds=6.8e-6,
-        step_seconds=1.75e-3,  # all 26 timed steps
+        step_seconds=2.5e-3,  # all 26 timed steps
     ),
-    costs=Costs(pointwise_flops=1185, loss_flops=120, attention_flops=180, dropout_flops=420),
+    costs=Costs(pointwise_flops=1105, loss_flops=120, attention_flops=180, dropout_flops=400),
     # 14 rows of our trainer, at the power limit (692 of 700 W, SM clock about 1,650 MHz) when the rows above were not;
     # nanoGPT, timed beside them, too took up to 4 % longer than predicted.
     sustained=1.075,
@@ -69,7 +69,7 @@ H200_RATES = Rates(
 # runs cannot tell. Either run predicts the other within 5 %. Attention's and the bandwidth's shares are estimates,
 # chosen from a few that were tried on these runs (0.60 to 0.75, 0.85 to 0.95).
 # `sustained` is 1: these runs lasted hours, so what a power limit takes is in them.
-ADA_GEFORCE_RATES = replace(H200_RATES, matmul_share=1.15, attention_share=0.70, bandwidth_share=0.92, sustained=1.0)
+ADA_GEFORCE_RATES = replace(H200_RATES, matmul_share=1.16, attention_share=0.70, bandwidth_share=0.92, sustained=1.0)
 # Estimates from here on. Other GeForce cards: the published rate, neither clocks nor caches to help it.
 GEFORCE_RATES = replace(ADA_GEFORCE_RATES, matmul_share=1.0)
 # Professional cards hold their published clocks less well; older ones have no flash kernel.

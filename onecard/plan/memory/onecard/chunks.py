@@ -1,4 +1,4 @@
-"""How the loss is cut into chunks of tokens, as train/loss.py does: pure arithmetic."""
+"""How the loss is cut into chunks of tokens: pure arithmetic, for train/loss.py and for its description here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from onecard.config.schema import RunConfig
 from onecard.plan.evaluation import eval_batch_size
 from onecard.units import MIB
 
-CHUNK_BYTES = 400 * MIB  # of logits in half precision: docs/adr/0005
+CHUNK_BYTES = 400 * MIB  # of logits in half precision; every chunk is a pass over the weight's gradient: ADR 0005
 TILE_TOKENS = 128  # chunks are whole tiles of the matrix units where they can be
 
 
@@ -21,7 +21,7 @@ def default_chunk_tokens(vocab_size: int) -> int:
 
 
 def chunk_sizes(tokens: int, chunk_tokens: int) -> list[int]:
-    """Tokens of each chunk: at most `chunk_tokens`, about equal."""
+    """Tokens of each chunk: at most `chunk_tokens`, about equal, in whole tiles."""
     pieces = -(-tokens // chunk_tokens)
     even = -(-tokens // max(1, pieces))
     size = max(1, min(chunk_tokens, -(-even // TILE_TOKENS) * TILE_TOKENS))

@@ -13,28 +13,44 @@ from onecard.plan.memory.inductor.wrapper import Program, compiled
 from onecard.plan.memory.nanogpt.compiled.backward import backward
 from onecard.plan.memory.nanogpt.compiled.builder import Traced
 from onecard.plan.memory.nanogpt.compiled.forward import forward, inference
-from onecard.plan.memory.nanogpt.compiled.shape import Shape
+from onecard.plan.memory.nanogpt.compiled.shape import Padding, Shape
 from onecard.plan.memory.nanogpt.loop import Loop
 from onecard.plan.memory.tags import GRADIENTS, GRADIENTS_IN_FLIGHT, LOGITS_AND_LOSS, WORKSPACE
 from onecard.plan.memory.tape import Tape
 
 
-def compiled_tape(config: RunConfig, device: Device, *, cold: bool = True, returns_logits: bool = True) -> Tape:
+def compiled_tape(
+    config: RunConfig,
+    device: Device,
+    *,
+    cold: bool = True,
+    returns_logits: bool = True,
+    padding: Padding | None = None,
+) -> Tape:
     """All of a run's allocations and frees: phases "init", "eval0", "train", "eval", as nanoGPT goes through them.
 
     `cold`: the first run of this model on this machine, when Triton times its kernels and Inductor the padding of the
     head. Later runs find both in the cache on disk; they reserve a few tens of MiB less.
+    `padding`: what the timing of an odd vocabulary's head comes to, if not to what is usual.
     """
-    return CompiledRun(config, device, cold=cold, returns_logits=returns_logits).run()
+    return CompiledRun(config, device, cold=cold, returns_logits=returns_logits, padding=padding).run()
 
 
 class CompiledRun(Loop):
     """train.py with compile=True: the model is three graphs, each compiled when it is first called."""
 
-    def __init__(self, config: RunConfig, device: Device, *, cold: bool = True, returns_logits: bool = True) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        device: Device,
+        *,
+        cold: bool = True,
+        returns_logits: bool = True,
+        padding: Padding | None = None,
+    ) -> None:
         super().__init__(config, device, returns_logits=returns_logits)
         self.cold = cold
-        self.shape = Shape(config, device, returns_logits=returns_logits)
+        self.shape = Shape(config, device, returns_logits=returns_logits, padding=padding)
         self.programs: dict[str, tuple[Traced, Program]] = {}
         self.running = ""  # the graph that was called last
         self.kept: dict[str, int] = {}  # what the last forward pass in training left for the backward pass

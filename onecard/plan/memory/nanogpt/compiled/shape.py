@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import ceil
 
 from onecard.config.schema import RunConfig
@@ -14,7 +15,7 @@ from onecard.plan.memory.nanogpt.sizes import Sizes
 
 # The outcome of a timing, not of a formula: read off 14 runs with odd vocabularies on an H200; other cards may differ.
 PADDED_DIMENSION = 640  # from here on padding pays for a copy: at 512 it did not, at 768 it did
-PADDED_VOCABULARY = 1024  # below, the copies are too small to matter: 65 was padded in one recorded run, not in another
+PADDED_VOCABULARY = 1024  # below, two runs of one config may differ: see Shape.possible_paddings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,28 +30,43 @@ class Padding:
 class Shape(Sizes):
     """Sizes of one compiled model, and the choices that follow from them."""
 
-    def __init__(self, config: RunConfig, device: Device, *, returns_logits: bool = True) -> None:
+    def __init__(
+        self, config: RunConfig, device: Device, *, returns_logits: bool = True, padding: Padding | None = None
+    ) -> None:
         super().__init__(config, device, returns_logits=returns_logits)
         self.kind = "half" if self.is_half else "float"  # element type of activations
         self.alignment = 8 if self.is_half else 4  # elements to which pad_mm aligns: 16 bytes
         self.V_padded = kernels.round_up(self.V, self.alignment)
         self.padded_head = kernels.flash_head_size(self.D) if self.kernel == "flash" else self.D
+        self.padding = padding or self.usual_padding
 
-    @cached_property
-    def padding(self) -> Padding:
+    @property
+    def usual_padding(self) -> Padding:
         """Which products of the head are padded for a vocabulary that is not a multiple of 8 (4 in float32).
 
         Inductor times each product with and without padding (fx_passes/pad_mm.py, _should_pad), so this is a choice of
         the card. Padding wins when the faster product pays for the copy of the operand that must be padded, that is
         when the dimension the copy does not have is long enough: the tokens for a copy of the weight, the width for a
         copy of the logits' gradient. The gradient in its own layout, and under autocast the weight too, are padded
-        where they are made, which is not timed. For tiny vocabularies either may win, by bytes that do not matter;
-        none is assumed.
+        where they are made, which is not timed. For tiny vocabularies none is assumed (`possible_paddings`).
         """
         if self.V_padded == self.V or self.V < PADDED_VOCABULARY:
             return Padding()
         many = self.N >= PADDED_DIMENSION
         return Padding(forward=many, weight=self.C >= PADDED_DIMENSION, input=many or self.is_half)
+
+    @property
+    def possible_paddings(self) -> tuple[Padding, ...]:
+        """What the timing may come to: one outcome, or all eight where a tiny vocabulary's products take microseconds.
+
+        Under autocast they differ by a few columns of the logits. In float32 the weight's product decides more:
+        unpadded it is fused with the sum of the tied weight's two gradients (addmm) at the very end of the backward,
+        and keeps the last norm's result and the logits' gradient alive until then. One config, run twice on one card,
+        padded it once and once did not; the plan shows the larger.
+        """
+        if self.V_padded == self.V or self.V >= PADDED_VOCABULARY:
+            return (self.usual_padding,)
+        return tuple(Padding(forward=f, weight=w, input=i) for f, w, i in product((False, True), repeat=3))
 
     @cached_property
     def splits(self) -> int:

@@ -1,0 +1,67 @@
+"""Tables of what was measured of onecard's own trainer, beside nanoGPT's."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from onecard.config.resolve import resolve
+from onecard.plan.cards import find_card
+from onecard.plan.memory.predict import predict_nanogpt
+from onecard.units import MIB
+
+GOLDEN = Path(__file__).parents[1] / "tests/golden"
+CONTEXT_BYTES = 758 * MIB  # of a process on the H200
+SAME = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "dtype", "compile")
+NAMES = {"384/512": "30M", "384/1024": "40M", "576/1024": "77M", "768/1024": "124M"}
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (GOLDEN / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def _nanogpt(ours: dict[str, str], theirs: list[dict[str, str]]) -> int | None:
+    """nanoGPT's process bytes for the same config, without dropout and without a cap."""
+    found = [
+        int(row["process_bytes"])
+        for row in theirs
+        if all(row[key] == ours[key] for key in SAME)
+        and float(row["dropout"]) == 0
+        and not row["cap_gib"]
+        and row["process_bytes"]
+    ]
+    return max(found, default=None)
+
+
+def _planned(ours: dict[str, str]) -> int:
+    """What the plan says of nanoGPT where nobody measured it."""
+    flags = [(key, ours[key]) for key in (*SAME, "gradient_accumulation_steps")]
+    return predict_nanogpt(resolve("batch_size = 1", flags=flags).config, find_card("H200")).process_bytes
+
+
+def notes_table() -> str:
+    """The notes' configs: what the driver shows for nanoGPT and for onecard."""
+    theirs = _rows("nanogpt_h200.csv")
+    lines = [
+        "| model | T | batch | dtype | mode | nanoGPT MiB | onecard MiB | ratio | beyond 16 B a parameter |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in _rows("onecard_h200_notes.csv"):
+        used = int(row["process_bytes"])
+        measured = _nanogpt(row, theirs)
+        before = measured or _planned(row)
+        state = CONTEXT_BYTES + 16 * _params(row)
+        name = NAMES[f"{row['n_embd']}/{row['block_size']}"]
+        mode = "compiled" if row["compile"] == "True" else "eager"
+        lines.append(
+            f"| {name} | {row['block_size']} | {row['batch_size']} | {row['dtype']} | {mode} "
+            f"| {before / MIB:,.0f}{'' if measured else ' (planned)'} | {used / MIB:,.0f} "
+            f"| {used / before:.2f} | {(used - state) / (before - state):.0%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _params(row: dict[str, str]) -> int:
+    L, C, T, V = (int(row[key]) for key in ("n_layer", "n_embd", "block_size", "vocab_size"))
+    return V * C + T * C + L * (12 * C * C + 2 * C) + C

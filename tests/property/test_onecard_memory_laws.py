@@ -1,0 +1,116 @@
+"""Laws of our own trainer's memory: evaluation stays below training, recomputation saves, parts sum, nothing leaks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onecard.config.schema import RunConfig
+from onecard.plan.cards import find_card
+from onecard.plan.evaluation import eval_batch_size
+from onecard.plan.memory.allocator import replay
+from onecard.plan.memory.device import H200, Device
+from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.predict import PHASES, PROCESS, predict_onecard
+from onecard.plan.memory.tags import GRADIENTS, LOGITS_AND_LOSS, OPTIMIZER_STATE, WEIGHTS, WORKSPACE
+from onecard.plan.memory.tape import live_blocks, parts_at, peaks
+
+DEVICES = st.sampled_from(
+    [H200, Device(capability=(8, 9), multiprocessors=46), Device(capability=(7, 5), multiprocessors=46)]
+)
+CARD = find_card("RTX 4070")
+
+configs = st.builds(
+    lambda heads, head_size, **keys: RunConfig().replace({"n_head": heads, "n_embd": heads * head_size, **keys}),
+    heads=st.integers(1, 12),
+    head_size=st.sampled_from([8, 20, 24, 32, 64, 80, 128]),
+    n_layer=st.integers(1, 4),
+    batch_size=st.integers(1, 32),
+    block_size=st.integers(1, 1100),
+    vocab_size=st.integers(2, 60_000),
+    gradient_accumulation_steps=st.integers(1, 4),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    dropout=st.sampled_from([0.0, 0.2]),
+    bias=st.booleans(),
+    compile=st.booleans(),
+    grad_checkpoint=st.sampled_from(["none", "selective", "full"]),
+    loss_chunk=st.sampled_from([None, 128, 1000]),
+    eval_iters=st.sampled_from([1, 3, 200]),
+    grad_clip=st.sampled_from([0.0, 1.0]),
+)
+
+
+@settings(max_examples=150)
+@given(configs, DEVICES)
+def test_an_evaluation_with_the_default_batch_allocates_less_than_training(config: RunConfig, device: Device) -> None:
+    assert eval_batch_size(config) == config.batch_size
+    most = peaks(onecard_tape(config, device))
+    assert most["eval0"].allocated_bytes < most["train"].allocated_bytes
+    assert most["eval"].allocated_bytes < most["train"].allocated_bytes
+
+
+def test_an_evaluation_with_a_large_batch_of_its_own_can_allocate_more_than_training() -> None:
+    most = peaks(onecard_tape(RunConfig().replace({"batch_size": 1, "eval_batch_size": 256, "n_layer": 2}), H200))
+    assert most["eval"].allocated_bytes > most["train"].allocated_bytes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+def test_the_more_is_recomputed_the_less_is_allocated(dtype: str, is_compiled: bool) -> None:
+    config = RunConfig().replace({"n_layer": 6, "dtype": dtype, "compile": is_compiled, "loss_chunk": 1024})
+    modes = [config.replace({"grad_checkpoint": mode}) for mode in ("none", "selective", "full")]
+    none, selective, full = (peaks(onecard_tape(mode, H200))["train"].allocated_bytes for mode in modes)
+    assert full < selective < none
+
+
+@settings(max_examples=30)
+@given(configs, DEVICES)
+def test_what_is_left_at_the_end_is_weights_state_and_workspaces(config: RunConfig, device: Device) -> None:
+    tape = onecard_tape(config, device)
+    left = {tape.tags[block] for block in live_blocks(tape.events)}
+    assert left <= {WEIGHTS, OPTIMIZER_STATE, WORKSPACE, LOGITS_AND_LOSS}
+    loss = [block for block in live_blocks(tape.events) if tape.tags[block] == LOGITS_AND_LOSS]
+    assert len(loss) == 1  # the update's own, one number
+
+
+@settings(max_examples=20)
+@given(configs, DEVICES, st.booleans())
+def test_the_allocator_reserves_at_least_what_is_allocated_in_every_phase(
+    config: RunConfig, device: Device, expandable: bool
+) -> None:
+    found = replay(onecard_tape(config, device), expandable_segments=expandable)
+    assert list(found.phases) == ["init", *PHASES]
+    for phase in found.phases.values():
+        assert phase.reserved_bytes >= phase.allocated_bytes
+
+
+@settings(max_examples=20)
+@given(configs)
+def test_parts_sum_to_the_phase_and_to_the_process(config: RunConfig) -> None:
+    memory = predict_onecard(config, CARD)
+    for name, phase in memory.phases.items():
+        assert sum(part.size_bytes for part in memory.parts_of(name)) == phase.allocated_bytes
+    beyond = sum(part.size_bytes for part in memory.parts_of(PROCESS))
+    assert memory.peak_phase.allocated_bytes + beyond == memory.process_bytes
+    assert all(part.why for part in memory.parts)
+
+
+@settings(max_examples=15)
+@given(configs)
+def test_there_are_no_gradients_in_an_evaluation(config: RunConfig) -> None:
+    tape = onecard_tape(config, H200)
+    for phase in ("eval0", "eval"):
+        start = max(at for at, name in tape.phases if name == phase)
+        # the first batch of ids comes after what a recorded micro-batch held has gone
+        first = next(at for at in range(start, len(tape.events)) if tape.events[at] >= 0)
+        assert GRADIENTS not in parts_at(tape, first)
+
+
+def test_the_limit_at_which_a_run_fits_is_its_predicted_process() -> None:
+    config = RunConfig().replace({"n_layer": 2, "batch_size": 4})
+    needed = predict_onecard(config, CARD).process_bytes
+    assert predict_onecard(config, CARD, available_bytes=needed).fits
+    short = predict_onecard(config, CARD, available_bytes=needed // 2)
+    assert short.fits is False
+    assert short.ran_out is not None
