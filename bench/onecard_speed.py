@@ -2,7 +2,6 @@
 
     PYTHONPATH=. python bench/onecard_speed.py                  # the rows the one fitted number comes from
     PYTHONPATH=. python bench/onecard_speed.py --rows FILE      # rows of bench/onecard_rows.py --speed, as predicted
-    PYTHONPATH=. python bench/onecard_speed.py --markdown       # the table of docs/explain/speed.md
 
 Rates are nanoGPT's; only `sustained` is fitted to these rows. Left out means: fitted without the row and without every
 other row that differs from it in accumulation, chunk or 16-bit type alone.
@@ -99,36 +98,41 @@ def left_out_error(row: Row, rows: Sequence[Row]) -> float:
     return row.step_seconds / predicted_seconds(row, without) - 1
 
 
+def error(row: Row) -> float:
+    """Error of tokens per second of a row, as predicted."""
+    return row.step_seconds / predicted_seconds(row) - 1
+
+
+def table() -> str:
+    """Markdown: every row, as predicted and left out; part of docs/explain/speed.md."""
+    rows = measured_rows()
+    lines = ["| config | measured tokens/s | predicted | error | left out of the fit |", "|---|---|---|---|---|"]
+    for row in rows:
+        measured, predicted = row.tokens_per_second, row.tokens_per_second * (1 + error(row))
+        left_out = left_out_error(row, rows)
+        lines.append(f"| {row.name} | {measured:,.0f} | {predicted:,.0f} | {error(row):+.1%} | {left_out:+.1%} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path)
-    parser.add_argument("--markdown", action="store_true")
     args = parser.parse_args()
     rows = measured_rows(args.rows or ROWS)
-    if args.markdown:
-        print("| config | measured tokens/s | predicted | error | left out of the fit |\n|---|---|---|---|---|")
-    else:
-        print(f"sustained {fitted(rows).sustained:.4f} fits these rows; rates.py has {H200_RATES.sustained}")
+    print(f"sustained {fitted(rows).sustained:.4f} fits these rows; rates.py has {H200_RATES.sustained}")
     for row in rows:
         speed = predict_speed(row.config, H200, "onecard")
         assert speed
-        error = speed.tokens_per_second.likely / row.tokens_per_second - 1
-        left_out = "never in it" if args.rows else f"{left_out_error(row, rows):+.1%}"
-        if args.markdown:
-            likely = speed.tokens_per_second.likely
-            print(f"| {row.name} | {row.tokens_per_second:,.0f} | {likely:,.0f} | {error:+.1%} | {left_out} |")
-            continue
+        left_out = "never in it" if args.rows else f"left out {left_out_error(row, rows):+.1%}"
         times = step_times(row.config, H200, H200_RATES, "onecard")
         kernels = {
             "products": times.matmuls / row.matmul_seconds,
             "attention": times.attention / row.attention_seconds,
             "rest": (times.memory_bound + times.loss + times.optimizer) / row.rest_seconds,
         }
-        shown = " ".join(f"{kind} {ratio - 1:+.1%}" for kind, ratio in kernels.items())
         inside = "inside" if speed.tokens_per_second.contains(row.tokens_per_second) else "OUTSIDE"
-        print(
-            f"{row.name:70} tokens/s {error:+.1%} {inside} ±{speed.spread:.0%}, left out {left_out}; kernels: {shown}"
-        )
+        shown = " ".join(f"{kind} {ratio - 1:+.1%}" for kind, ratio in kernels.items())
+        print(f"{row.name:70} tokens/s {error(row):+.1%} {inside} ±{speed.spread:.0%}, {left_out}; kernels: {shown}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from bench import onecard_speed
 from docs import memory_pages, trainer_pages
 from docs.python_page import python_page
 from docs.rules_page import rules_page
@@ -132,9 +133,11 @@ def _card_line(card: Card) -> str:
 
 TABLES = {
     "memory errors": memory_pages.error_table,
+    "memory errors, own trainer": memory_pages.own_error_table,
     "memory errors, short": memory_pages.short_error_table,
     "other estimators": memory_pages.estimator_table,
     "memory of the notes' configs": trainer_pages.notes_table,
+    "our trainer's speed": onecard_speed.table,
 }
 
 

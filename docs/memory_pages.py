@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from bench.measured import GOLDEN, Errors, Measured, measured_rows
 from bench.other_estimators import ESTIMATORS
@@ -15,25 +15,35 @@ SETS = {
     "own cache": ("nanogpt_h200_own_cache.csv",),
     "fresh": ("nanogpt_h200_fresh.csv",),
 }
+OWN_SETS = {  # of onecard's own trainer
+    "build": ("onecard_h200_build.csv",),
+    "check": ("onecard_h200_check.csv",),
+    "the notes' configs": ("onecard_h200_notes.csv",),
+}
 SQUARES = ("check", "fresh")  # set aside
 MEMTRACKER = GOLDEN.parents[1] / "docs/measurements/memtracker.csv"
 
 
-def rows_of(name: str, *, compiled: bool) -> list[Measured]:
+def rows_of(name: str, *, compiled: bool, sets: Mapping[str, tuple[str, ...]] = SETS) -> list[Measured]:
     """The rows of a set that ran to their end."""
-    rows = [row for file in SETS[name] for row in measured_rows(GOLDEN / file)]
+    rows = [row for file in sets[name] for row in measured_rows(GOLDEN / file)]
     return [row for row in rows if row.ok and row.predicted.ok and row.config.compile == compiled]
 
 
-def error_table() -> str:
+def own_error_table() -> str:
+    """Markdown: the same of onecard's own trainer."""
+    return error_table(OWN_SETS)
+
+
+def error_table(sets: Mapping[str, tuple[str, ...]] = SETS) -> str:
     """Markdown: errors by mode, set and quantity."""
     lines = [
         "| | rows | quantity | exact | median | nine of ten within | largest |",
         "|---|---|---|---|---|---|---|",
     ]
     for compiled in (False, True):
-        for name in SETS:
-            rows = rows_of(name, compiled=compiled)
+        for name in sets:
+            rows = rows_of(name, compiled=compiled, sets=sets)
             for what, errors in _quantities(rows).items() if rows else ():
                 mode = "compiled" if compiled else "eager"
                 share = f"{errors.exact} of {len(errors.values)}"

@@ -9,7 +9,7 @@ from typing import Any
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
-from onecard.plan.fit import EXPANDABLE, HEAD_SIZE, RECOMPUTATION, fit_config, fit_onecard, train_command
+from onecard.plan.fit import EXPANDABLE, HEAD_SIZE, RECOMPUTATION, fit_config, fit_onecard, micro_batches, train_command
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
@@ -170,7 +170,7 @@ def _with_our_trainer(asked: _Asked, ours: Memory) -> Iterator[Fix]:
         if best and best.config.batch_size != asked.config.batch_size:
             yield Fix(
                 name="onecard-fit",
-                what=f"train with onecard, {best.config.batch_size} sequences a micro-batch, same tokens per update",
+                what=f"train with onecard, {_sequences(best.config.batch_size)} a micro-batch, same tokens per update",
                 trainer="onecard",
                 patch=best.patch,
                 saves_bytes=asked.memory.process_bytes - best.process_bytes,
@@ -214,6 +214,10 @@ def best_combination(asked: _Asked) -> Fix | None:
         fits=True,
         why=" + ".join([*(change.name for change in free), f"batch_size={best.config.batch_size}"]),
     )
+
+
+def _sequences(count: int) -> str:
+    return "one sequence" if count == 1 else f"{count} sequences"
 
 
 def _difference(before: RunConfig, after: RunConfig) -> dict[str, Any]:
@@ -279,7 +283,7 @@ def _smaller_changes(asked: _Asked) -> Iterator[_Change]:
     if smaller := _micro_batch_that_fits(asked):
         yield _Change(
             "smaller-micro-batch",
-            f"{smaller['batch_size']} sequences a micro-batch, the same tokens per update",
+            f"{_sequences(smaller['batch_size'])} a micro-batch, the same tokens per update",
             "activations and logits shrink with it; the mathematics stays",
             smaller,
         )
@@ -296,15 +300,15 @@ def _smaller_changes(asked: _Asked) -> Iterator[_Change]:
             same_run=False,
         )
     if narrower := _width_that_fits(asked):
-        what = f"n_embd={narrower['n_embd']} with {narrower['n_head']} heads"
+        what = f"n_embd={narrower['n_embd']} with heads of {HEAD_SIZE}"
         yield _Change("smaller-model", what, "another, smaller model", narrower, same_run=False)
 
 
 def _micro_batch_that_fits(asked: _Asked) -> dict[str, int] | None:
     """The largest smaller micro-batch that fits at the same tokens per update; the smallest if none does."""
     config = asked.config
-    sizes = [s for s in range(config.batch_size - 1, 0, -1) if config.sequences_per_step % s == 0]
-    return _first_that_fits(asked, [_patch(config, size) for size in sizes])
+    smaller = [size for size in reversed(micro_batches(config)) if size < config.batch_size]
+    return _first_that_fits(asked, [_patch(config, size) for size in smaller])
 
 
 def _width_that_fits(asked: _Asked) -> dict[str, int] | None:

@@ -8,7 +8,7 @@ from math import log
 from shlex import quote
 from typing import Any, TypeVar
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
@@ -28,8 +28,14 @@ def train_command(
     source: str | None, patch: Mapping[str, Any], *, environment: str = "", trainer: TrainerName = "nanogpt"
 ) -> str:
     """The line that starts a trainer with a patch."""
-    flags = " ".join(quote(f"--{key}={value}") for key, value in patch.items())
-    return " ".join(word for word in (environment, PROGRAMS[trainer], source or "", flags) if word)
+    words = (environment, PROGRAMS[trainer], source or "", flags_of(patch, trainer))
+    return " ".join(word for word in words if word)
+
+
+def flags_of(patch: Mapping[str, Any], trainer: TrainerName) -> str:
+    """The patch as a trainer is told it on the command line: nanoGPT refuses keys it does not know."""
+    known = NANOGPT_KEYS if trainer == "nanogpt" else patch.keys()
+    return " ".join(quote(f"--{key}={value}") for key, value in patch.items() if key in known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +99,7 @@ def fit_config(config: RunConfig, card: Card | None, available_bytes: int, *, re
             tried[key] = _candidate(config, changed, card, memory, "nanogpt", expandable=expandable)
         return tried[key]
 
-    sizes = _micro_batches(config)
+    sizes = micro_batches(config)
     largest = _largest(sizes, lambda size: attempt(size, False).fits) or 0
     # the same micro-batch without the environment variable is the simpler answer, and one step more is rare
     larger = [size for size in sizes if size > largest]
@@ -113,9 +119,7 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
     tried: list[Candidate] = []
     best: Candidate | None = None
     for recomputation in RECOMPUTATION:
-        ways = [
-            _with_batch(config, size).replace({"grad_checkpoint": recomputation}) for size in _micro_batches(config)
-        ]
+        ways = [_with_batch(config, size).replace({"grad_checkpoint": recomputation}) for size in micro_batches(config)]
         ranks = {way.batch_size: _rank(way, predict_speed(way, card, "onecard")) for way in ways}
         faster = [way for way in ways if best is None or ranks[way.batch_size] > best.rank]
 
@@ -189,7 +193,7 @@ def _with_batch(config: RunConfig, batch_size: int) -> RunConfig:
     return config.replace({"batch_size": batch_size, "gradient_accumulation_steps": accumulation})
 
 
-def _micro_batches(config: RunConfig) -> list[int]:
+def micro_batches(config: RunConfig) -> list[int]:
     """The micro-batches that keep the tokens per update."""
     number = config.sequences_per_step
     return [size for size in range(1, min(number, MAX_MICRO_BATCH) + 1) if number % size == 0]

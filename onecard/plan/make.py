@@ -99,8 +99,10 @@ class Plan:
 
     @property
     def exit_code(self) -> int:
-        """1 where the answer is no."""
-        return 1 if self.fits is False or self.proposals == () else 0
+        """1 where the answer is no: nothing to propose, where that was asked for, or else it does not fit."""
+        if self.proposals is not None:
+            return 0 if self.proposals else 1
+        return 1 if self.fits is False else 0
 
 
 def make_plan(

@@ -12,7 +12,7 @@ from onecard import units
 from onecard.plan.advice import Fix
 from onecard.plan.budget import Proposal, config_text
 from onecard.plan.counts import count_params
-from onecard.plan.fit import PROGRAMS, Candidate, Fit
+from onecard.plan.fit import PROGRAMS, Candidate, Fit, flags_of
 from onecard.plan.loss import LossForecast
 from onecard.plan.make import Plan
 from onecard.plan.ranges import Range
@@ -42,7 +42,7 @@ def print_fixes(fixes: Sequence[Fix], console: Console) -> None:
     table.add_column("how", overflow="fold", min_width=33)  # the longest flag, unbroken
     first = fixes[-1].trainer  # what cannot be changed in the config stands last, and speaks of the run as asked
     for fix in fixes:
-        flags = " ".join(f"--{key}={value}" for key, value in fix.patch.items())
+        flags = flags_of(fix.patch, fix.trainer)
         program = "" if fix.trainer == first else PROGRAMS[fix.trainer]
         how = " ".join(word for word in (fix.environment, program, flags, fix.code) if word) or fix.why
         fits = {True: "yes", False: "no", None: "?"}[fix.fits]

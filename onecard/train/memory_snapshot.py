@@ -15,7 +15,7 @@ from onecard.train.trainer import Trainer
 TAKEN_AFTER = 3  # updates: everything is compiled, recorded and made by then
 HISTORY = 1_000_000  # events
 REST = "activations and the rest"
-_LOSS_FILES = ("onecard/train/loss.py", "onecard/train/softmax_kernel.py")
+_LOGITS = ("onecard/train/loss.py", {"logits", "new_losses"})  # the functions that ask for logits and losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def measured_memory(history: Iterable[Mapping[str, Any]], trainer: Trainer) -> M
         WEIGHTS: sum(parameter.nbytes for parameter in parameters),
         GRADIENTS: sum(parameter.nbytes for parameter in parameters),
         OPTIMIZER_STATE: sum(tensor.nbytes for tensor in states if isinstance(tensor, torch.Tensor) and tensor.is_cuda),
-        LOGITS_AND_LOSS: sum(entry["size"] for entry in alive if _asked_by_the_loss(entry)),
+        LOGITS_AND_LOSS: sum(entry["size"] for entry in alive if holds_logits(entry)),
     }
     parts[REST] = allocated - sum(parts.values())
     return MeasuredMemory(
@@ -90,5 +90,8 @@ def live_at_peak(history: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return list(alive.values())
 
 
-def _asked_by_the_loss(entry: Mapping[str, Any]) -> bool:
-    return any(str(frame["filename"]).endswith(_LOSS_FILES) for frame in entry.get("frames") or ())
+def holds_logits(entry: Mapping[str, Any]) -> bool:
+    """Whether an allocation is of a chunk's logits or losses, and not of the head's cast or gradient."""
+    file, functions = _LOGITS
+    frames = entry.get("frames") or ()
+    return any(str(frame["filename"]).endswith(file) and frame["name"] in functions for frame in frames)

@@ -98,6 +98,13 @@ def test_under_4_gb(onecard: Command) -> None:
         assert plan["fit"]["command"].startswith(programs)
 
 
+def test_a_proposal_answers_whatever_the_given_config_needs(onecard: Command) -> None:
+    assert onecard("plan", "-", "--json", *DESKTOP, stdin=NOTE_002).code == 0
+    huge = NOTE_002 + "n_layer = 96\n"
+    assert onecard("plan", "-", "--json", *DESKTOP, stdin=huge).code == 1
+    assert onecard("plan", "-", "--json", *DESKTOP, "--hours", "10", stdin=huge).code == 0
+
+
 def test_what_for_a_weekend_on_a_4070(onecard: Command) -> None:
     plan = onecard("plan", "--json", *DESKTOP, "--hours", "48").json
     best, smaller = plan["proposals"]

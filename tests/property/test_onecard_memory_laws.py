@@ -107,6 +107,26 @@ def test_there_are_no_gradients_in_an_evaluation(config: RunConfig) -> None:
         assert GRADIENTS not in parts_at(tape, first)
 
 
+def test_the_second_recording_has_the_workspace_that_the_first_made_last() -> None:
+    config = RunConfig().replace({"n_layer": 2, "dtype": "bfloat16", "compile": True})
+    once, twice = (peaks(onecard_tape(config, H200, rounds=rounds))["train"] for rounds in (1, 2))
+    assert twice.allocated_bytes - once.allocated_bytes == H200.cublas_workspace_bytes
+    thrice = peaks(onecard_tape(config, H200, rounds=3))["train"]
+    assert thrice.allocated_bytes == twice.allocated_bytes
+
+
+@settings(max_examples=20)
+@given(configs, st.floats(0.3, 1.1))
+def test_a_run_that_does_not_fit_says_where_it_runs_out(config: RunConfig, share: float) -> None:
+    needed = predict_onecard(config, CARD).process_bytes
+    memory = predict_onecard(config, CARD, available_bytes=int(needed * share))
+    assert memory.fits is (memory.ran_out is None)
+    if share >= 1:
+        assert memory.fits
+    if memory.fits:
+        assert memory.process_bytes <= max(needed, int(needed * share))
+
+
 def test_the_limit_at_which_a_run_fits_is_its_predicted_process() -> None:
     config = RunConfig().replace({"n_layer": 2, "batch_size": 4})
     needed = predict_onecard(config, CARD).process_bytes

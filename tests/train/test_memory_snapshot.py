@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from onecard.config.resolve import resolve  # noqa: E402
 from onecard.plan.memory.predict import predict_onecard  # noqa: E402
 from onecard.report.snapshot import snapshot_json  # noqa: E402
-from onecard.train.memory_snapshot import REST, MemorySnapshot, live_at_peak  # noqa: E402
+from onecard.train.memory_snapshot import REST, MemorySnapshot, holds_logits, live_at_peak  # noqa: E402
 
 
 def event(action: str, address: int, size: int) -> dict[str, Any]:
@@ -32,6 +32,15 @@ def test_what_is_alive_when_most_is() -> None:
     ]
     assert [(entry["addr"], entry["size"]) for entry in live_at_peak(history)] == [(1, 100), (3, 70)]
     assert live_at_peak([]) == []
+
+
+def test_logits_are_told_from_the_other_tensors_of_the_loss() -> None:
+    loss = "/somewhere/onecard/train/loss.py"
+    frames = [{"filename": loss, "name": "logits"}, {"filename": loss, "name": "forward"}]
+    assert holds_logits({"frames": frames})
+    assert not holds_logits({"frames": frames[1:]}), "the weight's gradient"
+    assert not holds_logits({"frames": [{"filename": "/somewhere/model.py", "name": "logits"}]})
+    assert not holds_logits({})
 
 
 def test_planned_parts_without_a_measured_name_join_the_rest() -> None:

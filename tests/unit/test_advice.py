@@ -115,6 +115,12 @@ def test_our_trainer_is_a_fix_of_nanogpts_run_with_the_command_to_paste() -> Non
     assert not {"onecard-selective", "onecard-full", "onecard-fit"} & with_ours(config()).keys(), "one cure is enough"
 
 
+def test_nanogpt_is_not_told_keys_it_would_refuse() -> None:
+    fix = fixes(config(vocab_size=50257))["pad-the-vocabulary"]
+    assert fix.command("my.py", {"n_embd": 768, "grad_checkpoint": "full"}) == "python train.py my.py --n_embd=768"
+    assert "vocab_size" in fix.code
+
+
 def test_recomputing_is_a_fix_where_our_trainer_alone_is_none() -> None:
     large = config(n_layer=24, n_head=16, n_embd=1024)
     found = with_ours(large)

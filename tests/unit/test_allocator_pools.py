@@ -1,4 +1,4 @@
-"""Pools of the caching allocator: what a CUDA graph or another stream allocates is nobody else's, and what it leaves."""
+"""Pools of the caching allocator: what a CUDA graph or another stream allocates, and what is left of it."""
 
 from __future__ import annotations
 

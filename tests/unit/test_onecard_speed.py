@@ -5,6 +5,7 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
+from onecard.plan.memory.onecard.chunks import chunk_sizes, default_chunk_tokens
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.nanogpt import nanogpt_step
 from onecard.plan.speed.onecard import checkpoints, evaluations, onecard_step
@@ -57,6 +58,13 @@ def test_every_chunk_of_the_loss_passes_over_the_heads_gradient() -> None:
     # the weight read twice in 2 bytes, the sum of its gradients read and written in 4
     assert eight.matmuls.moved_bytes - two.matmuls.moved_bytes == 6 * V * C * (2 * 2 + 2 * 4)
     assert eight.matmuls.products - two.matmuls.products == 6 * 3
+
+
+@pytest.mark.parametrize(("batch_size", "chunk"), [(8, None), (1, 1), (3, 1000), (7, 1024), (5, 5121)])
+def test_chunks_are_counted_as_the_trainer_cuts_them(batch_size: int, chunk: int | None) -> None:
+    cut = len(chunk_sizes(batch_size * 1024, chunk or default_chunk_tokens(V)))
+    kernels = step_of(batch_size=batch_size, loss_chunk=chunk).evaluation_batch.loss.kernels
+    assert kernels == cut
 
 
 def test_logits_cross_the_bus_once_each_way_and_once_in_evaluation() -> None:

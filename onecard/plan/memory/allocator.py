@@ -7,6 +7,7 @@ Source: c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator), default sett
   split off if it is worth keeping; a freed block merges with its free neighbours.
 - Where no block fits, a new segment is asked for: 2 MiB (small pool), 20 MiB (below 10 MiB), else a multiple of 2 MiB.
 - At the limit, cached segments that are wholly free go back to the driver and the request is tried once more.
+- A CUDA graph, or another stream, has a small and a large pool of its own; a graph that lives keeps what is free in it.
 - With expandable segments each pool is one range of addresses that grows by whole pages of 2 MiB (small) or 20 MiB.
 """
 
@@ -112,7 +113,10 @@ class OutOfMemory(Exception):
 
 
 class CachingAllocator:
-    """One device, one stream. `malloc` gives a handle, `free` takes it back; the byte counts are attributes."""
+    """One device. `malloc` gives a handle, `free` takes it back; the byte counts are attributes.
+
+    It starts with the pool of the default stream; `obey` opens others and switches between them.
+    """
 
     def __init__(self, *, expandable_segments: bool = False, limit_bytes: int | None = None) -> None:
         self.expandable = expandable_segments

@@ -26,8 +26,8 @@ ROUNDING = "block rounding"
 SLACK = "allocator slack"
 CONTEXT = "context"
 
-# What the driver shows beyond the context once a CUDA graph has been recorded: the same in 15 runs of 2 to 12 layers in
-# either precision (H200, CUDA 13, torch 2.11, 2026-11-15), recorded or only tried.
+# What the driver shows beyond the context once a CUDA graph has been recorded, or that was tried: the same in 15 of 16
+# runs of 2 to 12 layers in either precision, 2 MiB more in one (H200, CUDA 13, torch 2.11, 2026-11-15).
 GRAPH_CONTEXT_BYTES = 70 * MIB
 
 
@@ -96,8 +96,7 @@ def predict_nanogpt(
     device = device_of(card)
     return _memory(
         nanogpt_tape(config, device, returns_logits=returns_logits),
-        card,
-        context_bytes=card.context_bytes if card else 0,
+        context=_context(card.context_bytes, card.context_source) if card else NO_CONTEXT,
         available_bytes=available_bytes,
         expandable_segments=expandable_segments,
         why=partial(_why_nanogpt, config),
@@ -108,10 +107,13 @@ def predict_nanogpt(
 def predict_onecard(config: RunConfig, card: Card | None, *, available_bytes: int | None = None) -> Memory:
     """The memory of a run under onecard's own trainer on a card, with the allocator settings of the config."""
     device = device_of(card)
+    context = NO_CONTEXT
+    if card:
+        graph = "; a CUDA graph adds 70 MiB (measured on an H200)" if records_graph(config) else ""
+        context = _context(context_of_onecard(config, card), card.context_source + graph)
     return _memory(
         onecard_tape(config, device),
-        card,
-        context_bytes=context_of_onecard(config, card) if card else 0,
+        context=context,
         available_bytes=available_bytes,
         expandable_segments=config.expandable_segments,
         why=partial(_why_onecard, config),
@@ -124,11 +126,17 @@ def context_of_onecard(config: RunConfig, card: Card) -> int:
     return card.context_bytes + (GRAPH_CONTEXT_BYTES if records_graph(config) else 0)
 
 
+def _context(size_bytes: int, why: str) -> Part:
+    return Part(name=CONTEXT, phase=PROCESS, size_bytes=size_bytes, why=why)
+
+
+NO_CONTEXT = _context(0, "no card is known")
+
+
 def _memory(
     tape: Tape,
-    card: Card | None,
     *,
-    context_bytes: int,
+    context: Part,
     available_bytes: int | None,
     expandable_segments: bool,
     why: Callable[[str, str, int], str],
@@ -136,6 +144,7 @@ def _memory(
 ) -> Memory:
     """A tape replayed, and once more under the limit where it would go beyond; `why` explains a tag in a phase."""
     free_run = replay(tape, expandable_segments=expandable_segments)
+    context_bytes = context.size_bytes
     limited: Replay | None = None
     if available_bytes is not None and free_run.reserved_bytes + context_bytes > available_bytes:
         limit = max(0, available_bytes - context_bytes)
@@ -148,8 +157,7 @@ def _memory(
     peak = max(phases.values(), key=lambda phase: phase.allocated_bytes)
     slack = run.reserved_bytes - peak.allocated_bytes
     parts.append(Part(name=SLACK, phase=PROCESS, size_bytes=slack, why="cached for reuse, or lost between blocks"))
-    source = card.context_source if card else "no card is known"
-    parts.append(Part(name=CONTEXT, phase=PROCESS, size_bytes=context_bytes, why=source))
+    parts.append(context)
     return Memory(
         phases=phases,
         parts=tuple(parts),

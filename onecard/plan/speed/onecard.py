@@ -15,7 +15,7 @@ from math import lcm
 
 from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
-from onecard.plan.memory.onecard.chunks import chunk_sizes, default_chunk_tokens
+from onecard.plan.memory.onecard.chunks import default_chunk_tokens
 from onecard.plan.speed import nanogpt
 from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 
@@ -79,8 +79,7 @@ def _update(config: RunConfig) -> Work:
 
 def _chunks(config: RunConfig) -> int:
     """Pieces into which the tokens of a micro-batch go through the head."""
-    tokens = config.batch_size * config.block_size
-    return len(chunk_sizes(tokens, config.loss_chunk or default_chunk_tokens(config.vocab_size)))
+    return -(-config.batch_size * config.block_size // (config.loss_chunk or default_chunk_tokens(config.vocab_size)))
 
 
 def _matmuls(config: RunConfig, dtype: str, backward: bool) -> Work:

@@ -117,10 +117,11 @@ def _doubts(config: RunConfig, card: Card, trainer: TrainerName, *, launches_mat
 _HOST_OVERLAP_POWER = 8.0
 # From here on a host that is a fifth slower makes the step a tenth longer.
 _LAUNCHES_MATTER = 0.9
-# A launch without gradients to prepare for takes this share: evaluation batches of 16 of 18 rows come out within 12 %.
+# A launch without gradients to prepare for takes this share: evaluation batches of 12 of 20 rows come out within 12 %,
+# the others up to 16 % too short or 32 % too long.
 _WITHOUT_GRADIENTS = 0.75
 # torch.save of float32 weights and both moments to a solid-state disk: a rule of thumb. With it the steps of the two
-# RTX 4070 runs that evaluate and save come out 5 % and 2 % too long.
+# RTX 4070 runs that evaluate and save come out 7 % and 3 % too long.
 _CHECKPOINT_BYTES_PER_PARAM, _CHECKPOINT_BYTES_PER_SECOND = 12, 1e9
 
 
@@ -130,7 +131,8 @@ def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName
     work = _STEPS[trainer](config, dtype, rates.costs)
     micros = config.gradient_accumulation_steps
     products = matmul_flops_per_second(card, rates, dtype)
-    pace = rates.sustained if trainer == "onecard" else 1.0
+    ours = trainer == "onecard"
+    pace, pause = (rates.sustained, rates.our_step_seconds) if ours else (1.0, rates.host.step_seconds)
     spent = _Spent(*(micros * pace * seconds for seconds in _spent(work.micro_batch, card, rates, dtype)))
     summing = work.sums(micros) * work_seconds(work.accumulation, card, rates, products)
     optimizer = pace * (summing + work_seconds(work.update, card, rates, products))
@@ -143,9 +145,9 @@ def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName
         memory_bound=spent.memory_bound,
         loss=spent.loss,
         optimizer=optimizer,
-        launches=waiting + rates.host.step_seconds,
+        launches=waiting + pause,
         host_share=host_seconds / card_seconds,
-        evaluation=work.evaluation_batches * _evaluation_batch_seconds(work, card, rates, dtype),
+        evaluation=work.evaluation_batches * _evaluation_batch_seconds(work, card, rates, dtype, pause),
         checkpoint=_CHECKPOINT_BYTES_PER_PARAM * count_params(config).total / _CHECKPOINT_BYTES_PER_SECOND,
         evaluations=work.evaluations,
         checkpoints=work.checkpoints,
@@ -164,12 +166,12 @@ def host_update_seconds(work: StepWork, host: Host) -> float:
     return host.update_seconds + tensors + work.update.launches * host.launch_seconds
 
 
-def _evaluation_batch_seconds(work: StepWork, card: Card, rates: Rates, dtype: str) -> float:
+def _evaluation_batch_seconds(work: StepWork, card: Card, rates: Rates, dtype: str, pause: float) -> float:
     """Seconds of one evaluation batch: its loss is waited for, so loading the next one overlaps with nothing."""
     host, batch = rates.host, work.evaluation_batch
     launching = _WITHOUT_GRADIENTS * batch.launches * host.launch_seconds
     forward = max(sum(_spent(batch, card, rates, dtype)), launching)
-    return forward + work.sequences * host.sequence_seconds + host.step_seconds
+    return forward + work.sequences * host.sequence_seconds + pause
 
 
 def run_seconds(config: RunConfig, times: StepTimes) -> float:

@@ -26,7 +26,8 @@ class Trainer(Model):
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         super().__init__(config, device)
-        self.eval_sequences = min(eval_batch_size(config), config.eval_iters * config.batch_size)
+        whole, rest = divmod(config.eval_iters * config.batch_size, eval_batch_size(config))
+        self.eval_batches = [eval_batch_size(config)] * min(whole, EVAL_ITERS) + [rest] * (rest > 0)
         self.eval_tokens = config.eval_block_size or config.block_size
         self.warm = False  # whether an update has been made
         self.replays = False  # whether micro-batches are a recorded graph
@@ -62,25 +63,25 @@ class Trainer(Model):
     def evaluation(self) -> None:
         """evaluate: both splits, each batch by batch; the mean loss of every sequence stays until a split is done."""
         self.before_evaluation()
-        batch, size = (self.B, self.T), self.eval_sequences
-        self.set_batch(size, self.eval_tokens)
-        iterations = -(-self.config.eval_iters * self.config.batch_size // size)
+        batch = self.B, self.T
         for _ in range(EVAL_SPLITS):
             held: list[int] = []  # x and y of the batch before
             means: list[int] = []
-            for _ in range(min(iterations, EVAL_ITERS)):
+            for sequences in self.eval_batches:
+                self.set_batch(sequences, self.eval_tokens)
                 ids = self.batch()
                 self.free(*held)
                 losses = self.losses_for_evaluation()
-                means.append(self.alloc(self.B * FLOAT, LOGITS_AND_LOSS))
+                means.append(self.alloc(sequences * FLOAT, LOGITS_AND_LOSS))
                 self.free(losses)
                 self.autocast_ends(training=False)
                 held = [*ids]
-            joined = self.alloc(len(means) * self.B * FLOAT, LOGITS_AND_LOSS)
-            sequences = self.replaced(joined, len(means) * self.B * DOUBLE, LOGITS_AND_LOSS)
+            read = sum(self.eval_batches)
+            joined = self.alloc(read * FLOAT, LOGITS_AND_LOSS)
+            all_means = self.replaced(joined, read * DOUBLE, LOGITS_AND_LOSS)
             self.tape.temporary(DOUBLE, LOGITS_AND_LOSS)  # their spread
             self.tape.temporary(DOUBLE, LOGITS_AND_LOSS)  # their mean
-            self.free(*means, *held, sequences)
+            self.free(*means, *held, all_means)
         self.set_batch(*batch)
 
     def set_batch(self, sequences: int, tokens: int) -> None:

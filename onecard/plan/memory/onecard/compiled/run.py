@@ -44,8 +44,7 @@ class CompiledTrainer(Trainer):
         self.cold = cold
         self.mode: Mode = config.grad_checkpoint
         self.programs: dict[str, tuple[Traced, Program]] = {}
-        evaluated = {"batch_size": self.eval_sequences, "block_size": self.eval_tokens}
-        self.shape, self.eval_shape = Shape(config, device), Shape(config.replace(evaluated), device)
+        self.shape = Shape(config, device)
         self.holds_inputs = kept_of_stream(self.shape, self.mode) == "inputs"
         self.called: set[tuple[str, bool]] = set()  # graphs, and whether while recording
         self.running = ""  # the graph that is called
@@ -58,7 +57,7 @@ class CompiledTrainer(Trainer):
 
     def block(self, layer: int, x: int, added: int, *, train: bool) -> Passed:
         """The forward graph of a block, or that for evaluation."""
-        found = self.call(self.mode if train else "evaluation")
+        found = self.call(self.mode if train else f"evaluation of {self.B}")
         if not train:
             return Passed(found["x"], found["added"], False, False, None)
         kept = found | {"layer": layer}
@@ -94,7 +93,7 @@ class CompiledTrainer(Trainer):
             self.programs[name] = self.compiled(name)
         traced, program = self.programs[name]
         self.running = "backward" if name.endswith("backward") else name
-        first = (self.running, self.capturing) not in self.called
+        first = (self.running, self.capturing) not in self.called  # all layers run the same code
         self.called.add((self.running, self.capturing))
         given = {traced.named[key]: block for key, block in (inputs or {}).items() if key in traced.named}
         blocks = program.run(self.tape, given, self.first_use if first else None, other_tags)
@@ -109,9 +108,11 @@ class CompiledTrainer(Trainer):
         elif name == "backward":  # the block before holds its result, x, unless it is made again
             held = frozenset() if self.mode == "full" else frozenset({x})
             traced = backward(self.shape, self.programs[self.mode][0], self.mode, held=held)
+        elif name == self.mode:
+            traced = forward(self.shape, self.mode)
         else:
-            shape = self.eval_shape if name == "evaluation" else self.shape
-            traced = forward(shape, "evaluation" if name == "evaluation" else self.mode)
+            batch = {"batch_size": self.B, "block_size": self.T, "eval_block_size": None}
+            traced = forward(Shape(self.config.replace(batch), self.device), "evaluation")
         return traced, compiled(traced.graph)
 
     def first_use(self, kernel: str, overwritten: list[int]) -> None:
