@@ -3,8 +3,10 @@
     PYTHONPATH=. python bench/onecard_speed.py                  # the rows the one fitted number comes from
     PYTHONPATH=. python bench/onecard_speed.py --rows FILE      # rows of bench/onecard_rows.py --speed, as predicted
 
-Rates are nanoGPT's; only `sustained` is fitted to these rows. Left out means: fitted without the row and without every
-other row that differs from it in accumulation, chunk or 16-bit type alone.
+Rates are nanoGPT's; only `sustained` is fitted to these rows. nanoGPT itself, timed in the same session, took longer
+than its rates say; that share is the session's, and is taken off, so that the two trainers compare as they did there.
+Left out means: fitted without the row and without every other row that differs from it in accumulation, chunk or 16-bit
+type alone.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
+from bench.speed_errors import profiled_rows
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import find_card
 from onecard.plan.speed import predict_speed
@@ -24,6 +28,7 @@ from onecard.plan.speed.predict import step_times
 from onecard.plan.speed.rates import H200_RATES, Rates
 
 ROWS = Path(__file__).parents[1] / "tests" / "golden" / "onecard_h200_speed.csv"
+BESIDE = ROWS.with_name("nanogpt_h200_beside_onecard.csv")
 H200 = find_card("H200")
 _WHOLE = "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps vocab_size loss_chunk".split()
 
@@ -83,11 +88,20 @@ def predicted_seconds(row: Row, rates: Rates = H200_RATES) -> float:
     return step_times(row.config, H200, rates, "onecard").step
 
 
+@cache
+def session() -> float:
+    """How much longer than predicted nanoGPT took when our rows were timed, as a logarithm."""
+    rows = profiled_rows(BESIDE, timed=True)
+    return mean(
+        math.log(row.step_seconds / step_times(row.config, H200, H200_RATES).step) for row in rows if row.step_seconds
+    )
+
+
 def fitted(rows: Sequence[Row]) -> Rates:
-    """The H200's rates with `sustained` in the middle of the rows: their mean logarithm is met."""
+    """The H200's rates with `sustained` in the middle of the rows, were it not for the session."""
     rates = replace(H200_RATES, sustained=1.0)
     for _ in range(5):  # the waiting at the end of a step does not scale with it
-        off = mean(math.log(row.step_seconds / predicted_seconds(row, rates)) for row in rows)
+        off = mean(math.log(row.step_seconds / predicted_seconds(row, rates)) for row in rows) - session()
         rates = replace(rates, sustained=rates.sustained * math.exp(off))
     return rates
 
@@ -119,6 +133,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path)
     args = parser.parse_args()
     rows = measured_rows(args.rows or ROWS)
+    print(f"nanoGPT in the same session: {math.expm1(session()):+.1%} seconds")
     print(f"sustained {fitted(rows).sustained:.4f} fits these rows; rates.py has {H200_RATES.sustained}")
     for row in rows:
         speed = predict_speed(row.config, H200, "onecard")

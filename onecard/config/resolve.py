@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -235,12 +236,16 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
 
 
 def _mismatch(said: str, origins: Mapping[str, str]) -> ConfigError:
-    keys = [key for key in KEYS if f"{key}=" in said]
+    keys = [key for key in KEYS if re.search(rf"\b{key}=", said)]
+    if "n_head" in keys:
+        fix = "choose n_embd as a multiple of n_head (64 per head is usual), e.g. --n_embd=768 --n_head=12"
+    elif "batch_size" in keys:
+        fix = "about half a million tokens are usual: --batch_size=8 --gradient_accumulation_steps=64 --block_size=1024"
+    else:
+        fix = "make the first no larger than the second"
     return ConfigError(
         said,
         why="set by " + ", ".join(f"{key}: {origins[key]}" for key in keys),
-        fix="choose n_embd as a multiple of n_head (64 per head is usual), e.g. --n_embd=768 --n_head=12"
-        if "n_head" in keys
-        else "make the first no larger than the second",
+        fix=fix,
         name="keys-do-not-fit",
     )

@@ -49,6 +49,9 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=4096)]
 
 
+MOST_TOKENS = 2**32  # of an update: a thousand times what the largest models use; beyond, arithmetic is not planning
+
+
 class RunConfig(BaseModel):
     """A run, completely. `replace` makes a changed copy that is checked again."""
 
@@ -123,6 +126,12 @@ class RunConfig(BaseModel):
             raise ValueError(f"n_embd={self.n_embd} does not divide into n_head={self.n_head} heads")
         if self.eval_block_size is not None and self.eval_block_size > self.block_size:
             raise ValueError(f"eval_block_size={self.eval_block_size} is longer than block_size={self.block_size}")
+        if self.tokens_per_step > MOST_TOKENS:
+            keys = ("batch_size", "gradient_accumulation_steps", "block_size")
+            product = " x ".join(f"{key}={getattr(self, key)}" for key in keys)
+            raise ValueError(
+                f"{product} is an update of {self.tokens_per_step:,} tokens, and {MOST_TOKENS:,} is the most"
+            )
         return self
 
     @property

@@ -68,6 +68,7 @@ MISTAKES = [
     (["plan", "--batch-size", "8"], "key-without-value", "--batch_size=VALUE"),
     (["plan", "--n_layr=3"], "unknown-key", "--n_layer=3"),
     (["plan", "--n_head=7"], "keys-do-not-fit", "multiple of n_head"),
+    (["plan", "--batch_size=16000000", "--block_size=1000000"], "keys-do-not-fit", "half a million"),
     (["plan", "--n_layer=-3"], "bad-value", "--n_layer="),
     (["plan", "nothing.py"], "no-such-file", "onecard plan"),
     (["plan", "."], "unreadable-file", "config file"),

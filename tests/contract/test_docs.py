@@ -30,7 +30,7 @@ def commands_in(text: str) -> list[str]:
 
 
 # these need torch, which is kept away here, and data: tests/train runs them
-NEED_TORCH = ("onecard train", "onecard sample", "onecard import", "onecard export")
+NEED_TORCH = ("onecard train", "onecard sample", "onecard import", "onecard export", "onecard bench")
 RUN_IN_ORDER = (
     "bring-your-nanogpt-project.md",
     "fineweb-on-one-machine.md",  # by test_data_docs.py, with a hub on this machine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from onecard.config.resolve import resolve  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
-from onecard.runs.records import Checkpoint, End, Eval, Oom, Record, Start, Step  # noqa: E402
-from onecard.train.loop import train  # noqa: E402
+from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step  # noqa: E402
+from onecard.train.loop import _Loop, train  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.oom import smaller_micro_batch  # noqa: E402
+from onecard.units import MIB  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -206,3 +208,14 @@ def test_the_last_checkpoints_and_the_best_are_kept(dataset: Dataset, tmp_path: 
     run(tiny(max_iters=12, lr_decay_iters=12, eval_interval=2, keep_checkpoints=2), dataset, tmp_path / "run")
     assert {saved.step for saved in load_run(tmp_path / "run").checkpoints} >= {10, 12}
     assert len(load_run(tmp_path / "run").checkpoints) <= 3
+
+
+@pytest.mark.parametrize(("evaluation", "reported"), [(100, False), (100 + 40 * MIB, True), (None, False)])
+def test_an_evaluation_above_training_is_reported(evaluation: int | None, reported: bool) -> None:
+    looped: Any = _Loop.__new__(_Loop)  # on a CPU there are no peaks to measure
+    seen: list[Record] = []
+    looped.card, looped.training_peak_bytes, looped.eval_batch_size = None, 100, 8
+    looped.trainer = SimpleNamespace(step=7, batch_size=4)
+    looped._record = seen.append
+    looped._check_peak(evaluation)
+    assert [type(record) for record in seen] == ([FindingRecord] if reported else [])

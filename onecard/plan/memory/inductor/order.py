@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 from onecard.plan.memory.inductor.graph import ITEM, Graph
 
 NEVER = 1 << 60  # the last use of a graph output
+NO_SIZE = 1 << 200  # more bytes than any buffer has, however absurd the config
 
 
 def peak_of(alive: list[int]) -> int:
@@ -138,7 +139,7 @@ class Schedule:
         order: list[int] = []
         while len(order) < count:
             gap = peak - alive
-            chosen = (NEVER, NEVER, NEVER)
+            chosen = (NO_SIZE, NO_SIZE, NEVER)
             for (needed, net), group in list(ready.items()):
                 while group and not (waiting[group[0]] and size[group[0]] - freed[group[0]] == net):
                     heappop(group)

@@ -7,6 +7,7 @@ from onecard.plan.evaluation import eval_batch_size
 from onecard.units import MIB
 
 CHUNK_BYTES = 400 * MIB  # of logits in half precision; every chunk is a pass over the weight's gradient: ADR 0005
+SHOWN = 16  # chunks of a pass that a description goes through
 TILE_TOKENS = 128  # chunks are whole tiles of the matrix units where they can be
 
 
@@ -22,14 +23,25 @@ def default_chunk_tokens(vocab_size: int) -> int:
 
 def chunk_sizes(tokens: int, chunk_tokens: int) -> list[int]:
     """Tokens of each chunk: at most `chunk_tokens`, about equal, in whole tiles."""
-    pieces = -(-tokens // chunk_tokens)
-    even = -(-tokens // max(1, pieces))
-    size = max(1, min(chunk_tokens, -(-even // TILE_TOKENS) * TILE_TOKENS))
+    size = _chunk_size(tokens, chunk_tokens)
     return [min(size, tokens - start) for start in range(0, tokens, size)]
 
 
+def some_chunk_sizes(tokens: int, chunk_tokens: int) -> list[int]:
+    """The same, but of more than `SHOWN` chunks only the first ones and the last: those between do what these do."""
+    size = _chunk_size(tokens, chunk_tokens)
+    count = -(-tokens // size)
+    return chunk_sizes(tokens, chunk_tokens) if count <= SHOWN else [*[size] * (SHOWN - 1), tokens - (count - 1) * size]
+
+
+def _chunk_size(tokens: int, chunk_tokens: int) -> int:
+    pieces = -(-tokens // chunk_tokens)
+    even = -(-tokens // max(1, pieces))
+    return max(1, min(chunk_tokens, -(-even // TILE_TOKENS) * TILE_TOKENS))
+
+
 def loss_chunks(config: RunConfig, *, training: bool) -> list[int]:
-    """Tokens of each chunk of a micro-batch, or of an evaluation batch."""
+    """Tokens of some chunks of a micro-batch, or of an evaluation batch: the largest is among them."""
     sequences = config.batch_size if training else eval_batch_size(config)
     length = config.block_size if training else config.eval_block_size or config.block_size
-    return chunk_sizes(sequences * length, config.loss_chunk or default_chunk_tokens(config.vocab_size))
+    return some_chunk_sizes(sequences * length, config.loss_chunk or default_chunk_tokens(config.vocab_size))

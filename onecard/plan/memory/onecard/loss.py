@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from onecard.plan.memory.kernels import FLOAT, LONG
 from onecard.plan.memory.nanogpt.eager.backward import Backward
 from onecard.plan.memory.nanogpt.loop import SCALAR
-from onecard.plan.memory.onecard.chunks import chunk_sizes, default_chunk_tokens
+from onecard.plan.memory.onecard.chunks import default_chunk_tokens, some_chunk_sizes
 from onecard.plan.memory.tags import GRADIENTS, GRADIENTS_IN_FLIGHT, LOGITS_AND_LOSS, WEIGHT_CASTS, WORKSPACE
 
 
@@ -26,7 +26,7 @@ class ChunkedLoss(Backward):
 
     @property
     def chunks(self) -> list[int]:
-        return chunk_sizes(self.N, self.config.loss_chunk or default_chunk_tokens(self.V))
+        return some_chunk_sizes(self.N, self.config.loss_chunk or default_chunk_tokens(self.V))
 
     def head_cast(self) -> list[int]:
         return [self.alloc(self.V * self.C * self.item, WEIGHT_CASTS)] if self.is_half else []
