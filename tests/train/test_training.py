@@ -219,3 +219,15 @@ def test_an_evaluation_above_training_is_reported(evaluation: int | None, report
     looped._record = seen.append
     looped._check_peak(evaluation)
     assert [type(record) for record in seen] == ([FindingRecord] if reported else [])
+
+
+def test_the_doctor_looks_on_and_tells_each_thing_once(dataset: Dataset, tmp_path: Path) -> None:
+    config = tiny(max_iters=40, lr_decay_iters=80, eval_interval=10, dropout=0.2, learning_rate=0.05)
+    seen = run(config, dataset, tmp_path / "run")
+    findings = [record for record in seen if isinstance(record, FindingRecord)]
+    rules = [record.finding.rule for record in findings]
+    assert "lr-out-of-range" in rules, "0.05 is far above any rate for AdamW"
+    assert len(rules) == len(set(rules))
+    assert all(isinstance(seen[seen.index(record) - 1], Eval | FindingRecord) for record in findings)
+    again = run(config.replace({"max_iters": 50}), dataset, tmp_path / "run", resume=True)
+    assert not {record.finding.rule for record in again if isinstance(record, FindingRecord)} & set(rules)
