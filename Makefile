@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine: `make train` and `make test`. Needs python3 (>= 3.11), make and pip.
 PYTHON ?= python3
 BIN := .venv/bin
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: train test check docs clean
 
@@ -13,13 +14,13 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest -m "not gpu" $(PARALLEL)
 
 check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not gpu and not slow" -x
+	$(BIN)/pytest -m "not gpu and not slow" -x $(PARALLEL)
 
 docs: .venv/ready
 	$(BIN)/python -m docs.generate
