@@ -9,6 +9,7 @@ train: .venv/ready
 	$(BIN)/onecard plan
 	@if [ -d runs/default/checkpoints ]; then $(BIN)/onecard train --resume runs/default; else $(BIN)/onecard train; fi
 	$(BIN)/onecard sample runs/default --prompt "def " --length 300
+	$(BIN)/onecard doctor runs/default || [ $$? -eq 1 ]
 
 test: .venv/ready
 	$(BIN)/ruff check .

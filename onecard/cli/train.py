@@ -202,7 +202,9 @@ def _farewell(end: End, path: Path) -> int:
     if end.reason == "interrupted":
         console(stderr=True).print(f"to go on: onecard train --resume {path}", soft_wrap=True)
         return INTERRUPTED
-    console(stderr=True).print(f'next: onecard sample {path} --prompt "def "', soft_wrap=True)
+    talk = console(stderr=True)
+    talk.print(f'next: onecard sample {path} --prompt "def "   (text from it)', soft_wrap=True)
+    talk.print(f"      onecard doctor {path}   (what could be better)", soft_wrap=True)
     return 0
 
 
