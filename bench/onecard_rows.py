@@ -76,10 +76,6 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
     config = run_config(row)
     device = choose_device(config)
     allow_tf32(device)
-    if row.get("sdp") == "cudnn":
-        torch.backends.cuda.enable_flash_sdp(False)
-        torch.backends.cuda.enable_mem_efficient_sdp(False)
-        torch.backends.cuda.enable_cudnn_sdp(True)
     boundaries: list[tuple[str, int]] = []
     if trace:
         torch.cuda.memory._record_memory_history(max_entries=2_000_000, stacks="python")

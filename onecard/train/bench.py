@@ -25,12 +25,12 @@ from onecard.data.dataset import Dataset, open_dataset
 from onecard.data.stdlib import cache_home
 from onecard.data.windows import EvalWindows
 from onecard.machine import read_gpu
+from onecard.plan.schedule import learning_rate
 from onecard.runs.measured import Measured
 from onecard.train.evaluate import evaluate
 from onecard.train.loop import cap_memory
 from onecard.train.oom import is_out_of_memory
 from onecard.train.precision import Precision, allow_tf32, choose_device, choose_precision
-from onecard.train.schedule import learning_rate
 from onecard.train.trainer import OutOfMemory, Trainer
 
 EVAL_WINDOWS = 64  # sequences of the validation loss

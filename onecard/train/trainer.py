@@ -17,13 +17,13 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
+from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
 from onecard.train.graph import RecordedMicroBatch, zero_gradients
 from onecard.train.model import GPT
 from onecard.train.oom import is_out_of_memory, release_memory, smaller_micro_batch
 from onecard.train.optim import clip_gradients, make_optimizer, set_learning_rate
 from onecard.train.precision import Precision
-from onecard.train.schedule import learning_rate
 
 
 class OutOfMemory(Exception):
@@ -61,8 +61,6 @@ class Trainer:
         self.precision = precision
         torch.manual_seed(config.seed)
         self.model = GPT(config).to(device)
-        if config.grad_checkpoint != "none":
-            self.model.gradient_checkpointing_enable(config.grad_checkpoint)
         self.optimizer = make_optimizer(self.model, config)
         self.scaler = precision.grad_scaler()
         if config.compile and device.type == "cuda":

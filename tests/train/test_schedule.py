@@ -5,7 +5,7 @@ import math
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.train.schedule import learning_rate
+from onecard.plan.schedule import learning_rate
 
 COSINE = RunConfig(learning_rate=1e-3, min_lr=1e-4, warmup_iters=9, lr_decay_iters=109, max_iters=109)
 STABLE = COSINE.replace({"schedule": "wsd", "lr_decay_iters": 100, "max_iters": 100})
