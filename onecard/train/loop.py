@@ -60,6 +60,17 @@ def train(
         return _Loop(config, folder, dataset, on_record, after_step, snapshot, predicted_process_bytes).run(resume)
 
 
+def _without_graphs(why: str) -> Finding:
+    return Finding(
+        rule="no-cuda-graph",
+        severity="info",
+        sure="high",
+        what="micro-batches are not recorded as a CUDA graph: the run goes on without, slower where the host is slow",
+        why=why,
+        fix="none needed; with dropout, grad_checkpoint=selective can be recorded where full cannot",
+    )
+
+
 def card_of(device: torch.device) -> Card | None:
     """The card table's row of a device; None off CUDA and for cards it does not know."""
     known = matching_cards(torch.cuda.get_device_name(device)) if device.type == "cuda" else ()
@@ -133,8 +144,6 @@ class _Loop:
             seconds=self.trainer.elapsed_seconds,
         )
         self._record(end)
-        if self.trainer.note:
-            self.notes.append(self.trainer.note)
         return Finished(end=end, notes=tuple(self.notes), measured_memory=self.snapshot.measured)
 
     def _steps(self, interrupt: Interrupt, began: float) -> EndReason:
@@ -186,6 +195,10 @@ class _Loop:
                 data_wait_seconds=update.data_wait_seconds,
             )
         )
+
+        if trainer.graph_failure:
+            self._record(FindingRecord(step=trainer.step, finding=_without_graphs(trainer.graph_failure)))
+            trainer.graph_failure = None
 
     def _shrunk(self, shrunk: Shrunk) -> None:
         if not self.config.eval_batch_size and shrunk.after:  # what does not fit in training shall not in evaluation

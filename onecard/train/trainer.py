@@ -73,7 +73,7 @@ class Trainer:
         self.updates_here = 0  # in this process
         self.elapsed_seconds = 0.0
         self.best_val_loss: float | None = None
-        self.note: str | None = None  # why graphs are not used, if they failed
+        self.graph_failure: str | None = None  # why a micro-batch could not be recorded, until somebody has said so
         self._loss = torch.zeros((), device=device)  # of the update so far
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
         self._records = config.compile and device.type == "cuda"
@@ -159,7 +159,7 @@ class Trainer:
             self._recorded = RecordedMicroBatch(self._micro_batch, x_BT, y_BT)
         except Exception as error:
             self._records = False
-            self.note = f"CUDA graphs are not used: {str(error).splitlines()[0][:200]}"
+            self.graph_failure = (str(error).splitlines() or [type(error).__name__])[0][:200]
             self.optimizer.zero_grad(set_to_none=True)
             release_memory(self.device)
 

@@ -20,6 +20,7 @@ from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Reco
 from onecard.train.loop import _Loop, train  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.oom import smaller_micro_batch  # noqa: E402
+from onecard.train.trainer import Trainer  # noqa: E402
 from onecard.units import MIB  # noqa: E402
 
 
@@ -231,3 +232,25 @@ def test_the_doctor_looks_on_and_tells_each_thing_once(dataset: Dataset, tmp_pat
     assert all(isinstance(seen[seen.index(record) - 1], Eval | FindingRecord) for record in findings)
     again = run(config.replace({"max_iters": 50}), dataset, tmp_path / "run", resume=True)
     assert not {record.finding.rule for record in again if isinstance(record, FindingRecord)} & set(rules)
+
+
+def test_a_graph_that_cannot_be_recorded_is_told_at_once_and_once(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    class Recording(Trainer):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self._records = True
+
+    monkeypatch.setattr("onecard.train.trainer.RecordedMicroBatch", failing)
+    run(tiny(), dataset, tmp_path / "plain")
+    monkeypatch.setattr("onecard.train.loop.Trainer", Recording)
+    seen = run(tiny(), dataset, tmp_path / "failing")
+    told = [record for record in seen if isinstance(record, FindingRecord) and record.finding.rule == "no-cuda-graph"]
+    assert [(record.step, record.finding.why) for record in told] == [
+        (2, "operation not permitted when stream is capturing")
+    ]
+    assert losses(tmp_path / "failing") == losses(tmp_path / "plain")
