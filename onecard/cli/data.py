@@ -19,8 +19,7 @@ from onecard.cli.library import INTERRUPTED, Commands, CountType, KeyCommand, co
 from onecard.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
-    from onecard.data.hub import Fetch
-    from onecard.data.prepare import Settings
+    from onecard.data.manifest import Settings
     from onecard.data.sources import Source
     from onecard.data.tokenizers import Tokenizer
 
@@ -95,13 +94,21 @@ def prepare(flags: list[Flag], /, **options: object) -> int:
 
 def _prepare(options: Options, flags: list[Flag]) -> int:
     _needs_numpy()
-    from onecard.data.prepare import findings_of
+    from onecard.data.hub import download, downloads_of, find_dataset
     from onecard.data.prepare import prepare as run
+    from onecard.data.prepared import findings_of
+    from onecard.data.stdlib import cache_home
     from onecard.report.data import PrepareDisplay, prepared_json, print_prepared
     from onecard.report.talk import print_findings
 
-    settings, tokenizer = _settings(options, flags)
-    source, fetch = _source(options)
+    settings = _settings(options, flags)
+    source = _source(options)
+    tokenizer = _tokenizer(settings, options)
+    dataset = None
+    if isinstance(source, str):  # the network is for a command that has nothing else against it
+        dataset = find_dataset(source, subset=options.subset)
+        source = dataset.source
+    downloads = cache_home(os.environ) / DOWNLOADS
     talk = console(stderr=True)
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
@@ -113,7 +120,7 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
                 tokenizer=tokenizer,
                 tokens=options.tokens,
                 workers=options.workers or _cores(),
-                fetch=fetch,
+                fetch=partial(download, dataset, into=downloads) if dataset else None,
                 on_moment=display,
             )
     except KeyboardInterrupt:
@@ -125,18 +132,17 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
     if options.as_json:
         click.echo(json.dumps(prepared_json(prepared, findings)))
         return 0
-    print_prepared(prepared, console())
+    kept = downloads_of(dataset, into=downloads) if dataset else None
+    print_prepared(prepared, console(), downloads=kept)
     print_findings(findings, talk)
     talk.print(f"next: onecard train --dataset={options.out}", soft_wrap=True, markup=False)
     return 0
 
 
-def _settings(options: Options, flags: list[Flag]) -> tuple[Settings, Tokenizer | None]:
-    """What decides the content of the folder, and the tokenizer unless it is to be learned."""
+def _settings(options: Options, flags: list[Flag]) -> Settings:
+    """What decides the content of the folder."""
     from onecard.config.resolve import flag_values
-    from onecard.data.prepare import Settings
-    from onecard.data.stdlib import cache_home
-    from onecard.data.tokenizer_files import LEARNED, find_tokenizer
+    from onecard.data.manifest import Settings
 
     for option, number in (("--tokens", options.tokens), ("--shard", options.shard)):
         if number is not None and not 1 <= number < (2**31 if option == "--shard" else 2**63):
@@ -164,7 +170,7 @@ def _settings(options: Options, flags: list[Flag]) -> tuple[Settings, Tokenizer 
             fix="--tokenizer=bpe --vocab_size=8192",
             name="bad-vocabulary",
         )
-    settings = Settings(
+    return Settings(
         tokenizer=name,
         vocab_size=vocab_size,
         format=options.format,  # type: ignore[arg-type]  # one of the choices above
@@ -173,17 +179,23 @@ def _settings(options: Options, flags: list[Flag]) -> tuple[Settings, Tokenizer 
         val_share=options.val_share,
         shard_tokens=options.shard,
     )
-    if name in LEARNED:
-        return settings, None
-    ranks = Path(options.ranks) if options.ranks else None
-    return settings, find_tokenizer(name, ranks=ranks, home=cache_home(os.environ), environ=os.environ)
 
 
-def _source(options: Options) -> tuple[Source, Fetch | None]:
-    """What to read, and how its files come here if they are on the hub."""
-    from onecard.data.hub import download, find_dataset, hub_name
-    from onecard.data.sources import local_source, missing
+def _tokenizer(settings: Settings, options: Options) -> Tokenizer | None:
+    """The tokenizer, unless it is to be learned."""
     from onecard.data.stdlib import cache_home
+    from onecard.data.tokenizer_files import LEARNED, find_tokenizer
+
+    if settings.tokenizer in LEARNED:
+        return None
+    ranks = Path(options.ranks) if options.ranks else None
+    return find_tokenizer(settings.tokenizer, ranks=ranks, home=cache_home(os.environ), environ=os.environ)
+
+
+def _source(options: Options) -> Source | str:
+    """What to read: files of this machine, or the name of a dataset on the hub."""
+    from onecard.data.hub import hub_name
+    from onecard.data.sources import local_source, missing
 
     words = options.source
     local = local_source(words, but=Path(options.out))
@@ -195,12 +207,11 @@ def _source(options: Options) -> tuple[Source, Fetch | None]:
                 fix="leave --subset out",
                 name="usage",
             )
-        return local, None
+        return local
     repo = hub_name(words[0]) if len(words) == 1 else None
     if repo is None:
         raise missing(words)
-    dataset = find_dataset(repo, subset=options.subset)
-    return dataset.source, partial(download, dataset, into=cache_home(os.environ) / DOWNLOADS)
+    return repo
 
 
 @data.command(short_help="What is in a data folder, whether it is whole, how it reads.")

@@ -12,7 +12,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,23 @@ def download(
         if not path.exists():
             _fetch(hub.hf_hub_url(dataset.repo, file.name, **where), path, on_bytes)
     return replace(file, path=path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downloads:
+    """What was downloaded of a dataset, in this revision and in earlier ones, and stays until someone deletes it."""
+
+    folder: Path
+    size_bytes: int
+
+
+def downloads_of(dataset: HubDataset, *, into: Path) -> Downloads | None:
+    """What of a dataset lies below the folder `into`; None for nothing."""
+    folder, size_bytes = into / dataset.repo, 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # a download that just ends is renamed under our eyes
+            size_bytes += path.stat().st_size if path.is_file() else 0
+    return Downloads(folder=folder, size_bytes=size_bytes) if size_bytes else None
 
 
 def _fetch(url: str, path: Path, on_bytes: Callable[[int], None]) -> None:

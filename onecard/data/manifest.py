@@ -14,11 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from onecard.data.documents import Bad
+from onecard.data.shards import SHARD_TOKENS, Format
 from onecard.errors import ConfigError
 from onecard.runs.files import write_atomically
 
 META, PROGRESS = "meta.json", "progress.json"
 _SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What decides the content of the folder, and must not change between two parts of one preparation."""
+
+    tokenizer: str
+    vocab_size: int | None = None  # for a tokenizer that is learned here
+    format: Format = "onecard"
+    column: str = "text"
+    dedup: bool = False
+    val_share: float | None = None  # None: as large as 1M tokens need, at most 10 %
+    shard_tokens: int = SHARD_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)

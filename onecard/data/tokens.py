@@ -29,6 +29,11 @@ _HEADERS: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801
 _CHUNK = 2**22  # tokens scanned at a time: a few MiB, whatever the file
 
 
+def token_type(vocab_size: int) -> TokenType:
+    """The smallest type that holds every id of a vocabulary."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
 @dataclass(frozen=True)
 class TokenFile:
     """One file: where its tokens begin, how many there are, and of which type."""

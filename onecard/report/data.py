@@ -12,7 +12,8 @@ from rich.text import Text
 
 from onecard import units
 from onecard.data.dataset import Dataset
-from onecard.data.prepare import Prepared
+from onecard.data.hub import Downloads
+from onecard.data.prepared import Prepared
 from onecard.data.samples import Sample
 from onecard.data.watch import Moment
 from onecard.findings import Finding
@@ -88,8 +89,8 @@ def prepared_json(prepared: Prepared, findings: tuple[Finding, ...]) -> dict[str
     }
 
 
-def print_prepared(prepared: Prepared, console: Console) -> None:
-    """What is in the folder now."""
+def print_prepared(prepared: Prepared, console: Console, *, downloads: Downloads | None = None) -> None:
+    """What is in the folder now, and what was downloaded for it."""
     meta, counts = prepared.meta, prepared.counts
     tokens = {split: _tokens(meta[split]) for split in ("train", "val")}
     total = sum(tokens.values())
@@ -110,6 +111,9 @@ def print_prepared(prepared: Prepared, console: Console) -> None:
     if prepared.new_tokens:
         speed = units.count(prepared.new_tokens / max(prepared.seconds, 1e-9))
         rows.append(("speed", f"{speed} tokens/s, {units.duration(prepared.seconds)}"))
+    if downloads:
+        size = units.gib if downloads.size_bytes >= units.GIB else units.mib
+        rows.append(("downloads", f"{size(downloads.size_bytes)} kept in {downloads.folder}, yours to delete"))
     _print_rows(str(prepared.folder), rows, console)
 
 

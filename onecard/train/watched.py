@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Iterable
 
@@ -12,6 +13,8 @@ from onecard.doctor.diagnose import WATCHED_STEPS, watch
 from onecard.findings import Finding
 from onecard.plan.cards import Card
 from onecard.runs.records import FindingRecord, Record, Step
+
+FAILED = "doctor-failed"
 
 
 class Watched:
@@ -39,6 +42,24 @@ class Watched:
             self.add(record)
 
     def new_findings(self) -> list[Finding]:
-        """What the records show for the first time."""
+        """What the records show for the first time; a mistake of the doctor's ends no training, and is told once."""
         ordered = sorted([*self._others, *self._steps], key=lambda record: record.step or 0)
-        return watch(ordered, self._config, self._card, self._data, self._told)
+        try:
+            return watch(ordered, self._config, self._card, self._data, self._told)
+        except Exception as mistake:
+            return [] if FAILED in self._told else [_failure(mistake)]
+
+
+def _failure(mistake: Exception) -> Finding:
+    """That the doctor failed, with the traceback as its evidence."""
+    (said, *_) = str(mistake).splitlines() or [""]
+    name = type(mistake).__name__ + (f": {said[:300]}" if said else "")
+    return Finding(
+        rule=FAILED,
+        severity="warn",
+        sure="high",
+        what=f"the live doctor failed: {name}; the training goes on",
+        why="this is a bug in onecard, not a mistake of yours; what else is wrong with the run may go untold",
+        fix="please report the traceback, which is in records.jsonl, with the run's config.json",
+        seen=tuple("".join(traceback.format_exception(mistake)).splitlines()),
+    )

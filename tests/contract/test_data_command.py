@@ -258,6 +258,11 @@ def test_fineweb_comes_from_the_hub_and_only_then(onecard: Command, tmp_path: Pa
         assert done.code == 0, done.stderr
         assert done.json["source"]["name"] == "HuggingFaceFW/fineweb-edu sample-10BT"
         assert hub.downloads() == ["sample/10BT/000_00000.parquet"]
+        told = onecard(
+            "data", "prepare", "fineweb-edu", "--out", "c", *BYTES, "--tokens", "1k", cwd=tmp_path, **environment
+        )
+        assert "MiB kept in " in told.stdout
+        assert "/downloads/HuggingFaceFW/fineweb-edu, yours to delete" in told.stdout
         again = onecard("data", "prepare", "no/such", "--out", "d", *BYTES, cwd=tmp_path, **environment)
         assert (again.code, len(again.stderr.splitlines())) == (2, 3)
 
@@ -268,8 +273,11 @@ MISTAKES = [
     (["data", "prepare", "--out", "o"], "usage", "--help"),
     (["data", "prepare", "qq/nowhere.parquet", "--out", "o", *BYTES], "no-such-source", "onecard data prepare"),
     (["data", "prepare", "y.jsonl", "--out", "o", *BYTES], "no-such-source", "x.jsonl"),
+    (["data", "prepare", "y.jsonl", "--out", "o"], "no-such-source", "x.jsonl"),
+    (["data", "prepare", "y.jsonl", "--out", "o", "--tokenizer=gpt3"], "no-such-source", "x.jsonl"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer", "gpt2"], "key-without-value", "--tokenizer=VALUE"),
     (["data", "prepare", "x.jsonl", "--out", "o"], "no-ranks", "--ranks FILE"),
+    (["data", "prepare", "fineweb", "--out", "o"], "no-ranks", "--ranks FILE"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--ranks", "x.jsonl"], "bad-ranks", "--ranks"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer=gpt3"], "no-such-tokenizer", "--tokenizer=gpt2"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--n_layer=3"], "unexpected-key", "--help"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import generate
+from docs import generate, made_runs
 from tests.contract.conftest import ROOT, Command
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,7 +49,8 @@ RUN_IN_ORDER = (
     ],
 )
 def test_every_command_in_the_docs_runs(onecard: Command, tmp_path: Path, page: str, command: str) -> None:
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")  # what a command writes must not land in the repository
+    for folder in ("configs", made_runs.FOLDER):  # what a command writes must not land in the repository
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     shown = onecard(*shlex.split(command)[1:], cwd=tmp_path)
     assert shown.code in (0, 1), f"{page}: {command}\n{shown.stderr}"
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from onecard.data.dataset import open_folder
 from onecard.data.documents import read_documents
 from onecard.data.encode import content_hash
-from onecard.data.prepare import Settings, prepare
+from onecard.data.manifest import Settings
+from onecard.data.prepare import prepare
 from onecard.data.samples import printable
 from onecard.data.sources import SourceFile, local_source
 from onecard.data.tokenizers import ByteTokenizer

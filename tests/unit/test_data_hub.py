@@ -2,14 +2,17 @@
 
 import hashlib
 import io
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onecard.data.hub import download, find_dataset, hub_name
-from onecard.data.prepare import Prepared, Settings, prepare
+from onecard.data.hub import download, downloads_of, find_dataset, hub_name
+from onecard.data.manifest import Settings
+from onecard.data.prepare import prepare
+from onecard.data.prepared import Prepared
 from onecard.data.tokenizers import ByteTokenizer
 from onecard.errors import ConfigError, MachineError
 from tests.loopback_hub import COMMIT, Hub, serving
@@ -155,6 +158,27 @@ def test_only_as_many_files_come_as_the_tokens_need(hub: Hub, tmp_path: Path, wo
     assert not [asked for asked in hub.asked[before:] if "/resolve/" in asked[1]], "finished: nothing is fetched"
     whole = run(tmp_path / "whole", workers=workers)
     assert whole.counts.kept == 400
+    for path in (tmp_path / "whole").glob("*.bin"):
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+
+
+def test_what_was_downloaded_may_be_deleted_and_only_what_is_still_to_be_read_comes_again(
+    hub: Hub, tmp_path: Path
+) -> None:
+    in_file = sum(len(f"sample/10BT/000_00000.parquet, row {row}: ") + 220 + 1 for row in range(100))
+    run(tmp_path / "out", tokens=in_file + in_file // 2)
+    into = tmp_path / "downloads"
+    kept = downloads_of(find_dataset(FINEWEB, subset=None), into=into)
+    names = hub.downloads()
+    assert kept
+    assert kept.folder == into / FINEWEB
+    assert kept.size_bytes == sum(len(hub.files[name]) for name in names)
+    shutil.rmtree(kept.folder)
+    assert downloads_of(find_dataset(FINEWEB, subset=None), into=into) is None
+    run(tmp_path / "out")
+    again = hub.downloads()[len(names) :]
+    assert sorted(again) == [f"sample/10BT/{number:03d}_00000.parquet" for number in (1, 2, 3)], "not the first"
+    run(tmp_path / "whole")
     for path in (tmp_path / "whole").glob("*.bin"):
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
 

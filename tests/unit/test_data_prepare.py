@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onecard.data import prepare as module
 from onecard.data.dataset import Dataset, damaged_files, open_folder
-from onecard.data.manifest import read_progress
+from onecard.data.manifest import Settings, read_progress
 from onecard.data.nanogpt_meta import read_meta
-from onecard.data.prepare import Prepared, Settings, findings_of, prepare, val_share
+from onecard.data.part import Part
+from onecard.data.prepare import prepare
+from onecard.data.prepared import Prepared, findings_of
 from onecard.data.seen import Seen
 from onecard.data.shards import FORMATS, Format
 from onecard.data.sources import Source, SourceFile, local_source
+from onecard.data.split import val_share
 from onecard.data.tokenizers import ByteTokenizer
 from onecard.data.watch import Moment
 from onecard.errors import ConfigError
@@ -166,7 +168,7 @@ def test_stopped_at_any_block_and_started_again_the_bytes_are_the_same(
     monkeypatch.setitem(Seen.__init__.__kwdefaults__, "run_length", 16)
     whole = run(source, tmp_path / "whole" / "out", settings)
     if not saved:  # killed: the last save is older than what was written
-        monkeypatch.setattr(module._Run, "__exit__", lambda self, *_: self._files.close())
+        monkeypatch.setattr(Part, "__exit__", lambda self, *_: self._files.close())
     starts = 0
     for after in (0, 1, 2, 5, 3, 1, 4) * 10:
         starts += 1
@@ -330,7 +332,7 @@ def test_a_validation_set_below_a_million_tokens_is_told_with_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_lines(tmp_path / "x.jsonl", texts(2000))
-    monkeypatch.setattr(module, "VAL_TOKENS", 5000)
+    monkeypatch.setattr("onecard.data.prepared.VAL_TOKENS", 5000)
     (finding,) = findings_of(run(file, tmp_path / "a", Settings(tokenizer="bytes", val_share=0.01)))
     assert finding.rule == "val-set-tiny"
     assert "1% of the documents" in finding.why

@@ -12,7 +12,8 @@ import pytest
 
 from onecard.data import tokenizers
 from onecard.data.dataset import open_folder
-from onecard.data.prepare import Settings, prepare
+from onecard.data.manifest import Settings
+from onecard.data.prepare import prepare
 from onecard.data.sources import local_source
 from onecard.data.tokenizer_files import find_tokenizer, keep_tokenizer, kept_tokenizer
 from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer, Gpt2Tokenizer, Tokenizer

@@ -8,13 +8,15 @@ from onecard.runs.foreign.shapes import (
     RecordShape,
     Stated,
     StatementShape,
-    eval_record,
+    config_count,
     field_in,
     measured,
+    seconds_in,
     shape,
     step_record,
+    val_record,
 )
-from onecard.runs.foreign.text import COUNT, NUMBER, WHOLE, number, whole
+from onecard.runs.foreign.text import COUNT, NUMBER, WHOLE, number
 from onecard.runs.logged import Line
 from onecard.runs.records import Eval, Step
 
@@ -29,12 +31,7 @@ def _log_step(found: re.Match[str], line: Line, step: int) -> Step:
     )
 
 
-def _log_eval(found: re.Match[str], line: Line, step: int) -> Eval:
-    return eval_record(step, line=line, val_loss=number(found["loss"]))
-
-
 def _printed_step(found: re.Match[str], line: Line, step: int) -> Step:
-    milliseconds = field_in(found, rf"({NUMBER}) ms")
     mfu = field_in(found, rf"({NUMBER})% (?:\w{{1,8}} )?MFU")
     more = {} if measured(mfu) is None else {"printed_mfu": (mfu or 0) / 100}  # -100 %: a card it does not know
     return step_record(
@@ -43,7 +40,7 @@ def _printed_step(found: re.Match[str], line: Line, step: int) -> Step:
         line=line,
         lr=field_in(found, rf"\blr ({NUMBER})"),
         grad_norm=field_in(found, rf"\bnorm ({NUMBER})"),
-        seconds=milliseconds / 1000 if milliseconds is not None else None,
+        seconds=seconds_in(found, rf"({NUMBER}) ms"),
         tokens_per_second=field_in(found, rf"({NUMBER}) tok/s"),
         more=more,
     )
@@ -63,23 +60,18 @@ RECORDS = (
         kind=Eval,
         needle=" tel:",
         pattern=shape(rf"\bs:(?P<step>{WHOLE}) tel:(?P<loss>{NUMBER})"),
-        record=_log_eval,
+        record=val_record,
     ),
-    RecordShape(
-        format="llm.c",
-        kind=Step,
-        needle="| loss ",
-        pattern=shape(_PRINTED_HEAD + r"\b.{0,160}? tok/s"),
-        cut=shape(_PRINTED_HEAD + r"(?= [(|])"),
-        record=_printed_step,
-    ),
-    RecordShape(
-        format="llm.c",
-        kind=Step,
-        needle="| train loss ",
-        pattern=shape(_PRINTED_HEAD + r"\b.{0,160}? tok/s"),
-        cut=shape(_PRINTED_HEAD + r"(?= [(|])"),
-        record=_printed_step,
+    *(
+        RecordShape(
+            format="llm.c",
+            kind=Step,
+            needle=needle,
+            pattern=shape(_PRINTED_HEAD + r"\b.{0,160}? tok/s"),
+            cut=shape(_PRINTED_HEAD + r"(?= [(|])"),
+            record=_printed_step,
+        )
+        for needle in ("| loss ", "| train loss ")
     ),
     RecordShape(  # its first versions, and the one for processors
         format="llm.c",
@@ -96,7 +88,7 @@ RECORDS = (
         kind=Eval,
         needle="val loss ",
         pattern=shape(rf"^val loss (?P<loss>{NUMBER})\s*$"),
-        record=_log_eval,
+        record=val_record,
     ),
 )
 
@@ -157,7 +149,7 @@ STATEMENTS = (
     StatementShape(
         format="llm.c",
         needle="gradient accumulation steps",
-        pattern=shape(rf"=> setting grad_accum_steps=(?P<steps>{COUNT})"),
-        says=lambda found: Stated(config={"gradient_accumulation_steps": whole(found["steps"])}),
+        pattern=shape(rf"=> setting grad_accum_steps=({COUNT})"),
+        says=config_count("gradient_accumulation_steps"),
     ),
 )

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import re
 
-from onecard.runs.foreign.shapes import RecordShape, eval_record, field_in, shape, step_record
+from onecard.runs.foreign.shapes import RecordShape, field_in, seconds_in, shape, step_record, val_record
 from onecard.runs.foreign.text import COUNT, NUMBER, WHOLE, number
 from onecard.runs.logged import Line
 from onecard.runs.records import Eval, Step
 
 
 def _step(found: re.Match[str], line: Line, step: int) -> Step:
-    milliseconds = field_in(found, rf"dt:? ({NUMBER}) ?ms")
     return step_record(
         step,
         loss=number(found["loss"]),
         line=line,
         lr=field_in(found, rf"\blr:? ({NUMBER})"),
         grad_norm=field_in(found, rf"\bnorm:? ({NUMBER})"),
-        seconds=milliseconds / 1000 if milliseconds is not None else None,
+        seconds=seconds_in(found, rf"dt:? ({NUMBER}) ?ms"),
         tokens_per_second=field_in(found, rf"tok/sec:? ({COUNT}(?:\.\d{{1,9}})?)"),
     )
-
-
-def _eval(found: re.Match[str], line: Line, step: int) -> Eval:
-    return eval_record(step, line=line, val_loss=number(found["loss"]))
 
 
 RECORDS = (
@@ -50,13 +45,13 @@ RECORDS = (
         kind=Eval,
         needle=" val ",
         pattern=shape(rf"^(?P<step>{WHOLE}) val (?P<loss>{NUMBER})$"),
-        record=_eval,
+        record=val_record,
     ),
     RecordShape(  # belongs to the step printed before
         format="minimal",
         kind=Eval,
         needle="alidation loss: ",
         pattern=shape(rf"^[Vv]alidation loss: (?P<loss>{NUMBER})\s*$"),
-        record=_eval,
+        record=val_record,
     ),
 )

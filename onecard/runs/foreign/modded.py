@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from onecard.runs.foreign.shapes import RecordShape, eval_record, field_in, measured, shape, step_record
+from onecard.runs.foreign.shapes import RecordShape, ToRecord, eval_record, measured, seconds_in, shape, step_record
 from onecard.runs.foreign.text import NUMBER, WHOLE, number
 from onecard.runs.logged import Line
 from onecard.runs.records import Eval, Step
@@ -12,12 +12,9 @@ from onecard.runs.records import Eval, Step
 
 def _times(found: re.Match[str]) -> tuple[float | None, dict[str, object]]:
     """Training time so far, and the program's own average of a step: both without evaluation."""
-    elapsed, average = field_in(found, rf"train_time:({NUMBER})ms"), field_in(found, rf"step_avg:({NUMBER})ms")
-    elapsed, average = measured(elapsed), measured(average)  # the average is nan in the first ten steps
-    return (
-        elapsed / 1000 if elapsed is not None else None,
-        {"seconds_per_step": average / 1000} if average else {},
-    )
+    elapsed = measured(seconds_in(found, rf"train_time:({NUMBER})ms"))
+    average = measured(seconds_in(found, rf"step_avg:({NUMBER})ms"))  # it is nan in the first ten steps
+    return elapsed, {"seconds_per_step": average} if average else {}
 
 
 def _step(found: re.Match[str], line: Line, step: int) -> Step:
@@ -32,23 +29,17 @@ def _eval(found: re.Match[str], line: Line, step: int) -> Eval:
     return eval_record(step, line=line, val_loss=number(found["loss"]), more=more)
 
 
-_HEAD = rf"step:(?P<step>{WHOLE})/(?P<of>{WHOLE}) "
-_TIMES = rf" train_time:{NUMBER}ms(?: step_avg:{NUMBER}ms)?"
-RECORDS = (
-    RecordShape(
+def _line(name: str, kind: type[Step] | type[Eval], record: ToRecord) -> RecordShape:
+    """The shape of a line that says the loss of this name."""
+    head = rf"step:(?P<step>{WHOLE})/(?P<of>{WHOLE}) {name}:(?P<loss>{NUMBER})"
+    return RecordShape(
         format="modded-nanogpt",
-        kind=Step,
-        needle=" train_loss:",
-        pattern=shape(_HEAD + rf"train_loss:(?P<loss>{NUMBER})" + _TIMES),
-        cut=shape(_HEAD + rf"train_loss:(?P<loss>{NUMBER})(?= )"),
-        record=_step,
-    ),
-    RecordShape(
-        format="modded-nanogpt",
-        kind=Eval,
-        needle=" val_loss:",
-        pattern=shape(_HEAD + rf"val_loss:(?P<loss>{NUMBER})" + _TIMES),
-        cut=shape(_HEAD + rf"val_loss:(?P<loss>{NUMBER})(?= )"),
-        record=_eval,
-    ),
-)
+        kind=kind,
+        needle=f" {name}:",
+        pattern=shape(head + rf" train_time:{NUMBER}ms(?: step_avg:{NUMBER}ms)?"),
+        cut=shape(head + "(?= )"),
+        record=record,
+    )
+
+
+RECORDS = (_line("train_loss", Step, _step), _line("val_loss", Eval, _eval))

@@ -8,11 +8,15 @@ from onecard.runs.foreign.shapes import (
     RecordShape,
     Stated,
     StatementShape,
+    config_count,
     eval_record,
     field_in,
     measured,
+    printed_count,
+    seconds_in,
     shape,
     step_record,
+    val_record,
 )
 from onecard.runs.foreign.text import COUNT, NUMBER, WHOLE, number, whole
 from onecard.runs.logged import Line
@@ -21,7 +25,7 @@ from onecard.runs.records import Eval, Step
 
 def _step(found: re.Match[str], line: Line, step: int) -> Step:
     """A step; nanochat prints a running mean of the loss, and the rate as a share of its highest."""
-    milliseconds, minutes = field_in(found, rf"dt: ({NUMBER})ms"), field_in(found, rf"total time: ({NUMBER})m")
+    minutes = field_in(found, rf"total time: ({NUMBER})m")
     mfu = field_in(found, rf"mfu: ({NUMBER})")
     more: dict[str, object] = {"smoothed": True}
     if (multiplier := field_in(found, rf"lrm: ({NUMBER})")) is not None:
@@ -33,7 +37,7 @@ def _step(found: re.Match[str], line: Line, step: int) -> Step:
         loss=number(found["loss"]),
         line=line,
         grad_norm=field_in(found, rf"grad norm: ({NUMBER})"),
-        seconds=milliseconds / 1000 if milliseconds is not None else None,
+        seconds=seconds_in(found, rf"dt: ({NUMBER})ms"),
         elapsed_seconds=minutes * 60 if minutes else None,
         tokens_per_second=field_in(found, rf"tok/sec: ({COUNT})"),
         more=more,
@@ -43,7 +47,7 @@ def _step(found: re.Match[str], line: Line, step: int) -> Step:
 def _eval(found: re.Match[str], line: Line, step: int) -> Eval:
     if found["unit"] == "bpb":
         return eval_record(step, line=line, bits_per_byte=number(found["loss"]))
-    return eval_record(step, line=line, val_loss=number(found["loss"]))
+    return val_record(found, line, step)
 
 
 _HEAD = rf"step (?P<step>{WHOLE})(?:/(?P<of>{WHOLE}))? \({NUMBER}%\) \| loss: (?P<loss>{NUMBER}) "
@@ -100,7 +104,7 @@ STATEMENTS = (
         format="nanochat",
         needle="Distributed world size",
         pattern=shape(rf"Distributed world size: ({COUNT})"),
-        says=lambda found: Stated(printed={"world_size": whole(found[1])}),
+        says=printed_count("world_size"),
         begins=True,
     ),
     StatementShape(
@@ -125,7 +129,7 @@ STATEMENTS = (
         format="nanochat",
         needle="number of iterations",
         pattern=shape(rf"number of iterations(?: from [^:]{{1,40}})?: ({COUNT})"),
-        says=lambda found: Stated(config={"max_iters": whole(found[1])}),
+        says=config_count("max_iters"),
     ),
     StatementShape(
         format="nanochat",
@@ -137,13 +141,13 @@ STATEMENTS = (
         format="nanochat",
         needle="total  ",
         pattern=shape(rf"^total {{2,24}}: ({COUNT})$"),
-        says=lambda found: Stated(printed={"printed_params_total": whole(found[1])}),
+        says=printed_count("printed_params_total"),
     ),
     StatementShape(
         format="nanochat",
         needle="Number of parameters",
         pattern=shape(rf"^Number of parameters: ({COUNT})"),
-        says=lambda found: Stated(printed={"printed_params_total": whole(found[1])}),
+        says=printed_count("printed_params_total"),
     ),
     *(
         StatementShape(

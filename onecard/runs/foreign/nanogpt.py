@@ -9,13 +9,15 @@ from onecard.runs.foreign.shapes import (
     RecordShape,
     Stated,
     StatementShape,
+    config_count,
     eval_record,
     field_in,
     measured,
+    printed_count,
     shape,
     step_record,
 )
-from onecard.runs.foreign.text import COUNT, FIGURE, NUMBER, WHOLE, number, whole
+from onecard.runs.foreign.text import COUNT, FIGURE, NUMBER, WHOLE, number
 from onecard.runs.logged import Line
 from onecard.runs.records import Eval, Step
 
@@ -63,17 +65,9 @@ RECORDS = (
 )
 
 
-def _tokens_per_step(found: re.Match[str]) -> Stated:
-    return Stated(printed={"printed_tokens_per_step": whole(found[1])})
-
-
 def _params(found: re.Match[str]) -> Stated:
     scale = {"K": 1e3, "M": 1e6, "B": 1e9}[found[2]]
     return Stated(printed={"printed_params": round(number(found[1]) * scale)})
-
-
-def _vocabulary(found: re.Match[str]) -> Stated:
-    return Stated(config={"vocab_size": whole(found[1])})
 
 
 def _override(found: re.Match[str]) -> Stated:
@@ -85,7 +79,7 @@ STATEMENTS = (
         format="nanogpt",
         needle="tokens per iteration",
         pattern=shape(rf"tokens per iteration will be: ({COUNT})"),
-        says=_tokens_per_step,
+        says=printed_count("printed_tokens_per_step"),
         begins=True,
     ),
     StatementShape(
@@ -110,7 +104,7 @@ STATEMENTS = (
         format="nanogpt",
         needle="vocab_size",
         pattern=shape(rf"(?:defaulting to vocab_size of GPT-2 to|found vocab_size =) ({COUNT})"),
-        says=_vocabulary,
+        says=config_count("vocab_size"),
     ),
 )
 # Of these two lines the sum is wanted, so the draft adds them up.

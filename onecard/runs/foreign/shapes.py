@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 
+from onecard.runs.foreign.text import number, whole
 from onecard.runs.logged import Line, LogFormat
 from onecard.runs.records import Eval, Step
+
+ToRecord = Callable[[re.Match[str], Line, int], Step | Eval]  # the record of a line, given its step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +27,7 @@ class RecordShape:
     kind: type[Step] | type[Eval]
     needle: str  # stands in every such line
     pattern: re.Pattern[str]
-    record: Callable[[re.Match[str], Line, int], Step | Eval]  # the record, given the step
+    record: ToRecord
     cut: re.Pattern[str] | None = None
 
 
@@ -37,6 +40,9 @@ class Stated:
     position: tuple[int, int] | None = None  # the step a progress bar shows, and of how many
 
 
+Says = Callable[[re.Match[str]], Stated]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatementShape:
     """A line that states something; `begins` where a program prints it once, at the start of a run."""
@@ -44,8 +50,18 @@ class StatementShape:
     format: LogFormat | None
     needle: str
     pattern: re.Pattern[str]
-    says: Callable[[re.Match[str]], Stated]
+    says: Says
     begins: bool = False
+
+
+def config_count(key: str) -> Says:
+    """That a line's count, its first group, is the value of a config key."""
+    return lambda found: Stated(config={key: whole(found[1])})
+
+
+def printed_count(name: str) -> Says:
+    """That a line's count, its first group, is what the run printed of itself."""
+    return lambda found: Stated(printed={name: whole(found[1])})
 
 
 @cache
@@ -58,6 +74,12 @@ def field_in(found: re.Match[str], pattern: str) -> float | None:
     """The number that a pattern finds in the matched part of a line: what follows it may be cut."""
     field = shape(pattern).search(found[0])
     return float(field[1].replace(",", "").replace("_", "")) if field else None
+
+
+def seconds_in(found: re.Match[str], milliseconds: str) -> float | None:
+    """The time that a pattern of milliseconds finds in the matched part of a line."""
+    time = field_in(found, milliseconds)
+    return time / 1000 if time is not None else None
 
 
 def step_record(
@@ -125,3 +147,8 @@ def eval_record(
         bits_per_byte=bits_per_byte,
         more={**more, "line": line},
     )
+
+
+def val_record(found: re.Match[str], line: Line, step: int) -> Eval:
+    """The Eval of a line whose "loss" is a validation loss, and which says no more."""
+    return eval_record(step, line=line, val_loss=number(found["loss"]))

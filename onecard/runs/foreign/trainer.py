@@ -7,8 +7,19 @@ import math
 import re
 from collections.abc import Mapping
 
-from onecard.runs.foreign.shapes import RecordShape, Stated, StatementShape, eval_record, field_in, shape, step_record
-from onecard.runs.foreign.text import COUNT, NUMBER, WHOLE, number, whole
+from onecard.runs.foreign.shapes import (
+    RecordShape,
+    Stated,
+    StatementShape,
+    ToRecord,
+    config_count,
+    eval_record,
+    field_in,
+    printed_count,
+    shape,
+    step_record,
+)
+from onecard.runs.foreign.text import COUNT, NUMBER, WHOLE, number
 from onecard.runs.logged import Line, LoggedRun
 from onecard.runs.records import Eval, Record, Step
 
@@ -43,53 +54,35 @@ def _epoch(epoch: float | None) -> dict[str, object]:
     return {} if epoch is None else {"epoch": epoch}
 
 
-# No step stands in these lines: it follows from the epoch or the progress bar, else lines are counted.
-RECORDS = (
-    RecordShape(
+def _entries(loss: str, kind: type[Step] | type[Eval], record: ToRecord) -> RecordShape:
+    """The shape of a dictionary that begins with the loss of this name.
+
+    No step stands in it: that follows from the epoch or the progress bar, else lines are counted.
+    """
+    return RecordShape(
         format="hf-trainer",
-        kind=Step,
-        needle="{'loss'",
+        kind=kind,
+        needle=f"{{'{loss}'",
         pattern=shape(
-            rf"\{{'loss': '?(?P<loss>{NUMBER})'?,[^{{}}]{{0,400}}'epoch': '?(?P<epoch>{NUMBER})'?[^{{}}]*\}}"
+            rf"\{{'{loss}': '?(?P<loss>{NUMBER})'?,[^{{}}]{{0,400}}'epoch': '?(?P<epoch>{NUMBER})'?[^{{}}]*\}}"
         ),
-        record=_step,
-    ),
-    RecordShape(
-        format="hf-trainer",
-        kind=Eval,
-        needle="{'eval_loss'",
-        pattern=shape(
-            rf"\{{'eval_loss': '?(?P<loss>{NUMBER})'?,[^{{}}]{{0,400}}'epoch': '?(?P<epoch>{NUMBER})'?[^{{}}]*\}}"
-        ),
-        record=_eval,
-    ),
-)
+        record=record,
+    )
+
+
+RECORDS = (_entries("loss", Step, _step), _entries("eval_loss", Eval, _eval))
 
 
 def _bar(found: re.Match[str]) -> Stated:
     return Stated(position=(int(found[1]), int(found[2])))
 
 
-def _count_of(key: str) -> StatementShape:
-    name, needle = _COUNTS[key]
-    return StatementShape(
-        format="hf-trainer",
-        needle=needle,
-        pattern=shape(rf"^(?:\[[^\]]{{0,80}}\] ?|.{{0,60}} - )?\s{{0,8}}{re.escape(needle)} = ({COUNT})"),
-        says=lambda found: (
-            Stated(printed={name: whole(found[1])})
-            if name.startswith("printed_") or name == "epochs"
-            else Stated(config={name: whole(found[1])})
-        ),
-    )
-
-
 _COUNTS = {
-    "epochs": ("epochs", "Num Epochs"),
-    "batch": ("batch_size", "Instantaneous batch size per device"),
-    "accumulation": ("gradient_accumulation_steps", "Gradient Accumulation steps"),
-    "steps": ("max_iters", "Total optimization steps"),
-    "params": ("printed_params_total", "Number of trainable parameters"),
+    "Num Epochs": printed_count("epochs"),
+    "Instantaneous batch size per device": config_count("batch_size"),
+    "Gradient Accumulation steps": config_count("gradient_accumulation_steps"),
+    "Total optimization steps": config_count("max_iters"),
+    "Number of trainable parameters": printed_count("printed_params_total"),
 }
 
 STATEMENTS = (
@@ -100,7 +93,15 @@ STATEMENTS = (
         says=lambda _: Stated(),
         begins=True,
     ),
-    *(_count_of(key) for key in _COUNTS),
+    *(
+        StatementShape(
+            format="hf-trainer",
+            needle=name,
+            pattern=shape(rf"^(?:\[[^\]]{{0,80}}\] ?|.{{0,60}} - )?\s{{0,8}}{re.escape(name)} = ({COUNT})"),
+            says=says,
+        )
+        for name, says in _COUNTS.items()
+    ),
     StatementShape(
         format="hf-trainer",
         needle="'train_runtime'",

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from onecard.config.resolve import resolve
-from onecard.doctor import diagnose as module
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.diagnose import diagnose, diagnose_cases, new_findings, watch
 from onecard.doctor.predict import predict_end
@@ -192,13 +191,6 @@ class TestWatching:
     def test_only_the_last_thousands_of_steps_are_looked_at(self) -> None:
         long = [start(), *steps([10.8, *[4.0] * 30, *[9.0] * 30, *[4.0] * 8000], every=1)]
         assert watch(long, self.config, None, DataSizes(), ()) == []
-
-    def test_a_mistake_of_the_doctors_ends_no_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def broken(_case: Case) -> None:
-            raise ZeroDivisionError
-
-        monkeypatch.setattr(module, "RULES", (broken,))
-        assert watch([start()], self.config, None, DataSizes(), ()) == []
 
 
 def start() -> Start:

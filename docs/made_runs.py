@@ -1,0 +1,93 @@
+"""Two nanoGPT logs made by construction, so that a page can show what is said of logs: nobody trained these.
+
+Losses lie on a curve over tokens, with a wobble for the noise; an update takes the seconds written here. The settings
+are those of the question in docs/how-to/compare-two-runs.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from onecard.config.schema import RunConfig
+from onecard.plan.counts import count_params, mfu
+
+FOLDER = Path("docs/how-to/made-runs")
+A100_FLOPS = 312e12  # what nanoGPT's own MFU is a share of, whatever the card
+_LOG_INTERVAL = 200
+_EVAL_SECONDS = 20.0
+_NOISE = 0.012  # nats, at the most
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeRun:
+    """What a log is made of."""
+
+    settings: dict[str, object]
+    updates: int
+    update_seconds: float
+    floor: float  # nats, where the curve would end
+    above: float  # nats above the floor after a billion tokens
+
+
+_SHARED = {"dataset": "fineweb", "block_size": 1024, "n_layer": 12, "n_head": 12, "eval_interval": 500}
+RUNS = {
+    "40M.log": MadeRun(
+        settings=_SHARED
+        | {"n_embd": 384, "batch_size": 16, "gradient_accumulation_steps": 32, "dropout": 0.1, "max_iters": 20000},
+        updates=20_000,
+        update_seconds=4.0,
+        floor=3.35,
+        above=0.70,
+    ),
+    "124M.log": MadeRun(
+        settings=_SHARED
+        | {"n_embd": 768, "batch_size": 8, "gradient_accumulation_steps": 64, "dropout": 0.0, "max_iters": 12000},
+        updates=11_000,
+        update_seconds=9.0,
+        floor=3.00,
+        above=0.93,
+    ),
+}
+
+
+def logs() -> dict[Path, str]:
+    """The text of each log by its path in the repository."""
+    return {FOLDER / name: "\n".join(_lines(name, run)) + "\n" for name, run in RUNS.items()}
+
+
+def _lines(name: str, run: MadeRun) -> list[str]:
+    """What nanoGPT prints: the config, then evaluations, each before the iteration whose time includes it."""
+    config = RunConfig().replace(run.settings)
+    tokens = config.tokens_per_step
+    share = 100 * mfu(config, tokens_per_second=tokens / run.update_seconds, peak_flops=A100_FLOPS)
+    lines = [
+        "made by docs/made_runs.py: nobody trained this",
+        f"Overriding config with config/{Path(name).stem}.py:",
+        *(f"{key} = {value!r}" for key, value in run.settings.items()),
+        "",
+        f"tokens per iteration will be: {tokens:,}",
+        f"number of parameters: {count_params(config).nanogpt / 1e6:.2f}M",
+    ]
+    for step in range(0, run.updates + 1, 100):
+        loss = _loss(run, step * tokens)
+        evaluation, since = divmod(step, config.eval_interval)
+        if since == 0:
+            train, val = loss + _wobble(evaluation), loss + _wobble(evaluation + 10)
+            lines.append(f"step {step}: train loss {train:.4f}, val loss {val:.4f}")
+        if step % _LOG_INTERVAL == 0:
+            seconds = run.update_seconds + (_EVAL_SECONDS if since == 0 else 0.0)
+            shown = share if step else -100.0  # nanoGPT's word for not yet measured
+            last = loss + 4 * _wobble(step // _LOG_INTERVAL)  # of one micro-batch, so noisier
+            lines.append(f"iter {step}: loss {last:.4f}, time {1000 * seconds:.2f}ms, mfu {shown:.2f}%")
+    return lines
+
+
+def _loss(run: MadeRun, tokens: int) -> float:
+    return min(10.9, run.floor + run.above * math.sqrt(1e9 / max(tokens, 1)))
+
+
+def _wobble(number: int) -> float:
+    """Noise without dice, which another Python might throw differently: by the golden angle, so neighbours differ."""
+    return _NOISE * math.sin(2.4 * number)

@@ -1,0 +1,78 @@
+"""A folder to prepare into: ours alone while we work there, and where the preparation in it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from onecard.data.manifest import Progress, Settings, read_progress
+from onecard.data.sources import Source
+from onecard.data.split import val_share
+from onecard.errors import ConfigError, OnecardError
+from onecard.runs.files import writing
+from onecard.runs.lock import Lock
+
+_LOCK = "lock"
+_OTHER_FOLDER = "choose another folder with --out DIR"
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Inside, the folder exists and is ours alone; what the disk says becomes three lines."""
+    with writing(folder, instead=_OTHER_FOLDER):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = Lock(folder / _LOCK)
+    except OnecardError as problem:
+        if problem.name != "run-in-use":
+            raise
+        raise ConfigError(
+            f"{folder} is in use: another process prepares data there",
+            why="two at once would write into the same files",
+            fix=f"wait for it, or {_OTHER_FOLDER}",
+            name="data-in-use",
+        ) from problem
+    try:
+        with writing(folder, instead=_OTHER_FOLDER):
+            yield
+    finally:
+        lock.close()
+
+
+def where_it_stands(folder: Path, source: Source, settings: Settings, tokens: int | None) -> Progress:
+    """What to go on from: the progress in the folder, or a beginning. ConfigError if it is of something else."""
+    before = read_progress(folder)
+    if before is None and (others := sorted(path.name for path in folder.iterdir() if path.name != _LOCK)):
+        raise ConfigError(
+            f"{folder} is not empty",
+            why=f"it has {', '.join(others[:3])}{' …' if len(others) > 3 else ''}, and no preparation to go on with",
+            fix=f"--out {folder}-2",
+            name="folder-not-empty",
+        )
+    if before is None or not before.counts.kept:
+        for left in folder.glob("*.part"):  # of a beginning that came to nothing
+            left.unlink()
+        share = val_share(source, tokens) if settings.val_share is None else settings.val_share
+        return Progress(settings=asdict(replace(settings, val_share=share)))
+    now = asdict(settings) | ({"val_share": before.settings["val_share"]} if settings.val_share is None else {})
+    changed = [
+        f"{key}={now[key]} (was {before.settings.get(key)})" for key in now if now[key] != before.settings.get(key)
+    ]
+    if changed or before.files != source.digest(before.place[0] + 1):
+        raise ConfigError(
+            f"{folder} holds other data" + (f": {', '.join(changed)}" if changed else ""),
+            why="one folder has one source and one way of preparing it"
+            + ("" if changed else "; files it was made from are gone, changed, or have new ones between them"),
+            fix=f"--out {folder}-2, or remove {folder}",
+            name="other-preparation",
+        )
+    return before
+
+
+def is_all(progress: Progress, source: Source, tokens: int | None) -> bool:
+    """Whether a finished preparation has nothing left to do. Standard input may always have more."""
+    if tokens is not None and progress.tokens >= tokens:
+        return True
+    return progress.files_read == len(source.files) and source.size_bytes is not None
