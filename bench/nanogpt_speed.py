@@ -138,9 +138,10 @@ def measure_row(row: dict[str, str], nanogpt: Path, group: Path, size: int) -> d
         with profile(activities=[ProfilerActivity.CUDA]) as prof:
             step()
             torch.cuda.synchronize()
+        events = prof.events()  # before the next row is timed: reading them is work for a core
     kinds = dict.fromkeys([*KINDS, "other"], 0.0)
     kernels = 0
-    for event in prof.events():
+    for event in events:
         if event.device_type != torch.autograd.DeviceType.CUDA:
             continue
         name = event.name.lower()

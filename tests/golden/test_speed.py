@@ -3,8 +3,11 @@
 H200: torch 2.11.0+cu130, 2026-11-15, nanoGPT 3adf61e, by bench/nanogpt_speed.py; nanogpt_h200_speed.csv on an idle
 machine, nanogpt_h200_speed_host.csv too (rows with biases, and small ones that wait for launches),
 nanogpt_h200_speed_kernels.csv beside other work, so that only its kernels count; nanogpt_h200_speed_again.csv measures
-two set-aside configs three times more, and the medians of all four join the fit. RTX 4070: public logs.
+two set-aside configs three times more, and the medians of all four join the fit; nanogpt_h200_speed_host_kinds.csv
+measures eight configs that tell the host's costs apart three times, and their medians join it. RTX 4070: public logs.
 """
+
+from statistics import median
 
 import pytest
 
@@ -18,7 +21,9 @@ from bench.speed_errors import (
     fit_geforce,
     fit_h200,
     h200_rows,
-    launches,
+    host_kinds,
+    kernels,
+    last_set_aside,
     repeats,
     rtx_4070_rows,
 )
@@ -29,8 +34,8 @@ from onecard.plan.speed.rates import ADA_GEFORCE_RATES, H200_RATES
 
 ROWS = h200_rows()
 TIMED = [row for row in [*ROWS, *rtx_4070_rows()] if row.step_seconds]
-# 16 to 19 µs a launch in all four measurements, less than any other row of the fit (docs/explain/speed.md).
-OUTSIDE = "10/6/384 16 × 512 bfloat16 compiled accumulation 4 bias"
+COUNTED = [row for row in ROWS if row.kernels]
+SEVERAL = [*repeats(), *host_kinds(), *last_set_aside()]  # measurements of each config measured more than once
 PROFILED = [row for row in ROWS if row.matmul_seconds]
 LARGE = [row for row in PROFILED if row.config.batch_size * row.config.block_size >= 8192]
 SMALL = [row for row in PROFILED if row not in LARGE]
@@ -45,25 +50,38 @@ def named(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", TIMED, ids=named)
-def test_measured_speeds_lie_inside_ranges_no_wider_than_twenty_percent_but_for_one(row: Row) -> None:
+def test_measured_speeds_lie_inside_ranges_no_wider_than_twenty_percent(row: Row) -> None:
     speed = predict_speed(row.config, row.card)
     assert speed
     assert speed.spread <= 0.20
-    assert speed.tokens_per_second.contains(row.tokens_per_second) == (row.name != OUTSIDE)
+    assert speed.tokens_per_second.contains(row.tokens_per_second)
 
 
-def test_the_one_outside_its_range_is_a_fifth_faster_than_predicted() -> None:
-    (row,) = (row for row in TIMED if row.name == OUTSIDE)
-    speed = predict_speed(row.config, row.card)
-    assert speed
-    assert row.tokens_per_second / speed.tokens_per_second.likely == pytest.approx(1.23, abs=0.01)
+def test_measurements_of_one_config_differ_by_up_to_three_fifths() -> None:
+    apart = []
+    for rows in SEVERAL:
+        seconds = [row.step_seconds for row in rows if row.step_seconds]
+        apart.append(round(max(seconds) / min(seconds), 2))
+    fitted = [1.32, 1.18, 1.60, 1.10, 1.13, 1.25, 1.18, 1.14, 1.58, 1.28]
+    assert apart == [*fitted, 1.22, 1.37, 1.04, 1.24, 1.39, 1.36, 1.26, 1.05, 1.07, 1.01]
 
 
-@pytest.mark.parametrize(("which", "longest_over_shortest"), [(0, 1.32), (1, 1.18)])
-def test_four_measurements_of_a_config_differ_by_as_much_as_a_range(which: int, longest_over_shortest: float) -> None:
-    seconds = [row.step_seconds for row in repeats()[which] if row.step_seconds]
-    assert len(seconds) == 4
-    assert max(seconds) / min(seconds) == pytest.approx(longest_over_shortest, abs=0.01)
+def test_ranges_around_the_medians_themselves_would_miss_five_of_62_measurements() -> None:
+    """No model that does not know the host at that minute can do better."""
+    missed = []
+    for rows in SEVERAL:
+        middle = median(row.tokens_per_second for row in rows)
+        missed += [not 0.8 <= row.tokens_per_second / middle <= 1.2 for row in rows]
+    assert (sum(missed), len(missed)) == (5, 62)
+
+
+def test_of_these_62_measurements_the_predicted_ranges_miss_ten() -> None:
+    missed = []
+    for row in (row for rows in SEVERAL for row in rows):
+        speed = predict_speed(row.config, row.card)
+        assert speed
+        missed.append(not speed.tokens_per_second.contains(row.tokens_per_second))
+    assert (sum(missed), len(missed)) == (10, 62)
 
 
 @pytest.mark.parametrize("row", [row for row in TIMED if row in first_rows()], ids=named)
@@ -89,9 +107,9 @@ def test_kernels_of_fewer_than_8192_tokens_are_within_a_quarter(row: Row) -> Non
     assert times.memory_bound + times.loss + times.optimizer == pytest.approx(row.rest_seconds, rel=0.25)
 
 
-@pytest.mark.parametrize("row", PROFILED, ids=named)
-def test_the_launches_of_a_step_are_counted(row: Row) -> None:
-    assert launches(row.config) == pytest.approx(row.launches, rel=0.07)
+@pytest.mark.parametrize("row", COUNTED, ids=named)
+def test_the_kernels_of_a_step_are_counted(row: Row) -> None:
+    assert kernels(row.config) == pytest.approx(row.kernels, rel=0.08)
 
 
 @pytest.mark.parametrize(
@@ -127,17 +145,17 @@ def test_the_rates_are_what_the_fit_says() -> None:
 
 
 @pytest.mark.slow
-def test_rows_left_out_of_the_fit_are_within_26_percent_and_all_but_four_within_fifteen() -> None:
+def test_rows_left_out_of_the_fit_are_within_28_percent_and_all_but_four_within_fifteen() -> None:
     errors = [error for error in errors_of(ROWS, ROWS, fit_h200, H200_RATES) if error.left_out is not None]
     far = [error for error in errors if abs(error.left_out or 0) > 0.15]
-    # one of two float32 rows, and three whose launches took far more or far less than others': docs/explain/speed.md
+    # one of two float32 rows, and three whose launches took far longer than others': docs/explain/speed.md
     assert [error.row.name for error in far] == [
         "12/12/768 8 × 1024 float32 compiled accumulation 4",
         "12/12/768 2 × 1024 bfloat16 compiled accumulation 8",
         "24/16/512 8 × 256 float16 eager accumulation 2 bias",
-        OUTSIDE,
+        "16/8/512 8 × 256 bfloat16 eager accumulation 4",
     ]
-    assert all(abs(error.left_out or 0) < 0.26 for error in far)
+    assert all(abs(error.left_out or 0) < 0.28 for error in far)
     assert sorted(abs(error.left_out or 0) for error in errors)[len(errors) // 2] < 0.05
 
 

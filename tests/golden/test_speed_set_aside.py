@@ -1,22 +1,34 @@
 """Speeds that were set aside before the rates were fitted: drawn at random, measured on an idle H200 (2026-11-15).
 
-Twelve were drawn first, and ten more when launches were modelled anew. All have been opened. Two of the 22, one outside
-its range and one just inside, were then measured again and joined the fit. They left because of how they came out, so
-that the other 20 lie inside proves less than it says; how often a range holds is told by all 22 as drawn.
+Twelve were drawn first, ten more when launches were modelled anew, and ten more when the host's costs were told apart.
+All have been opened. Two of the first 22, one outside its range and one just inside, were then measured again and
+joined the fit. They left because of how they came out; how often a range holds is told by all 32 as drawn. The last
+ten, all of them, were measured twice more after they were opened.
 """
 
 import pytest
 
 from bench.measured import GOLDEN
-from bench.speed_errors import CHECKS, Row, h200_rows, launches, profiled_rows, repeats, set_aside_rows
+from bench.speed_errors import (
+    CHECKS,
+    Row,
+    h200_rows,
+    kernels,
+    last_set_aside,
+    median_row,
+    profiled_rows,
+    repeats,
+    set_aside_rows,
+)
 from onecard.plan.speed import predict_speed
 
-FIRST, SECOND = (profiled_rows(GOLDEN / name, timed=True) for name in CHECKS)
+FIRST, SECOND, THIRD = (profiled_rows(GOLDEN / name, timed=True) for name in CHECKS)
 NEVER_FITTED = [row for name in CHECKS for row in set_aside_rows(name)]
 MEASURED_AGAIN = [
     "16/12/768 8 × 512 bfloat16 compiled accumulation 1 V 8192 dropout 0.1 bias",
     "10/6/384 16 × 512 bfloat16 compiled accumulation 4 bias",
 ]
+SLOW = "24/4/256 4 × 1024 bfloat16 compiled accumulation 8 dropout 0.1"  # 250, 256 and 268 ms: 33 µs a launch
 
 
 def outside(rows: list[Row]) -> list[Row]:
@@ -31,29 +43,37 @@ def outside(rows: list[Row]) -> list[Row]:
     return found
 
 
-def test_of_all_22_as_drawn_one_lies_outside_a_range_of_at_most_twenty_percent() -> None:
-    assert (len(FIRST), len(SECOND)) == (12, 10)
-    assert [row.name for row in outside([*FIRST, *SECOND])] == [MEASURED_AGAIN[1]]
+def test_of_all_32_as_drawn_two_lie_outside_a_range_of_at_most_twenty_percent() -> None:
+    assert (len(FIRST), len(SECOND), len(THIRD)) == (12, 10, 10)
+    assert [row.name for row in outside([*FIRST, *SECOND, *THIRD])] == [MEASURED_AGAIN[1], SLOW]
 
 
-def test_the_20_that_no_fit_has_used_lie_inside() -> None:
-    assert len(NEVER_FITTED) == 20
-    assert [row.name for row in outside(NEVER_FITTED)] == []
+def test_of_the_last_ten_as_medians_of_three_that_one_alone_lies_outside() -> None:
+    thrice = last_set_aside()
+    assert [len(rows) for rows in thrice] == [3] * 10
+    assert [row.name for row in outside([median_row(rows) for rows in thrice])] == [SLOW]
+    (slow,) = (rows for rows in thrice if rows[0].name == SLOW)
+    assert len(outside(slow)) == 3
+
+
+def test_of_the_30_that_no_fit_has_used_one_lies_outside() -> None:
+    assert len(NEVER_FITTED) == 30
+    assert [row.name for row in outside(NEVER_FITTED)] == [SLOW]
 
 
 def test_no_fit_uses_them_and_the_two_it_uses_are_those_measured_again() -> None:
     fitted = [row.config for row in h200_rows()]
     assert not [row.name for row in NEVER_FITTED if row.config in fitted]
-    assert [row.name for row in [*FIRST, *SECOND] if row.config in fitted] == MEASURED_AGAIN
+    assert [row.name for row in [*FIRST, *SECOND, *THIRD] if row.config in fitted] == MEASURED_AGAIN
 
 
-def test_of_the_four_measurements_of_each_three_of_one_config_and_none_of_the_other_lie_outside() -> None:
-    assert [len(outside(rows)) for rows in repeats()] == [0, 3]
+def test_of_the_four_measurements_of_each_one_of_one_config_and_none_of_the_other_lie_outside() -> None:
+    assert [len(outside(rows)) for rows in repeats()] == [0, 1]
 
 
 @pytest.mark.parametrize("row", SECOND, ids=lambda row: row.name.replace(" ", "-").replace("/", "_"))
-def test_launches_of_the_second_ten_are_counted_within_three_percent(row: Row) -> None:
-    assert launches(row.config) == pytest.approx(row.launches, rel=0.03)
+def test_kernels_of_the_second_ten_are_counted_within_three_percent(row: Row) -> None:
+    assert kernels(row.config) == pytest.approx(row.kernels, rel=0.03)
 
 
 def test_a_row_that_runs_at_half_speed_is_found_outside() -> None:

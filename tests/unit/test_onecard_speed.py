@@ -26,9 +26,11 @@ def test_a_recorded_micro_batch_is_started_as_one_and_sums_into_what_exists() ->
     assert step.recorded
     assert step.started(64) == 64 * 5
     assert step.sums(64) == 64
+    assert step.added(64) == 0
     eager = step_of(compile=False)
-    assert eager.started(2) == 2 * eager.micro_batch.launches + eager.accumulation.launches
+    assert eager.started(2) == 2 * eager.micro_batch.whole.launches
     assert eager.sums(64) == 63
+    assert eager.added(64) == 63 * (6 * L + 3)
     assert nanogpt_step(GPT2, "bfloat16", H200_RATES.costs).sums(64) == 63
 
 

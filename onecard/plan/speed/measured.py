@@ -13,7 +13,7 @@ from onecard.plan.speed.work import TrainerName
 from onecard.units import count
 
 _H200 = "torch 2.11.0+cu130, 2026-11-15"
-_FOUR = f"median of four, {_H200}"
+_THREE, _FOUR = f"median of three, {_H200}", f"median of four, {_H200}"
 _4070 = "public log, github lzwjava/nanoGPT"
 
 
@@ -87,6 +87,14 @@ MEASURED_RUNS = (  # of nanoGPT
     MeasuredRun("H200 SXM 141 GB", 20, 10, 640, 512, 4, 1, 16384, "float32", 0.0, True, 72_308, _H200, bias=True),
     MeasuredRun("H200 SXM 141 GB", 16, 12, 768, 512, 8, 1, 8192, "bfloat16", 0.1, True, 161_895, _FOUR, bias=True),
     MeasuredRun("H200 SXM 141 GB", 10, 6, 384, 512, 16, 4, 50304, "bfloat16", 0.0, True, 621_318, _FOUR, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 16, 8, 512, 256, 8, 1, 50304, "bfloat16", 0.0, True, 107_503, _THREE),
+    MeasuredRun("H200 SXM 141 GB", 16, 8, 512, 256, 8, 16, 50304, "bfloat16", 0.0, True, 141_735, _THREE),
+    MeasuredRun("H200 SXM 141 GB", 16, 8, 512, 256, 8, 1, 50304, "bfloat16", 0.0, True, 91_263, _THREE, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 16, 8, 512, 256, 8, 16, 50304, "bfloat16", 0.0, True, 105_179, _THREE, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 4, 8, 512, 256, 8, 16, 50304, "bfloat16", 0.0, True, 284_244, _THREE, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 16, 8, 512, 512, 16, 4, 50304, "bfloat16", 0.0, True, 352_868, _THREE, bias=True),
+    MeasuredRun("H200 SXM 141 GB", 4, 8, 512, 64, 64, 4, 50304, "bfloat16", 0.0, True, 508_694, _THREE),
+    MeasuredRun("H200 SXM 141 GB", 16, 8, 512, 256, 8, 4, 50304, "bfloat16", 0.0, False, 83_746, _THREE),
     MeasuredRun("GeForce RTX 4070", 12, 12, 384, 1024, 16, 32, 50304, "bfloat16", 0.1, True, 134_100, _4070),
     MeasuredRun("GeForce RTX 4070", 12, 12, 768, 1024, 8, 64, 50304, "bfloat16", 0.0, True, 56_100, _4070),
     MeasuredRun("GeForce RTX 4070", 18, 16, 896, 1024, 2, 4, 50304, "bfloat16", 0.0, False, 24_750, _4070),

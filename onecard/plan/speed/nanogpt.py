@@ -142,19 +142,24 @@ def memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) ->
         vector_flops=N * C * (L + 1) * token_flops,
         moved_bytes=N * C * (L + 1) * token_bytes + P * cast_bytes,
         kernels=_pointwise_kernels(config, half) * L + 33 if backward else _forward_kernels(config, half) * L + 13,
+        splits=_splits(config) * L if backward else 0,
     )
 
 
 def _pointwise_kernels(config: RunConfig, half: bool) -> float:
     """Kernels of a layer besides products and attention, forward and backward, as counted in profiles."""
     casts = 4 if half else 0  # of the weights
-    sums = min(8.0, config.batch_size * config.block_size / 2048)  # the more tokens, the more sums over them are split
-    kernels = (15 if config.compile else 26) + casts + sums
+    kernels = (15 if config.compile else 26) + casts
     if config.bias:
         kernels += 9 + casts  # their gradients are sums over tokens
     if config.dropout and not config.compile:
         kernels += 8
     return kernels
+
+
+def _splits(config: RunConfig) -> float:
+    """Zeros and sums of a layer's products: the more tokens, the more of the gradients of weights are split."""
+    return min(8.0, config.batch_size * config.block_size / 2048)
 
 
 def _forward_kernels(config: RunConfig, half: bool) -> float:

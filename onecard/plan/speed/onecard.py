@@ -118,6 +118,7 @@ def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -
         vector_flops=plain.vector_flops * again,
         moved_bytes=plain.moved_bytes * again,
         kernels=plain.kernels * again,
+        splits=plain.splits,
     )
 
 

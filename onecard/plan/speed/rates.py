@@ -1,6 +1,6 @@
 """How fast a card does its work: shares of its published figures, times of the host, and how sure we are.
 
-The H200's numbers are fitted to the kernels and steps of 34 runs (26 profiled kernel by kernel, 28 timed on an idle
+The H200's numbers are fitted to the kernels and steps of 42 runs (26 profiled kernel by kernel, 36 timed on an idle
 machine): `bench/speed_errors.py` fits them again and shows every row's error when left out. Other cards take them over
 with the changes said at each; what nobody measured is called an estimate.
 """
@@ -19,6 +19,8 @@ class Host:
     """Seconds of the program that feeds a card: Python, torch and the driver, on one core."""
 
     launch_seconds: float  # per kernel of a micro-batch or update, eager or compiled
+    addition_seconds: float  # per gradient added to the one before it: autograd does it without Python
+    micro_batch_seconds: float  # per micro-batch besides: get_batch, the compiler's guards, autograd's thread
     sequence_seconds: float  # per sequence of a micro-batch: nanoGPT's get_batch copies one by one
     update_seconds: float  # per update, besides
     tensor_seconds: float  # per parameter tensor of an update: clipping and AdamW walk through all of them
@@ -46,33 +48,35 @@ class Rates:
 
 
 H200_RATES = Rates(
-    matmul_share=0.831,  # products of 24 profiled rows; the ceiling of a large one is 790 of 989 TFLOP/s
+    matmul_share=0.828,  # products of 24 profiled rows; the ceiling of a large one is 790 of 989 TFLOP/s
     float32_matmul_share=0.53,  # two rows: 124M batch 8, 271 TFLOP/s; 2,048 tokens at n_embd 640, 179
-    attention_share=0.467,  # 24 profiled rows, head sizes 32, 48 and 64; at 64 the exponentials cost as much again
+    attention_share=0.511,  # 24 profiled rows, head sizes 32, 48 and 64; at 64 the exponentials cost as much again
     float32_attention_share=0.447,  # the same two rows: the memory-efficient kernel, 28 and 17 TFLOP/s
     bandwidth_share=0.70,  # not fitted, set with nanogpt.py's bytes: AdamW 3.5, sums of gradients 3.1 of 4.89 TB/s
-    kernel_seconds=1.33e-6,  # the remainder in the rows of 1,024 to 8,192 tokens
-    product_seconds=3.8e-6,  # the same, of products and attention
-    roofline_power=2.27,  # products of n_embd 256 to 1024: 558 to 767 TFLOP/s
+    kernel_seconds=1.31e-6,  # the remainder in the rows of 1,024 to 8,192 tokens
+    product_seconds=3.68e-6,  # the same, of products and attention
+    roofline_power=2.21,  # products of n_embd 256 to 1024: 558 to 767 TFLOP/s
     host=Host(
-        launch_seconds=21.8e-6,  # 15 rows where launches take longer than the card, two of them eager: 17 to 27 each
-        sequence_seconds=41e-6,  # the rows of 32 and 64 sequences
-        update_seconds=0.95e-3,  # these two: updates timed alone in 20 rows, of 27 to 292 tensors
-        tensor_seconds=6.8e-6,
-        step_seconds=2.5e-3,  # all 28 timed steps
+        launch_seconds=23.3e-6,  # these three: 23 rows where the host takes longer than the card, three of them eager
+        addition_seconds=4.8e-6,
+        micro_batch_seconds=0.83e-3,
+        sequence_seconds=39e-6,  # the rows of 32 and 64 sequences
+        update_seconds=0.78e-3,  # these two: updates timed alone in 28 rows, of 27 to 292 tensors
+        tensor_seconds=6.2e-6,
+        step_seconds=1.74e-3,  # all 36 timed steps
     ),
-    costs=Costs(pointwise_flops=1105, loss_flops=120, attention_flops=180, dropout_flops=400),
-    # 14 rows of our trainer, timed at the power limit (692 of 700 W, SM clock about 1,650 MHz): 1.085; less 1.04, by
+    costs=Costs(pointwise_flops=1134, loss_flops=122, attention_flops=186, dropout_flops=489),
+    # 14 rows of our trainer, timed at the power limit (692 of 700 W, SM clock about 1,650 MHz): 1.076; less 1.047, by
     # which nanoGPT took longer than predicted in the same session. So the two compare as they did side by side.
-    sustained=1.04,
+    sustained=1.03,
 )
 
-# The RTX 4070's two public runs (134.1k and 56.1k tokens/s) fit one number: products at 1.16 of the published rate.
+# The RTX 4070's two public runs (134.1k and 56.1k tokens/s) fit one number: products at 1.17 of the published rate.
 # More than 1 may be clocks above the published 2,475 MHz or bytes that the L2 cache keeps and this model counts; two
-# runs cannot tell. Either run predicts the other within 5 %. Attention's and the bandwidth's shares are estimates,
+# runs cannot tell. Either run predicts the other within 6 %. Attention's and the bandwidth's shares are estimates,
 # chosen from a few that were tried on these runs (0.60 to 0.75, 0.85 to 0.95).
 # `sustained` is 1: these runs lasted hours, so what a power limit takes is in them.
-ADA_GEFORCE_RATES = replace(H200_RATES, matmul_share=1.16, attention_share=0.70, bandwidth_share=0.92, sustained=1.0)
+ADA_GEFORCE_RATES = replace(H200_RATES, matmul_share=1.17, attention_share=0.70, bandwidth_share=0.92, sustained=1.0)
 # Estimates from here on. Other GeForce cards: the published rate, neither clocks nor caches to help it.
 GEFORCE_RATES = replace(ADA_GEFORCE_RATES, matmul_share=1.0)
 # Professional cards hold their published clocks less well; older ones have no flash kernel.
@@ -90,8 +94,8 @@ class Calibration:
     basis: str
 
 
-# At least this wide where launches matter (each took 17 to 27 µs in rows of one kind of machine) and in float32, of
-# which there are two rows.
+# At least this wide where launches matter (of three or four measurements of a config, the longest took up to 1.6 times
+# the shortest, on one kind of machine) and in float32, of which there are two rows.
 UNSURE_SPREAD = 0.20
 
 
@@ -140,7 +144,8 @@ def work_seconds(work: Work, card: Card, rates: Rates, tensor_flops_per_second: 
         work.vector_flops / (card.fp32_flops or tensor_flops_per_second),
         work.moved_bytes / (card.bandwidth_bytes_per_second * rates.bandwidth_share),
     )
-    return roof + work.kernels * rates.kernel_seconds + work.products * rates.product_seconds
+    short = work.kernels + work.splits
+    return roof + short * rates.kernel_seconds + work.products * rates.product_seconds
 
 
 def matmul_flops_per_second(card: Card, rates: Rates, dtype: str) -> float:

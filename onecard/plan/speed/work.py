@@ -17,11 +17,17 @@ class Work:
     moved_bytes: float = 0.0  # read from and written to the card's memory
     kernels: float = 0.0  # launches of everything but products
     products: float = 0.0  # launches of matrix products and attention
+    splits: float = 0.0  # zeros and sums of split products, which the product's own launch brings
 
     @property
     def launches(self) -> float:
         """Everything the host starts on the card."""
         return self.kernels + self.products
+
+    @property
+    def runs(self) -> float:
+        """Everything that runs on the card, whoever starts it."""
+        return self.launches + self.splits
 
     def __add__(self, other: Work) -> Work:
         """Both, one after the other."""
@@ -31,6 +37,7 @@ class Work:
             moved_bytes=self.moved_bytes + other.moved_bytes,
             kernels=self.kernels + other.kernels,
             products=self.products + other.products,
+            splits=self.splits + other.splits,
         )
 
 
@@ -44,9 +51,9 @@ class MicroBatch:
     loss: Work
 
     @property
-    def launches(self) -> float:
-        """Everything the host starts on the card."""
-        return sum(part.launches for part in (self.matmuls, self.attention, self.memory_bound, self.loss))
+    def whole(self) -> Work:
+        """All of it."""
+        return self.matmuls + self.attention + self.memory_bound + self.loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +76,12 @@ class StepWork:
         return micros if self.recorded else micros - 1
 
     def started(self, micros: int) -> float:
-        """What the host starts on the card for the gradients of `micros` micro-batches."""
-        if self.recorded:
-            return micros * _STARTS_OF_A_GRAPH
-        return micros * self.micro_batch.launches + self.sums(micros) * self.accumulation.launches
+        """What the host starts on the card for `micros` micro-batches, forward and backward."""
+        return micros * (_STARTS_OF_A_GRAPH if self.recorded else self.micro_batch.whole.launches)
+
+    def added(self, micros: int) -> float:
+        """Gradients the host has added to those before them; a graph holds its own additions."""
+        return 0 if self.recorded else self.sums(micros) * self.accumulation.launches
 
 
 _STARTS_OF_A_GRAPH = 5  # tokens and targets to the card, each into the graph's own tensor, and the graph
