@@ -70,8 +70,9 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
 
     from onecard.train.evaluate import evaluate
     from onecard.train.loop import cap_memory
+    from onecard.train.oom import OutOfMemory
     from onecard.train.precision import allow_tf32, choose_device, choose_precision
-    from onecard.train.trainer import OutOfMemory, Trainer
+    from onecard.train.trainer import Trainer
 
     config = run_config(row)
     device = choose_device(config)

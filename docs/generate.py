@@ -8,13 +8,14 @@ from __future__ import annotations
 import io
 import re
 import shlex
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import click
 
 from bench import onecard_speed
-from docs import memory_pages, trainer_pages
+from docs import made_runs, memory_pages, trainer_pages
 from docs.python_page import python_page
 from docs.rules_page import rules_page
 from onecard.cli.commands import cli
@@ -32,6 +33,7 @@ TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 def pages() -> dict[Path, str]:
     """Every generated page by its path."""
     found = {
+        **{ROOT / path: text for path, text in made_runs.logs().items()},
         ROOT / "docs/reference/config-keys.md": config_keys(),
         ROOT / "docs/reference/commands.md": commands(),
         ROOT / "docs/reference/cards.md": cards(),
@@ -137,14 +139,20 @@ TABLES = {
     "memory errors, short": memory_pages.short_error_table,
     "other estimators": memory_pages.estimator_table,
     "memory of the notes' configs": trainer_pages.notes_table,
+    "beside nanoGPT": trainer_pages.beside_table,
     "our trainer's speed": onecard_speed.table,
 }
 
 
 def main() -> None:
-    for path, text in pages().items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write(made_runs.logs())  # first: outputs are shown of them
+    write(pages())
+
+
+def write(files: Mapping[Path, str]) -> None:
+    for path, text in files.items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(text)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,29 @@ def notes_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def beside_table() -> str:
+    """Both trainers at the same micro-batch, one command a model: speed, memory, the first step, the loss."""
+    lines = [
+        "| model | trainer | tokens/s | driver shows MiB | beyond 16 B a parameter MiB | first step s | val loss |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = _rows("bench_h200.csv")
+    for theirs, ours in zip(rows[::2], rows[1::2], strict=True):
+        name = NAMES[f"{ours['n_embd']}/{ours['block_size']}"]
+        state = 16 * _params(ours)
+        before, after = (int(row["reserved_bytes"]) - state for row in (theirs, ours))
+        faster = float(ours["tokens_per_second"]) / float(theirs["tokens_per_second"])
+        recomputes = "" if ours["grad_checkpoint"] == "none" else f", {ours['grad_checkpoint']}"
+        for row, speed, share in ((theirs, "", ""), (ours, f" ({faster:.2f})", f" ({after / before:.0%})")):
+            trainer = "nanoGPT" if row is theirs else f"onecard{recomputes}"
+            lines.append(
+                f"| {name}, batch {row['batch_size']} | {trainer} | {float(row['tokens_per_second']):,.0f}{speed} "
+                f"| {int(row['process_bytes']) / MIB:,.0f} | {(int(row['reserved_bytes']) - state) / MIB:,.0f}{share} "
+                f"| {row['first_step_seconds']} | {float(row['val_loss']):.3f} ± {float(row['val_loss_error']):.3f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def _params(row: dict[str, str]) -> int:
     L, C, T, V = (int(row[key]) for key in ("n_layer", "n_embd", "block_size", "vocab_size"))
     return V * C + T * C + L * (12 * C * C + 2 * C) + C

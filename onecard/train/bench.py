@@ -29,9 +29,9 @@ from onecard.plan.schedule import learning_rate
 from onecard.runs.measured import Measured
 from onecard.train.evaluate import evaluate
 from onecard.train.loop import cap_memory
-from onecard.train.oom import is_out_of_memory
+from onecard.train.oom import OutOfMemory, is_out_of_memory
 from onecard.train.precision import Precision, allow_tf32, choose_device, choose_precision
-from onecard.train.trainer import OutOfMemory, Trainer
+from onecard.train.trainer import Trainer
 
 EVAL_WINDOWS = 64  # sequences of the validation loss
 
@@ -74,8 +74,8 @@ def measure(job: dict[str, Any]) -> Measured:
             losses=tuple(losses),
             step_seconds=tuple(seconds[-job["timed"] :]),
             first_step_seconds=first,
-            **_memory(device),
         )
+        found = _with_memory(found, device)  # before the validation, whose memory is not the trainer's
         mean, error = validate()
         return replace(found, val_loss=mean, val_loss_error=error)
     except Exception as problem:
@@ -84,17 +84,18 @@ def measure(job: dict[str, Any]) -> Measured:
         raise
 
 
-def _memory(device: torch.device) -> dict[str, Any]:
+def _with_memory(found: Measured, device: torch.device) -> Measured:
+    """The measurement with the peaks of this process, which only a card has."""
     if device.type != "cuda":
-        return {}
+        return found
     status = read_gpu(device.index or 0)
     programs = status.programs if status else ()
-    own = next((program.used_bytes for program in programs if program.pid == os.getpid()), None)
-    return {
-        "allocated_bytes": torch.cuda.max_memory_allocated(device),
-        "reserved_bytes": torch.cuda.max_memory_reserved(device),
-        "process_bytes": own,
-    }
+    return replace(
+        found,
+        allocated_bytes=torch.cuda.max_memory_allocated(device),
+        reserved_bytes=torch.cuda.max_memory_reserved(device),
+        process_bytes=next((program.used_bytes for program in programs if program.pid == os.getpid()), None),
+    )
 
 
 Step = Callable[[int], float]

@@ -11,7 +11,7 @@ import torch
 
 from onecard.data.windows import EvalWindows
 from onecard.train.model import GPT
-from onecard.train.oom import is_out_of_memory, release_memory
+from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory
 from onecard.train.precision import Precision
 
 
@@ -42,9 +42,9 @@ def evaluate(
     batch_size: int,
     precision: Precision,
     device: torch.device,
-    on_oom: Callable[[int, int | None, BaseException], None],
+    on_oom: Callable[[int, int | None, str], None],
 ) -> Evaluation:
-    """Losses on the same windows every time. Out of memory: `on_oom(before, after, error)`, half the batch, again."""
+    """Losses on the same windows every time. Out of memory: `on_oom(before, after, why)`, half the batch, again."""
     began = time.perf_counter()
     training = model.training
     model.eval()
@@ -56,11 +56,11 @@ def evaluate(
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                message = error
+                message = str(error)  # not the error itself: its frames hold what must be freed
             smaller = batch_size // 2 or None
             on_oom(batch_size, smaller, message)
             if smaller is None:
-                raise message
+                raise OutOfMemory(message)
             batch_size = smaller
             release_memory(device)
     finally:

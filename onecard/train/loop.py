@@ -16,6 +16,7 @@ from onecard import __version__, units
 from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
+from onecard.errors import MachineError
 from onecard.findings import Finding
 from onecard.machine import read_gpu
 from onecard.plan.cards import Card, matching_cards
@@ -28,9 +29,10 @@ from onecard.train import checkpoint
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt
 from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
+from onecard.train.oom import OutOfMemory, is_out_of_memory
 from onecard.train.precision import allow_tf32, choose_device, choose_precision, limit_memory
 from onecard.train.profiling import profiled_steps
-from onecard.train.trainer import OutOfMemory, Shrunk, Trainer
+from onecard.train.trainer import Shrunk, Trainer
 from onecard.train.watched import Watched
 
 
@@ -57,7 +59,17 @@ def train(
     """Train `config` in `folder`; each record is on disk before `on_record` sees it."""
     snapshot = MemorySnapshot(memory_snapshot, choose_device(config))
     with profiled_steps(profile) as after_step:
-        return _Loop(config, folder, dataset, on_record, after_step, snapshot, predicted_process_bytes).run(resume)
+        try:
+            return _Loop(config, folder, dataset, on_record, after_step, snapshot, predicted_process_bytes).run(resume)
+        except Exception as error:  # what a run itself can do about it, it has done
+            if not is_out_of_memory(error):
+                raise
+            raise MachineError(
+                "there is no memory for the weights and the optimizer",
+                why=(str(error).splitlines() or ["out of memory"])[0][:300],
+                fix="close what else uses the card (nvidia-smi lists it), or a smaller model: onecard plan --fit",
+                name="out-of-memory",
+            ) from error
 
 
 def _without_graphs(why: str) -> Finding:
@@ -67,7 +79,7 @@ def _without_graphs(why: str) -> Finding:
         sure="high",
         what="micro-batches are not recorded as a CUDA graph: the run goes on without, slower where the host is slow",
         why=why,
-        fix="none needed; with dropout, grad_checkpoint=selective can be recorded where full cannot",
+        fix="none needed",
     )
 
 
@@ -295,7 +307,7 @@ class _Loop:
         """Nats per token as bits per byte of text: the figure that compares across tokenizers."""
         return loss / math.log(2) / self.bytes_per_token if self.bytes_per_token else None
 
-    def _eval_shrunk(self, before: int, after: int | None, error: BaseException) -> None:
+    def _eval_shrunk(self, before: int, after: int | None, message: str) -> None:
         self._record(
             Oom(
                 step=self.trainer.step,
@@ -304,7 +316,7 @@ class _Loop:
                 batch_size_after=after,
                 accumulation_before=None,
                 accumulation_after=None,
-                message=str(error).splitlines()[0][:300],
+                message=message.splitlines()[0][:300],
             )
         )
 

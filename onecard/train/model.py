@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
 
 from onecard.config.schema import RunConfig
 from onecard.train import loss as chunked
+from onecard.train.gelu import gelu
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -69,16 +70,12 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """C -> 4C -> C; the two halves apart, because the wide tensor between them is what a block keeps most of."""
+    """C -> 4C -> C; a block runs the two halves, because the wide tensor between them is what it keeps most of."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
-
-    def down(self, wide_BTF: Tensor) -> Tensor:  # F = 4C
-        x_BTC: Tensor = self.c_proj(functional.gelu(wide_BTF))  # the exact GELU, as nanoGPT's
-        return x_BTC
 
 
 class Block(nn.Module):
@@ -118,7 +115,7 @@ class Block(nn.Module):
         qkv_BTE = self._part(self._into_attention, x_BTC)
         x_BTC = x_BTC + self.attn(qkv_BTE)
         wide_BTF = self._part(self._into_mlp, x_BTC)
-        return x_BTC, functional.dropout(self._part(self.mlp.down, wide_BTF), self.dropout, self.training)
+        return x_BTC, functional.dropout(self._part(self._out_of_mlp, wide_BTF), self.dropout, self.training)
 
     def _into_attention(self, x_BTC: Tensor) -> Tensor:
         qkv_BTE: Tensor = self.attn.c_attn(self.ln_1(x_BTC))
@@ -128,8 +125,34 @@ class Block(nn.Module):
         wide_BTF: Tensor = self.mlp.c_fc(self.ln_2(x_BTC))
         return wide_BTF
 
+    def _out_of_mlp(self, wide_BTF: Tensor) -> Tensor:  # F = 4C
+        # The exact GELU, as nanoGPT's, either way. Where a whole block is recomputed, the compiler would keep what the
+        # value and slope of ours have in common, in float32, in the mode that is there to save memory.
+        activate = functional.gelu if self.recompute == "full" else gelu
+        x_BTC: Tensor = self.mlp.c_proj(activate(wide_BTF))
+        return x_BTC
+
     def _part(self, part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return _remade(part, x) if self.recompute == "selective" and torch.is_grad_enabled() else part(x)
+
+
+class _TiedEmbedding(torch.autograd.Function):
+    """Rows of the weight that is also the head's, and that weight for the head to use.
+
+    Its gradient so comes back from the head alone, and the rows' own is added in place: as two gradients autograd would
+    make a second one of V x C, nearly all zeros, and add it up.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight_VC: Tensor, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(tokens_BT)
+        return functional.embedding(tokens_BT, weight_VC), weight_VC.view_as(weight_VC)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_rows_BTC: Tensor, d_weight_VC: Tensor) -> tuple[Tensor, None]:
+        (tokens_BT,) = ctx.saved_tensors
+        return d_weight_VC.index_add_(0, tokens_BT.flatten(), d_rows_BTC.flatten(0, 1)), None
 
 
 class Transformer(nn.Module):
@@ -143,14 +166,20 @@ class Transformer(nn.Module):
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        x_BTC = self.drop(self.wte(tokens_BT) + self.wpe(positions_T))
+    def forward(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """x_BTC after the last norm, and the weight of the head (see `_TiedEmbedding`)."""
+        x_BTC, head_VC = self._embedded(tokens_BT)
         # Nothing yet, but in every way like what the blocks add, so that one compiled graph fits them all.
         added_BTC = torch.zeros_like(x_BTC, dtype=_compute_dtype(x_BTC), requires_grad=x_BTC.requires_grad)
         for block in self.h:
             x_BTC, added_BTC = block(x_BTC, added_BTC)
-        return self.ln_f(x_BTC + added_BTC)  # type: ignore[no-any-return]
+        return self.ln_f(x_BTC + added_BTC), head_VC
+
+    def _embedded(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTC, head_VC = _TiedEmbedding.apply(self.wte.weight, tokens_BT)  # type: ignore[no-untyped-call]
+        x_BTC = x_BTC + self.wpe(positions_T)
+        return self.drop(x_BTC), head_VC
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
@@ -182,6 +211,9 @@ class GPT(nn.Module):
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
         """x_BTC after the last norm."""
+        return self._hidden_and_head(tokens_BT)[0]
+
+    def _hidden_and_head(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
         length, longest = tokens_BT.shape[1], self.config.block_size
         assert length <= longest, f"{length} tokens do not fit block_size={longest}"
         return self.transformer(tokens_BT)  # type: ignore[no-any-return]
@@ -192,9 +224,10 @@ class GPT(nn.Module):
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, *, chunk_tokens: int | None = None) -> Tensor:
         """Mean cross-entropy in nats a token (float32) over targets other than -1; chunks as the config says."""
+        x_BTC, head_VC = self._hidden_and_head(tokens_BT)
         return chunked.mean_loss(
-            self.hidden(tokens_BT).flatten(0, 1),
-            self.lm_head.weight,
+            x_BTC.flatten(0, 1),
+            head_VC,
             targets_BT.flatten(),
             chunk_tokens=chunk_tokens or self.chunk_tokens,
         )

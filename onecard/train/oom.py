@@ -6,6 +6,11 @@ import gc
 
 import torch
 
+
+class OutOfMemory(Exception):
+    """Not even one sequence at a time fits."""
+
+
 _CPU_WORDS = ("can't allocate memory", "not enough memory", "out of memory")
 
 

@@ -39,6 +39,22 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer
     )
 
 
+def make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give AdamW what its first step would make, so that a step needs no memory and cannot fail half-way."""
+    optimizer.state.update(
+        {
+            parameter: {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu"),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter not in optimizer.state
+        }
+    )
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -1,18 +1,44 @@
 """Softmax, loss and gradient of rows of logits as one Triton kernel: each logit is read once from the card's memory.
 
-A row is worked on by one program in two loops. The second loop finds the row still in the L2 cache, so a chunk of
-logits crosses the memory bus once in each direction; separate passes for maximum, sum and gradient take it three times.
+A row is worked on by one program in two loops, the second of which should find it in the L2 cache: then a chunk of
+logits crosses the memory bus once in each direction, where separate passes for maximum, sum and gradient take it three
+times. Few rows may be under way at a time for that, so a row has many warps; and so that these need not wait for each
+other in every turn, each lane keeps a maximum and a sum of its own until the first loop is done.
+
 Runs on every card Triton supports (compute capability 7.0 on). `TRITON_INTERPRET=1` runs it on the CPU, for tests.
 """
 
 from __future__ import annotations
+
+import os
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096  # logits in registers at a time
-WARPS = 4
+LOGITS_PER_WARP = 256
+LOWEST: tl.constexpr = tl.constexpr(-1e30)  # finite: the difference of two of them is a number
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)  # exp(x) is exp2 of this times x, and exp2 is what a card has
+ON_CARD: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+
+
+@triton.jit
+def _exp2(x):  # type: ignore[no-untyped-def]
+    """2 ** x, and 0 for what is below 1e-38: tl.exp2 takes three more instructions for those."""
+    if ON_CARD:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return tl.exp2(x)
+
+
+@triton.jit
+def _taken_in(highest, total, x):  # type: ignore[no-untyped-def]
+    """Each lane's maximum, and its sum of exp(x - maximum), with one more logit each."""
+    higher = tl.maximum(highest, x)
+    shift = higher * LOG2_E
+    return higher, total * _exp2(highest * LOG2_E - shift) + _exp2(x * LOG2_E - shift)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -26,43 +52,49 @@ def _rows(  # type: ignore[no-untyped-def]
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    WHOLE: tl.constexpr = V // BLOCK * BLOCK  # up to here no mask is needed
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
+    dtype = logits.dtype.element_ty
     target = tl.load(targets + row)
     columns = tl.arange(0, BLOCK)
+    rest = WHOLE + columns < V
     if target == IGNORED:
         tl.store(losses + row, 0.0)
         if GRADIENT:
-            for start in range(0, V, BLOCK):
-                zeros = tl.zeros((BLOCK,), logits.dtype.element_ty)
-                tl.store(logits + start + columns, zeros, mask=start + columns < V)
+            zeros = tl.zeros((BLOCK,), dtype)
+            for start in range(0, WHOLE, BLOCK):
+                tl.store(logits + start + columns, zeros)
+            tl.store(logits + WHOLE + columns, zeros, mask=rest)
         return
-    highest = -float("inf")
-    total = 0.0  # of exp(x - highest) so far
-    for start in range(0, V, BLOCK):
-        mask = start + columns < V
-        x = tl.load(logits + start + columns, mask=mask, other=-float("inf")).to(tl.float32)
-        higher = tl.maximum(highest, tl.max(x, axis=0))
-        total = total * tl.exp(highest - higher) + tl.sum(tl.exp(x - higher), axis=0)
-        highest = higher
-    log_sum = highest + tl.log(total)
-    loss = log_sum - tl.load(logits + target).to(tl.float32)
+    of_target = tl.load(logits + target).to(tl.float32)
+    highest, total = tl.full((BLOCK,), LOWEST, tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, WHOLE, BLOCK):
+        highest, total = _taken_in(highest, total, tl.load(logits + start + columns).to(tl.float32))
+    x = tl.load(logits + WHOLE + columns, mask=rest, other=-float("inf")).to(tl.float32)
+    highest, total = _taken_in(highest, total, x)
+    top = tl.max(highest, axis=0)
+    sum_of_row = tl.sum(total * _exp2((highest - top) * LOG2_E), axis=0)
+    loss = (top - of_target) + tl.log(sum_of_row)
     tl.store(losses + row, loss)
     if GRADIENT:
-        tl.debug_barrier()  # the target's logit has been read by all before anybody overwrites it
+        log2_sum = top * LOG2_E + tl.log2(sum_of_row)
+        tl.debug_barrier()  # all have read the target's logit before anybody overwrites it
+        tl.store(logits + WHOLE + columns, _exp2(x * LOG2_E - log2_sum).to(dtype), mask=rest)
+        for start in range(0, WHOLE, BLOCK):
+            x = tl.load(logits + start + columns).to(tl.float32)
+            tl.store(logits + start + columns, _exp2(x * LOG2_E - log2_sum).to(dtype))
+        tl.debug_barrier()  # the target's probability is written, and is now overwritten
         # p - 1 of the target, from the loss: near p = 1 the difference of rounded numbers would be lost
         at_target = tl.where(loss < 1e-3, loss * (0.5 * loss - 1.0), tl.exp(-loss) - 1.0)
-        for start in range(0, V, BLOCK):
-            mask = start + columns < V
-            x = tl.load(logits + start + columns, mask=mask, other=-float("inf")).to(tl.float32)
-            slope = tl.where(start + columns == target, at_target, tl.exp(x - log_sum))
-            tl.store(logits + start + columns, slope.to(logits.dtype.element_ty), mask=mask)
+        tl.store(logits + target, at_target.to(dtype))
 
 
 def write_losses(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, ignored: int, gradient: bool) -> None:
     """Fill `losses_n` (float32), 0 where the target is `ignored`; with `gradient`, the logits become its gradient."""
     assert all(tensor.stride(-1) == 1 for tensor in (logits_nV, targets_n, losses_n))
     rows, vocab_size = logits_nV.shape
+    block = min(BLOCK, triton.next_power_of_2(vocab_size))
     _rows[(rows,)](
         logits_nV,
         targets_n,
@@ -71,6 +103,6 @@ def write_losses(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, igno
         V=vocab_size,
         IGNORED=ignored,
         GRADIENT=gradient,
-        BLOCK=BLOCK,
-        num_warps=WARPS,
+        BLOCK=block,
+        num_warps=max(1, block // LOGITS_PER_WARP),
     )

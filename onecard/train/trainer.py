@@ -17,17 +17,14 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
+from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
 from onecard.train.graph import RecordedMicroBatch, zero_gradients
 from onecard.train.model import GPT
-from onecard.train.oom import is_out_of_memory, release_memory, smaller_micro_batch
-from onecard.train.optim import clip_gradients, make_optimizer, set_learning_rate
+from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory, smaller_micro_batch
+from onecard.train.optim import clip_gradients, make_optimizer, make_state, set_learning_rate
 from onecard.train.precision import Precision
-
-
-class OutOfMemory(Exception):
-    """Not even one sequence at a time fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +73,7 @@ class Trainer:
         self.graph_failure: str | None = None  # why a micro-batch could not be recorded, until somebody has said so
         self._loss = torch.zeros((), device=device)  # of the update so far
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
-        self._records = config.compile and device.type == "cuda"
+        self._records = records_graph(config) and device.type == "cuda"
         self._warm = False  # whether a micro-batch of this size has run: what is recorded must be compiled before
         self._recorded: RecordedMicroBatch | None = None
 
@@ -102,6 +99,7 @@ class Trainer:
             waited = self._batches.waited_seconds if self._batches else 0.0
             try:
                 self._gradients()
+                norm = self._ready_to_step()
                 break
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -109,8 +107,6 @@ class Trainer:
                 message = str(error)
             self._shrink(message, on_shrink)
             self._set_random_state(random)
-        self.scaler.unscale_(self.optimizer)
-        norm = clip_gradients(self.model.parameters(), max_norm=self.config.grad_clip)
         set_learning_rate(self.optimizer, rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -142,6 +138,13 @@ class Trainer:
             x_BT, y_BT = self._next_batch()
             run(x_BT, y_BT)
         self._warm = True
+
+    def _ready_to_step(self) -> Tensor:
+        """The gradients' norm before clipping; from here on an update needs no memory, and nothing has changed yet."""
+        self.scaler.unscale_(self.optimizer)
+        norm = clip_gradients(self.model.parameters(), max_norm=self.config.grad_clip)
+        make_state(self.optimizer)
+        return norm
 
     def _micro_batch(self, x_BT: Tensor, y_BT: Tensor) -> None:
         with self.precision.autocast():
@@ -185,6 +188,8 @@ class Trainer:
     def _shrink(self, message: str, on_shrink: Callable[[Shrunk], None]) -> None:
         self._recorded, self._warm = None, False
         self.optimizer.zero_grad(set_to_none=True)
+        if self.scaler.is_enabled():
+            self.scaler.update(self.scaler.get_scale())  # forgets that these gradients may have been unscaled
         self.close()
         release_memory(self.device)
         smaller = smaller_micro_batch(self.batch_size, self.config.sequences_per_step)

@@ -1,8 +1,11 @@
 """Predicted against measured: onecard's own trainer on an H200 (sm_90, torch 2.11), every row, phase and event.
 
-onecard_h200_build.csv: `python bench/onecard_rows.py --rows rows.csv --out measured.csv --jobs 10`, 2026-11-15, looked
+onecard_h200_build.csv: `python bench/onecard_rows.py --rows rows.csv --out measured.csv --jobs 12`, 2026-11-15, looked
 at while the description was written; _check.csv: drawn at random, set aside, and opened when it was done; _notes.csv:
 the notes' configs, likewise. onecard_trace_*.json.gz: every allocation and free of eight of these rows.
+
+All were measured again when the trainer had changed (GELU, the embedding's gradient, when the optimizer's state is
+made). Two rows set aside were then traced to follow the change, and count as set aside no more.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ from onecard.plan.memory.predict import PHASES
 from onecard.plan.memory.tape import Tape
 
 ROWS = measured_rows(GOLDEN / "onecard_h200_build.csv")
-BUILT_WITH = {row.name for row in ROWS}  # four of the notes' configs are among these
+BUILT_WITH = {row.name for row in ROWS} | {  # four of the notes' configs are among these
+    "8/4/512 T768 B4x1 V50257 float32 compiled full dropout 0.1 expandable",
+    "4/4/512 T1024 B3x1 V100288 bfloat16 compiled selective chunk 1024 dropout 0.1 bias",
+}
 SET_ASIDE = [
     row
     for name in ("check", "notes")
@@ -66,9 +72,10 @@ def test_rows_set_aside_are_within_the_limits(row: Measured) -> None:
     assert abs(row.process_error) < 0.05
 
 
-def test_nine_of_ten_rows_set_aside_are_right_to_the_byte() -> None:
+def test_nineteen_of_twenty_figures_set_aside_are_right_to_the_byte() -> None:
+    assert len(SET_ASIDE) == 45
     errors = Errors.of(row.allocated_error(phase) for row in SET_ASIDE for phase in PHASES)
-    assert errors.exact > 0.9 * len(errors.values)
+    assert errors.exact > 0.95 * len(errors.values)
     assert errors.largest < 0.002
 
 

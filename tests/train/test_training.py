@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,14 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from onecard.config.resolve import resolve  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
+from onecard.errors import MachineError  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step  # noqa: E402
+from onecard.train import trainer  # noqa: E402
 from onecard.train.loop import _Loop, train  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.oom import smaller_micro_batch  # noqa: E402
+from onecard.train.precision import Precision  # noqa: E402
 from onecard.train.trainer import Trainer  # noqa: E402
 from onecard.units import MIB  # noqa: E402
 
@@ -142,6 +146,59 @@ def test_out_of_memory_in_the_backward_pass_is_survived_too(
     assert [record.step for record in seen if isinstance(record, Oom)] == [2]
 
 
+@pytest.mark.parametrize("where", ["clip_gradients", "make_state"])
+@pytest.mark.parametrize("call", [1, 5])
+def test_out_of_memory_on_the_way_to_the_optimizers_step_changes_nothing(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, call: int
+) -> None:
+    run(tiny(), dataset, tmp_path / "whole")
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    monkeypatch.setattr(trainer, where, failing_at(getattr(trainer, where), call, error))
+    seen = run(tiny(), dataset, tmp_path / "short")
+    assert [record.step for record in seen if isinstance(record, Oom)] == [call - 1]
+    assert losses(tmp_path / "short") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+def test_a_scaler_forgets_gradients_that_were_thrown_away(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Precision, "grad_scaler", lambda _: torch.amp.GradScaler("cpu", init_scale=256.0))
+    run(tiny(), dataset, tmp_path / "whole")
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    monkeypatch.setattr(trainer, "make_state", failing_at(trainer.make_state, 3, error))
+    seen = run(tiny(), dataset, tmp_path / "short")
+    assert [record.step for record in seen if isinstance(record, Oom)] == [2]
+    assert losses(tmp_path / "short") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+def test_an_optimizer_whose_state_never_fits_ends_with_a_checkpoint(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(trainer, "make_state", full)
+    seen = run(tiny(), dataset, tmp_path / "run")
+    assert isinstance(seen[-1], End)
+    assert seen[-1].reason == "out-of-memory"
+    assert [saved.step for saved in load_run(tmp_path / "run").checkpoints] == [0]
+    monkeypatch.undo()
+    run(tiny(), dataset, tmp_path / "run", resume=True)
+    run(tiny(), dataset, tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole"), "it goes on as if nothing had been"
+
+
+def test_without_memory_for_the_weights_it_says_so(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 148.00 MiB.")
+    monkeypatch.setattr(GPT, "to", failing_at(GPT.to, 1, error))
+    with pytest.raises(MachineError, match="no memory for the weights") as told:
+        run(tiny(), dataset, tmp_path / "run")
+    assert told.value.name == "out-of-memory"
+    assert "148.00 MiB" in told.value.why
+
+
 def test_at_micro_batch_1_it_ends_with_a_checkpoint(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +235,41 @@ def test_out_of_memory_in_evaluation_halves_its_batch_and_gives_the_same_loss(
     whole, short = (load_run(tmp_path / name).evals for name in ("whole", "short"))
     assert [e.val_loss for e in short] == pytest.approx([e.val_loss for e in whole], rel=1e-5)
     assert [e.tokens_read for e in short] == [e.tokens_read for e in whole]
+
+
+def test_evaluation_that_never_fits_ends_clearly(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: Any, **_keywords: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(GPT, "token_losses", full)
+    seen = run(tiny(), dataset, tmp_path / "run")
+    assert [(o.batch_size_before, o.batch_size_after) for o in seen if isinstance(o, Oom)] == [
+        (4, 2),
+        (2, 1),
+        (1, None),
+    ]
+    assert isinstance(seen[-1], End)
+    assert seen[-1].reason == "out-of-memory"
+
+
+def test_what_failed_in_evaluation_is_freed_before_the_next_try(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, held = GPT.token_losses, []
+
+    def once(self: GPT, *arguments: Any, **keywords: Any) -> Any:
+        if not held:
+            activations = torch.zeros(10)
+            held.append(weakref.ref(activations))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        assert held[0]() is None, "the error's frames keep what must be freed"
+        return real(self, *arguments, **keywords)
+
+    monkeypatch.setattr(GPT, "token_losses", once)
+    run(tiny(), dataset, tmp_path / "run")
+    assert held
 
 
 def test_other_errors_are_not_swallowed(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +324,26 @@ def test_the_doctor_looks_on_and_tells_each_thing_once(dataset: Dataset, tmp_pat
     assert all(isinstance(seen[seen.index(record) - 1], Eval | FindingRecord) for record in findings)
     again = run(config.replace({"max_iters": 50}), dataset, tmp_path / "run", resume=True)
     assert not {record.finding.rule for record in again if isinstance(record, FindingRecord)} & set(rules)
+
+
+def test_a_mistake_of_the_doctors_is_told_once_and_ends_no_training(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_rule(_: Any) -> None:
+        raise ZeroDivisionError("no evaluations\nand more")
+
+    run(tiny(), dataset, tmp_path / "plain")
+    monkeypatch.setattr("onecard.doctor.diagnose.RULES", (broken_rule,))
+    seen = run(tiny(), dataset, tmp_path / "run")
+    assert sum(isinstance(record, Eval) for record in seen) == 3, "it failed three times"
+    (told,) = [record for record in seen if isinstance(record, FindingRecord)]
+    assert told.finding.what == "the live doctor failed: ZeroDivisionError: no evaluations; the training goes on"
+    assert any("in broken_rule" in line for line in told.finding.seen), "the traceback says where"
+    assert told in load_run(tmp_path / "run").records
+    assert losses(tmp_path / "run") == losses(tmp_path / "plain")
+    again = run(tiny(max_iters=12), dataset, tmp_path / "run", resume=True)
+    assert isinstance(again[-1], End)
+    assert not [record for record in again if isinstance(record, FindingRecord)], "a resumed run has told it"
 
 
 def test_a_graph_that_cannot_be_recorded_is_told_at_once_and_once(

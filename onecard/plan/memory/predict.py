@@ -16,7 +16,8 @@ from onecard.plan.memory.kernels import FLOAT
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.nanogpt.eager.run import eager_tape
 from onecard.plan.memory.onecard.chunks import loss_chunks
-from onecard.plan.memory.onecard.run import onecard_tape, records_graph
+from onecard.plan.memory.onecard.graph import records_graph
+from onecard.plan.memory.onecard.run import onecard_tape
 from onecard.plan.memory.tape import Tape
 from onecard.units import MIB
 

@@ -64,18 +64,20 @@ class Model(ChunkedLoss):
         return self.passed.loss.loss
 
     def embedded(self, *, train: bool) -> tuple[int, int, list[int], int]:
-        """Positions, x behind dropout, its mask (a list of none or one), and the zeros that are added first."""
+        """Positions (gone without gradients), x behind dropout, its mask if any, and the zeros that are added first."""
         alloc = self.alloc
         positions = alloc(self.T * LONG, TOKEN_IDS)
         tokens_embedded = alloc(self.stream, ACTIVATIONS)
         self.loads("embedding")
         positions_embedded = alloc(self.T * self.C * FLOAT, ACTIVATIONS)
         x = alloc(self.stream, ACTIVATIONS)
-        self.free(tokens_embedded, positions_embedded)
+        self.free(positions_embedded, tokens_embedded)
         mask = []
         if train and self.drops:
             mask = [alloc(self.mask, ACTIVATIONS)]
             x = self.replaced(x, self.stream, ACTIVATIONS)
+        if not train:
+            self.free(positions)
         return positions, x, mask, alloc(self.narrow, ACTIVATIONS)
 
     def transformer(self, *, train: bool) -> int:
@@ -96,7 +98,7 @@ class Model(ChunkedLoss):
         if train:
             self.passed = KeptPass(positions, mask, zeros, blocks, ln_f, KeptLoss(0, 0, 0, 0))
         else:
-            free(total, positions)
+            free(total)
         free(*[] if held else [x], added)
         return ln_f.out
 
@@ -116,7 +118,7 @@ class Model(ChunkedLoss):
         return [branch, passed.zeros]
 
     def backward_embeddings(self, gradient: int, first: bool) -> None:
-        """drop, then wpe (summed over the batch) and wte, whose gradient is added into that of the loss."""
+        """drop, then wpe (summed over the batch) and wte, whose rows are added in place into the head's gradient."""
         free, passed = self.free, self.passed
         kept = GRADIENTS if first else GRADIENTS_IN_FLIGHT
         self.tape.moment("backward pass of the embeddings")
@@ -127,6 +129,5 @@ class Model(ChunkedLoss):
         d_wpe = self.embedding_gradient(self.T, self.T, kept)
         free(summed, passed.positions)
         self.keep("wpe.weight", d_wpe, first)
-        d_wte = self.embedding_gradient(self.N, self.V, GRADIENTS_IN_FLIGHT)
-        free(gradient, d_wte)
+        free(gradient)
         self.keep("wte.weight", passed.loss.d_weight, first)

@@ -6,6 +6,7 @@ from onecard.config.schema import RunConfig
 from onecard.plan.memory.device import Device
 from onecard.plan.memory.onecard.compiled.run import CompiledTrainer
 from onecard.plan.memory.onecard.eager import EagerTrainer
+from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.memory.tape import Tape
 
 
@@ -17,8 +18,3 @@ def onecard_tape(config: RunConfig, device: Device, *, rounds: int | None = None
     """
     trainer = CompiledTrainer if config.compile else EagerTrainer
     return trainer(config, device).run(rounds or (2 if records_graph(config) else 1))
-
-
-def records_graph(config: RunConfig) -> bool:
-    """Whether micro-batches are recorded as a CUDA graph, or at least that is tried."""
-    return config.compile

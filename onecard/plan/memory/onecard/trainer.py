@@ -127,13 +127,11 @@ class Trainer(Model):
         free(root, *scaled, *outliving, loss)
 
     def optimizer_step(self) -> None:
-        """Unscale, clip, step; AdamW makes its state in the first. Then the step's figures, in one piece."""
+        """Unscale, clip, AdamW's state in the first update, step. Then the step's figures, in one piece."""
         alloc, free, scalar = self.alloc, self.free, self.scalar
         self.tape.moment("optimizer step")
         found_inf = self.found_inf(unscales=True) if self.config.dtype == "float16" else []
         norm = self.gradient_norm()
-        if found_inf:  # scaler.step sums the flags
-            found_inf = [scalar(), *found_inf]
         if not self.warm:
             self.warm = True
             for name in self.optimizer_order:
@@ -141,6 +139,8 @@ class Trainer(Model):
                 scalar(OPTIMIZER_STATE)
                 alloc(size, OPTIMIZER_STATE)
                 alloc(size, OPTIMIZER_STATE)
+        if found_inf:  # scaler.step sums the flags
+            found_inf = [scalar(), *found_inf]
         free(*found_inf)
         if not self.replays:
             self.gradients_go()

@@ -10,7 +10,7 @@ from onecard.plan.memory.kernels import FLOAT
 from onecard.plan.memory.nanogpt.compiled.backward import BackwardBuilder
 from onecard.plan.memory.nanogpt.compiled.builder import Builder, Traced, matrix
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
-from onecard.plan.memory.onecard.compiled.forward import NORM_ROWS
+from onecard.plan.memory.onecard.compiled.forward import NORM_ROWS, gelu_internal_bytes
 from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream
 
 GRADIENTS_IN = ("d_x", "d_added")  # autograd holds them to the end
@@ -78,7 +78,7 @@ class BlockBackward(BackwardBuilder):
             self.remake()
         if self.mode == "none":
             d_gelu = self.linear(0, "mlp.c_proj", d_added, "gelu")
-            d_inner = self.gelu(0, d_gelu)
+            (d_inner,) = self.gelu_backward(d_gelu, again=False)
         else:
             d_inner = self.remade_gelu(d_added)
         d_residual, d_copy = self.norm_behind("ln_2", "c_fc", d_inner, self.named["d_x"])
@@ -148,13 +148,21 @@ class BlockBackward(BackwardBuilder):
 
     def remade_gelu(self, d_added: int) -> int:
         """mlp.c_proj's backward with GELU made again beside its own backward; returns c_fc's gradient."""
-        s, g = self.shape, self.graph
-        d_gelu = self.matmul([d_added, *self.cast_again("mlp.c_proj")], self.flying(4 * s.C))
-        gelu, d_inner = self.act(4 * s.C), self.flying(4 * s.C)
-        reads = (d_gelu, self.named["0.inner"])
-        g.kernel("gelu and its backward", reads, (gelu, d_inner), takes={d_inner: (d_gelu,)}, timed=True)
+        d_gelu = self.matmul([d_added, *self.cast_again("mlp.c_proj")], self.flying(4 * self.shape.C))
+        gelu, d_inner = self.gelu_backward(d_gelu, again=True)
         self.weight_gradient("mlp.c_proj", d_added, gelu)
         return d_inner
+
+    def gelu_backward(self, d_gelu: int, *, again: bool) -> list[int]:
+        """GELU's backward, over its input; returns the gradient of c_fc's output, behind GELU itself if made again."""
+        s, g = self.shape, self.graph
+        internal = gelu_internal_bytes(s)
+        g.skip_names(1 if internal else 0)
+        made = [self.act(4 * s.C)] if again else []
+        d_inner = self.flying(4 * s.C)
+        reads, written = (d_gelu, self.named["0.inner"]), (*made, d_inner)
+        g.kernel("gelu backward", reads, written, takes={d_inner: (d_gelu,)}, internal_bytes=internal, timed=True)
+        return [*made, d_inner]
 
     def weight_gradient(self, kind: str, dy: int, x: int) -> None:
         """A linear layer's weight gradient (cast to float32) and bias gradient."""

@@ -16,6 +16,11 @@ from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream
 NORM_ROWS = 3  # numbers of a row that a norm's kernel keeps in registers: mean, variance, a step between
 
 
+def gelu_internal_bytes(shape: Shape) -> int:
+    """What train/gelu.py uses twice, in float32 and in registers, where it is used: half precision, but for full."""
+    return 4 * shape.C * shape.N * FLOAT if shape.is_half and shape.config.grad_checkpoint != "full" else 0
+
+
 def forward(shape: Shape, mode: Mode) -> Traced:
     """The graph of one block; its results are named "x" and "added", what it keeps as the backward graph calls it."""
     make = BlockBuilder(shape, mode)
@@ -35,6 +40,8 @@ class BlockBuilder(Builder):
         self.training = mode != "evaluation"
         self.drops = self.training and shape.drops
         self.seeds: list[int] = []
+        # as recorded: then dropout never writes over what it reads
+        self.full_float32 = self.drops and mode == "full" and not shape.is_half
 
     def kept(self, name: str, buffer: int, condition: bool) -> int:
         return self.keep(name, buffer) if condition else buffer
@@ -87,7 +94,7 @@ class BlockBuilder(Builder):
         x = self.kept("ln_2.in", self.act(s.C), self.mode == "none")
         written.append(x)
         internal = NORM_ROWS * FLOAT * s.N + (FLOAT * s.N * s.C if self.drops else 0)
-        takes: dict[int, tuple[int, ...]] = {middle: (y,)}
+        takes: dict[int, tuple[int, ...]] = {} if self.full_float32 else {middle: (y,)}
         g.kernel("norm 2", (*self.seeds, y), written, takes=takes, internal_bytes=internal, timed=s.times_norms)
         return x
 
@@ -99,11 +106,11 @@ class BlockBuilder(Builder):
         biases = self.cast_bias("fc bias", 4 * s.C)
         wide = self.matmul([*biases, x, *weights], self.act(4 * s.C))
         self.kept("0.inner", wide, self.mode in ("none", "selective"))
-        name = "0.mlp.c_proj.cast" if keeps else ""
+        internal = gelu_internal_bytes(s)
+        g.skip_names(1 if internal else 0)
         gelu = self.kept("gelu", self.act(4 * s.C), keeps)
-        weights = self.cast("mlp", s.C, 4 * s.C, name) if keeps and not s.bias else []
-        g.kernel("gelu", (wide,), (gelu,), takes={gelu: (wide,)}, timed=True)
-        weights = weights or self.cast("mlp", s.C, 4 * s.C, name)
+        g.kernel("gelu", (wide,), (gelu,), takes={gelu: (wide,)}, internal_bytes=internal, timed=True)
+        weights = self.cast("mlp", s.C, 4 * s.C, "0.mlp.c_proj.cast" if keeps else "")
         biases = self.cast_bias("narrow bias", s.C)
         added = self.matmul([*biases, gelu, *weights], self.act(s.C))
         if self.drops:
@@ -112,6 +119,7 @@ class BlockBuilder(Builder):
             if self.mode != "full":
                 masks = [self.keep("mlp.mask", g.buffer(s.N * s.C, "bool", tags.ACTIVATIONS))]
             dropped = self.act(s.C)
-            g.kernel("drop", (*self.seeds, added), (*masks, dropped), takes={dropped: (added,)}, timed=True)
+            taken: dict[int, tuple[int, ...]] = {} if self.full_float32 else {dropped: (added,)}
+            g.kernel("drop", (*self.seeds, added), (*masks, dropped), takes=taken, timed=True)
             added = dropped
         self.keep("added", added)

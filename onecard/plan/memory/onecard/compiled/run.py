@@ -14,15 +14,14 @@ from onecard.plan.memory.nanogpt.compiled.shape import Shape
 from onecard.plan.memory.onecard.compiled.backward import GRADIENTS_IN, INPUTS, backward
 from onecard.plan.memory.onecard.compiled.forward import forward
 from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream
+from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.memory.onecard.model import Passed
 from onecard.plan.memory.onecard.trainer import Trainer
 from onecard.plan.memory.tags import (
-    ACTIVATIONS,
     ATTENTION,
     GRADIENTS,
     GRADIENTS_IN_FLIGHT,
     TOKEN_IDS,
-    WEIGHT_CASTS,
     WORKSPACE,
 )
 from onecard.plan.memory.tape import DEFAULT_POOL, EMPTY_CACHE
@@ -49,7 +48,6 @@ class CompiledTrainer(Trainer):
         self.called: set[tuple[str, bool]] = set()  # graphs, and whether while recording
         self.running = ""  # the graph that is called
         self.capturing = False
-        self.records = True  # until that fails
         self.recordings = 0
         self.of_graph: list[int] = []  # blocks that live as long as the recorded micro-batch
 
@@ -145,7 +143,7 @@ class CompiledTrainer(Trainer):
 
     def before_update(self) -> None:
         """The first update compiles; the second records, and so does the first after an evaluation."""
-        if self.warm and self.records and not self.replays:
+        if self.warm and records_graph(self.config) and not self.replays:
             self.record()
 
     def record(self) -> None:
@@ -163,9 +161,6 @@ class CompiledTrainer(Trainer):
         for pool in (self.graph_pool, DEFAULT_POOL):  # while a graph is recorded nothing is given back to the driver
             tape.order(f"hold {pool}")
         self.capturing = True
-        if not self.can_record:
-            self.record_in_vain(zeros)
-            return
         self.micro_batch(first=False)
         self.capturing = False
         tape.order(f"pool {DEFAULT_POOL}")
@@ -177,33 +172,6 @@ class CompiledTrainer(Trainer):
     def graph_pool(self) -> str:
         """The pool of the last recording: each has one of its own."""
         return f"graph-{self.recordings}"
-
-    @property
-    def can_record(self) -> bool:
-        """Dropout that full recomputation repeats sets the generator's state, which a graph does not allow."""
-        return not (self.mode == "full" and self.drops)
-
-    def record_in_vain(self, zeros: int) -> None:
-        """Recording ends at the first block's attention; for PyTorch's allocator it never does (captures_underway).
-
-        So nothing is given back to the driver from then on (CUDACachingAllocator, release_cached_blocks).
-        """
-        tape = self.tape
-        self.records = False
-        positions, x, mask, added = self.embedded(train=True)
-        kept = [self.stream] if kept_of_stream(self.shape, self.mode) == "sum" else []
-        blocks = [self.alloc(size, ACTIVATIONS) for size in (*kept, self.narrow)]  # the sum, the norm
-        cast = [self.alloc(3 * self.C * self.C * self.item, WEIGHT_CASTS)] if self.is_half else []
-        blocks.append(self.alloc(3 * self.narrow, ATTENTION))
-        self.cublas("forward", with_lt=self.bias)
-        self.free(*cast)
-        if self.kernel == "cudnn":
-            self.free(*[self.alloc(LONG, ATTENTION) for _ in GENERATOR])
-        self.capturing = False
-        tape.order(f"pool {DEFAULT_POOL}")
-        self.gradients_go()
-        self.free(*blocks, *mask, positions, x, added, *self.of_graph, zeros)
-        tape.order(f"hold {STREAM}")
 
     def before_evaluation(self) -> None:
         """Trainer.free_activations."""
