@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onecard.cli.flags import Flag
-from onecard.cli.library import KeyCommand, console, json_option, needs_torch
+from onecard.cli.library import INTERRUPTED, KeyCommand, console, json_option, needs_torch
 from onecard.cli.plan import read_config
 from onecard.errors import ConfigError, OnecardError, UsageError
 
@@ -31,7 +33,14 @@ WARM_UP = 5  # updates before: compiling, recording, settling
 @click.option(
     "--batches", metavar="N,N", help="Micro-batches to try, at equal tokens per update; default the config's."
 )
-@click.option("--repeat", default=2, show_default=True, help="Measure each this many times, each with another seed.")
+@click.option(
+    "--repeat",
+    default=2,
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default=True,
+    help="Measure each this many times, each with another seed.",
+)
 @click.option("--updates", default=WARM_UP + 2 * TIMED, show_default=True, help="Updates of each measurement.")
 @click.option("--plot", metavar="FILE", help="Draw the losses at equal tokens (SVG).")
 @json_option
@@ -58,12 +67,16 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
     configs = [_with_batch(resolved.config, size) for size in _sizes(options["batches"], resolved.config)]
     checkout = _checkout(options["nanogpt"])
     found: list[Measured] = []
-    talk = console(stderr=True)
-    for measured in _measurements(configs, checkout, repeat=options["repeat"], updates=options["updates"]):
-        found.append(measured)
-        speed = measured.tokens_per_second
-        words = "out of memory" if measured.out_of_memory else f"{speed:,.0f} tokens/s" if speed else "no figures"
-        talk.print(f"{measured.trainer}, batch {measured.batch_size}, seed {measured.seed}: {words}", soft_wrap=True)
+    interrupted, talk = False, console(stderr=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what has been measured is told
+    try:
+        for measured in _measurements(configs, checkout, repeat=options["repeat"], updates=options["updates"]):
+            found.append(measured)
+            talk.print(f"{_job(measured.trainer, measured)}: {_in_words(measured)}", soft_wrap=True)
+    except KeyboardInterrupt:
+        interrupted = True
+    if interrupted and not found:
+        return INTERRUPTED
     if options["plot"]:
         from onecard.cli.files import write_text
 
@@ -72,11 +85,14 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
         click.echo(json.dumps(bench_json(found, resolved.config)))
     else:
         print_bench(found, resolved.config, console())
-    return 0
+    if interrupted:
+        talk.print("interrupted: the figures are of what had been measured", soft_wrap=True)
+    return INTERRUPTED if interrupted else 0
 
 
 def _measurements(configs: list[RunConfig], checkout: Path | None, *, repeat: int, updates: int) -> Iterator[Measured]:
     """Rounds of both trainers in turn, so that what the machine does meanwhile falls on both."""
+    talk = console(stderr=True)
     too_large: dict[str, int] = {}
     trainers: list[TrainerName] = ["nanogpt", "onecard"] if checkout else ["onecard"]
     for number in range(repeat):
@@ -84,10 +100,22 @@ def _measurements(configs: list[RunConfig], checkout: Path | None, *, repeat: in
             for trainer in trainers:
                 if config.batch_size >= too_large.get(trainer, sys.maxsize):
                     continue
-                measured = _run(trainer, config.replace({"seed": config.seed + number}), checkout, updates)
+                seeded = config.replace({"seed": config.seed + number})
+                with talk.status(f"{_job(trainer, seeded)}: {updates} updates") if talk.is_terminal else nullcontext():
+                    measured = _run(trainer, seeded, checkout, updates)
                 if measured.out_of_memory:
                     too_large[trainer] = config.batch_size
                 yield measured
+
+
+def _job(trainer: TrainerName, of: RunConfig | Measured) -> str:
+    return f"{trainer}, batch {of.batch_size}, seed {of.seed}"
+
+
+def _in_words(measured: Measured) -> str:
+    if measured.out_of_memory:
+        return "out of memory"
+    return f"{measured.tokens_per_second:,.0f} tokens/s" if measured.tokens_per_second else "no figures"
 
 
 def _run(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates: int) -> Measured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,10 +41,13 @@ class GPT(torch.nn.Module):
 TINY = ["--device=cpu", "--n_layer=1", "--n_head=1", "--n_embd=16", "--block_size=16", "--batch_size=4"]
 
 
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"ONECARD_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
 def bench(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"ONECARD_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "onecard", "bench", *TINY, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path), timeout=240)
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -90,10 +94,27 @@ def test_running_out_of_memory_is_a_result(tmp_path: Path, checkout: Path) -> No
     assert "onecard" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_tells_what_has_been_measured(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "onecard", "bench", *TINY, "--repeat", "50", "--json"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr
+        assert "tokens/s" in running.stderr.readline()
+        running.send_signal(number)
+        stdout, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "interrupted" in stderr
+    assert 1 <= len(json.loads(stdout)["measured"]) < 50
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--updates", "3"], "too few"),
+        (["--repeat", "0"], "range"),
         (["--batches", "3"], "must divide"),
         (["--batches", "many"], "must divide"),
         (["--nanogpt", "nowhere"], "no model.py"),
