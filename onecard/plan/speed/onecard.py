@@ -16,6 +16,7 @@ from math import lcm
 from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
 from onecard.plan.memory.onecard.chunks import default_chunk_tokens
+from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.speed import nanogpt
 from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 
@@ -34,8 +35,14 @@ def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
         update=_update(config),
         tensors=nanogpt.tensors(config),
         sequences=0,
-        recorded=config.compile,
+        recorded=records_graph(config),
+        reruns=config.n_layer if _reruns_in_python(config) else 0,
     )
+
+
+def _reruns_in_python(config: RunConfig) -> bool:
+    """Whether Python runs every block's forward pass again, launch by launch."""
+    return config.grad_checkpoint == "full" and not config.compile
 
 
 def evaluations(config: RunConfig) -> int:
@@ -74,7 +81,7 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
 def _update(config: RunConfig) -> Work:
     """Clipping and AdamW; for a recorded micro-batch the gradients are set to zero, some tensors a kernel."""
     zeroing = Work(moved_bytes=4 * count_params(config).total, kernels=nanogpt.tensors(config) / 6)
-    return nanogpt.update(config) + (zeroing if config.compile else Work())
+    return nanogpt.update(config) + (zeroing if records_graph(config) else Work())
 
 
 def _chunks(config: RunConfig) -> int:
@@ -114,10 +121,13 @@ def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -
     """Norms, GELU, residuals, embeddings and casts."""
     plain = nanogpt.memory_bound(config, dtype, costs, backward)
     again = 1 + (_REMADE[config.grad_checkpoint] if backward else 0.0)
+    kernels = plain.kernels * again
+    if backward and _reruns_in_python(config):
+        kernels = plain.kernels + nanogpt.memory_bound(config, dtype, costs, False).kernels
     return Work(
         vector_flops=plain.vector_flops * again,
         moved_bytes=plain.moved_bytes * again,
-        kernels=plain.kernels * again,
+        kernels=kernels,
         splits=plain.splits,
     )
 

@@ -137,7 +137,7 @@ def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName
     summing = work.sums(micros) * work_seconds(work.accumulation, card, rates, products)
     optimizer = pace * (summing + work_seconds(work.update, card, rates, products))
     card_seconds = sum(spent) + optimizer
-    host_seconds = _host_seconds(work, rates.host, micros=micros)
+    host_seconds = _host_seconds(work, rates.host, micros=micros) + micros * work.reruns * rates.our_rerun_seconds
     waiting = overlapped(_HOST_OVERLAP_POWER, card_seconds, host_seconds) - card_seconds
     return StepTimes(
         matmuls=spent.matmuls,

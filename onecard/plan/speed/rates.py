@@ -45,6 +45,8 @@ class Rates:
     our_step_seconds: float = (
         1e-3  # our trainer's waiting, per step: its figures are read once, then a graph is started
     )
+    # our trainer's per block that Python runs again, besides its launches: torch's checkpointing; from one row
+    our_rerun_seconds: float = 1.1e-3
 
 
 H200_RATES = Rates(
