@@ -152,6 +152,9 @@ class _TiedEmbedding(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_rows_BTC: Tensor, d_weight_VC: Tensor) -> tuple[Tensor, None]:
         (tokens_BT,) = ctx.saved_tensors
+        if torch.are_deterministic_algorithms_enabled():  # index_add_ then waits, which a graph cannot
+            rows_VC = torch.ops.aten.embedding_dense_backward(d_rows_BTC, tokens_BT, len(d_weight_VC), -1, False)
+            return d_weight_VC.add_(rows_VC), None
         return d_weight_VC.index_add_(0, tokens_BT.flatten(), d_rows_BTC.flatten(0, 1)), None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -75,6 +76,18 @@ def plain_logits(weights: dict[str, Any], config: RunConfig, tokens_BT: Any) -> 
         wide = linear(norm(x, f"{at}.ln_2"), f"{at}.mlp.c_fc")
         x = x + linear(wide * 0.5 * (1 + torch.erf(wide / math.sqrt(2))), f"{at}.mlp.c_proj")
     return norm(x, "transformer.ln_f") @ weights["transformer.wte.weight"].t()
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_a_deterministic_tied_weight_has_the_same_gradient() -> None:
+    test_logits_loss_and_gradients_are_those_of_gpt2_written_out(bias=True)
 
 
 @pytest.mark.parametrize("bias", [False, True])
