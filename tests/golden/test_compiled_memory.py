@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.memory.allocator import Replay, replay
 from onecard.plan.memory.device import H200
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
+from onecard.plan.memory.replay import Replay, replay
 from onecard.plan.memory.tape import Tape, peaks
 
 FOLDER = Path(__file__).parent

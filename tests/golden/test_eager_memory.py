@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.memory.allocator import Replay, replay
 from onecard.plan.memory.device import H200
 from onecard.plan.memory.nanogpt.eager.run import eager_tape
+from onecard.plan.memory.replay import Replay, replay
 
 FOLDER = Path(__file__).parent
 WHOLE = "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps vocab_size".split()

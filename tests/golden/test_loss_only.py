@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 
 from bench.measured import CARD, GOLDEN, Measured, measured_rows
-from onecard.plan.memory.allocator import Replay, replay
 from onecard.plan.memory.device import device_of
 from onecard.plan.memory.predict import PHASES, nanogpt_tape
+from onecard.plan.memory.replay import Replay, replay
 
 ROWS = measured_rows(GOLDEN / "nanogpt_h200_loss_only.csv")
 

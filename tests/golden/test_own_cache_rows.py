@@ -9,11 +9,11 @@ rows has two right answers.
 import pytest
 
 from bench.measured import CARD, GOLDEN, Errors, Measured, measured_rows
-from onecard.plan.memory.allocator import Replay, replay
 from onecard.plan.memory.device import device_of
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.nanogpt.compiled.shape import Padding, Shape
 from onecard.plan.memory.predict import PHASES
+from onecard.plan.memory.replay import Replay, replay
 
 AGAIN = measured_rows(GOLDEN / "nanogpt_h200_own_cache.csv")
 FRESH = measured_rows(GOLDEN / "nanogpt_h200_fresh.csv")

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.memory.allocator import CachingAllocator, replay
+from onecard.plan.memory.allocator import CachingAllocator
 from onecard.plan.memory.device import H200
 from onecard.plan.memory.nanogpt.eager.run import eager_tape
+from onecard.plan.memory.replay import replay
 from onecard.plan.memory.tape import Tape
 
 FOLDER = Path(__file__).parent

@@ -10,9 +10,9 @@ missed a limit here was measured again there, and counts as measured there.
 import pytest
 
 from bench.measured import CARD, GOLDEN, Errors, Measured, measured_rows
-from onecard.plan.memory.allocator import replay
 from onecard.plan.memory.device import device_of
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
+from onecard.plan.memory.replay import replay
 
 CHECK = measured_rows(GOLDEN / "nanogpt_h200_check.csv")
 EAGER = [row for row in CHECK if not row.config.compile]

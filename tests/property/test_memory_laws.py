@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card
-from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory, replay
+from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory
 from onecard.plan.memory.device import H200, Device
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.nanogpt.eager.run import eager_tape
 from onecard.plan.memory.predict import PHASES, PROCESS, nanogpt_tape, predict_nanogpt
+from onecard.plan.memory.replay import replay
 from onecard.plan.memory.tags import (
     GRADIENTS,
     LOGITS_AND_LOSS,

@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator for CUDA, restated: what the driver is asked for when a tape is replayed.
+"""PyTorch's caching allocator for CUDA, restated: what the driver is asked for.
 
 Source: c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator), default settings or expandable_segments:True.
 
@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
 
-from onecard.plan.memory.tape import DEFAULT_POOL, EMPTY_CACHE, ROUND_BYTES, Peak, Tape, rounded
+from onecard.plan.memory.tape import DEFAULT_POOL, EMPTY_CACHE, ROUND_BYTES, rounded
 
 SMALL_BYTES = 2**20  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT_BYTES = 2 * 2**20  # kSmallBuffer
@@ -30,10 +28,10 @@ _ADDRESS_BITS = 62  # a free block's sort key is size << 62 | address: one whole
 _RANGE_BYTES = LARGE_SEGMENT_BYTES << 30  # address space of an expandable segment: whole pages, beyond any card
 
 
-class _Block:
+class Block:
     __slots__ = ("address", "allocated", "mapped", "next", "pool", "prev", "size")
 
-    def __init__(self, address: int, size: int, pool: _Pool, prev: _Block | None, next: _Block | None) -> None:
+    def __init__(self, address: int, size: int, pool: _Pool, prev: Block | None, next: Block | None) -> None:
         self.address = address
         self.size = size
         self.pool = pool
@@ -56,15 +54,15 @@ class _Pool:
         self.is_small = is_small
         self.page_bytes = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
         self.keys: list[int] = []
-        self.blocks: dict[int, _Block] = {}
-        self.unmapped: list[_Block] = []  # expandable only, by address
+        self.blocks: dict[int, Block] = {}
+        self.unmapped: list[Block] = []  # expandable only, by address
 
-    def insert(self, block: _Block) -> None:
+    def insert(self, block: Block) -> None:
         key = block.size << _ADDRESS_BITS | block.address
         insort(self.keys, key)
         self.blocks[key] = block
 
-    def remove(self, block: _Block) -> None:
+    def remove(self, block: Block) -> None:
         key = block.size << _ADDRESS_BITS | block.address
         del self.keys[bisect_left(self.keys, key)]
         del self.blocks[key]
@@ -151,7 +149,7 @@ class CachingAllocator:
             assert verb == "let go", order
             self.held.remove(name)
 
-    def malloc(self, size_bytes: int) -> _Block:
+    def malloc(self, size_bytes: int) -> Block:
         """A block of at least `size_bytes`; raises OutOfMemory at the limit."""
         size = rounded(size_bytes)
         pool = self.small if size <= SMALL_BYTES else self.large
@@ -166,7 +164,7 @@ class CachingAllocator:
         left = block.size - size
         # should_split: expandable blocks always can be cut; a large one only if more than 1 MiB is left
         if left > SMALL_BYTES or (left >= ROUND_BYTES and (pool.is_small or self.expandable)):
-            rest = _Block(block.address + size, left, pool, block, block.next)
+            rest = Block(block.address + size, left, pool, block, block.next)
             if block.next is not None:
                 block.next.prev = rest
             block.next = rest
@@ -176,14 +174,14 @@ class CachingAllocator:
         self.allocated_bytes += block.size
         return block
 
-    def free(self, block: _Block) -> None:
+    def free(self, block: Block) -> None:
         """Back into the cache, merged with free neighbours."""
         self.allocated_bytes -= block.size
         block.allocated = False
         self._merge(block)
         block.pool.insert(block)
 
-    def _merge(self, block: _Block) -> None:
+    def _merge(self, block: Block) -> None:
         """try_merge_blocks with both neighbours: same segment, free, and alike in being mapped."""
         before = block.prev
         if before is not None and not before.allocated and before.mapped == block.mapped:
@@ -201,13 +199,13 @@ class CachingAllocator:
             if block.next is not None:
                 block.next.prev = block
 
-    def _forget(self, block: _Block) -> None:
+    def _forget(self, block: Block) -> None:
         if block.mapped:
             block.pool.remove(block)
         else:
             block.pool.unmapped.remove(block)
 
-    def _new_block(self, pool: _Pool, size: int) -> _Block:
+    def _new_block(self, pool: _Pool, size: int) -> Block:
         """alloc_block, and once more after release_cached_blocks."""
         for attempt in (1, 2):
             block = self._expand(pool, size) if self.expandable else self._new_segment(pool, size)
@@ -226,12 +224,12 @@ class CachingAllocator:
         if self.reserved_bytes > self.peak_reserved_bytes:
             self.peak_reserved_bytes = self.reserved_bytes
 
-    def _new_segment(self, pool: _Pool, size: int) -> _Block | None:
+    def _new_segment(self, pool: _Pool, size: int) -> Block | None:
         wanted = segment_bytes(size)
         if self._exceeds_limit(wanted):
             return None
         self._reserve(wanted)
-        return _Block(self._space.place(wanted), wanted, pool, None, None)
+        return Block(self._space.place(wanted), wanted, pool, None, None)
 
     def _release_cached(self) -> None:
         """release_cached_blocks: wholly free segments, or wholly free pages, go back to the driver."""
@@ -251,7 +249,7 @@ class CachingAllocator:
     def _best_expandable(pool: _Pool, at: int) -> int:
         """get_free_block: a block that can grow counts as large as it can become, so others are taken before it."""
 
-        def size_it_can_reach(block: _Block) -> int:
+        def size_it_can_reach(block: Block) -> int:
             after = block.next
             return block.size + (after.size if after is not None and not after.mapped else 0)
 
@@ -260,13 +258,13 @@ class CachingAllocator:
             at += 1
         return at
 
-    def _expand(self, pool: _Pool, size: int) -> _Block | None:
+    def _expand(self, pool: _Pool, size: int) -> Block | None:
         """try_allocate_expandable_block: map pages at the lowest address where `size` bytes then are free in a row."""
         if self._exceeds_limit(segment_bytes(size)):
             return None
         block = next(_places(pool, size), None)
         if block is None:
-            block = _Block(self._next_range, _RANGE_BYTES, pool, None, None)
+            block = Block(self._next_range, _RANGE_BYTES, pool, None, None)
             block.mapped = False
             pool.unmapped.append(block)
             self._next_range += _RANGE_BYTES
@@ -280,13 +278,13 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _map(self, block: _Block, size: int) -> None:
+    def _map(self, block: Block, size: int) -> None:
         pool = block.pool
         mapped = -(-size // pool.page_bytes) * pool.page_bytes
         pool.unmapped.remove(block)
         block.mapped = True
         if mapped < block.size:
-            rest = _Block(block.address + mapped, block.size - mapped, pool, block, block.next)
+            rest = Block(block.address + mapped, block.size - mapped, pool, block, block.next)
             rest.mapped = False
             if block.next is not None:
                 block.next.prev = rest
@@ -297,7 +295,7 @@ class CachingAllocator:
         pool.insert(block)
         self._reserve(mapped)
 
-    def _unmap(self, block: _Block) -> None:
+    def _unmap(self, block: Block) -> None:
         pool = block.pool
         start = -(-block.address // pool.page_bytes) * pool.page_bytes
         end = (block.address + block.size) // pool.page_bytes * pool.page_bytes
@@ -305,13 +303,13 @@ class CachingAllocator:
             return
         pool.remove(block)
         if start > block.address:
-            before = _Block(block.address, start - block.address, pool, block.prev, block)
+            before = Block(block.address, start - block.address, pool, block.prev, block)
             if block.prev is not None:
                 block.prev.next = before
             block.prev = before
             pool.insert(before)
         if end < block.address + block.size:
-            after = _Block(end, block.address + block.size - end, pool, block, block.next)
+            after = Block(end, block.address + block.size - end, pool, block, block.next)
             if block.next is not None:
                 block.next.prev = after
             block.next = after
@@ -322,7 +320,7 @@ class CachingAllocator:
         insort(pool.unmapped, block, key=lambda unmapped: unmapped.address)
 
 
-def _places(pool: _Pool, size: int) -> Iterator[_Block]:
+def _places(pool: _Pool, size: int) -> Iterator[Block]:
     """find_expandable_block: free blocks, lowest address first, from which `size` bytes can be made by mapping."""
     for unmapped in pool.unmapped:
         start = unmapped.prev if unmapped.prev is not None and not unmapped.prev.allocated else unmapped
@@ -341,80 +339,3 @@ def segment_bytes(size_bytes: int) -> int:
     if size_bytes < MIN_OWN_SEGMENT_BYTES:
         return LARGE_SEGMENT_BYTES
     return -(-size_bytes // ROUND_SEGMENT_BYTES) * ROUND_SEGMENT_BYTES
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReservedPeak(Peak):
-    """What torch.cuda.max_memory_allocated and max_memory_reserved would say at the end of a phase, in bytes."""
-
-    reserved_bytes: int  # the most so far in the process
-
-
-@dataclass(frozen=True)
-class RanOut:
-    """Where the limit was hit for good."""
-
-    phase: str
-    event: int  # index into the tape's events
-    wanted_bytes: int
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A tape under the allocator. Phases that were not reached because memory ran out are absent."""
-
-    phases: dict[str, ReservedPeak]
-    ran_out: RanOut | None
-    reserved_bytes: int  # high-water mark of the whole tape
-
-    @property
-    def ok(self) -> bool:
-        return self.ran_out is None
-
-
-def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | None = None) -> Replay:
-    """What the allocator holds in each phase of the tape, in bytes; `limit_bytes` bounds what it may reserve."""
-    allocator = CachingAllocator(expandable_segments=expandable_segments, limit_bytes=limit_bytes)
-    malloc, free = allocator.malloc, allocator.free
-    handles: dict[int, _Block] = {}
-    sizes, events = tape.sizes, tape.events
-    found: dict[str, ReservedPeak] = {}
-    for start, end, name, taken, orders in _stretches(tape):
-        for size in taken:
-            allocator.driver_takes(size)
-        for order in orders:
-            allocator.obey(order)
-        best, at = allocator.allocated_bytes, max(start - 1, 0)
-        for index in range(start, end):
-            event = events[index]
-            if event < 0:
-                free(handles.pop(~event))
-                continue
-            try:
-                handles[event] = malloc(sizes[event])
-            except OutOfMemory:
-                return Replay(found, RanOut(name, index, sizes[event]), allocator.peak_reserved_bytes)
-            if allocator.allocated_bytes > best:
-                best, at = allocator.allocated_bytes, index
-        if name in found and found[name].allocated_bytes >= best:
-            best, at = found[name].allocated_bytes, found[name].event
-        found[name] = ReservedPeak(
-            phase=name, allocated_bytes=best, event=at, reserved_bytes=allocator.peak_reserved_bytes
-        )
-    return Replay(found, None, allocator.peak_reserved_bytes)
-
-
-def _stretches(tape: Tape) -> Iterator[tuple[int, int, str, list[int], list[str]]]:
-    """(first event, end, phase, what the driver takes before it, orders): phases, cut where something else happens."""
-    names = dict(tape.phases)
-    taken: dict[int, list[int]] = {}
-    for index, size in tape.driver:
-        taken.setdefault(index, []).append(size)
-    orders: dict[int, list[str]] = {}
-    for index, order in tape.orders:
-        orders.setdefault(index, []).append(order)
-    name = ""
-    cuts = sorted({0, *names, *taken, *orders, len(tape.events)})
-    for start, end in pairwise(cuts):
-        name = names.get(start, name)
-        yield start, end, name, taken.get(start, []), orders.get(start, [])

@@ -10,7 +10,6 @@ from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.memory import tags
-from onecard.plan.memory.allocator import RanOut, Replay, ReservedPeak, replay
 from onecard.plan.memory.device import Device, device_of
 from onecard.plan.memory.kernels import FLOAT
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
@@ -18,6 +17,7 @@ from onecard.plan.memory.nanogpt.eager.run import eager_tape
 from onecard.plan.memory.onecard.chunks import loss_chunks
 from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.replay import RanOut, Replay, ReservedPeak, replay
 from onecard.plan.memory.tape import Tape
 from onecard.units import MIB
 
