@@ -46,6 +46,8 @@ class TrainingState:
     data_fingerprint: str | None = None  # of the token files: the same name may hold another text
     scaler: Mapping[str, Any] | None = None  # GradScaler.state_dict(); None where there is none
     best_val_loss: float | None = None
+    micro_batches: tuple[int, int] | None = None  # the config's, and the one in use: out of memory halves it
+    eval_sequences: int | None = None  # of a split, read in every evaluation
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ def load(
             parameter.copy_(weights[name])
     if optimizer is not None:
         _restore_rng(content["rng"], next(model.parameters()).device)
-    return TrainingState(**{field: content[field] for field in TrainingState.__dataclass_fields__})
+    known = {field: content[field] for field in TrainingState.__dataclass_fields__ if field in content}
+    return TrainingState(**known)
 
 
 def verify(path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from onecard.data.windows import EvalWindows
 from onecard.train.model import GPT
-from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory
+from onecard.train.oom import OutOfMemory, first_line, is_out_of_memory, release_memory
 from onecard.train.precision import Precision
 
 
@@ -56,7 +56,7 @@ def evaluate(
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                message = str(error)  # not the error itself: its frames hold what must be freed
+                message = first_line(error)  # not the error itself: its frames hold what must be freed
             smaller = batch_size // 2 or None
             on_oom(batch_size, smaller, message)
             if smaller is None:

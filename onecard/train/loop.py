@@ -29,7 +29,7 @@ from onecard.train import checkpoint
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt
 from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
-from onecard.train.oom import OutOfMemory, is_out_of_memory
+from onecard.train.oom import OutOfMemory, first_line, is_out_of_memory
 from onecard.train.precision import allow_tf32, choose_device, choose_precision, limit_memory
 from onecard.train.profiling import profiled_steps
 from onecard.train.trainer import Shrunk, Trainer
@@ -66,7 +66,7 @@ def train(
                 raise
             raise MachineError(
                 "there is no memory for the weights and the optimizer",
-                why=(str(error).splitlines() or ["out of memory"])[0][:300],
+                why=first_line(error),
                 fix="close what else uses the card (nvidia-smi lists it), or a smaller model: onecard plan --fit",
                 name="out-of-memory",
             ) from error
@@ -242,7 +242,8 @@ class _Loop:
             on_oom=self._eval_shrunk,
         )
         self.eval_batch_size = found.batch_size
-        best = trainer.best_val_loss is None or found.val.mean < trainer.best_val_loss
+        lowest = math.inf if trainer.best_val_loss is None else trainer.best_val_loss
+        best = found.val.mean < lowest  # never, if it is no number
         self._record(
             Eval(
                 step=trainer.step,
@@ -316,7 +317,7 @@ class _Loop:
                 batch_size_after=after,
                 accumulation_before=None,
                 accumulation_after=None,
-                message=message.splitlines()[0][:300],
+                message=message,
             )
         )
 
@@ -355,7 +356,7 @@ class _Loop:
             model=trainer.model,
             optimizer=trainer.optimizer,
             config=self.config,
-            data_fingerprint=trainer.fingerprint,
+            data_fingerprint=trainer.dataset.fingerprint,
         )
         trainer.restore(state)
         self.watched.add_all(self.folder.read().records)

@@ -27,6 +27,8 @@ from onecard.train.gelu import gelu
 
 Recompute = Literal["none", "selective", "full"]
 
+COMPILED_SIZES = 64  # of batches, each with its graphs: out of memory halves them again and again
+
 _PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
 
 
@@ -238,9 +240,10 @@ class GPT(nn.Module):
     def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor, *, chunk_tokens: int | None = None) -> Tensor:
         """Cross-entropy losses_BT in nats (float32), 0 where the target is -1; no gradients: for evaluation."""
         with torch.no_grad():
+            x_BTC, head_VC = self._hidden_and_head(tokens_BT)
             losses_N = chunked.token_losses(
-                self.hidden(tokens_BT).flatten(0, 1),
-                self.lm_head.weight,
+                x_BTC.flatten(0, 1),
+                head_VC,
                 targets_BT.flatten(),
                 chunk_tokens=chunk_tokens or self.chunk_tokens,
             )
@@ -265,5 +268,6 @@ class GPT(nn.Module):
         """
         # Otherwise torch warns about the selective contexts of `_remade`, whose parts have no in-place operation.
         logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
+        torch._dynamo.config.recompile_limit = COMPILED_SIZES
         for block in self.transformer.h:
             block.compile(dynamic=False)

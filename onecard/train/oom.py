@@ -11,14 +11,15 @@ class OutOfMemory(Exception):
     """Not even one sequence at a time fits."""
 
 
-_CPU_WORDS = ("can't allocate memory", "not enough memory", "out of memory")
+# Of the CPU, of other parts of torch, and of cuBLAS where there is none left for its handle.
+_WORDS = ("can't allocate memory", "not enough memory", "out of memory", "cublas_status_alloc_failed")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that the device (or the computer) had no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _CPU_WORDS)
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
 
 
 def smaller_micro_batch(batch_size: int, sequences_per_step: int) -> int | None:
@@ -32,3 +33,8 @@ def release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; what it is, where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -22,7 +22,7 @@ from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
 from onecard.train.graph import RecordedMicroBatch, zero_gradients
 from onecard.train.model import GPT
-from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory, smaller_micro_batch
+from onecard.train.oom import OutOfMemory, first_line, is_out_of_memory, release_memory, smaller_micro_batch
 from onecard.train.optim import clip_gradients, make_optimizer, make_state, set_learning_rate
 from onecard.train.precision import Precision
 
@@ -63,8 +63,8 @@ class Trainer:
         if config.compile and device.type == "cuda":
             self.model.compile_blocks()
         self.windows = Windows(dataset.train, block_size=config.block_size, seed=config.seed)
-        self.eval_windows = _eval_windows(config, dataset)
-        self.fingerprint = dataset.fingerprint
+        self.dataset = dataset
+        self.eval_sequences = config.eval_iters * config.batch_size  # as many as nanoGPT reads of a split
         self.batch_size = config.batch_size
         self.step = 0
         self.updates_here = 0  # in this process
@@ -76,6 +76,16 @@ class Trainer:
         self._records = records_graph(config) and device.type == "cuda"
         self._warm = False  # whether a micro-batch of this size has run: what is recorded must be compiled before
         self._recorded: RecordedMicroBatch | None = None
+
+    @property
+    def eval_windows(self) -> tuple[EvalWindows, EvalWindows]:
+        """Windows of train and val, the same in every evaluation, whatever its batch."""
+        block_size = self.config.eval_block_size or self.config.block_size
+        train, val = (
+            EvalWindows(tokens, block_size=block_size, count=self.eval_sequences)
+            for tokens in (self.dataset.train, self.dataset.val)
+        )
+        return train, val
 
     @property
     def accumulation(self) -> int:
@@ -104,9 +114,9 @@ class Trainer:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                message = str(error)
+                message = first_line(error)  # not the error itself: its frames hold what must be freed
+            self._set_random_state(random)  # also where shrinking ends the run: it is saved as before this update
             self._shrink(message, on_shrink)
-            self._set_random_state(random)
         set_learning_rate(self.optimizer, rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -160,11 +170,12 @@ class Trainer:
         x_BT, y_BT = torch.zeros(2, *shape, dtype=torch.long, device=self.device)
         try:
             self._recorded = RecordedMicroBatch(self._micro_batch, x_BT, y_BT)
+            return
         except Exception as error:
-            self._records = False
-            self.graph_failure = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            self.optimizer.zero_grad(set_to_none=True)
-            release_memory(self.device)
+            self.graph_failure = first_line(error)  # not the error itself: its frames hold what must be freed
+        self._records = False
+        self.optimizer.zero_grad(set_to_none=True)
+        release_memory(self.device)
 
     def free_activations(self) -> None:
         """Give back what a recorded micro-batch holds, gradients included; it is recorded again when next needed."""
@@ -188,8 +199,7 @@ class Trainer:
     def _shrink(self, message: str, on_shrink: Callable[[Shrunk], None]) -> None:
         self._recorded, self._warm = None, False
         self.optimizer.zero_grad(set_to_none=True)
-        if self.scaler.is_enabled():
-            self.scaler.update(self.scaler.get_scale())  # forgets that these gradients may have been unscaled
+        self.scaler = self._same_scaler()
         self.close()
         release_memory(self.device)
         smaller = smaller_micro_batch(self.batch_size, self.config.sequences_per_step)
@@ -200,12 +210,20 @@ class Trainer:
                 after=smaller,
                 accumulation_before=self.accumulation,
                 accumulation_after=after,
-                message=message.splitlines()[0][:300],
+                message=message,
             )
         )
         if smaller is None:
+            self.batch_size = self.config.batch_size  # who resumes will have made room
             raise OutOfMemory(message)
         self.batch_size = smaller
+
+    def _same_scaler(self) -> torch.amp.GradScaler:
+        """The scaler as it stands, but for its memory of gradients that were unscaled and then thrown away."""
+        scaler = self.precision.grad_scaler()
+        if scaler.is_enabled():
+            scaler.load_state_dict(self.scaler.state_dict())
+        return scaler
 
     def _random_state(self) -> tuple[Tensor, Tensor | None]:
         """Only dropout draws random numbers in training; without it this costs nothing worth saving."""
@@ -224,9 +242,11 @@ class Trainer:
             tokens=self.tokens,
             elapsed_seconds=self.elapsed_seconds,
             data_position={"sequences": self.step * self.config.sequences_per_step},
-            data_fingerprint=self.fingerprint,
+            data_fingerprint=self.dataset.fingerprint,
             scaler=self.scaler.state_dict() or None,
             best_val_loss=self.best_val_loss,
+            micro_batches=(self.config.batch_size, self.batch_size),
+            eval_sequences=self.eval_sequences,
         )
 
     def restore(self, state: TrainingState) -> None:
@@ -234,6 +254,9 @@ class Trainer:
         self.step = state.step
         self.elapsed_seconds = state.elapsed_seconds
         self.best_val_loss = state.best_val_loss
+        self.eval_sequences = state.eval_sequences or self.eval_sequences
+        if state.micro_batches and state.micro_batches[0] == self.config.batch_size:
+            self.batch_size = state.micro_batches[1]  # unless the user has asked for another
         if state.scaler:
             self.scaler.load_state_dict(dict(state.scaler))
         self.close()
@@ -243,11 +266,3 @@ class Trainer:
         if self._batches:
             self._batches.close()
             self._batches = None
-
-
-def _eval_windows(config: RunConfig, dataset: Dataset) -> tuple[EvalWindows, EvalWindows]:
-    """Windows of train and val: as many tokens as nanoGPT reads, whatever the evaluation batch."""
-    block_size = config.eval_block_size or config.block_size
-    count = config.eval_iters * config.batch_size
-    train = EvalWindows(dataset.train, block_size=block_size, count=count)
-    return train, EvalWindows(dataset.val, block_size=block_size, count=count)

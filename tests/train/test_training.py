@@ -159,32 +159,39 @@ def test_out_of_memory_on_the_way_to_the_optimizers_step_changes_nothing(
     assert losses(tmp_path / "short") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("where", "what", "call", "step"),
+    [(trainer, "make_state", 3, 2), (trainer, "make_state", 1, 0), (GPT, "loss", 1, 0), (GPT, "loss", 4, 1)],
+)
 def test_a_scaler_forgets_gradients_that_were_thrown_away(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, what: str, call: int, step: int
 ) -> None:
     monkeypatch.setattr(Precision, "grad_scaler", lambda _: torch.amp.GradScaler("cpu", init_scale=256.0))
     run(tiny(), dataset, tmp_path / "whole")
     error = torch.OutOfMemoryError("CUDA out of memory.")
-    monkeypatch.setattr(trainer, "make_state", failing_at(trainer.make_state, 3, error))
+    monkeypatch.setattr(where, what, failing_at(getattr(where, what), call, error))
     seen = run(tiny(), dataset, tmp_path / "short")
-    assert [record.step for record in seen if isinstance(record, Oom)] == [2]
+    assert [record.step for record in seen if isinstance(record, Oom)] == [step]
     assert losses(tmp_path / "short") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_an_optimizer_whose_state_never_fits_ends_with_a_checkpoint(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropout: float
 ) -> None:
+    config = tiny(dropout=dropout)
+
     def full(_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(trainer, "make_state", full)
-    seen = run(tiny(), dataset, tmp_path / "run")
+    seen = run(config, dataset, tmp_path / "run")
     assert isinstance(seen[-1], End)
     assert seen[-1].reason == "out-of-memory"
     assert [saved.step for saved in load_run(tmp_path / "run").checkpoints] == [0]
     monkeypatch.undo()
-    run(tiny(), dataset, tmp_path / "run", resume=True)
-    run(tiny(), dataset, tmp_path / "whole")
+    run(config, dataset, tmp_path / "run", resume=True)
+    run(config, dataset, tmp_path / "whole")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole"), "it goes on as if nothing had been"
 
 
@@ -235,6 +242,64 @@ def test_out_of_memory_in_evaluation_halves_its_batch_and_gives_the_same_loss(
     whole, short = (load_run(tmp_path / name).evals for name in ("whole", "short"))
     assert [e.val_loss for e in short] == pytest.approx([e.val_loss for e in whole], rel=1e-5)
     assert [e.tokens_read for e in short] == [e.tokens_read for e in whole]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")]
+)
+@pytest.mark.parametrize("what", ["loss", "token_losses"])
+def test_out_of_memory_is_known_by_all_its_names(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, what: str
+) -> None:
+    monkeypatch.setattr(GPT, what, failing_at(getattr(GPT, what), 2, error))
+    seen = run(tiny(), dataset, tmp_path / "run")
+    assert [bool(record.message) for record in seen if isinstance(record, Oom)] == [True]
+
+
+def test_a_resumed_run_keeps_the_micro_batch_that_fitted(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(max_iters=4)
+    monkeypatch.setattr(GPT, "loss", failing_at(GPT.loss, 1, torch.OutOfMemoryError("CUDA out of memory.")))
+    run(config, dataset, tmp_path / "run")
+    monkeypatch.undo()
+    used: list[int] = []
+    real = GPT.loss
+    monkeypatch.setattr(GPT, "loss", lambda *given, **keys: used.append(len(given[1])) or real(*given, **keys))
+    run(config.replace({"max_iters": 6}), dataset, tmp_path / "run", resume=True)
+    assert set(used) == {2}
+    used.clear()
+    asked = config.replace({"max_iters": 8, "batch_size": 8, "gradient_accumulation_steps": 1})
+    run(asked, dataset, tmp_path / "run", resume=True)
+    assert set(used) == {8}, "the user's own wish comes first"
+
+
+def test_another_micro_batch_evaluates_the_same_windows(dataset: Dataset, tmp_path: Path) -> None:
+    config = tiny(learning_rate=0.0, min_lr=0.0, max_iters=4)
+    run(config, dataset, tmp_path / "run")
+    smaller = config.replace({"max_iters": 8, "batch_size": 1, "gradient_accumulation_steps": 8})
+    run(smaller, dataset, tmp_path / "run", resume=True)
+    evals = load_run(tmp_path / "run").evals
+    assert len({record.tokens_read for record in evals}) == 1
+    assert [record.val_loss for record in evals] == pytest.approx([evals[0].val_loss] * len(evals), rel=1e-5)
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = GPT.token_losses
+    calls: list[int] = []
+
+    def first_is_nan(*given: Any, **keys: Any) -> Any:
+        calls.append(0)
+        losses_BT = real(*given, **keys)
+        return losses_BT * float("nan") if len(calls) <= 4 else losses_BT
+
+    monkeypatch.setattr(GPT, "token_losses", first_is_nan)
+    seen = run(tiny(), dataset, tmp_path / "run")
+    assert isinstance(seen[-1], End)
+    assert seen[-1].best_val_loss is not None
+    assert seen[-1].best_val_loss < 6
 
 
 def test_evaluation_that_never_fits_ends_clearly(
