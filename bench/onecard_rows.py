@@ -68,8 +68,9 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    from onecard.plan.memory.predict import context_of_onecard
     from onecard.train.evaluate import evaluate
-    from onecard.train.loop import cap_memory
+    from onecard.train.loop import cap_memory, card_of
     from onecard.train.oom import OutOfMemory
     from onecard.train.precision import allow_tf32, choose_device, choose_precision
     from onecard.train.trainer import Trainer
@@ -82,7 +83,8 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
         torch.cuda.memory._record_memory_history(max_entries=2_000_000, stacks="python")
     torch.zeros(1, device=device)
     if config.memory_limit:
-        cap_memory(device, config.memory_limit)
+        card = card_of(device)
+        cap_memory(device, config.memory_limit, context_bytes=context_of_onecard(config, card) if card else 0)
 
     def mark(phase: str) -> None:
         boundaries.append((phase, time.time_ns() // 1000))

@@ -17,6 +17,7 @@ import click
 from onecard.cli.flags import Flag
 from onecard.cli.library import INTERRUPTED, KeyCommand, console, json_option, needs_torch
 from onecard.cli.plan import read_config
+from onecard.cli.settle import check_run, open_data, torch_environment, with_vocabulary
 from onecard.errors import ConfigError, OnecardError, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
     Every trainer runs every micro-batch until one is too large; without --nanogpt onecard is measured alone.
     """
     needs_torch("a benchmark trains")
-    from onecard.report.bench import bench_json, bench_plot, print_bench
+    from onecard.report.talk import print_error
 
     if options["updates"] < WARM_UP + TIMED:
         raise UsageError(
@@ -64,30 +65,43 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
             fix=f"--updates {WARM_UP + TIMED}",
         )
     resolved = read_config(options["config"], flags)
-    configs = [_with_batch(resolved.config, size) for size in _sizes(options["batches"], resolved.config)]
+    dataset = open_data(resolved.config)
+    config = with_vocabulary(resolved, dataset)
+    check_run(config, dataset)
+    configs = [_with_batch(config, size) for size in _sizes(options["batches"], config)]
     checkout = _checkout(options["nanogpt"])
     found: list[Measured] = []
-    interrupted, talk = False, console(stderr=True)
+    stopped: KeyboardInterrupt | OnecardError | None = None
+    talk = console(stderr=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what has been measured is told
     try:
         for measured in _measurements(configs, checkout, repeat=options["repeat"], updates=options["updates"]):
             found.append(measured)
             talk.print(f"{_job(measured.trainer, measured)}: {_in_words(measured)}", soft_wrap=True)
-    except KeyboardInterrupt:
-        interrupted = True
-    if interrupted and not found:
-        return INTERRUPTED
-    if options["plot"]:
+    except (KeyboardInterrupt, OnecardError) as problem:
+        stopped = problem
+    if stopped and not found:
+        raise stopped
+    _tell(found, config, plot=options["plot"], as_json=options["as_json"])
+    if isinstance(stopped, OnecardError):
+        print_error(stopped, talk)  # not raised: with --json stdout has its one object
+        return stopped.exit_code
+    if stopped:
+        talk.print("interrupted: the figures are of what had been measured", soft_wrap=True)
+    return INTERRUPTED if stopped else 0
+
+
+def _tell(found: list[Measured], config: RunConfig, *, plot: str | None, as_json: bool) -> None:
+    from onecard.report.bench import bench_json, bench_plot, print_bench
+
+    if plot:
         from onecard.cli.files import write_text
 
-        write_text(Path(options["plot"]), bench_plot(found), option="--plot")
-    if options["as_json"]:
-        click.echo(json.dumps(bench_json(found, resolved.config)))
+        write_text(Path(plot), bench_plot(found), option="--plot")
+    if as_json:
+        click.echo(json.dumps(bench_json(found, config)))
     else:
-        print_bench(found, resolved.config, console())
-    if interrupted:
-        talk.print("interrupted: the figures are of what had been measured", soft_wrap=True)
-    return INTERRUPTED if interrupted else 0
+        print_bench(found, config, console())
 
 
 def _measurements(configs: list[RunConfig], checkout: Path | None, *, repeat: int, updates: int) -> Iterator[Measured]:
@@ -119,7 +133,6 @@ def _in_words(measured: Measured) -> str:
 
 
 def _run(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates: int) -> Measured:
-    from onecard.data.stdlib import cache_home
     from onecard.runs.measured import from_json
 
     job = {
@@ -129,9 +142,8 @@ def _run(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates
         "updates": updates,
         "timed": updates - WARM_UP,
     }
-    segments = f"expandable_segments:{trainer == 'onecard' and config.expandable_segments}"
-    environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": segments, "PYTORCH_ALLOC_CONF": segments}
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home(os.environ) / "compiled"))
+    as_published = config.replace({"expandable_segments": trainer == "onecard" and config.expandable_segments})
+    environment = os.environ | torch_environment(as_published, os.environ)
     command = [sys.executable, "-m", "onecard.train.bench", json.dumps(job)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard import units
@@ -61,8 +62,13 @@ def predicted(config: RunConfig) -> Memory | None:
     return predict_onecard(settled(config, place), place.card, available_bytes=available_bytes(config, place))
 
 
-def checked(config: RunConfig, *, fit: bool, command: str) -> tuple[RunConfig, Memory | None]:
-    """The config that will run and its predicted memory (None without a card); refused where it cannot fit."""
+def checked(
+    config: RunConfig, *, fit: bool, command: str, typed: Sequence[Flag] = ()
+) -> tuple[RunConfig, Memory | None]:
+    """The config that will run and its predicted memory (None without a card); refused where it cannot fit.
+
+    The refusal's `command` keeps the flags that were `typed`, but for those it changes.
+    """
     place, memory = place_of_run(config), predicted(config)
     if place is None or memory is None:
         if fit:
@@ -79,7 +85,18 @@ def checked(config: RunConfig, *, fit: bool, command: str) -> tuple[RunConfig, M
     fitted = _fitted(config, place, free)
     if fit and fitted is not None:
         return fitted, predicted(fitted)
-    raise _does_not_fit(config, memory, free, fitted, place, command)
+    fix = _command(command, typed, before=config, after=fitted) if fitted else None
+    raise _does_not_fit(memory, free, place, fix)
+
+
+_FITTED = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint")
+
+
+def _command(command: str, typed: Sequence[Flag], *, before: RunConfig, after: RunConfig) -> str:
+    """What to type for `after`: what was typed for `before`, but for what differs."""
+    changes = {key: getattr(after, key) for key in _FITTED if getattr(after, key) != getattr(before, key)}
+    kept = [(key, value) for key, value in typed if key not in changes]
+    return " ".join([command, *(quote(f"--{key}={value}") for key, value in [*kept, *changes.items()])])
 
 
 def _fitted(config: RunConfig, place: Place, free: int) -> RunConfig | None:
@@ -90,24 +107,15 @@ def _fitted(config: RunConfig, place: Place, free: int) -> RunConfig | None:
     found = fit_onecard(settled(config, place), place.card, free)
     if found.best is None:
         return None
-    keys = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint")
-    return config.replace({key: getattr(found.best.config, key) for key in keys})
+    return config.replace({key: getattr(found.best.config, key) for key in _FITTED})
 
 
-def _does_not_fit(
-    config: RunConfig, memory: Memory, free: int, fitted: RunConfig | None, place: Place, command: str
-) -> DoesNotFit:
+def _does_not_fit(memory: Memory, free: int, place: Place, fix: str | None) -> DoesNotFit:
     largest = max(memory.parts_of(memory.peak_phase.name), key=lambda part: part.size_bytes)
     share = largest.size_bytes / memory.process_bytes
     held = f"; other programs hold {units.gib(place.other_bytes)}" if place.other_bytes else ""
-    if fitted is None:
-        fix = f"a smaller model: onecard plan --gpu auto --fit says which fits {units.gib(free)}"
-    else:
-        keys = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint")
-        changed = [f"--{key}={getattr(fitted, key)}" for key in keys if getattr(fitted, key) != getattr(config, key)]
-        fix = " ".join([command, *changed])
     return DoesNotFit(
         f"this run needs {units.gib(memory.process_bytes)} and {place.card.name} has {units.gib(free)} for it",
         why=f"{largest.name} take {units.gib(largest.size_bytes)} ({share:.0%}){held}",
-        fix=fix,
+        fix=fix or f"a smaller model: onecard plan --gpu auto --fit says which fits {units.gib(free)}",
     )

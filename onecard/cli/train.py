@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +16,8 @@ from onecard.cli.library import INTERRUPTED, KeyCommand, console, needs_torch
 from onecard.cli.plan import read_config
 from onecard.cli.preflight import checked, larger_default, predicted
 from onecard.cli.pretrained import pretrained
-from onecard.errors import ConfigError, MachineError
+from onecard.cli.settle import check_run, open_data, torch_environment, with_vocabulary
+from onecard.errors import ConfigError, MachineError, UsageError
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -60,6 +62,18 @@ def train(
     needs_torch("planning needs none, training does")
     from onecard.report.talk import print_warnings
 
+    if resume and (config or fit):
+        raise UsageError(
+            f"--resume {resume} goes on with the config of that run",
+            why=f"{config or '--fit'} would be ignored",
+            fix=f"onecard train --resume {resume}",
+        )
+    if memory_snapshot and Path(memory_snapshot).suffix == ".pickle":
+        raise UsageError(
+            f"--memory_snapshot {memory_snapshot} is torch's own file",
+            why="the parts are written as JSON, and torch's snapshot beside them with the ending .pickle",
+            fix=f"--memory_snapshot {Path(memory_snapshot).with_suffix('.json')}",
+        )
     resolved = read_config(config, flags)
     if resolved.config.init_from == "resume" and resume is None:
         resume = resolved.config.out_dir
@@ -68,17 +82,18 @@ def train(
         folder.close()
         return 0
     run_config = settled or resolved.config
-    _set_environment(run_config)
-    dataset = _open_data(run_config)
+    os.environ.update(torch_environment(run_config, os.environ))
+    dataset = open_data(run_config)
     model, memory = None, predicted(run_config) if folder else None
     if folder is None:
         resolved, model = pretrained(resolved)
         print_warnings([*resolved.warnings, *(model.snapshot.notes if model else ())], console(stderr=True))
-        run_config = _with_vocabulary(resolved, dataset)
+        run_config = with_vocabulary(resolved, dataset)
         if config is None:
             run_config = larger_default(run_config, flags, train_tokens=len(dataset.train))
-        run_config, memory = checked(run_config, fit=fit, command=f"onecard train {config or ''}".strip())
-        _check(run_config, dataset)
+        command = f"onecard train {quote(config) if config else ''}".strip()
+        run_config, memory = checked(run_config, fit=fit, command=command, typed=flags)
+        check_run(run_config, dataset)
         folder = _new_folder(run_config, resolved)
     with folder:
         if model:  # weights from elsewhere become the checkpoint of step 0, and the run goes on from that
@@ -145,50 +160,16 @@ def _train(
 def _write_snapshot(path: Path, measured: MeasuredMemory | None, planned: Memory | None) -> None:
     from onecard.cli.files import write_text
     from onecard.report.snapshot import snapshot_json
+    from onecard.train.memory_snapshot import viz_file
 
     talk = console(stderr=True)
     if measured is None:
-        talk.print(f"{path} was not written: only a card's memory can be looked at", soft_wrap=True)
+        why = "the run ended before its third update" if planned else "only a card's memory can be looked at"
+        talk.print(f"{path} was not written: {why}", soft_wrap=True)
         return
     found = snapshot_json(measured.parts, reserved_bytes=measured.reserved_bytes, planned=planned)
     write_text(path, json.dumps(found, indent=1) + "\n", option="--memory_snapshot")
-    talk.print(f"wrote {path}, and {path.with_suffix('.pickle')} for https://pytorch.org/memory_viz", soft_wrap=True)
-
-
-# Keys that later versions will honour, with the values that mean "as now".
-NOT_BUILT_YET = {
-    "optimizer": ("adamw",),
-    "param_dtype": ("float32",),
-    "offload": ("none",),
-    "recipe": (None,),
-    "tokenizer": (None,),
-}
-
-
-def _check(config: RunConfig, dataset: Dataset) -> None:
-    """Refuse before anything is written what cannot work: settings not built yet, data that do not fit."""
-    from onecard.data.checks import check_dataset
-    from onecard.report.talk import print_findings
-    from onecard.train.trackers import check_loggers
-
-    for key, built in NOT_BUILT_YET.items():
-        value = getattr(config, key)
-        if value not in built:
-            raise ConfigError(
-                f"{key}={value} is not built yet",
-                why="this version would train without it, and you would not know",
-                fix=f"--{key}={built[0]}" if built[0] is not None else f"leave {key} out",
-                name="not-built-yet",
-            )
-    check_loggers(config)
-    findings = check_dataset(
-        dataset,
-        block_size=config.block_size,
-        vocab_size=config.vocab_size,
-        eval_block_size=config.eval_block_size,
-        eval_tokens=config.eval_iters * config.batch_size * (config.eval_block_size or config.block_size),
-    )
-    print_findings(findings, console(stderr=True))
+    talk.print(f"wrote {path}, and {viz_file(path)} for https://pytorch.org/memory_viz", soft_wrap=True)
 
 
 def _farewell(end: End, path: Path) -> int:
@@ -246,35 +227,6 @@ def _changed(before: RunConfig, flags: list[Flag], path: Path) -> RunConfig:
             name="resume-mismatch",
         )
     return after
-
-
-def _set_environment(config: RunConfig) -> None:
-    """What torch reads when it starts: allocator settings, and where compiled code is kept; the user's own stay."""
-    from onecard.data.stdlib import cache_home
-
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home(os.environ) / "compiled"))
-    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the old name, and that of torch >= 2.10
-    if config.expandable_segments and not any(name in os.environ for name in names):
-        os.environ.update(dict.fromkeys(names, "expandable_segments:True"))
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may add in any order
-
-
-def _open_data(config: RunConfig) -> Dataset:
-    from onecard.data.dataset import open_dataset
-    from onecard.data.stdlib import cache_home
-
-    return open_dataset(config.dataset, home=cache_home(os.environ))
-
-
-def _with_vocabulary(resolved: Resolved, dataset: Dataset) -> RunConfig:
-    """vocab_size: the user's, else the data's, else GPT-2's."""
-    from onecard.config.resolve import PACKAGED_DEFAULT
-    from onecard.config.schema import RunConfig
-
-    if resolved.origins["vocab_size"] not in ("default", PACKAGED_DEFAULT):
-        return resolved.config
-    return resolved.config.replace({"vocab_size": dataset.vocab_size or RunConfig.model_fields["vocab_size"].default})
 
 
 def _new_folder(config: RunConfig, resolved: Resolved) -> RunFolder:

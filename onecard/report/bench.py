@@ -57,7 +57,7 @@ def _cells(one: Summary) -> list[str]:
     return [
         name,
         shape,
-        f"{one.tokens_per_second:,.0f}",
+        f"{one.tokens_per_second:,.0f}" + (" (once out of memory)" if one.out_of_memory else ""),
         f"± {(max(speeds) - min(speeds)) / 2 / one.tokens_per_second:.1%}" if len(speeds) > 1 else "",
         units.mib(one.process_bytes) if one.process_bytes else "",
         units.mib(one.beyond_state_bytes) if one.beyond_state_bytes else "",

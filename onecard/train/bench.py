@@ -25,10 +25,11 @@ from onecard.data.dataset import Dataset, open_dataset
 from onecard.data.stdlib import cache_home
 from onecard.data.windows import EvalWindows
 from onecard.machine import read_gpu
+from onecard.plan.memory.predict import context_of_onecard
 from onecard.plan.schedule import learning_rate
 from onecard.runs.measured import Measured
 from onecard.train.evaluate import evaluate
-from onecard.train.loop import cap_memory
+from onecard.train.loop import cap_memory, card_of
 from onecard.train.oom import OutOfMemory, is_out_of_memory
 from onecard.train.precision import Precision, allow_tf32, choose_device, choose_precision
 from onecard.train.trainer import Trainer
@@ -42,8 +43,11 @@ def measure(job: dict[str, Any]) -> Measured:
     device = choose_device(config)
     precision = choose_precision(config, device)
     allow_tf32(device)
+    torch.use_deterministic_algorithms(config.deterministic)
     if config.memory_limit and device.type == "cuda":
-        cap_memory(device, config.memory_limit)
+        card = card_of(device)
+        context_bytes = context_of_onecard(config, card) if job["trainer"] == "onecard" and card else 0
+        cap_memory(device, config.memory_limit, context_bytes=context_bytes or (card.context_bytes if card else 0))
     dataset = open_dataset(config.dataset, home=cache_home(os.environ))
     windows = EvalWindows(dataset.val, block_size=config.block_size, count=EVAL_WINDOWS)
     empty = Measured(

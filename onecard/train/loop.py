@@ -23,6 +23,7 @@ from onecard.plan.cards import Card, matching_cards
 from onecard.plan.counts import mfu
 from onecard.plan.evaluation import eval_batch_size
 from onecard.plan.memory.device import device_of
+from onecard.plan.memory.predict import context_of_onecard
 from onecard.runs.folder import CHECKPOINTS, RunFolder
 from onecard.runs.records import Checkpoint, End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
 from onecard.train import checkpoint
@@ -89,18 +90,17 @@ def card_of(device: torch.device) -> Card | None:
     return known[0] if len(known) == 1 else None
 
 
-def cap_memory(device: torch.device, limit_bytes: int) -> None:
+def cap_memory(device: torch.device, limit_bytes: int, *, context_bytes: int) -> None:
     """From now on the allocator runs out of memory, catchably, before the driver shows more than `limit_bytes`.
 
-    The context is what the driver shows for this process beyond the allocator, or the card table's figure where that
-    is more (kernels are loaded as they are first used).
+    The context is what the driver shows for this process beyond the allocator, or `context_bytes` where that is more
+    (kernels are loaded as they are first used).
     """
     torch.zeros(1, device=device)
     status = read_gpu(device.index or 0)
     own = next((p.used_bytes for p in status.programs if p.pid == os.getpid()), None) if status else None
-    card = card_of(device)
-    context = max(card.context_bytes if card else 0, (own or 0) - torch.cuda.memory_reserved(device))
-    limit_memory(device, limit_bytes, context_bytes=context)
+    shown = (own or 0) - torch.cuda.memory_reserved(device)
+    limit_memory(device, limit_bytes, context_bytes=max(context_bytes, shown))
 
 
 class _Loop:
@@ -127,7 +127,8 @@ class _Loop:
         self.notes = [self.precision.note] if self.precision.note else []
         self.card = card_of(self.device)
         if config.memory_limit and self.device.type == "cuda":
-            cap_memory(self.device, config.memory_limit)
+            context_bytes = context_of_onecard(config, self.card) if self.card else 0
+            cap_memory(self.device, config.memory_limit, context_bytes=context_bytes)
         self.trainer = Trainer(config, dataset, self.device, self.precision)
         self.checkpoints = folder.path / CHECKPOINTS
         self.eval_batch_size = eval_batch_size(config)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from onecard.config.schema import RunConfig
-from onecard.errors import ConfigError
 
 FUSED_DEVICES = ("cuda", "cpu", "mps")  # where torch has AdamW as one kernel
 
@@ -25,12 +24,6 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
     """AdamW over the model's parameters, where they are now: move the model first."""
-    if config.optimizer != "adamw":
-        raise ConfigError(
-            f"optimizer={config.optimizer} is not built yet",
-            why="this version trains with AdamW only",
-            fix="--optimizer=adamw",
-        )
     return torch.optim.AdamW(
         parameter_groups(model, weight_decay=config.weight_decay),
         lr=config.learning_rate,

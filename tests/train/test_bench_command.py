@@ -86,6 +86,21 @@ def test_both_trainers_are_measured_on_the_same_tokens(tmp_path: Path, checkout:
 
 
 @pytest.mark.slow
+def test_what_was_measured_before_a_failure_is_told(tmp_path: Path, checkout: Path) -> None:
+    fails_next_time = "from pathlib import Path\nassert not Path('ran').exists(), 'broken'\nPath('ran').touch()\n"
+    (checkout / "model.py").write_text(STAND_IN + fails_next_time)
+    done = bench(tmp_path, "--nanogpt", str(checkout), "--repeat", "2", "--json")
+    assert done.returncode == 2
+    assert "broken" in done.stderr
+    assert [one["trainer"] for one in json.loads(done.stdout)["measured"]] == ["nanogpt", "onecard"]
+
+
+@pytest.mark.slow
+def test_the_vocabulary_is_that_of_the_data(tmp_path: Path) -> None:
+    assert answer(bench(tmp_path, "--repeat", "1", "--json"))["config"]["vocab_size"] == 256
+
+
+@pytest.mark.slow
 def test_running_out_of_memory_is_a_result(tmp_path: Path, checkout: Path) -> None:
     arguments = ["--nanogpt", str(checkout), "--repeat", "1", "--vocab_size=257"]
     done = bench(tmp_path, *arguments)
@@ -118,6 +133,8 @@ def test_interrupted_it_tells_what_has_been_measured(tmp_path: Path, number: sig
         (["--batches", "3"], "must divide"),
         (["--batches", "many"], "must divide"),
         (["--nanogpt", "nowhere"], "no model.py"),
+        (["--vocab_size=100"], "token-out-of-range"),
+        (["--optimizer=muon"], "not-built-yet"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -11,7 +11,7 @@ from onecard.errors import ConfigError, MachineError  # noqa: E402
 from onecard.plan.counts import count_params  # noqa: E402
 from onecard.train import precision  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
-from onecard.train.optim import clip_gradients, make_optimizer, parameter_groups, set_learning_rate  # noqa: E402
+from onecard.train.optim import clip_gradients, make_optimizer, make_state, parameter_groups, set_learning_rate  # noqa: E402
 from onecard.units import GIB, MIB  # noqa: E402
 
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65, bias=True)
@@ -54,9 +54,18 @@ def test_adamw_is_one_kernel() -> None:
     assert make_optimizer(GPT(TINY), TINY).defaults["fused"] is True
 
 
-def test_an_optimizer_that_does_not_exist_yet_is_refused() -> None:
-    with pytest.raises(ConfigError, match="muon"):
-        make_optimizer(GPT(TINY), TINY.replace({"optimizer": "muon"}))
+def test_state_made_beforehand_changes_no_step() -> None:
+    models = [GPT(TINY), GPT(TINY)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [make_optimizer(model, TINY) for model in models]
+    make_state(optimizers[1])
+    for _ in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for number, parameter in enumerate(model.parameters()):
+                parameter.grad = torch.full_like(parameter, 0.01 * (number + 1))
+            optimizer.step()
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("max_norm", "after"), [(1.0, 1.0), (100.0, 13.0), (0.0, 13.0)])

@@ -98,6 +98,23 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["config.py", "--resume", "r"], "config.py would be ignored"),
+        (["--resume", "r", "--fit"], "--fit would be ignored"),
+        (["--memory_snapshot", "memory.pickle"], "memory.json"),
+    ],
+)
+def test_what_would_be_ignored_or_overwritten_is_refused(
+    tmp_path: Path, environment: dict[str, str], arguments: list[str], words: str
+) -> None:
+    done = finish("train", *arguments, environment=environment, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 3
+
+
 def wait_for_step(path: Path, step: int) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

@@ -1,5 +1,7 @@
 """Before the first step: what fits goes on, what does not is refused with the command that does, or is fitted."""
 
+import shlex
+
 import pytest
 
 from onecard.cli import preflight
@@ -43,6 +45,18 @@ def test_what_does_not_fit_is_refused_and_the_fix_fits() -> None:
     fixed = asked.replace(patch)
     assert fixed.tokens_per_step == asked.tokens_per_step
     assert predict_onecard(fixed, DESKTOP.card, available_bytes=DESKTOP.available_bytes).fits
+
+
+def test_the_fix_keeps_what_was_typed_but_for_what_it_changes() -> None:
+    asked = config(batch_size=64, gradient_accumulation_steps=8, out_dir="my runs")
+    typed = [("batch_size", "64"), ("gradient_accumulation_steps", "8"), ("out_dir", "my runs")]
+    with pytest.raises(DoesNotFit) as refusal:
+        preflight.checked(asked, fit=False, command="onecard train t.py", typed=typed)
+    words = shlex.split(refusal.value.fix)
+    assert words[:4] == ["onecard", "train", "t.py", "--out_dir=my runs"]
+    keys = [word.partition("=")[0] for word in words[3:]]
+    assert len(set(keys)) == len(keys)
+    assert "--batch_size=64" not in words
 
 
 def test_fit_applies_it() -> None:

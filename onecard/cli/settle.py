@@ -1,0 +1,82 @@
+"""What is settled before a trainer runs, by `train` and by `bench`: torch's environment, the data, the vocabulary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from onecard.cli.library import console
+from onecard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from onecard.config.resolve import Resolved
+    from onecard.config.schema import RunConfig
+    from onecard.data.dataset import Dataset
+
+
+def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict[str, str]:
+    """What torch reads when it starts: allocator settings, and where compiled code is kept; the user's own stay."""
+    from onecard.data.stdlib import cache_home
+
+    settings = {"TORCHINDUCTOR_CACHE_DIR": str(cache_home(environment) / "compiled")}
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the old name, and that of torch >= 2.10
+    if config.expandable_segments and not any(name in environment for name in names):
+        settings |= dict.fromkeys(names, "expandable_segments:True")
+    if config.deterministic:
+        settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS may add in any order
+    return {name: value for name, value in settings.items() if name not in environment}
+
+
+def open_data(config: RunConfig) -> Dataset:
+    """The dataset a config names."""
+    from onecard.data.dataset import open_dataset
+    from onecard.data.stdlib import cache_home
+
+    return open_dataset(config.dataset, home=cache_home(os.environ))
+
+
+def with_vocabulary(resolved: Resolved, dataset: Dataset) -> RunConfig:
+    """vocab_size: the user's, else the data's, else GPT-2's."""
+    from onecard.config.resolve import PACKAGED_DEFAULT
+    from onecard.config.schema import RunConfig
+
+    if resolved.origins["vocab_size"] not in ("default", PACKAGED_DEFAULT):
+        return resolved.config
+    return resolved.config.replace({"vocab_size": dataset.vocab_size or RunConfig.model_fields["vocab_size"].default})
+
+
+# Keys that later versions will honour, with the values that mean "as now".
+NOT_BUILT_YET = {
+    "optimizer": ("adamw",),
+    "param_dtype": ("float32",),
+    "offload": ("none",),
+    "recipe": (None,),
+    "tokenizer": (None,),
+}
+
+
+def check_run(config: RunConfig, dataset: Dataset) -> None:
+    """Refuse before anything is written what cannot work: settings not built yet, data that do not fit."""
+    from onecard.data.checks import check_dataset
+    from onecard.report.talk import print_findings
+    from onecard.train.trackers import check_loggers
+
+    for key, built in NOT_BUILT_YET.items():
+        value = getattr(config, key)
+        if value not in built:
+            raise ConfigError(
+                f"{key}={value} is not built yet",
+                why="this version would train without it, and you would not know",
+                fix=f"--{key}={built[0]}" if built[0] is not None else f"leave {key} out",
+                name="not-built-yet",
+            )
+    check_loggers(config)
+    findings = check_dataset(
+        dataset,
+        block_size=config.block_size,
+        vocab_size=config.vocab_size,
+        eval_block_size=config.eval_block_size,
+        eval_tokens=config.eval_iters * config.batch_size * (config.eval_block_size or config.block_size),
+    )
+    print_findings(findings, console(stderr=True))
