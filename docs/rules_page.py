@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from onecard.doctor.explain import explanations
+from onecard.doctor.explain import Explanation, explanations, live_explanations
 
 
 def rules_page() -> str:
     """Every rule in the four parts of its docstring, in the order in which the doctor goes through them."""
-    rules = explanations()
+    rules, live = explanations(), live_explanations()
     lines = [
         "# Rules of the doctor",
         "",
@@ -17,9 +17,16 @@ def rules_page() -> str:
         "",
         *(f"- [{rule.name}](#{rule.name}): {rule.summary[0].lower()}{rule.summary[1:].rstrip('.')}" for rule in rules),
         "",
+        "While it trains, a run also tells of itself:",
+        "",
+        *(f"- [{rule.name}](#{rule.name}): {rule.summary[0].lower()}{rule.summary[1:].rstrip('.')}" for rule in live),
+        "",
     ]
-    for rule in rules:
-        lines += [f"## {rule.name}", "", rule.summary, ""]
-        for heading, words in rule.parts.items():
-            lines += [f"**{heading}.** {words[0].upper()}{words[1:]}", ""]
-    return "\n".join(lines)
+    return "\n".join(lines + [line for rule in [*rules, *live] for line in _section(rule)])
+
+
+def _section(rule: Explanation) -> list[str]:
+    lines = [f"## {rule.name}", "", rule.summary, ""]
+    for heading, words in rule.parts.items():
+        lines += [f"**{heading}.** {words[0].upper()}{words[1:]}", ""]
+    return lines

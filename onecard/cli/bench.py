@@ -22,7 +22,8 @@ from onecard.errors import ConfigError, OnecardError, UsageError
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
-    from onecard.runs.measured import Measured, TrainerName
+    from onecard.plan.speed.work import TrainerName
+    from onecard.runs.measured import Measured
 
 TIMED = 10  # updates at least, of which the median counts
 WARM_UP = 5  # updates before: compiling, recording, settling

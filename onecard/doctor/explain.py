@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from onecard.config.names import nearest
+from onecard.doctor.live import LIVE
 from onecard.doctor.rules import EVERY, NAMES, rule_name
 from onecard.errors import UsageError
 
@@ -25,10 +26,11 @@ class Explanation:
 def explain(name: str) -> Explanation:
     """The explanation of the rule of that name; UsageError with the nearest name if there is none."""
     wanted = name.strip().lower().replace("_", "-")
-    for rule in EVERY:
+    for rule in (*EVERY, *LIVE):
         if rule_name(rule) == wanted:
             return _read(wanted, inspect.getdoc(rule) or "")
-    near = nearest(wanted, [known.replace("-", "_") for known in NAMES])
+    known = [*NAMES, *map(rule_name, LIVE)]
+    near = nearest(wanted, [name.replace("-", "_") for name in known])
     raise UsageError(
         f'there is no rule "{name}"',
         why=f"{len(NAMES)} rules are known, such as {', '.join(NAMES[:3])}",
@@ -40,6 +42,11 @@ def explain(name: str) -> Explanation:
 def explanations() -> list[Explanation]:
     """Every rule in words, in their order."""
     return [explain(name) for name in NAMES]
+
+
+def live_explanations() -> list[Explanation]:
+    """What a run says of itself, in words."""
+    return [explain(rule_name(finding)) for finding in LIVE]
 
 
 def _read(name: str, docstring: str) -> Explanation:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from statistics import mean, median
-from typing import Any, Literal
+from typing import Any
 
 from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
+from onecard.plan.speed.work import TrainerName
 
-TrainerName = Literal["nanogpt", "onecard"]
 BYTES_PER_PARAMETER = 16  # weights, gradients and AdamW's two moments in float32: what no trainer can do without
 
 

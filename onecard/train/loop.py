@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from onecard import __version__, units
+from onecard import __version__
 from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
+from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import MachineError
-from onecard.findings import Finding
 from onecard.machine import read_gpu
 from onecard.plan.cards import Card, matching_cards
 from onecard.plan.counts import mfu
@@ -71,17 +71,6 @@ def train(
                 fix="close what else uses the card (nvidia-smi lists it), or a smaller model: onecard plan --fit",
                 name="out-of-memory",
             ) from error
-
-
-def _without_graphs(why: str) -> Finding:
-    return Finding(
-        rule="no-cuda-graph",
-        severity="info",
-        sure="high",
-        what="micro-batches are not recorded as a CUDA graph: the run goes on without, slower where the host is slow",
-        why=why,
-        fix="none needed",
-    )
 
 
 def card_of(device: torch.device) -> Card | None:
@@ -210,7 +199,7 @@ class _Loop:
         )
 
         if trainer.graph_failure:
-            self._record(FindingRecord(step=trainer.step, finding=_without_graphs(trainer.graph_failure)))
+            self._record(FindingRecord(step=trainer.step, finding=no_cuda_graph(trainer.graph_failure)))
             trainer.graph_failure = None
 
     def _shrunk(self, shrunk: Shrunk) -> None:
@@ -293,15 +282,12 @@ class _Loop:
         """
         allowed = self.training_peak_bytes + device_of(self.card).cublas_workspace_bytes
         if evaluation_bytes and self.training_peak_bytes and evaluation_bytes > allowed:
-            finding = Finding(
-                rule="evaluation-above-training",
-                severity="warn",
-                sure="high",
-                what=f"evaluation took {units.mib(evaluation_bytes)}, training {units.mib(self.training_peak_bytes)}",
-                why=f"evaluation batches of {self.eval_batch_size} are too large beside micro-batches of "
-                f"{self.trainer.batch_size}",
-                fix=f"--eval_batch_size={max(1, self.eval_batch_size // 2)}",
-                seen=(f"step {self.trainer.step}",),
+            finding = evaluation_above_training(
+                step=self.trainer.step,
+                evaluation_bytes=evaluation_bytes,
+                training_bytes=self.training_peak_bytes,
+                eval_batch_size=self.eval_batch_size,
+                batch_size=self.trainer.batch_size,
             )
             self._record(FindingRecord(step=self.trainer.step, finding=finding))
 

@@ -25,7 +25,7 @@ class Precision:
     note: str | None = None  # said once, where the config's wish has no effect
 
     def autocast(self) -> AbstractContextManager[object]:
-        """A context for forward passes. One for all micro-batches of an update casts each weight once in eager mode."""
+        """A context for forward passes; what it casts is cast once in each."""
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device_type, dtype=self.dtype)

@@ -10,11 +10,13 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.doctor.case import DataSizes
 from onecard.doctor.diagnose import WATCHED_STEPS, watch
+from onecard.doctor.live import doctor_failed
+from onecard.doctor.rules import rule_name
 from onecard.findings import Finding
 from onecard.plan.cards import Card
 from onecard.runs.records import FindingRecord, Record, Step
 
-FAILED = "doctor-failed"
+FAILED = rule_name(doctor_failed)
 
 
 class Watched:
@@ -54,12 +56,4 @@ def _failure(mistake: Exception) -> Finding:
     """That the doctor failed, with the traceback as its evidence."""
     (said, *_) = str(mistake).splitlines() or [""]
     name = type(mistake).__name__ + (f": {said[:300]}" if said else "")
-    return Finding(
-        rule=FAILED,
-        severity="warn",
-        sure="high",
-        what=f"the live doctor failed: {name}; the training goes on",
-        why="this is a bug in onecard, not a mistake of yours; what else is wrong with the run may go untold",
-        fix="please report the traceback, which is in records.jsonl, with the run's config.json",
-        seen=tuple("".join(traceback.format_exception(mistake)).splitlines()),
-    )
+    return doctor_failed(name, "".join(traceback.format_exception(mistake)).splitlines())

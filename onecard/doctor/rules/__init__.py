@@ -68,7 +68,7 @@ RULES_ACROSS: tuple[RuleAcross, ...] = (
 )
 
 
-def rule_name(rule: Rule | RuleAcross) -> str:
+def rule_name(rule: Callable[..., object]) -> str:
     """`params-mismatch` of params_mismatch."""
     return rule.__name__.replace("_", "-")
 

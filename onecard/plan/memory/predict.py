@@ -27,8 +27,8 @@ ROUNDING = "block rounding"
 SLACK = "allocator slack"
 CONTEXT = "context"
 
-# What the driver shows beyond the context once a CUDA graph has been recorded, or that was tried: the same in 15 of 16
-# runs of 2 to 12 layers in either precision, 2 MiB more in one (H200, CUDA 13, torch 2.11, 2026-11-15).
+# What the driver shows beyond the context once a CUDA graph has been recorded: the same in 15 of 16 runs of 2 to 12
+# layers in either precision, 2 MiB more in one (H200, CUDA 13, torch 2.11, 2026-11-15).
 GRAPH_CONTEXT_BYTES = 70 * MIB
 
 
@@ -110,8 +110,10 @@ def predict_onecard(config: RunConfig, card: Card | None, *, available_bytes: in
     device = device_of(card)
     context = NO_CONTEXT
     if card:
-        graph = "; a CUDA graph adds 70 MiB (measured on an H200)" if records_graph(config) else ""
-        context = _context(context_of_onecard(config, card), card.context_source + graph)
+        graph = f"; a CUDA graph adds {GRAPH_CONTEXT_BYTES // MIB} MiB (measured on an H200)"
+        context = _context(
+            context_of_onecard(config, card), card.context_source + (graph if records_graph(config) else "")
+        )
     return _memory(
         onecard_tape(config, device),
         context=context,

@@ -41,7 +41,7 @@ class BlockBuilder(Builder):
         self.drops = self.training and shape.drops
         self.seeds: list[int] = []
         # as recorded: then dropout never writes over what it reads
-        self.full_float32 = self.drops and mode == "full" and not shape.is_half
+        self.drops_in_full_float32 = self.drops and mode == "full" and not shape.is_half
 
     def kept(self, name: str, buffer: int, condition: bool) -> int:
         return self.keep(name, buffer) if condition else buffer
@@ -94,7 +94,7 @@ class BlockBuilder(Builder):
         x = self.kept("ln_2.in", self.act(s.C), self.mode == "none")
         written.append(x)
         internal = NORM_ROWS * FLOAT * s.N + (FLOAT * s.N * s.C if self.drops else 0)
-        takes: dict[int, tuple[int, ...]] = {} if self.full_float32 else {middle: (y,)}
+        takes: dict[int, tuple[int, ...]] = {} if self.drops_in_full_float32 else {middle: (y,)}
         g.kernel("norm 2", (*self.seeds, y), written, takes=takes, internal_bytes=internal, timed=s.times_norms)
         return x
 
@@ -119,7 +119,7 @@ class BlockBuilder(Builder):
             if self.mode != "full":
                 masks = [self.keep("mlp.mask", g.buffer(s.N * s.C, "bool", tags.ACTIVATIONS))]
             dropped = self.act(s.C)
-            taken: dict[int, tuple[int, ...]] = {} if self.full_float32 else {dropped: (added,)}
+            taken: dict[int, tuple[int, ...]] = {} if self.drops_in_full_float32 else {dropped: (added,)}
             g.kernel("drop", (*self.seeds, added), (*masks, dropped), takes=taken, timed=True)
             added = dropped
         self.keep("added", added)

@@ -24,7 +24,7 @@ def kept_of_stream(shape: Shape, mode: Mode) -> Kept:
 
     A norm that is made again may not be kept. Weights are per token, in float32 elements: in half precision the inputs
     are lighter than the sum, and without recomputation than the norm from a width of 692 on (the mean comes with them);
-    in float32 they never are. Checked against the partitioner: tests/train/test_kept_by_compiler.py.
+    in float32 they never are. Checked against the partitioner: tests/train/test_kept_by_a_block.py.
     """
     if mode == "evaluation":
         return "nothing"
