@@ -109,9 +109,8 @@ def _is_finished(folder: RunFolder, config: RunConfig) -> bool:
         return False
     talk = console(stderr=True)
     talk.print(f"{folder.path} is finished: step {run.last_step:,} of {config.max_iters:,}", soft_wrap=True)
-    talk.print(
-        f"to train longer: onecard train --resume {folder.path} --max_iters={2 * config.max_iters}", soft_wrap=True
-    )
+    longer = 2 * max(config.max_iters, run.last_step)
+    talk.print(f"to train longer: onecard train --resume {folder.path} --max_iters={longer}", soft_wrap=True)
     return True
 
 
@@ -147,11 +146,11 @@ def _train(
             dataset,
             resume=resume,
             on_record=on_record,
+            on_note=warn,
             profile=profile,
             memory_snapshot=snapshot,
             predicted_process_bytes=memory.process_bytes if memory else None,
         )
-    print_warnings(finished.notes, console(stderr=True))
     if snapshot:
         _write_snapshot(snapshot, finished.measured_memory, memory)
     return _farewell(finished.end, folder.path)
@@ -173,6 +172,10 @@ def _write_snapshot(path: Path, measured: MeasuredMemory | None, planned: Memory
 
 
 def _farewell(end: End, path: Path) -> int:
+    from onecard.runs.folder import CHECKPOINTS
+    from onecard.train.checkpoint import latest_good
+    from onecard.train.loop import PATIENCE
+
     if end.reason == "out-of-memory":
         raise MachineError(
             f"one sequence at a time does not fit; the run is saved at step {end.step:,}",
@@ -180,10 +183,21 @@ def _farewell(end: End, path: Path) -> int:
             fix=f"free memory and type: onecard train --resume {path}   (or plan a smaller model: onecard plan --fit)",
             name="out-of-memory",
         )
+    if end.reason == "diverged":
+        newest = latest_good(path / CHECKPOINTS).path
+        kept = f"the newest checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
+        raise ConfigError(
+            f"the loss is no number any more, since about step {end.step - PATIENCE:,}",
+            why=f"the weights have overflowed, which no further step can mend; {kept}",
+            fix=f"a new run with a lower --learning_rate; onecard doctor {quote(str(path))} says what led to it",
+            name="diverged",
+        )
     if end.reason == "interrupted":
         console(stderr=True).print(f"to go on: onecard train --resume {path}", soft_wrap=True)
         return INTERRUPTED
     talk = console(stderr=True)
+    if not latest_good(path / CHECKPOINTS).path:
+        return 0
     talk.print(f'next: onecard sample {path} --prompt "def "   (text from it)', soft_wrap=True)
     talk.print(f"      onecard doctor {path}   (what could be better)", soft_wrap=True)
     return 0
@@ -191,21 +205,40 @@ def _farewell(end: End, path: Path) -> int:
 
 def _resumed(path: Path, flags: list[Flag]) -> tuple[RunConfig, RunFolder]:
     """The config and the locked folder of a run to go on with, under the changes that are allowed."""
-    from onecard.config.schema import KEYS, RunConfig
+    from onecard.config.resolve import checked
+    from onecard.config.schema import KEYS
+    from onecard.report.talk import print_warnings
     from onecard.runs.folder import resume_run
     from onecard.train.trackers import logger_names
 
     folder = resume_run(path)
     try:
         known = {key: value for key, value in folder.config.items() if key in KEYS}
-        before = RunConfig.model_validate(known)
+        before = checked(known, dict.fromkeys(KEYS, str(path / "config.json")))
         after = _changed(before, flags, path)
         logger_names(after)  # an unknown one is refused before anything is written
+        print_warnings(_schedule_changes(before, after, folder.read().last_step), console(stderr=True))
         folder.write_config(after.model_dump())
     except BaseException:
         folder.close()
         raise
     return after, folder
+
+
+def _schedule_changes(before: RunConfig, after: RunConfig, step: int) -> list[str]:
+    """What a longer or shorter run does to the learning rate, in words."""
+    from onecard.plan.schedule import learning_rate
+
+    was, now = learning_rate(before, step), learning_rate(after, step)
+    found = []
+    if abs(now - was) > 0.01 * was:
+        found.append(f"the learning rate goes from {was:.2g} to {now:.2g} at step {step:,}: the schedule has changed")
+    if after.decay_lr and after.max_iters > max(after.lr_decay_iters, before.max_iters):
+        found.append(
+            f"from step {after.lr_decay_iters:,} on the learning rate stays at min_lr={after.min_lr:.2g}; "
+            f"to decay to the end: --lr_decay_iters={after.max_iters}"
+        )
+    return found
 
 
 def _changed(before: RunConfig, flags: list[Flag], path: Path) -> RunConfig:
@@ -217,7 +250,7 @@ def _changed(before: RunConfig, flags: list[Flag], path: Path) -> RunConfig:
     after = checked({**before.model_dump(), **wanted}, origins)
     refused = [key for key in wanted if getattr(after, key) != getattr(before, key) and key not in RESUMABLE]
     if after.tokens_per_step != before.tokens_per_step:
-        refused += ["batch_size", "gradient_accumulation_steps"]
+        raise _other_update(before, after, path)
     if refused:
         now = ", ".join(f"{key}={getattr(after, key)} (was {getattr(before, key)})" for key in dict.fromkeys(refused))
         raise ConfigError(
@@ -227,6 +260,19 @@ def _changed(before: RunConfig, flags: list[Flag], path: Path) -> RunConfig:
             name="resume-mismatch",
         )
     return after
+
+
+def _other_update(before: RunConfig, after: RunConfig, path: Path) -> ConfigError:
+    whole, rest = divmod(before.sequences_per_step, after.batch_size)
+    fix = f"onecard train --resume {quote(str(path))}"
+    if not rest:
+        fix += f" --batch_size={after.batch_size} --gradient_accumulation_steps={whole}"
+    return ConfigError(
+        f"a resumed run cannot go from {before.sequences_per_step} sequences per update to {after.sequences_per_step}",
+        why="its data order and its steps would no longer be of one run; another micro-batch at equal tokens is fine",
+        fix=fix,
+        name="resume-mismatch",
+    )
 
 
 def _new_folder(config: RunConfig, resolved: Resolved) -> RunFolder:

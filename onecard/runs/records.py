@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 
 from onecard.findings import Finding
 
-EndReason = Literal["finished", "interrupted", "max_hours", "out-of-memory", "error"]
+EndReason = Literal["finished", "interrupted", "max_hours", "out-of-memory", "diverged", "error"]
 OomPlace = Literal["train", "eval"]
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the loop to save and stop, the second stops at once."""
+"""Ctrl-C, SIGTERM, a closed terminal: the first asks the loop to save and stop, the second stops at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 class Interrupt:
     """While entered, `requested` turns true at the first signal; a second raises KeyboardInterrupt."""
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # not every system has the last
 
     def __init__(self) -> None:
         self.requested = False
@@ -19,7 +19,9 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python lets no other thread handle signals
-            self._before = {number: signal.signal(number, self._asked) for number in self.SIGNALS}
+            numbers = [getattr(signal, name) for name in self.NAMES if hasattr(signal, name)]
+            heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+            self._before = {number: signal.signal(number, self._asked) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:

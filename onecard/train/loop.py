@@ -17,7 +17,7 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
-from onecard.errors import MachineError
+from onecard.errors import MachineError, OnecardError
 from onecard.machine import read_gpu
 from onecard.plan.cards import Card, matching_cards
 from onecard.plan.counts import mfu
@@ -36,13 +36,14 @@ from onecard.train.profiling import profiled_steps
 from onecard.train.trainer import Shrunk, Trainer
 from onecard.train.watched import Watched
 
+PATIENCE = 20  # updates without a loss: float16 may lose one for a moment, but no run comes back from twenty
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
     """How a run ended."""
 
     end: End
-    notes: tuple[str, ...]  # said once: damaged checkpoints passed over, settings without effect
     measured_memory: MeasuredMemory | None = None  # where a snapshot was asked for
 
 
@@ -53,15 +54,20 @@ def train(
     *,
     resume: bool,
     on_record: Callable[[Record], None],
+    on_note: Callable[[str], None] = lambda _: None,
     profile: Path | None = None,
     memory_snapshot: Path | None = None,
     predicted_process_bytes: int | None = None,
 ) -> Finished:
-    """Train `config` in `folder`; each record is on disk before `on_record` sees it."""
+    """Train `config` in `folder`; each record is on disk before `on_record` sees it.
+
+    `on_note` hears what no record holds: settings without effect, damaged checkpoints that were passed over.
+    """
     snapshot = MemorySnapshot(memory_snapshot, choose_device(config))
     with profiled_steps(profile) as after_step:
         try:
-            return _Loop(config, folder, dataset, on_record, after_step, snapshot, predicted_process_bytes).run(resume)
+            loop = _Loop(config, folder, dataset, on_record, on_note, after_step, snapshot, predicted_process_bytes)
+            return loop.run(resume)
         except Exception as error:  # what a run itself can do about it, it has done
             if not is_out_of_memory(error):
                 raise
@@ -99,6 +105,7 @@ class _Loop:
         folder: RunFolder,
         dataset: Dataset,
         on_record: Callable[[Record], None],
+        on_note: Callable[[str], None],
         after_step: Callable[[], None],
         snapshot: MemorySnapshot,
         predicted_process_bytes: int | None,
@@ -113,7 +120,9 @@ class _Loop:
         self.precision = choose_precision(config, self.device)
         allow_tf32(self.device)
         torch.use_deterministic_algorithms(config.deterministic)
-        self.notes = [self.precision.note] if self.precision.note else []
+        self.on_note = on_note
+        if self.precision.note:
+            on_note(self.precision.note)
         self.card = card_of(self.device)
         if config.memory_limit and self.device.type == "cuda":
             context_bytes = context_of_onecard(config, self.card) if self.card else 0
@@ -121,6 +130,7 @@ class _Loop:
         self.trainer = Trainer(config, dataset, self.device, self.precision)
         self.checkpoints = folder.path / CHECKPOINTS
         self.eval_batch_size = eval_batch_size(config)
+        self.without_loss = 0  # updates in a row whose loss was no number
         self.training_peak_bytes = 0
         self.reserved_bytes = 0  # the highest so far
         self.watched = Watched(config, self.card, dataset)
@@ -146,7 +156,7 @@ class _Loop:
             seconds=self.trainer.elapsed_seconds,
         )
         self._record(end)
-        return Finished(end=end, notes=tuple(self.notes), measured_memory=self.snapshot.measured)
+        return Finished(end=end, measured_memory=self.snapshot.measured)
 
     def _steps(self, interrupt: Interrupt, began: float) -> EndReason:
         trainer, config = self.trainer, self.config
@@ -160,7 +170,7 @@ class _Loop:
                 # after a resume too: the checkpoint was written before this evaluation, which may never have happened
                 self._evaluate()
             if last or config.eval_only:
-                return "finished"
+                return "diverged" if self.without_loss else "finished"
             if interrupt.requested:
                 self._save("interrupted")
                 return "interrupted"
@@ -171,6 +181,8 @@ class _Loop:
             self.after_step()
             self.snapshot.after_step(trainer)
             fresh = False
+            if self.without_loss >= PATIENCE:
+                return "diverged"
 
     @property
     def _checkpoint_interval(self) -> int:
@@ -179,6 +191,7 @@ class _Loop:
     def _update(self) -> None:
         trainer = self.trainer
         update = trainer.update(self._shrunk)
+        self.without_loss = 0 if math.isfinite(update.loss) else self.without_loss + 1
         rate = self.config.tokens_per_step / update.seconds
         peak = self.card.peak_flops if self.card else None
         self._record(
@@ -309,6 +322,9 @@ class _Loop:
         )
 
     def _save(self, reason: str) -> None:
+        """Save, unless the loss is no number: weights that are none must not push out those that are."""
+        if self.without_loss:
+            return
         began = time.perf_counter()
         trainer = self.trainer
         path = checkpoint.save(
@@ -334,7 +350,14 @@ class _Loop:
     def _resume(self) -> str | None:
         found = checkpoint.latest_good(self.checkpoints)
         for path, why in found.skipped:
-            self.notes.append(f"{path.name} is damaged ({why}) and was passed over")
+            self.on_note(f"{path.name} is damaged ({why}) and was passed over")
+        if found.path is None and found.skipped:
+            raise OnecardError(
+                f"no checkpoint of {self.folder.path} is whole",
+                why="; ".join(f"{path.name}: {why}" for path, why in found.skipped[:3]),
+                fix="put back a copy of one, or start a new run with another --out_dir; nothing was changed",
+                name="damaged-checkpoint",
+            )
         if found.path is None:
             return None
         trainer = self.trainer

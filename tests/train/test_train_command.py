@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shlex
@@ -98,6 +99,59 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "r").exists()
 
 
+def test_a_longer_run_says_what_it_does_to_the_learning_rate(tmp_path: Path, environment: dict[str, str]) -> None:
+    first = [*TINY, "--max_iters=6", "--lr_decay_iters=6", "--out_dir=r"]
+    assert finish("train", *first, environment=environment, cwd=tmp_path).returncode == 0
+    flat = finish("train", "--resume", "r", "--max_iters=8", environment=environment, cwd=tmp_path)
+    assert "from step 6 on the learning rate stays at min_lr" in flat.stderr
+    assert "--lr_decay_iters=8" in flat.stderr
+    raised = finish(
+        "train", "--resume", "r", "--max_iters=12", "--lr_decay_iters=12", environment=environment, cwd=tmp_path
+    )
+    assert "the learning rate goes from" in raised.stderr
+    other = finish("train", "--resume", "r", "--max_iters=14", "--batch_size=2", environment=environment, cwd=tmp_path)
+    assert other.returncode == 2
+    fix = shlex.split(other.stderr.splitlines()[2].partition("fix: ")[2])
+    assert fix[:2] == ["onecard", "train"]
+    assert finish(*fix[1:], "--max_iters=14", environment=environment, cwd=tmp_path).returncode == 0
+
+
+def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(tmp_path: Path, environment: dict[str, str]) -> None:
+    first = [*TINY, "--max_iters=6", "--lr_decay_iters=6", "--out_dir=r"]
+    assert finish("train", *first, environment=environment, cwd=tmp_path).returncode == 0
+    files = sorted((tmp_path / "r" / "checkpoints").glob("*/model.safetensors"))
+    for file in files:
+        file.write_bytes(file.read_bytes()[:100])
+    again = finish("train", "--resume", "r", "--max_iters=9", environment=environment, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "[damaged-checkpoint]" in again.stderr
+    assert sorted((tmp_path / "r" / "checkpoints").glob("*/model.safetensors")) == files, "nothing was deleted"
+
+
+def test_a_loss_that_stays_no_number_ends_the_run_and_keeps_the_last_good_checkpoint(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    fatal = ["--learning_rate=1e6", "--grad_clip=0", "--max_iters=200", "--eval_interval=5", "--out_dir=r"]
+    done = finish("train", *TINY, *fatal, environment=environment, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "[diverged]" in done.stderr
+    run = load_run(tmp_path / "r")
+    assert run.last_step < 200
+    wrong = [step.step for step in run.steps if not math.isfinite(step.loss)]
+    assert wrong
+    assert all(saved.step < wrong[0] for saved in run.checkpoints)
+
+
+def test_a_damaged_config_is_told_in_three_lines(tmp_path: Path, environment: dict[str, str]) -> None:
+    first = [*TINY, "--max_iters=2", "--out_dir=r"]
+    assert finish("train", *first, environment=environment, cwd=tmp_path).returncode == 0
+    config = tmp_path / "r" / "config.json"
+    config.write_text(config.read_text().replace('"n_layer": 2', '"n_layer": "x"'))
+    again = finish("train", "--resume", "r", "--max_iters=4", environment=environment, cwd=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -124,7 +178,7 @@ def wait_for_step(path: Path, step: int) -> None:
     raise AssertionError("the run does not get there")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_exits_130(tmp_path: Path, environment: dict[str, str], number: int) -> None:
     arguments = ["train", *TINY, "--max_iters=100000", "--out_dir=r"]
     with subprocess.Popen(
