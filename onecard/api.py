@@ -50,16 +50,15 @@ def make_plan(
     """
     from onecard.cli.plan import place_named
     from onecard.plan import make
-    from onecard.plan.budget import Budget
+    from onecard.plan.budget import budget_of
 
-    budget = Budget(seconds=hours * 3600 if hours else None, tokens=tokens) if hours or tokens else None
     return make.make_plan(
         _resolved(config, keys),
         place_named(gpu, vram_bytes, other_bytes),
         trainer=trainer,
         fit=fit,
         params=params,
-        budget=budget,
+        budget=budget_of(hours=hours, tokens=tokens),
         sensitivity=sensitivity,
     )
 
@@ -68,6 +67,7 @@ def diagnose(
     *sources: Source,
     config: Config = None,
     gpu: str | None = None,
+    other_bytes: int = 0,
     train_tokens: int | None = None,
     val_tokens: int | None = None,
     final: bool = False,
@@ -75,8 +75,8 @@ def diagnose(
     """One diagnosis for each run found: what `onecard doctor` shows.
 
     A source is a run folder, a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer, or a `Run`; a
-    log may hold several runs. `config` is the config a log was made with, `gpu` the card it ran on, the tokens are
-    those of the data, and `final` says that a log is complete.
+    log may hold several runs. `config` is the config a log was made with, `gpu` the card it ran on, `other_bytes` what
+    other programs hold of it, the tokens are those of the data, and `final` says that a log is complete.
 
     >>> for diagnosis in diagnose("train.log", config="train_fineweb.py", gpu="RTX 4070"):  # doctest: +SKIP
     ...     for finding in diagnosis.findings:
@@ -91,7 +91,8 @@ def diagnose(
     sizes = DataSizes(train_tokens=train_tokens, val_tokens=val_tokens)
     card = doctors_card(gpu)
     runs = [run for source in sources for run in _runs(source)]
-    return diagnose_cases([make_case(run, config=resolved, card=card, data=sizes) for run in runs], final=final)
+    cases = [make_case(run, config=resolved, card=card, data=sizes, other_bytes=other_bytes) for run in runs]
+    return diagnose_cases(cases, final=final)
 
 
 def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu: str | None = None) -> Comparison:

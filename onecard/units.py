@@ -61,6 +61,13 @@ def gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:,.2f} GiB"
 
 
+def size(size_bytes: int) -> str:
+    """`11.69 GiB`, `148 MiB`, `12 KiB`: in the largest unit there is one of"""
+    if size_bytes >= GIB:
+        return gib(size_bytes)
+    return mib(size_bytes) if size_bytes >= MIB else f"{size_bytes / KIB:,.0f} KiB"
+
+
 def count(things: float) -> str:
     """`40.56M`, `10.49B`, `512`: short enough for a sentence."""
     for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -111,10 +112,11 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
         talk += taken
         cases += [make_case(run, config=resolved, card=card, data=DataSizes()) for run in runs_at(path)]
     if len(cases) < 2:
+        first = quote(options.path[0])
         raise UsageError(
             f"{options.path[0]} holds one run, and a comparison needs two",
             why="nothing is there to compare it with",
-            fix=f"onecard compare {options.path[0]} ANOTHER   (onecard doctor {options.path[0]} looks at one run)",
+            fix=f"onecard compare {first} ANOTHER   (onecard doctor {first} looks at one run)",
             name="one-run",
         )
     return cases, talk
@@ -122,15 +124,15 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
 
 def _config_of(path: str, named: str | None) -> tuple[Resolved | None, list[str]]:
     """The config that belongs to a path, and a sentence if it was found rather than named."""
+    from onecard.cli.doctor import config_beside
     from onecard.cli.plan import read_config
 
     if named is not None:
         return read_config(named, []), []
-    place = Path(path)
-    beside = place.with_name(f"{place.stem}.config.py")
-    if path == STDIN or place.is_dir() or not beside.is_file():
+    beside = config_beside(path)
+    if beside is None:
         return None, []
-    return read_config(str(beside), []), [f"config of {place.name}: {beside.name}, found beside it"]
+    return read_config(str(beside), []), [f"config of {Path(path).name}: {beside.name}, found beside it"]
 
 
 def _plot(comparison: Comparison, path: Path) -> None:
@@ -147,6 +149,8 @@ def _plot(comparison: Comparison, path: Path) -> None:
 
 
 def _show(comparison: Comparison, talk: list[str], *, as_json: bool) -> None:
+    from rich.text import Text
+
     from onecard.report.compare import comparison_json, print_comparison
     from onecard.report.talk import print_warnings
 
@@ -155,7 +159,7 @@ def _show(comparison: Comparison, talk: list[str], *, as_json: bool) -> None:
         return
     stderr = console(stderr=True)
     for sentence in talk:
-        stderr.print(sentence, markup=False, soft_wrap=True)
+        stderr.print(Text(sentence), soft_wrap=True)
     warnings = {w: None for case in comparison.cases if case.resolved for w in case.resolved.warnings}
     print_warnings(warnings, stderr)
     print_comparison(comparison, console())

@@ -67,7 +67,7 @@ class Options:
 )
 @click.option("--dedup", is_flag=True, help="Leave out documents whose text was there before, byte for byte.")
 @click.option(
-    "--val-share", type=click.FloatRange(0, 1), metavar="SHARE", help="Of documents. Default: 1M tokens' worth."
+    "--val-share", type=float, metavar="SHARE", help="Of documents, as 0.1. Default: 1M tokens' worth, at most 0.1."
 )
 @click.option("--shard", type=CountType(), default=100_000_000, metavar="N", help="Tokens in a file. Default: 100M.")
 @click.option(
@@ -135,7 +135,8 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
     kept = downloads_of(dataset, into=downloads) if dataset else None
     print_prepared(prepared, console(), downloads=kept)
     print_findings(findings, talk)
-    talk.print(f"next: onecard train --dataset={options.out}", soft_wrap=True, markup=False)
+    if all(prepared.tokens.values()):
+        talk.print(f"next: onecard train --dataset={options.out}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -152,6 +153,13 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
                 fix=f"{option} 100M",
                 name="bad-number",
             )
+    if options.val_share is not None and not 0 <= options.val_share < 1:  # nan, too
+        raise UsageError(
+            f"--val-share {options.val_share:g} is not possible",
+            why="it is a share of the documents, from 0 to below 1: training needs the others",
+            fix="--val-share 0.1",
+            name="bad-number",
+        )
     values = flag_values(flags)
     if other := [key for key in values if key not in ("tokenizer", "vocab_size")]:
         raise UsageError(

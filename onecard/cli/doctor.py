@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from onecard.cli.flags import Flag
-from onecard.cli.library import CountType, KeyCommand, console, json_option
+from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
 from onecard.cli.plan import complete_card, read_config
 from onecard.errors import ConfigError, MachineError, UsageError
 
@@ -33,6 +34,7 @@ class Options:
     path: tuple[str, ...]
     config: str | None
     gpu: str | None
+    other: int | None
     data: str | None
     train_tokens: int | None
     val_tokens: int | None
@@ -47,6 +49,7 @@ class Options:
 @click.argument("path", nargs=-1)
 @click.option("--config", metavar="CONFIG", help="The nanoGPT config the log was made with (read, never run).")
 @click.option("--gpu", metavar="NAME", shell_complete=complete_card, help='The card it ran on ("RTX 4070").')
+@click.option("--other", type=SizeType(), metavar="SIZE", help="Memory that other programs hold on the card.")
 @click.option("--data", metavar="DIR", help="The data folder, for the number of tokens in each split.")
 @click.option("--train_tokens", type=CountType(), metavar="N", help="Tokens in the training data.")
 @click.option("--val_tokens", type=CountType(), metavar="N", help="Tokens in the validation data.")
@@ -64,14 +67,15 @@ def doctor(flags: list[Flag], /, **typed: object) -> int:
     What is wrong with a run, how sure that is, the lines that prove it, and the patch, planned on the card.
 
     PATH is a run folder, or a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer; - is standard
-    input. Several are several runs. Exit 1 if something is wrong, 0 if not.
+    input. Several are several runs. A log's config is the file NAME.config.py beside NAME.log, unless --config names
+    one. Exit 1 if something is wrong, 0 if not.
     """
     options = Options(**typed)  # type: ignore[arg-type]  # click made them by these names
     if options.explain is not None:
         return _explain(options.explain, as_json=options.as_json)
     _check(options, flags)
-    diagnoses = _diagnose(options, flags)
-    _show(options, diagnoses)
+    diagnoses, talk = _diagnose(options, flags)
+    _show(options, diagnoses, talk)
     return max(diagnosis.exit_code for diagnosis in diagnoses)
 
 
@@ -96,11 +100,12 @@ def _check(options: Options, flags: list[Flag]) -> None:
             fix="onecard doctor runs/default   (or a log file, or - for standard input)",
             name="no-run",
         )
-    if flags and options.config is None:
+    flag = f"--{flags[0][0]}={flags[0][1]}" if flags else ""
+    if flag and options.config is None and not all(map(config_beside, options.path)):
         raise UsageError(
-            f"--{flags[0][0]}={flags[0][1]} needs --config",
+            f"{flag} needs --config",
             why="a config key changes a config, and none is named",
-            fix=f"onecard doctor {options.path[0]} --config CONFIG --{flags[0][0]}={flags[0][1]}",
+            fix=shlex.join(["onecard", "doctor", *options.path, "--config", "CONFIG", flag]),
             name="key-without-config",
         )
     if options.as_json and options.markdown:
@@ -119,27 +124,55 @@ def _check(options: Options, flags: list[Flag]) -> None:
         )
 
 
-def _diagnose(options: Options, flags: list[Flag]) -> list[Diagnosis]:
-    from dataclasses import replace
-
+def _diagnose(options: Options, flags: list[Flag]) -> tuple[list[Diagnosis], list[str]]:
+    """The diagnoses, and what was taken without being named."""
     from onecard.doctor.diagnose import diagnose_cases
     from onecard.doctor.facts import make_case
 
     card, data = doctors_card(options.gpu), _sizes(options)
-    resolved, stated = _config(options.config, flags)
-    runs = [run for path in options.path for run in runs_at(path)]
-    if stated:  # no trainer takes this config: a rule says why
-        runs = [replace(run, config={**stated, **run.config}) for run in runs]
-    cases = [make_case(run, config=resolved, card=card, data=data) for run in runs]
-    return diagnose_cases(cases, final=options.final)
+    named = _config(options.config, flags) if options.config is not None else None
+    cases, talk = [], []
+    for path in options.path:
+        (resolved, stated), taken = (named, []) if named else _found(path, flags)
+        talk += taken
+        for run in runs_at(path):
+            if stated:  # no trainer takes this config: a rule says why
+                run = replace(run, config={**stated, **run.config})
+            cases.append(make_case(run, config=resolved, card=card, data=data, other_bytes=options.other or 0))
+    return diagnose_cases(cases, final=options.final), talk
 
 
-def _config(config: str | None, flags: list[Flag]) -> tuple[Resolved | None, dict[str, object]]:
-    """The config that was named; of one whose heads do not divide, what it states instead."""
-    if config is None:
-        return None, {}
+def config_beside(path: str) -> Path | None:
+    """NAME.config.py beside NAME.log; None where there is none."""
+    place = Path(path)
+    if path == STDIN or not place.name or place.is_dir():
+        return None
+    beside = place.with_name(f"{place.stem}.config.py")
+    return beside if beside.is_file() else None
+
+
+Stated = tuple["Resolved | None", dict[str, object]]  # a config; of one that no trainer takes, what it says
+
+
+def _found(path: str, flags: list[Flag]) -> tuple[Stated, list[str]]:
+    """The config beside a log, and a sentence about it; one that cannot be read is left alone, as nobody named it."""
+    beside = config_beside(path)
+    if beside is None:
+        return (None, {}), []
     try:
-        return read_config(config, flags), {}
+        return _config(str(beside), flags), [f"config of {Path(path).name}: {beside.name}, found beside it"]
+    except ConfigError as problem:
+        if flags:
+            raise
+        return (None, {}), [f"config of {Path(path).name}: not {beside.name}, found beside it: {problem.what}"]
+
+
+def _config(config: str, flags: list[Flag]) -> Stated:
+    """The config that was named; of one whose heads do not divide, what it states instead."""
+    try:
+        resolved = read_config(config, flags)
+        # as typed, so that commands to paste find the file
+        return resolved if config == STDIN else replace(resolved, source=config), {}
     except ConfigError as problem:
         stated = _shape_of(config) if problem.name == "keys-do-not-fit" else {}
         if not stated:
@@ -225,15 +258,9 @@ def _sizes(options: Options) -> DataSizes:
     return DataSizes(train_tokens=train, val_tokens=val)
 
 
-def _configs_beside(options: Options) -> Iterator[str]:
-    """Configs that probably belong to the logs, where none was named: a wrong one would do harm, so none is taken."""
-    for path in options.path if options.config is None else ():
-        beside = Path(path).with_name(f"{Path(path).stem}.config.py") if Path(path).name else Path()
-        if beside.is_file():
-            yield f"beside {path} lies {beside.name}: --config {beside} would tell more"
+def _show(options: Options, diagnoses: list[Diagnosis], talk: list[str]) -> None:
+    from rich.text import Text
 
-
-def _show(options: Options, diagnoses: list[Diagnosis]) -> None:
     from onecard.cli.files import write_text
     from onecard.report.doctor import print_diagnoses
     from onecard.report.doctor_html import diagnoses_html
@@ -246,11 +273,13 @@ def _show(options: Options, diagnoses: list[Diagnosis]) -> None:
     if options.as_json:
         click.echo(json.dumps(diagnoses_json(diagnoses), allow_nan=False))
         return
+    for sentence in talk:
+        console(stderr=True).print(Text(sentence), soft_wrap=True)
     warnings = {w for d in diagnoses if d.case.resolved for w in d.case.resolved.warnings}
-    print_warnings([*sorted(warnings), *_configs_beside(options)], console(stderr=True))
+    print_warnings(sorted(warnings), console(stderr=True))
     if options.markdown:
         click.echo(diagnoses_markdown(diagnoses), nl=False)
     else:
         print_diagnoses(diagnoses, console())
     if options.html is not None:
-        console(stderr=True).print(f"wrote {options.html}", markup=False)
+        console(stderr=True).print(Text(f"wrote {options.html}"), soft_wrap=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import BinaryIO
 
 from onecard.config.names import nearest
 from onecard.config.reader import MAX_FILE_BYTES
 from onecard.errors import ConfigError, MachineError
+from onecard.runs.files import DISK_FULL, cannot_write, half_written
 
 
 def read_text(source: Path | BinaryIO, *, kind: str = "config file") -> str:
@@ -54,7 +56,7 @@ def neighbour(path: Path, *, otherwise: str = "onecard plan (with no file) plans
     except OSError:
         known = []
     meant = nearest(path.name, known)
-    return f"did you mean {path.parent / meant} ?" if meant else otherwise
+    return f"did you mean {quote(str(path.parent / meant))} ?" if meant else otherwise
 
 
 def write_text(path: Path, text: str, *, option: str, overwrite: bool = True) -> None:
@@ -62,22 +64,42 @@ def write_text(path: Path, text: str, *, option: str, overwrite: bool = True) ->
     write_bytes(path, text.encode(), option=option, overwrite=overwrite)
 
 
-def write_bytes(path: Path, content: bytes, *, option: str, overwrite: bool = True) -> None:
-    """The same for what is no text."""
-    try:
-        with path.open("wb" if overwrite else "xb") as file:
+def _create(path: Path, content: bytes, *, mode: str = "xb") -> None:
+    """Make a file, and take it away again if it cannot be written to its end."""
+    with path.open(mode) as file:
+        try:
             file.write(content)
+            file.flush()
+        except BaseException:
+            path.unlink()
+            raise
+
+
+def write_bytes(path: Path, content: bytes, *, option: str, overwrite: bool = True) -> None:
+    """The same for what is no text: all of it, or on a full disk what was there before."""
+    try:
+        if not overwrite:
+            _create(path, content)
+        elif path.exists() and not path.is_file():  # a pipe or a device, such as /dev/stdout
+            path.write_bytes(content)
+        else:
+            whole = path.resolve()  # a link stays one
+            temporary = half_written(whole)
+            _create(temporary, content, mode="wb")
+            temporary.replace(whole)
     except FileExistsError as problem:
         raise ConfigError(
             f"{path} exists already",
             why=f"{option} never writes over a config of yours",
-            fix=f"{option} {path.with_stem(path.stem + '-2')}",
+            fix=f"{option} {quote(str(path.with_stem(path.stem + '-2')))}",
             name="file-exists",
         ) from problem
     except (OSError, ValueError) as problem:
+        if isinstance(problem, OSError) and problem.errno in DISK_FULL:
+            raise cannot_write(path, problem) from problem
         raise MachineError(
             f"cannot write {path}",
             why=getattr(problem, "strerror", None) or str(problem),
-            fix=f"{option} {path.name or 'file'} writes into this folder",
+            fix=f"{option} {quote(path.name or 'file')} writes into this folder",
             name="cannot-write",
         ) from problem

@@ -53,17 +53,24 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in click >
     name = "size"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        from onecard.units import parse_bytes
+        from onecard.units import MIB, parse_bytes
 
+        if isinstance(value, int):
+            return value
+        option, example = param.opts[0], "2.1GiB (or 2150MiB)"
         try:
-            return value if isinstance(value, int) else parse_bytes(value)
+            size = parse_bytes(value)
+            if not 0 < size < MIB or value.strip()[-1].isalpha():
+                return size
+            example = f"{value.strip()}{'GiB' if size <= MOST_GIB_OF_A_CARD else 'MiB'} ?"  # 12, or 4464
         except ValueError:
-            raise UsageError(
-                f"{value!r} is not a size",
-                why=f"{param.opts[0]} takes a number and a unit",
-                fix=f"{param.opts[0]} 2.1GiB (or 2150MiB)",
-                name="bad-size",
-            ) from None
+            pass
+        raise UsageError(
+            f"{value!r} is not a size",
+            why=f"{option} takes a number and a unit",
+            fix=f"{option} {example}",
+            name="bad-size",
+        )
 
 
 class CountType(click.ParamType):  # type: ignore[type-arg]
@@ -84,6 +91,8 @@ class CountType(click.ParamType):  # type: ignore[type-arg]
                 name="bad-number",
             ) from None
 
+
+MOST_GIB_OF_A_CARD = 288  # a bare number up to here is meant in GiB
 
 INTERRUPTED = 130  # exit code
 
@@ -117,8 +126,9 @@ def no_flags(flags: list[Flag], command: str) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
+    """Where a command prints: its answer, or with `stderr` its talk."""
+    from onecard.report.console import PlainConsole
 
     # a pipe has no width of its own: wide enough that no line of ours breaks
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, width=120 if piped else None)
+    return PlainConsole(stderr=stderr, width=120 if piped else None)

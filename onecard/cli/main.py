@@ -7,34 +7,51 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from contextlib import suppress
+from errno import EDQUOT, ENOSPC, EPIPE
+from typing import NoReturn
 
 import click
 
 from onecard import __version__
 from onecard.cli.commands import cli
-from onecard.cli.flags import split_flags
-from onecard.cli.library import INTERRUPTED
+from onecard.cli.flags import Flag, split_flags
+from onecard.cli.library import INTERRUPTED, console
+from onecard.cli.streams import prepare_streams
 from onecard.cli.usage import usage_error
-from onecard.errors import OnecardError
+from onecard.errors import MachineError, OnecardError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
+FULL = (ENOSPC, EDQUOT)  # what the operating system says of a full disk
 BUG = 70  # what sysexits.h calls an internal software error; none of the contract's answers
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run onecard with `arguments` (default: the command line) and exit."""
+    prepare_streams()
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def run(arguments: list[str]) -> int:
     """Run onecard; returns the exit code."""
-    rest, flags = split_flags(arguments, _option_names())
+    code = 0
+    try:
+        code = _answer(*split_flags(arguments, _option_names()))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `onecard gpus --json | head -c1`: the reader has seen enough
+        _stop_writing()
+        return code
+    except OSError as problem:
+        if problem.errno not in FULL:
+            raise
+        _stop_writing()
+        return _fail(_no_space(problem), as_json=False)
+
+
+def _answer(rest: list[str], flags: list[Flag]) -> int:
+    """The exit code of a command, all problems but those of writing told."""
     try:
         code = cli.main(rest, prog_name="onecard", standalone_mode=False, obj=flags)
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except OnecardError as error:
         return _fail(error, as_json="--json" in rest)
@@ -45,10 +62,15 @@ def run(arguments: list[str]) -> int:
         return _fail(usage_error(error), as_json="--json" in rest)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:  # `onecard gpus | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception:  # ours, not the user's: show everything, and where to take it
+    except (
+        SystemExit
+    ):  # click ends so after completing a line, and with 1, which here means no, when the reader has gone
+        if "_ONECARD_COMPLETE" in os.environ:
+            raise
+        raise BrokenPipeError from None
+    except Exception as problem:  # ours, not the user's: show everything, and where to take it
+        if isinstance(problem, OSError) and problem.errno in (EPIPE, *FULL):
+            raise
         traceback.print_exc()
         click.echo(f"error: this is a bug in onecard {__version__}, not a mistake of yours  [bug]", err=True)
         click.echo("  why: nothing a user types or feeds should end like this", err=True)
@@ -63,17 +85,28 @@ def _option_names(command: click.Command = cli) -> set[str]:
     return own.union(*map(_option_names, below))
 
 
+def _stop_writing() -> None:
+    """Let what is still in standard output's buffer go nowhere, so that Python does not complain at exit."""
+    from onecard.report.console import discard
+
+    discard(sys.stdout.fileno())
+
+
+def _no_space(problem: OSError) -> MachineError:
+    return MachineError(
+        f"cannot write {problem.filename or 'the output'}",
+        why=problem.strerror or str(problem),
+        fix="free some space on that disk, or write to another",
+        name="disk-full",
+    )
+
+
 def _fail(error: OnecardError, *, as_json: bool) -> int:
     from onecard.report.talk import print_error
 
     if as_json:
         click.echo(json.dumps(error.as_json()))
     else:
-        print_error(error, _stderr())
+        with suppress(OSError):  # nobody can be told, and the exit code says it
+            print_error(error, console(stderr=True))
     return error.exit_code
-
-
-def _stderr() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -57,7 +58,7 @@ class Options:
 @click.option("--trainer", type=click.Choice(["both", "onecard", "nanogpt"]), default="both", help="Whose run to plan.")
 @click.option("--fit", is_flag=True, help="Find the fastest config that fits, with the same tokens per update.")
 @click.option("--params", type=CountType(), metavar="N", help="With --fit: choose the shape for N parameters too.")
-@click.option("--hours", type=click.FloatRange(min=0, min_open=True), metavar="H", help="What to train in H hours.")
+@click.option("--hours", type=float, metavar="H", help="What to train in H hours.")
 @click.option("--tokens", type=CountType(), metavar="N", help="What to train on N tokens.")
 @click.option("--write", metavar="FILE", help="With --hours or --tokens: save the proposed config.")
 @click.option("--sensitivity", is_flag=True, help="Re-plan with each setting halved, doubled or switched.")
@@ -92,36 +93,35 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
 
 
 def _check(options: Options) -> None:
-    if options.params and not options.fit:
+    if options.params is not None and not options.fit:
         raise UsageError(
             "--params needs --fit",
             why="without it a plan is about the shape the config has",
             fix="onecard plan --fit --params 124M",
             name="params-without-fit",
         )
-    if options.write and not (options.hours or options.tokens):
+    if options.write and options.hours is None and options.tokens is None:
         raise UsageError(
             "--write needs --hours or --tokens",
             why="it saves the config that those propose",
-            fix=f"onecard plan --hours 48 --write {options.write}",
+            fix=f"onecard plan --hours 48 --write {quote(options.write)}",
             name="write-without-proposal",
         )
     if options.timeline and Path(options.timeline).suffix.lower() != ".svg":
+        named = f"{Path(options.timeline).stem or 'memory'}.svg"
         raise UsageError(
             f"{options.timeline} is not an .svg file",
             why="the timeline is drawn as SVG, which every browser opens",
-            fix=f"--timeline {Path(options.timeline).stem or 'memory'}.svg",
+            fix=f"--timeline {quote(named)}",
             name="not-svg",
         )
 
 
 def _make(options: Options, flags: list[Flag]) -> Plan:
-    from onecard.plan.budget import Budget
+    from onecard.plan.budget import budget_of
     from onecard.plan.make import make_plan
 
-    budget = None
-    if options.hours or options.tokens:
-        budget = Budget(seconds=options.hours * 3600 if options.hours else None, tokens=options.tokens)
+    budget = budget_of(hours=options.hours, tokens=options.tokens)
     resolved = read_config(options.config, flags)
     if options.config not in (None, "-"):
         resolved = replace(resolved, source=options.config)  # as typed, so that commands to paste find the file
@@ -199,7 +199,16 @@ def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place |
     """The card that was named, or this machine's; None where there is none."""
     from onecard.plan.cards import find_card, plain_card
     from onecard.plan.place import Place
+    from onecard.units import MIB
 
+    for option, size_bytes, least_bytes in (("--vram", vram, MIB), ("--other", other, 0)):
+        if size_bytes is not None and size_bytes < least_bytes:
+            raise UsageError(
+                f"{option} of {size_bytes:,} bytes is no size of a card's memory",
+                why=f"it takes at least {least_bytes:,} bytes",
+                fix=f"{option} 2.1GiB",
+                name="bad-size",
+            )
     if gpu not in (None, "auto", "none"):
         return Place(card=find_card(gpu)).with_memory(vram_bytes=vram, other_bytes=other)
     if gpu == "auto" or (gpu is None and vram is None):

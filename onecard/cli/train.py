@@ -110,7 +110,9 @@ def _is_finished(folder: RunFolder, config: RunConfig) -> bool:
     talk = console(stderr=True)
     talk.print(f"{folder.path} is finished: step {run.last_step:,} of {config.max_iters:,}", soft_wrap=True)
     longer = 2 * max(config.max_iters, run.last_step)
-    talk.print(f"to train longer: onecard train --resume {folder.path} --max_iters={longer}", soft_wrap=True)
+    talk.print(
+        f"to train longer: onecard train --resume {quote(str(folder.path))} --max_iters={longer}", soft_wrap=True
+    )
     return True
 
 
@@ -193,13 +195,13 @@ def _farewell(end: End, path: Path) -> int:
             name="diverged",
         )
     if end.reason == "interrupted":
-        console(stderr=True).print(f"to go on: onecard train --resume {path}", soft_wrap=True)
+        console(stderr=True).print(f"to go on: onecard train --resume {quote(str(path))}", soft_wrap=True)
         return INTERRUPTED
     talk = console(stderr=True)
     if not latest_good(path / CHECKPOINTS).path:
         return 0
-    talk.print(f'next: onecard sample {path} --prompt "def "   (text from it)', soft_wrap=True)
-    talk.print(f"      onecard doctor {path}   (what could be better)", soft_wrap=True)
+    talk.print(f'next: onecard sample {quote(str(path))} --prompt "def "   (text from it)', soft_wrap=True)
+    talk.print(f"      onecard doctor {quote(str(path))}   (what could be better)", soft_wrap=True)
     return 0
 
 

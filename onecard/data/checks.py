@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from onecard.data.dataset import Dataset
+from onecard.data.manifest import read_progress
+from onecard.data.split import both_sides
 from onecard.data.tokens import Tokens, first_outside, looks_like_uint32
 from onecard.errors import ConfigError
 from onecard.findings import Finding
@@ -20,23 +22,38 @@ def check_dataset(
         ("train", dataset.train, block_size),
         ("val", dataset.val, eval_block_size or block_size),
     ):
-        _long_enough(tokens, split=split, block_size=needed)
+        _long_enough(dataset, tokens, split=split, block_size=needed)
         if not dataset.dtype_is_known and looks_like_uint32(tokens):
             raise _wrong_dtype(dataset, tokens)
         if outside := first_outside(tokens, vocab_size=vocab_size):
-            raise _outside(tokens, *outside, vocab_size=vocab_size)
+            raise _outside(dataset, tokens, *outside, vocab_size=vocab_size)
     return (_tiny_val(dataset, eval_tokens),) if len(dataset.val) < eval_tokens else ()
 
 
-def _long_enough(tokens: Tokens, *, split: str, block_size: int) -> None:
+def _long_enough(dataset: Dataset, tokens: Tokens, *, split: str, block_size: int) -> None:
+    names = ", ".join(str(file.path) for file in tokens.files[:3])
+    if len(tokens) < 2:  # too few for any block_size
+        raise _empty(dataset, names, len(tokens), split=split)
     if len(tokens) <= block_size:
-        names = ", ".join(str(file.path) for file in tokens.files[:3])
         raise ConfigError(
             f"{names} has {len(tokens):,} tokens, and one sequence needs {block_size + 1:,}",
             why=f"block_size={block_size} tokens are read, and the one after them is predicted",
-            fix=f"--block_size={max(1, len(tokens) - 1)} or less, or more {split} data",
+            fix=f"--block_size={len(tokens) - 1} or less, or more {split} data",
             name="data-too-short",
         )
+
+
+def _empty(dataset: Dataset, names: str, count: int, *, split: str) -> ConfigError:
+    progress = read_progress(dataset.path)
+    options = both_sides(progress.counts.lowest, dataset.path) if progress else f"--out {dataset.path}-2"
+    return ConfigError(
+        f"{names} has {count} tokens: there is nothing to {'train on' if split == 'train' else 'validate with'}",
+        why="data are split by document, and none fell on this side"
+        if progress
+        else "the shortest sequence is one token, and the one after it",
+        fix=f"onecard data prepare SOURCE {options}",
+        name="data-too-short",
+    )
 
 
 def _wrong_dtype(dataset: Dataset, tokens: Tokens) -> ConfigError:
@@ -48,13 +65,16 @@ def _wrong_dtype(dataset: Dataset, tokens: Tokens) -> ConfigError:
     )
 
 
-def _outside(tokens: Tokens, position: int, token: int, *, vocab_size: int) -> ConfigError:
+def _outside(dataset: Dataset, tokens: Tokens, position: int, token: int, *, vocab_size: int) -> ConfigError:
     path, index = tokens.file_at(position)
+    own = dataset.vocab_size if dataset.vocab_size and dataset.vocab_size > token else None
     enough = 50304 if token < 50304 else -(-(token + 1) // 64) * 64
     return ConfigError(
         f"{path} has token id {token:,} at position {index:,}, and vocab_size is {vocab_size:,}",
         why="ids go from 0 to vocab_size - 1; the data was made with a larger vocabulary, or is of another type",
-        fix=f"--vocab_size={enough} (or what the tokenizer of this data has), or prepare the data again",
+        fix=f"--vocab_size={own} (what this data says of itself)"
+        if own
+        else f"--vocab_size={enough} (or what the tokenizer of this data has), or prepare the data again",
         name="token-out-of-range",
     )
 

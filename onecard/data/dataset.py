@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from onecard.config.names import nearest
+from onecard.data.hub import NAMED
 from onecard.data.manifest import META, PROGRESS, bad_meta, read_meta, read_progress
 from onecard.data.nanogpt_meta import MAX_BYTES
 from onecard.data.nanogpt_meta import read_meta as read_nanogpt_meta
@@ -67,9 +68,18 @@ def open_dataset(
     raise ConfigError(
         f"there is no dataset {name_or_path}",
         why=f"looked for train.bin in {', '.join(str(place / name_or_path) for place in search)}",
-        fix=f"--dataset={near or EMBEDDED}, or prepare it first (nanoGPT: python data/{name_or_path}/prepare.py)",
+        fix=_how_to_have(name_or_path, near or EMBEDDED),
         name="no-such-dataset",
     )
+
+
+def _how_to_have(name_or_path: str, other: str) -> str:
+    """What to type for a dataset that is not here: the command that makes it, or the name of one that is."""
+    folder = Path(name_or_path) if "/" in name_or_path else Path("data", name_or_path)
+    if folder.name in NAMED:
+        return f"onecard data prepare {folder.name} --out {folder}, or --dataset={other}"
+    made = f"onecard data prepare SOURCE --out {folder} (nanoGPT: python {folder}/prepare.py)"
+    return f"--dataset={other}, or prepare it first: {made}"
 
 
 def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, str] | None = None) -> Dataset:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from onecard.data.documents import Bad, read_documents
-from onecard.data.encode import document_text
+from onecard.data.encode import content_hash, document_text
 from onecard.data.sources import SourceFile
 from onecard.data.tokenizer_json import JsonTokenizer, train_bpe
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
@@ -35,18 +35,27 @@ def learn_tokenizer(name: str, texts: Iterator[str], *, vocab_size: int | None) 
 def good_texts(files: Iterator[SourceFile], *, column: str, characters: int | None) -> Iterator[str]:
     """The texts of the documents that will be kept, up to so many characters."""
     total = 0
+    for words, _ in _good(files, column=column):
+        yield words
+        total += len(words)
+        if characters is not None and total >= characters:
+            return
+
+
+def good_hashes(files: Iterable[SourceFile], *, column: str) -> Iterator[int]:
+    """The hashes of the documents that will be kept."""
+    return (content_hash(text) for _, text in _good(files, column=column))
+
+
+def _good(files: Iterable[SourceFile], *, column: str) -> Iterator[tuple[str, bytes]]:
+    """Each document that will be kept, as text and as UTF-8."""
     for file in files:
         for read in read_documents(file, column=column):
             if isinstance(read.document, Bad):
                 continue
             found = document_text(read.document, column=column if read.is_json else None)
-            if not isinstance(found, tuple):
-                continue
-            words = found[0]
-            yield words
-            total += len(words)
-            if characters is not None and total >= characters:
-                return
+            if isinstance(found, tuple):
+                yield found
 
 
 def _up_to(characters: int, texts: Iterator[str]) -> Iterator[str]:

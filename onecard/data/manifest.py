@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Counts:
     bad: Mapping[str, int] = field(default_factory=dict)  # by why
     first_bad: Mapping[str, str] = field(default_factory=dict)  # where each kind was met first
     columns: tuple[str, ...] = ()  # of a document without the wanted one
+    lowest: tuple[int, ...] = ()  # the two lowest hashes of documents: what a larger share for validation takes first
 
     @property
     def kept(self) -> int:
@@ -58,6 +59,7 @@ class Counts:
         text_bytes: int,
         bad: Mapping[Bad, list[str]],
         columns: tuple[str, ...],
+        lowest: Sequence[int],
     ) -> Counts:
         """These and those of one more block; `bad` has the places of each kind."""
         return Counts(
@@ -67,6 +69,7 @@ class Counts:
             bad=dict(Counter(self.bad) + Counter({str(why): len(places) for why, places in bad.items()})),
             first_bad={str(why): places[0] for why, places in bad.items()} | dict(self.first_bad),
             columns=self.columns or columns,
+            lowest=tuple(sorted({*self.lowest, *lowest})[:2]),
         )
 
 
@@ -104,9 +107,9 @@ def read_progress(folder: Path) -> Progress | None:
         if said.pop("schema") != _SCHEMA:
             raise ValueError("it is of another version")
         counts = said.pop("counts")
-        counts = Counts(**counts | {"columns": tuple(counts["columns"])})
+        counts |= {key: tuple(counts.get(key, ())) for key in ("columns", "lowest")}
         file, offset = said.pop("place")
-        return Progress(**said, counts=counts, place=(int(file), int(offset)))
+        return Progress(**said, counts=Counts(**counts), place=(int(file), int(offset)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:

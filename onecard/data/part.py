@@ -137,6 +137,7 @@ class Part:
         write_progress(self.folder, self.progress)
         return Prepared(
             folder=self.folder,
+            settings=progress.settings,
             meta=meta,
             counts=progress.counts,
             new_tokens=self.progress.tokens - self._begun.tokens,
@@ -193,6 +194,7 @@ class Part:
                 text_bytes=int(encoded.sizes[:taken][is_new].sum()),
                 bad=bad,
                 columns=encoded.columns,
+                lowest=np.unique(encoded.hashes[:taken])[:2].tolist(),
             ),
         )
 

@@ -42,7 +42,14 @@ def prepare(
         progress = where_it_stands(folder, source, settings, tokens)
         fetcher = Fetcher(fetch)
         if progress.finished and is_all(progress, source, tokens):
-            return Prepared(folder=folder, meta=read_meta(folder), counts=progress.counts, new_tokens=0, seconds=0.0)
+            return Prepared(
+                folder=folder,
+                settings=progress.settings,
+                meta=read_meta(folder),
+                counts=progress.counts,
+                new_tokens=0,
+                seconds=0.0,
+            )
         if progress.tokenizer is None:
             watch = Watch(on_moment, source, progress, tokens)
             tokenizer = tokenizer or _learned(source, settings, tokens, fetcher, watch)

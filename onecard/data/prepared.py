@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onecard import units
 from onecard.data.manifest import Counts
-from onecard.data.split import SHARES, SPLITS, VAL_TOKENS
+from onecard.data.split import SHARES, SPLITS, VAL_TOKENS, both_sides
 from onecard.findings import Finding
 
 
@@ -17,19 +18,27 @@ class Prepared:
     """What a preparation ended with."""
 
     folder: Path
+    settings: Mapping[str, Any]  # what was asked for
     meta: dict[str, Any]
     counts: Counts
     new_tokens: int  # written by this process
     seconds: float  # of this process
 
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Of each split."""
+        return {split: sum(int(entry["tokens"]) for entry in self.meta[split]) for split in SPLITS}
+
 
 def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
     """What a person should know about the data that were made."""
     meta = prepared.meta
-    train, val = (sum(entry["tokens"] for entry in meta[split]) for split in SPLITS)
+    train, val = (prepared.tokens[split] for split in SPLITS)
     share, total = meta["val_share"], train + val
     found = []
-    if val < VAL_TOKENS:
+    if not train or not val:
+        found.append(_empty_split(prepared, "val" if train else "train"))
+    elif val < VAL_TOKENS:
         better = next((each for each in SHARES if each > share and each * total >= 1.1 * VAL_TOKENS), None)
         enough = units.count(VAL_TOKENS / SHARES[-1])
         found.append(
@@ -46,6 +55,18 @@ def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
                 seen=(f"{meta['documents']['val']:,} documents",),
             )
         )
+    asked = prepared.settings.get("vocab_size")
+    if asked is not None and asked != meta["vocab_size"]:
+        found.append(
+            Finding(
+                rule="vocabulary-smaller",
+                severity="info",
+                sure="high",
+                what=f"the tokenizer has {meta['vocab_size']:,} tokens, not the {asked:,} of --vocab_size",
+                why="byte pairs are joined until none is left to join, and this source has no more of them",
+                fix=f"nothing, if that will do: training takes {meta['vocab_size']:,} from the data; or more text",
+            )
+        )
     bad, kept = sum(prepared.counts.bad.values()), prepared.counts.kept
     if bad > 0.05 * (bad + kept):
         found.append(
@@ -60,3 +81,21 @@ def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
             )
         )
     return tuple(found)
+
+
+def _empty_split(prepared: Prepared, split: str) -> Finding:
+    """That one side got no document, and the share that would give it one."""
+    documents, share = prepared.counts.kept, prepared.meta["val_share"]
+    one_text = len(prepared.counts.lowest) == 1
+    why = f"{share:.4g} of the documents are for validation, by the hash of their text"
+    return Finding(
+        rule="empty-split",
+        severity="warn",
+        sure="high",
+        what=f"there is no {'validation' if split == 'val' else 'training'} data, and onecard train needs both",
+        why="all documents are one text, and a document is never cut"
+        if one_text
+        else f"{why}, and {'that is none' if split == 'val' else 'that is all'} of {documents:,}",
+        fix=both_sides(prepared.counts.lowest, prepared.folder),
+        seen=(f"{documents:,} document{'' if documents == 1 else 's'}",),
+    )

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from onecard.data.learn import good_hashes
 from onecard.data.manifest import Progress, Settings, read_progress
 from onecard.data.sources import Source
-from onecard.data.split import val_share
+from onecard.data.split import share_with_some, val_share
 from onecard.errors import ConfigError, OnecardError
 from onecard.runs.files import writing
 from onecard.runs.lock import Lock
@@ -54,7 +55,7 @@ def where_it_stands(folder: Path, source: Source, settings: Settings, tokens: in
     if before is None or not before.counts.kept:
         for left in folder.glob("*.part"):  # of a beginning that came to nothing
             left.unlink()
-        share = val_share(source, tokens) if settings.val_share is None else settings.val_share
+        share = _share(source, settings, tokens) if settings.val_share is None else settings.val_share
         return Progress(settings=asdict(replace(settings, val_share=share)))
     now = asdict(settings) | ({"val_share": before.settings["val_share"]} if settings.val_share is None else {})
     changed = [
@@ -69,6 +70,15 @@ def where_it_stands(folder: Path, source: Source, settings: Settings, tokens: in
             name="other-preparation",
         )
     return before
+
+
+def _share(source: Source, settings: Settings, tokens: int | None) -> float:
+    """The share for validation; a source of few documents, all of them wanted and here to be read twice, gets one."""
+    share = val_share(source, tokens)
+    is_here = all(file.path is not None and file.size_bytes is not None for file in source.files)
+    if not is_here or (tokens is not None and tokens < (source.text_bytes or 0)):
+        return share
+    return share_with_some(share, good_hashes(source.files, column=settings.column))
 
 
 def is_all(progress: Progress, source: Source, tokens: int | None) -> bool:

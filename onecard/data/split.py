@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
 from onecard.data.sources import Source
 
 SPLITS = ("train", "val")
@@ -17,6 +21,41 @@ def val_share(source: Source, tokens: int | None) -> float:
     if not known:
         return SHARES[0]
     return next((share for share in SHARES if share * min(known) >= 1.2 * VAL_TOKENS), SHARES[-1])
+
+
+def share_with_some(share: float, hashes: Iterable[int]) -> float:
+    """The share if it takes any of the documents with these hashes, else the least that takes one and leaves others.
+
+    Where all are copies of one document there is none, and the share stays. It looks at 20 times as many documents as
+    it should take to meet one: not to have met any is then a matter of e**-20.
+    """
+    threshold = val_threshold(share)
+    met = set()
+    for each in islice(hashes, round(20 / share)):
+        if each < threshold:
+            return share
+        met.add(each)
+    return share_taking(sorted(met)[:2]) or share
+
+
+def share_taking(lowest: Sequence[int]) -> float | None:
+    """The shortest share that takes the documents with the first hash and not those with the second; None for fewer."""
+    if len(lowest) < 2:
+        return None
+    first, second = lowest
+    shares = ((first * 10**digits // 2**64 + 1) / 10**digits for digits in range(2, 17))
+    return next((share for share in shares if first < val_threshold(share) <= second), None)
+
+
+def both_sides(lowest: Sequence[int], folder: Path) -> str:
+    """What to change in the command where all documents fell on one side, by their two lowest hashes, if known."""
+    share = share_taking(lowest) if lowest else 0.5
+    if share is not None:
+        return f"--val-share {share} --out {folder}-2"
+    return (
+        f"--out {folder}-2, of more text or --tokens (a file named by itself, not by its folder, is cut about every "
+        "16 KiB, and at <|endoftext|>)"
+    )
 
 
 def val_threshold(share: float) -> int:

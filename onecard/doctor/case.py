@@ -53,3 +53,9 @@ class Case:
     facts: Facts
     steps: tuple[Step, ...]
     evals: tuple[Eval, ...]
+    other_bytes: int = 0  # of the card, held by other programs
+
+    @property
+    def available_bytes(self) -> int | None:
+        """What the driver may show for the run before the card is full; None without a card."""
+        return max(0, self.card.allocatable_bytes - self.other_bytes) if self.card else None

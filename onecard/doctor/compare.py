@@ -19,6 +19,7 @@ from onecard.doctor.curves import (
     passes,
     read_at,
 )
+from onecard.doctor.evidence import from_scratch
 from onecard.doctor.facts import make_case
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import predict_nanogpt
@@ -41,8 +42,8 @@ class AtEqual:
 
     @property
     def lead(self) -> float | None:
-        """How far the best lies below the next."""
-        losses = sorted(reading.loss for reading in self.readings if reading)
+        """How far the best lies below the next that has a loss which is a number."""
+        losses = sorted(reading.loss for reading in self.readings if reading and math.isfinite(reading.loss))
         return losses[1] - losses[0] if len(losses) > 1 else None
 
 
@@ -142,8 +143,12 @@ def _at_equal(curves: Sequence[Curve], axis: Axis) -> tuple[AtEqual, ...]:
 
 
 def _lowest(readings: Sequence[Reading | None]) -> int | None:
-    """The run with the lowest loss; None if the next is as good within noise."""
-    ordered = sorted((reading.loss, reading.noise, run) for run, reading in enumerate(readings) if reading)
+    """The run with the lowest loss; None if the next is as good within noise. A loss that is no number is the worst."""
+    ordered = sorted(
+        (reading.loss if math.isfinite(reading.loss) else math.inf, reading.noise, run)
+        for run, reading in enumerate(readings)
+        if reading
+    )
     if len(ordered) < 2:
         return None
     (best, best_noise, run), (second, second_noise, _) = ordered[:2]
@@ -170,8 +175,7 @@ def _winners(
         if sum(value is not None for value in values) > 1:
             winners[metric] = _highest_speed(values)
     if curves:
-        finals = [Reading(loss=c.points[-1].loss, noise=c.noise) if c.points else None for c in curves]
-        winners["final_val_loss"] = _lowest(finals)
+        winners["final_val_loss"] = _lowest([Reading(loss=curve.end.loss, noise=curve.noise) for curve in curves])
     if comparable and by_tokens:
         winners["at_equal_tokens"] = by_tokens[-1].winner
     if comparable and by_seconds:
@@ -184,8 +188,8 @@ def _passings(curves: Sequence[Curve]) -> tuple[Passing, ...]:
     found = []
     for passed, curve in enumerate(curves):
         for passer, other in enumerate(curves):
-            end = curve.points[-1]
-            if passer == passed or other.points[-1].loss >= end.loss:
+            end = curve.end
+            if passer == passed or curve.lost or other.lost or other.end.loss >= end.loss:
                 continue
             if crossing := passes(other, Reading(loss=end.loss, noise=curve.noise)):
                 at = crossing.point
@@ -231,12 +235,13 @@ def _cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[C
     """What a reader must know before believing the losses."""
     if measure is None:
         return ["the runs have no loss in common: nothing is said about which is better"]
-    said = [] if measure == "bits_per_byte" else list(_vocabularies(cases, curves))
+    said = [] if measure == "bits_per_byte" else list(_vocabularies(cases))
     contexts, datasets = _stated(cases, "block_size"), _stated(cases, "dataset")
     if len(contexts) > 1:
         said.append(f"the context lengths differ ({', '.join(contexts)}): a longer one lowers the loss by itself")
     if len(datasets) > 1:
         said.append(f"the data differ ({', '.join(datasets)}): a loss is of its own validation set")
+    said += _lost(cases, curves)
     if measure == "train_loss":
         said.append("not all runs evaluated: training losses are compared, as medians of 20 steps")
     assumed = [case.run.source for case, curve in zip(cases, curves, strict=True) if not curve.noise_known]
@@ -248,10 +253,32 @@ def _cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[C
     return said
 
 
-def _vocabularies(cases: Sequence[Case], curves: Sequence[Curve]) -> Iterator[str]:
+def _lost(cases: Sequence[Case], curves: Sequence[Curve]) -> Iterator[str]:
+    """Which runs ended with a loss that is no number."""
+    for case, curve in zip(cases, curves, strict=True):
+        if curve.lost:
+            before = "none before is finite"
+            if curve.points:
+                before = f"the last finite one is {curve.points[-1].loss:.4f} at step {curve.points[-1].step:,}"
+            yield f"the loss of {case.run.source} is {curve.end.loss} from step {curve.lost.step:,} on; {before}"
+
+
+def _untrained_loss(case: Case) -> float | None:
+    """The loss before the first update of a run with random weights; None where it was not logged.
+
+    The training loss of update 1 is measured before that update is made; nanoGPT calls the update 0.
+    """
+    if not from_scratch(case) or case.run.format == "hf-trainer":  # whose logs do not say what they began with
+        return None
+    evaluated = [e.val_loss if e.val_loss is not None else e.train_loss for e in case.evals if e.step == 0]
+    trained = [step.loss for step in case.steps if step.step <= 1]
+    return next((loss for loss in (*evaluated, *trained) if loss is not None and math.isfinite(loss)), None)
+
+
+def _vocabularies(cases: Sequence[Case]) -> Iterator[str]:
     """That the tokens are not the same, by what is stated or by where untrained models begin."""
     sizes = _stated(cases, "vocab_size")
-    begins = [curve.points[0].loss for curve in curves if curve.points[0].step == 0]
+    begins = [loss for case in cases if (loss := _untrained_loss(case)) is not None]
     if len(sizes) > 1:
         yield f"{_NOT_COMPARABLE}: they are nats per token, and the vocabularies differ ({', '.join(sizes)})"
     elif begins and min(begins) < _LETTERS_BEGIN_BELOW and max(begins) > _WORD_PARTS_BEGIN_ABOVE:

@@ -42,15 +42,17 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Points with finite losses, by step."""
+    """Points with finite losses, by step, and where the run ended, which may be with a loss that is no number."""
 
     points: tuple[Point, ...]
+    end: Point
+    lost: Point | None  # the first of those without a finite loss that the run ended with
     noise: float  # standard deviation of one point
     noise_known: bool  # False where it is ASSUMED_NOISE
 
     def last(self, axis: Axis) -> float | None:
-        """How far the curve goes; None where that is not known."""
-        return _place(self.points[-1], axis) if self.points else None
+        """How far the run went; None where that is not known."""
+        return _place(self.end, axis)
 
 
 def common_measure(cases: Sequence[Case]) -> Measure | None:
@@ -64,7 +66,7 @@ def common_measure(cases: Sequence[Case]) -> Measure | None:
 def loss_curve(case: Case, measure: Measure) -> Curve:
     """The curve of a run; training losses are medians of twenty steps."""
     clock = _clock(case)
-    points = tuple(
+    logged = [
         Point(
             step=step,
             tokens=step * case.facts.tokens_per_step if case.facts.tokens_per_step else None,
@@ -72,15 +74,37 @@ def loss_curve(case: Case, measure: Measure) -> Curve:
             loss=loss,
         )
         for step, loss in _values(case, measure)
-    )
+    ]
+    points = tuple(point for point in logged if math.isfinite(point.loss))
     measured = case.facts.evaluation_noise if measure != "train_loss" else None
     if measured is None:
         measured = scatter([(math.log(point.step), point.loss) for point in points if point.step > 0])
-    return Curve(points=points, noise=ASSUMED_NOISE if measured is None else measured, noise_known=measured is not None)
+    return Curve(
+        points=points,
+        end=logged[-1],
+        lost=_lost(logged),
+        noise=ASSUMED_NOISE if measured is None else measured,
+        noise_known=measured is not None,
+    )
+
+
+def _lost(logged: Sequence[Point]) -> Point | None:
+    found = None
+    for point in reversed(logged):
+        if math.isfinite(point.loss):
+            break
+        found = point
+    return found
 
 
 def read_at(curve: Curve, axis: Axis, place: float) -> Reading | None:
-    """The loss at so many tokens or seconds, on the line over their logarithm between two points; None outside."""
+    """The loss at so many tokens or seconds, on the line over their logarithm between two points; None outside.
+
+    From where a run is lost to its end, the loss is no number.
+    """
+    lost, end = _place(curve.lost, axis) if curve.lost else None, curve.last(axis)
+    if lost is not None and end is not None and lost <= place <= end * (1 + 1e-9):
+        return Reading(loss=curve.end.loss, noise=0.0)
     known = [(math.log(x), point.loss) for point in curve.points if (x := _place(point, axis))]
     if not known or place <= 0 or not known[0][0] <= math.log(place) <= known[-1][0] + 1e-9:
         return None
@@ -148,11 +172,12 @@ def _place(point: Point, axis: Axis) -> float | None:
 
 
 def _values(case: Case, measure: Measure) -> list[tuple[int, float]]:
-    """Steps and finite losses of a measure."""
+    """Steps and losses of a measure, whether or not they are finite."""
     if measure == "train_loss":
-        return list(_medians([step for step in case.steps if math.isfinite(step.loss)]))
+        lost = [(step.step, step.loss) for step in case.steps[-1:] if not math.isfinite(step.loss)]
+        return [*_medians([step for step in case.steps if math.isfinite(step.loss)]), *lost]
     pairs = [(record.step, getattr(record, measure)) for record in case.evals]
-    return [(step, loss) for step, loss in pairs if loss is not None and math.isfinite(loss)]
+    return [(step, loss) for step, loss in pairs if loss is not None]
 
 
 def _medians(steps: Sequence[Step]) -> Iterator[tuple[int, float]]:

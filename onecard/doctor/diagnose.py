@@ -8,23 +8,27 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from onecard import units
-from onecard.config.resolve import Resolved
+from onecard.config.resolve import Resolved, resolve
 from onecard.config.schema import KEYS, RunConfig
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.evidence import pairs, vals
 from onecard.doctor.facts import make_case
 from onecard.doctor.predict import Forecast, predict_end
-from onecard.doctor.repair import PLANNED, Repair, repaired, trainer_of
+from onecard.doctor.repair import PLANNED, Repair, folder_of, repaired, trainer_of
 from onecard.doctor.rules import NAMES, RULES, RULES_ACROSS, rule_name
 from onecard.doctor.trend import Trend, trend
 from onecard.findings import Finding
 from onecard.plan.cards import Card
 from onecard.plan.fit import EXPANDABLE, train_command
+from onecard.plan.speed import TrainerName
 from onecard.runs.folder import Run
 from onecard.runs.logged import LoggedRun, logged_run
 from onecard.runs.records import FindingRecord, Record, Step
 
 SEVERITIES = ("fatal", "error", "warn", "info")
+SCHEDULE = frozenset({"learning_rate", "min_lr", "decay_lr", "lr_decay_iters", "max_iters"})
+DRAWN_BY_CARD = ("n_layer", "n_head", "n_embd", "block_size")  # by onecard's default, where nobody sets them
+STANDARD_INPUT = "standard input"  # the source of a config that no command can name
 WATCHED_STEPS = 4000  # a live look goes no further back
 
 
@@ -52,6 +56,11 @@ class Diagnosis:
     def healthy(self) -> bool:
         """Whether nothing above information was found."""
         return all(finding.severity == "info" for finding in self.findings)
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is anything to judge by: losses of more than one step."""
+        return len({step.step for step in self.case.steps} | {found.step for found in self.case.evals}) > 1
 
     @property
     def exit_code(self) -> int:
@@ -115,19 +124,46 @@ def _planned(case: Case, finding: Finding) -> Finding:
 
 
 def _prescription(case: Case, findings: Sequence[Finding]) -> Prescription | None:
-    """The patches of all findings above information in one; where two set the same key, the more urgent one does."""
+    """The patches of all findings above information in one; where two set the same key, the more urgent one does.
+
+    A schedule that changes takes the warm-up with it, which is only information by itself.
+    """
     patch: dict[str, object] = {}
     for finding in findings:
-        if finding.severity != "info":
+        if finding.severity != "info" or (finding.rule == "warmup-length" and patch.keys() & SCHEDULE):
             patch |= {key: value for key, value in finding.patch.items() if key not in patch}
     patch = {key: value for key, value in patch.items() if key in KEYS}
     made = repaired(case, patch)
-    if made is None:
-        return None
-    source = case.resolved.source if case.resolved and case.resolved.source != case.run.source else None
+    return None if made is None else Prescription(repair=made, command=_command(case, made))
+
+
+def _command(case: Case, made: Repair) -> str:
+    """The line that makes the run anew with the patch; one of our own goes into a folder of its own."""
+    assert case.resolved
+    trainer, resolved = trainer_of(case), case.resolved
+    file = None if resolved.source in (case.run.source, STANDARD_INPUT) else resolved.source
+    settings = _beyond_file(case, resolved) if file else _all_settings(resolved.config, trainer)
+    if trainer == "onecard":
+        settings["out_dir"] = f"{folder_of(case, resolved.config)}-2"
     environment = EXPANDABLE if made.expandable_segments else ""
-    command = train_command(source, made.patch, environment=environment, trainer=trainer_of(case))
-    return Prescription(repair=made, command=command)
+    return train_command(file, {**settings, **made.patch}, environment=environment, trainer=trainer)
+
+
+def _beyond_file(case: Case, resolved: Resolved) -> dict[str, object]:
+    """What ran otherwise than the config file says: keys of the command line, and those that the log states."""
+    beyond = ("--", f"{case.run.source}:")
+    keys = [key for key, origin in resolved.origins.items() if origin.startswith(beyond) or origin == case.run.source]
+    return {key: getattr(resolved.config, key) for key in keys}
+
+
+def _all_settings(config: RunConfig, trainer: TrainerName) -> dict[str, object]:
+    """Every setting that a trainer without a config file would have otherwise, and the shape in any case."""
+    base = resolve(None).config if trainer == "onecard" else RunConfig.model_validate({})
+    differing = [key for key in KEYS if getattr(config, key) != getattr(base, key) or key in DRAWN_BY_CARD]
+    named = {key: getattr(config, key) for key in differing}
+    if named.get("init_from") == "resume":
+        del named["init_from"]  # the run is made anew
+    return named
 
 
 def _unknown(case: Case) -> Iterator[str]:
@@ -150,11 +186,12 @@ def _evidence(case: Case) -> Iterator[str]:
     evaluated = vals(case)
     if len(evaluated) > 1:
         best, loss = min(evaluated, key=lambda pair: pair[1])
-        where = "the last evaluation" if best is evaluated[-1][0] else f"step {best.step:,}"
+        where = "the last evaluation" if best is case.facts.last_val else f"step {best.step:,}"
         yield f"val goes from {evaluated[0][1]:.4f} to {evaluated[-1][1]:.4f}, best {loss:.4f} at {where}"
     both = pairs(case)
     if both and both[-1][0].train_loss is not None:
-        yield f"val - train is {both[-1][2] - both[-1][1]:+.4f} at the last evaluation"
+        where = "the last evaluation" if both[-1][0] is case.facts.last_val else f"step {both[-1][0].step:,}"
+        yield f"val - train is {both[-1][2] - both[-1][1]:+.4f} at {where}"
     moving = trend(case)
     if moving and moving.gain > 0:
         yield (

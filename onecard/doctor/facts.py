@@ -22,8 +22,13 @@ ROUNDED_PARAMS = 5_001  # nanoGPT prints millions with two decimals
 NEIGHBOURHOOD = 7  # evaluations that a local line is laid through
 
 
-def make_case(run: LoggedRun, *, config: Resolved | None, card: Card | None, data: DataSizes) -> Case:
-    """Everything a rule may look at. What the log states wins over the config file, which wins over defaults."""
+def make_case(
+    run: LoggedRun, *, config: Resolved | None, card: Card | None, data: DataSizes, other_bytes: int = 0
+) -> Case:
+    """Everything a rule may look at. What the log states wins over the config file, which wins over defaults.
+
+    `other_bytes` of the card are held by other programs.
+    """
     resolved = _under_log(config, run) if config else config_in_log(run)
     card = card or card_in_log(run)
     tokens_per_step = _tokens_per_step(run, resolved)
@@ -37,6 +42,7 @@ def make_case(run: LoggedRun, *, config: Resolved | None, card: Card | None, dat
         facts=_facts(run, resolved, card, steps=steps, evals=evals, tokens_per_step=tokens_per_step),
         steps=steps,
         evals=evals,
+        other_bytes=other_bytes,
     )
 
 
@@ -325,7 +331,8 @@ def evaluation_noise(evals: Sequence[Eval]) -> float | None:
     """Standard deviation of one validation loss: as recorded, else by how far each lies off a line through its nearest
     neighbours, over the logarithm of the step (1.4826 times the median distance); None where too few are known.
     """
-    recorded = [record.val_loss_error for record in evals if record.val_loss_error is not None]
+    errors = [record.val_loss_error for record in evals if record.val_loss_error is not None]
+    recorded = [error for error in errors if math.isfinite(error)]
     if recorded:
         return median(recorded)
     return scatter(

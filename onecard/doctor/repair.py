@@ -33,6 +33,7 @@ class Repair:
     patch: Mapping[str, object]
     new_run: bool  # another shape: no checkpoint of before can be continued
     card: Card | None
+    available_bytes: int | None  # of the card, beside other programs
     process_bytes: int | None
     fits: bool | None
     expandable_segments: bool
@@ -42,9 +43,9 @@ class Repair:
     def expectation(self) -> str:
         """`7,656 MiB of 11.69 GiB, 52.1 h, loss 3.35 (3.19 to 3.51) at step 10,000`; "" where nothing can be told."""
         told = []
-        if self.card and self.process_bytes is not None:
+        if self.available_bytes is not None and self.process_bytes is not None:
             fits = "" if self.fits else ": does not fit"
-            told.append(f"{units.mib(self.process_bytes)} of {units.gib(self.card.allocatable_bytes)}{fits}")
+            told.append(f"{units.mib(self.process_bytes)} of {units.gib(self.available_bytes)}{fits}")
         if self.seconds:
             hours = self.seconds.likely / 3600
             told.append(f"{hours:.1f} h" if hours >= 0.1 else units.duration(self.seconds.likely))
@@ -65,13 +66,13 @@ def repaired(case: Case, patch: Mapping[str, object]) -> Repair | None:
     changed = config.replace(whole)
     process_bytes = fits = None
     expandable = False
-    card = case.card
-    if card:
+    card, room = case.card, case.available_bytes
+    if card and room is not None:
         changed = changed.replace({"dtype": card.best_dtype()}) if changed.dtype == "auto" else changed
-        memory = memory_of(case, changed, card, available_bytes=card.allocatable_bytes)
+        memory = memory_of(case, changed, card, available_bytes=room)
         process_bytes, fits = memory.process_bytes, memory.fits
         fit = fit_onecard if trainer_of(case) == "onecard" else fit_config
-        if not fits and (best := fit(changed, card, card.allocatable_bytes).best):
+        if not fits and (best := fit(changed, card, room).best):
             smaller = {key: value for key, value in best.patch.items() if key in FITTING}
             whole |= smaller
             changed = changed.replace(smaller)
@@ -82,6 +83,7 @@ def repaired(case: Case, patch: Mapping[str, object]) -> Repair | None:
         patch=whole,
         new_run=new_run,
         card=card,
+        available_bytes=room,
         process_bytes=process_bytes,
         fits=fits,
         expandable_segments=expandable,
@@ -111,8 +113,13 @@ def _what_goes_with_a_new_shape(case: Case, config: RunConfig, patch: Mapping[st
     passes = epochs(case, changed.total_tokens)
     if changed.dropout and (passes is None or passes < 1):
         whole["dropout"] = 0.0
-    whole["out_dir"] = f"{config.out_dir.rstrip('/')}-{round(params.nanogpt / 1e6)}M"
+    whole["out_dir"] = f"{folder_of(case, config)}-{round(params.nanogpt / 1e6)}M"
     return whole
+
+
+def folder_of(case: Case, config: RunConfig) -> str:
+    """The folder the run was written to: where it was read, else what its config says."""
+    return case.run.folder or config.out_dir.rstrip("/")
 
 
 def _losses(config: RunConfig) -> dict[int, Range]:

@@ -83,8 +83,10 @@ class _Asked:
             returns_logits=change is None or change.returns_logits,
         )
 
-    def fits(self, patch: Mapping[str, Any]) -> bool:
-        return bool(self.needs(self.config.replace(patch)).fits)
+    def is_safe_with(self, patch: Mapping[str, Any]) -> bool:
+        """Whether the patched run fits, whatever the prediction may be off by."""
+        available = self.available_bytes
+        return available is not None and self.needs(self.config.replace(patch)).is_safe(available)
 
     def slowdown(self, config: RunConfig, trainer: TrainerName) -> float | None:
         """How much longer the same tokens take."""
@@ -322,7 +324,7 @@ def _first_that_fits(asked: _Asked, patches: list[dict[str, int]]) -> dict[str, 
     low, high = 0, len(patches) - 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if asked.fits(patches[middle]) else (middle + 1, high)
+        low, high = (low, middle) if asked.is_safe_with(patches[middle]) else (middle + 1, high)
     return patches[low] if patches else None
 
 

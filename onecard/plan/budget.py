@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.errors import UsageError
 from onecard.plan import recipe
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
@@ -19,6 +20,8 @@ from onecard.plan.speed import Speed, TrainerName, predict_speed
 TRAINING_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
 EVALUATIONS = 40  # over the run
 SKETCH_ERROR = 0.005  # nats: what a tenth more speed is worth
+MOST_HOURS = 100_000  # eleven years
+MOST_TOKENS = 10**15  # more text than there is
 SMALLER_SHARE = 0.55  # "the smaller model trained longer" has at most this share of the parameters
 
 
@@ -63,6 +66,21 @@ class Budget:
             each = speed.total_seconds.likely / config.max_iters
             bounds.append(int(self.seconds * TRAINING_SHARE / each))
         return min(bounds, default=0)
+
+
+def budget_of(*, hours: float | None, tokens: int | None) -> Budget | None:
+    """The budget somebody typed; None where nothing was, UsageError where it is no amount to spend."""
+    for option, amount, most, example in (("--hours", hours, MOST_HOURS, 48), ("--tokens", tokens, MOST_TOKENS, "10B")):
+        if amount is not None and not 0 < amount <= most:  # which nan is not, either
+            raise UsageError(
+                f"{option} {amount:g} is no budget",
+                why=f"{option} takes more than 0 and at most {units.count(most)}",
+                fix=f"{option} {example}",
+                name="bad-budget",
+            )
+    if hours is None and tokens is None:
+        return None
+    return Budget(seconds=None if hours is None else hours * 3600, tokens=tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +168,11 @@ def _likely(proposal: Proposal) -> float:
 
 
 def _settle(name: str, config: RunConfig, means: _Means) -> Proposal | None:
-    """The run with its micro-batch, length and recipe; None if no micro-batch fits."""
+    """The run with its micro-batch, length and recipe; None if no micro-batch fits safely."""
     step = recipe.tokens_per_step(config.total_tokens)
     sequences = max(1, step.value // config.block_size)
     fit = means.fit(config.replace({"batch_size": sequences, "gradient_accumulation_steps": 1}))
-    if fit.best is None:
+    if fit.best is None or not fit.best.safe:
         return None
     run = fit.best.config
     steps = means.steps(run)
@@ -185,11 +203,13 @@ def _settings(run: RunConfig, steps: int, step: Setting, process_bytes: int) -> 
     if run.grad_checkpoint != "none":
         why = "makes room for the fastest micro-batch; a key of onecard's"
         recomputation["grad_checkpoint"] = Setting(value=run.grad_checkpoint, source=why)
+    asked = {key: Setting(value=getattr(run, key), source="as asked") for key in ("vocab_size", "bias")}
     return {
         "n_layer": Setting(value=run.n_layer, source="lowest predicted loss for the budget"),
         "n_head": Setting(value=run.n_head, source=f"heads of {HEAD_SIZE}"),
         "n_embd": Setting(value=run.n_embd, source=f"{params:,} parameters"),
         "block_size": Setting(value=run.block_size, source="as asked"),
+        **{key: setting for key, setting in asked.items() if setting.value != RunConfig.model_fields[key].default},
         "batch_size": Setting(value=run.batch_size, source=f"fastest that fits: {units.mib(process_bytes)} predicted"),
         "gradient_accumulation_steps": Setting(value=run.gradient_accumulation_steps, source=step.source),
         **recomputation,

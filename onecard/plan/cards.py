@@ -32,6 +32,7 @@ class Card:
     native_bf16: bool | None = None
     context_bytes: int = 0  # the process's CUDA context and loaded kernels, outside the allocator
     context_source: str = ""
+    context_error_bytes: int = 0  # how far that may be off
 
     @property
     def laptop(self) -> bool:
@@ -61,7 +62,7 @@ def known_cards() -> tuple[Card, ...]:
 
 def plain_card(size_bytes: int) -> Card:
     """A card of which only the memory is known (`--vram 4GiB`)."""
-    context, context_source = _context(None, None)
+    context, context_error, context_source = _context(None, None)
     return Card(
         name="a card",
         vram_bytes=size_bytes,
@@ -70,6 +71,7 @@ def plain_card(size_bytes: int) -> Card:
         allocatable_source="--vram",
         context_bytes=context,
         context_source=context_source,
+        context_error_bytes=context_error,
     )
 
 
@@ -160,7 +162,7 @@ def _card(row: Row) -> Card:
     allocatable, allocatable_source = vram - _DRIVER_KEEPS_BYTES, "estimate: the driver keeps about 400 MiB"
     if seen and seen.torch_gib:
         allocatable, allocatable_source = round(seen.torch_gib * GIB), seen.torch_source
-    context, context_source = _context(row.name, row.multiprocessors)
+    context, context_error, context_source = _context(row.name, row.multiprocessors)
     return Card(
         name=row.name,
         architecture=row.architecture,
@@ -177,6 +179,7 @@ def _card(row: Row) -> Card:
         native_bf16=row.native_bf16,
         context_bytes=context,
         context_source=context_source,
+        context_error_bytes=context_error,
     )
 
 
@@ -186,16 +189,21 @@ _DRIVER_KEEPS_BYTES = 400 * MIB
 # A context holds per-multiprocessor state, so it grows with them: a line through 15 processes on 11 models of card
 # (SEEN_CONTEXT and like messages) misses none by more than 78 MiB.
 _CONTEXT_BASE_MIB, _CONTEXT_MIB_PER_MULTIPROCESSOR = 24, 3.4
+_LINE_ERROR_MIB = 80
+_TOLD_ERROR_MIB = 50  # messages about one model of card lie up to 47 from their middle
+_MIDDLING_MIB, _MIDDLING_ERROR_MIB = 300, 210  # of cards up to 48 GB: 135 to 507
 
 
-def _context(name: str | None, multiprocessors: int | None) -> tuple[int, str]:
-    """Bytes of CUDA context and kernels in a training process, and where the figure comes from."""
+def _context(name: str | None, multiprocessors: int | None) -> tuple[int, int, str]:
+    """Bytes of CUDA context and kernels in a training process, how far they may be off, and where they come from."""
     if seen := SEEN_CONTEXT.get(name or ""):
-        return seen.mib * MIB, seen.source
+        error = 0 if seen.source.startswith("measured") else _TOLD_ERROR_MIB
+        return seen.mib * MIB, error * MIB, seen.source
     if multiprocessors is None:
-        return 300 * MIB, "estimate: a middling card"
+        return _MIDDLING_MIB * MIB, _MIDDLING_ERROR_MIB * MIB, "estimate: a middling card"
     size = _CONTEXT_BASE_MIB + _CONTEXT_MIB_PER_MULTIPROCESSOR * multiprocessors
     source = (
-        f"estimate: {_CONTEXT_BASE_MIB} MiB and {_CONTEXT_MIB_PER_MULTIPROCESSOR} per multiprocessor, within 80 MiB"
+        f"estimate: {_CONTEXT_BASE_MIB} MiB and {_CONTEXT_MIB_PER_MULTIPROCESSOR} per multiprocessor, "
+        f"within {_LINE_ERROR_MIB} MiB"
     )
-    return round(size) * MIB, source
+    return round(size) * MIB, _LINE_ERROR_MIB * MIB, source

@@ -28,7 +28,7 @@ def train_command(
     source: str | None, patch: Mapping[str, Any], *, environment: str = "", trainer: TrainerName = "nanogpt"
 ) -> str:
     """The line that starts a trainer with a patch."""
-    words = (environment, PROGRAMS[trainer], source or "", flags_of(patch, trainer))
+    words = (environment, PROGRAMS[trainer], quote(source) if source else "", flags_of(patch, trainer))
     return " ".join(word for word in words if word)
 
 
@@ -48,6 +48,7 @@ class Candidate:
     expandable_segments: bool = False  # of nanoGPT: asked for in the environment
     process_bytes: int
     fits: bool
+    safe: bool  # fits even where it takes as much more as predictions may be off
     speed: Speed | None
 
     def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
@@ -73,12 +74,15 @@ class Fit:
     best: Candidate | None  # None: nothing fits
     candidates: tuple[Candidate, ...]
     tokens_kept: bool  # whether the best has exactly the tokens per update that were asked for
-    smallest: Candidate | None  # where nothing fits: the least change of the model that does
+    smallest: Candidate | None  # where nothing fits: the least change of the model that does, safely
     warnings: tuple[str, ...] = ()
 
 
 def fit_config(config: RunConfig, card: Card | None, available_bytes: int, *, returns_logits: bool = True) -> Fit:
-    """The fastest way to run `config` under nanoGPT: half precision, compiled, the micro-batch free."""
+    """The fastest way to run `config` under nanoGPT: half precision, compiled, the micro-batch free.
+
+    What fits by less than predictions may be off is taken only where nothing fits safely.
+    """
     settings = {"compile": True}
     if config.dtype == "float32":
         settings["dtype"] = card.best_dtype() if card else "bfloat16"  # type: ignore[assignment]
@@ -96,15 +100,21 @@ def fit_config(config: RunConfig, card: Card | None, available_bytes: int, *, re
                 expandable_segments=expandable,
                 returns_logits=returns_logits,
             )
-            tried[key] = _candidate(config, changed, card, memory, "nanogpt", expandable=expandable)
+            tried[key] = _candidate(config, changed, card, memory, available_bytes, "nanogpt", expandable=expandable)
         return tried[key]
 
-    sizes = micro_batches(config)
-    largest = _largest(sizes, lambda size: attempt(size, False).fits) or 0
-    # the same micro-batch without the environment variable is the simpler answer, and one step more is rare
-    larger = [size for size in sizes if size > largest]
-    if larger and attempt(larger[0], True).fits:
-        _largest(larger[1:], lambda size: attempt(size, True).fits)
+    def search(enough: Callable[[Candidate], bool]) -> bool:
+        """Whether there is a micro-batch that is enough; all that were looked at are in `tried`."""
+        sizes = micro_batches(config)
+        largest = _largest(sizes, lambda size: enough(attempt(size, False))) or 0
+        # the same micro-batch without the environment variable is the simpler answer, and one step more is rare
+        larger = [size for size in sizes if size > largest]
+        if larger and enough(attempt(larger[0], True)):
+            _largest(larger[1:], lambda size: enough(attempt(size, True)))
+        return any(map(enough, tried.values()))
+
+    if not search(_is_safe):
+        search(_fits)
     order = sorted(tried.values(), key=lambda each: (*each.rank, not each.expandable_segments), reverse=True)
     smallest = None if any(each.fits for each in order) else _smaller(base, config, card, available_bytes, "nanogpt")
     return _answer(config, order, smallest)
@@ -114,40 +124,57 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
     """The fastest way to run `config` under onecard's trainer: micro-batch and recomputation free, all else as asked.
 
     Memory grows with the micro-batch and falls with recomputation, so for each kind the largest that fits is found by
-    halving, among those that would be faster than what was found before.
+    halving, among those that would be faster than what was found before. What fits by less than predictions may be off
+    is taken only where nothing fits safely.
     """
-    tried: list[Candidate] = []
-    best: Candidate | None = None
-    for recomputation in RECOMPUTATION:
-        ways = [_with_batch(config, size).replace({"grad_checkpoint": recomputation}) for size in micro_batches(config)]
-        ranks = {way.batch_size: _rank(way, predict_speed(way, card, "onecard")) for way in ways}
-        faster = [way for way in ways if best is None or ranks[way.batch_size] > best.rank]
+    tried: dict[RunConfig, Candidate] = {}
 
-        def fits(way: RunConfig) -> bool:
+    def attempt(way: RunConfig) -> Candidate:
+        if way not in tried:
             memory = predict_onecard(way, card, available_bytes=available_bytes)
-            tried.append(_candidate(config, way, card, memory, "onecard"))
-            return tried[-1].fits
+            tried[way] = _candidate(config, way, card, memory, available_bytes, "onecard")
+        return tried[way]
 
-        _largest(faster, fits)
-        best = max((each for each in tried if each.fits), key=lambda each: each.rank, default=None)
-    order = sorted(tried, key=lambda each: each.rank, reverse=True)
+    def search(enough: Callable[[Candidate], bool]) -> bool:
+        """Whether there is a way that is enough; all that were looked at are in `tried`."""
+        best: Candidate | None = None
+        for mode in RECOMPUTATION:
+            ways = [_with_batch(config, size).replace({"grad_checkpoint": mode}) for size in micro_batches(config)]
+            ranks = {way.batch_size: _rank(way, predict_speed(way, card, "onecard")) for way in ways}
+            faster = [way for way in ways if best is None or ranks[way.batch_size] > best.rank]
+            _largest(faster, lambda way: enough(attempt(way)))
+            best = max(filter(enough, tried.values()), key=lambda each: each.rank, default=None)
+        return best is not None
+
+    found = search(_is_safe) or search(_fits)
+    order = sorted(tried.values(), key=lambda each: each.rank, reverse=True)
     smallest = None
-    if best is None:
+    if not found:
         base = config.replace({"grad_checkpoint": RECOMPUTATION[-1]})
         smallest = _smaller(base, config, card, available_bytes, "onecard")
     return _answer(config, order, smallest)
 
 
 def _answer(asked: RunConfig, order: Sequence[Candidate], smallest: Candidate | None) -> Fit:
-    """The first of the ordered candidates that fits, if any, and the others behind it."""
-    fitting = [candidate for candidate in order if candidate.fits]
-    others = [candidate for candidate in order if not candidate.fits]
+    """The first of the ordered candidates that fits safely, else of those that fit, and the others behind it."""
+    ordered = sorted(order, key=lambda candidate: (not candidate.safe, not candidate.fits))
+    best = ordered[0] if ordered and ordered[0].fits else None
+    unsafe = ("nothing leaves more room than the prediction may be off: it may run out of memory",)
     return Fit(
-        best=fitting[0] if fitting else None,
-        candidates=(*fitting, *others),
-        tokens_kept=bool(fitting) and fitting[0].config.tokens_per_step == asked.tokens_per_step,
+        best=best,
+        candidates=tuple(ordered),
+        tokens_kept=best is not None and best.config.tokens_per_step == asked.tokens_per_step,
         smallest=smallest,
+        warnings=unsafe if best and not best.safe else (),
     )
+
+
+def _is_safe(candidate: Candidate) -> bool:
+    return candidate.safe
+
+
+def _fits(candidate: Candidate) -> bool:
+    return candidate.fits
 
 
 def shape_for_params(config: RunConfig, wanted: int) -> RunConfig:
@@ -173,6 +200,7 @@ def _candidate(
     config: RunConfig,
     card: Card | None,
     memory: Memory,
+    available_bytes: int,
     trainer: TrainerName,
     *,
     expandable: bool = False,
@@ -184,6 +212,7 @@ def _candidate(
         expandable_segments=expandable,
         process_bytes=memory.process_bytes,
         fits=bool(memory.fits),
+        safe=memory.is_safe(available_bytes),
         speed=predict_speed(config, card, trainer),
     )
 
@@ -222,8 +251,10 @@ def _smaller(
     if asked.eval_block_size:
         shorter["eval_block_size"] = min(asked.eval_block_size, shorter["block_size"])
     for ways in (shapes, [shape.replace(shorter) for shape in shapes]):
-        found = _largest(ways, lambda shape: bool(predict(shape, card, available_bytes=available_bytes).fits))
+        found = _largest(
+            ways, lambda shape: predict(shape, card, available_bytes=available_bytes).is_safe(available_bytes)
+        )
         if found:
             memory = predict(found, card, available_bytes=available_bytes)
-            return _candidate(asked, found, card, memory, trainer)
+            return _candidate(asked, found, card, memory, available_bytes, trainer)
     return None

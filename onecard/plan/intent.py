@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from onecard import units
 from onecard.config.resolve import Resolved
+from onecard.config.schema import KEYS
 from onecard.findings import Finding
 from onecard.plan.counts import count_params, shape_for_count
 
@@ -20,6 +21,9 @@ TOKENS_TOLERANCE = 0.05
 
 _PARAMS_IN_COMMENT = re.compile(r"~?\s*(\d+(?:\.\d+)?)\s*([MB])\b(?!\s*(?:tok|B\b))", re.ASCII)
 _PARAMS_IN_NAME = re.compile(r"(?:^|[-_/ ])(\d+(?:\.\d+)?)([mM])(?:$|[-_/ .])", re.ASCII)
+_NAMES_AND_SHAPE = frozenset(
+    "n_layer n_head n_embd block_size vocab_size bias out_dir wandb_project wandb_run_name init_from".split()
+)
 _ABOUT_PARAMS = re.compile(r"param|model", re.IGNORECASE)
 _PRODUCT = re.compile(r"(?<![\d*.])(\d+)\s*[*x×]\s*(\d+)(?:\s*[*x×]\s*(\d+))?(?:\s*=\s*([\d,_]+))?", re.ASCII)
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([MBT])\s*tok", re.ASCII)
@@ -41,8 +45,10 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
     config = resolved.config
     params = count_params(config)
     said: dict[int, list[tuple[str, str]]] = {}  # parameters -> (who says so, the words)
+    # beside another key, as in `learning_rate = 6e-4  # GPT-3's for a 125M model`, a size explains that key's value
+    elsewhere = {line for key, line in resolved.lines.items() if key in KEYS and key not in _NAMES_AND_SHAPE}
     for line, comment in resolved.comments.items():
-        if _ABOUT_PARAMS.search(comment):
+        if line not in elsewhere and _ABOUT_PARAMS.search(comment):
             for number, letter in _PARAMS_IN_COMMENT.findall(comment):
                 said.setdefault(round(float(number) * _SCALE[letter]), []).append(
                     ("comment", f"line {line}: # {comment}")

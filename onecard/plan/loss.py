@@ -20,6 +20,7 @@ LAW_SOURCE = "Chinchilla law, Besiroglu et al. 2024 (arXiv 2404.10102)"
 
 SMALLEST_VOCABULARY = 8192  # below, tokens are letters or bytes, and nats per token mean something else
 COMPUTE_OPTIMAL = 20  # tokens per parameter, Hoffmann et al. 2022
+SHORTEST_CONTEXT = 256  # below, a model sees too little for the law, whose runs had 1,024 tokens and more
 SETTLED_STEPS = 1500  # before, and during twice the warm-up, real runs lie up to 1.2 above the law
 MID_RUN_SPREAD = 0.05  # what a run at its full learning rate may lie beside the law, on top (three real runs)
 
@@ -52,6 +53,7 @@ class LossForecast:
     milestones: dict[int, Range]  # by step
     dataset: str  # what the offset is of
     sources: tuple[str, ...]
+    caution: str = ""  # where the law is stretched
 
     @property
     def perplexity(self) -> Range:
@@ -69,16 +71,48 @@ def forecast_loss(config: RunConfig) -> LossForecast | None:
     if not tokens or config.vocab_size < SMALLEST_VOCABULARY:
         return None
     name, dataset = dataset_of(config.dataset)
-    final = around(law(params, tokens) + dataset.offset, _spread(dataset, tokens / params))
-    token_term, parameter_term = B / tokens**BETA, A / params**ALPHA
+    final = _reached(config, params, tokens)
     return LossForecast(
         final=final,
-        double_tokens=_plus_minus_half(token_term * (1 - 2**-BETA)),
-        double_params=_plus_minus_half(parameter_term * (1 - 2**-ALPHA)),
+        double_tokens=_plus_minus_half(final.likely - _reached(config, params, 2 * tokens).likely),
+        double_params=_plus_minus_half(final.likely - _reached(config, 2 * params, tokens).likely),
         milestones={step: at for step in _milestones(config) if (at := loss_at(config, step)) is not None},
         dataset=name,
         sources=(LAW_SOURCE, f"{name}: {dataset.source}"),
+        caution=_caution(config, final),
     )
+
+
+def why_no_forecast(config: RunConfig) -> str:
+    """Why there is no forecast of a run."""
+    return "no update is made" if not config.total_tokens else "the scaling law speaks of words' parts, not of letters"
+
+
+def guessing(config: RunConfig) -> float:
+    """The loss of knowing nothing, every token as likely as any other: no run ends above it."""
+    return math.log(config.vocab_size)
+
+
+def _reached(config: RunConfig, params: float, tokens: float, *, unfinished: float = 0.0) -> Range:
+    """The loss of a model of `params` after `tokens`, and never more than guessing gives.
+
+    Where the law would have more it only says where such a model could end, and of a short context nothing at the top.
+    """
+    _, dataset = dataset_of(config.dataset)
+    lawful = around(law(params, tokens) + dataset.offset, _spread(dataset, tokens / params) + unfinished)
+    most = guessing(config)
+    if lawful.likely >= most:
+        return Range(low=min(most, law(params, math.inf) + dataset.offset - dataset.spread), likely=most, high=most)
+    high = most if config.block_size < SHORTEST_CONTEXT else min(lawful.high, most)
+    return Range(low=lawful.low, likely=lawful.likely, high=high)
+
+
+def _caution(config: RunConfig, final: Range) -> str:
+    if final.likely == guessing(config):
+        return f"no better than guessing: {config.total_tokens:,} tokens teach too little for the law to speak of"
+    if config.block_size < SHORTEST_CONTEXT:
+        return f"the law does not speak of contexts of {config.block_size} tokens: expect more than this"
+    return ""
 
 
 def loss_at(config: RunConfig, step: int) -> Range | None:
@@ -86,9 +120,7 @@ def loss_at(config: RunConfig, step: int) -> Range | None:
     if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or config.vocab_size < SMALLEST_VOCABULARY:
         return None
     tokens, params = step * config.tokens_per_step, count_params(config).total
-    _, dataset = dataset_of(config.dataset)
-    unfinished = MID_RUN_SPREAD if step < config.max_iters else 0.0
-    return around(law(params, tokens) + dataset.offset, _spread(dataset, tokens / params) + unfinished)
+    return _reached(config, params, tokens, unfinished=MID_RUN_SPREAD if step < config.max_iters else 0.0)
 
 
 def dataset_of(name: str) -> tuple[str, Dataset]:

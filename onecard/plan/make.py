@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from onecard import units
 from onecard.config.resolve import Resolved
 from onecard.config.schema import RunConfig
 from onecard.errors import UsageError
@@ -21,6 +22,8 @@ from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.sensitivity import Change, single_changes
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
+
+MOST_PARAMS = 10**13  # beyond every model there is
 
 Trainers = Literal["both", "onecard", "nanogpt"]
 
@@ -98,6 +101,16 @@ class Plan:
         return train_command(self.source, self.typed, trainer="onecard")
 
     @property
+    def cautions(self) -> tuple[str, ...]:
+        """What to know of a run that fits by less than its prediction may be off."""
+        available = self.available_bytes
+        return tuple(
+            f"under {name}: {caution}"
+            for name, planned in self.trainers.items()
+            if available is not None and (caution := room_caution(planned.memory, available))
+        )
+
+    @property
     def exit_code(self) -> int:
         """1 where the answer is no: nothing to propose, where that was asked for, or else it does not fit."""
         if self.proposals is not None:
@@ -119,7 +132,7 @@ def make_plan(
 
     With both trainers, what is fitted is onecard's run; what is proposed for a budget fits both.
     """
-    if params:
+    if params is not None:
         resolved = _reshaped(resolved, params)
     config = settled(resolved.config, place)
     available_bytes = available(config, place)
@@ -178,6 +191,13 @@ def _under_onecard(config: RunConfig, card: Card | None, available_bytes: int | 
 
 def _reshaped(resolved: Resolved, params: int) -> Resolved:
     """The same run with a shape of about `params` parameters."""
+    if not 1 <= params <= MOST_PARAMS:
+        raise UsageError(
+            f"no model has {params:,} parameters",
+            why=f"--params takes a number from 1 to {units.count(MOST_PARAMS)}",
+            fix="--fit --params 124M",
+            name="bad-params",
+        )
     config = shape_for_params(resolved.config, params)
     origins = dict(resolved.origins) | dict.fromkeys(("n_layer", "n_head", "n_embd"), "--params")
     return replace(resolved, config=config, origins=origins)
@@ -189,6 +209,17 @@ def _needs_a_card(option: str, why: str = "no card is known here") -> UsageError
         why=why,
         fix=f'{option} ... --gpu "RTX 4070"' + (" (or --vram 12GiB)" if option == "--fit" else ""),
         name="no-card",
+    )
+
+
+def room_caution(memory: Memory, available_bytes: int) -> str | None:
+    """A sentence about a run that fits by less than its prediction may be off; None where it fits safely, or not."""
+    if not memory.fits or memory.is_safe(available_bytes):
+        return None
+    left = available_bytes - memory.process_bytes
+    return (
+        f"{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
+        "close other programs, or let --fit choose"
     )
 
 

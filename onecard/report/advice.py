@@ -16,15 +16,17 @@ from onecard.plan.fit import PROGRAMS, Candidate, Fit, flags_of
 from onecard.plan.loss import LossForecast
 from onecard.plan.make import Plan
 from onecard.plan.ranges import Range
+from onecard.report.tables import print_table
 
 
 def loss_lines(loss: LossForecast) -> list[str]:
-    """Two lines: where it ends, and what more would buy."""
-    return [
-        f"{_range(loss.final)} nats at the end, perplexity {loss.perplexity.likely:.0f} ({loss.dataset})",
+    """Where it ends, what more would buy if that is known, and what to think of it where the law is stretched."""
+    end = f"{_range(loss.final)} nats at the end, perplexity {loss.perplexity.likely:.0f} ({loss.dataset})"
+    more = (
         f"twice the tokens would take off about {loss.double_tokens.likely:.2f}, twice the parameters "
-        f"{loss.double_params.likely:.2f} (each ±50 %)",
-    ]
+        f"{loss.double_params.likely:.2f} (each ±50 %)"
+    )
+    return [end, *([more] if loss.double_tokens.likely else []), *([loss.caution] if loss.caution else [])]
 
 
 def _range(quantity: Range) -> str:
@@ -36,9 +38,9 @@ def print_fixes(fixes: Sequence[Fix], console: Console) -> None:
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("what to change", overflow="fold")
-    table.add_column("saves MiB", justify="right", no_wrap=True)
-    table.add_column("speed", justify="right", no_wrap=True)
-    table.add_column("fits", no_wrap=True)
+    table.add_column("saves MiB", justify="right")
+    table.add_column("speed", justify="right")
+    table.add_column("fits")
     table.add_column("how", overflow="fold", min_width=33)  # the longest flag, unbroken
     first = fixes[-1].trainer  # what cannot be changed in the config stands last, and speaks of the run as asked
     for fix in fixes:
@@ -47,7 +49,7 @@ def print_fixes(fixes: Sequence[Fix], console: Console) -> None:
         how = " ".join(word for word in (fix.environment, program, flags, fix.code) if word) or fix.why
         fits = {True: "yes", False: "no", None: "?"}[fix.fits]
         table.add_row(fix.what, f"{fix.saves_bytes / units.MIB:,.0f}", _speed_change(fix), fits, how)
-    console.print(table)
+    print_table(table, console)
 
 
 def _speed_change(fix: Fix) -> str:
@@ -76,7 +78,7 @@ def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     ours = fit.best.trainer == "onecard"
     for heading in ("micro-batch", "accumulation", "recomputed" if ours else "segments", "MiB", "tokens/s", "fits"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for candidate in fit.candidates[:8]:
         rate = candidate.speed.tokens_per_second.likely if candidate.speed else None
         table.add_row(
@@ -85,13 +87,17 @@ def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
             candidate.config.grad_checkpoint if ours else "expandable" if candidate.expandable_segments else "default",
             f"{candidate.process_bytes / units.MIB:,.0f}",
             f"{rate:,.0f}" if rate else "?",
-            ("yes, chosen" if candidate is fit.best else "yes") if candidate.fits else "no",
+            _fits(candidate) + (", chosen" if candidate is fit.best else ""),
         )
-    console.print(table)
+    print_table(table, console)
     for warning in fit.warnings:
         console.print(Text.assemble(("warning", "yellow"), f": {warning}"))
     if plan.nanogpt and ours:
         console.print(Text("for nanoGPT: the same with --trainer nanogpt", style="dim"))
+
+
+def _fits(candidate: Candidate) -> str:
+    return "yes" if candidate.safe else "barely" if candidate.fits else "no"
 
 
 def _shape(candidate: Candidate) -> str:
@@ -110,9 +116,9 @@ def print_proposals(proposals: Sequence[Proposal], console: Console) -> None:
         console.print(Text("no run of at least 100 updates fits this budget and card", style="bold red"))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("for this budget", no_wrap=True)
+    table.add_column("for this budget")
     for heading in ("parameters", "tokens", "per param", "hours", "MiB", "loss (predicted)"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for proposal in proposals:
         config = proposal.config
         params = count_params(config)
@@ -125,7 +131,7 @@ def print_proposals(proposals: Sequence[Proposal], console: Console) -> None:
             f"{proposal.process_bytes / units.MIB:,.0f}",
             _range(proposal.loss.final) if proposal.loss else "?",
         )
-    console.print(table)
+    print_table(table, console)
     if proposals[0].trainer == "nanogpt":
         console.print(Text("speed and memory are nanoGPT's; onecard's own: --trainer onecard", style="dim"))
     console.print()

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from onecard import units
 from onecard.plan.cards import Card
+from onecard.report.tables import print_table
 
 SCHEMA = 1
 
@@ -45,9 +46,9 @@ def _card_json(card: Card) -> dict[str, Any]:
 def print_cards(cards: Sequence[Card], console: Console) -> None:
     """The card table; estimates are marked ~."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("card", no_wrap=True)
+    table.add_column("card")
     for heading in ("driver MiB", "torch GiB", "GB/s", "TFLOP/s", "cc", "bf16"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     table.add_column("peak from", overflow="fold")
     for card in cards:
         capability = card.compute_capability
@@ -61,7 +62,7 @@ def print_cards(cards: Sequence[Card], console: Console) -> None:
             "yes" if card.native_bf16 else "no",
             card.peak_source.removeprefix("estimate: "),
         )
-    console.print(table)
+    print_table(table, console)
     console.print(Text("~ estimate; --json gives the source of every figure", style="dim"))
 
 

@@ -13,6 +13,8 @@ from onecard import units
 from onecard.doctor.alone import Alone, counts
 from onecard.doctor.case import Case
 from onecard.doctor.compare import AtEqual, Comparison, Passing
+from onecard.doctor.curves import Reading
+from onecard.report.strict import strict
 from onecard.units import MIB
 
 MEASURES = {
@@ -45,7 +47,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if comparison.passings:
         console.print()
     for passing in comparison.passings:
-        console.print(passing_sentence(passing), markup=False, soft_wrap=True)
+        console.print(Text(passing_sentence(passing)), soft_wrap=True)
     for caution in comparison.cautions:
         console.print(Text.assemble(("note", "yellow"), f": {caution}"), soft_wrap=True)
     _print_changes(comparison, console)
@@ -87,7 +89,7 @@ def _figures(comparison: Comparison) -> Table:
     if any(predicted):
         table.add_row("memory, predicted for nanoGPT", *(_mib(size) or "?" for size in predicted), "")
     if comparison.curves:
-        ends = [f"{curve.points[-1].loss:.4f}" for curve in comparison.curves]
+        ends = [f"{curve.end.loss:.4f}" for curve in comparison.curves]
         table.add_row(f"final {measure}", *ends, _better(comparison, "final_val_loss"))
         noises = [f"± {curve.noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
         table.add_row("  noise of one evaluation", *noises, "")
@@ -139,10 +141,21 @@ def _at_equal_table(rows: Sequence[AtEqual], runs: int) -> Table:
     table.add_column("better")
     for row in rows:
         place = units.count(row.place) if row.axis == "tokens" else units.duration(row.place)
-        cells = [f"{r.loss:.4f} ± {r.noise:.4f}" if r else "?" for r in row.readings]
-        winner = NO_DIFFERENCE if row.winner is None else f"{run_letter(row.winner)} by {row.lead:.3f}"
-        table.add_row(place, *cells, winner)
+        table.add_row(place, *map(_reading, row.readings), _winner(row))
     return table
+
+
+def _reading(reading: Reading | None) -> str:
+    if reading is None:
+        return "?"
+    return f"{reading.loss:.4f} ± {reading.noise:.4f}" if math.isfinite(reading.loss) else f"{reading.loss}"
+
+
+def _winner(row: AtEqual) -> str:
+    if row.winner is None:
+        return NO_DIFFERENCE
+    lead = row.lead  # None where no other's loss is a number
+    return run_letter(row.winner) + ("" if lead is None else f" by {lead:.3f}")
 
 
 def passing_sentence(passing: Passing) -> str:
@@ -178,7 +191,9 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
     table.add_column("")
     for key, values in sorted(comparison.config_diff.items(), key=lambda pair: not counts(pair[0])):
         table.add_row(
-            key, *("?" if v is None else str(v) for v in values), "" if counts(key) else "(no effect on the result)"
+            Text(key),
+            *(Text("?" if value is None else str(value)) for value in values),
+            "" if counts(key) else "(no effect on the result)",
         )
     console.print(table)
     if len(comparison.together) > 1:
@@ -210,7 +225,7 @@ def _alone_table(effects: Sequence[Alone]) -> Table:
             effect.final_loss_difference,
         )
         table.add_row(
-            ", ".join(f"{key} {before} → {after}" for key, (before, after) in effect.changes.items()),
+            Text(", ".join(f"{key} {before} → {after}" for key, (before, after) in effect.changes.items())),
             "?" if ratio is None else "same" if abs(ratio - 1) < 0.005 else f"{100 * (ratio - 1):+.0f} %",
             "?" if size is None else "same" if abs(size) < MIB else f"{size / MIB:+,.0f} MiB",
             "the law is silent" if loss is None else f"{loss:+.3f}",
@@ -220,7 +235,7 @@ def _alone_table(effects: Sequence[Alone]) -> Table:
 
 def comparison_json(comparison: Comparison) -> dict[str, object]:
     """The JSON object of the contract, a run named by its position; no number in it is NaN or infinite."""
-    return {
+    made = {
         "schema": 1,
         "runs": [dict(_run_json(comparison, run)) for run in range(len(comparison.cases))],
         "measure": comparison.measure,
@@ -248,6 +263,8 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         },
         "cautions": list(comparison.cautions),
     }
+    said: dict[str, object] = strict(made)
+    return said
 
 
 def _run_json(comparison: Comparison, run: int) -> Iterator[tuple[str, object]]:
@@ -259,12 +276,12 @@ def _run_json(comparison: Comparison, run: int) -> Iterator[tuple[str, object]]:
     yield "params", facts.params
     yield "params_total", facts.params_total
     yield "tokens_per_step", facts.tokens_per_step
-    yield "tokens_per_second", _finite(facts.tokens_per_second)
-    yield "seconds_per_micro_batch", _finite(facts.seconds_per_micro_batch)
-    yield "mfu", _finite(facts.mfu)
-    yield "final_val_loss", _finite(final)
-    yield "final_bits_per_byte", _finite(facts.last_val.bits_per_byte if facts.last_val else None)
-    yield "evaluation_noise", _finite(facts.evaluation_noise)
+    yield "tokens_per_second", facts.tokens_per_second
+    yield "seconds_per_micro_batch", facts.seconds_per_micro_batch
+    yield "mfu", facts.mfu
+    yield "final_val_loss", final
+    yield "final_bits_per_byte", facts.last_val.bits_per_byte if facts.last_val else None
+    yield "evaluation_noise", facts.evaluation_noise
     yield "tokens", facts.tokens
     yield "seconds", _rounded(facts.seconds)
     yield "last_step", facts.last_step
@@ -294,10 +311,6 @@ def _alone_json(effect: Alone) -> Mapping[str, object]:
         "process_bytes_difference": effect.process_bytes_difference,
         "final_loss_difference": effect.final_loss_difference,
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _rounded(value: float | None) -> int | None:

@@ -20,6 +20,7 @@ SUFFIXES = (".svg", ".html", ".png")
 WIDTH, HEIGHT = 1100, 470
 PANEL, LEFT, TOP, BOTTOM, GAP = 430, 64, 56, 96, 110
 MOST_POINTS = 500
+LARGEST = 1e12  # a range of losses beyond which no axis helps
 # Told apart by dashes and by the letter at their ends; the colours only help.
 COLOURS = ("#1b4f72", "#b03a2e", "#1e8449", "#7d3c98", "#9a7d0a", "#34495e")
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "4 2")
@@ -94,7 +95,9 @@ def plot_png(comparison: Comparison) -> bytes:
         axes.set_xlabel(label)
         axes.set_ylabel(measure)
         if axes.lines:
-            axes.set_ylim(*_bounds([y for line in _lines(comparison.curves, axis) for _, y in line.points]))
+            low, high = _bounds([y for line in _lines(comparison.curves, axis) for _, y in line.points])
+            if 0 < high - low < LARGEST:
+                axes.set_ylim(low, high)
             axes.legend(fontsize=8)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=150)
@@ -132,6 +135,9 @@ def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[flo
         yield _text((left + right) / 2, (TOP + floor) / 2, f"{label}: not known", anchor="middle", fill="#555")
         return
     low, high = _bounds([y for line in lines for _, y in line.points])
+    if not 0 < high - low < LARGEST:
+        yield _text((left + right) / 2, (TOP + floor) / 2, "losses too large to draw", anchor="middle", fill="#555")
+        return
 
     def at(x: float, y: float) -> tuple[float, float]:
         return left + x / furthest * PANEL, floor - (y - low) / (high - low) * (floor - TOP)

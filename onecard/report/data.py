@@ -73,7 +73,7 @@ def prepared_json(prepared: Prepared, findings: tuple[Finding, ...]) -> dict[str
     return {
         "schema": 1,
         "folder": str(prepared.folder),
-        "tokens": {split: _tokens(meta[split]) for split in ("train", "val")},
+        "tokens": prepared.tokens,
         "documents": meta["documents"],
         "text_bytes": meta["text_bytes"],
         "val_share": meta["val_share"],
@@ -92,7 +92,7 @@ def prepared_json(prepared: Prepared, findings: tuple[Finding, ...]) -> dict[str
 def print_prepared(prepared: Prepared, console: Console, *, downloads: Downloads | None = None) -> None:
     """What is in the folder now, and what was downloaded for it."""
     meta, counts = prepared.meta, prepared.counts
-    tokens = {split: _tokens(meta[split]) for split in ("train", "val")}
+    tokens = prepared.tokens
     total = sum(tokens.values())
     per_token = f", {meta['text_bytes'] / total:.2f} bytes of text a token" if total else ""
     rows = [
@@ -112,8 +112,7 @@ def print_prepared(prepared: Prepared, console: Console, *, downloads: Downloads
         speed = units.count(prepared.new_tokens / max(prepared.seconds, 1e-9))
         rows.append(("speed", f"{speed} tokens/s, {units.duration(prepared.seconds)}"))
     if downloads:
-        size = units.gib if downloads.size_bytes >= units.GIB else units.mib
-        rows.append(("downloads", f"{size(downloads.size_bytes)} kept in {downloads.folder}, yours to delete"))
+        rows.append(("downloads", f"{units.size(downloads.size_bytes)} kept in {downloads.folder}, yours to delete"))
     _print_rows(str(prepared.folder), rows, console)
 
 
@@ -187,10 +186,6 @@ def _print_rows(title: str, rows: list[tuple[str, str]], console: Console) -> No
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         console.print(Text(f"{name:<{width}}  {value}"), soft_wrap=True)
-
-
-def _tokens(entries: list[dict[str, Any]]) -> int:
-    return sum(int(entry["tokens"]) for entry in entries)
 
 
 def _things(number: int, name: str) -> str:

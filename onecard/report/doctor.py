@@ -55,7 +55,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     if diagnosis.prescription:
         console.print()
         console.print(Text("all of it in one command", style="bold"))
-        console.print(f"  {diagnosis.prescription.command}", soft_wrap=True, markup=False)
+        console.print(Text(f"  {diagnosis.prescription.command}"), soft_wrap=True)
         if expected := diagnosis.prescription.repair.expectation():
             console.print(Text(f"  predicted: {expected}"), soft_wrap=True)
 
@@ -82,6 +82,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     told = ", ".join(f"{n} {SINGULARS[s] if n == 1 else PLURALS[s]}" for s, n in counts if n)  # type: ignore[index]
     if not diagnosis.healthy:
         return told
+    if diagnosis.evidence and not diagnosis.judged:
+        return "nothing to judge yet: all that is logged is of one step" + (f" ({told})" if told else "")
     if not diagnosis.evidence:
         return "nothing found, and little to go by" + (f" ({told})" if told else "")
     return "healthy: nothing above information" + (f" ({told})" if told else "")

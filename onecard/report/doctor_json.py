@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -11,6 +10,7 @@ from onecard.doctor.case import Facts
 from onecard.doctor.diagnose import Diagnosis
 from onecard.doctor.evidence import planned_steps
 from onecard.doctor.explain import Explanation
+from onecard.report.strict import strict
 from onecard.runs.records import Eval
 
 SCHEMA = 1
@@ -19,8 +19,8 @@ SCHEMA = 1
 def diagnoses_json(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     """The object of the contract; no number in it is NaN or infinite."""
     made: dict[str, Any] = {"schema": SCHEMA, "runs": [_run(diagnosis) for diagnosis in diagnoses]}
-    strict: dict[str, Any] = _strict(made)
-    return strict
+    said: dict[str, Any] = strict(made)
+    return said
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
@@ -56,10 +56,12 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
     """Every fact by its name; evaluations as their step and losses. Seconds and tokens are base units."""
     case, facts = diagnosis.case, diagnosis.case.facts
     summary: dict[str, Any] = {
-        "healthy": diagnosis.healthy,
+        "healthy": None if diagnosis.healthy and not diagnosis.judged else diagnosis.healthy,
         "evidence": list(diagnosis.evidence),
         "not_said": list(diagnosis.unknown),
+        "config": case.resolved.source if case.resolved else None,
         "card": case.card.name if case.card else None,
+        "other_bytes": case.other_bytes,
         "max_iters": planned_steps(case),
         "logged_steps": len(case.steps),
         "evaluations": len(case.evals),
@@ -79,14 +81,3 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
 def _evaluation(evaluation: Eval) -> dict[str, Any]:
     names = ("step", "tokens", "train_loss", "val_loss", "bits_per_byte")
     return {name: getattr(evaluation, name) for name in names}
-
-
-def _strict(value: Any) -> Any:
-    """The value with null for numbers that JSON does not have, and keys that are text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    return value

@@ -9,10 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
+from onecard.plan.make import room_caution
 from onecard.plan.memory.predict import PROCESS, Memory
 from onecard.plan.seen import Seen
 from onecard.plan.sensitivity import Change
 from onecard.plan.speed import TrainerName
+from onecard.report.tables import print_table
 
 BAR_CELLS = 40
 SMALL_SHARE = 0.01  # parts below it share a line
@@ -25,16 +27,16 @@ def print_memory(memory: Memory, console: Console, *, trainer: TrainerName, avai
     console.print()
     console.print(Text.assemble((f"memory under {TRAINER_NAMES[trainer]}", "bold"), ("  predicted", "dim")))
     console.print(_verdict(memory, available_bytes), soft_wrap=True)
-    console.print(_parts_table(memory))
+    print_table(_parts_table(memory), console)
     console.print(_phases_line(memory))
     console.print(Text("assumed: " + "; ".join(memory.assumptions), style="dim"))
 
 
 def _verdict(memory: Memory, available: int | None) -> Text:
     needed = memory.process_bytes
-    shown = f"the driver will show {units.mib(needed)} for the process"
     if available is None:
-        return Text(f"{shown}; no card to set it against")
+        context = "no card was named, so its CUDA context, some hundreds of MiB, is not in it"
+        return Text(f"PyTorch will reserve {units.mib(needed)}; {context}")
     filled = min(BAR_CELLS, round(BAR_CELLS * needed / max(available, 1)))
     bar = "█" * filled + "░" * (BAR_CELLS - filled)
     figures = f"  {bar}  {units.mib(needed)} of {units.mib(available)}"
@@ -46,6 +48,8 @@ def _verdict(memory: Memory, available: int | None) -> Text:
     if memory.tight:
         verdict = Text("fits, barely", style="bold yellow")
         return verdict.append(f"{figures}: only because the allocator gives its cache back at the limit", "default")
+    if caution := room_caution(memory, available):
+        return Text("fits, barely", style="bold yellow").append(f"{figures}: {caution}", "default")
     return Text("fits", style="bold green").append(f"{figures}, {units.mib(available - needed)} left", "default")
 
 
@@ -53,9 +57,9 @@ def _parts_table(memory: Memory) -> Table:
     """What is alive at the peak of the whole run, and what completes it to the driver's figure."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     peak = memory.peak_phase
-    table.add_column(f"at the peak ({PHASE_NAMES[peak.name]})", no_wrap=True)
-    table.add_column("MiB", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column(f"at the peak ({PHASE_NAMES[peak.name]})")
+    table.add_column("MiB", justify="right")
+    table.add_column("share", justify="right")
     table.add_column("why", overflow="fold")
     small = [part for part in memory.parts_of(peak.name) if part.size_bytes < SMALL_SHARE * memory.process_bytes]
     for part in [*memory.parts_of(peak.name), *memory.parts_of(PROCESS)]:
@@ -64,7 +68,8 @@ def _parts_table(memory: Memory) -> Table:
     if small:
         names = ", ".join(part.name for part in small if part.size_bytes >= units.MIB)
         _add_part(table, "the rest", sum(part.size_bytes for part in small), memory, names)
-    table.add_row("process, as the driver shows it", f"{memory.process_bytes / units.MIB:,.0f}", "", "", style="bold")
+    whole = "process, as the driver shows it" if memory.knows_context else "reserved, without a card's context"
+    table.add_row(whole, f"{memory.process_bytes / units.MIB:,.0f}", "", "", style="bold")
     return table
 
 
@@ -88,16 +93,16 @@ def print_sensitivity(changes: Sequence[Change], console: Console) -> None:
     """One line per changed setting."""
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("one change", no_wrap=True)
-    table.add_column("process MiB", justify="right", no_wrap=True)
-    table.add_column("difference", justify="right", no_wrap=True)
+    table.add_column("one change")
+    table.add_column("process MiB", justify="right")
+    table.add_column("difference", justify="right")
     for change in changes:
         table.add_row(
             f"{change.key}={change.value}",
             f"{change.process_bytes / units.MIB:,.0f}",
             f"{change.difference_bytes / units.MIB:+,.0f}",
         )
-    console.print(table)
+    print_table(table, console)
     console.print(
         Text("eval_iters changes nothing: evaluation keeps no graph, and its batches come one by one", style="dim")
     )
@@ -107,8 +112,8 @@ def print_seen(seen: Seen, memory: Memory, console: Console) -> None:
     """What the driver showed beside what was predicted."""
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("the driver showed", no_wrap=True)
-    table.add_column("MiB", justify="right", no_wrap=True)
+    table.add_column("the driver showed")
+    table.add_column("MiB", justify="right")
     table.add_column("")
     unexplained = seen.process_bytes - memory.process_bytes
     share = unexplained / seen.process_bytes if seen.process_bytes else 0
@@ -121,4 +126,4 @@ def print_seen(seen: Seen, memory: Memory, console: Console) -> None:
     if seen.used_bytes is not None:
         total = f"of {seen.total_bytes / units.MIB:,.0f}" if seen.total_bytes else ""
         table.add_row("in all", f"{seen.used_bytes / units.MIB:,.0f}", total)
-    console.print(table)
+    print_table(table, console)

@@ -12,10 +12,12 @@ from rich.text import Text
 from onecard import units
 from onecard.config.schema import KEYS
 from onecard.plan.advice import is_roomy
+from onecard.plan.loss import why_no_forecast
 from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.place import Place
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
 from onecard.report.memory import TRAINER_NAMES, print_memory, print_sensitivity
+from onecard.report.tables import print_table
 from onecard.report.talk import print_findings
 
 
@@ -82,7 +84,7 @@ def _run_lines(plan: Plan) -> Iterator[Line]:
 
 
 def _loss_lines(plan: Plan) -> Iterator[Line]:
-    lines = loss_lines(plan.loss) if plan.loss else ["unknown: the scaling law speaks of words' parts, not of letters"]
+    lines = loss_lines(plan.loss) if plan.loss else [f"unknown: {why_no_forecast(plan.config)}"]
     yield "loss", lines[0]
     yield from (("", line) for line in lines[1:])
 
@@ -91,13 +93,13 @@ def print_trainers(plan: Plan, console: Console) -> None:
     """The trainers side by side: memory, verdict and speed, and what the speeds stand on."""
     console.print()
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
-    table.add_column("predicted", style="bold", no_wrap=True)
+    table.add_column("predicted", style="bold")
     columns = [_trainer_column(planned, plan.available_bytes) for planned in plan.trainers.values()]
     for name in plan.trainers:
         table.add_column(f"under {TRAINER_NAMES[name]}")
     for label in columns[0]:
         table.add_row(label, *(column[label] for column in columns))
-    console.print(table)
+    print_table(table, console)
     for name, planned in plan.trainers.items():
         if planned.speed:
             basis = (
@@ -111,11 +113,12 @@ def print_trainers(plan: Plan, console: Console) -> None:
 def _trainer_column(planned: TrainerPlan, available_bytes: int | None) -> dict[str, str]:
     """Label and words, line by line."""
     memory, speed = planned.memory, planned.speed
-    lines = {"memory": f"{units.mib(memory.process_bytes)} for the process"}
+    whole = "for the process" if memory.knows_context else "without the card's context"
+    lines = {"memory": f"{units.mib(memory.process_bytes)} {whole}"}
     if available_bytes is None:
         lines["fits"] = "no card to set it against"
     elif memory.fits:
-        barely = ", barely" if memory.tight else ""
+        barely = "" if memory.is_safe(available_bytes) else ", barely"
         lines["fits"] = f"yes{barely}, {units.mib(available_bytes - memory.process_bytes)} left"
     else:
         lines["fits"] = f"no, {units.mib(memory.process_bytes - available_bytes)} too much"

@@ -26,7 +26,7 @@ def plan_json(plan: Plan, *, seen: Seen | None = None) -> dict[str, Any]:
         "schema": SCHEMA,
         "config": plan.config.model_dump(),
         "origins": dict(plan.resolved.origins),
-        "warnings": list(plan.resolved.warnings),
+        "warnings": [*plan.resolved.warnings, *plan.cautions],
         "params": asdict(params),
         "flops_per_token": plan.flops_per_token,
         "tokens_per_step": plan.config.tokens_per_step,
@@ -73,6 +73,7 @@ def _trainer_json(planned: TrainerPlan) -> dict[str, Any]:
         },
         "context_bytes": memory.context_bytes,
         "process_bytes": memory.process_bytes,
+        "error_bytes": memory.error_bytes,
         "parts": [
             {"name": part.name, "phase": part.phase, "bytes": part.size_bytes, "why": part.why} for part in memory.parts
         ],
@@ -106,6 +107,7 @@ def _loss_json(loss: LossForecast, tokens_per_parameter: float) -> dict[str, Any
         "at_steps": {str(step): asdict(at) for step, at in loss.milestones.items()},
         "dataset": loss.dataset,
         "sources": list(loss.sources),
+        "caution": loss.caution,
     }
 
 
@@ -147,6 +149,7 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
         "tokens_per_step": candidate.config.tokens_per_step,
         "process_bytes": candidate.process_bytes,
         "fits": candidate.fits,
+        "safe": candidate.safe,
         "tokens_per_second": _whole(candidate.speed.tokens_per_second) if candidate.speed else None,
     }
 

@@ -15,9 +15,9 @@ from onecard.errors import MachineError
 OTHER_FOLDER = "choose another folder with --out_dir=PATH"
 MAKE_ROOM = "make room"
 UNTOUCHED = "what was written before is untouched"
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-_BROKEN = {errno.EIO, *_FULL}  # the disk has failed, as against a system that has no such call
+_BROKEN = {errno.EIO, *DISK_FULL}  # the disk has failed, as against a system that has no such call
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def writing(path: Path, *, instead: str = OTHER_FOLDER, room: str = MAKE_ROOM) -
 def cannot_write(path: Path, problem: OSError, *, instead: str = OTHER_FOLDER, room: str = MAKE_ROOM) -> MachineError:
     """What to say when `path` cannot be written: disk-full, read-only or cannot-write."""
     reason = f"the system says: {problem.strerror or problem}; {UNTOUCHED}"
-    if problem.errno in _FULL:
+    if problem.errno in DISK_FULL:
         return _disk_full(f"the disk is full: {path} could not be written", why=reason, path=path, room=room)
     if problem.errno in _FORBIDDEN:
         return MachineError(
@@ -57,7 +57,7 @@ def check_space(path: Path, *, needed_bytes: int, room: str = MAKE_ROOM) -> None
     free_bytes = shutil.disk_usage(_existing(path)).free
     if needed_bytes > free_bytes:
         raise _disk_full(
-            f"{path} needs {units.gib(needed_bytes)} and the disk has {units.gib(free_bytes)} free",
+            f"{path} needs {units.size(needed_bytes)} and the disk has {units.size(free_bytes)} free",
             why=f"the space is looked at before anything is written; {UNTOUCHED}",
             path=path,
             room=room,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Self
 
 from onecard.errors import ConfigError, MachineError
@@ -186,7 +187,7 @@ def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
             raise ConfigError(
                 f"{path} holds a run already, saved at step {saved[-1].step:,}",
                 why="starting again in the same folder would mix two runs and overwrite the checkpoints",
-                fix=f"onecard train --resume {path}   (or choose another folder with --out_dir=PATH)",
+                fix=f"onecard train --resume {quote(str(path))}   (or choose another folder with --out_dir=PATH)",
                 name="run-exists",
             )
         folder = RunFolder(path, lock=lock, config=config)
@@ -237,7 +238,7 @@ def load_run(path: Path | str) -> Run:
         raise ConfigError(
             f"{folder / RECORDS} cannot be read",
             why=f"the system says: {problem.strerror or problem}",
-            fix=f"look at `ls -l {folder}`",
+            fix=f"ls -l {quote(str(folder))}   (shows who may read it)",
             name="unreadable-run",
         ) from problem
     config: Mapping[str, object] | None = _config_in(folder)

@@ -64,6 +64,7 @@ class LoggedRun:
     unresolved: frozenset[str] = frozenset()  # keys whose value only running the config would give
     printed_flops_per_token: float | None = None
     printed_seconds_per_step: float | None = None  # a program's own average
+    folder: str | None = None  # of a run of ours, where it was read from its folder
     kept_one_step_in: int = (
         1  # of a log with very many steps, one in so many is kept (and every loss that is no number)
     )
@@ -71,7 +72,7 @@ class LoggedRun:
 
 def logged_run(run: Run) -> LoggedRun:
     """A run folder of ours, in the shape that logs of other programs are read into."""
-    return _ours(run.history, source=str(run.path), config=run.config)
+    return _ours(run.history, source=str(run.path), config=run.config, folder=str(run.path))
 
 
 def recorded_run(lines: Iterable[bytes], *, source: str) -> LoggedRun:
@@ -87,7 +88,9 @@ def holds_record(line: bytes) -> bool:
         return False
 
 
-def _ours(history: History, *, source: str, config: Mapping[str, object] | None) -> LoggedRun:
+def _ours(
+    history: History, *, source: str, config: Mapping[str, object] | None, folder: str | None = None
+) -> LoggedRun:
     records = each_step_once(history.records)
     starts = [record for record in records if isinstance(record, Start)]
     stated = config if config is not None else starts[-1].config if starts else {}
@@ -98,4 +101,5 @@ def _ours(history: History, *, source: str, config: Mapping[str, object] | None)
         config=dict(stated),
         card_name=next((start.card for start in reversed(starts) if start.card), None),
         unread_lines=history.damaged_lines,
+        folder=folder,
     )

@@ -23,7 +23,8 @@ def read_snapshot(path: Path) -> Snapshot:
     if not path.is_dir():
         return nanogpt_checkpoint.read(path)
     if is_run(path):
-        return read_run(path)
+        exported = f"onecard export {path} --to nanogpt --best --out {path}-best"
+        return read_run(path, use_best=f"{exported}, and start from {path}-best")
     if hf_folder.is_hf_folder(path):
         return hf_folder.read(path)
     if (path / nanogpt_checkpoint.NAME).is_file():
@@ -31,13 +32,15 @@ def read_snapshot(path: Path) -> Snapshot:
     raise not_gpt2(path, f"it holds neither {nanogpt_checkpoint.NAME} nor config.json with weights")
 
 
-def read_run(path: Path, *, best: bool = False) -> Snapshot:
-    """The newest whole checkpoint of a run, or the one with the lowest validation loss."""
+def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Snapshot:
+    """The newest whole checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses that one."""
     run = load_run(path)
     folder = checkpoint_of(path, best=best)
     state = checkpoint_files.verified_state(folder, [MODEL, OPTIMIZER])
     saved = state["config"]
     shape, weights = checked_weights(folder, load_file(folder / MODEL), n_head=saved["n_head"])
+    if bad := next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None):
+        raise not_numbers(path, folder, why=f"{bad} has NaN or infinity in it", use_best=use_best)
     moments: dict[str, dict[str, torch.Tensor]] = {}
     if saved["optimizer"] == "adamw":
         for full_name, tensor in load_file(folder / OPTIMIZER).items():
@@ -74,6 +77,25 @@ def checkpoint_of(path: Path, *, best: bool) -> Path:
             name="no-checkpoint",
         )
     return found
+
+
+def not_numbers(run: Path, folder: Path, *, why: str, use_best: str = "--best") -> ConfigError:
+    """The error for a checkpoint of a run that diverged, and how to have a better one; `use_best` has the best."""
+    step = checkpoint.step_of(folder)
+    before = [path for path in checkpoint.checkpoints(folder.parent) if checkpoint.step_of(path) < step]
+    marked = checkpoint.best(folder.parent)
+    if marked and folder.parent / f"step-{marked.step:08d}" in before:
+        fix = f"{use_best}   (step {marked.step:,}, with a validation loss of {marked.val_loss:.4f})"
+    elif before:
+        fix = f"rm -r {folder}   ({before[0].name}, the checkpoint before it, is used then)"
+    else:
+        fix = f"onecard doctor {run}   (it says when the run diverged, and what to change)"
+    return ConfigError(
+        f"the weights of step {step:,} of {run} are not numbers",
+        why=f"{why}: the run had diverged when it was saved",
+        fix=fix,
+        name="weights-not-numbers",
+    )
 
 
 def save_snapshot(

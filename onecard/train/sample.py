@@ -10,6 +10,8 @@ from torch import Tensor
 from onecard.errors import UsageError
 from onecard.train.model import GPT
 
+_COLDEST = 1e-30  # that float32 can divide by
+
 
 def generate(
     model: GPT,
@@ -23,7 +25,8 @@ def generate(
     """The tokens that follow `prompt_tokens`, one at a time; the same for the same seed, device and weights.
 
     Temperature 0 takes the likeliest token each time; `top_k` keeps the k likeliest. The model sees the last block_size
-    tokens. It is in evaluation mode while a token is made, and as it was before in between.
+    tokens. It is in evaluation mode while a token is made, and as it was before in between. FloatingPointError if what
+    the model says are no numbers, as after a run that diverged.
     """
     _check(prompt_tokens, temperature=temperature, top_k=top_k)
     return _generated(model, list(prompt_tokens), max_new_tokens, temperature, top_k, seed)
@@ -47,16 +50,20 @@ def _last_logits(model: GPT, context_1T: Tensor) -> Tensor:
     model.eval()
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            return model.logits(model.hidden(context_1T)[0, -1]).float()
+            logits_V = model.logits(model.hidden(context_1T)[0, -1]).float()
     finally:
         model.train(training)
+    if not bool(logits_V.isfinite().all()):
+        raise FloatingPointError("the model's logits are not all numbers")
+    return logits_V
 
 
 def _pick(logits_V: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
     if temperature == 0:
         return int(logits_V.argmax())
     likeliest_k, token_k = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
-    probability_k = torch.softmax(likeliest_k / temperature, dim=0)
+    below_best_k = likeliest_k - likeliest_k[0]  # so that next to nothing, as a temperature, makes no infinity
+    probability_k = torch.softmax(below_best_k / max(temperature, _COLDEST), dim=0)
     return int(token_k[torch.multinomial(probability_k, 1, generator=generator)])
 
 
@@ -73,5 +80,5 @@ def _check(prompt_tokens: Sequence[int], *, temperature: float, top_k: int | Non
         )
     if top_k is not None and top_k < 1:
         raise UsageError(
-            f"top_k={top_k} leaves no token", why="it is how many tokens are considered", fix="--top_k 200"
+            f"top_k={top_k} leaves no token", why="it is how many tokens are considered", fix="--top-k 200"
         )

@@ -128,12 +128,12 @@ def _unreadable(path: Path, problem: Exception) -> ConfigError:
             fix="get the file from whom you trust, and save it again there with plain numbers, texts and tensors only",
             name="unsafe-checkpoint",
         )
-    return ConfigError(
-        f"{path} cannot be read as a checkpoint",
-        why=f"torch says: {said.splitlines()[0][:160] if said else type(problem).__name__}",
-        fix="give a whole ckpt.pt as nanoGPT's train.py writes it (a copy may have been cut off)",
-        name="unreadable-checkpoint",
-    )
+    why = f"torch says: {said.splitlines()[0][:160] if said else type(problem).__name__}"
+    fix = "give a whole ckpt.pt as nanoGPT's train.py writes it (a copy may have been cut off)"
+    if not isinstance(problem, OSError) and not _may_be_pickle(path):
+        why = "it does not begin as the files that torch.save writes: it is a log, a config or something else"
+        fix = f"give a ckpt.pt as nanoGPT's train.py writes it; a log is for: onecard doctor {path}"
+    return ConfigError(f"{path} cannot be read as a checkpoint", why=why, fix=fix, name="unreadable-checkpoint")
 
 
 def _may_be_pickle(path: Path) -> bool:

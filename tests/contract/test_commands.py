@@ -1,6 +1,7 @@
 """What every command promises: help with an example, JSON and nothing else, three lines when something is wrong."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,17 @@ MISTAKES = [
     (["plan", "--gpu", "4060 ti"], "ambiguous-card", '--gpu "GeForce RTX 4060 Ti'),
     (["plan", "--vram", "lots"], "bad-size", "--vram 2.1GiB"),
     (["plan", "--vram"], "usage", "--help"),
+    (["plan", "--vram", "12"], "bad-size", "--vram 12GiB ?"),
+    (["plan", "--vram", "3KiB"], "bad-size", "--vram 2.1GiB"),
+    (["plan", "--seen", "4464"], "bad-size", "--seen 4464MiB ?"),
+    (["plan", "--gpu", "4070", "--hours", "inf"], "bad-budget", "--hours 48"),
+    (["plan", "--gpu", "4070", "--hours", "nan"], "bad-budget", "--hours 48"),
+    (["plan", "--gpu", "4070", "--hours", "1e9"], "bad-budget", "--hours 48"),
+    (["plan", "--gpu", "4070", "--hours", "0"], "bad-budget", "--hours 48"),
+    (["plan", "--gpu", "4070", "--tokens", "0"], "bad-budget", "--tokens 10B"),
+    (["plan", "--gpu", "4070", "--fit", "--params", "0"], "bad-params", "--params 124M"),
+    (["plan", "--params", "0"], "params-without-fit", "--fit"),
+    (["plan", "--write", "my file.py"], "write-without-proposal", "--write 'my file.py'"),
     (["plan", "a", "b"], "usage", "--help"),
     (["gpus", "voodoo"], "unknown-card", "onecard gpus"),
     (["gpus", "--n_layer=3"], "unexpected-key", "--help"),
@@ -268,12 +280,85 @@ def test_the_shell_completes_commands_options_keys_and_cards(onecard: Command, w
     assert f"plain,{offered}" in shown.stdout.splitlines()
 
 
-def test_a_reader_that_stops_early_is_no_error() -> None:
-    done = subprocess.run(
-        f"{sys.executable} -m onecard gpus | head -1", shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60
+def in_bash(line: str, *, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:
+    """A line of bash, in which `onecard` is this one."""
+    line = f'set -o pipefail; onecard() {{ "{sys.executable}" -m onecard "$@"; }}; {line}'
+    settings = os.environ | {"PYTHONIOENCODING": encoding}
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, encoding=encoding, cwd=ROOT, timeout=60, env=settings
     )
-    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("gpus", 0),
+        ("gpus --json", 0),
+        ("plan configs/gpt2_30m.py --gpu 4070", 0),
+        ("plan configs/gpt2_30m.py --gpu 4070 --json", 0),
+        ("plan configs/gpt2_30m.py --vram 1GiB", 1),
+    ],
+)
+def test_the_exit_code_of_a_reader_that_stops_early_is_the_answers(command: str, code: int) -> None:
+    for reader in ("head -c 1", "true"):  # the second is gone before the first byte
+        done = in_bash(f"onecard {command} | {reader}")
+        assert done.returncode == code
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["plan", "plan --json", "gpus", "plan --n_layer=x --json"])
+def test_a_full_disk_behind_the_output_is_exit_3(command: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    done = in_bash(f"onecard {command} > /dev/full")
+    assert done.returncode == 3
+    what, why, fix = done.stderr.splitlines()
+    assert what == "error: cannot write the output  [disk-full]"
+    assert why == "  why: No space left on device"
+    assert fix.startswith("  fix: ")
+
+
+@pytest.mark.parametrize(("command", "code"), [("plan", 0), ("plan --json", 0), ("gpus", 0), ("plan --vram 1MiB", 1)])
+def test_a_closed_output_changes_no_answer(command: str, code: int) -> None:
+    done = in_bash(f"onecard {command} >&-")
+    assert done.returncode == code
     assert done.stderr == ""
+    assert in_bash(f"onecard {command} >&- 2>&-").returncode == code
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_an_encoding_without_our_signs_gets_them_spelled(encoding: str) -> None:
+    done = in_bash("onecard plan configs/gpt2_30m.py --gpu 4070 | cat", encoding=encoding)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "fits  ####" in done.stdout
+    assert "\\x" not in done.stdout
+
+
+def test_what_users_typed_is_no_markup(onecard: Command, tmp_path: Path) -> None:
+    file = tmp_path / "[bold]my [/b]config.py"
+    file.parent.mkdir()
+    file.write_text("n_layer = 2\nbatch_size = 512\ngradient_accumulation_steps = 1\n")
+    shown = onecard("plan", str(file), "--gpu", "4070", "--fit")
+    assert shown.code == 0
+    assert f"onecard train '{file}' --" in shown.stdout
+
+
+def test_without_a_card_the_process_is_not_said_to_be_whole(onecard: Command) -> None:
+    shown = onecard("plan", "--gpu", "none").stdout
+    assert "no card was named, so its CUDA context" in shown
+    assert "the driver will show" not in shown
+    assert "as the driver shows it" not in shown
+
+
+def test_a_fit_within_the_plans_own_error_says_so(onecard: Command) -> None:
+    keys = "--n_layer=12 --n_head=16 --n_embd=1024 --batch_size=8 --gradient_accumulation_steps=64".split()
+    place = "--gpu 4070 --other 2.1GiB --block_size=1024 --vocab_size=50304 --dtype=bfloat16".split()
+    made = onecard("plan", *place, *keys, "--json").json
+    assert made["trainers"]["nanogpt"]["fits"] is True
+    (caution,) = made["warnings"]
+    assert caution.startswith("under nanogpt: 56 MiB left is less than the prediction may be off, about 272 MiB")
+    assert "56 MiB left is less than the prediction may be off" in onecard("plan", *place, *keys).stdout
 
 
 def test_json_numbers_are_whole_base_units(onecard: Command) -> None:

@@ -59,6 +59,54 @@ def test_prepare_then_info(onecard: Command, tmp_path: Path) -> None:
     assert report["damaged"] == []
 
 
+def test_few_documents_are_for_both_training_and_validation(onecard: Command, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    for number in range(3):
+        (tmp_path / "corpus" / f"{number}.txt").write_text(f"text number {number} " * 100)
+    done = onecard("data", "prepare", "corpus", "--out", "out", *BYTES, cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert "next: onecard train --dataset=out" in done.stderr
+    report = onecard("data", "prepare", "corpus", "--out", "out", *BYTES, "--json", cwd=tmp_path).json
+    assert (report["documents"]["train"], report["documents"]["val"]) == (2, 1)
+
+
+def test_an_empty_split_is_told_with_the_share_that_fills_it(onecard: Command, tmp_path: Path) -> None:
+    raw = write_lines(tmp_path / "x.jsonl", 4).read_bytes()
+    for share in ("0", "0.9999999"):
+        out = f"out-{share}"
+        done = onecard("data", "prepare", "-", "--out", out, *BYTES, "--val-share", share, stdin=raw, cwd=tmp_path)
+        assert done.code == 0
+        assert "[empty-split]" in done.stderr
+        assert "next:" not in done.stderr
+        fix = done.stderr.partition("  fix: ")[2].split()
+        assert fix[0::2] == ["--val-share", "--out"]
+        again = onecard("data", "prepare", "-", *fix, *BYTES, stdin=raw, cwd=tmp_path)
+        assert f"next: onecard train --dataset={fix[3]}" in again.stderr
+        (tmp_path / fix[3]).rename(tmp_path / f"second-{share}")
+
+
+def test_one_document_is_told_to_be_one(onecard: Command, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("only one")
+    done = onecard("data", "prepare", "x.txt", "--out", "out", *BYTES, cwd=tmp_path)
+    assert "a document is never cut" in done.stderr
+    assert "more text" in done.stderr
+    assert "next:" not in done.stderr
+
+
+def test_a_vocabulary_smaller_than_asked_for_is_told(onecard: Command, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs tokenizers")
+    write_lines(tmp_path / "x.jsonl", 3)
+    bpe = ["--tokenizer=bpe", "--workers", "1"]
+    done = onecard("data", "prepare", "x.jsonl", "--out", "a", *bpe, "--vocab_size=9999", cwd=tmp_path)
+    size = json.loads((tmp_path / "a" / "meta.json").read_bytes())["vocab_size"]
+    assert f"the tokenizer has {size:,} tokens, not the 9,999 of --vocab_size" in done.stderr
+    fitting = onecard("data", "prepare", "x.jsonl", "--out", "b", *bpe, "--vocab_size=260", cwd=tmp_path)
+    unasked = onecard("data", "prepare", "x.jsonl", "--out", "c", *bpe, cwd=tmp_path)
+    for shown in (fitting, unasked):
+        assert shown.code == 0
+        assert "vocabulary-smaller" not in shown.stderr
+
+
 def test_a_file_that_changed_is_found_and_exit_1(onecard: Command, tmp_path: Path) -> None:
     write_lines(tmp_path / "x.jsonl", 50)
     onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, cwd=tmp_path)
@@ -261,7 +309,7 @@ def test_fineweb_comes_from_the_hub_and_only_then(onecard: Command, tmp_path: Pa
         told = onecard(
             "data", "prepare", "fineweb-edu", "--out", "c", *BYTES, "--tokens", "1k", cwd=tmp_path, **environment
         )
-        assert "MiB kept in " in told.stdout
+        assert "KiB kept in " in told.stdout
         assert "/downloads/HuggingFaceFW/fineweb-edu, yours to delete" in told.stdout
         again = onecard("data", "prepare", "no/such", "--out", "d", *BYTES, cwd=tmp_path, **environment)
         assert (again.code, len(again.stderr.splitlines())) == (2, 3)
@@ -286,7 +334,11 @@ MISTAKES = [
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--tokens", "0"], "bad-number", "--tokens"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "0"], "bad-number", "--shard"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "3B"], "bad-number", "--shard"),
-    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--val-share", "2"], "usage", "--help"),
+    *(
+        (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--val-share", share], "bad-number", "--val-share 0.1")
+        for share in ("2", "1", "-0.1", "nan", "inf")
+    ),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--val-share", "some"], "usage", "--help"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--subset", "s"], "usage", "--subset"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--column", "body"], "all-bad", "--column text"),
     (["data", "prepare", "x.jsonl", "--out", ".", *BYTES], "folder-not-empty", "--out"),

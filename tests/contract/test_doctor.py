@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -255,9 +256,83 @@ def test_a_folder_that_is_no_run_is_told(onecard: Command, tmp_path: Path) -> No
     assert shown.stderr.splitlines()[0].endswith("[no-such-run]")
 
 
-def test_a_config_beside_the_log_is_pointed_out(onecard: Command, files: Path) -> None:
+def test_a_config_beside_the_log_is_taken_and_said(onecard: Command, files: Path) -> None:
     (files / "train.config.py").write_text(CONFIG)
-    assert "train.config.py would tell more" in onecard("doctor", "train.log").stderr
+    shown = onecard("doctor", "train.log")
+    assert shown.stderr.splitlines()[0] == "config of train.log: train.config.py, found beside it"
+    assert "[params-mismatch]" in shown.stdout
+    found = onecard("doctor", "train.log", "--dropout=0.3", "--json")
+    assert found.stderr == ""
+    assert found.json["runs"][0]["summary"]["config"] == "train.config.py"
+    assert "--dropout=0.0" in found.json["runs"][0]["prescription"]["command"]
+
+
+def test_a_config_that_is_named_wins_over_the_one_beside(onecard: Command, files: Path) -> None:
+    (files / "train.config.py").write_text(CONFIG)
+    (files / "c.py").write_text(CONFIG.replace("n_embd = 384", "n_embd = 768"))
+    shown = onecard("doctor", "train.log", "--config", "c.py", "--json")
+    assert shown.json["runs"][0]["summary"]["config"] == "c.py"
+    assert "beside" not in onecard("doctor", "train.log", "--config", "c.py").stderr
+
+
+def test_a_config_beside_that_is_none_does_not_stop_the_diagnosis(onecard: Command, files: Path) -> None:
+    (files / "train.config.py").write_text("this is (no config")
+    shown = onecard("doctor", "train.log")
+    assert shown.code == 0
+    assert "not train.config.py, found beside it" in shown.stderr
+
+
+def test_what_other_programs_hold_is_not_planned_with(onecard: Command, files: Path) -> None:
+    whole, (run,) = (onecard("doctor", *GIVEN, *more, "--json").json["runs"] for more in ((), ("--other", "6GiB")))
+    assert run["summary"]["other_bytes"] == 6 * 2**30
+    assert " of 5.69 GiB" in str(by_rule(run)["params-mismatch"]["fix"])
+    assert run["prescription"]["fits"] is True
+    assert run["prescription"]["process_bytes"] <= 5.69 * 2**30 < whole[0]["prescription"]["process_bytes"]
+    wrong = onecard("doctor", *GIVEN, "--other", "much")
+    assert wrong.code == 2
+    assert "[bad-size]" in wrong.stderr
+
+
+def test_the_command_names_the_config_so_that_a_shell_finds_it(onecard: Command, files: Path) -> None:
+    (files / "my configs").mkdir()
+    (files / "my configs" / "c.py").write_text(CONFIG.replace("'out-web'", "'out web'"))
+    found = onecard("doctor", "train.log", "--config", "my configs/c.py", "--beta1=0.8", "--json")
+    words = shlex.split(found.json["runs"][0]["prescription"]["command"])
+    assert words[:3] == ["python", "train.py", "my configs/c.py"]
+    assert "--out_dir=out web-124M" in words
+    assert "--beta1=0.8" in words  # typed, and so in no file
+    assert "'--out_dir=out web-124M'" in str(by_rule(found.json["runs"][0])["params-mismatch"]["fix"])
+
+
+def test_a_config_that_no_command_can_name_is_written_out(onecard: Command, files: Path) -> None:
+    found = onecard("doctor", "train.log", "--config", "-", "--json", stdin=CONFIG)
+    program, script, *flags = shlex.split(found.json["runs"][0]["prescription"]["command"])
+    assert (program, script) == ("python", "train.py")
+    assert {"--n_embd=768", "--dataset=fineweb", "--max_iters=20000", "--out_dir=out-web-124M"} <= set(flags)
+    assert all(flag.startswith("--") for flag in flags)
+
+
+@pytest.mark.parametrize("iteration", ["", "iter 0: loss 10.8720, time 32025.45ms, mfu -100.00%\n"])
+def test_one_evaluation_at_step_0_is_nothing_to_judge_yet(onecard: Command, iteration: str) -> None:
+    text = "step 0: train loss 10.8684, val loss 10.8727\n" + iteration
+    shown = onecard("doctor", "-", stdin=text)
+    assert shown.code == 0
+    assert "verdict   nothing to judge yet" in shown.stdout
+    assert "healthy" not in shown.stdout
+    assert onecard("doctor", "-", "--json", stdin=text).json["runs"][0]["summary"]["healthy"] is None
+
+
+def test_names_and_paths_are_never_read_as_markup(onecard: Command, files: Path) -> None:
+    name = "[bold]x [b] :smile:"
+    (files / f"{name}.log").write_text(log())
+    (files / f"{name}.config.py").write_text(CONFIG)
+    shown = onecard("doctor", f"{name}.log", "--html", f"{name}.html")
+    assert shown.stdout.startswith(f"{name}.log: nanoGPT log")
+    assert f"config of {name}.log: {name}.config.py, found beside it" in shown.stderr
+    assert f"wrote {name}.html" in shown.stderr
+    assert f"python train.py '{name}.config.py'" in shown.stdout
+    compared = onecard("compare", f"{name}.log", f"{name}.log")
+    assert f"{name}.log: nanogpt, config {name}.config.py" in compared.stdout
 
 
 def test_evaluations_alone_are_a_log(onecard: Command) -> None:

@@ -1,5 +1,6 @@
 """Whatever a run looks like, the doctor answers: no crash, strict JSON, findings with evidence."""
 
+import io
 import json
 import math
 from dataclasses import replace
@@ -7,13 +8,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from onecard.config.resolve import resolve
 from onecard.doctor.case import Case, DataSizes
+from onecard.doctor.compare import compare_runs
 from onecard.doctor.diagnose import diagnose_cases
 from onecard.doctor.facts import make_case
 from onecard.errors import ConfigError
 from onecard.plan.cards import find_card
+from onecard.report.compare import comparison_json, print_comparison
+from onecard.report.compare_plot import plot_svg
 from onecard.report.doctor_html import diagnoses_html
 from onecard.report.doctor_json import diagnoses_json
 from onecard.report.doctor_markdown import diagnoses_markdown
@@ -118,6 +123,15 @@ def test_no_run_is_too_odd_for_the_doctor(made: list[Case], final: bool) -> None
 @settings(max_examples=600, deadline=None)
 def test_nor_are_many(made: list[Case], final: bool) -> None:
     check(made, final=final)
+
+
+@given(st.lists(cases(), min_size=2, max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_no_runs_are_too_odd_to_compare(made: list[Case]) -> None:
+    comparison = compare_runs(made)
+    json.dumps(comparison_json(comparison), allow_nan=False)
+    print_comparison(comparison, Console(file=io.StringIO(), width=120))
+    assert plot_svg(comparison).endswith("</svg>\n")
 
 
 @given(st.floats(-1, 1), st.integers(8, 20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,13 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub")
 
 from safetensors import SafetensorError  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 
 from onecard.cli.main import run  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
-from onecard.train import hf_hub  # noqa: E402
+from onecard.train import checkpoint_files, hf_hub  # noqa: E402
+from onecard.train.checkpoint_files import MODEL, OPTIMIZER, STATE  # noqa: E402
 from onecard.train.interchange import read_run, read_snapshot  # noqa: E402
 from tests.loopback_models import ModelHub, serving  # noqa: E402
 
@@ -163,6 +166,68 @@ def test_the_best_checkpoint_is_exported_where_asked_for(onecard: Any, trained: 
     assert json.loads(onecard("export", "r", "--to", "nanogpt", "--json").out)["step"] == 12
     marked.unlink()
     assert onecard("export", "r", "--to", "nanogpt", "--best", "--out", "x").error == "no-best-checkpoint"
+
+
+def diverge(run: Path, step: int) -> None:
+    """Make the weights of a checkpoint NaN, as a diverged run saves them: whole, with the right checksums."""
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    state = json.loads((folder / STATE).read_text())
+    files = {name: load_file(folder / name) for name in (MODEL, OPTIMIZER)}
+    files[MODEL] = {name: torch.full_like(tensor, float("nan")) for name, tensor in files[MODEL].items()}
+    shutil.rmtree(folder)
+    said = {key: value for key, value in state.items() if key not in ("schema", "files", "sha256")}
+    checkpoint_files.write(folder, files, said)
+
+
+DIVERGED = [("sample", "r"), ("export", "r", "--to", "hf"), ("export", "r", "--to", "nanogpt"), ("import", "r")]
+
+
+def test_weights_that_are_not_numbers_are_refused_with_the_best_ones(onecard: Any, trained: Path) -> None:
+    onecard("train", "--resume", "r", "--max_iters=12", "--keep_checkpoints=3")
+    marked = Path("r/checkpoints/best.json")
+    marked.write_text(json.dumps({"step": 8, "val_loss": 3.25}))
+    diverge(trained, 12)
+    for arguments in DIVERGED:
+        done = onecard(*arguments)
+        assert (done.error, done.code, done.out) == ("weights-not-numbers", 2, ""), arguments
+        assert "of step 12 of r" in done.err
+        if arguments[0] != "import":
+            assert "fix: --best   (step 8, with a validation loss of 3.2500)" in done.err
+            assert onecard(*arguments, "--best").code == 0
+        else:
+            instead, and_then = re.findall(r"fix: onecard (.*), and start from (.*)   \(step 8,", done.err)[0]
+            assert onecard(*instead.split()).code == 0
+            assert onecard("import", and_then).code == 0
+    marked.unlink()
+    done = onecard("sample", "r")
+    assert "fix: rm -r r/checkpoints/step-00000012   (step-00000008, " in done.err
+    shutil.rmtree("r/checkpoints/step-00000012")
+    assert onecard("sample", "r", "--length", "3").code == 0
+
+
+def test_without_a_better_checkpoint_the_doctor_is_named(onecard: Any, trained: Path) -> None:
+    for folder in Path("r/checkpoints").glob("step-*"):
+        if folder.name != "step-00000008":
+            shutil.rmtree(folder)
+    diverge(trained, 8)
+    assert "fix: onecard doctor r " in onecard("sample", "r").err
+
+
+def test_nothing_is_printed_before_what_was_typed_is_checked(onecard: Any, trained: Path) -> None:
+    for option in (("--temperature", "-1"), ("--temperature", "nan"), ("--prompt", "")):
+        done = onecard("sample", "r", *option)
+        assert (done.error, done.code, done.out) == ("usage", 2, "")
+
+
+def test_a_file_that_is_no_checkpoint_is_told_what_it_is_not(onecard: Any) -> None:
+    for name, content in (("hi.log", b"hello\n"), ("empty.pt", b""), ("config.py", b"n_layer = 2\n")):
+        Path(name).write_bytes(content)
+        done = onecard("import", name)
+        assert done.error == "unreadable-checkpoint"
+        assert "does not begin as the files that torch.save writes" in done.err
+        assert f"onecard doctor {name}" in done.err
+    Path("cut.pt").write_bytes(b"PK\x03\x04 and no more")
+    assert "torch says" in onecard("import", "cut.pt").err
 
 
 # init_from

@@ -81,6 +81,23 @@ def test_no_logits_but_the_last_are_made(model: GPT, monkeypatch: pytest.MonkeyP
     assert shapes == [(32,), (32,)]
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-300, 1e300, float("inf")])
+def test_any_temperature_gives_a_token(model: GPT, temperature: float) -> None:
+    (token,) = generate(model, [3], max_new_tokens=1, temperature=temperature)
+    (likeliest,) = generate(model, [3], max_new_tokens=1, temperature=0)
+    assert token == likeliest or temperature > 1
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1e38])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_model_that_diverged_says_so(weight: float, temperature: float) -> None:
+    broken = GPT(TINY)
+    with torch.no_grad():
+        broken.lm_head.weight.fill_(weight)
+    with pytest.raises(FloatingPointError):
+        next(generate(broken, [1], max_new_tokens=1, temperature=temperature))
+
+
 @pytest.mark.parametrize(
     ("prompt", "options"),
     [([], {}), ([1], {"temperature": -1.0}), ([1], {"temperature": float("nan")}), ([1], {"top_k": 0})],

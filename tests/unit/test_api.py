@@ -120,3 +120,26 @@ def test_a_run_without_records_is_an_empty_table(tmp_path: Path) -> None:
     table = onecard.load_run(tmp_path / "run").to_pandas()
     assert len(table) == 0
     assert "val_loss" in table.columns
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"hours": math.inf},
+        {"hours": math.nan},
+        {"hours": -1},
+        {"tokens": 0},
+        {"fit": True, "params": -1},
+        {"fit": True, "params": 0},
+        {"fit": True, "params": 10**30},
+        {"vram_bytes": -5},
+        {"vram_bytes": 12},
+        {"other_bytes": -1},
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_in_three_parts(asked: dict[str, object]) -> None:
+    with pytest.raises(onecard.OnecardError) as refused:
+        onecard.make_plan(gpu="RTX 4070", **asked)  # type: ignore[arg-type]
+    assert refused.value.what
+    assert refused.value.why
+    assert refused.value.fix

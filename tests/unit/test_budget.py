@@ -1,10 +1,13 @@
 """--hours and --tokens: what to train, with the source of every value, in a file nanoGPT reads."""
 
+import math
+
 import pytest
 
 from onecard.config.resolve import resolve
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
-from onecard.plan.budget import Budget, Proposal, config_text, propose
+from onecard.errors import UsageError
+from onecard.plan.budget import Budget, Proposal, budget_of, config_text, propose
 from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
 from onecard.plan.memory.predict import predict_nanogpt
@@ -32,7 +35,7 @@ def test_a_weekend_is_used_and_not_overdrawn(weekend: list[Proposal]) -> None:
 def test_the_proposed_run_fits_beside_the_desktop(weekend: list[Proposal]) -> None:
     for proposal in weekend:
         assert proposal.process_bytes <= AVAILABLE
-        assert predict_nanogpt(proposal.config, RTX_4070).process_bytes <= AVAILABLE + 200 * 2**20
+        assert predict_nanogpt(proposal.config, RTX_4070, available_bytes=AVAILABLE).is_safe(AVAILABLE)
 
 
 def test_the_second_is_smaller_and_trained_longer(weekend: list[Proposal]) -> None:
@@ -76,3 +79,36 @@ def test_tokens_bound_the_run() -> None:
 
 def test_a_minute_is_too_little() -> None:
     assert proposals(hours=1 / 60 / 60) == []
+
+
+def test_a_written_file_is_the_proposed_model_whatever_its_vocabulary_and_biases() -> None:
+    base = BASE.replace({"vocab_size": 32000, "bias": True})
+    proposal = propose(base, RTX_4070, AVAILABLE, Budget(seconds=3600 * 10))[0]
+    again = resolve(config_text(proposal), filename="c.py").config
+    assert count_params(again) == count_params(proposal.config)
+
+
+def test_a_budget_is_what_was_typed() -> None:
+    assert budget_of(hours=None, tokens=None) is None
+    assert budget_of(hours=2, tokens=None) == Budget(seconds=7200)
+    assert budget_of(hours=None, tokens=7) == Budget(tokens=7)
+
+
+@pytest.mark.parametrize("hours", [0, -1, math.inf, -math.inf, math.nan, 1e9])
+def test_hours_that_are_no_budget_are_refused(hours: float) -> None:
+    with pytest.raises(UsageError) as refused:
+        budget_of(hours=hours, tokens=None)
+    assert refused.value.fix == "--hours 48"
+
+
+@pytest.mark.parametrize("tokens", [0, -5, 10**18])
+def test_tokens_that_are_no_budget_are_refused(tokens: int) -> None:
+    with pytest.raises(UsageError) as refused:
+        budget_of(hours=None, tokens=tokens)
+    assert refused.value.fix == "--tokens 10B"
+
+
+@pytest.mark.parametrize("budget", [Budget(seconds=100_000 * 3600), Budget(tokens=10**15), Budget(tokens=1)])
+def test_the_largest_and_the_least_budget_are_answered(budget: Budget) -> None:
+    for proposal in propose(BASE, RTX_4070, AVAILABLE, budget):
+        assert proposal.config.max_iters >= 100

@@ -3,7 +3,9 @@
 import io
 import json
 import math
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -191,6 +193,95 @@ def test_other_data_and_other_contexts_are_said() -> None:
     assert len(comparison.cautions) == 3  # and the noise is assumed
     assert "context lengths differ (256, 512)" in comparison.cautions[0]
     assert "data differ (openwebtext, other)" in comparison.cautions[1]
+
+
+def strictly(comparison: Comparison) -> dict[str, Any]:
+    """The comparison's JSON, written and read with numbers that JSON has."""
+    read: dict[str, Any] = json.loads(json.dumps(comparison_json(comparison), allow_nan=False))
+    return read
+
+
+def test_a_run_that_ends_in_nan_has_that_loss_and_the_other_wins() -> None:
+    lost = case(evaluated(10.0, 5.0, 4.0, math.nan, math.nan), wandb_run_name="lost")
+    good = case(evaluated(10.0, 5.5, 4.5, 4.2, 4.1))
+    comparison = compare_runs([lost, good])
+    assert math.isnan(comparison.curves[0].end.loss)
+    assert comparison.winners["final_val_loss"] == 1
+    assert comparison.winners["at_equal_tokens"] == 1
+    assert comparison.passings == ()  # neither passes a loss that is none, and 4.0 was not kept
+    table = shown(comparison)
+    assert re.search(r"final validation loss +nan +4\.1000 +B *\n", table)
+    assert "± nan" not in table
+    assert "endless" not in table
+    assert "the loss of lost.log is nan from step 300 on; the last finite one is 4.0000 at step 200" in table
+    found = strictly(comparison)
+    assert found["runs"][0]["final_val_loss"] is None
+    assert found["at_equal_tokens"]["loss"][0] is None
+    assert found["at_equal_tokens"]["winner"] == 1
+    plot_html(comparison)
+
+
+def test_before_it_was_lost_a_run_is_read_as_any_other() -> None:
+    curve = loss_curve(case(evaluated(10.0, 5.0, 4.0, math.nan, math.nan)), "val_loss")
+    tokens = 163_840
+    at_150, at_250, at_300 = (read_at(curve, "tokens", step * tokens) for step in (150, 250, 300))
+    assert at_150 is not None
+    assert 4.0 < at_150.loss < 5.0
+    assert at_250 is None  # nobody looked: lost, or not yet
+    assert at_300 is not None
+    assert math.isnan(at_300.loss)
+
+
+@pytest.mark.parametrize("word", [math.nan, math.inf])
+def test_runs_without_one_finite_loss_are_compared_and_written(word: float) -> None:
+    nothing = case(evaluated(word, word))
+    for others in ([nothing], [case(evaluated(10.0, 5.0))]):
+        comparison = compare_runs([nothing, *others])
+        assert comparison.winners["final_val_loss"] == (None if others == [nothing] else 1)
+        assert "none before is finite" in shown(comparison)
+        assert strictly(comparison)["runs"][0]["final_val_loss"] is None
+        plot_svg(comparison)
+
+
+def test_a_training_loss_that_ends_in_nan_loses_too() -> None:
+    kept = [line for line in made.nanogpt() if line.startswith("iter")]
+    comparison = compare_runs([case([*kept, "iter 5000: loss nan, time 250.00ms, mfu 20.00%"]), case(kept)])
+    assert comparison.measure == "train_loss"
+    assert comparison.winners["final_val_loss"] == 1
+
+
+def test_a_nan_between_is_passed_over() -> None:
+    comparison = compare_runs([case(evaluated(10.0, math.nan, 4.0)), case(evaluated(10.0, 5.0, 4.5))])
+    assert comparison.winners["final_val_loss"] == 0
+    assert not any("the loss of" in caution for caution in comparison.cautions)
+
+
+def begun(loss: float, *, init_from: str = "scratch") -> Case:
+    """A run evaluated once, at its end, whose first training loss is `loss`; all state the same vocabulary."""
+    lines = [f"iter {10 * n}: loss {loss / (1 + n):.4f}, time 900.00ms, mfu 16.00%" for n in range(5)]
+    lines.append(f"step 50: train loss {loss / 6:.4f}, val loss {loss / 6:.4f}")
+    (run,) = read_logs(made.as_bytes(lines), source="begun.log")
+    config = resolve(f"init_from = {init_from!r}\nvocab_size = 50257\n", filename="begun.py")
+    return make_case(run, config=config, card=None, data=DataSizes())
+
+
+def test_first_training_losses_tell_vocabularies_apart() -> None:
+    comparison = compare_runs([begun(10.87), begun(4.26)])
+    assert comparison.cautions[0].startswith("the losses do not compare")
+    assert "begin at 4.3 and 10.9" in comparison.cautions[0]
+    assert "final_val_loss" not in comparison.winners
+    assert "final_val_loss" in compare_runs([begun(10.87), begun(10.9)]).winners
+
+
+def test_trained_weights_begin_low_with_any_vocabulary() -> None:
+    comparison = compare_runs([begun(10.87), begun(3.3, init_from="gpt2")])
+    assert not any(caution.startswith("the losses do not compare") for caution in comparison.cautions)
+    assert "final_val_loss" in comparison.winners
+
+
+def test_settings_are_never_read_as_markup() -> None:
+    table = shown(compare_runs([case(made.nanogpt()), case(made.nanogpt(), out_dir="[bold]x [/b] :smile:")]))
+    assert "[bold]x [/b] :smile:" in table
 
 
 def test_runs_that_never_evaluated_are_compared_by_their_training_loss() -> None:

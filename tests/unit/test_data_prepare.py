@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onecard.data.dataset import Dataset, damaged_files, open_folder
+from onecard.data.encode import content_hash
 from onecard.data.manifest import Settings, read_progress
 from onecard.data.nanogpt_meta import read_meta
 from onecard.data.part import Part
@@ -18,7 +21,7 @@ from onecard.data.prepared import Prepared, findings_of
 from onecard.data.seen import Seen
 from onecard.data.shards import FORMATS, Format
 from onecard.data.sources import Source, SourceFile, local_source
-from onecard.data.split import val_share
+from onecard.data.split import both_sides, share_with_some, val_share, val_threshold
 from onecard.data.tokenizers import ByteTokenizer
 from onecard.data.watch import Moment
 from onecard.errors import ConfigError
@@ -326,6 +329,67 @@ def test_the_share_for_validation_is_what_a_million_tokens_need() -> None:
     assert val_share(source_with(1_000_000), None) == 0.1
     assert val_share(source_with(None), None) == 0.01
     assert val_share(source_with(1_000_000), 10**9) == 0.1, "there is less than was asked for"
+
+
+def test_the_share_is_raised_only_as_far_as_one_document_needs() -> None:
+    def at(*shares: float) -> list[int]:
+        return [round(share * 2**64) for share in shares]
+
+    assert share_with_some(0.1, at(0.7, 0.05, 0.5)) == 0.1
+    assert share_with_some(0.1, at(0.7, 0.341, 0.5)) == 0.35
+    assert share_with_some(0.1, at(0.341, 0.342)) == 0.342, "and the second one stays for training"
+    assert share_with_some(0.1, at(0.7, 0.7)) == 0.1, "copies of one document are on one side"
+    assert share_with_some(0.1, []) == 0.1
+    assert share_with_some(0.1, iter(at(*[0.5] * 500, 0.05, 0.6))) == 0.1, "it does not read on for ever"
+
+
+@given(st.sets(st.integers(0, 2**64 - 1), min_size=2, max_size=6))
+def test_both_sides_have_documents_whatever_their_hashes(hashes: set[int]) -> None:
+    share = share_with_some(0.1, sorted(hashes, reverse=True))
+    are_val = [each < val_threshold(share) for each in hashes]
+    second = sorted(hashes)[1]
+    assert 0 < share < 1
+    assert any(are_val) or second - min(hashes) < 2**14, "too near to each other for any share to tell"
+    assert sum(are_val) == 1 or share == 0.1
+
+
+@pytest.mark.usefixtures("small_blocks", "every_block")
+def test_few_documents_give_the_same_bytes_in_pieces_and_in_one_go(tmp_path: Path) -> None:
+    none = next(first for first in range(10**6) if min(map(share_of, texts(8, first=first))) > 0.1)
+    file = write_lines(tmp_path / "x.jsonl", texts(8, first=none))
+    settings = Settings(tokenizer="bytes")
+    run(file, tmp_path / "whole", settings, workers=2)
+    assert {split: len(found) for split, found in documents_in(tmp_path / "whole").items()} == {"train": 7, "val": 1}
+    with pytest.raises(Killed):
+        run(file, tmp_path / "killed", settings, save_seconds=0.0, on_moment=interrupted(after=1))
+    progress = read_progress(tmp_path / "killed")
+    assert progress is not None
+    assert 0 < progress.counts.kept <= 8
+    run(file, tmp_path / "killed", settings)
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def share_of(text: str) -> float:
+    return content_hash(text.encode()) / 2**64
+
+
+def test_with_fewer_tokens_wanted_than_there_are_the_share_stays(tmp_path: Path) -> None:
+    none = next(first for first in range(10**6) if min(map(share_of, texts(8, first=first))) > 0.1)
+    file = write_lines(tmp_path / "x.jsonl", texts(8, first=none))
+    prepared = run(file, tmp_path / "a", Settings(tokenizer="bytes"), tokens=200)
+    assert prepared.meta["val_share"] == 0.1, "more may be added later"
+    assert [finding.rule for finding in findings_of(prepared)] == ["empty-split"]
+
+
+def test_progress_of_a_version_that_kept_no_hashes_is_read(tmp_path: Path) -> None:
+    run(write_lines(tmp_path / "x.jsonl", texts(8)), tmp_path / "a")
+    said = json.loads((tmp_path / "a" / "progress.json").read_bytes())
+    del said["counts"]["lowest"]
+    (tmp_path / "a" / "progress.json").write_text(json.dumps(said))
+    progress = read_progress(tmp_path / "a")
+    assert progress is not None
+    assert progress.counts.lowest == ()
+    assert both_sides(progress.counts.lowest, tmp_path / "a") == f"--val-share 0.5 --out {tmp_path}/a-2"
 
 
 def test_a_validation_set_below_a_million_tokens_is_told_with_its_cure(

@@ -11,7 +11,11 @@ import pytest
 
 from onecard.data.checks import check_dataset
 from onecard.data.dataset import Dataset, damaged_files, open_dataset
+from onecard.data.manifest import Settings
 from onecard.data.nanogpt_meta import read_meta
+from onecard.data.prepare import prepare
+from onecard.data.sources import local_source
+from onecard.data.tokenizers import ByteTokenizer
 from onecard.data.tokens import Tokens, first_outside, token_file
 from onecard.errors import ConfigError
 
@@ -127,6 +131,47 @@ def test_a_file_shorter_than_a_block_is_found(tmp_path: Path) -> None:
     assert "--block_size=99" in found.fix
     check_dataset(opened(tmp_path), block_size=99, vocab_size=1000)
     check_dataset(opened(tmp_path), block_size=500, eval_block_size=99, vocab_size=1000)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_split_without_tokens_is_not_cured_by_a_block_size(tmp_path: Path, count: int) -> None:
+    found = problem(nanogpt_folder(tmp_path, val=range(count)), block_size=8)
+    assert found.name == "data-too-short"
+    assert "nothing to validate with" in found.what
+    assert found.fix.startswith("onecard data prepare SOURCE --out ")
+
+
+def test_prepared_data_without_validation_name_the_share_that_gives_some(tmp_path: Path) -> None:
+    lines = tmp_path / "x.jsonl"
+    lines.write_text("".join(f'{{"text": "document {number}"}}\n' for number in range(5)))
+    source = local_source([str(lines)], but=tmp_path / "out")
+    assert source is not None
+    tokenizer = ByteTokenizer()
+    prepare(source, tmp_path / "out", settings=Settings(tokenizer="bytes", val_share=0.0), tokenizer=tokenizer)
+    fix = problem(tmp_path / "out", block_size=8).fix
+    share = float(fix.partition("--val-share ")[2].split()[0])
+    prepare(source, tmp_path / "out-2", settings=Settings(tokenizer="bytes", val_share=share), tokenizer=tokenizer)
+    check_dataset(opened(tmp_path / "out-2"), block_size=8, vocab_size=256)
+
+
+def test_data_that_say_their_vocabulary_are_told_by_it(tmp_path: Path) -> None:
+    folder = nanogpt_folder(tmp_path, train=[200] * 100)
+    (folder / "meta.json").write_text('{"vocab_size": 256}')
+    assert problem(folder, vocab_size=100).fix.startswith("--vocab_size=256 ")
+    (folder / "meta.json").write_text('{"vocab_size": 150}')
+    assert problem(folder, vocab_size=100).fix.startswith("--vocab_size=50304 "), "what it says is not enough"
+
+
+@pytest.mark.parametrize(("name", "folder"), [("fineweb", "data/fineweb"), ("x/fineweb-edu", "x/fineweb-edu")])
+def test_a_dataset_that_can_be_made_by_its_name_is(name: str, folder: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_dataset(name, home=tmp_path, search=(tmp_path,))
+    assert caught.value.fix.startswith(f"onecard data prepare {Path(folder).name} --out {folder},")
+    with pytest.raises(ConfigError) as caught:
+        open_dataset("data/mine", home=tmp_path, search=(tmp_path,))
+    assert caught.value.fix.endswith(
+        "onecard data prepare SOURCE --out data/mine (nanoGPT: python data/mine/prepare.py)"
+    )
 
 
 def test_the_first_id_outside_the_vocabulary_is_found_with_its_place(tmp_path: Path) -> None:

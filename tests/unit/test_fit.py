@@ -1,14 +1,19 @@
 """--fit: the fastest config that fits, the tokens per update kept, or the least that would fit."""
 
+from collections.abc import Callable
+
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.cards import find_card, plain_card
+from onecard.plan.cards import Card, find_card, plain_card
 from onecard.plan.counts import count_params
-from onecard.plan.fit import fit_config, fit_onecard, shape_for_params
-from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.fit import Fit, fit_config, fit_onecard, shape_for_params
+from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.speed import predict_speed
-from onecard.units import GIB
+from onecard.units import GIB, MIB
+
+Fitter = Callable[[RunConfig, Card, int], Fit]
+Predictor = Callable[[RunConfig, Card], Memory]
 
 RTX_4070 = find_card("RTX 4070")
 BESIDE_A_DESKTOP = RTX_4070.allocatable_bytes - round(2.1 * GIB)
@@ -45,10 +50,10 @@ def test_a_fit_fits_when_it_is_planned_again(keys: dict[str, object]) -> None:
     assert again.process_bytes == fit.best.process_bytes <= BESIDE_A_DESKTOP
 
 
-def test_the_best_is_the_fastest_of_those_that_fit() -> None:
+def test_the_best_is_the_fastest_of_those_that_fit_safely() -> None:
     fit = fit_config(config(n_embd=384), RTX_4070, BESIDE_A_DESKTOP)
     assert fit.best
-    rates = [c.speed.tokens_per_second.likely for c in fit.candidates if c.fits and c.speed]
+    rates = [c.speed.tokens_per_second.likely for c in fit.candidates if c.safe and c.speed]
     assert fit.best.speed
     assert fit.best.speed.tokens_per_second.likely == max(rates)
 
@@ -82,7 +87,7 @@ def test_our_fit_fits_when_it_is_planned_again_and_changes_nothing_but_memory(ke
     assert again.process_bytes == fit.best.process_bytes <= BESIDE_A_DESKTOP
 
 
-def test_our_fit_is_the_fastest_of_all_that_fit() -> None:
+def test_our_fit_is_the_fastest_of_all_that_fit_safely() -> None:
     asked = config(gradient_accumulation_steps=3)
     fit = fit_onecard(asked, RTX_4070, BESIDE_A_DESKTOP)
     assert fit.best
@@ -94,7 +99,7 @@ def test_our_fit_is_the_fastest_of_all_that_fit() -> None:
     ]
     rates = []
     for way in every:
-        if predict_onecard(way, RTX_4070, available_bytes=BESIDE_A_DESKTOP).fits:
+        if predict_onecard(way, RTX_4070, available_bytes=BESIDE_A_DESKTOP).is_safe(BESIDE_A_DESKTOP):
             speed = predict_speed(way, RTX_4070, "onecard")
             assert speed
             rates.append(speed.tokens_per_second.likely)
@@ -154,3 +159,46 @@ def test_every_size_is_met_within_five_percent(wanted: float) -> None:
     shape = shape_for_params(config(), round(wanted))
     assert shape.head_size == 64
     assert count_params(shape).nanogpt == pytest.approx(wanted, rel=0.05)
+
+
+def test_a_fit_leaves_as_much_room_as_predictions_may_be_off() -> None:
+    # 12 layers of 1024 in micro-batches of 8 leave 56 MiB, and the context alone is known within 80
+    asked = config(n_head=16, n_embd=1024, batch_size=8, gradient_accumulation_steps=64)
+    barely = predict_nanogpt(asked, RTX_4070, available_bytes=BESIDE_A_DESKTOP)
+    assert barely.fits
+    assert BESIDE_A_DESKTOP - barely.process_bytes < 80 * MIB
+    fit = fit_config(asked, RTX_4070, BESIDE_A_DESKTOP)
+    assert fit.best
+    assert fit.best.safe
+    assert fit.best.config.batch_size < 8
+    again = predict_nanogpt(fit.best.config, RTX_4070, available_bytes=BESIDE_A_DESKTOP)
+    assert BESIDE_A_DESKTOP - again.process_bytes >= again.error_bytes >= 80 * MIB
+    assert any(candidate.fits and not candidate.safe for candidate in fit.candidates)
+
+
+@pytest.mark.parametrize(
+    ("fit", "predict"), [(fit_config, predict_nanogpt), (fit_onecard, predict_onecard)], ids=["nanogpt", "onecard"]
+)
+def test_where_only_a_tight_fit_is_left_it_is_taken_with_a_warning(fit: Fitter, predict: Predictor) -> None:
+    least = config(batch_size=1, gradient_accumulation_steps=1, grad_checkpoint="full", compile=True)
+    room = predict(least, RTX_4070).process_bytes
+    found = fit(least, RTX_4070, room)
+    assert found.best
+    assert found.best.fits
+    assert not found.best.safe
+    assert found.warnings
+    assert fit(least, RTX_4070, room + GIB).warnings == ()
+
+
+def test_the_error_is_the_contexts_and_a_share_of_what_is_reserved() -> None:
+    h200, other = (predict_nanogpt(config(), find_card(name)) for name in ("H200", "RTX 4070"))
+    assert h200.error_bytes == round(0.01 * (h200.process_bytes - h200.context_bytes))  # measured: its context is known
+    assert other.error_bytes == round(0.02 * (other.process_bytes - other.context_bytes)) + 80 * MIB
+    plain = predict_nanogpt(config(), plain_card(9 * GIB))
+    assert plain.error_bytes > other.error_bytes  # of a card nobody named the context is a guess
+
+
+def test_a_command_quotes_a_path_with_spaces() -> None:
+    fit = fit_onecard(config(gradient_accumulation_steps=1, grad_checkpoint="full"), find_card("H200"), 130 * GIB)
+    assert fit.best
+    assert fit.best.command("my configs/a.py") == "onecard train 'my configs/a.py' --grad_checkpoint=none"

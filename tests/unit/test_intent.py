@@ -93,3 +93,15 @@ def test_character_data_brings_its_own_vocabulary() -> None:
     (finding,) = intent_findings(resolve("dataset = 'shakespeare_char'", filename="c.py"))
     assert finding.rule == "vocabulary-from-data"
     assert intent_findings(resolve("dataset = 'shakespeare_char'\nvocab_size = 65", filename="c.py")) == []
+
+
+@pytest.mark.parametrize("key", ["learning_rate = 6e-4", "batch_size = 8", "max_iters = 100", "warmup_iters = 10"])
+def test_a_size_beside_another_key_explains_that_key(key: str) -> None:
+    text = f"n_embd = 384\n{key}  # GPT-3's for a 125M model\n"
+    assert intent_findings(resolve(text, filename="c.py")) == []
+
+
+@pytest.mark.parametrize("line", ["# a 125M model", "n_embd = 384  # a 125M model", "out_dir = 'o'  # the 125M model"])
+def test_a_size_beside_the_shape_or_on_its_own_line_is_the_models(line: str) -> None:
+    (finding,) = intent_findings(resolve(f"n_embd = 384\n{line}\n", filename="c.py"))
+    assert finding.rule == "params-mismatch"

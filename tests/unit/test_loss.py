@@ -5,7 +5,7 @@ import math
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.loss import dataset_of, forecast_loss, law, loss_at, optimal_params
+from onecard.plan.loss import dataset_of, forecast_loss, law, loss_at, optimal_params, why_no_forecast
 from onecard.plan.ranges import Range
 
 
@@ -93,3 +93,30 @@ def test_the_optimal_size_for_a_compute_budget_is_optimal() -> None:
     least = law(best, flops / 6 / best)
     for factor in (0.7, 1.4):
         assert law(best * factor, flops / 6 / (best * factor)) > least
+
+
+@pytest.mark.parametrize("keys", [{"block_size": 1, "max_iters": 100}, {"max_iters": 1, "batch_size": 1}])
+def test_no_run_is_predicted_to_end_above_guessing(keys: dict[str, object]) -> None:
+    run = config(gradient_accumulation_steps=1, **keys)
+    forecast = forecast_loss(run)
+    assert forecast
+    assert law(1e8, run.total_tokens) > math.log(50304)  # what the law alone would say
+    assert forecast.final.likely == forecast.final.high == math.log(50304)
+    assert forecast.final.low < 8
+    assert "guessing" in forecast.caution
+    assert forecast.double_tokens.likely == 0
+
+
+def test_of_a_short_context_only_the_top_is_unknown() -> None:
+    short, usual = (forecast_loss(config(max_iters=20_000, block_size=size)) for size in (128, 256))
+    assert short
+    assert usual
+    assert short.final.high == math.log(50304)
+    assert "contexts of 128 tokens" in short.caution
+    assert usual.final.high < 5
+    assert usual.caution == ""
+
+
+def test_a_missing_forecast_has_its_reason() -> None:
+    assert why_no_forecast(config(max_iters=0)) == "no update is made"
+    assert "letters" in why_no_forecast(config(vocab_size=65))

@@ -44,5 +44,6 @@ def test_numbers_print_short() -> None:
     assert units.count(512) == "512"
     assert units.mib(4464 * 2**20) == "4,464 MiB"
     assert units.gib(round(11.69 * 2**30)) == "11.69 GiB"
+    assert [units.size(size) for size in (0, 2**10, 2**20, 2**30)] == ["0 KiB", "1 KiB", "1 MiB", "1.00 GiB"]
     assert units.duration(21.7 * 3600) == "21.7 h"
     assert units.duration(53 * 3600) == "2 d 5 h"

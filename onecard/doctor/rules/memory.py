@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from onecard import units
 from onecard.doctor.case import Case
@@ -86,7 +87,7 @@ def _smaller_batch(case: Case) -> tuple[dict[str, object], str]:
     if case.card:
         made = repaired(case, {"batch_size": config.batch_size})
         if made and made.patch.get("batch_size") != config.batch_size:
-            flags = " ".join(f"--{key}={value}" for key, value in made.patch.items())
+            flags = " ".join(quote(f"--{key}={value}") for key, value in made.patch.items())
             return dict(made.patch), f"{flags}: the same tokens per update; predicted: {made.expectation()}"
         if made and made.fits is False:
             return {}, "no micro-batch of this model fits: onecard plan --fit names a smaller model"
@@ -241,7 +242,7 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
         patch, how = _smaller_batch(case)
         why = "evaluation keeps no graph and needs less than training: nanoGPT merely evaluates first"
         if config and card:
-            room = max(0, card.allocatable_bytes - failed.other)
+            room = max(0, card.allocatable_bytes - max(failed.other, case.other_bytes))
             plan = memory_of(case, config, card, available_bytes=room)
             if plan.fits:
                 patch = {"eval_batch_size": max(1, config.batch_size // 2)} if case.run.format == "onecard" else {}
@@ -281,7 +282,7 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
     When it is wrong: with weights kept in half precision, offloading, or sharding over several cards.
     """
     params = case.facts.params_total or case.facts.params
-    room = case.card.allocatable_bytes if case.card else None
+    room = case.available_bytes
     if room is None:
         found = [out_of_memory(message, None).capacity for message in messages(case, "oom")]
         room = next((capacity for capacity in found if capacity), None)

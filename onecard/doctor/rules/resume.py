@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from onecard import units
 from onecard.doctor.case import Case
@@ -38,15 +39,16 @@ def resume_shape_ignored(case: Case) -> Iterator[Finding]:
     made = count_params(config).nanogpt
     if math.isclose(made, stated, rel_tol=ROUNDING):
         return
+    folder = f"{config.out_dir.rstrip('/')}-{round(made / 1e6)}M"
     yield Finding(
         rule="resume-shape-ignored",
         severity="error",
         sure="high",
         what=f"the resumed model has {units.count(stated)} parameters; the config makes {units.count(made)}",
         why="nanoGPT keeps the checkpoint's shape and silently ignores the config's",
-        fix=f"a new run: --init_from=scratch --out_dir={config.out_dir.rstrip('/')}-{round(made / 1e6)}M",
+        fix=f"a new run: --init_from=scratch {quote(f'--out_dir={folder}')}",
         seen=(*printed(case, "printed_params"), *said(case, "n_layer", "n_embd")),
-        patch={"init_from": "scratch", "out_dir": f"{config.out_dir.rstrip('/')}-{round(made / 1e6)}M"},
+        patch={"init_from": "scratch", "out_dir": folder},
     )
 
 
@@ -183,7 +185,7 @@ def out_dir_reused(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
             sure="high",
             what=f"two runs with different models or data write to {config.out_dir}: {changes}",
             why="nanoGPT keeps one ckpt.pt per folder: the later run overwrites the earlier one's",
-            fix=f"--out_dir={config.out_dir.rstrip('/')}-2",
+            fix=quote(f"--out_dir={config.out_dir.rstrip('/')}-2"),
             seen=(*said(other, "out_dir", *differing[:2]), *said(case, "out_dir", *differing[:2])),
             patch={"out_dir": f"{config.out_dir.rstrip('/')}-2"},
         )

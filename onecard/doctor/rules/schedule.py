@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import sqrt
+from shlex import quote
 
 from onecard import units
 from onecard.config.schema import RunConfig
@@ -166,7 +167,7 @@ def stopped_early(case: Case) -> Iterator[Finding]:
         why=f"the learning rate has not come down; finished, the loss would be {gain}",
         fix="let it go on, or resume it: --init_from=resume"
         if case.run.format != "onecard"
-        else f"onecard train --resume {case.run.source}",
+        else f"onecard train --resume {quote(case.run.folder or 'RUN')}",
         seen=(shown(evaluations[-1][0]),) if evaluations else (f"last step {last:,}",),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from shlex import quote
 
 from onecard import units
 from onecard.config.names import nearest
@@ -53,7 +54,7 @@ def _with_repair(case: Case, finding: Finding) -> Finding:
         return finding
     config = known(case, "n_embd", "out_dir")
     assert config
-    flags = " ".join(f"--{key}={value}" for key, value in made.patch.items())
+    flags = " ".join(quote(f"--{key}={value}") for key, value in made.patch.items())
     exact = made.config.tokens_per_step == config.tokens_per_step
     update = f"{'still' if exact else 'now'} {made.config.tokens_per_step:,} tokens per update"
     expected = f"; predicted: {made.expectation()}" if made.expectation() else ""

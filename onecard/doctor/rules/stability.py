@@ -20,6 +20,7 @@ from onecard.doctor.evidence import (
     vocabulary,
 )
 from onecard.findings import Finding
+from onecard.plan import recipe
 from onecard.runs.records import Checkpoint, Eval, Step
 
 WINDOW, LEAST, NEXT = 20, 5, 10  # logged points before a spike, the fewest that will do, and those after it
@@ -41,8 +42,9 @@ def loss_nan(case: Case) -> Iterator[Finding]:
 
     Why it matters: from that step on the weights are lost; every further hour is wasted.
 
-    What to do: go back to the last checkpoint before it, with half the learning rate and grad_clip 1.0; compute in
-    bfloat16 where the card has it, which cannot overflow as float16 does.
+    What to do: go back to the last checkpoint before it, with half the learning rate (or the table's for the size,
+    where that is less) and grad_clip 1.0; compute in bfloat16 where the card has it, which cannot overflow as float16
+    does.
 
     When it is wrong: a single nan under float16's loss scaling is skipped; if the losses after it are finite it is
     an error to look into, not the end of the run.
@@ -88,11 +90,14 @@ def _word(record: Step | Eval) -> str:
 
 
 def _calmer(case: Case) -> dict[str, object]:
-    """Half the rate, clipping, and bfloat16 where the card computes in it."""
+    """Half the rate and at most the usual one, clipping, and bfloat16 where the card computes in it."""
     config = known(case, "learning_rate", "grad_clip", "dtype")
     if config is None:
         return {}
-    patch: dict[str, object] = {"learning_rate": float(f"{config.learning_rate / 2:.3g}")}
+    rate, params = config.learning_rate / 2, case.facts.params_total or case.facts.params
+    if params and config.optimizer == "adamw":
+        rate = min(rate, recipe.learning_rate(params).value)
+    patch: dict[str, object] = {"learning_rate": float(f"{rate:.3g}")}
     if not 0 < config.grad_clip <= 1:
         patch["grad_clip"] = 1.0
     if config.dtype == "float16" and case.card and case.card.native_bf16:

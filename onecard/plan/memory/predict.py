@@ -31,6 +31,10 @@ CONTEXT = "context"
 # layers in either precision, 2 MiB more in one (H200, CUDA 13, torch 2.11, 2026-11-15).
 GRAPH_CONTEXT_BYTES = 70 * MIB
 
+# How far what PyTorch reserves may be off. On the card that was measured, nine of ten processes of any set of rows lie
+# within 1 % (docs/explain/memory.md); on another card one run is known, and it lies within 2 %.
+MEASURED_ERROR, UNMEASURED_ERROR = 0.01, 0.02
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -60,6 +64,7 @@ class Memory:
     parts: tuple[Part, ...]
     context_bytes: int
     process_bytes: int  # what the driver shows: all that was reserved, and the context
+    error_bytes: int  # how far that may be off
     fits: bool | None  # None where no card is known
     ran_out: str | None  # the phase in which memory runs out
     tight: bool  # fits only because the allocator gives its cache back when it hits the limit
@@ -70,6 +75,15 @@ class Memory:
     def peak_phase(self) -> Phase:
         """The phase that needs most."""
         return max(self.phases.values(), key=lambda phase: phase.allocated_bytes)
+
+    @property
+    def knows_context(self) -> bool:
+        """Whether the process has its context in it: not where no card is known."""
+        return self.context_bytes > 0
+
+    def is_safe(self, available_bytes: int) -> bool:
+        """Whether the run fits even if it takes as much more than predicted as predictions may be off."""
+        return bool(self.fits) and self.process_bytes + self.error_bytes <= available_bytes
 
     def parts_of(self, phase: str) -> list[Part]:
         """The parts of one phase, largest first."""
@@ -98,6 +112,7 @@ def predict_nanogpt(
     return _memory(
         nanogpt_tape(config, device, returns_logits=returns_logits),
         context=_context(card.context_bytes, card.context_source) if card else NO_CONTEXT,
+        card=card,
         available_bytes=available_bytes,
         expandable_segments=expandable_segments,
         why=partial(_why_nanogpt, config),
@@ -117,6 +132,7 @@ def predict_onecard(config: RunConfig, card: Card | None, *, available_bytes: in
     return _memory(
         onecard_tape(config, device),
         context=context,
+        card=card,
         available_bytes=available_bytes,
         expandable_segments=config.expandable_segments,
         why=partial(_why_onecard, config),
@@ -140,6 +156,7 @@ def _memory(
     tape: Tape,
     *,
     context: Part,
+    card: Card | None,
     available_bytes: int | None,
     expandable_segments: bool,
     why: Callable[[str, str, int], str],
@@ -166,12 +183,20 @@ def _memory(
         parts=tuple(parts),
         context_bytes=context_bytes,
         process_bytes=run.reserved_bytes + context_bytes,
+        error_bytes=_error_bytes(run.reserved_bytes, card),
         fits=None if available_bytes is None else ran_out is None,
         ran_out=_where(tape, ran_out),
         tight=tight,
         assumptions=assumptions,
         tape=tape,
     )
+
+
+def _error_bytes(reserved_bytes: int, card: Card | None) -> int:
+    """How far a predicted process may be off: what PyTorch reserves by its share, and the context."""
+    measured = card is not None and card.context_source.startswith("measured")
+    share = MEASURED_ERROR if measured else UNMEASURED_ERROR
+    return round(share * reserved_bytes) + (card.context_error_bytes if card else 0)
 
 
 def _phase(tape: Tape, peak: ReservedPeak) -> Phase:

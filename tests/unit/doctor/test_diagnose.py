@@ -1,6 +1,7 @@
 """Diagnosis, forecast, trend and the live watch, on runs made by construction."""
 
 import math
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from onecard.config.resolve import resolve
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.diagnose import diagnose, diagnose_cases, new_findings, watch
+from onecard.doctor.facts import make_case
 from onecard.doctor.predict import predict_end
 from onecard.doctor.trend import trend
 from onecard.plan.cards import find_card
@@ -70,6 +72,79 @@ def test_all_patches_become_one_planned_command() -> None:
     assert made.command.startswith("python train.py c.py --n_embd=768")
     assert made.repair.fits
     assert made.repair.new_run
+
+
+def own_run(folder: str | None = "runs/my run", **keys: object) -> Case:
+    """A run folder of ours, with what config.json holds: every key."""
+    config = resolve(None).config.replace(keys)
+    made = case(None, log_format="onecard", stated=config.model_dump(), source=folder or "stdin", records=learning(200))
+    return make_case(replace(made.run, folder=folder), config=None, card=None, data=DataSizes())
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"lr_decay_iters": 600_000, "max_iters": 100_000, "warmup_iters": 20_000},
+        {"n_layer": 2, "n_embd": 64, "dataset": "my data", "lr_decay_iters": 5000, "max_iters": 1000},
+        {"learning_rate": 3.0, "min_lr": 0.3, "compile": False, "init_from": "resume"},
+    ],
+)
+def test_the_command_of_a_run_folder_makes_the_same_run_with_the_patch(keys: dict[str, object]) -> None:
+    sick = own_run(**keys)
+    (diagnosis,) = diagnose_cases([sick])
+    made = diagnosis.prescription
+    assert made
+    assert sick.resolved
+    program, verb, *flags = shlex.split(made.command)
+    assert (program, verb) == ("onecard", "train")
+    typed = [flag.removeprefix("--").partition("=") for flag in flags]
+    again = resolve(None, flags=[(key, value) for key, _, value in typed])
+    anew = {"out_dir": "runs/my run-2", "init_from": "scratch"}
+    assert again.config == sick.resolved.config.replace({**made.repair.patch, **anew})
+    assert again.origins["n_embd"] == "--n_embd"  # else a card would choose another shape
+
+
+def test_the_warm_up_goes_with_the_schedule() -> None:
+    (diagnosis,) = diagnose_cases([own_run(lr_decay_iters=600_000, max_iters=100_000, warmup_iters=20_000)])
+    (advice,) = [finding.patch for finding in diagnosis.findings if finding.rule == "warmup-length"]
+    assert diagnosis.prescription
+    assert diagnosis.prescription.repair.patch == {"lr_decay_iters": 100_000, **advice}
+    (alone,) = diagnose_cases([case(changed(warmup_iters=2000))])
+    assert alone.prescription is None  # information changes nothing by itself
+
+
+def test_a_new_shape_of_a_run_folder_goes_beside_it() -> None:
+    (diagnosis,) = diagnose_cases([own_run(n_embd=768, n_head=64)])
+    assert diagnosis.prescription
+    assert "'--out_dir=runs/my run-" in diagnosis.prescription.command
+    assert "my run-2'" not in diagnosis.prescription.command
+
+
+def test_records_without_their_folder_take_the_configs() -> None:
+    (diagnosis,) = diagnose_cases([own_run(folder=None, lr_decay_iters=5000, max_iters=1000)])
+    assert diagnosis.prescription
+    assert "--out_dir=runs/default-2" in diagnosis.prescription.command
+
+
+def test_a_rate_far_too_high_is_not_merely_halved() -> None:
+    (finding,) = [f for f in diagnose_cases([lost(1000.0)])[0].findings if f.rule == "loss-nan"]
+    assert finding.patch["learning_rate"] == 6e-4
+    (finding,) = [f for f in diagnose_cases([lost(6e-4)])[0].findings if f.rule == "loss-nan"]
+    assert finding.patch["learning_rate"] == 3e-4
+
+
+def lost(rate: float) -> Case:
+    return case(changed(learning_rate=rate), records=[*steps([10.8, 4.0, math.nan]), *learning(500)])
+
+
+@pytest.mark.parametrize("word", [math.nan, math.inf])
+def test_an_end_that_is_no_number_is_not_told_as_the_last_evaluation(word: float) -> None:
+    recorded = [replace(found, val_loss_error=0.01) for found in learning(2000)]
+    end = replace(evaluation(2500, word, word), val_loss_error=word)
+    (diagnosis,) = diagnose_cases([case(records=[*recorded, end])])
+    assert diagnosis.case.facts.evaluation_noise == 0.01
+    assert any("at step 2,000" in sentence for sentence in diagnosis.evidence)
+    assert not any("last evaluation" in sentence for sentence in diagnosis.evidence if "best" not in sentence)
 
 
 def test_a_patch_that_changes_memory_says_what_to_expect() -> None:

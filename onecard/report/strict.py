@@ -1,0 +1,17 @@
+"""A value as JSON has it: no NaN, no infinity, keys that are text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def strict(value: Any) -> Any:
+    """The value with null for numbers that JSON does not have, and keys that are text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    return value

@@ -1,0 +1,75 @@
+"""Files that an option names: whole, or as they were before."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onecard.cli.files import write_text
+from onecard.errors import ConfigError, MachineError
+
+
+class Full:
+    """A disk that takes the name of a file, and nothing into it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __enter__(self) -> "Full":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, _: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old.html").write_text("old")
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *options: Full(opened(path, *options)))
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_full_disk_leaves_no_file(tmp_path: Path, overwrite: bool) -> None:
+    with pytest.raises(MachineError) as caught:
+        write_text(tmp_path / "page.html", "text", option="--html", overwrite=overwrite)
+    assert caught.value.name == "disk-full"
+    assert [path.name for path in tmp_path.iterdir()] == ["old.html"]
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MachineError):
+        write_text(tmp_path / "old.html", "new", option="--html")
+    monkeypatch.undo()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_file_is_replaced_and_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "link").symlink_to("page.html")
+    write_text(tmp_path / "link", "new", option="--html")
+    assert (tmp_path / "page.html").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "page.html"]
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
+    write_text(Path(os.devnull), "text", option="--html")
+    assert not Path(os.devnull).is_file()
+    with pytest.raises(MachineError):
+        write_text(tmp_path, "text", option="--html")
+
+
+def test_without_overwrite_a_file_is_never_touched(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.py", "first", option="--write", overwrite=False)
+    with pytest.raises(ConfigError) as caught:
+        write_text(tmp_path / "a.py", "second", option="--write", overwrite=False)
+    assert caught.value.name == "file-exists"
+    assert (tmp_path / "a.py").read_text() == "first"
