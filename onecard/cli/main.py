@@ -62,9 +62,8 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
         return _fail(usage_error(error), as_json="--json" in rest)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except (
-        SystemExit
-    ):  # click ends so after completing a line, and with 1, which here means no, when the reader has gone
+    except SystemExit:
+        # click's: after completing a line; or, with 1, which here would mean "no", because the reader has gone
         if "_ONECARD_COMPLETE" in os.environ:
             raise
         raise BrokenPipeError from None
