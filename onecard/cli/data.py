@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -136,7 +137,7 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
     print_prepared(prepared, console(), downloads=kept)
     print_findings(findings, talk)
     if all(prepared.tokens.values()):
-        talk.print(f"next: onecard train --dataset={options.out}", soft_wrap=True, markup=False)
+        talk.print(f"next: onecard train {quote(f'--dataset={options.out}')}", soft_wrap=True, markup=False)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard import units
@@ -63,12 +62,14 @@ def predicted(config: RunConfig) -> Memory | None:
 
 
 def checked(
-    config: RunConfig, *, fit: bool, command: str, typed: Sequence[Flag] = ()
+    config: RunConfig, *, fit: bool, source: str | None, typed: Sequence[Flag] = ()
 ) -> tuple[RunConfig, Memory | None]:
     """The config that will run and its predicted memory (None without a card); refused where it cannot fit.
 
-    The refusal's `command` keeps the flags that were `typed`, but for those it changes.
+    The refusal's command names the config file it came from, and keeps the flags that were typed.
     """
+    from onecard.plan.fit import train_command
+
     place, memory = place_of_run(config), predicted(config)
     if place is None or memory is None:
         if fit:
@@ -85,18 +86,14 @@ def checked(
     fitted = _fitted(config, place, free)
     if fit and fitted is not None:
         return fitted, predicted(fitted)
-    fix = _command(command, typed, before=config, after=fitted) if fitted else None
+    fix = None
+    if fitted is not None:
+        changes = {key: getattr(fitted, key) for key in _FITTED if getattr(fitted, key) != getattr(config, key)}
+        fix = train_command(source, {**dict(typed), **changes}, trainer="onecard")
     raise _does_not_fit(memory, free, place, fix)
 
 
 _FITTED = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint")
-
-
-def _command(command: str, typed: Sequence[Flag], *, before: RunConfig, after: RunConfig) -> str:
-    """What to type for `after`: what was typed for `before`, but for what differs."""
-    changes = {key: getattr(after, key) for key in _FITTED if getattr(after, key) != getattr(before, key)}
-    kept = [(key, value) for key, value in typed if key not in changes]
-    return " ".join([command, *(quote(f"--{key}={value}") for key, value in [*kept, *changes.items()])])
 
 
 def _fitted(config: RunConfig, place: Place, free: int) -> RunConfig | None:

@@ -66,7 +66,7 @@ def train(
         raise UsageError(
             f"--resume {resume} goes on with the config of that run",
             why=f"{config or '--fit'} would be ignored",
-            fix=f"onecard train --resume {resume}",
+            fix=f"onecard train --resume {quote(resume)}",
         )
     if memory_snapshot and Path(memory_snapshot).suffix == ".pickle":
         raise UsageError(
@@ -91,8 +91,7 @@ def train(
         run_config = with_vocabulary(resolved, dataset)
         if config is None:
             run_config = larger_default(run_config, flags, train_tokens=len(dataset.train))
-        command = f"onecard train {quote(config) if config else ''}".strip()
-        run_config, memory = checked(run_config, fit=fit, command=command, typed=flags)
+        run_config, memory = checked(run_config, fit=fit, source=config, typed=flags)
         check_run(run_config, dataset)
         folder = _new_folder(run_config, resolved)
     with folder:

@@ -117,6 +117,13 @@ def failing_at(real: Callable[..., Any], call: int, error: BaseException) -> Cal
     return wrapped
 
 
+def assert_halved_to_the_end(seen: list[Record]) -> None:
+    halvings = [(oom.batch_size_before, oom.batch_size_after) for oom in seen if isinstance(oom, Oom)]
+    assert halvings == [(4, 2), (2, 1), (1, None)]
+    assert isinstance(seen[-1], End)
+    assert seen[-1].reason == "out-of-memory"
+
+
 @pytest.mark.parametrize("call", range(1, 17))
 def test_out_of_memory_at_any_micro_batch_neither_loses_nor_repeats_a_step(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
@@ -220,13 +227,7 @@ def test_at_micro_batch_1_it_ends_with_a_checkpoint(
 
     monkeypatch.setattr(GPT, "loss", full)
     seen = run(tiny(), dataset, tmp_path / "run")
-    assert [(o.batch_size_before, o.batch_size_after) for o in seen if isinstance(o, Oom)] == [
-        (4, 2),
-        (2, 1),
-        (1, None),
-    ]
-    assert isinstance(seen[-1], End)
-    assert seen[-1].reason == "out-of-memory"
+    assert_halved_to_the_end(seen)
     assert [saved.step for saved in load_run(tmp_path / "run").checkpoints] == [3]
 
 
@@ -310,13 +311,7 @@ def test_evaluation_that_never_fits_ends_clearly(
 
     monkeypatch.setattr(GPT, "token_losses", full)
     seen = run(tiny(), dataset, tmp_path / "run")
-    assert [(o.batch_size_before, o.batch_size_after) for o in seen if isinstance(o, Oom)] == [
-        (4, 2),
-        (2, 1),
-        (1, None),
-    ]
-    assert isinstance(seen[-1], End)
-    assert seen[-1].reason == "out-of-memory"
+    assert_halved_to_the_end(seen)
 
 
 def test_what_failed_in_evaluation_is_freed_before_the_next_try(
