@@ -34,7 +34,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def phi_and_bell(x: Tensor) -> tuple[Tensor, Tensor]:
     """The normal distribution function of x, and exp(-x²/2), in float32."""
-    bell = torch.exp(x * x * -0.5)
+    bell = torch.exp2(x * x * (-0.5 * math.log2(math.e)))  # exp itself takes a card five more instructions
     t = torch.rsqrt(torch.square(x.abs() * 0.3 + 1))  # the reciprocal, in one instruction; a division takes ten
     p = _P[0] * t + _P[1]
     for coefficient in _P[2:]:
