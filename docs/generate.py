@@ -140,6 +140,7 @@ TABLES = {
     "other estimators": memory_pages.estimator_table,
     "memory of the notes' configs": trainer_pages.notes_table,
     "beside nanoGPT": trainer_pages.beside_table,
+    "12 GiB": trainer_pages.limit_table,
     "our trainer's speed": onecard_speed.table,
 }
 

@@ -13,7 +13,7 @@ from onecard.units import MIB
 GOLDEN = Path(__file__).parents[1] / "tests/golden"
 CONTEXT_BYTES = 758 * MIB  # of a process on the H200
 SAME = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "dtype", "compile")
-NAMES = {"384/512": "30M", "384/1024": "40M", "576/1024": "77M", "768/1024": "124M"}
+NAMES = {"384/512": "30M", "384/1024": "40M", "576/1024": "77M", "768/1024": "124M", "1024/1024": "350M"}
 
 
 def _rows(name: str) -> list[dict[str, str]]:
@@ -82,6 +82,28 @@ def beside_table() -> str:
                 f"| {int(row['process_bytes']) / MIB:,.0f} | {(int(row['reserved_bytes']) - state) / MIB:,.0f}{share} "
                 f"| {row['first_step_seconds']} | {float(row['val_loss']):.3f} ± {float(row['val_loss_error']):.3f} |"
             )
+    return "\n".join(lines) + "\n"
+
+
+def limit_table() -> str:
+    """Each trainer's micro-batches under 12 GiB, in the order in which one command measured them."""
+    lines = [
+        "| model | dtype | trainer | micro-batch | seed | tokens/s | driver shows MiB | loss at update 25 | last | val loss |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in _rows("bench_h200_12gib.csv"):
+        name = NAMES[f"{row['n_embd']}/{row['block_size']}"]
+        recomputes = "" if row["grad_checkpoint"] == "none" else f", {row['grad_checkpoint']}"
+        trainer = "nanoGPT" if row["trainer"] == "nanogpt" else f"onecard{recomputes}"
+        start = f"| {name} | {row['dtype']} | {trainer} | {row['batch_size']} | {row['seed']} "
+        if not row["tokens_per_second"]:
+            lines.append(start + "| out of memory | | | | |")
+            continue
+        lines.append(
+            f"{start}| {float(row['tokens_per_second']):,.0f} | {int(row['process_bytes']) / MIB:,.0f} "
+            f"| {float(row['loss_at_25']):.3f} | {float(row['loss_at_45'] or row['loss_at_25']):.3f} "
+            f"| {float(row['val_loss']):.3f} ± {float(row['val_loss_error']):.3f} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -16,9 +16,11 @@ from bench.onecard_speed import BESIDE, H200, Row, fitted, left_out_error, measu
 from bench.speed_errors import Row as NanogptRow
 from bench.speed_errors import profiled_rows
 from onecard.config.schema import RunConfig
+from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.speed import ONECARD_RUNS, nearest_measured, predict_speed
 from onecard.plan.speed.predict import step_times
 from onecard.plan.speed.rates import H200_RATES
+from onecard.units import GIB
 
 ROWS = measured_rows()
 
@@ -120,22 +122,48 @@ def test_a_later_trainer_is_within_five_percent(row: Row) -> None:
 
 
 def bench_rows() -> list[dict[str, str]]:
-    """`onecard bench` of four models: nanoGPT and onecard in turn."""
-    with (Path(__file__).parent / "bench_h200.csv").open() as file:
-        return list(csv.DictReader(file))
+    """`onecard bench` of five models: nanoGPT and onecard in turn, without a limit and under 12 GiB."""
+    rows: list[dict[str, str]] = []
+    for name in ("bench_h200.csv", "bench_h200_12gib.csv"):
+        with (Path(__file__).parent / name).open() as file:
+            rows += csv.DictReader(file)
+    return rows
 
 
-@pytest.mark.parametrize(
-    "columns", bench_rows(), ids=lambda row: f"{row['trainer']}-{row['n_embd']}-{row['block_size']}"
-)
-def test_what_onecard_bench_measured_later_is_inside_the_ranges(columns: dict[str, str]) -> None:
+def bench_config(columns: dict[str, str]) -> RunConfig:
     sizes = "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps vocab_size".split()
     keys = {key: int(columns[key]) for key in sizes}
-    config = RunConfig().replace({**keys, "dtype": columns["dtype"], "grad_checkpoint": columns["grad_checkpoint"]})
-    speed = predict_speed(config, H200, "onecard" if columns["trainer"] == "onecard" else "nanogpt")
+    return RunConfig().replace({**keys, "dtype": columns["dtype"], "grad_checkpoint": columns["grad_checkpoint"]})
+
+
+def bench_name(row: dict[str, str]) -> str:
+    return "-".join(row.get(key) or "" for key in ("trainer", "n_embd", "block_size", "batch_size", "dtype", "seed"))
+
+
+RAN = [row for row in bench_rows() if row["tokens_per_second"]]
+RAN_OUT = [row for row in bench_rows() if not row["tokens_per_second"]]
+
+
+@pytest.mark.parametrize("columns", RAN, ids=bench_name)
+def test_what_onecard_bench_measured_later_is_inside_the_ranges(columns: dict[str, str]) -> None:
+    speed = predict_speed(bench_config(columns), H200, "onecard" if columns["trainer"] == "onecard" else "nanogpt")
     assert speed
     assert speed.spread <= (0.15 if columns["trainer"] == "onecard" else 0.20)
     assert speed.tokens_per_second.contains(float(columns["tokens_per_second"]))
+
+
+@pytest.mark.parametrize("columns", [row for row in RAN if row.get("memory_limit")], ids=bench_name)
+def test_the_plan_knew_what_ran_under_the_limit(columns: dict[str, str]) -> None:
+    config = bench_config(columns)
+    memory = predict_onecard(config, H200) if columns["trainer"] == "onecard" else predict_nanogpt(config, H200)
+    assert memory.process_bytes == pytest.approx(int(columns["process_bytes"]), rel=0.05)
+    assert memory.process_bytes < 12 * GIB
+
+
+@pytest.mark.parametrize("columns", RAN_OUT, ids=bench_name)
+def test_the_plan_knew_what_ran_out_under_the_limit(columns: dict[str, str]) -> None:
+    assert columns["trainer"] == "nanogpt"
+    assert predict_nanogpt(bench_config(columns), H200).process_bytes > 12 * GIB
 
 
 def test_eager_blocks_recomputed_in_full_take_a_millisecond_each_of_python() -> None:
