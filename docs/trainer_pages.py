@@ -88,7 +88,7 @@ def beside_table() -> str:
 def limit_table() -> str:
     """Each trainer's micro-batches under 12 GiB, in the order in which one command measured them."""
     lines = [
-        "| model | dtype | trainer | micro-batch | seed | tokens/s | driver shows MiB | loss, update 25 | last | val loss |",
+        "| model | dtype | trainer | micro-batch | seed | tokens/s | driver MiB | loss, update 25 | last | val loss |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in _rows("bench_h200_12gib.csv"):
