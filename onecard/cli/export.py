@@ -14,6 +14,7 @@ import click
 from onecard.cli.flags import Flag
 from onecard.cli.library import console, json_option, needs_torch, no_flags
 from onecard.errors import ConfigError, OnecardError, UsageError
+from onecard.runs.files import free_name
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -105,7 +106,7 @@ def _must_be_new(target: Path) -> None:
         raise ConfigError(
             f"{target} exists already",
             why="an export never writes over what is there",
-            fix=f"--out {target}-2   (or remove it first)",
+            fix=f"--out {free_name(target)}   (or remove it first)",
             name="file-exists",
         )
 

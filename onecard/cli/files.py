@@ -9,7 +9,7 @@ from typing import BinaryIO
 from onecard.config.names import nearest
 from onecard.config.reader import MAX_FILE_BYTES
 from onecard.errors import ConfigError, MachineError
-from onecard.runs.files import DISK_FULL, cannot_write, half_written
+from onecard.runs.files import DISK_FULL, cannot_write, free_name, half_written
 
 
 def read_text(source: Path | BinaryIO, *, kind: str = "config file") -> str:
@@ -91,7 +91,7 @@ def write_bytes(path: Path, content: bytes, *, option: str, overwrite: bool = Tr
         raise ConfigError(
             f"{path} exists already",
             why=f"{option} never writes over a config of yours",
-            fix=f"{option} {quote(str(path.with_stem(path.stem + '-2')))}",
+            fix=f"{option} {free_name(path)}",
             name="file-exists",
         ) from problem
     except (OSError, ValueError) as problem:

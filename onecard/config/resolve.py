@@ -213,6 +213,10 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
     key = str(first["loc"][0])
     shown = repr(first["input"]) if len(repr(first["input"])) <= 60 else repr(first["input"])[:57] + "..."
     limits = first.get("ctx", {})
+    why = f"{key} is: {KEYS[key]} (set by {origins[key]})"
+    if first["type"] == "value_error":  # a size far too small
+        fix = f"--{key}={shown}GiB" if isinstance(first["input"], int) else f"leave {key} out"
+        return ConfigError(f"{key}={shown} {limits['error']}", why=why, fix=fix, name="bad-value")
     wanted = {
         "int_type": "a whole number",
         "float_type": "a number",
@@ -229,7 +233,7 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
     default = RunConfig.model_fields[key].default
     return ConfigError(
         f"{key}={shown} is not {wanted}",
-        why=f"{key} is: {KEYS[key]} (set by {origins[key]})",
+        why=why,
         fix=f"--{key}={default}" if default is not None else f"leave {key} out",
         name="bad-value",
     )

@@ -8,6 +8,7 @@ from onecard.data.split import both_sides
 from onecard.data.tokens import Tokens, first_outside, looks_like_uint32
 from onecard.errors import ConfigError
 from onecard.findings import Finding
+from onecard.runs.files import free_name
 
 
 def check_dataset(
@@ -45,7 +46,7 @@ def _long_enough(dataset: Dataset, tokens: Tokens, *, split: str, block_size: in
 
 def _empty(dataset: Dataset, names: str, count: int, *, split: str) -> ConfigError:
     progress = read_progress(dataset.path)
-    options = both_sides(progress.counts.lowest, dataset.path) if progress else f"--out {dataset.path}-2"
+    options = both_sides(progress.counts.lowest, dataset.path) if progress else f"--out {free_name(dataset.path)}"
     return ConfigError(
         f"{names} has {count} tokens: there is nothing to {'train on' if split == 'train' else 'validate with'}",
         why="data are split by document, and none fell on this side"

@@ -11,6 +11,7 @@ from onecard import units
 from onecard.data.manifest import Counts
 from onecard.data.split import SHARES, SPLITS, VAL_TOKENS, both_sides
 from onecard.findings import Finding
+from onecard.runs.files import free_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
                 what=f"the validation data has {val:,} tokens, fewer than {VAL_TOKENS:,}",
                 why=f"{share:.0%} of the documents are for validation, by the hash of their text, and there are "
                 f"{total:,} tokens in all; the fewer, the noisier every evaluation",
-                fix=f"--val-share {better} --out {prepared.folder}-2"
+                fix=f"--val-share {better} --out {free_name(prepared.folder)}"
                 if better
                 else f"more data: a share of {SHARES[-1]:.0%} is enough from {enough} tokens on",
                 seen=(f"{meta['documents']['val']:,} documents",),

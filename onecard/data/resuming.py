@@ -12,7 +12,7 @@ from onecard.data.manifest import Progress, Settings, read_progress
 from onecard.data.sources import Source
 from onecard.data.split import share_with_some, val_share
 from onecard.errors import ConfigError, OnecardError
-from onecard.runs.files import writing
+from onecard.runs.files import free_name, writing
 from onecard.runs.lock import Lock
 
 _LOCK = "lock"
@@ -49,7 +49,7 @@ def where_it_stands(folder: Path, source: Source, settings: Settings, tokens: in
         raise ConfigError(
             f"{folder} is not empty",
             why=f"it has {', '.join(others[:3])}{' …' if len(others) > 3 else ''}, and no preparation to go on with",
-            fix=f"--out {folder}-2",
+            fix=f"--out {free_name(folder)}",
             name="folder-not-empty",
         )
     if before is None or not before.counts.kept:
@@ -66,7 +66,7 @@ def where_it_stands(folder: Path, source: Source, settings: Settings, tokens: in
             f"{folder} holds other data" + (f": {', '.join(changed)}" if changed else ""),
             why="one folder has one source and one way of preparing it"
             + ("" if changed else "; files it was made from are gone, changed, or have new ones between them"),
-            fix=f"--out {folder}-2, or remove {folder}",
+            fix=f"--out {free_name(folder)}, or remove {folder}",
             name="other-preparation",
         )
     return before

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from onecard.data.sources import Source
+from onecard.runs.files import free_name
 
 SPLITS = ("train", "val")
 VAL_TOKENS = 1_000_000  # what a validation set should have: its standard error is then some 0.003 nats
@@ -51,10 +52,10 @@ def both_sides(lowest: Sequence[int], folder: Path) -> str:
     """What to change in the command where all documents fell on one side, by their two lowest hashes, if known."""
     share = share_taking(lowest) if lowest else 0.5
     if share is not None:
-        return f"--val-share {share} --out {folder}-2"
+        return f"--val-share {share} --out {free_name(folder)}"
     return (
-        f"--out {folder}-2, of more text or --tokens (a file named by itself, not by its folder, is cut about every "
-        "16 KiB, and at <|endoftext|>)"
+        f"--out {free_name(folder)}, of more text or --tokens "
+        "(a file named by itself, not by its folder, is cut about every 16 KiB, and at <|endoftext|>)"
     )
 
 

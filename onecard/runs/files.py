@@ -7,7 +7,9 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from shlex import quote
 
 from onecard import units
 from onecard.errors import MachineError
@@ -50,6 +52,13 @@ def cannot_write(path: Path, problem: OSError, *, instead: str = OTHER_FOLDER, r
         fix=f"look at {_existing(path)}, or {instead}",
         name="cannot-write",
     )
+
+
+def free_name(path: Path) -> str:
+    """A name like `path` that nothing has yet, for a command to paste: data-2, plan-3.py."""
+    stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
+    numbered = (path.with_name(f"{stem}-{number}{suffix}") for number in count(2))
+    return quote(str(next(name for name in numbered if not name.exists())))
 
 
 def check_space(path: Path, *, needed_bytes: int, room: str = MAKE_ROOM) -> None:

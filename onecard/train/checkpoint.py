@@ -42,7 +42,6 @@ class TrainingState:
     step: int
     tokens: int
     elapsed_seconds: float
-    data_position: Mapping[str, Any]  # the data reader's own, as JSON
     data_fingerprint: str | None = None  # of the token files: the same name may hold another text
     scaler: Mapping[str, Any] | None = None  # GradScaler.state_dict(); None where there is none
     best_val_loss: float | None = None

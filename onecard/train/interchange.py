@@ -114,7 +114,6 @@ def save_snapshot(
         step=snapshot.step,
         tokens=snapshot.step * config.tokens_per_step,
         elapsed_seconds=0.0,
-        data_position={"sequences": snapshot.step * config.sequences_per_step},
         data_fingerprint=data_fingerprint,
         best_val_loss=snapshot.val_loss,
     )

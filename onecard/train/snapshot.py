@@ -32,6 +32,7 @@ class Snapshot:
 def checked_weights(source: Path, tensors: Mapping[str, Tensor], *, n_head: object) -> tuple[dict[str, Any], Any]:
     """(shape, float32 weights): the shape read off the tensors themselves, every name and size as GPT-2 has them."""
     weights = dict(tensors)
+    _check_numbers(source, weights)
     _tie_head(source, weights)
     try:
         vocab_size, n_embd = weights["transformer.wte.weight"].shape
@@ -80,6 +81,17 @@ def parameter_shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
     """Every parameter of the model of `config`, in its order, with its sizes; nothing is allocated."""
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in GPT(config).named_parameters()}
+
+
+def _check_numbers(source: Path, weights: Mapping[str, Tensor]) -> None:
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            raise ConfigError(
+                f"the weights of {source} are not numbers",
+                why=f"{name} has nan or infinity in it: the run had diverged when it was saved",
+                fix="give a checkpoint that was saved before",
+                name="weights-not-numbers",
+            )
 
 
 def _tie_head(source: Path, weights: dict[str, Tensor]) -> None:

@@ -241,7 +241,6 @@ class Trainer:
             step=self.step,
             tokens=self.tokens,
             elapsed_seconds=self.elapsed_seconds,
-            data_position={"sequences": self.step * self.config.sequences_per_step},
             data_fingerprint=self.dataset.fingerprint,
             scaler=self.scaler.state_dict() or None,
             best_val_loss=self.best_val_loss,

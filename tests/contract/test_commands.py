@@ -379,3 +379,22 @@ def test_a_bug_of_ours_says_so_and_where_to_take_it(
     shown = capsys.readouterr().err
     assert "ZeroDivisionError: a bug" in shown
     assert "please report" in shown
+
+
+INTERRUPTED_IMPORT = """
+import builtins
+load = builtins.__import__
+def interrupted(name, *rest, **options):
+    if name == "onecard.cli.main":
+        raise KeyboardInterrupt
+    return load(name, *rest, **options)
+builtins.__import__ = interrupted
+from onecard.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_modules_are_read_is_exit_130_and_silent() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

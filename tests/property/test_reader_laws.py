@@ -97,7 +97,7 @@ def configs() -> st.SearchStrategy[RunConfig]:
         dtype=st.sampled_from(["auto", "bfloat16", "float16", "float32"]),
         out_dir=words,
         wandb_run_name=words,
-        memory_limit=st.none() | st.integers(0, 2**40),
+        memory_limit=st.none() | st.integers(2**20, 2**40),
     )
 
 

@@ -55,7 +55,6 @@ class Run:
             "step": self.step,
             "tokens": self.step * 32,
             "elapsed_seconds": 0.1 + self.step,
-            "data_position": {"epoch": 1, "window": 17, "shards": ["a", "b"]},
             "data_fingerprint": "abc",
             "scaler": {"scale": 65536.0, "_growth_tracker": 3},
             "best_val_loss": 3.25,
@@ -206,7 +205,7 @@ def test_any_damage_is_found_and_the_checkpoint_before_is_used(
 def test_a_number_changed_in_the_state_is_found(folder: Path) -> None:
     saved_run(folder, 1)
     state = folder / "step-00000001" / checkpoint_files.STATE
-    state.write_text(state.read_text().replace('"window": 17', '"window": 18'))
+    state.write_text(state.read_text().replace('"tokens": 32', '"tokens": 33'))
     found = checkpoint.latest_good(folder)
     assert found.path is None
     assert found.skipped == ((folder / "step-00000001", "state.json does not match its checksum"),)

@@ -343,6 +343,15 @@ def test_another_model_is_refused_with_what_differs(content: Any, tmp_path: Path
     assert re.search(why, refused.value.why), refused.value.why
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_numbers_are_refused(content: Any, tmp_path: Path, value: float) -> None:
+    content["model"]["transformer.h.1.mlp.c_fc.weight"][0, 0] = value
+    with pytest.raises(ConfigError) as refused:
+        read(content, tmp_path)
+    assert refused.value.name == "weights-not-numbers"
+    assert "transformer.h.1.mlp.c_fc.weight" in refused.value.why
+
+
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file"):
         nanogpt_checkpoint.read(tmp_path / "ckpt.pt")

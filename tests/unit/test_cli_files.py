@@ -9,6 +9,7 @@ import pytest
 
 from onecard.cli.files import write_text
 from onecard.errors import ConfigError, MachineError
+from onecard.runs.files import free_name
 
 
 class Full:
@@ -73,3 +74,13 @@ def test_without_overwrite_a_file_is_never_touched(tmp_path: Path) -> None:
         write_text(tmp_path / "a.py", "second", option="--write", overwrite=False)
     assert caught.value.name == "file-exists"
     assert (tmp_path / "a.py").read_text() == "first"
+
+
+def test_a_free_name_is_free_and_can_be_pasted(tmp_path: Path) -> None:
+    (tmp_path / "plan.py").touch()
+    (tmp_path / "gpt2-1.5b").mkdir()
+    assert free_name(tmp_path / "plan.py") == str(tmp_path / "plan-2.py")
+    (tmp_path / "plan-2.py").touch()
+    assert free_name(tmp_path / "plan.py") == str(tmp_path / "plan-3.py")
+    assert free_name(tmp_path / "gpt2-1.5b") == str(tmp_path / "gpt2-1.5b-2")
+    assert free_name(tmp_path / "my data") == f"'{tmp_path}/my data-2'"

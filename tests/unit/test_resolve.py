@@ -63,6 +63,8 @@ def test_exact_numbers_and_yes_or_no_are_accepted(key: str, text: str) -> None:
         ("compile", "maybe"),
         ("dtype", "fp8"),
         ("memory_limit", "lots"),
+        ("memory_limit", "12"),
+        ("memory_limit", "500k"),
         ("learning_rate", "-1"),
         ("eval_block_size", "4096"),
         ("n_head", "7"),
@@ -83,6 +85,10 @@ def test_text_keys_take_text_as_it_stands() -> None:
 
 def test_sizes_are_sizes() -> None:
     assert resolve(None, flags=[("memory_limit", "12GiB")]).config.memory_limit == 12 * 2**30
+
+
+def test_a_forgotten_unit_is_offered() -> None:
+    assert refused(None, memory_limit="12").fix == "--memory_limit=12GiB"
 
 
 def test_checkpointing_may_be_said_as_yes_or_no() -> None:
