@@ -54,7 +54,8 @@ def output(command: str) -> str:
     assert words[0] == "onecard", command
     caught = io.StringIO()
     with redirect_stdout(caught):
-        run(words[1:])
+        code = run(words[1:])
+    assert code in (0, 1), f"{command} ended with {code}: its output is not to be shown"
     return "".join(line.rstrip() + "\n" for line in caught.getvalue().splitlines())
 
 

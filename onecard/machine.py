@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +29,12 @@ class GpuStatus:
     programs: tuple[Program, ...]
 
 
-def read_gpu(index: int = 0) -> GpuStatus | None:
-    """The card `index` of this machine; None where NVML does not answer."""
+def read_gpu(index: int = 0, environment: Mapping[str, str] = os.environ) -> GpuStatus | None:
+    """The card that CUDA calls `index`; None where there is none, or NVML does not answer.
+
+    CUDA numbers the cards that CUDA_VISIBLE_DEVICES leaves it: in NVML's order, if CUDA_DEVICE_ORDER is PCI_BUS_ID, as
+    onecard sets it for its own runs.
+    """
     try:
         import pynvml
     except ImportError:
@@ -38,7 +44,9 @@ def read_gpu(index: int = 0) -> GpuStatus | None:
     except pynvml.NVMLError:
         return None
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle = _handle(pynvml, index, environment.get("CUDA_VISIBLE_DEVICES"))
+        if handle is None:
+            return None
         name = pynvml.nvmlDeviceGetName(handle)
         memory = _memory(pynvml, handle)  # type: ignore[no-untyped-call]
         capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
@@ -54,6 +62,23 @@ def read_gpu(index: int = 0) -> GpuStatus | None:
         return None
     finally:
         pynvml.nvmlShutdown()
+
+
+def _handle(nvml, index: int, visible: str | None):  # type: ignore[no-untyped-def]
+    """NVML's handle of the card that is number `index` of the visible ones; None if that is no card."""
+    if visible is None:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    name = (visible.split(",")[index : index + 1] or [""])[0].strip()
+    if name.isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    if not name.startswith(("GPU-", "MIG-")):
+        return None
+    for number in range(nvml.nvmlDeviceGetCount()):  # the beginning of a card's UUID is enough for CUDA
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        if (uuid.decode() if isinstance(uuid, bytes) else uuid).startswith(name):
+            return handle
+    return nvml.nvmlDeviceGetHandleByUUID(name.encode())
 
 
 def _memory(nvml, handle):  # type: ignore[no-untyped-def]  # pynvml has no types

@@ -100,7 +100,7 @@ def _tell(found: list[Measured], config: RunConfig, *, plot: str | None, as_json
 
         write_text(Path(plot), bench_plot(found), option="--plot")
     if as_json:
-        click.echo(json.dumps(bench_json(found, config)))
+        click.echo(json.dumps(bench_json(found, config), allow_nan=False))
     else:
         print_bench(found, config, console())
 

@@ -99,12 +99,13 @@ INTERRUPTED = 130  # exit code
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
 
 
-def place_here() -> Place | None:
-    """This machine's first card, with what other programs hold now; None where NVML does not answer."""
+def place_here(device: str = "auto") -> Place | None:
+    """This machine's card `device` (auto, cuda, cuda:1), with what other programs hold now; None if NVML knows none."""
     from onecard.machine import read_gpu
     from onecard.plan.place import place_of
 
-    status = read_gpu()
+    number = device.partition(":")[2]
+    status = read_gpu(int(number) if number.isdecimal() else 0)
     return place_of(status) if status else None
 
 

@@ -142,7 +142,8 @@ def _write_files(options: Options, made: Plan) -> None:
     from onecard.report.timeline import timeline_svg
 
     if options.timeline:
-        title = made.resolved.source or "packaged default"
+        trainer = "nanoGPT" if made.nanogpt else "onecard"
+        title = f"{made.resolved.source or 'packaged default'} under {trainer}"
         write_text(Path(options.timeline), timeline_svg(made.first.memory, title=title), option="--timeline")
     if options.write and made.proposals:
         text = config_text(made.proposals[0])

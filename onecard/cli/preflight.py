@@ -21,7 +21,7 @@ HARMLESS = frozenset({"out_dir", "log_style", "loggers", "seed", "memory_limit",
 
 def place_of_run(config: RunConfig) -> Place | None:
     """This machine's card, if the run would use it."""
-    return place_here() if config.device == "auto" or config.device.startswith("cuda") else None
+    return place_here(config.device) if config.device == "auto" or config.device.startswith("cuda") else None
 
 
 def available_bytes(config: RunConfig, place: Place) -> int:

@@ -19,7 +19,10 @@ def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict
     """What torch reads when it starts: allocator settings, and where compiled code is kept; the user's own stay."""
     from onecard.data.stdlib import cache_home
 
-    settings = {"TORCHINDUCTOR_CACHE_DIR": str(cache_home(environment) / "compiled")}
+    settings = {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_home(environment) / "compiled"),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # cuda:1 is then nvidia-smi's card 1, which the plan looked at
+    }
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the old name, and that of torch >= 2.10
     if config.expandable_segments and not any(name in environment for name in names):
         settings |= dict.fromkeys(names, "expandable_segments:True")

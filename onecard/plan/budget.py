@@ -19,6 +19,7 @@ from onecard.plan.speed import Speed, TrainerName, predict_speed
 
 TRAINING_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
 EVALUATIONS = 40  # over the run
+FEWEST_STEPS = 100  # a run that anything can be said of
 SKETCH_ERROR = 0.005  # nats: what a tenth more speed is worth
 MOST_HOURS = 100_000  # eleven years
 MOST_TOKENS = 10**15  # more text than there is
@@ -136,7 +137,7 @@ def _sketches(config: RunConfig, means: _Means) -> Iterator[_Sketch]:
             base = config.replace(shape | batch)
             steps = means.steps(base)
             forecast = forecast_loss(base.model_copy(update={"max_iters": steps}))
-            if steps >= 100 and forecast:
+            if steps >= FEWEST_STEPS and forecast:
                 yield _Sketch(config=base.model_copy(update={"max_iters": steps}), loss=forecast.final.likely)
 
 
@@ -181,6 +182,12 @@ def _settle(name: str, config: RunConfig, means: _Means) -> Proposal | None:
         settings = _settings(run, steps, step, fit.best.process_bytes)
         run = run.replace({key: setting.value for key, setting in settings.items()})
         steps = means.steps(run)
+    while steps < run.max_iters:  # evaluations as often as now take more than was thought
+        if steps < FEWEST_STEPS:
+            return None
+        settings |= _length(steps)
+        run = run.replace({key: setting.value for key, setting in settings.items()})
+        steps = means.steps(run)
     speed = means.speed(run)
     assert speed  # the sketches had one
     return Proposal(
@@ -216,14 +223,20 @@ def _settings(run: RunConfig, steps: int, step: Setting, process_bytes: int) -> 
         "dropout": Setting(value=0.0, source="pretraining under four epochs needs none (arXiv 2305.16264)"),
         "learning_rate": rate,
         "min_lr": Setting(value=float(f"{rate.value / 10:.2g}"), source="a tenth of the highest (Chinchilla)"),
-        "max_iters": Setting(value=steps, source="what the budget pays for"),
-        "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
-        "warmup_iters": recipe.warmup(steps),
+        **_length(steps),
         "beta2": recipe.beta2(run.tokens_per_step),
         "dtype": Setting(value=run.dtype, source="what this card computes fastest"),
         "compile": Setting(value=True, source="faster and smaller"),
         "eval_interval": Setting(value=interval, source=f"about {EVALUATIONS} evaluations"),
         "eval_iters": Setting(value=100, source="a standard error of about 0.02"),
+    }
+
+
+def _length(steps: int) -> dict[str, Setting]:
+    return {
+        "max_iters": Setting(value=steps, source="what the budget pays for"),
+        "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
+        "warmup_iters": recipe.warmup(steps),
     }
 
 

@@ -19,14 +19,20 @@ from onecard.plan.counts import count_params, shape_for_count
 PARAMS_TOLERANCE = 0.15  # "~125M" for 123.59M is how people speak
 TOKENS_TOLERANCE = 0.05
 
-_PARAMS_IN_COMMENT = re.compile(r"~?\s*(\d+(?:\.\d+)?)\s*([MB])\b(?!\s*(?:tok|B\b))", re.ASCII)
-_PARAMS_IN_NAME = re.compile(r"(?:^|[-_/ ])(\d+(?:\.\d+)?)([mM])(?:$|[-_/ .])", re.ASCII)
+# As many digits as anybody means; a zero is no size, and no factor (0x10 is a number of another kind).
+_NUMBER = r"(?<![\d.])(?=[\d.]*[1-9])\d{1,6}(?:\.\d{1,6})?(?!\d)"
+_FACTOR = r"(?<!\d)[1-9]\d{0,8}(?!\d)"
+_PARAMS_IN_COMMENT = re.compile(rf"~?\s*({_NUMBER})\s*([MB])\b(?!\s*(?:tok|B\b))", re.ASCII)
+_PARAMS_IN_NAME = re.compile(rf"(?:^|[-_/ ])({_NUMBER})([mM])(?:$|[-_/ .])", re.ASCII)
 _NAMES_AND_SHAPE = frozenset(
     "n_layer n_head n_embd block_size vocab_size bias out_dir wandb_project wandb_run_name init_from".split()
 )
 _ABOUT_PARAMS = re.compile(r"param|model", re.IGNORECASE)
-_PRODUCT = re.compile(r"(?<![\d*.])(\d+)\s*[*x×]\s*(\d+)(?:\s*[*x×]\s*(\d+))?(?:\s*=\s*([\d,_]+))?", re.ASCII)
-_TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([MBT])\s*tok", re.ASCII)
+_TIMES = r"\s*[*x×]\s*"
+_PRODUCT = re.compile(
+    rf"(?<![*.])({_FACTOR}){_TIMES}({_FACTOR})(?:{_TIMES}({_FACTOR}))?(?:\s*=\s*([\d,_]+))?", re.ASCII
+)
+_TOKENS = re.compile(rf"({_NUMBER})\s*([MBT])\s*tok", re.ASCII)
 _SCALE = {"M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -63,7 +69,8 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
             continue
         patch = shape_for_count(config, wanted)
         reached = count_params(config.replace(patch)).nanogpt
-        shape = f"{patch['n_embd']}" + (f" with {patch['n_head']} heads" if "n_head" in patch else "")
+        heads = patch.get("n_head")
+        shape = f"{patch['n_embd']}" + (f" with {heads} head{'s' * (heads > 1)}" if heads else "")
         flags = " ".join(f"--{key}={value}" for key, value in patch.items())
         who = " and ".join(dict.fromkeys(f"the {who}" if i == 0 else who for i, (who, _) in enumerate(witnesses)))
         yield Finding(

@@ -139,11 +139,11 @@ def make_plan(
     card = place.card if place else None
     one: TrainerName = "onecard" if trainer == "onecard" else "nanogpt"
     if (fit or budget) and available_bytes is None:
-        raise _needs_a_card("--fit" if fit else "--hours")
+        raise _needs_a_card("--fit" if fit else "a budget")
     proposals = None
     if budget and available_bytes is not None:
         if card is None or predict_speed(config, card) is None:
-            raise _needs_a_card("--hours", "its speed is not known")
+            raise _needs_a_card("a budget", "its speed is not known")
         proposals = tuple(propose(config, card, available_bytes, budget, trainer=one))
     fitted = None
     if fit and available_bytes is not None:
@@ -207,7 +207,7 @@ def _needs_a_card(option: str, why: str = "no card is known here") -> UsageError
     return UsageError(
         f"{option} needs a card to plan for",
         why=why,
-        fix=f'{option} ... --gpu "RTX 4070"' + (" (or --vram 12GiB)" if option == "--fit" else ""),
+        fix='--gpu "RTX 4070"' + (" (or --vram 12GiB)" if option == "--fit" else ""),
         name="no-card",
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 from rich.table import Table
 
 from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.report.strict import strict
 from onecard.runs.measured import Measured, Summary, speedup, summaries
 
 COLOURS = {"nanogpt": "#c44e52", "onecard": "#4c72b0"}
@@ -16,14 +19,17 @@ WIDTH, HEIGHT, MARGIN = 760, 420, 60
 def bench_json(found: list[Measured], config: RunConfig) -> dict[str, object]:
     """Everything measured, a summary of each trainer and micro-batch, and the ratio of the best two."""
     each = summaries(found, config)
-    return {
-        "schema": 1,
-        "config": config.model_dump(),
-        "tokens_per_step": config.tokens_per_step,
-        "summaries": [one.as_json() for one in each],
-        "speedup": speedup(each),
-        "measured": [one.as_json() for one in found],
-    }
+    content: dict[str, object] = strict(
+        {
+            "schema": 1,
+            "config": config.model_dump(),
+            "tokens_per_step": config.tokens_per_step,
+            "summaries": [one.as_json() for one in each],
+            "speedup": speedup(each),
+            "measured": [one.as_json() for one in found],
+        }
+    )
+    return content
 
 
 def print_bench(found: list[Measured], config: RunConfig, console: Console) -> None:
@@ -70,7 +76,7 @@ def bench_plot(found: list[Measured]) -> str:
     """An SVG of every measurement's losses over tokens; colour and a name tell the trainers apart."""
     curves = [one for one in found if len(one.losses) > 1]
     longest = max((len(one.losses) * one.tokens_per_step for one in curves), default=1)
-    values = [loss for one in curves for loss in one.losses]
+    values = [loss for one in curves for loss in one.losses if math.isfinite(loss)]
     low, high = min(values, default=0.0), max(values, default=1.0)
 
     def x(tokens: float) -> float:
@@ -81,7 +87,8 @@ def bench_plot(found: list[Measured]) -> str:
 
     body = []
     for one in curves:
-        points = " ".join(f"{x((n + 1) * one.tokens_per_step):.1f},{y(loss):.1f}" for n, loss in enumerate(one.losses))
+        numbered = [(number, loss) for number, loss in enumerate(one.losses, 1) if math.isfinite(loss)]
+        points = " ".join(f"{x(number * one.tokens_per_step):.1f},{y(loss):.1f}" for number, loss in numbered)
         dash = ' stroke-dasharray="5 3"' if one.trainer == "nanogpt" else ""
         name = f"{one.trainer}, batch {one.batch_size}, seed {one.seed}"
         line = f'points="{points}" fill="none" stroke="{COLOURS[one.trainer]}"{dash}'

@@ -22,7 +22,7 @@ Column = tuple[int, dict[str, int]]  # event, bytes by tag
 
 
 def timeline_svg(memory: Memory, *, title: str) -> str:
-    """The picture as SVG text."""
+    """The picture as SVG text; the title ends with whose memory it is."""
     tape = memory.tape
     start, evaluation = _last_step(tape)
     columns = list(_columns(tape, start))
@@ -59,7 +59,7 @@ def timeline_svg(memory: Memory, *, title: str) -> str:
     px, py = x(peak_event), y(top)
     body.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4" fill="none" stroke="#000" stroke-width="2"/>')
     body.append(_text(min(px, right - 330), py - 10, f"peak {mib(top)}: {tape.moment_at(peak_event)}", weight="bold"))
-    body.append(_text(LEFT, 24, f"Predicted memory of {title} under nanoGPT", size=16, weight="bold"))
+    body.append(_text(LEFT, 24, f"Predicted memory of {title}", size=16, weight="bold"))
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif"'
     background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {view}>{background}{"".join(body)}</svg>\n'

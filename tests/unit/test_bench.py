@@ -125,3 +125,12 @@ def test_a_measurement_without_figures_is_said_to_have_none() -> None:
 
 def test_the_plot_has_a_line_for_each_measurement_that_trained() -> None:
     assert bench_plot(FOUND).count("<polyline") == 3
+
+
+def test_a_loss_that_is_no_number_breaks_neither_json_nor_plot() -> None:
+    found = [replace(OURS, losses=(10.5, float("nan"), float("inf"), 9.0), val_loss=float("nan")), AGAIN]
+    json.dumps(bench_json(found, CONFIG), allow_nan=False)
+    picture = bench_plot(found)
+    assert "nan" not in picture
+    assert "inf" not in picture
+    assert picture.count("<polyline") == 2

@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from onecard.config.resolve import resolve
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
@@ -30,6 +32,13 @@ def weekend() -> list[Proposal]:
 def test_a_weekend_is_used_and_not_overdrawn(weekend: list[Proposal]) -> None:
     for proposal in weekend:
         assert 0.85 * 48 * 3600 < proposal.seconds <= 48 * 3600
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.floats(0.1, 100))
+def test_no_budget_is_overdrawn(hours: float) -> None:
+    for proposal in proposals(hours):
+        assert proposal.seconds <= hours * 3600
 
 
 def test_the_proposed_run_fits_beside_the_desktop(weekend: list[Proposal]) -> None:

@@ -105,3 +105,23 @@ def test_a_size_beside_another_key_explains_that_key(key: str) -> None:
 def test_a_size_beside_the_shape_or_on_its_own_line_is_the_models(line: str) -> None:
     (finding,) = intent_findings(resolve(f"n_embd = 384\n{line}\n", filename="c.py"))
     assert finding.rule == "params-mismatch"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "batch_size = 16  # 0x10 sequences",
+        "batch_size = 16  # 4 x 0",
+        f"batch_size = 16  # {'9' * 5000} x 3",
+        f"n_layer = 12  # a {'9' * 400}M model",
+        "n_layer = 12  # a 0M model",
+        "max_iters = 10  # 0B tokens",
+    ],
+)
+def test_numbers_nobody_can_mean_are_left_alone(line: str) -> None:
+    assert intent_findings(resolve(line, filename="c.py")) == []
+
+
+def test_a_size_beyond_all_shapes_gets_the_largest() -> None:
+    (finding,) = intent_findings(resolve("n_layer = 12  # a 999999B model", filename="c.py"))
+    assert finding.rule == "params-mismatch"

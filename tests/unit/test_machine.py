@@ -5,11 +5,20 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from onecard.cli.library import place_here
 from onecard.machine import read_gpu
 
 
 class FakeError(Exception):
     pass
+
+
+CARDS = (b"NVIDIA GeForce RTX 4070", b"NVIDIA GeForce RTX 3090")
+UUIDS = (b"GPU-1c7a-40", b"GPU-9e02-30")
+
+
+def unknown(_uuid: bytes) -> object:
+    raise FakeError
 
 
 def fake_nvml(*, broken: bool = False, old: bool = False) -> ModuleType:
@@ -34,7 +43,10 @@ def fake_nvml(*, broken: bool = False, old: bool = False) -> ModuleType:
         nvmlInit=init,
         nvmlShutdown=lambda: None,
         nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda _handle: b"NVIDIA GeForce RTX 4070",
+        nvmlDeviceGetCount=lambda: len(CARDS),
+        nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
+        nvmlDeviceGetHandleByUUID=unknown,
+        nvmlDeviceGetName=lambda handle: CARDS[handle],
         nvmlDeviceGetMemoryInfo=memory,
         nvmlDeviceGetCudaComputeCapability=lambda _handle: [8, 9],
         nvmlDeviceGetComputeRunningProcesses=lambda _handle: [hidden],
@@ -65,3 +77,37 @@ def test_a_machine_without_nvml_has_no_card(monkeypatch: pytest.MonkeyPatch) -> 
     assert read_gpu() is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert read_gpu() is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "card"),
+    [
+        (None, 0, "RTX 4070"),
+        (None, 1, "RTX 3090"),
+        ("1", 0, "RTX 3090"),
+        ("1,0", 1, "RTX 4070"),
+        (" 1 , 0", 0, "RTX 3090"),
+        ("GPU-9e02", 0, "RTX 3090"),
+        ("GPU-ffff", 0, None),
+        ("0", 1, None),
+        ("", 0, None),
+        ("-1", 0, None),
+    ],
+)
+def test_the_card_is_the_one_cuda_would_use(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, index: int, card: str | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
+    status = read_gpu(index, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert (status.name.removeprefix("NVIDIA GeForce ") if status else None) == card
+
+
+@pytest.mark.parametrize(
+    ("device", "card"), [("auto", "4070"), ("cuda", "4070"), ("cuda:0", "4070"), ("cuda:1", "3090")]
+)
+def test_the_place_is_the_runs_own_card(monkeypatch: pytest.MonkeyPatch, device: str, card: str) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    place = place_here(device)
+    assert place
+    assert place.card.name.endswith(card)

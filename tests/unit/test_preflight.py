@@ -23,7 +23,7 @@ def config(**keys: object) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def on_a_desktop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "place_here", lambda: DESKTOP)
+    monkeypatch.setattr(preflight, "place_here", lambda _device: DESKTOP)
 
 
 def test_what_fits_runs_as_it_is() -> None:
@@ -81,7 +81,7 @@ def test_a_model_too_large_for_any_micro_batch_says_so() -> None:
 
 
 def test_without_a_card_nothing_is_planned_and_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "place_here", lambda: None)
+    monkeypatch.setattr(preflight, "place_here", lambda _device: None)
     assert preflight.checked(config(), fit=False, source=None) == (config(), None)
     with pytest.raises(MachineError):
         preflight.checked(config(), fit=True, source=None)

@@ -20,7 +20,7 @@ def memory(request: pytest.FixtureRequest) -> Memory:
 
 
 def test_the_picture_is_valid_svg_with_its_peak_named(memory: Memory) -> None:
-    picture = ElementTree.fromstring(timeline_svg(memory, title="a <b> & c"))
+    picture = ElementTree.fromstring(timeline_svg(memory, title="a <b> & c under nanoGPT"))
     words = ["".join(text.itertext()) for text in picture.iter(f"{SVG}text")]
     assert "Predicted memory of a <b> & c under nanoGPT" in words
     (peak,) = [line for line in words if line.startswith("peak ")]
