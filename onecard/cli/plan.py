@@ -93,12 +93,22 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
 
 
 def _check(options: Options) -> None:
-    if options.params is not None and not options.fit:
+    budget = "--hours" if options.hours is not None else "--tokens" if options.tokens is not None else None
+    of_one_config = {
+        "--params": options.params is not None,
+        "--sensitivity": options.sensitivity,
+        "--explain": options.explain,
+        "--seen": options.seen is not None,
+        "--nvidia-smi": options.nvidia_smi,
+        "--timeline": options.timeline,
+    }
+    beside = next((option for option, typed in of_one_config.items() if typed), None)
+    if budget and beside:
         raise UsageError(
-            "--params needs --fit",
-            why="without it a plan is about the shape the config has",
-            fix="onecard plan --fit --params 124M",
-            name="params-without-fit",
+            f"{beside} does not go with {budget}",
+            why=f"{budget} proposes configs that fit, and {beside} is about a config there is",
+            fix=f"onecard plan {budget} … --write FILE.py, then onecard plan FILE.py {beside}",
+            name="two-questions",
         )
     if options.write and options.hours is None and options.tokens is None:
         raise UsageError(

@@ -1,9 +1,10 @@
-"""What is settled before a trainer runs, by `train` and by `bench`: torch's environment, the data, the vocabulary."""
+"""What is settled before a model runs: the config of a run folder, torch's environment, the data, the vocabulary."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onecard.cli.library import console
@@ -31,6 +32,23 @@ def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict
     return {name: value for name, value in settings.items() if name not in environment}
 
 
+def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
+    """The config of a run folder, from what its config.json says; keys of other versions are passed over."""
+    from onecard.config.resolve import checked
+    from onecard.config.schema import KEYS
+    from onecard.runs.folder import CONFIG, RECORDS
+
+    try:
+        return checked({key: value for key, value in said.items() if key in KEYS}, dict.fromkeys(KEYS, CONFIG))
+    except ConfigError as problem:
+        raise ConfigError(
+            f"{run / CONFIG} is damaged: {problem.what}",
+            why="it holds the settings of the run, and these are none",
+            fix=f"write it anew from the last start record of {run / RECORDS}",
+            name="damaged-run",
+        ) from problem
+
+
 def open_data(config: RunConfig) -> Dataset:
     """The dataset a config names."""
     from onecard.data.dataset import open_dataset
@@ -49,37 +67,28 @@ def with_vocabulary(resolved: Resolved, dataset: Dataset) -> RunConfig:
     return resolved.config.replace({"vocab_size": dataset.vocab_size or RunConfig.model_fields["vocab_size"].default})
 
 
-# Keys that later versions will honour, with the values that mean "as now".
-NOT_BUILT_YET = {
-    "optimizer": ("adamw",),
-    "param_dtype": ("float32",),
-    "offload": ("none",),
-    "recipe": (None,),
-    "tokenizer": (None,),
-}
-
-
 def check_run(config: RunConfig, dataset: Dataset) -> None:
     """Refuse before anything is written what cannot work: settings not built yet, data that do not fit."""
+    from onecard.config.schema import NOT_BUILT_YET, not_built
     from onecard.data.checks import check_dataset
+    from onecard.plan.evaluation import eval_tokens
     from onecard.report.talk import print_findings
     from onecard.train.trackers import check_loggers
 
-    for key, built in NOT_BUILT_YET.items():
-        value = getattr(config, key)
-        if value not in built:
-            raise ConfigError(
-                f"{key}={value} is not built yet",
-                why="this version would train without it, and you would not know",
-                fix=f"--{key}={built[0]}" if built[0] is not None else f"leave {key} out",
-                name="not-built-yet",
-            )
+    for key, value in not_built(config).items():
+        built = NOT_BUILT_YET[key]
+        raise ConfigError(
+            f"{key}={value} is not built yet",
+            why="this version would train without it, and you would not know",
+            fix=f"--{key}={built}" if built is not None else f"leave {key} out",
+            name="not-built-yet",
+        )
     check_loggers(config)
     findings = check_dataset(
         dataset,
         block_size=config.block_size,
         vocab_size=config.vocab_size,
         eval_block_size=config.eval_block_size,
-        eval_tokens=config.eval_iters * config.batch_size * (config.eval_block_size or config.block_size),
+        eval_tokens=eval_tokens(config),
     )
     print_findings(findings, console(stderr=True))

@@ -160,3 +160,12 @@ class RunConfig(BaseModel):
 
 KEYS: dict[str, str] = {key: field.description or "" for key, field in RunConfig.model_fields.items()}
 NANOGPT_KEYS: frozenset[str] = frozenset(list(KEYS)[: list(KEYS).index("vocab_size")])
+GPT2_VOCABULARIES = (50257, 50304)  # GPT-2's as it is, and as nanoGPT rounds it up
+
+# Keys that later versions will honour, with the value that means "as now".
+NOT_BUILT_YET = {"optimizer": "adamw", "param_dtype": "float32", "offload": "none", "recipe": None, "tokenizer": None}
+
+
+def not_built(config: RunConfig) -> dict[str, object]:
+    """The keys of a config that ask for what this version cannot do, with their values."""
+    return {key: getattr(config, key) for key, now in NOT_BUILT_YET.items() if getattr(config, key) != now}

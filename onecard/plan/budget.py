@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from onecard import units
 from onecard.config.schema import RunConfig
@@ -23,6 +25,11 @@ FEWEST_STEPS = 100  # a run that anything can be said of
 SKETCH_ERROR = 0.005  # nats: what a tenth more speed is worth
 MOST_HOURS = 100_000  # eleven years
 MOST_TOKENS = 10**15  # more text than there is
+# what a budget decides: whoever types one of these beside it is told that it has no say
+DECIDED = frozenset(
+    "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
+    "warmup_iters beta2 eval_interval eval_iters grad_checkpoint compile".split()
+)
 SMALLER_SHARE = 0.55  # "the smaller model trained longer" has at most this share of the parameters
 
 
@@ -37,6 +44,7 @@ class Proposal:
     process_bytes: int
     speed: Speed
     loss: LossForecast | None
+    out_dir: str
 
     @property
     def seconds(self) -> float:
@@ -92,6 +100,7 @@ class _Means:
     available_bytes: int
     budget: Budget
     trainer: TrainerName
+    asked: Mapping[str, Any]  # keys that somebody typed, with their values
 
     def speed(self, config: RunConfig) -> Speed | None:
         return predict_speed(config, self.card, self.trainer)
@@ -106,14 +115,21 @@ class _Means:
 
 
 def propose(
-    config: RunConfig, card: Card, available_bytes: int, budget: Budget, *, trainer: TrainerName = "nanogpt"
+    config: RunConfig,
+    card: Card,
+    available_bytes: int,
+    budget: Budget,
+    *,
+    trainer: TrainerName = "nanogpt",
+    asked: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Proposal]:
     """The run of the lowest predicted loss within the budget, beside it a smaller one trained longer; [] if none.
 
-    Under nanoGPT by default: what fits and is paid for there, onecard runs too.
+    Under nanoGPT by default: what fits and is paid for there, onecard runs too. Keys that were `asked` for stay as they
+    are in the config, but for those that the budget decides.
     """
-    means = _Means(card=card, available_bytes=available_bytes, budget=budget, trainer=trainer)
-    if config.vocab_size < SMALLEST_VOCABULARY:  # the packaged default's bytes: no law speaks of them
+    means = _Means(card=card, available_bytes=available_bytes, budget=budget, trainer=trainer, asked=asked)
+    if config.vocab_size < SMALLEST_VOCABULARY and "vocab_size" not in asked:  # no law speaks of so few
         config = config.replace({"vocab_size": 50304, "block_size": 1024, "dataset": "fineweb"})
     sketches = sorted(_sketches(config, means), key=lambda sketch: sketch.loss)
     best = _best_that_fits("lowest loss", sketches, means)
@@ -132,9 +148,10 @@ def _sketches(config: RunConfig, means: _Means) -> Iterator[_Sketch]:
             width = n_head * HEAD_SIZE
             if not 40 <= width / n_layer <= 86:  # GPT-2's family lies between 33 and 64; wider is faster
                 continue
-            shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": width, "dropout": 0.0, "compile": True}
+            shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": width}
             batch = {"batch_size": 8, "gradient_accumulation_steps": 8, "max_iters": 1000}
-            base = config.replace(shape | batch)
+            usual = {"compile": True} | ({} if "dropout" in means.asked else {"dropout": 0.0})
+            base = config.replace(usual | shape | batch)
             steps = means.steps(base)
             forecast = forecast_loss(base.model_copy(update={"max_iters": steps}))
             if steps >= FEWEST_STEPS and forecast:
@@ -179,13 +196,13 @@ def _settle(name: str, config: RunConfig, means: _Means) -> Proposal | None:
     steps = means.steps(run)
     settings: dict[str, Setting] = {}
     for _ in range(2):  # the second time with the evaluations of the first paid for
-        settings = _settings(run, steps, step, fit.best.process_bytes)
+        settings = _settings(run, steps, step, fit.best.process_bytes, means.asked)
         run = run.replace({key: setting.value for key, setting in settings.items()})
         steps = means.steps(run)
     while steps < run.max_iters:  # evaluations as often as now take more than was thought
         if steps < FEWEST_STEPS:
             return None
-        settings |= _length(steps)
+        settings |= _length(steps, run.eval_interval)
         run = run.replace({key: setting.value for key, setting in settings.items()})
         steps = means.steps(run)
     speed = means.speed(run)
@@ -198,55 +215,63 @@ def _settle(name: str, config: RunConfig, means: _Means) -> Proposal | None:
         process_bytes=fit.best.process_bytes,
         speed=speed,
         loss=forecast_loss(run),
+        out_dir=run.out_dir if "out_dir" in means.asked else f"out-{run.n_layer}x{run.n_embd}",
     )
 
 
-def _settings(run: RunConfig, steps: int, step: Setting, process_bytes: int) -> dict[str, Setting]:
+def _settings(
+    run: RunConfig, steps: int, step: Setting, process_bytes: int, asked: Mapping[str, Any]
+) -> dict[str, Setting]:
     """Every value of the run and where it comes from."""
+
+    def kept(key: str, source: str) -> Setting:
+        value = getattr(run, key)
+        return Setting(value=value, source="as asked" if asked.get(key) == value else source)
+
     params = count_params(run).total
     rate = recipe.learning_rate(params)
-    interval = max(50, round(steps / EVALUATIONS / 50) * 50)
+    interval = max(10, round(steps / EVALUATIONS / 10) * 10)
     recomputation = {}
     if run.grad_checkpoint != "none":
         why = "makes room for the fastest micro-batch; a key of onecard's"
         recomputation["grad_checkpoint"] = Setting(value=run.grad_checkpoint, source=why)
-    asked = {key: Setting(value=getattr(run, key), source="as asked") for key in ("vocab_size", "bias")}
+    told = {key: kept(key, "the config's") for key in ("vocab_size", "bias")}
     return {
         "n_layer": Setting(value=run.n_layer, source="lowest predicted loss for the budget"),
         "n_head": Setting(value=run.n_head, source=f"heads of {HEAD_SIZE}"),
         "n_embd": Setting(value=run.n_embd, source=f"{params:,} parameters"),
-        "block_size": Setting(value=run.block_size, source="as asked"),
-        **{key: setting for key, setting in asked.items() if setting.value != RunConfig.model_fields[key].default},
+        "block_size": kept("block_size", "GPT-2's, or the config's"),
+        **{key: setting for key, setting in told.items() if setting.value != RunConfig.model_fields[key].default},
         "batch_size": Setting(value=run.batch_size, source=f"fastest that fits: {units.mib(process_bytes)} predicted"),
         "gradient_accumulation_steps": Setting(value=run.gradient_accumulation_steps, source=step.source),
         **recomputation,
-        "dropout": Setting(value=0.0, source="pretraining under four epochs needs none (arXiv 2305.16264)"),
+        "dropout": kept("dropout", "pretraining under four epochs needs none (arXiv 2305.16264)"),
         "learning_rate": rate,
         "min_lr": Setting(value=float(f"{rate.value / 10:.2g}"), source="a tenth of the highest (Chinchilla)"),
-        **_length(steps),
+        **_length(steps, interval),
         "beta2": recipe.beta2(run.tokens_per_step),
-        "dtype": Setting(value=run.dtype, source="what this card computes fastest"),
+        "dtype": kept("dtype", "what this card computes fastest"),
         "compile": Setting(value=True, source="faster and smaller"),
-        "eval_interval": Setting(value=interval, source=f"about {EVALUATIONS} evaluations"),
         "eval_iters": Setting(value=100, source="a standard error of about 0.02"),
     }
 
 
-def _length(steps: int) -> dict[str, Setting]:
+def _length(steps: int, eval_interval: int) -> dict[str, Setting]:
     return {
         "max_iters": Setting(value=steps, source="what the budget pays for"),
         "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
         "warmup_iters": recipe.warmup(steps),
+        "eval_interval": Setting(value=eval_interval, source=f"about {round(steps / eval_interval)} evaluations"),
     }
 
 
 def config_text(proposal: Proposal) -> str:
     """A nanoGPT config file, each key with its reason; keys of onecard's only where its trainer was asked for."""
     lines = [
-        f"# Proposed by onecard: {proposal.name}, {count_params(proposal.config).nanogpt / 1e6:.2f}M parameters,",
-        f"# {proposal.config.total_tokens / 1e9:.2f}B tokens, about {proposal.seconds / 3600:.1f} hours.",
+        f"# Proposed by onecard: {proposal.name}, {units.count(count_params(proposal.config).nanogpt)} parameters,",
+        f"# {units.count(proposal.config.total_tokens)} tokens, about {units.duration(proposal.seconds)}.",
         f"dataset = {proposal.config.dataset!r}",
-        f"out_dir = 'out-{proposal.config.n_layer}x{proposal.config.n_embd}'",
+        f"out_dir = {proposal.out_dir!r}",
     ]
     for key, setting in proposal.settings.items():
         lines.append(f"{key} = {setting.value!r}".ljust(40) + f" # {setting.source}")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from onecard import units
-from onecard.config.resolve import Resolved
-from onecard.config.schema import RunConfig
+from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
+from onecard.config.schema import RunConfig, not_built
 from onecard.errors import UsageError
 from onecard.findings import Finding
 from onecard.plan.advice import Fix, ranked_fixes
-from onecard.plan.budget import Budget, Proposal, propose
+from onecard.plan.budget import DECIDED, Budget, Proposal, propose
 from onecard.plan.cards import Card
 from onecard.plan.counts import Params, count_params, flops_per_token
 from onecard.plan.fit import Fit, fit_config, fit_onecard, shape_for_params, train_command
@@ -24,6 +24,7 @@ from onecard.plan.sensitivity import Change, single_changes
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
 
 MOST_PARAMS = 10**13  # beyond every model there is
+FAR_OFF = 0.1  # of the parameters asked for
 
 Trainers = Literal["both", "onecard", "nanogpt"]
 
@@ -91,9 +92,8 @@ class Plan:
 
     @property
     def typed(self) -> dict[str, Any]:
-        """Keys set on the command line: no file holds them, so a command must."""
-        origins, config = self.resolved.origins, self.resolved.config
-        return {key: getattr(config, key) for key, origin in origins.items() if origin.startswith("--")}
+        """Keys set on the command line."""
+        return _asked(self.resolved)
 
     @property
     def train_command(self) -> str:
@@ -132,8 +132,19 @@ def make_plan(
 
     With both trainers, what is fitted is onecard's run; what is proposed for a budget fits both.
     """
+    if trainer not in get_args(Trainers):
+        named = " or ".join(map(repr, get_args(Trainers)))
+        raise UsageError(f"{trainer!r} is no trainer", why=f"a plan is for {named}", fix="trainer='both'")
     if params is not None:
+        if not fit:
+            raise UsageError(
+                "--params needs --fit",
+                why="without it a plan is about the shape the config has",
+                fix="onecard plan --fit --params 124M",
+                name="params-without-fit",
+            )
         resolved = _reshaped(resolved, params)
+    resolved = replace(resolved, warnings=(*resolved.warnings, *_unheeded(resolved, budget)))
     config = settled(resolved.config, place)
     available_bytes = available(config, place)
     card = place.card if place else None
@@ -144,7 +155,8 @@ def make_plan(
     if budget and available_bytes is not None:
         if card is None or predict_speed(config, card) is None:
             raise _needs_a_card("a budget", "its speed is not known")
-        proposals = tuple(propose(config, card, available_bytes, budget, trainer=one))
+        base = _to_propose_from(resolved, config)
+        proposals = tuple(propose(base, card, available_bytes, budget, trainer=one, asked=_asked(resolved)))
     fitted = None
     if fit and available_bytes is not None:
         fitted = (fit_config if trainer == "nanogpt" else fit_onecard)(config, card, available_bytes)
@@ -189,6 +201,28 @@ def _under_onecard(config: RunConfig, card: Card | None, available_bytes: int | 
     return TrainerPlan(memory=memory, speed=predict_speed(config, card, "onecard"), nearest_measured=nearest)
 
 
+def _asked(resolved: Resolved) -> dict[str, Any]:
+    """Keys set on the command line, with their values: no file holds them, so a command must."""
+    config = resolved.config
+    return {key: getattr(config, key) for key, origin in resolved.origins.items() if origin.startswith("--")}
+
+
+def _unheeded(resolved: Resolved, budget: Budget | None) -> Iterator[str]:
+    """What was asked for and is not part of this plan."""
+    for key, value in not_built(resolved.config).items():
+        yield f"{key}={value} is not built yet: the plan is without it, and `onecard train` will refuse it"
+    if budget:
+        decided = DECIDED | {"dtype"} if resolved.config.dtype == "float32" else DECIDED
+        for key in sorted(_asked(resolved).keys() & decided):
+            yield f"{key}={getattr(resolved.config, key)} has no say: the budget decides {key}"
+
+
+def _to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
+    """The config, but GPT-2's tokens and context on FineWeb for what only the packaged default says of them."""
+    usual = {"vocab_size": 50304, "block_size": 1024, "dataset": "fineweb"}
+    return config.replace({key: value for key, value in usual.items() if resolved.origins[key] == PACKAGED_DEFAULT})
+
+
 def _reshaped(resolved: Resolved, params: int) -> Resolved:
     """The same run with a shape of about `params` parameters."""
     if not 1 <= params <= MOST_PARAMS:
@@ -199,6 +233,15 @@ def _reshaped(resolved: Resolved, params: int) -> Resolved:
             name="bad-params",
         )
     config = shape_for_params(resolved.config, params)
+    nearest = count_params(config).nanogpt
+    if abs(nearest - params) > FAR_OFF * params:
+        raise UsageError(
+            f"no shape of ours has about {units.count(params)} parameters",
+            why=f"the nearest, {config.n_layer} layers of width {config.n_embd} and a vocabulary of "
+            f"{config.vocab_size:,}, has {units.count(nearest)}",
+            fix=f"--fit --params {units.count(nearest)}",
+            name="params-out-of-reach",
+        )
     origins = dict(resolved.origins) | dict.fromkeys(("n_layer", "n_head", "n_embd"), "--params")
     return replace(resolved, config=config, origins=origins)
 

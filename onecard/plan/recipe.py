@@ -52,4 +52,5 @@ def beta2(step_tokens: int) -> Setting:
 
 def warmup(steps: int) -> Setting:
     """Updates of warm-up."""
-    return Setting(value=max(100, min(2000, round(steps * 0.03))), source="3 % of the run, between 100 and 2,000")
+    value = max(min(100, steps // 5), min(2000, round(steps * 0.03)))
+    return Setting(value=value, source="3 % of the run, between 100 and 2,000; of a short one a fifth at most")

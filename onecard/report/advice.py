@@ -127,7 +127,7 @@ def print_proposals(proposals: Sequence[Proposal], console: Console) -> None:
             f"{units.count(params.nanogpt)} ({config.n_layer} x {config.n_embd})",
             units.count(config.total_tokens),
             f"{config.total_tokens / params.total:.0f}",
-            f"{proposal.seconds / 3600:.1f}",
+            f"{proposal.seconds / 3600:.{1 if proposal.seconds >= 3600 else 2}f}",
             f"{proposal.process_bytes / units.MIB:,.0f}",
             _range(proposal.loss.final) if proposal.loss else "?",
         )

@@ -143,3 +143,10 @@ def test_a_number_that_cannot_be_is_refused_in_three_parts(asked: dict[str, obje
     assert refused.value.what
     assert refused.value.why
     assert refused.value.fix
+
+
+def test_a_plan_refuses_what_the_command_refuses() -> None:
+    with pytest.raises(onecard.OnecardError, match="--params needs --fit"):
+        onecard.make_plan(gpu="RTX 4070", params=350_000_000)
+    with pytest.raises(onecard.OnecardError, match="'foo' is no trainer"):
+        onecard.make_plan(gpu="RTX 4070", trainer="foo")  # type: ignore[arg-type]

@@ -12,7 +12,9 @@ from onecard.errors import UsageError
 from onecard.plan.budget import Budget, Proposal, budget_of, config_text, propose
 from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
+from onecard.plan.make import Plan, make_plan
 from onecard.plan.memory.predict import predict_nanogpt
+from onecard.plan.place import Place
 from onecard.units import GIB
 
 RTX_4070 = find_card("RTX 4070")
@@ -121,3 +123,41 @@ def test_tokens_that_are_no_budget_are_refused(tokens: int) -> None:
 def test_the_largest_and_the_least_budget_are_answered(budget: Budget) -> None:
     for proposal in propose(BASE, RTX_4070, AVAILABLE, budget):
         assert proposal.config.max_iters >= 100
+
+
+def planned(*flags: tuple[str, str], hours: float = 10) -> Plan:
+    place = Place(card=RTX_4070)
+    return make_plan(resolve(None, flags=list(flags)), place, budget=Budget(seconds=hours * 3600))
+
+
+def test_what_was_typed_stays_and_is_said_to_be_asked_for() -> None:
+    plan = planned(("vocab_size", "32000"), ("dropout", "0.1"), ("out_dir", "mine"), ("dtype", "float16"))
+    assert plan.proposals
+    best = plan.proposals[0]
+    assert (best.config.vocab_size, best.config.dropout, best.config.dtype) == (32000, 0.1, "float16")
+    assert {best.settings[key].source for key in ("vocab_size", "dropout", "dtype")} == {"as asked"}
+    assert "out_dir = 'mine'" in config_text(best)
+
+
+def test_the_packaged_toys_context_and_data_are_nobodys_wish() -> None:
+    plan = planned(("vocab_size", "32000"))
+    assert plan.proposals
+    assert (plan.proposals[0].config.block_size, plan.proposals[0].config.dataset) == (1024, "fineweb")
+    assert plan.proposals[0].settings["block_size"].source != "as asked"
+
+
+def test_keys_that_the_budget_decides_are_told_so() -> None:
+    said = " ".join(planned(("n_layer", "6"), ("compile", "False"), ("dtype", "float32")).resolved.warnings)
+    for key in ("n_layer", "compile", "dtype"):
+        assert f"the budget decides {key}" in said
+
+
+def test_the_shortest_run_has_a_warm_up_and_evaluations_in_proportion() -> None:
+    plan = planned(hours=0.05)
+    assert plan.proposals
+    for proposal in plan.proposals:
+        config = proposal.config
+        assert config.warmup_iters <= config.max_iters / 5
+        assert proposal.settings["eval_interval"].source == (
+            f"about {round(config.max_iters / config.eval_interval)} evaluations"
+        )
