@@ -29,6 +29,7 @@ class Fix:
     saves_bytes: int = 0  # off what the driver shows for the process
     slowdown: float | None = None  # 0.1: a tenth slower; negative: faster; None: speed unknown
     fits: bool | None = None  # whether the run fits with this change alone
+    safe: bool = True  # not by less than predictions may be off
     same_run: bool = True  # the mathematics stay: same model, context and tokens per update
     why: str
 
@@ -83,10 +84,13 @@ class _Asked:
             returns_logits=change is None or change.returns_logits,
         )
 
+    def is_safe(self, memory: Memory) -> bool:
+        """Whether a run fits, whatever the prediction may be off by; so it does where no card is known."""
+        return self.available_bytes is None or memory.is_safe(self.available_bytes)
+
     def is_safe_with(self, patch: Mapping[str, Any]) -> bool:
-        """Whether the patched run fits, whatever the prediction may be off by."""
-        available = self.available_bytes
-        return available is not None and self.needs(self.config.replace(patch)).is_safe(available)
+        """The same of the patched run, on a card that is known."""
+        return self.available_bytes is not None and self.is_safe(self.needs(self.config.replace(patch)))
 
     def slowdown(self, config: RunConfig, trainer: TrainerName) -> float | None:
         """How much longer the same tokens take."""
@@ -137,14 +141,15 @@ def _fix(asked: _Asked, change: _Change) -> Fix:
         saves_bytes=asked.memory.process_bytes - after.process_bytes,
         slowdown=asked.slowdown(changed, asked.trainer),
         fits=after.fits,
+        safe=asked.is_safe(after),
         same_run=change.same_run,
         why=change.why,
     )
 
 
-def _rank(fix: Fix) -> tuple[bool, bool, float, int]:
+def _rank(fix: Fix) -> tuple[bool, bool, bool, float, int]:
     cost = (fix.slowdown or 0.0) if fix.fits and fix.same_run else 0.0
-    return fix.fits is False, not fix.same_run, round(cost, 2), -fix.saves_bytes
+    return fix.fits is False, not fix.same_run, not fix.safe, round(cost, 2), -fix.saves_bytes
 
 
 def _with_our_trainer(asked: _Asked, ours: Memory) -> Iterator[Fix]:
@@ -164,6 +169,7 @@ def _with_our_trainer(asked: _Asked, ours: Memory) -> Iterator[Fix]:
             saves_bytes=asked.memory.process_bytes - memory.process_bytes,
             slowdown=asked.slowdown(config, "onecard"),
             fits=memory.fits,
+            safe=asked.is_safe(memory),
             why="the loss goes through the head in chunks, and no logits are held"
             + (f"; {_RECOMPUTES_WHY[config.grad_checkpoint]}" if patch else ""),
         )
@@ -178,6 +184,7 @@ def _with_our_trainer(asked: _Asked, ours: Memory) -> Iterator[Fix]:
                 saves_bytes=asked.memory.process_bytes - best.process_bytes,
                 slowdown=asked.slowdown(best.config, "onecard"),
                 fits=True,
+                safe=best.safe,
                 why="the fastest micro-batch and recomputation that fit",
             )
 
@@ -214,6 +221,7 @@ def best_combination(asked: _Asked) -> Fix | None:
         saves_bytes=asked.memory.process_bytes - best.process_bytes,
         slowdown=asked.slowdown(best.config, "nanogpt"),
         fits=True,
+        safe=best.safe,
         why=" + ".join([*(change.name for change in free), f"batch_size={best.config.batch_size}"]),
     )
 
@@ -352,5 +360,6 @@ def _not_in_the_config(asked: _Asked, other_bytes: int) -> Iterator[Fix]:
             trainer=asked.trainer,
             slowdown=0.0,
             fits=memory.fits,
+            safe=asked.is_safe(memory),
             why="0 MiB: evaluation keeps no graph and peaks below training; eval_iters only sets how long it takes",
         )

@@ -162,6 +162,8 @@ def make_plan(
         fitted = (fit_config if trainer == "nanogpt" else fit_onecard)(config, card, available_bytes)
     nanogpt = None if trainer == "onecard" else _under_nanogpt(config, card, available_bytes)
     onecard = None if trainer == "nanogpt" else _under_onecard(config, card, available_bytes)
+    if onecard and (cut := _cut_short(config, onecard.speed)):
+        resolved = replace(resolved, warnings=(*resolved.warnings, cut))
     plan = Plan(
         resolved=resolved,
         config=config,
@@ -211,10 +213,23 @@ def _unheeded(resolved: Resolved, budget: Budget | None) -> Iterator[str]:
     """What was asked for and is not part of this plan."""
     for key, value in not_built(resolved.config).items():
         yield f"{key}={value} is not built yet: the plan is without it, and `onecard train` will refuse it"
+    if resolved.config.eval_only:
+        yield "eval_only=True makes one evaluation and no update: what is said of training below does not happen"
     if budget:
         decided = DECIDED | {"dtype"} if resolved.config.dtype == "float32" else DECIDED
         for key in sorted(_asked(resolved).keys() & decided):
             yield f"{key}={getattr(resolved.config, key)} has no say: the budget decides {key}"
+
+
+def _cut_short(config: RunConfig, speed: Speed | None) -> str | None:
+    """What max_hours makes of a run that takes longer."""
+    if config.max_hours is None or speed is None or config.max_hours * 3600 >= speed.total_seconds.likely:
+        return None
+    reached = int(config.max_iters * config.max_hours * 3600 / speed.total_seconds.likely)
+    return (
+        f"max_hours={config.max_hours:g} stops onecard's run at about step {reached:,} of {config.max_iters:,}: "
+        "hours and loss here are of all of it"
+    )
 
 
 def _to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:

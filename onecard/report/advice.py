@@ -47,7 +47,7 @@ def print_fixes(fixes: Sequence[Fix], console: Console) -> None:
         flags = flags_of(fix.patch, fix.trainer)
         program = "" if fix.trainer == first else PROGRAMS[fix.trainer]
         how = " ".join(word for word in (fix.environment, program, flags, fix.code) if word) or fix.why
-        fits = {True: "yes", False: "no", None: "?"}[fix.fits]
+        fits = {True: "yes" if fix.safe else "barely", False: "no", None: "?"}[fix.fits]
         table.add_row(fix.what, f"{fix.saves_bytes / units.MIB:,.0f}", _speed_change(fix), fits, how)
     print_table(table, console)
 

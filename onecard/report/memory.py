@@ -41,9 +41,11 @@ def _verdict(memory: Memory, available: int | None) -> Text:
     bar = "█" * filled + "░" * (BAR_CELLS - filled)
     figures = f"  {bar}  {units.mib(needed)} of {units.mib(available)}"
     if not memory.fits:
-        verdict = Text("does not fit", style="bold red")
+        near = memory.is_near(available)
+        verdict = Text("may not fit" if near else "does not fit", style="bold red")
+        hedge = f", less than the prediction may be off ({units.mib(memory.error_bytes)})" if near else ""
         return verdict.append(
-            f"{figures}, {units.mib(needed - available)} too much\nruns out in {memory.ran_out}", "default"
+            f"{figures}, {units.mib(needed - available)} too much{hedge}\nruns out in {memory.ran_out}", "default"
         )
     if memory.tight:
         verdict = Text("fits, barely", style="bold yellow")

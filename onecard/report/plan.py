@@ -121,7 +121,8 @@ def _trainer_column(planned: TrainerPlan, available_bytes: int | None) -> dict[s
         barely = "" if memory.is_safe(available_bytes) else ", barely"
         lines["fits"] = f"yes{barely}, {units.mib(available_bytes - memory.process_bytes)} left"
     else:
-        lines["fits"] = f"no, {units.mib(memory.process_bytes - available_bytes)} too much"
+        no = "perhaps not" if memory.is_near(available_bytes) else "no"
+        lines["fits"] = f"{no}, {units.mib(memory.process_bytes - available_bytes)} too much"
     training, evaluating = (memory.phases[name].allocated_bytes / units.MIB for name in ("train", "eval"))
     lines["allocated"] = f"{training:,.0f} MiB training, {evaluating:,.0f} evaluating"
     if speed is None:

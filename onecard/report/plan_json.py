@@ -123,6 +123,7 @@ def _fix_json(fix: Fix, plan: Plan) -> dict[str, Any]:
         "saves_bytes": fix.saves_bytes,
         "slowdown": fix.slowdown,
         "fits": fix.fits,
+        "safe": fix.safe,
         "why": fix.why,
     }
 

@@ -401,3 +401,25 @@ def test_ctrl_c_while_modules_are_read_is_exit_130_and_silent() -> None:
     command = [sys.executable, "-c", INTERRUPTED_IMPORT]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_near_no_is_hedged_and_is_still_a_no(onecard: Command) -> None:
+    keys = ["--n_embd=384", "--dropout=0.1", "--batch_size=16", "--gradient_accumulation_steps=32"]
+    done = onecard(
+        "plan", "-", "--gpu", "4070", "--other", "2.1GiB", "--trainer", "nanogpt", *keys, stdin="n_layer = 12"
+    )
+    assert done.code == 1
+    assert "perhaps not, " in done.stdout
+    assert "less than the prediction may be off" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("--optimizer=muon", "is not built yet"),
+        ("--eval_only=True", "no update"),
+        ("--max_hours=0.0001", "stops onecard's run at about step"),
+    ],
+)
+def test_what_a_plan_leaves_out_is_said(onecard: Command, key: str, said: str) -> None:
+    assert said in " ".join(onecard("plan", "--gpu", "4070", "--json", key).json["warnings"])

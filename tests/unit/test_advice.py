@@ -164,3 +164,21 @@ def test_a_run_with_room_to_spare_is_not_told_to_shrink() -> None:
     names = fixes(config(n_embd=384, batch_size=4)).keys()
     assert not {"smaller-micro-batch", "shorter-block", "smaller-model", "best-combination"} & names
     assert "return-only-the-loss" in names
+
+
+def test_a_cure_by_less_than_the_error_is_called_so_and_stands_behind_the_safe_ones() -> None:
+    asked = config(n_layer=13, n_head=21, n_embd=1344, batch_size=8, gradient_accumulation_steps=64)
+    ours = predict_onecard(asked, RTX_4070, available_bytes=AVAILABLE)
+    found = ranked_fixes(asked, RTX_4070, ours, available_bytes=AVAILABLE, trainer="onecard")
+    selective = next(fix for fix in found if fix.name == "selective")
+    assert (selective.fits, selective.safe) == (True, False)
+    full = next(fix for fix in found if fix.name == "full")
+    assert (full.fits, full.safe) == (True, True)
+    assert found.index(full) < found.index(selective)
+
+
+def test_a_no_within_the_error_is_a_near_one() -> None:
+    dropping = predict_nanogpt(config(n_embd=384, dropout=0.1), RTX_4070, available_bytes=AVAILABLE)
+    assert dropping.fits is False
+    assert dropping.is_near(AVAILABLE)
+    assert not dropping.is_near(AVAILABLE - GIB)

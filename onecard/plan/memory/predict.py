@@ -85,6 +85,10 @@ class Memory:
         """Whether the run fits even if it takes as much more than predicted as predictions may be off."""
         return bool(self.fits) and self.process_bytes + self.error_bytes <= available_bytes
 
+    def is_near(self, available_bytes: int) -> bool:
+        """Whether a run that does not fit would, if it took less than predicted by what predictions may be off."""
+        return self.fits is False and self.process_bytes - self.error_bytes <= available_bytes
+
     def parts_of(self, phase: str) -> list[Part]:
         """The parts of one phase, largest first."""
         return sorted((p for p in self.parts if p.phase == phase), key=lambda part: -part.size_bytes)
