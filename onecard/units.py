@@ -81,6 +81,11 @@ def flops(per_second: float) -> str:
     return f"{per_second / 1e12:,.1f} TFLOP/s"
 
 
+def things(count: int, name: str) -> str:
+    """`1 head`, `12 heads`"""
+    return f"{count:,} {name}" + ("" if count == 1 else "s")
+
+
 def duration(seconds: float) -> str:
     """`2 d 5 h`, `21.7 h`, `12 min`, `3.2 s`; what no clock can count is `endless`"""
     if not seconds < 1e15:

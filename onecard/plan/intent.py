@@ -70,7 +70,7 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
         patch = shape_for_count(config, wanted)
         reached = count_params(config.replace(patch)).nanogpt
         heads = patch.get("n_head")
-        shape = f"{patch['n_embd']}" + (f" with {heads} head{'s' * (heads > 1)}" if heads else "")
+        shape = f"{patch['n_embd']}" + (f" with {units.things(heads, 'head')}" if heads else "")
         flags = " ".join(f"--{key}={value}" for key, value in patch.items())
         who = " and ".join(dict.fromkeys(f"the {who}" if i == 0 else who for i, (who, _) in enumerate(witnesses)))
         yield Finding(

@@ -102,9 +102,9 @@ def _fits(candidate: Candidate) -> str:
 
 def _shape(candidate: Candidate) -> str:
     config = candidate.config
+    layers, heads = units.things(config.n_layer, "layer"), units.things(config.n_head, "head")
     return (
-        f"{units.count(count_params(config).nanogpt)} ({config.n_layer} layers, {config.n_head} heads of "
-        f"{config.head_size}, width {config.n_embd}), "
+        f"{units.count(count_params(config).nanogpt)} ({layers}, {heads} of {config.head_size}, width {config.n_embd}), "
         f"{config.batch_size} x {config.gradient_accumulation_steps} sequences"
     )
 

@@ -67,8 +67,7 @@ def _parts_table(memory: Memory) -> Table:
     for part in [*memory.parts_of(peak.name), *memory.parts_of(PROCESS)]:
         if part not in small:
             _add_part(table, part.name, part.size_bytes, memory, part.why)
-    if small:
-        names = ", ".join(part.name for part in small if part.size_bytes >= units.MIB)
+    if names := ", ".join(part.name for part in small if part.size_bytes >= units.MIB):
         _add_part(table, "the rest", sum(part.size_bytes for part in small), memory, names)
     whole = "process, as the driver shows it" if memory.knows_context else "reserved, without a card's context"
     table.add_row(whole, f"{memory.process_bytes / units.MIB:,.0f}", "", "", style="bold")

@@ -61,7 +61,8 @@ def _run_lines(plan: Plan) -> Iterator[Line]:
     extras = (", biases" if config.bias else "") + (f", dropout {config.dropout:g}" if config.dropout else "")
     yield (
         "model",
-        f"{config.n_layer} layers, {config.n_head} heads of {config.head_size}, width {config.n_embd}, "
+        f"{units.things(config.n_layer, 'layer')}, {units.things(config.n_head, 'head')} of {config.head_size}, "
+        f"width {config.n_embd}, "
         f"context {config.block_size:,}, vocabulary {config.vocab_size:,}{extras}",
     )
     yield (
@@ -77,10 +78,14 @@ def _run_lines(plan: Plan) -> Iterator[Line]:
     yield (
         "run",
         f"{config.max_iters:,} updates = {units.count(config.total_tokens)} tokens, "
-        f"{plan.tokens_per_parameter:.3g} per parameter; "
+        f"{_few_digits(plan.tokens_per_parameter)} per parameter; "
         f"{units.count(plan.flops_per_token)} FLOPs a token, {plan.flops_per_token * config.total_tokens:.3g} in all",
     )
     yield "precision", f"{config.dtype}, {'compiled' if config.compile else 'eager'}"
+
+
+def _few_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _loss_lines(plan: Plan) -> Iterator[Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Self
 
 from rich.console import Console
@@ -145,8 +146,8 @@ class TrainingDisplay:
             self._say(f"step {record.step}: train loss {record.train_loss:.4f}, val loss {record.val_loss:.4f}")
             return
         self._say(
-            f"step {record.step:,}: train {record.train_loss:.4f} ± {record.train_loss_error or 0:.4f}, "
-            f"val {record.val_loss:.4f} ± {record.val_loss_error or 0:.4f} "
+            f"step {record.step:,}: train {_with_error(record.train_loss, record.train_loss_error)}, "
+            f"val {_with_error(record.val_loss, record.val_loss_error)} "
             f"({record.tokens_read or 0:,} tokens, {record.seconds or 0:.1f} s)",
             style="bold",
         )
@@ -171,3 +172,8 @@ class TrainingDisplay:
 
     def _say(self, words: str, *, style: str = "") -> None:
         self.console.print(Text(words, style=style), soft_wrap=True)
+
+
+def _with_error(loss: float, error: float | None) -> str:
+    """A loss with its standard error, which one sequence does not have."""
+    return f"{loss:.4f}" + (f" ± {error:.4f}" if error is not None and isfinite(error) else "")

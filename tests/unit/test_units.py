@@ -47,3 +47,7 @@ def test_numbers_print_short() -> None:
     assert [units.size(size) for size in (0, 2**10, 2**20, 2**30)] == ["0 KiB", "1 KiB", "1 MiB", "1.00 GiB"]
     assert units.duration(21.7 * 3600) == "21.7 h"
     assert units.duration(53 * 3600) == "2 d 5 h"
+
+
+def test_one_thing_is_not_several() -> None:
+    assert [units.things(count, "head") for count in (1, 2, 1200)] == ["1 head", "2 heads", "1,200 heads"]
