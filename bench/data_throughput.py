@@ -36,8 +36,8 @@ from pathlib import Path
 from statistics import median
 
 from onecard.data.blocks import Block, read_blocks
+from onecard.data.downloads import Fetcher
 from onecard.data.encode import Encoding, encode_block
-from onecard.data.hub import Fetcher
 from onecard.data.sources import local_source
 from onecard.data.stdlib import source_files
 from onecard.data.tokenizer_files import keep_tokenizer

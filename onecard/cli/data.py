@@ -95,7 +95,8 @@ def prepare(flags: list[Flag], /, **options: object) -> int:
 
 def _prepare(options: Options, flags: list[Flag]) -> int:
     _needs_numpy()
-    from onecard.data.hub import download, downloads_of, find_dataset
+    from onecard.data.downloads import download, downloads_of
+    from onecard.data.hub import find_dataset
     from onecard.data.prepare import prepare as run
     from onecard.data.prepared import findings_of
     from onecard.data.stdlib import cache_home
@@ -143,7 +144,7 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
 
 def _settings(options: Options, flags: list[Flag]) -> Settings:
     """What decides the content of the folder."""
-    from onecard.config.resolve import flag_values
+    from onecard.config.resolve import checked, flag_values
     from onecard.data.manifest import Settings
 
     for option, number in (("--tokens", options.tokens), ("--shard", options.shard)):
@@ -169,10 +170,10 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
             fix="onecard data prepare --help",
             name="unexpected-key",
         )
-    name = str(values.get("tokenizer") or "gpt2")
-    vocab_size = values.get("vocab_size")
-    assert vocab_size is None or isinstance(vocab_size, int)
-    if vocab_size is not None and (name != "bpe" or not 257 <= vocab_size <= 2**24):
+    config = checked(values, {key: f"--{key}" for key in values})
+    name = config.tokenizer or "gpt2"
+    vocab_size = config.vocab_size if "vocab_size" in values else None
+    if vocab_size is not None and (name != "bpe" or vocab_size < 257):
         raise UsageError(
             f"--vocab_size={vocab_size} cannot be had with --tokenizer={name}",
             why="only byte pairs learned here can have a size of choice, from 257: all bytes and the end of text",

@@ -65,17 +65,17 @@ def export(
     no_flags(flags, "export")
     _check_push(kind, push, private)
     needs_torch("reading a checkpoint needs it")
-    from onecard.config.schema import KEYS, RunConfig
-    from onecard.runs.folder import load_run
+    from onecard.cli.settle import config_of
+    from onecard.runs.folder import checkpoint_name, load_run
     from onecard.train import hf_hub
     from onecard.train.interchange import read_run
 
     if push:
         hf_hub.check_token(push)
     found = load_run(Path(run))
-    config = RunConfig.model_validate({key: value for key, value in found.config.items() if key in KEYS})
+    config = config_of(found.path, found.config)
     snapshot = read_run(found.path, best=best)
-    target = Path(out) if out else found.path / "export" / f"{kind}-step-{snapshot.step:08d}"
+    target = Path(out) if out else found.path / "export" / f"{kind}-{checkpoint_name(snapshot.step)}"
     _must_be_new(target)
     tokenizer, note = _tokenizer(found.path, config)
     if kind == "nanogpt":

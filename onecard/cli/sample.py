@@ -39,8 +39,8 @@ def sample(
     """
     no_flags(flags, "sample")
     needs_torch("sampling runs the model")
+    from onecard.cli.settle import config_of
     from onecard.cli.tokenizer import tokenizer_of
-    from onecard.config.schema import KEYS, RunConfig
     from onecard.runs.folder import load_run
     from onecard.train import checkpoint
     from onecard.train.interchange import checkpoint_of, not_numbers
@@ -49,7 +49,7 @@ def sample(
     from onecard.train.sample import generate
 
     found = load_run(Path(run))
-    config = RunConfig.model_validate({k: v for k, v in (found.config or {}).items() if k in KEYS})
+    config = config_of(found.path, found.config)
     chosen = checkpoint_of(found.path, best=best)
     tokenizer = tokenizer_of(found.path, config)
     model = GPT(config).to(choose_device(config))

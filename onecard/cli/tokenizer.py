@@ -12,11 +12,10 @@ if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
     from onecard.data.tokenizers import Tokenizer
 
-GPT2_VOCABULARIES = (50257, 50304)  # nanoGPT rounds GPT-2's up; its sample.py assumes GPT-2 where nothing is said
-
 
 def tokenizer_of(run: Path, config: RunConfig) -> Tokenizer:
     """The tokenizer to sample a run with; ConfigError where nobody can say how its tokens were made."""
+    from onecard.config.schema import GPT2_VOCABULARIES
     from onecard.data.dataset import open_dataset
     from onecard.data.stdlib import cache_home
     from onecard.data.tokenizer_files import JSON_FILE, find_tokenizer
@@ -35,7 +34,7 @@ def tokenizer_of(run: Path, config: RunConfig) -> Tokenizer:
         problem = "the data folder does not say how its tokens were made"
     except OnecardError as error:
         tokenizer, problem = None, error.what
-    if tokenizer is None and config.vocab_size in GPT2_VOCABULARIES:
+    if tokenizer is None and config.vocab_size in GPT2_VOCABULARIES:  # as nanoGPT's sample.py assumes
         tokenizer = named("gpt2")
     if tokenizer is None:
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from onecard.cli.library import INTERRUPTED, KeyCommand, console, needs_torch
 from onecard.cli.plan import read_config
 from onecard.cli.preflight import checked, larger_default, predicted
 from onecard.cli.pretrained import pretrained
+from onecard.cli.resume import is_finished, resumed_config
 from onecard.cli.settle import check_run, open_data, torch_environment, with_vocabulary
 from onecard.errors import ConfigError, MachineError, UsageError
 
@@ -28,11 +30,7 @@ if TYPE_CHECKING:
     from onecard.runs.records import End
     from onecard.train.memory_snapshot import MeasuredMemory
 
-# What may change between two parts of one run (the micro-batch at equal tokens per update, checked apart).
-RESUMABLE = frozenset(
-    "max_iters lr_decay_iters eval_interval log_interval checkpoint_interval keep_checkpoints max_hours "
-    "loggers log_style batch_size gradient_accumulation_steps".split()
-)
+Files = tuple[Path | None, Path | None]  # of --profile and --memory_snapshot
 
 
 @click.command(cls=KeyCommand, short_help="Train: survives out-of-memory, loses nothing, resumes exactly.")
@@ -60,59 +58,69 @@ def train(
     Out of memory halves the micro-batch and goes on; Ctrl-C saves and stops; --resume RUN goes on where it stopped.
     """
     needs_torch("planning needs none, training does")
+    from onecard.config.resolve import flag_values
     from onecard.report.talk import print_warnings
 
     if resume and (config or fit):
-        raise UsageError(
-            f"--resume {resume} goes on with the config of that run",
-            why=f"{config or '--fit'} would be ignored",
-            fix=f"onecard train --resume {quote(resume)}",
-        )
+        raise _ignored(f"--resume {resume}", config or "--fit", Path(resume))
     if memory_snapshot and Path(memory_snapshot).suffix == ".pickle":
         raise UsageError(
             f"--memory_snapshot {memory_snapshot} is torch's own file",
             why="the parts are written as JSON, and torch's snapshot beside them with the ending .pickle",
             fix=f"--memory_snapshot {Path(memory_snapshot).with_suffix('.json')}",
         )
+    files = Path(profile) if profile else None, Path(memory_snapshot) if memory_snapshot else None
+    if resume:
+        return _go_on(Path(resume), flag_values(flags), {key: f"--{key}" for key, _ in flags}, files)
     resolved = read_config(config, flags)
-    if resolved.config.init_from == "resume" and resume is None:
-        resume = resolved.config.out_dir
-    settled, folder = _resumed(Path(resume), flags) if resume else (None, None)
-    if folder and settled and _is_finished(folder, settled):
-        folder.close()
-        return 0
-    run_config = settled or resolved.config
-    os.environ.update(torch_environment(run_config, os.environ))
-    dataset = open_data(run_config)
-    model, memory = None, predicted(run_config) if folder else None
-    if folder is None:
-        resolved, model = pretrained(resolved)
-        print_warnings([*resolved.warnings, *(model.snapshot.notes if model else ())], console(stderr=True))
-        run_config = with_vocabulary(resolved, dataset)
-        if config is None:
-            run_config = larger_default(run_config, flags, train_tokens=len(dataset.train))
-        run_config, memory = checked(run_config, fit=fit, source=config, typed=flags)
-        check_run(run_config, dataset)
-        folder = _new_folder(run_config, resolved)
-    with folder:
+    if resolved.config.init_from != "resume":
+        return _begin(resolved, config, flags, fit=fit, files=files)
+    if fit:
+        raise _ignored("init_from=resume", "--fit", _folder_of(resolved))
+    print_warnings(resolved.warnings, console(stderr=True))
+    return _go_on(_folder_of(resolved), resolved.asked, resolved.origins, files)
+
+
+def _ignored(said: str, in_vain: str, run: Path) -> UsageError:
+    return UsageError(
+        f"{said} goes on with the config of that run",
+        why=f"{in_vain} would be ignored",
+        fix=f"onecard train --resume {quote(str(run))}",
+    )
+
+
+def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bool, files: Files) -> int:
+    """Train a new run."""
+    from onecard.report.talk import print_warnings
+    from onecard.runs.folder import create_run
+
+    os.environ.update(torch_environment(resolved.config, os.environ))
+    dataset = open_data(resolved.config)
+    resolved, model = pretrained(resolved)
+    print_warnings([*resolved.warnings, *(model.snapshot.notes if model else ())], console(stderr=True))
+    run_config = with_vocabulary(resolved, dataset)
+    if config is None:
+        run_config = larger_default(run_config, flags, train_tokens=len(dataset.train))
+    run_config, memory = checked(run_config, fit=fit, source=config, typed=flags)
+    check_run(run_config, dataset)
+    with create_run(_folder_of(resolved), config=run_config.model_dump()) as folder:
         if model:  # weights from elsewhere become the checkpoint of step 0, and the run goes on from that
             put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
-        files = Path(profile) if profile else None, Path(memory_snapshot) if memory_snapshot else None
-        return _train(run_config, folder, dataset, resume=bool(resume or model), files=files, memory=memory)
+        return _train(run_config, folder, dataset, resume=model is not None, files=files, memory=memory)
 
 
-def _is_finished(folder: RunFolder, config: RunConfig) -> bool:
-    """Whether there is nothing left to do; says so."""
-    run = folder.read()
-    if not run.finished or run.last_step < config.max_iters:
-        return False
-    talk = console(stderr=True)
-    talk.print(f"{folder.path} is finished: step {run.last_step:,} of {config.max_iters:,}", soft_wrap=True)
-    longer = 2 * max(config.max_iters, run.last_step)
-    talk.print(
-        f"to train longer: onecard train --resume {quote(str(folder.path))} --max_iters={longer}", soft_wrap=True
-    )
-    return True
+def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], files: Files) -> int:
+    """Go on with the run in a folder, under the settings asked for."""
+    from onecard.runs.folder import resume_run
+
+    with resume_run(path) as folder:
+        run = folder.read()
+        config = resumed_config(run, asked, origins)
+        if is_finished(run, config):
+            return 0
+        os.environ.update(torch_environment(config, os.environ))
+        dataset = open_data(config)
+        return _train(config, folder, dataset, resume=True, files=files, memory=predicted(config))
 
 
 def _train(
@@ -121,7 +129,7 @@ def _train(
     dataset: Dataset,
     *,
     resume: bool,
-    files: tuple[Path | None, Path | None],
+    files: Files,
     memory: Memory | None,
 ) -> int:
     from onecard.report.talk import print_warnings
@@ -181,7 +189,8 @@ def _farewell(end: End, path: Path) -> int:
         raise MachineError(
             f"one sequence at a time does not fit; the run is saved at step {end.step:,}",
             why="the weights, the optimizer and one sequence's activations need more memory than there is",
-            fix=f"free memory and type: onecard train --resume {path}   (or plan a smaller model: onecard plan --fit)",
+            fix=f"free memory and type: onecard train --resume {quote(str(path))}   "
+            "(or plan a smaller model: onecard plan --fit)",
             name="out-of-memory",
         )
     if end.reason == "diverged":
@@ -204,82 +213,8 @@ def _farewell(end: End, path: Path) -> int:
     return 0
 
 
-def _resumed(path: Path, flags: list[Flag]) -> tuple[RunConfig, RunFolder]:
-    """The config and the locked folder of a run to go on with, under the changes that are allowed."""
-    from onecard.config.resolve import checked
-    from onecard.config.schema import KEYS
-    from onecard.report.talk import print_warnings
-    from onecard.runs.folder import resume_run
-    from onecard.train.trackers import logger_names
-
-    folder = resume_run(path)
-    try:
-        known = {key: value for key, value in folder.config.items() if key in KEYS}
-        before = checked(known, dict.fromkeys(KEYS, str(path / "config.json")))
-        after = _changed(before, flags, path)
-        logger_names(after)  # an unknown one is refused before anything is written
-        print_warnings(_schedule_changes(before, after, folder.read().last_step), console(stderr=True))
-        folder.write_config(after.model_dump())
-    except BaseException:
-        folder.close()
-        raise
-    return after, folder
-
-
-def _schedule_changes(before: RunConfig, after: RunConfig, step: int) -> list[str]:
-    """What a longer or shorter run does to the learning rate, in words."""
-    from onecard.plan.schedule import learning_rate
-
-    was, now = learning_rate(before, step), learning_rate(after, step)
-    found = []
-    if abs(now - was) > 0.01 * was:
-        found.append(f"the learning rate goes from {was:.2g} to {now:.2g} at step {step:,}: the schedule has changed")
-    if after.decay_lr and after.max_iters > max(after.lr_decay_iters, before.max_iters):
-        found.append(
-            f"from step {after.lr_decay_iters:,} on the learning rate stays at min_lr={after.min_lr:.2g}; "
-            f"to decay to the end: --lr_decay_iters={after.max_iters}"
-        )
-    return found
-
-
-def _changed(before: RunConfig, flags: list[Flag], path: Path) -> RunConfig:
-    from onecard.config.resolve import checked, flag_values
-    from onecard.config.schema import RunConfig
-
-    wanted = {key: value for key, value in flag_values(flags).items() if key not in ("init_from", "out_dir")}
-    origins = dict.fromkeys(RunConfig.model_fields, f"{path}") | {key: f"--{key}" for key in wanted}
-    after = checked({**before.model_dump(), **wanted}, origins)
-    refused = [key for key in wanted if getattr(after, key) != getattr(before, key) and key not in RESUMABLE]
-    if after.tokens_per_step != before.tokens_per_step:
-        raise _other_update(before, after, path)
-    if refused:
-        now = ", ".join(f"{key}={getattr(after, key)} (was {getattr(before, key)})" for key in dict.fromkeys(refused))
-        raise ConfigError(
-            f"a resumed run cannot change {now}",
-            why="its weights, data order or records would no longer be of one run",
-            fix=f"onecard train --resume {path}   (or start a new run with --out_dir=PATH)",
-            name="resume-mismatch",
-        )
-    return after
-
-
-def _other_update(before: RunConfig, after: RunConfig, path: Path) -> ConfigError:
-    whole, rest = divmod(before.sequences_per_step, after.batch_size)
-    fix = f"onecard train --resume {quote(str(path))}"
-    if not rest:
-        fix += f" --batch_size={after.batch_size} --gradient_accumulation_steps={whole}"
-    return ConfigError(
-        f"a resumed run cannot go from {before.sequences_per_step} sequences per update to {after.sequences_per_step}",
-        why="its data order and its steps would no longer be of one run; another micro-batch at equal tokens is fine",
-        fix=fix,
-        name="resume-mismatch",
-    )
-
-
-def _new_folder(config: RunConfig, resolved: Resolved) -> RunFolder:
+def _folder_of(resolved: Resolved) -> Path:
     """nanoGPT's out_dir where it is set; otherwise runs/ and the config's name."""
-    from onecard.runs.folder import create_run
-
-    name = Path(resolved.source or "default").stem.replace(" ", "-")
-    path = Path("runs") / name if resolved.origins["out_dir"] == "default" else Path(config.out_dir)
-    return create_run(path, config=config.model_dump())
+    if resolved.origins["out_dir"] != "default":
+        return Path(resolved.config.out_dir)
+    return Path("runs") / Path(resolved.source or "default").stem.replace(" ", "-")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from onecard.config.names import nearest
 from onecard.config.reader import ConfigFile, NotAConfig, Value, read_config, read_value
-from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
+from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig, Text
 from onecard.errors import ConfigError
 
 # Without these a plan would be about another run, so a file may not leave them to code we do not run.
@@ -19,7 +19,7 @@ NEEDED_KEYS = frozenset(
     "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps "
     "vocab_size dropout bias dtype compile max_iters".split()
 )
-_TEXT_KEYS = frozenset(key for key, field in RunConfig.model_fields.items() if field.annotation in (str, str | None))
+_TEXT_KEYS = frozenset(key for key, field in RunConfig.model_fields.items() if field.annotation in (str, Text | None))
 PACKAGED_DEFAULT = "packaged default"
 _UNASKED = ("default", PACKAGED_DEFAULT)  # origins of what nobody asked for
 
@@ -44,6 +44,11 @@ class Resolved:
     lines: Mapping[str, int] = field(default_factory=dict)
     overridden: Mapping[str, object] = field(default_factory=dict)  # what the file said where a flag says otherwise
     unused: tuple[str, ...] = ()  # keys the file sets and nanoGPT does not have
+
+    @property
+    def asked(self) -> dict[str, object]:
+        """The values that somebody set, in the file or with a flag."""
+        return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin not in _UNASKED}
 
 
 def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
@@ -116,7 +121,8 @@ def flag_values(flags: Iterable[tuple[str, str]]) -> dict[str, object]:
                 name="unknown-key",
             )
         value = read_value(text)
-        given[key] = text if key in _TEXT_KEYS and not isinstance(value, str) else value
+        is_text = key in _TEXT_KEYS and value is not None  # --tokenizer=2024 names one, --tokenizer=None does not
+        given[key] = text if is_text and not isinstance(value, str) else value
     return given
 
 

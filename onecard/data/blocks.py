@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from onecard.data.documents import Bad, read_documents
-from onecard.data.hub import Fetcher
+from onecard.data.document import Bad
+from onecard.data.documents import read_documents
+from onecard.data.downloads import Fetcher
 from onecard.data.sources import Source, SourceFile
 
 Place = tuple[int, int]  # the number of a file, and a place in it

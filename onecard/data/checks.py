@@ -19,11 +19,8 @@ def check_dataset(
     `eval_tokens` is what one evaluation reads of a split. Every token is looked at, so this takes as long as reading
     the files once, unless every id they can hold is in the vocabulary.
     """
-    for split, tokens, needed in (
-        ("train", dataset.train, block_size),
-        ("val", dataset.val, eval_block_size or block_size),
-    ):
-        _long_enough(dataset, tokens, split=split, block_size=needed)
+    for split, tokens in (("train", dataset.train), ("val", dataset.val)):
+        _long_enough(dataset, tokens, split=split, block_size=block_size, eval_block_size=eval_block_size)
         if not dataset.dtype_is_known and looks_like_uint32(tokens):
             raise _wrong_dtype(dataset, tokens)
         if outside := first_outside(tokens, vocab_size=vocab_size):
@@ -31,15 +28,20 @@ def check_dataset(
     return (_tiny_val(dataset, eval_tokens),) if len(dataset.val) < eval_tokens else ()
 
 
-def _long_enough(dataset: Dataset, tokens: Tokens, *, split: str, block_size: int) -> None:
+def _long_enough(dataset: Dataset, tokens: Tokens, *, split: str, block_size: int, eval_block_size: int | None) -> None:
     names = ", ".join(str(file.path) for file in tokens.files[:3])
     if len(tokens) < 2:  # too few for any block_size
         raise _empty(dataset, names, len(tokens), split=split)
-    if len(tokens) <= block_size:
+    is_val, longest = split == "val", len(tokens) - 1
+    key, needed = ("eval_block_size", eval_block_size) if is_val and eval_block_size else ("block_size", block_size)
+    if needed > longest:
+        keys = ["eval_block_size"] if is_val else ["block_size"]
+        if not is_val and (eval_block_size or 0) > longest:  # which must not be the longer one
+            keys.append("eval_block_size")
         raise ConfigError(
-            f"{names} has {len(tokens):,} tokens, and one sequence needs {block_size + 1:,}",
-            why=f"block_size={block_size} tokens are read, and the one after them is predicted",
-            fix=f"--block_size={len(tokens) - 1} or less, or more {split} data",
+            f"{names} has {len(tokens):,} tokens, and one sequence needs {needed + 1:,}",
+            why=f"{key}={needed} tokens are read, and the one after them is predicted",
+            fix=f"{' '.join(f'--{each}={longest}' for each in keys)} or less, or more {split} data",
             name="data-too-short",
         )
 

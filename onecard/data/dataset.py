@@ -145,11 +145,6 @@ def checked_files(dataset: Dataset, *, on_file: Callable[[Path], None] = lambda 
     return checked
 
 
-def damaged_files(dataset: Dataset) -> tuple[str, ...]:
-    """Files whose content is not what meta.json promises."""
-    return tuple(name for name, is_good in checked_files(dataset).items() if is_good is False)
-
-
 def _split(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: TokenType) -> Tokens:
     """The tokens of a split: as meta.json lists them, or {split}.bin, or shards such as fineweb_{split}_000001.bin."""
     entries = _entries(folder, meta, split)

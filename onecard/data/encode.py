@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onecard.data.blocks import Block
-from onecard.data.documents import MAX_DOCUMENT_BYTES, Bad
+from onecard.data.document import MAX_DOCUMENT_BYTES, Bad
 from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokenizers import Ids, Tokenizer
 from onecard.errors import MachineError

@@ -1,22 +1,14 @@
-"""Datasets on the Hugging Face hub: which files there are, and one of them at a time on this machine.
-
-The hub is reached only for a dataset that the user named. A file is taken from huggingface_hub's cache where that has
-it, and otherwise goes to a folder of ours: the library resumes a download after a break of the line, but begins again
-after a kill, and its files are two gigabytes each.
-"""
+"""Datasets on the Hugging Face hub: which files there are. It is reached only for a dataset that the user named."""
 
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from onecard.config.names import nearest
 from onecard.data.extras import extra
@@ -27,7 +19,7 @@ NAMED = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/finew
 DEFAULT_SUBSET = "sample-10BT"  # of those two: 10 billion tokens
 _PREFIX = "hf://"
 _NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_PURPOSE = "a dataset of the hub"
+PURPOSE = "a dataset of the hub"
 
 
 @dataclass(frozen=True)
@@ -57,9 +49,9 @@ def hub_name(word: str) -> str | None:
 
 def find_dataset(repo: str, *, subset: str | None) -> HubDataset:
     """The files of a dataset's training split, in the order of their names."""
-    hub = extra("huggingface_hub", purpose=_PURPOSE)
+    hub = extra("huggingface_hub", purpose=PURPOSE)
     chosen = subset or (DEFAULT_SUBSET if repo in NAMED.values() else None)
-    with _told(repo):
+    with told(repo):
         api = hub.HfApi()
         about = api.dataset_info(repo)
         patterns, folder = _data_files(repo, chosen, _configs(about))
@@ -74,124 +66,6 @@ def find_dataset(repo: str, *, subset: str | None) -> HubDataset:
             name="no-data-files",
         )
     return HubDataset(repo, about.sha, chosen, tuple(_file(name, found[name]) for name in names))
-
-
-def download(
-    dataset: HubDataset, file: SourceFile, on_bytes: Callable[[int], None] = lambda size: None, *, into: Path
-) -> SourceFile:
-    """The file on this machine: from huggingface_hub's cache if it is there, else below the folder `into`.
-
-    `on_bytes` hears of each part that came, and first of what was there before.
-    """
-    hub = extra("huggingface_hub", purpose=_PURPOSE)
-    where = {"repo_type": "dataset", "revision": dataset.revision}
-    with _told(dataset.repo):
-        cached = hub.try_to_load_from_cache(dataset.repo, file.name, **where)
-        if isinstance(cached, str):
-            return replace(file, path=Path(cached))
-        path = into / dataset.repo / dataset.revision / file.name
-        if not path.exists():
-            _fetch(hub.hf_hub_url(dataset.repo, file.name, **where), path, on_bytes)
-    return replace(file, path=path)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Downloads:
-    """What was downloaded of a dataset, in this revision and in earlier ones, and stays until someone deletes it."""
-
-    folder: Path
-    size_bytes: int
-
-
-def downloads_of(dataset: HubDataset, *, into: Path) -> Downloads | None:
-    """What of a dataset lies below the folder `into`; None for nothing."""
-    folder, size_bytes = into / dataset.repo, 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # a download that just ends is renamed under our eyes
-            size_bytes += path.stat().st_size if path.is_file() else 0
-    return Downloads(folder=folder, size_bytes=size_bytes) if size_bytes else None
-
-
-def _fetch(url: str, path: Path, on_bytes: Callable[[int], None]) -> None:
-    """Put what is at an address of the hub into a file, going on with what an earlier process left of it."""
-    hub = extra("huggingface_hub", purpose=_PURPOSE)
-    known = hub.get_hf_file_metadata(url)
-    etag = re.sub(r"[^\w-]", "", str(known.etag))[:64]
-    part = path.with_name(f"{path.name}.{etag[:16]}.part")  # of this content, and no other
-    part.parent.mkdir(parents=True, exist_ok=True)
-    headers = hub.utils.build_hf_headers()
-    if urlsplit(known.location).netloc != urlsplit(url).netloc:
-        headers.pop("authorization", None)  # the token is the hub's, not that of the store it points to
-
-    class Silent(extra("tqdm", purpose=_PURPOSE).tqdm):  # type: ignore[misc]
-        """The library's progress bar, which speaks to us instead of to the terminal."""
-
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options | {"disable": True})
-
-        def update(self, n: float | None = 1) -> None:
-            on_bytes(int(n or 0))
-
-    with part.open("ab") as content:
-        begun = content.tell()
-        on_bytes(begun)
-        extra("huggingface_hub.file_download", purpose=_PURPOSE).http_get(
-            known.location, content, resume_size=begun, headers=headers, expected_size=known.size, tqdm_class=Silent
-        )
-    if re.fullmatch(r"[0-9a-f]{64}", etag):  # large files are named by their sha256
-        with part.open("rb") as received:
-            digest = hashlib.file_digest(received, "sha256").hexdigest()
-        if digest != etag:
-            part.unlink()
-            raise OSError(f"{path.name} is not what the hub has; it was removed")
-    part.replace(path)
-
-
-Fetch = Callable[[SourceFile, Callable[[int], None]], SourceFile]  # a file and who hears of its bytes -> it, here
-
-
-class Fetcher:
-    """Files fetched ahead, in a thread each, which ends with the process; without `fetch` they are here already."""
-
-    def __init__(self, fetch: Fetch | None) -> None:
-        self._fetch = fetch
-        self._threads: dict[str, threading.Thread] = {}
-        self._found: dict[str, SourceFile | BaseException] = {}
-        self._received: dict[str, int] = {}
-
-    def is_here(self, file: SourceFile) -> bool:
-        """Whether there is nothing to fetch, or that has begun."""
-        return self._fetch is None or file.name in self._threads
-
-    def begin(self, file: SourceFile) -> None:
-        """Fetch it in the background, unless that has begun."""
-        if not self.is_here(file):
-            self._threads[file.name] = threading.Thread(target=self._run, args=(file,), daemon=True)
-            self._threads[file.name].start()
-
-    def get(self, file: SourceFile, *, on_wait: Callable[[SourceFile, int], None]) -> SourceFile:
-        """The file, once it is here; `on_wait` hears how much of it is, twice a second."""
-        if self._fetch is None:
-            return file
-        self.begin(file)
-        thread = self._threads[file.name]
-        while thread.is_alive():
-            on_wait(file, self._received.get(file.name, 0))
-            thread.join(0.5)
-        found = self._found[file.name]
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    def _run(self, file: SourceFile) -> None:
-        def received(more_bytes: int) -> None:
-            self._received[file.name] = self._received.get(file.name, 0) + more_bytes
-
-        try:
-            assert self._fetch is not None
-            self._found[file.name] = self._fetch(file, received)
-        except BaseException as problem:  # it belongs to whoever waits for the file
-            self._found[file.name] = problem
 
 
 def _file(name: str, size_bytes: int | None) -> SourceFile:
@@ -255,7 +129,7 @@ def _chosen(names: Iterable[str], patterns: list[str] | None) -> list[str]:
 
 
 @contextmanager
-def _told(repo: str) -> Iterator[None]:
+def told(repo: str) -> Iterator[None]:
     """Inside, what the hub's library raises becomes our three lines."""
     try:
         yield

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
-from onecard.data.documents import Bad, read_documents
+from onecard.data.document import Bad
+from onecard.data.documents import read_documents
 from onecard.data.encode import content_hash, document_text
 from onecard.data.sources import SourceFile
 from onecard.data.tokenizer_json import JsonTokenizer, train_bpe

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onecard.data.documents import Bad
+from onecard.data.document import Bad
 from onecard.data.shards import SHARD_TOKENS, Format
 from onecard.errors import ConfigError
 from onecard.runs.files import write_atomically

@@ -19,11 +19,13 @@ import numpy.typing as npt
 
 from onecard.config.names import nearest
 from onecard.data.blocks import Block, read_blocks
-from onecard.data.documents import Bad, parquet_columns, place_words
+from onecard.data.document import Bad
+from onecard.data.documents import place_words
+from onecard.data.downloads import Fetcher
 from onecard.data.encode import Encoded, Encoding, encode_blocks
-from onecard.data.hub import Fetcher
 from onecard.data.manifest import Progress, write_meta, write_progress
 from onecard.data.nanogpt_meta import characters_meta
+from onecard.data.parquet import parquet_columns
 from onecard.data.prepared import Prepared
 from onecard.data.seen import Seen
 from onecard.data.shards import Layout, ShardWriter
@@ -102,7 +104,7 @@ class Part:
         for writer in self._writers.values():
             writer.save()
         if self._seen:
-            self._seen.save()
+            self._seen.save(self.progress.seen)
         seconds = self._begun.seconds + self.watch.seconds
         write_progress(self.folder, replace(self.progress, seconds=seconds))
         self._saved_at = self.watch.seconds
@@ -112,6 +114,7 @@ class Part:
         progress = self.progress
         if not progress.counts.kept:
             raise _all_bad(self.source, progress)
+        self.save()  # what --dedup has seen, too: to be asked for more later, it must be all there
         entries = {split: writer.finish() for split, writer in self._writers.items()}
         assert progress.tokenizer is not None
         meta = {

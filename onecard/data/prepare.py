@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from onecard.data.hub import Fetch, Fetcher
+from onecard.data.downloads import Fetch, Fetcher
 from onecard.data.learn import good_texts, learn_tokenizer
 from onecard.data.manifest import Settings, read_meta, write_progress
 from onecard.data.part import Part

@@ -49,7 +49,7 @@ def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
                 sure="high",
                 what=f"the validation data has {val:,} tokens, fewer than {VAL_TOKENS:,}",
                 why=f"{share:.0%} of the documents are for validation, by the hash of their text, and there are "
-                f"{total:,} tokens in all; the fewer, the noisier every evaluation",
+                f"{total:,} tokens in all; an evaluation reads each once at most, so few make a noisy loss",
                 fix=f"--val-share {better} --out {free_name(prepared.folder)}"
                 if better
                 else f"more data: a share of {SHARES[-1]:.0%} is enough from {enough} tokens on",

@@ -43,16 +43,20 @@ class Seen:
         self._add(hashes[new])
         return new
 
-    def save(self) -> None:
-        """Wait until what is known is on the disk. What the save before this one needed may then be gone."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def save(self, count: int) -> None:
+        """Wait until the first `count` are on the disk. What only the save before the last needed is removed."""
+        self._sync()
         for number in range(self._saved // self.run_length):
             self._arrived(number).unlink(missing_ok=True)
-        self._saved = self.count
+        self._saved = count
 
     def close(self) -> None:
         self._file.close()
+
+    def _sync(self) -> None:
+        if not self._file.closed:  # a closed one was put away, and synced then
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def _add(self, hashes: Hashes) -> None:
         while len(hashes):
@@ -71,8 +75,9 @@ class Seen:
         """The newest hashes become a sorted file."""
         number = len(self._runs)
         write_durably(self._sorted(number), np.sort(np.concatenate(self._recent)).tobytes())
-        self._runs.append(self._mapped(number))
+        self._sync()
         self._file.close()
+        self._runs.append(self._mapped(number))
         self._begin(0)
 
     def _begin(self, length: int) -> None:

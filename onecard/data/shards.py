@@ -96,9 +96,10 @@ class ShardWriter:
                 self._open()
 
     def save(self) -> None:
-        """Wait until all that was written is on the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Wait until all that was written is on the disk. A file that was ended is there already."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def state(self) -> dict[str, Any]:
         """What to go on from."""

@@ -54,10 +54,6 @@ class Windows:
             done += len(part)
         return starts
 
-    def epochs_at(self, sequences: int) -> float:
-        """How often the data has been read after that many sequences."""
-        return sequences / self.per_epoch
-
     def _shuffled(self, epoch: int) -> tuple[npt.NDArray[np.uint32], int]:
         """The order of an epoch's windows, and the position of the first.
 

@@ -1,4 +1,4 @@
-"""The evaluation batch of onecard's trainer."""
+"""The evaluation of onecard's trainer: its batch, and what it reads."""
 
 from __future__ import annotations
 
@@ -12,3 +12,13 @@ def eval_batch_size(config: RunConfig) -> int:
     for a backward pass and has no gradients (tests/property/test_onecard_memory_laws.py asks the plan).
     """
     return config.eval_batch_size or config.batch_size
+
+
+def eval_sequences(config: RunConfig) -> int:
+    """Sequences that one evaluation reads of a split, each once: as many as nanoGPT does, whatever the batch."""
+    return config.eval_iters * config.batch_size
+
+
+def eval_tokens(config: RunConfig) -> int:
+    """Tokens that one evaluation reads of a split; a smaller split is read whole, once."""
+    return eval_sequences(config) * (config.eval_block_size or config.block_size)

@@ -104,7 +104,8 @@ def _shape(candidate: Candidate) -> str:
     config = candidate.config
     layers, heads = units.things(config.n_layer, "layer"), units.things(config.n_head, "head")
     return (
-        f"{units.count(count_params(config).nanogpt)} ({layers}, {heads} of {config.head_size}, width {config.n_embd}), "
+        f"{units.count(count_params(config).nanogpt)} "
+        f"({layers}, {heads} of {config.head_size}, width {config.n_embd}), "
         f"{config.batch_size} x {config.gradient_accumulation_steps} sequences"
     )
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from onecard import units
 from onecard.data.dataset import Dataset
-from onecard.data.hub import Downloads
+from onecard.data.downloads import Downloads
 from onecard.data.prepared import Prepared
 from onecard.data.samples import Sample
 from onecard.data.watch import Moment
@@ -84,7 +84,7 @@ def prepared_json(prepared: Prepared, findings: tuple[Finding, ...]) -> dict[str
         "train": meta["train"],
         "val": meta["val"],
         "new_tokens": prepared.new_tokens,
-        "seconds": prepared.seconds,
+        "seconds": round(prepared.seconds),
         "findings": [finding.as_json() for finding in findings],
     }
 

@@ -56,8 +56,9 @@ def cannot_write(path: Path, problem: OSError, *, instead: str = OTHER_FOLDER, r
 
 def free_name(path: Path) -> str:
     """A name like `path` that nothing has yet, for a command to paste: data-2, plan-3.py."""
+    path = path.resolve() if path.name in ("", "..") else path  # `.` has no name of its own
     stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
-    numbered = (path.with_name(f"{stem}-{number}{suffix}") for number in count(2))
+    numbered = (path.parent / f"{stem}-{number}{suffix}" for number in count(2))
     return quote(str(next(name for name in numbered if not name.exists())))
 
 

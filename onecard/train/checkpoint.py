@@ -6,7 +6,6 @@ What lies on the disk, and how it survives a kill or a power cut, is in `checkpo
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,14 +18,13 @@ from torch import Tensor, nn
 from onecard.config.schema import RunConfig
 from onecard.errors import OnecardError
 from onecard.runs.files import sync_folder, write_atomically
+from onecard.runs.folder import checkpoint_name, checkpoint_step
 from onecard.train import checkpoint_files
 from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, BadCheckpoint
 
 # What must be equal to go on: another value would be another model, or another text.
 SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
 IDENTITY_KEYS = (*SHAPE_KEYS, "dataset", "optimizer", "param_dtype")
-
-_STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 
 class ResumeMismatch(OnecardError):
@@ -81,7 +79,7 @@ def save(
     A whole checkpoint of this step is left as it is: the same run at the same step has nothing new to say, and
     replacing it would mean a moment without either.
     """
-    path = folder / f"step-{state.step:08d}"
+    path = folder / checkpoint_name(state.step)
     with checkpoint_files.changing(path):
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -140,11 +138,15 @@ def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first, whole or not."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _STEP_FOLDER.fullmatch(path.name)), key=step_of, reverse=True)
+    return sorted(
+        (path for path in folder.iterdir() if checkpoint_step(path.name) is not None), key=step_of, reverse=True
+    )
 
 
 def step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+    step = checkpoint_step(path.name)
+    assert step is not None, path
+    return step
 
 
 def latest_good(folder: Path) -> Found:

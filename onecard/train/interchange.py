@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
-from onecard.runs.folder import CHECKPOINTS, RunFolder, is_run, load_run
+from onecard.runs.folder import CHECKPOINTS, RunFolder, checkpoint_name, is_run, load_run
 from onecard.runs.records import Checkpoint, Eval
 from onecard.train import checkpoint, checkpoint_files, hf_folder, nanogpt_checkpoint
 from onecard.train.checkpoint_files import MODEL, OPTIMIZER
@@ -38,9 +38,10 @@ def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Sna
     folder = checkpoint_of(path, best=best)
     state = checkpoint_files.verified_state(folder, [MODEL, OPTIMIZER])
     saved = state["config"]
-    shape, weights = checked_weights(folder, load_file(folder / MODEL), n_head=saved["n_head"])
-    if bad := next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None):
+    tensors = load_file(folder / MODEL)
+    if bad := next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None):
         raise not_numbers(path, folder, why=f"{bad} has NaN or infinity in it", use_best=use_best)
+    shape, weights = checked_weights(folder, tensors, n_head=saved["n_head"])
     moments: dict[str, dict[str, torch.Tensor]] = {}
     if saved["optimizer"] == "adamw":
         for full_name, tensor in load_file(folder / OPTIMIZER).items():
@@ -68,7 +69,7 @@ def checkpoint_of(path: Path, *, best: bool) -> Path:
             fix="leave --best out: the newest checkpoint is used",
             name="no-best-checkpoint",
         )
-    found = folder / f"step-{marked.step:08d}" if marked else checkpoint.latest_good(folder).path
+    found = folder / checkpoint_name(marked.step) if marked else checkpoint.latest_good(folder).path
     if found is None:
         raise ConfigError(
             f"{path} has no checkpoint yet",
@@ -84,7 +85,7 @@ def not_numbers(run: Path, folder: Path, *, why: str, use_best: str = "--best") 
     step = checkpoint.step_of(folder)
     before = [path for path in checkpoint.checkpoints(folder.parent) if checkpoint.step_of(path) < step]
     marked = checkpoint.best(folder.parent)
-    if marked and folder.parent / f"step-{marked.step:08d}" in before:
+    if marked and folder.parent / checkpoint_name(marked.step) in before:
         fix = f"{use_best}   (step {marked.step:,}, with a validation loss of {marked.val_loss:.4f})"
     elif before:
         fix = f"rm -r {folder}   ({before[0].name}, the checkpoint before it, is used then)"

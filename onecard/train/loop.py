@@ -138,6 +138,8 @@ class _Loop:
 
     def run(self, resume: bool) -> Finished:
         resumed_from = self._resume() if resume else None
+        if resume:  # nothing can be refused any more: the run goes on with these settings
+            self.folder.write_config(self.config.model_dump())
         self._record_start(resumed_from)
         began = time.perf_counter()
         with Interrupt() as interrupt:

@@ -37,4 +37,4 @@ def release_memory(device: torch.device) -> None:
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; what it is, where it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+    return (str(error).splitlines() or [type(error).__name__])[0][:600]

@@ -17,6 +17,7 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
+from onecard.plan.evaluation import eval_sequences
 from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
@@ -64,7 +65,7 @@ class Trainer:
             self.model.compile_blocks()
         self.windows = Windows(dataset.train, block_size=config.block_size, seed=config.seed)
         self.dataset = dataset
-        self.eval_sequences = config.eval_iters * config.batch_size  # as many as nanoGPT reads of a split
+        self.eval_sequences = eval_sequences(config)
         self.batch_size = config.batch_size
         self.step = 0
         self.updates_here = 0  # in this process

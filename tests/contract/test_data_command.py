@@ -100,7 +100,7 @@ def test_a_vocabulary_smaller_than_asked_for_is_told(onecard: Command, tmp_path:
     done = onecard("data", "prepare", "x.jsonl", "--out", "a", *bpe, "--vocab_size=9999", cwd=tmp_path)
     size = json.loads((tmp_path / "a" / "meta.json").read_bytes())["vocab_size"]
     assert f"the tokenizer has {size:,} tokens, not the 9,999 of --vocab_size" in done.stderr
-    fitting = onecard("data", "prepare", "x.jsonl", "--out", "b", *bpe, "--vocab_size=260", cwd=tmp_path)
+    fitting = onecard("data", "prepare", "x.jsonl", "--out", "b", *bpe, "--vocab_size=2.6e2", cwd=tmp_path)
     unasked = onecard("data", "prepare", "x.jsonl", "--out", "c", *bpe, cwd=tmp_path)
     for shown in (fitting, unasked):
         assert shown.code == 0
@@ -144,6 +144,7 @@ def test_json_is_one_object_and_the_talk_is_elsewhere(onecard: Command, tmp_path
     assert done.json["schema"] == 1
     assert sum(done.json["tokens"].values()) == done.json["new_tokens"] == 50 * 651
     assert done.json["findings"][0]["rule"] == "val-set-tiny"
+    assert isinstance(done.json["seconds"], int), "whole base units"
     again = onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, "--json", cwd=tmp_path)
     assert again.json["new_tokens"] == 0
     assert again.json["train"] == done.json["train"]
@@ -330,6 +331,10 @@ MISTAKES = [
     (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer=gpt3"], "no-such-tokenizer", "--tokenizer=gpt2"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--n_layer=3"], "unexpected-key", "--help"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--vocab_size=300"], "bad-vocabulary", "--tokenizer=bpe"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--vocab_size=8e3"], "bad-vocabulary", "--tokenizer=bpe"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--vocab_size=1.5"], "bad-value", "--vocab_size="),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--vocab_size=many"], "bad-value", "--vocab_size="),
+    (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer=2024"], "no-such-tokenizer", "--tokenizer=gpt2"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--tokens", "many"], "bad-number", "--tokens"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--tokens", "0"], "bad-number", "--tokens"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "0"], "bad-number", "--shard"),
@@ -391,24 +396,58 @@ def test_an_unfinished_folder_is_not_trained_on(start: Start, onecard: Command, 
     assert shown.stderr.splitlines()[0].endswith("[data-unfinished]")
 
 
-def test_a_full_disk_is_three_lines_and_exit_3(onecard: Command, tmp_path: Path) -> None:
-    write_lines(tmp_path / "x.jsonl", 5)
-    code = """
+# The command, with a function of ours that fails as the disk or the user would have it.
+FAILING = """
 import errno, sys
+from pathlib import Path
 from onecard.cli.main import run
-from onecard.data.shards import ShardWriter
-def full(self, ids):
-    raise OSError(errno.ENOSPC, "No space left on device")
-ShardWriter.write = full
+from onecard.runs.files import cannot_write
+import {module} as module
+def fail(*_):
+    raise {problem}
+module.{function} = fail
 sys.exit(run(["data", "prepare", "x.jsonl", "--out", "out", "--tokenizer=bytes", "--workers", "1"]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "ONECARD_HOME": str(tmp_path)},
+FULL = 'OSError(errno.ENOSPC, "No space left on device")'
+TOLD = f'cannot_write(Path("out/meta.json"), {FULL})'
+
+
+def failing(folder: Path, *, module: str, function: str, problem: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", FAILING.format(module=module, function=function, problem=problem)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "ONECARD_HOME": str(folder)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "problem"),
+    [
+        ("onecard.data.part", "ShardWriter.write", FULL),
+        ("onecard.data.shards", "sync_folder", FULL),
+        ("onecard.data.part", "write_meta", TOLD),
+    ],
+)
+def test_a_full_disk_is_three_lines_and_exit_3(
+    onecard: Command, tmp_path: Path, module: str, function: str, problem: str
+) -> None:
+    write_lines(tmp_path / "x.jsonl", 5)
+    done = failing(tmp_path, module=module, function=function, problem=problem)
+    assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[0].endswith("[disk-full]")
+    assert onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, cwd=tmp_path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "function"), [("onecard.data.shards", "hashlib.file_digest"), ("onecard.data.part", "write_meta")]
+)
+def test_interrupted_in_its_last_moment_it_exits_130(
+    onecard: Command, tmp_path: Path, module: str, function: str
+) -> None:
+    write_lines(tmp_path / "x.jsonl", 5)
+    done = failing(tmp_path, module=module, function=function, problem="KeyboardInterrupt")
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines() == ["stopped; what is done is kept: give the same command to go on"]
     assert onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, cwd=tmp_path).code == 0

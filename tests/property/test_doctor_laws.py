@@ -16,14 +16,16 @@ from onecard.doctor.compare import compare_runs
 from onecard.doctor.diagnose import diagnose_cases
 from onecard.doctor.facts import make_case
 from onecard.errors import ConfigError
+from onecard.findings import Finding
 from onecard.plan.cards import find_card
 from onecard.report.compare import comparison_json, print_comparison
 from onecard.report.compare_plot import plot_svg
+from onecard.report.doctor import print_diagnosis
 from onecard.report.doctor_html import diagnoses_html
 from onecard.report.doctor_json import diagnoses_json
 from onecard.report.doctor_markdown import diagnoses_markdown
-from onecard.runs.logged import LogFormat, LoggedRun, Message
-from onecard.runs.records import Eval, Step
+from onecard.runs.logged import LogFormat, LoggedRun, Message, oom_messages
+from onecard.runs.records import End, Eval, FindingRecord, Oom, Record, Step
 from tests.unit.doctor.cases import SMALL, case, evaluation, learning, said, step
 
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1e-300, 1e300, -1.0, 3.5, math.nan])
@@ -43,8 +45,41 @@ def records(draw: st.DrawFn) -> list[Step | Eval]:
     return made
 
 
+findings = st.builds(
+    Finding,
+    rule=st.sampled_from(["loss-nan", "no-cuda-graph", "of-a-later-version"]),
+    severity=st.sampled_from(["info", "warn", "error", "fatal", "of-a-later-version"]),
+    sure=st.sampled_from(["high", "low", "of-a-later-version"]),
+    what=st.text(),
+    why=st.text(),
+    fix=st.text(),
+    patch=st.dictionaries(
+        st.sampled_from(["n_embd", "n_head", "dropout", "later_key"]), st.integers(0, 999) | st.text()
+    ),
+)
+own_records = st.one_of(
+    st.builds(FindingRecord, step=st.integers(0, 10**6), finding=findings),
+    st.builds(
+        End,
+        step=st.integers(0, 10**6),
+        tokens=st.none(),
+        reason=st.sampled_from(["finished", "interrupted", "out-of-memory", "error", "of-a-later-version"]),
+        best_val_loss=st.none(),
+        seconds=st.none(),
+    ),
+)
+own_ooms = st.builds(
+    Oom,
+    step=st.integers(0, 3),
+    where=st.sampled_from(["train", "eval"]),
+    batch_size_before=st.integers(1, 64),
+    batch_size_after=st.none() | st.integers(1, 32),
+    accumulation_before=st.none(),
+    accumulation_after=st.none() | st.integers(1, 64),
+    message=st.text() | st.just("Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 11.70 GiB"),
+)
 SIZES = ("tried", "capacity", "free", "allocated", "reserved_unallocated", "process", "other_processes")
-oom_messages = st.builds(
+foreign_ooms = st.builds(
     lambda sizes, in_eval: said("oom", in_eval=in_eval, **{f"{name}_bytes": size for name, size in sizes.items()}),
     st.dictionaries(st.sampled_from(SIZES), st.integers(0, 2**45)),
     st.booleans(),
@@ -81,14 +116,21 @@ def cases(draw: st.DrawFn) -> Case:
     given_keys = draw(st.none() | configs)
     config = None
     if given_keys is not None:
-        text = "n_layer = 2\nn_head = 2\nn_embd = 64\nblock_size = 64\nbatch_size = 2\n"
+        heads, size = draw(st.integers(1, 16)), draw(st.integers(1, 130))
+        text = f"n_layer = 2\nn_head = {heads}\nn_embd = {heads * size}\nblock_size = 64\nbatch_size = 2\n"
+        text += draw(st.just("") | st.integers(1, 400).map(lambda millions: f"# Model (~{millions}M parameters)\n"))
         config = resolve(text + "".join(f"{k} = {v!r}\n" for k, v in given_keys.items()), filename="c.py")
     formats: list[LogFormat] = ["nanogpt", "onecard", "minimal", "llm.c", "nanochat", "hf-trainer", "messages"]
-    messages: list[Message] = draw(st.lists(oom_messages | other_messages, max_size=4))
+    messages: list[Message] = draw(st.lists(foreign_ooms | other_messages, max_size=4))
+    log_format = draw(st.sampled_from(formats))
+    of_run: list[Record] = [*draw(records())]
+    if log_format == "onecard":
+        of_run += draw(st.lists(own_records | own_ooms, max_size=5))
+        messages = list(oom_messages(of_run))
     run = LoggedRun(
         source="x.log",
-        format=draw(st.sampled_from(formats)),
-        records=tuple(draw(records())),
+        format=log_format,
+        records=tuple(of_run),
         messages=tuple(messages),
         printed_params=draw(counts),
         printed_params_total=draw(counts),
@@ -110,6 +152,7 @@ def check(made: list[Case], *, final: bool) -> None:
     for diagnosis in diagnoses:
         for finding in diagnosis.findings:
             assert finding.seen, finding.rule
+        print_diagnosis(diagnosis, Console(file=io.StringIO(), width=120))
 
 
 @given(st.lists(cases(), min_size=1, max_size=2), st.booleans())

@@ -65,6 +65,56 @@ def test_train_sample_refuse_resume(tmp_path: Path, environment: dict[str, str])
     assert load_run(tmp_path / "r").last_step == 8
 
 
+def test_a_resume_that_is_refused_leaves_the_folder_as_it_was(tmp_path: Path, environment: dict[str, str]) -> None:
+    first = [*TINY, "--max_iters=6", "--lr_decay_iters=6", "--out_dir=r"]
+    assert finish("train", *first, environment=environment, cwd=tmp_path).returncode == 0
+    config = (tmp_path / "r" / "config.json").read_bytes()
+    shorter = finish("train", "--resume", "r", "--max_iters=4", environment=environment, cwd=tmp_path)
+    assert (shorter.returncode, shorter.stderr.count("\n")) == (2, 3), shorter.stderr
+    assert shorter.stderr.splitlines()[0].endswith("[resume-mismatch]")
+    assert "step 6" in shorter.stderr
+    assert "onecard train --resume r --max_iters=12" in shorter.stderr
+    assert (tmp_path / "r" / "config.json").read_bytes() == config
+    same = finish("train", "--resume", "r", "--max_iters=6", environment=environment, cwd=tmp_path)
+    assert "is finished: step 6 of 6" in same.stderr
+    other = (tmp_path / "r" / "config.json").read_text().replace("python-stdlib", "gone")
+    (tmp_path / "r" / "config.json").write_text(other)
+    gone = finish("train", "--resume", "r", "--max_iters=9", environment=environment, cwd=tmp_path)
+    assert "[no-such-dataset]" in gone.stderr
+    assert (tmp_path / "r" / "config.json").read_text() == other
+
+
+def test_init_from_resume_is_a_resume_with_the_settings_of_the_file(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    lines = [f"{flag[2:]}\n" for flag in TINY if "device" not in flag]
+    text = "".join([*lines, "device='cpu'\ndataset='python-stdlib'\nlr_decay_iters=6\n"])
+    (tmp_path / "small.py").write_text(f"{text}max_iters=6\n")
+    begun = finish("train", "small.py", environment=environment, cwd=tmp_path)
+    assert begun.returncode == 0, begun.stderr
+    resuming = f"{text}init_from='resume'\n"
+    (tmp_path / "small.py").write_text(f"{resuming}max_iters=8\n")
+    longer = finish("train", "small.py", environment=environment, cwd=tmp_path)
+    assert longer.returncode == 0, longer.stderr
+    assert load_run(tmp_path / "runs" / "small").last_step == 8, "the folder that the file's name gave"
+    assert load_run(tmp_path / "runs" / "small").config["max_iters"] == 8
+    assert load_run(tmp_path / "runs" / "small").config["init_from"] == "scratch"
+    (tmp_path / "small.py").write_text(f"{resuming}max_iters=9\nn_embd=64\n")
+    refused = finish("train", "small.py", environment=environment, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[0].endswith("[resume-mismatch]")
+    assert "n_embd=64 (was 32)" in refused.stderr
+    assert load_run(tmp_path / "runs" / "small").config["max_iters"] == 8
+    fitted = finish("train", "small.py", "--fit", environment=environment, cwd=tmp_path)
+    assert fitted.returncode == 2
+    assert "--fit would be ignored" in fitted.stderr
+    assert "onecard train --resume runs/small" in fitted.stderr
+    flags = ["--init_from=resume", "--out_dir=runs/small", "--max_iters=9"]
+    typed = finish("train", *flags, environment=environment, cwd=tmp_path)
+    assert typed.returncode == 0, typed.stderr
+    assert load_run(tmp_path / "runs" / "small").last_step == 9
+
+
 def test_nanogpts_lines_are_printed_where_asked_for(tmp_path: Path, environment: dict[str, str]) -> None:
     style = [*TINY, "--max_iters=2", "--log_interval=1", "--log_style=nanogpt"]
     done = finish("train", *style, environment=environment, cwd=tmp_path)
@@ -148,8 +198,15 @@ def test_a_damaged_config_is_told_in_three_lines(tmp_path: Path, environment: di
     config = tmp_path / "r" / "config.json"
     config.write_text(config.read_text().replace('"n_layer": 2', '"n_layer": "x"'))
     again = finish("train", "--resume", "r", "--max_iters=4", environment=environment, cwd=tmp_path)
-    assert again.returncode == 2
-    assert again.stderr.count("\n") == 3
+    for shown in (
+        again,
+        finish("sample", "r", environment=environment, cwd=tmp_path),
+        finish("export", "r", "--to", "hf", environment=environment, cwd=tmp_path),
+    ):
+        assert shown.returncode == 2, shown.stderr
+        assert shown.stderr.count("\n") == 3
+        assert shown.stderr.splitlines()[0].endswith("n_layer='x' is not a whole number  [damaged-run]")
+        assert "r/records.jsonl" in shown.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from onecard.config.resolve import resolve  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
-from onecard.errors import MachineError  # noqa: E402
+from onecard.errors import MachineError, OnecardError  # noqa: E402
+from onecard.plan.evaluation import eval_tokens  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step  # noqa: E402
 from onecard.train import trainer  # noqa: E402
@@ -275,6 +276,16 @@ def test_a_resumed_run_keeps_the_micro_batch_that_fitted(
     assert set(used) == {8}, "the user's own wish comes first"
 
 
+@pytest.mark.parametrize("keys", [{}, {"eval_batch_size": 3}, {"eval_block_size": 16}, {"batch_size": 8}])
+def test_an_evaluation_reads_what_is_said_beforehand(dataset: Dataset, tmp_path: Path, keys: dict[str, int]) -> None:
+    config = tiny(eval_only=True, **keys)
+    run(config, dataset, tmp_path / "run")
+    (found,) = load_run(tmp_path / "run").evals
+    assert found.tokens_read == 2 * eval_tokens(config), "of both splits"
+    by_hand = {"eval_block_size": 2 * 4 * 16, "batch_size": 2 * 8 * 32}.get(next(iter(keys), ""), 2 * 4 * 32)
+    assert eval_tokens(config) == by_hand
+
+
 def test_another_micro_batch_evaluates_the_same_windows(dataset: Dataset, tmp_path: Path) -> None:
     config = tiny(learning_rate=0.0, min_lr=0.0, max_iters=4)
     run(config, dataset, tmp_path / "run")
@@ -283,6 +294,18 @@ def test_another_micro_batch_evaluates_the_same_windows(dataset: Dataset, tmp_pa
     evals = load_run(tmp_path / "run").evals
     assert len({record.tokens_read for record in evals}) == 1
     assert [record.val_loss for record in evals] == pytest.approx([evals[0].val_loss] * len(evals), rel=1e-5)
+
+
+def test_changed_settings_are_kept_once_the_run_goes_on_with_them(dataset: Dataset, tmp_path: Path) -> None:
+    config, path = tiny(max_iters=4), tmp_path / "run"
+    run(config, dataset, path)
+    run(config.replace({"max_iters": 6}), dataset, path, resume=True)
+    assert json.loads((path / "config.json").read_text())["max_iters"] == 6
+    for file in (path / "checkpoints").glob("*/model.safetensors"):
+        file.write_bytes(b"damaged")
+    with pytest.raises(OnecardError):
+        run(config.replace({"max_iters": 9}), dataset, path, resume=True)
+    assert json.loads((path / "config.json").read_text())["max_iters"] == 6, "refused: nothing was changed"
 
 
 def test_a_loss_that_is_no_number_is_never_the_best(

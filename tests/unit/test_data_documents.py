@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from onecard.data import documents
-from onecard.data.documents import Bad, Read, read_documents
+from onecard.data import document, documents
+from onecard.data import parquet as parquet_files
+from onecard.data.document import Bad, Read
+from onecard.data.documents import read_documents
 from onecard.data.sources import SourceFile, kind_of, local_files
 from onecard.errors import ConfigError, MachineError
 
@@ -69,7 +71,7 @@ def test_json_lines_come_line_by_line_however_they_are_packed(tmp_path: Path, pa
 def test_reading_goes_on_after_any_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(documents, "CUT_BYTES", 40)
     monkeypatch.setattr(documents, "_PIECE_BYTES", 100)
-    monkeypatch.setattr(documents, "_ROWS", 3)
+    monkeypatch.setattr(parquet_files, "_ROWS", 3)
     prose = "".join(f"line {n} ünd so on\n" + "\n" * (n % 3 == 0) for n in range(40)) + "word " * 100 + "é" * 200
     raw = {
         "x.txt": prose.encode(),
@@ -188,13 +190,14 @@ def test_a_file_that_is_no_parquet_is_one_bad_document(tmp_path: Path, raw: byte
 
 def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_MAX_LINE_BYTES", 100)
-    monkeypatch.setattr(documents, "_BUFFER_BYTES", 64)
+    monkeypatch.setattr(documents, "BUFFER_BYTES", 64)
     file = write(tmp_path, "x.jsonl", b'{"a": 1}\n' + b"x" * 1000 + b'\n{"b": 2}\n' + b"y" * 100)
     assert read(file) == [b'{"a": 1}\n', Bad.TOO_LONG, b'{"b": 2}\n', Bad.TOO_LONG]
 
 
 def test_a_document_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 100)
+    for module in (document, documents):
+        monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", 100)
     monkeypatch.setattr(documents, "_PIECE_BYTES", 50)
     marked = b"<|endoftext|>".join([b"a", b"word " * 100, b"b"])
     assert read(write(tmp_path, "x.txt", marked)) == [b"a", Bad.TOO_LONG, b"b"]

@@ -3,13 +3,17 @@
 import hashlib
 import io
 import shutil
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onecard.data.hub import download, downloads_of, find_dataset, hub_name
+from onecard.data.downloads import download, downloads_of
+from onecard.data.hub import find_dataset, hub_name
 from onecard.data.manifest import Settings
 from onecard.data.prepare import prepare
 from onecard.data.prepared import Prepared
@@ -210,6 +214,76 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(
     assert here.path.read_bytes() == hub.files[here.name]
     (begun,) = [span for method, path, span in hub.asked if method == "GET" and "/resolve/" in path and span]
     assert int(begun.removeprefix("bytes=").rstrip("-")) == told[0] == 3000
+
+
+def test_two_at_once_download_a_file_once(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr("onecard.data.downloads._LOOK_SECONDS", 0.01)
+    dataset = find_dataset(FINEWEB, subset=None)
+    content = hub.files[dataset.files[0].name]
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(size: int) -> None:
+        if size:
+            begun.set()
+            go_on.wait(20)
+
+    def fetch(on_bytes: Any) -> Any:
+        return download(dataset, dataset.files[0], on_bytes, into=tmp_path / "downloads")
+
+    told: list[int] = []
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(fetch, slowly)
+        assert begun.wait(20)
+        second = threads.submit(fetch, told.append)
+        while not told:  # it waits, and tells of what the first has
+            time.sleep(0.01)
+        go_on.set()
+        found = [each.result(20).path for each in (first, second)]
+    assert found[0] == found[1]
+    assert found[0].read_bytes() == content
+    assert sum(told) <= len(content), "nothing is counted twice"
+    assert hub.downloads() == [dataset.files[0].name], "once"
+    assert [path.name for path in found[0].parent.iterdir()] == ["000_00000.parquet"]
+
+
+def test_who_waited_for_a_download_that_breaks_off_goes_on_with_it(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    monkeypatch.setattr("onecard.data.downloads._LOOK_SECONDS", 0.01)
+    dataset = find_dataset(FINEWEB, subset=None)
+    begun, go_on = threading.Event(), threading.Event()
+    received = 0
+
+    class Killed(BaseException):
+        pass
+
+    def until_killed(size: int) -> None:
+        nonlocal received
+        received += size
+        if received > 3000:
+            begun.set()
+            go_on.wait(20)
+            raise Killed
+
+    def fetch(on_bytes: Any) -> Any:
+        return download(dataset, dataset.files[0], on_bytes, into=tmp_path / "downloads")
+
+    told: list[int] = []
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(fetch, until_killed)
+        assert begun.wait(20)
+        second = threads.submit(fetch, told.append)
+        while not told:
+            time.sleep(0.01)
+        go_on.set()
+        assert isinstance(first.exception(20), Killed)
+        here = second.result(20)
+    assert here.path.read_bytes() == hub.files[here.name]
+    assert sum(told) == len(hub.files[here.name])
+    spans = [span for method, path, span in hub.asked if method == "GET" and "/resolve/" in path]
+    assert spans == ["", "bytes=3000-"], "the second fetched the rest alone"
 
 
 def test_a_file_in_the_librarys_cache_is_not_fetched_again(hub: Hub, tmp_path: Path) -> None:

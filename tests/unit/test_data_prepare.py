@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onecard.data.dataset import Dataset, damaged_files, open_folder
+import onecard.data.part as prepare_part
+from onecard.data.dataset import Dataset, checked_files, open_folder
 from onecard.data.encode import content_hash
-from onecard.data.manifest import Settings, read_progress
+from onecard.data.manifest import Progress, Settings, read_progress, write_progress
 from onecard.data.nanogpt_meta import read_meta
 from onecard.data.part import Part
 from onecard.data.prepare import prepare
@@ -91,7 +93,7 @@ def test_every_document_is_in_one_split_in_its_order(tmp_path: Path) -> None:
     }
     assert prepared.meta["text_bytes"] == sum(map(len, documents))
     assert prepared.new_tokens == len(opened(tmp_path / "out").train) + len(opened(tmp_path / "out").val)
-    assert damaged_files(opened(tmp_path / "out")) == ()
+    assert set(checked_files(opened(tmp_path / "out")).values()) == {True}
     assert len(prepared.meta["train"]) > 5, "in shards"
 
 
@@ -193,6 +195,86 @@ def test_stopped_at_any_block_and_started_again_the_bytes_are_the_same(
     assert prepared.meta == whole.meta
     assert prepared.counts == whole.counts
     assert sum(documents_and_tokens(prepared)) == 100
+
+
+@pytest.mark.usefixtures("every_block")
+@pytest.mark.parametrize("format", FORMATS)
+def test_stopped_while_the_files_are_ended_it_says_so_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Format
+) -> None:
+    """Ctrl-C while a full shard, the last of train or that of val is hashed, or as meta.json is written."""
+    file = write_lines(tmp_path / "x.jsonl", texts(60) + texts(20))
+    settings = Settings(tokenizer="bytes", val_share=0.2, format=format, dedup=True, shard_tokens=2000)
+    monkeypatch.setitem(Seen.__init__.__kwdefaults__, "run_length", 16)
+    whole = run(file, tmp_path / "whole" / "out", settings)
+    ends, write = hashlib.file_digest, prepare_part.write_meta
+    stops = 0
+    for after in range(len(whole.meta["train"]) + len(whole.meta["val"]) + 1):
+        left = iter(range(after))
+
+        def interrupted_end(*arguments: Any, left: Any = left) -> Any:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return ends(*arguments)
+
+        def interrupted_write(*arguments: Any, left: Any = left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            write(*arguments)
+
+        monkeypatch.setattr("hashlib.file_digest", interrupted_end)
+        monkeypatch.setattr(prepare_part, "write_meta", interrupted_write)
+        with pytest.raises(KeyboardInterrupt):
+            run(file, tmp_path / str(after) / "out", settings)
+        stops += 1
+        monkeypatch.setattr("hashlib.file_digest", ends)
+        monkeypatch.setattr(prepare_part, "write_meta", write)
+        again = run(file, tmp_path / str(after) / "out", settings)
+        assert content(tmp_path / str(after) / "out") == content(tmp_path / "whole" / "out")
+        assert again.meta == whole.meta
+    assert stops >= 3
+
+
+def test_killed_as_it_says_that_it_is_finished_it_can_still_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What --dedup has seen is on the disk before the word that all is there."""
+    file = write_lines(tmp_path / "x.jsonl", texts(60) + texts(20))
+    settings = Settings(tokenizer="bytes", val_share=0.2, dedup=True)
+    as_killed = tmp_path / "killed"
+
+    def kill(folder: Path, progress: Progress) -> None:
+        write_progress(folder, progress)
+        if progress.finished:
+            shutil.copytree(folder, as_killed)  # the disk at this moment: buffers of the process are not on it
+
+    monkeypatch.setattr(prepare_part, "write_progress", kill)
+    run(file, tmp_path / "out", settings, tokens=1000)
+    monkeypatch.setattr(prepare_part, "write_progress", write_progress)
+    whole = run(file, tmp_path / "whole", settings)
+    grown = run(file, as_killed, settings)
+    assert grown.counts == whole.counts
+    assert content(as_killed) == content(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("every_block")
+def test_saved_twice_at_the_end_what_was_seen_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last block was looked through to its end and taken in part: hashes beyond it must not count as saved."""
+    file = write_lines(tmp_path / "x.jsonl", texts(60))
+    settings = Settings(tokenizer="bytes", val_share=0.2, dedup=True)
+    monkeypatch.setitem(Seen.__init__.__kwdefaults__, "run_length", 4)
+    whole = run(file, tmp_path / "whole", settings)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(prepare_part, "write_meta", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(file, tmp_path / "out", settings, tokens=2 * (len(texts(1)[0]) + 1))
+    grown = run(file, tmp_path / "out", settings)
+    assert grown.counts == whole.counts
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
 def documents_and_tokens(prepared: Prepared) -> tuple[int, int]:

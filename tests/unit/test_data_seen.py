@@ -39,8 +39,8 @@ def test_what_came_after_the_last_save_is_forgotten(tmp_path: Path, run_length: 
         seen = Seen(tmp_path, count=count, run_length=run_length)
         for hashes in batches(start, count=12):
             assert seen.are_new(hashes).tolist() == expected(known, hashes)
-        seen.save()
         count = seen.count
+        seen.save(count)
         for hashes in batches(start + 100, count=12):
             seen.are_new(hashes)  # and then the process was killed
         seen.close()
@@ -50,7 +50,7 @@ def test_what_came_after_the_last_save_is_forgotten(tmp_path: Path, run_length: 
 def test_only_part_of_the_last_batch_may_be_kept(tmp_path: Path) -> None:
     seen = Seen(tmp_path, count=0, run_length=4)
     assert seen.are_new(np.arange(10, dtype=np.uint64)).all()
-    seen.save()
+    seen.save(6)
     seen.close()
     again = Seen(tmp_path, count=6, run_length=4)
     assert again.are_new(np.arange(10, dtype=np.uint64)).tolist() == [False] * 6 + [True] * 4
@@ -61,7 +61,7 @@ def test_old_files_do_not_pile_up(tmp_path: Path) -> None:
     seen = Seen(tmp_path, count=0, run_length=8)
     for start in range(0, 200, 4):
         seen.are_new(np.arange(start, start + 4, dtype=np.uint64))
-        seen.save()
+        seen.save(seen.count)
     assert len(list(tmp_path.glob("arrived-*"))) <= 2
     assert len(list(tmp_path.glob("sorted-*"))) == 25
     seen.close()
@@ -72,3 +72,21 @@ def test_a_file_that_lost_hashes_is_found(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         Seen(tmp_path, count=5)
     assert caught.value.name == "preparation-damaged"
+
+
+def test_stopped_between_two_files_it_can_still_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(tmp_path, count=0, run_length=8)
+    seen.are_new(np.arange(6, dtype=np.uint64))
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(Seen, "_begin", stop)
+        with pytest.raises(KeyboardInterrupt):
+            seen.are_new(np.arange(6, 12, dtype=np.uint64))
+    seen.save(6)
+    seen.close()
+    again = Seen(tmp_path, count=6, run_length=8)
+    assert again.are_new(np.arange(10, dtype=np.uint64)).tolist() == [False] * 6 + [True] * 4
+    again.close()

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onecard.config.resolve import flag_values
+from onecard.config.schema import RunConfig
 from onecard.data.checks import check_dataset
-from onecard.data.dataset import Dataset, damaged_files, open_dataset
+from onecard.data.dataset import Dataset, checked_files, open_dataset
 from onecard.data.manifest import Settings
 from onecard.data.nanogpt_meta import read_meta
 from onecard.data.prepare import prepare
@@ -128,9 +130,32 @@ def test_a_file_shorter_than_a_block_is_found(tmp_path: Path) -> None:
     found = problem(nanogpt_folder(tmp_path, val=range(100)), block_size=100)
     assert found.name == "data-too-short"
     assert "100 tokens, and one sequence needs 101" in found.what
-    assert "--block_size=99" in found.fix
+    assert "block_size=100 tokens" in found.why
+    assert found.fix.startswith("--eval_block_size=99 "), "the model may keep its context"
     check_dataset(opened(tmp_path), block_size=99, vocab_size=1000)
     check_dataset(opened(tmp_path), block_size=500, eval_block_size=99, vocab_size=1000)
+
+
+@pytest.mark.parametrize(
+    ("split", "settings", "why"),
+    [
+        ("val", {"block_size": 256}, "block_size=256"),
+        ("val", {"block_size": 256, "eval_block_size": 200}, "eval_block_size=200"),
+        ("train", {"block_size": 256}, "block_size=256"),
+        ("train", {"block_size": 256, "eval_block_size": 64}, "block_size=256"),
+        ("train", {"block_size": 256, "eval_block_size": 200}, "block_size=256"),
+    ],
+)
+def test_what_is_said_to_mend_short_data_does(tmp_path: Path, split: str, settings: dict[str, int], why: str) -> None:
+    folder = nanogpt_folder(tmp_path, **{"train": range(900), "val": range(900), split: range(100)})
+    found = problem(folder, vocab_size=1000, **settings)
+    assert found.why.startswith(f"{why} tokens are read")
+    words = found.fix.partition(" or less")[0].split()
+    mended = settings | flag_values(
+        (key, text) for key, _, text in (word.removeprefix("--").partition("=") for word in words)
+    )
+    RunConfig.model_validate(mended)
+    check_dataset(opened(folder), vocab_size=1000, **mended)
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -298,9 +323,9 @@ def test_our_meta_lists_the_files_and_their_sizes_are_checked(tmp_path: Path) ->
     (tmp_path / "meta.json").write_text(json.dumps(meta))
     data = opened(tmp_path)
     assert (len(data.train), data.vocab_size, data.tokenizer and data.tokenizer.name) == (150, 256, "bytes")
-    assert damaged_files(data) == ()
+    assert checked_files(data) == {"t0.bin": True, "t1.bin": True, "v.bin": True}
     write(tmp_path / "t1.bin", range(1, 51))
-    assert damaged_files(opened(tmp_path)) == ("t1.bin",)
+    assert checked_files(opened(tmp_path)) == {"t0.bin": True, "t1.bin": False, "v.bin": True}
     write(tmp_path / "t1.bin", range(49))
     with pytest.raises(ConfigError, match=r"49 tokens, and meta\.json says 50"):
         opened(tmp_path)

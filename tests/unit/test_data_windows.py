@@ -48,12 +48,6 @@ def test_the_shortest_possible_data_is_one_window(tmp_path: Path) -> None:
     assert windows.batch(0, 3)[1].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]] * 3
 
 
-def test_epochs_are_counted(tmp_path: Path) -> None:
-    windows = Windows(tokens(tmp_path, 100), block_size=8, seed=1)
-    assert windows.epochs_at(0) == 0
-    assert windows.epochs_at(windows.per_epoch * 3) == 3
-
-
 def test_evaluation_windows_are_spread_and_always_the_same(tmp_path: Path) -> None:
     data = tokens(tmp_path, 1001)
     windows = EvalWindows(data, block_size=10, count=4)

@@ -129,6 +129,16 @@ def test_nanogpts_own_dtype_line_means_auto() -> None:
     assert resolve(line).config.dtype == "auto"
 
 
+@pytest.mark.parametrize(("key", "text"), [("tokenizer", "2024"), ("recipe", "1.5"), ("out_dir", "2024")])
+def test_a_name_may_look_like_a_number(key: str, text: str) -> None:
+    assert getattr(resolve(None, flags=[(key, text)]).config, key) == text
+
+
+def test_none_is_no_name() -> None:
+    assert resolve("tokenizer = 'gpt2'", flags=[("tokenizer", "None")]).config.tokenizer is None
+    assert refused(None, wandb_project="None").what == "wandb_project=None is not text"
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "'just a string'"])
 def test_a_file_that_sets_nothing_is_refused(text: str) -> None:
     assert refused(text).name == "empty-config"

@@ -15,6 +15,7 @@ from math import lcm
 
 from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
+from onecard.plan.evaluation import eval_sequences
 from onecard.plan.memory.onecard.chunks import default_chunk_tokens
 from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.speed import nanogpt
@@ -24,11 +25,10 @@ from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
     """The work of one step of onecard's trainer with `dtype` settled."""
     evaluated = _evaluated(config)
-    sequences = config.eval_iters * config.batch_size  # of a split: as many as nanoGPT reads
     return StepWork(
         micro_batch=_micro_batch(config, dtype, costs, backward=True),
         evaluation_batch=_micro_batch(evaluated, dtype, costs, backward=False),
-        evaluation_batches=2 * -(-sequences // evaluated.batch_size),
+        evaluation_batches=2 * -(-eval_sequences(config) // evaluated.batch_size),
         evaluations=evaluations(config),
         checkpoints=checkpoints(config),
         accumulation=nanogpt.accumulation(config),

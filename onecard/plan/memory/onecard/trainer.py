@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onecard.config.schema import RunConfig
-from onecard.plan.evaluation import eval_batch_size
+from onecard.plan.evaluation import eval_batch_size, eval_sequences
 from onecard.plan.memory import kernels
 from onecard.plan.memory.device import Device
 from onecard.plan.memory.kernels import FLOAT
@@ -26,7 +26,7 @@ class Trainer(Model):
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         super().__init__(config, device)
-        whole, rest = divmod(config.eval_iters * config.batch_size, eval_batch_size(config))
+        whole, rest = divmod(eval_sequences(config), eval_batch_size(config))
         self.eval_batches = [eval_batch_size(config)] * min(whole, EVAL_ITERS) + [rest] * (rest > 0)
         self.eval_tokens = config.eval_block_size or config.block_size
         self.warm = False  # whether an update has been made

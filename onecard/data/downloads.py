@@ -1,0 +1,193 @@
+"""Files of the hub on this machine: one at a time, each downloaded once.
+
+A file is taken from huggingface_hub's cache where that has it, and otherwise goes to a folder of ours: the library
+resumes a download after a break of the line, but begins again after a kill, and its files are two gigabytes each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from onecard.data.extras import extra
+from onecard.data.hub import PURPOSE, HubDataset, told
+from onecard.data.sources import SourceFile
+from onecard.errors import OnecardError
+from onecard.runs.lock import Lock
+
+_LOOK_SECONDS = 0.5  # between two looks at a download of another process
+
+
+def download(
+    dataset: HubDataset, file: SourceFile, on_bytes: Callable[[int], None] = lambda size: None, *, into: Path
+) -> SourceFile:
+    """The file on this machine: from huggingface_hub's cache if it is there, else below the folder `into`.
+
+    `on_bytes` hears of each part that came, and first of what was there before.
+    """
+    hub = extra("huggingface_hub", purpose=PURPOSE)
+    where = {"repo_type": "dataset", "revision": dataset.revision}
+    with told(dataset.repo):
+        cached = hub.try_to_load_from_cache(dataset.repo, file.name, **where)
+        if isinstance(cached, str):
+            return replace(file, path=Path(cached))
+        path = into / dataset.repo / dataset.revision / file.name
+        if not path.exists():
+            _fetch(hub.hf_hub_url(dataset.repo, file.name, **where), path, on_bytes)
+    return replace(file, path=path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downloads:
+    """What was downloaded of a dataset, in this revision and in earlier ones, and stays until someone deletes it."""
+
+    folder: Path
+    size_bytes: int
+
+
+def downloads_of(dataset: HubDataset, *, into: Path) -> Downloads | None:
+    """What of a dataset lies below the folder `into`; None for nothing."""
+    folder, size_bytes = into / dataset.repo, 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # a download that just ends is renamed under our eyes
+            size_bytes += path.stat().st_size if path.is_file() else 0
+    return Downloads(folder=folder, size_bytes=size_bytes) if size_bytes else None
+
+
+def _fetch(url: str, path: Path, on_bytes: Callable[[int], None]) -> None:
+    """Put what is at an address of the hub into a file, unless another process is about it: then that is waited for."""
+    known = extra("huggingface_hub", purpose=PURPOSE).get_hf_file_metadata(url)
+    etag = re.sub(r"[^\w-]", "", str(known.etag))[:64]
+    part = path.with_name(f"{path.name}.{etag[:16]}.part")  # of this content, and no other
+    part.parent.mkdir(parents=True, exist_ok=True)
+    heard_bytes = 0
+
+    def tell(size_bytes: int) -> None:
+        nonlocal heard_bytes
+        on_bytes(size_bytes - heard_bytes)
+        heard_bytes = size_bytes
+
+    lock_file = path.with_name(f"{path.name}.lock")
+    lock = _waited_for(lock_file, on_look=lambda: tell(_size(part, heard_bytes)))
+    try:
+        if not path.exists():
+            tell(_size(part, 0))
+            _receive(url, known, part, on_bytes)
+            _check(part, etag)
+            part.replace(path)
+        with suppress(OSError):  # who opened it before finds the file there, too
+            lock_file.unlink(missing_ok=True)
+    finally:
+        lock.close()
+
+
+def _waited_for(lock_file: Path, *, on_look: Callable[[], None]) -> Lock:
+    """The lock, once no other process has it."""
+    while True:
+        try:
+            return Lock(lock_file)
+        except OnecardError as problem:
+            if problem.name != "run-in-use":
+                raise
+        on_look()
+        time.sleep(_LOOK_SECONDS)
+
+
+def _receive(url: str, known: Any, part: Path, on_bytes: Callable[[int], None]) -> None:
+    """Append what is still missing."""
+    headers = extra("huggingface_hub", purpose=PURPOSE).utils.build_hf_headers()
+    if urlsplit(known.location).netloc != urlsplit(url).netloc:
+        headers.pop("authorization", None)  # the token is the hub's, not that of the store it points to
+
+    class Silent(extra("tqdm", purpose=PURPOSE).tqdm):  # type: ignore[misc]
+        """The library's progress bar, which speaks to us instead of to the terminal."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            on_bytes(int(n or 0))
+
+    with part.open("ab") as content:
+        extra("huggingface_hub.file_download", purpose=PURPOSE).http_get(
+            known.location,
+            content,
+            resume_size=content.tell(),
+            headers=headers,
+            expected_size=known.size,
+            tqdm_class=Silent,
+        )
+
+
+def _check(part: Path, etag: str) -> None:
+    """Remove a file that is not what its name in the hub says. Large files are named by their sha256."""
+    if not re.fullmatch(r"[0-9a-f]{64}", etag):
+        return
+    with part.open("rb") as received:
+        digest = hashlib.file_digest(received, "sha256").hexdigest()
+    if digest != etag:
+        part.unlink()
+        raise OSError(f"{part.name} is not what the hub has; it was removed")
+
+
+def _size(path: Path, otherwise: int) -> int:
+    """Bytes of a file; `otherwise` if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return otherwise
+
+
+Fetch = Callable[[SourceFile, Callable[[int], None]], SourceFile]  # a file and who hears of its bytes -> it, here
+
+
+class Fetcher:
+    """Files fetched ahead, in a thread each, which ends with the process; without `fetch` they are here already."""
+
+    def __init__(self, fetch: Fetch | None) -> None:
+        self._fetch = fetch
+        self._threads: dict[str, threading.Thread] = {}
+        self._found: dict[str, SourceFile | BaseException] = {}
+        self._received: dict[str, int] = {}
+
+    def is_here(self, file: SourceFile) -> bool:
+        """Whether there is nothing to fetch, or that has begun."""
+        return self._fetch is None or file.name in self._threads
+
+    def begin(self, file: SourceFile) -> None:
+        """Fetch it in the background, unless that has begun."""
+        if not self.is_here(file):
+            self._threads[file.name] = threading.Thread(target=self._run, args=(file,), daemon=True)
+            self._threads[file.name].start()
+
+    def get(self, file: SourceFile, *, on_wait: Callable[[SourceFile, int], None]) -> SourceFile:
+        """The file, once it is here; `on_wait` hears how much of it is, twice a second."""
+        if self._fetch is None:
+            return file
+        self.begin(file)
+        thread = self._threads[file.name]
+        while thread.is_alive():
+            on_wait(file, self._received.get(file.name, 0))
+            thread.join(0.5)
+        found = self._found[file.name]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _run(self, file: SourceFile) -> None:
+        def received(more_bytes: int) -> None:
+            self._received[file.name] = self._received.get(file.name, 0) + more_bytes
+
+        try:
+            assert self._fetch is not None
+            self._found[file.name] = self._fetch(file, received)
+        except BaseException as problem:  # it belongs to whoever waits for the file
+            self._found[file.name] = problem
