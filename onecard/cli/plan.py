@@ -13,7 +13,7 @@ import click
 
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option, place_here
-from onecard.errors import MachineError, UsageError
+from onecard.errors import ConfigError, MachineError, UsageError
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -75,7 +75,8 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
 
     Whether a run fits, to the MiB, how fast and how good it will be, and what to change: no GPU, no torch.
 
-    CONFIG is a nanoGPT config file (read, never run), or - for standard input; without one, a small default.
+    CONFIG is a nanoGPT config file (read, never run), a run folder, or - for standard input; without one, a small
+    default.
     Any nanoGPT key can be set with --key=value.
     """
     from onecard.report.plan_json import plan_json
@@ -174,16 +175,44 @@ def _show(options: Options, made: Plan, seen: Seen | None) -> None:
 
 
 def read_config(config: str | None, flags: list[Flag]) -> Resolved:
-    """The config of a file, standard input (-) or the packaged default, under flags; the shape is init_from's."""
+    """The config of a file, a run folder, standard input (-) or the packaged default, under flags.
+
+    The shape is init_from's.
+    """
     from onecard.cli.files import read_text
     from onecard.cli.pretrained import with_pretrained_shape
     from onecard.config.resolve import resolve
+    from onecard.runs.folder import CONFIG
 
     if config is None:
         return with_pretrained_shape(resolve(None, flags=flags))
-    text = read_text(sys.stdin.buffer if config == "-" else Path(config))
-    name = "standard input" if config == "-" else Path(config).name
+    path = Path(config)
+    if path.is_dir() and (path / CONFIG).is_file():
+        path /= CONFIG
+    text = read_text(sys.stdin.buffer if config == "-" else path)
+    name = "standard input" if config == "-" else path.name
+    if path.suffix == ".json":
+        text = _assignments(text, name)
     return with_pretrained_shape(resolve(text, filename=name, flags=flags))
+
+
+def _assignments(text: str, name: str) -> str:
+    """A run's config.json as a config file says it, line by line, but for our own keys that say nothing new."""
+    from onecard.config.schema import NANOGPT_KEYS, RunConfig
+
+    fields = RunConfig.model_fields
+    unsaid = {key: field.default for key, field in fields.items() if key not in {*NANOGPT_KEYS, "vocab_size"}}
+    try:
+        found = {key: value for key, value in json.loads(text).items() if key.isidentifier()}
+        lines = [f"{key} = {value!r}\n" for key, value in found.items() if key not in unsaid or value != unsaid[key]]
+        return "".join(lines)
+    except (ValueError, AttributeError, RecursionError) as problem:
+        raise ConfigError(
+            f"{name} is not the config of a run",
+            why="a run's config.json is one JSON object of keys and values",
+            fix="name a nanoGPT config file, or a run folder",
+            name="unreadable-file",
+        ) from problem
 
 
 def _seen(options: Options) -> Seen | None:

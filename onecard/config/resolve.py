@@ -248,7 +248,10 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
 def _mismatch(said: str, origins: Mapping[str, str]) -> ConfigError:
     keys = [key for key in KEYS if re.search(rf"\b{key}=", said)]
     if "n_head" in keys:
-        fix = "choose n_embd as a multiple of n_head (64 per head is usual), e.g. --n_embd=768 --n_head=12"
+        width, heads = (int(number) for number in re.findall(r"=(\d+)", said))
+        fix = f"--n_embd={heads * max(1, round(width / heads / 8)) * 8}, a multiple of n_head={heads}"
+        if width % 64 == 0:
+            fix = f"--n_head={width // 64}, heads of 64, or {fix}"
     elif "batch_size" in keys:
         fix = "about half a million tokens are usual: --batch_size=8 --gradient_accumulation_steps=64 --block_size=1024"
     else:

@@ -423,3 +423,20 @@ def test_a_near_no_is_hedged_and_is_still_a_no(onecard: Command) -> None:
 )
 def test_what_a_plan_leaves_out_is_said(onecard: Command, key: str, said: str) -> None:
     assert said in " ".join(onecard("plan", "--gpu", "4070", "--json", key).json["warnings"])
+
+
+@pytest.mark.parametrize("named", ["run", "run/config.json"])
+def test_a_run_can_be_planned_again(onecard: Command, tmp_path: Path, named: str) -> None:
+    (tmp_path / "run").mkdir()
+    keys = {"n_layer": 3, "n_head": 2, "n_embd": 64, "compile": False, "eval_batch_size": None, "dataset": "a'b"}
+    (tmp_path / "run/config.json").write_text(json.dumps(keys))
+    planned = onecard("plan", str(tmp_path / named), "--gpu", "4070", "--json", "--batch_size=4").json["config"]
+    assert {key: planned[key] for key in keys} == keys
+    assert planned["batch_size"] == 4
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"n_layer": ', "n_layer = 3"])
+def test_json_that_is_no_config_is_refused(onecard: Command, tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    done = onecard("plan", str(tmp_path / "config.json"), "--json")
+    assert (done.code, done.json["error"]["name"]) == (2, "unreadable-file")
