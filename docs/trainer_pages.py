@@ -6,7 +6,9 @@ import csv
 from pathlib import Path
 
 from onecard.config.resolve import resolve
+from onecard.config.schema import RunConfig
 from onecard.plan.cards import find_card
+from onecard.plan.counts import count_params
 from onecard.plan.memory.predict import predict_nanogpt
 from onecard.units import MIB
 
@@ -108,5 +110,5 @@ def limit_table() -> str:
 
 
 def _params(row: dict[str, str]) -> int:
-    L, C, T, V = (int(row[key]) for key in ("n_layer", "n_embd", "block_size", "vocab_size"))
-    return V * C + T * C + L * (12 * C * C + 2 * C) + C
+    keys = {key: int(row[key]) for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
+    return count_params(RunConfig().replace(keys)).total

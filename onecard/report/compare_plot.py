@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,6 +13,7 @@ from onecard import units
 from onecard.doctor.compare import Comparison
 from onecard.doctor.curves import Axis, Curve
 from onecard.errors import MachineError
+from onecard.report.axis import round_values
 from onecard.report.compare import MEASURES, passing_sentence, run_letter
 
 SUFFIXES = (".svg", ".html", ".png")
@@ -145,11 +145,11 @@ def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[flo
     inside = f"inside{left}"  # the first losses lie above the picture
     box = f'<rect x="{left}" y="{TOP}" width="{PANEL}" height="{floor - TOP}"/>'
     yield f'<clipPath id="{inside}">{box}</clipPath>'
-    for value in _round_values(low, high):
+    for value in round_values(low, high):
         _, y = at(0, value)
         yield f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>'
         yield _text(left - 8, y + 4, f"{value:.4g}", anchor="end")
-    for value in _round_values(0.0, furthest):
+    for value in round_values(0.0, furthest):
         x, _ = at(value, low)
         yield _text(x, floor + 18, shown(value), anchor="middle")
     for line in lines:
@@ -167,13 +167,6 @@ def _bounds(losses: Sequence[float]) -> tuple[float, float]:
     low, most = ordered[0], ordered[3 * (len(ordered) - 1) // 4]
     room = max(0.05, 0.6 * (most - low))
     return low - 0.1 * room, min(ordered[-1], most + room) + 0.1 * room
-
-
-def _round_values(low: float, high: float, *, about: int = 5) -> list[float]:
-    raw = (high - low) / about
-    scale = 10.0 ** math.floor(math.log10(raw))
-    step = next(s * scale for s in (1, 2, 2.5, 5, 10) if s * scale >= raw * 0.999)
-    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _text(

@@ -10,6 +10,7 @@ from statistics import median
 
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import vals
+from onecard.report.axis import round_values
 
 WIDTH, HEIGHT = 720, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 88, 14, 34
@@ -119,23 +120,14 @@ def _chart(series: Iterable[Series], *, title: str, bounds: Callable[[list[float
 def _grid(
     low: float, high: float, first: float, last: float, at: Callable[[float, float], tuple[float, float]]
 ) -> Iterator[str]:
-    for value in _round_values(low, high):
+    for value in round_values(low, high):
         _, y = at(first, value)
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>'
-    for value in _round_values(first, last):
+    for value in round_values(first, last):
         x, _ = at(value, low)
         yield f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{value:,.0f}</text>'
     yield f'<text class="tick" x="{WIDTH - RIGHT + 31}" y="{HEIGHT - BOTTOM + 18}">updates</text>'
-
-
-def _round_values(low: float, high: float, *, about: int = 5) -> list[float]:
-    """About five round numbers between two bounds."""
-    raw = (high - low) / about
-    scale = 10.0 ** math.floor(math.log10(raw))
-    step = next(s * scale for s in (1, 2, 2.5, 5, 10) if s * scale >= raw)
-    first = math.ceil(low / step)
-    return [number * step for number in range(first, math.floor(high / step) + 1)]
 
 
 def _labels(ends: list[tuple[Series, float]]) -> list[str]:

@@ -40,8 +40,8 @@ class MeasuredRun(NamedTuple):
     @property
     def params(self) -> int:
         """Parameters as nanoGPT counts them."""
-        biases = 11 * self.n_layer + 1 if self.bias else 0
-        return self.n_embd * (self.vocab_size + 1 + self.n_layer * (12 * self.n_embd + 2) + biases)
+        keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
+        return count_params(RunConfig().replace({key: getattr(self, key) for key in keys})).nanogpt
 
     @property
     def tokens(self) -> int:
