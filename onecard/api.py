@@ -82,7 +82,7 @@ def diagnose(
     ...     for finding in diagnosis.findings:
     ...         print(finding.rule, finding.severity, finding.patch)
     """
-    from onecard.cli.doctor import doctors_card
+    from onecard.cli.cases import doctors_card
     from onecard.doctor.case import DataSizes
     from onecard.doctor.diagnose import diagnose_cases
     from onecard.doctor.facts import make_case
@@ -104,7 +104,7 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
     >>> found.winners["final_val_loss"], found.config_diff["n_embd"]  # doctest: +SKIP
     (1, (384, 768))
     """
-    from onecard.cli.doctor import doctors_card
+    from onecard.cli.cases import doctors_card
     from onecard.doctor import compare
     from onecard.doctor.case import DataSizes
     from onecard.doctor.facts import make_case
@@ -132,7 +132,7 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
 
 
 def _runs(source: Source) -> list[LoggedRun]:
-    from onecard.cli.doctor import runs_at
+    from onecard.cli.cases import runs_at
     from onecard.runs.logged import logged_run
 
     return [logged_run(source)] if isinstance(source, Run) else list(runs_at(str(source)))

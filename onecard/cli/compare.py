@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onecard.cli.cases import cases_at, doctors_card, found_config, named_config, stdin_once
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, no_flags
 from onecard.cli.plan import complete_card
 from onecard.errors import UsageError
 
 if TYPE_CHECKING:
-    from onecard.config.resolve import Resolved
     from onecard.doctor.case import Case
     from onecard.doctor.compare import Comparison
-
-STDIN = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +73,7 @@ def _check(options: Options) -> None:
             fix="onecard compare runs/a runs/b   (or log files)",
             name="no-run",
         )
-    if options.path.count(STDIN) > 1:
-        raise UsageError(
-            "standard input can be read once",
-            why="- is given more than once",
-            fix="name files for the others",
-            name="stdin-twice",
-        )
+    stdin_once(*options.path, *options.config)
     if len(options.config) not in (0, 1, len(options.path)):
         raise UsageError(
             f"{len(options.config)} configs for {len(options.path)} paths",
@@ -100,17 +92,18 @@ def _check(options: Options) -> None:
 
 def _cases(options: Options) -> tuple[list[Case], list[str]]:
     """The runs with their configs, and what was taken without being named."""
-    from onecard.cli.doctor import doctors_card, runs_at
     from onecard.doctor.case import DataSizes
-    from onecard.doctor.facts import make_case
 
     card = doctors_card(options.gpu)
-    cases, talk = [], []
+    named = [named_config(config, []) for config in options.config]
+    if len(named) == 1:
+        named *= len(options.path)
+    cases: list[Case] = []
+    talk: list[str] = []
     for number, path in enumerate(options.path):
-        named = options.config[number if len(options.config) > 1 else 0] if options.config else None
-        resolved, taken = _config_of(path, named)
+        stated, taken = ((named[number], {}), []) if named else found_config(path, [])
         talk += taken
-        cases += [make_case(run, config=resolved, card=card, data=DataSizes()) for run in runs_at(path)]
+        cases += cases_at(path, stated, card=card, data=DataSizes())
     if len(cases) < 2:
         first = quote(options.path[0])
         raise UsageError(
@@ -120,19 +113,6 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
             name="one-run",
         )
     return cases, talk
-
-
-def _config_of(path: str, named: str | None) -> tuple[Resolved | None, list[str]]:
-    """The config that belongs to a path, and a sentence if it was found rather than named."""
-    from onecard.cli.doctor import config_beside
-    from onecard.cli.plan import read_config
-
-    if named is not None:
-        return read_config(named, []), []
-    beside = config_beside(path)
-    if beside is None:
-        return None, []
-    return read_config(str(beside), []), [f"config of {Path(path).name}: {beside.name}, found beside it"]
 
 
 def _plot(comparison: Comparison, path: Path) -> None:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from onecard.cli.cases import cases_at, config_beside, doctors_card, found_config, stated_config, stdin_once
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
-from onecard.cli.plan import complete_card, read_config
-from onecard.errors import ConfigError, MachineError, UsageError
+from onecard.cli.plan import complete_card
+from onecard.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
-    from onecard.config.resolve import Resolved
-    from onecard.doctor.case import DataSizes
+    from onecard.doctor.case import Case, DataSizes
     from onecard.doctor.diagnose import Diagnosis
-    from onecard.plan.cards import Card
-    from onecard.runs.logged import LoggedRun
-
-STDIN = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,123 +109,22 @@ def _check(options: Options, flags: list[Flag]) -> None:
             fix="leave one of them out",
             name="two-outputs",
         )
-    if (*options.path, options.config).count(STDIN) > 1:
-        raise UsageError(
-            "standard input can be read once",
-            why="- is given more than once",
-            fix="name files for the others",
-            name="stdin-twice",
-        )
+    stdin_once(*options.path, options.config)
 
 
 def _diagnose(options: Options, flags: list[Flag]) -> tuple[list[Diagnosis], list[str]]:
     """The diagnoses, and what was taken without being named."""
     from onecard.doctor.diagnose import diagnose_cases
-    from onecard.doctor.facts import make_case
 
     card, data = doctors_card(options.gpu), _sizes(options)
-    named = _config(options.config, flags) if options.config is not None else None
-    cases, talk = [], []
+    named = stated_config(options.config, flags) if options.config is not None else None
+    cases: list[Case] = []
+    talk: list[str] = []
     for path in options.path:
-        (resolved, stated), taken = (named, []) if named else _found(path, flags)
+        stated, taken = (named, []) if named else found_config(path, flags)
         talk += taken
-        for run in runs_at(path):
-            if stated:  # no trainer takes this config: a rule says why
-                run = replace(run, config={**stated, **run.config})
-            cases.append(make_case(run, config=resolved, card=card, data=data, other_bytes=options.other or 0))
+        cases += cases_at(path, stated, card=card, data=data, other_bytes=options.other or 0)
     return diagnose_cases(cases, final=options.final), talk
-
-
-def config_beside(path: str) -> Path | None:
-    """NAME.config.py beside NAME.log; None where there is none."""
-    place = Path(path)
-    if path == STDIN or not place.name or place.is_dir():
-        return None
-    beside = place.with_name(f"{place.stem}.config.py")
-    return beside if beside.is_file() else None
-
-
-Stated = tuple["Resolved | None", dict[str, object]]  # a config; of one that no trainer takes, what it says
-
-
-def _found(path: str, flags: list[Flag]) -> tuple[Stated, list[str]]:
-    """The config beside a log, and a sentence about it; one that cannot be read is left alone, as nobody named it."""
-    beside = config_beside(path)
-    if beside is None:
-        return (None, {}), []
-    try:
-        return _config(str(beside), flags), [f"config of {Path(path).name}: {beside.name}, found beside it"]
-    except ConfigError as problem:
-        if flags:
-            raise
-        return (None, {}), [f"config of {Path(path).name}: not {beside.name}, found beside it: {problem.what}"]
-
-
-def _config(config: str, flags: list[Flag]) -> Stated:
-    """The config that was named; of one whose heads do not divide, what it states instead."""
-    try:
-        resolved = read_config(config, flags)
-        # as typed, so that commands to paste find the file
-        return resolved if config == STDIN else replace(resolved, source=config), {}
-    except ConfigError as problem:
-        stated = _shape_of(config) if problem.name == "keys-do-not-fit" else {}
-        if not stated:
-            raise
-        return None, stated
-
-
-def _shape_of(config: str) -> dict[str, object]:
-    """What a config file says, for one whose keys do not fit together."""
-    from onecard.cli.files import read_text
-    from onecard.config.reader import read_config as read_file
-
-    return dict(read_file(read_text(Path(config)), {}).values) if config != STDIN else {}
-
-
-def runs_at(path: str) -> Iterator[LoggedRun]:
-    """The runs of a path: a run folder, a folder of them, a log file, or standard input."""
-    from onecard.cli.files import neighbour
-    from onecard.runs.folder import RECORDS, load_run, runs_in
-    from onecard.runs.foreign import read_logs
-    from onecard.runs.logged import logged_run
-
-    if path == STDIN:
-        yield from read_logs(sys.stdin.buffer, source="stdin")
-        return
-    place = Path(path)
-    try:
-        if place.is_dir() or place.name == RECORDS:
-            for folder in runs_in(place) or (place,):
-                yield logged_run(load_run(folder))
-            return
-        with place.open("rb") as file:
-            yield from read_logs(file, source=place.name)
-    except FileNotFoundError as problem:
-        raise ConfigError(
-            f"there is no file {path}",
-            why=f"looked for a run or a log from the folder {Path.cwd().name}/",
-            fix=neighbour(place, otherwise="onecard doctor runs/default (or a log file, or - for standard input)"),
-            name="no-such-file",
-        ) from problem
-    except (OSError, ValueError) as problem:
-        raise ConfigError(
-            f"{path} cannot be read",
-            why=getattr(problem, "strerror", None) or str(problem),
-            fix="name a run folder or a log file",
-            name="unreadable-file",
-        ) from problem
-
-
-def doctors_card(name: str | None) -> Card | None:
-    """The card a person means; of several with the same peak the first serves. None for none named."""
-    from onecard.plan.cards import find_card, matching_cards
-
-    if name is None or name == "none":
-        return None
-    found = matching_cards(name)
-    if len(found) > 1 and len({card.peak_flops for card in found}) == 1:
-        return min(found, key=lambda card: card.allocatable_bytes)  # what fits the smaller fits both
-    return find_card(name)
 
 
 def _sizes(options: Options) -> DataSizes:

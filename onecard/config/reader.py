@@ -66,7 +66,7 @@ class ConfigFile:
 def read_config(text: str, defaults: Mapping[str, Value]) -> ConfigFile:
     """The values a nanoGPT config file sets, nothing of it run; NotAConfig if it is not Python."""
     source = text.splitlines()
-    found = ConfigFile(comments=_comments(text))
+    found = ConfigFile(comments=comments_in(text))
     names: Names = {**_FUNCTIONS, **defaults}
     for statement in _parse(text).body:
         snippet = "\n".join(source[statement.lineno - 1 : statement.end_lineno]).strip()[:200]
@@ -124,10 +124,13 @@ def _parse(text: str) -> ast.Module:
         raise NotAConfig(f"it cannot be parsed ({problem or 'nested too deeply'})") from problem
 
 
-def _comments(text: str) -> dict[int, str]:
+def comments_in(text: str) -> dict[int, str]:
+    """The comments of Python text by line, without their #; up to where it is no Python."""
     found: dict[int, str] = {}
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.ERRORTOKEN and token.string[:1] in ("'", '"'):
+                break  # a text without its end, which later versions of Python raise
             if token.type == tokenize.COMMENT:
                 found[token.start[0]] = token.string.lstrip("#").strip()
     except (tokenize.TokenError, SyntaxError):

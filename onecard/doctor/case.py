@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from onecard.config.resolve import Resolved
 from onecard.plan.cards import Card
 from onecard.runs.logged import LoggedRun
-from onecard.runs.records import Eval, Step
+from onecard.runs.records import End, Eval, Step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +32,12 @@ class Facts:
     printed_mfu: float | None  # what the log claims, median
     evaluation_seconds: float | None  # one evaluation with its checkpoint
     evaluation_share: float | None  # of all time
-    evaluation_noise: float | None  # standard deviation of one validation loss
+    evaluation_noise: float | None  # standard deviation of one validation loss from the next
+    sampling_error: float | None  # recorded, over the windows: shared by evaluations that read the same ones
     last_step: int | None
     tokens: int | None
     seconds: float | None  # so far
-    steps_to_go: int | None
+    steps_to_go: int | None  # of a run that has ended: what a resume would have to do
     seconds_to_go: float | None
     best_val: Eval | None
     last_val: Eval | None
@@ -54,6 +55,11 @@ class Case:
     steps: tuple[Step, ...]
     evals: tuple[Eval, ...]
     other_bytes: int = 0  # of the card, held by other programs
+
+    @property
+    def end(self) -> End | None:
+        """How a run of ours ended; None of one that was killed or still runs, and of other programs'."""
+        return next((record for record in reversed(self.run.records) if isinstance(record, End)), None)
 
     @property
     def available_bytes(self) -> int | None:

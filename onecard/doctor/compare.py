@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from onecard.doctor.alone import Alone, counts, settled, single_effects
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.curves import (
-    ASSUMED_NOISE,
     Axis,
     Curve,
     Measure,
@@ -18,8 +17,9 @@ from onecard.doctor.curves import (
     loss_curve,
     passes,
     read_at,
+    same_windows,
 )
-from onecard.doctor.evidence import from_scratch
+from onecard.doctor.evidence import ASSUMED_NOISE, from_scratch
 from onecard.doctor.facts import make_case
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import predict_nanogpt
@@ -29,6 +29,22 @@ from onecard.runs.logged import LoggedRun, logged_run
 SPEED_NOISE = 0.01  # of a measured speed: clocks and other programs; a rule of thumb
 BEYOND_NOISE = 2.0  # standard deviations of a difference that count as one
 SHARES = (0.25, 0.5, 1.0)  # of the stretch that all runs have, where losses are read
+
+
+class Unsaid:
+    """A value that nothing tells."""
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+UNSAID = Unsaid()
+# The metric of a comparison's last losses, by what they measure.
+FINAL: dict[Measure, str] = {
+    "val_loss": "final_val_loss",
+    "bits_per_byte": "final_bits_per_byte",
+    "train_loss": "final_train_loss",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +104,8 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
     """The comparison of runs: folders as `load_run` gives them, logs as they were read, or cases with their config."""
     cases = tuple(_case(run, card) for run in runs)
     measure = common_measure(cases)
-    curves = tuple(loss_curve(case, measure) for case in cases) if measure else ()
+    same = same_windows(cases)
+    curves = tuple(loss_curve(case, measure, same_windows=same) for case in cases) if measure else ()
     cautions = tuple(_cautions(cases, measure, curves))
     comparable = not any(caution.startswith(_NOT_COMPARABLE) for caution in cautions)
     by_tokens, by_seconds = _at_equal(curves, "tokens"), _at_equal(curves, "seconds")
@@ -100,7 +117,7 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
         at_equal_tokens=by_tokens if comparable else (),
         at_equal_seconds=by_seconds if comparable else (),
         passings=_passings(curves) if comparable else (),
-        winners=_winners(cases, curves if comparable else (), by_tokens, by_seconds, comparable=comparable),
+        winners=_winners(cases, measure, curves if comparable else (), by_tokens, by_seconds, comparable=comparable),
         predicted_process_bytes=tuple(_predicted_bytes(case) for case in cases),
         alone=_alone(cases),
         cautions=cautions,
@@ -120,12 +137,12 @@ def _known(case: Case) -> Mapping[str, object]:
 
 
 def _config_diff(cases: Sequence[Case]) -> dict[str, tuple[object, ...]]:
-    """Keys with different values; None where a run does not say."""
+    """Keys with different values; UNSAID where a run does not say. None is a value: `eval_batch_size = None`."""
     known = [_known(case) for case in cases]
     keys = dict.fromkeys(key for values in known for key in values)
-    rows = {key: tuple(values.get(key) for values in known) for key in keys}
-    said = {key: [value for value in row if value is not None] for key, row in rows.items()}
-    return {key: row for key, row in rows.items() if len(said[key]) > 1 and any(v != said[key][0] for v in said[key])}
+    rows = {key: tuple(values.get(key, UNSAID) for values in known) for key in keys}
+    said = {key: [value for value in row if value is not UNSAID] for key, row in rows.items()}
+    return {key: row for key, row in rows.items() if any(value != said[key][0] for value in said[key])}
 
 
 def _at_equal(curves: Sequence[Curve], axis: Axis) -> tuple[AtEqual, ...]:
@@ -162,6 +179,7 @@ def _highest_speed(values: Sequence[float | None]) -> int | None:
 
 def _winners(
     cases: Sequence[Case],
+    measure: Measure | None,
     curves: Sequence[Curve],
     by_tokens: Sequence[AtEqual],
     by_seconds: Sequence[AtEqual],
@@ -174,8 +192,8 @@ def _winners(
         values = [getattr(case.facts, metric) for case in cases]
         if sum(value is not None for value in values) > 1:
             winners[metric] = _highest_speed(values)
-    if curves:
-        winners["final_val_loss"] = _lowest([Reading(loss=curve.end.loss, noise=curve.noise) for curve in curves])
+    if curves and measure:
+        winners[FINAL[measure]] = _lowest([Reading(loss=curve.end.loss, noise=curve.point_noise) for curve in curves])
     if comparable and by_tokens:
         winners["at_equal_tokens"] = by_tokens[-1].winner
     if comparable and by_seconds:
@@ -191,7 +209,7 @@ def _passings(curves: Sequence[Curve]) -> tuple[Passing, ...]:
             end = curve.end
             if passer == passed or curve.lost or other.lost or other.end.loss >= end.loss:
                 continue
-            if crossing := passes(other, Reading(loss=end.loss, noise=curve.noise)):
+            if crossing := passes(other, Reading(loss=end.loss, noise=curve.point_noise)):
                 at = crossing.point
                 found.append(
                     Passing(

@@ -11,14 +11,14 @@ from statistics import fmean, median
 from typing import Literal
 
 from onecard.doctor.case import Case
-from onecard.doctor.facts import elapsed_seconds, scatter
+from onecard.doctor.evidence import ASSUMED_NOISE
+from onecard.doctor.facts import elapsed_seconds
+from onecard.doctor.noise import scatter
 from onecard.runs.records import Eval, Step
 
 Measure = Literal["val_loss", "bits_per_byte", "train_loss"]
 Axis = Literal["tokens", "seconds"]
 
-# The noise of an evaluation where a log has too few to show it: nanoGPT's 200 batches on the runs that were measured.
-ASSUMED_NOISE = 0.024
 STEPS_PER_POINT = 20  # of training losses, whose single values scatter too much
 
 
@@ -47,8 +47,14 @@ class Curve:
     points: tuple[Point, ...]
     end: Point
     lost: Point | None  # the first of those without a finite loss that the run ended with
-    noise: float  # standard deviation of one point
+    noise: float  # standard deviation of one point from the next
     noise_known: bool  # False where it is ASSUMED_NOISE
+    shared_error: float = 0.0  # standard error of all points together: of the windows they were all measured on
+
+    @property
+    def point_noise(self) -> float:
+        """Standard deviation of one point beside another curve's."""
+        return math.hypot(self.noise, self.shared_error)
 
     def last(self, axis: Axis) -> float | None:
         """How far the run went; None where that is not known."""
@@ -63,8 +69,11 @@ def common_measure(cases: Sequence[Case]) -> Measure | None:
     return None
 
 
-def loss_curve(case: Case, measure: Measure) -> Curve:
-    """The curve of a run; training losses are medians of twenty steps."""
+def loss_curve(case: Case, measure: Measure, *, same_windows: bool = False) -> Curve:
+    """The curve of a run; training losses are medians of twenty steps.
+
+    `same_windows`: the curve beside it was measured on the same ones, and what these few windows are is no difference.
+    """
     clock = _clock(case)
     logged = [
         Point(
@@ -76,16 +85,37 @@ def loss_curve(case: Case, measure: Measure) -> Curve:
         for step, loss in _values(case, measure)
     ]
     points = tuple(point for point in logged if math.isfinite(point.loss))
-    measured = case.facts.evaluation_noise if measure != "train_loss" else None
-    if measured is None:
-        measured = scatter([(math.log(point.step), point.loss) for point in points if point.step > 0])
+    scattered = scatter([(math.log(point.step), point.loss) for point in points if point.step > 0])
+    sampling = _sampling_error(case, measure)
+    measured = sampling if scattered is None else scattered
     return Curve(
         points=points,
         end=logged[-1],
         lost=_lost(logged),
         noise=ASSUMED_NOISE if measured is None else measured,
         noise_known=measured is not None,
+        shared_error=0.0 if scattered is None or sampling is None or same_windows else sampling,
     )
+
+
+def same_windows(cases: Sequence[Case]) -> bool:
+    """Whether all runs are ours and were evaluated on the same windows, as far as their records tell."""
+    read = {
+        (case.resolved.config.dataset if case.resolved else None, found.block_size, found.tokens_read)
+        for case in cases
+        for found in case.evals
+    }
+    return all(case.run.format == "onecard" for case in cases) and len(read) == 1 and None not in read.pop()
+
+
+def _sampling_error(case: Case, measure: Measure) -> float | None:
+    """The recorded standard error over the windows, in the unit of the measure."""
+    error, last = case.facts.sampling_error, case.facts.last_val
+    if measure == "val_loss" or error is None:
+        return error
+    if measure == "train_loss" or last is None or not last.val_loss or last.bits_per_byte is None:
+        return None
+    return error * last.bits_per_byte / last.val_loss
 
 
 def _lost(logged: Sequence[Point]) -> Point | None:
@@ -110,10 +140,11 @@ def read_at(curve: Curve, axis: Axis, place: float) -> Reading | None:
         return None
     after = min(bisect_left(known, math.log(place), key=lambda pair: pair[0]), len(known) - 1)
     if after == 0:
-        return Reading(loss=known[0][1], noise=curve.noise)
+        return Reading(loss=known[0][1], noise=curve.point_noise)
     (x0, y0), (x1, y1) = known[after - 1], known[after]
     share = min(1.0, (math.log(place) - x0) / (x1 - x0)) if x1 > x0 else 1.0
-    return Reading(loss=(1 - share) * y0 + share * y1, noise=curve.noise * math.hypot(1 - share, share))
+    noise = math.hypot(curve.noise * math.hypot(1 - share, share), curve.shared_error)
+    return Reading(loss=(1 - share) * y0 + share * y1, noise=noise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +165,8 @@ def passes(curve: Curve, target: Reading) -> Crossing | None:
         following = points[number + 2] if number + 2 < len(points) else after
         if before.loss > target.loss >= after.loss and following.loss <= target.loss:
             near = [point for point in points[max(0, number - 1) : number + 3] if point.step > 0]
-            return _crossing(near, before, after, curve.noise, target)
+            other = Reading(loss=target.loss, noise=math.hypot(target.noise, curve.shared_error))
+            return _crossing(near, before, after, curve.noise, other)
     return None
 
 
@@ -181,10 +213,11 @@ def _values(case: Case, measure: Measure) -> list[tuple[int, float]]:
 
 
 def _medians(steps: Sequence[Step]) -> Iterator[tuple[int, float]]:
+    """Medians of twenty, at the middle step: at the last, a run that is logged less often would seem to be late."""
     size = STEPS_PER_POINT if len(steps) >= 5 * STEPS_PER_POINT else 1
     for first in range(0, len(steps), size):
         group = steps[first : first + size]
-        yield group[-1].step, median(step.loss for step in group)
+        yield round(median(step.step for step in group)), median(step.loss for step in group)
 
 
 def _clock(case: Case) -> Callable[[int], float | None]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import get_args
 
 from onecard import units
 from onecard.config.resolve import Resolved, resolve
@@ -17,7 +18,7 @@ from onecard.doctor.predict import Forecast, predict_end
 from onecard.doctor.repair import PLANNED, Repair, folder_of, repaired, trainer_of
 from onecard.doctor.rules import NAMES, RULES, RULES_ACROSS, rule_name
 from onecard.doctor.trend import Trend, trend
-from onecard.findings import Finding
+from onecard.findings import Finding, Sureness
 from onecard.plan.cards import Card
 from onecard.plan.fit import EXPANDABLE, train_command
 from onecard.plan.speed import TrainerName
@@ -96,11 +97,12 @@ def diagnose_cases(cases: Sequence[Case], *, final: bool = False) -> list[Diagno
 def _diagnosed(case: Case, before: Sequence[Case], *, final: bool) -> Diagnosis:
     found = [finding for rule in RULES for finding in rule(case)]
     found += [finding for rule in RULES_ACROSS for finding in rule(case, before)]
+    found += _recorded(case, {finding.rule for finding in found})
     findings = first_things_first(_planned(case, finding) for finding in found)
     return Diagnosis(
         case=case,
         findings=findings,
-        forecast=None if final else predict_end(case),
+        forecast=None if final or case.end else predict_end(case),
         trend=trend(case),
         evidence=tuple(_evidence(case)),
         prescription=_prescription(case, findings),
@@ -108,9 +110,30 @@ def _diagnosed(case: Case, before: Sequence[Case], *, final: bool) -> Diagnosis:
     )
 
 
+def _recorded(case: Case, already: Collection[str]) -> list[Finding]:
+    """What a run of ours found while it trained, by rules that are not among those that find it `already`: it may have
+    known its data or its card better, or a later part of the run hides it. Of each rule the last."""
+    found = {record.finding.rule: record for record in case.run.records if isinstance(record, FindingRecord)}
+    return [
+        replace(record.finding, seen=(f"found at step {record.step:,}, while it trained", *record.finding.seen))
+        for rule, record in found.items()
+        if rule not in already and _in_todays_words(record.finding)
+    ]
+
+
+def _in_todays_words(finding: Finding) -> bool:
+    """Whether severity and sureness are known here: a later version that wrote the record may have more."""
+    return finding.severity in SEVERITIES and finding.sure in get_args(Sureness)
+
+
 def first_things_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings by severity, then in the order of the rules."""
-    return tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), NAMES.index(f.rule))))
+    """Findings by severity, then in the order of the rules, then what a run found of itself."""
+
+    def place(finding: Finding) -> tuple[int, int]:
+        known_rule = finding.rule in NAMES
+        return SEVERITIES.index(finding.severity), NAMES.index(finding.rule) if known_rule else len(NAMES)
+
+    return tuple(sorted(findings, key=place))
 
 
 def _planned(case: Case, finding: Finding) -> Finding:
@@ -124,17 +147,31 @@ def _planned(case: Case, finding: Finding) -> Finding:
 
 
 def _prescription(case: Case, findings: Sequence[Finding]) -> Prescription | None:
-    """The patches of all findings above information in one; where two set the same key, the more urgent one does.
+    """The patches of findings above information in one, each whole or not at all: one that would set a key otherwise
+    than a more urgent finding does, or make a config that cannot be, is left for later.
 
     A schedule that changes takes the warm-up with it, which is only information by itself.
     """
     patch: dict[str, object] = {}
     for finding in findings:
         if finding.severity != "info" or (finding.rule == "warmup-length" and patch.keys() & SCHEDULE):
-            patch |= {key: value for key, value in finding.patch.items() if key not in patch}
-    patch = {key: value for key, value in patch.items() if key in KEYS}
+            more = {key: value for key, value in finding.patch.items() if key in KEYS}
+            agrees = all(patch.get(key, value) == value for key, value in more.items())
+            if agrees and _possible(case, {**patch, **more}):
+                patch |= more
     made = repaired(case, patch)
     return None if made is None else Prescription(repair=made, command=_command(case, made))
+
+
+def _possible(case: Case, patch: Mapping[str, object]) -> bool:
+    """Whether the config holds together with the patch."""
+    if case.resolved is None:
+        return False
+    try:
+        case.resolved.config.replace(patch)
+    except ValueError:
+        return False
+    return True
 
 
 def _command(case: Case, made: Repair) -> str:

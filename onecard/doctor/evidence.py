@@ -14,7 +14,7 @@ from onecard.runs.logged import Line, Message
 from onecard.runs.records import Eval, Start, Step
 
 NANOGPT_LIKE = ("nanogpt", "onecard", "minimal", "messages")  # what they leave unsaid has nanoGPT's default
-DEFAULT_NOISE = 0.024  # of one evaluation of 200 batches, the most seen in real runs
+ASSUMED_NOISE = 0.024  # of one evaluation of nanoGPT's 200 batches, where nothing tells: the most seen in real runs
 ROUNDING = 0.01  # "40.56M" of a printed count
 A_TEST = 200  # updates, below which nobody meant to train
 LARGEST_LOSS = 1e9  # in nats; a larger one is no loss, and its square no number
@@ -112,9 +112,9 @@ def pairs(case: Case) -> list[tuple[Eval, float, float]]:
 
 
 def noise(case: Case) -> float:
-    """Standard deviation of one validation loss; where it cannot be told, the most seen in real runs."""
+    """Standard deviation of one validation loss from the next; where it cannot be told, the most seen in real runs."""
     measured = case.facts.evaluation_noise
-    return measured if measured is not None and math.isfinite(measured) and measured > 0 else DEFAULT_NOISE
+    return measured if measured is not None and math.isfinite(measured) and measured > 0 else ASSUMED_NOISE
 
 
 def vocabulary(case: Case) -> int | None:

@@ -6,20 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 from typing import TypeVar
 
-from onecard.config.resolve import NEEDED_KEYS, Resolved, resolve
-from onecard.config.schema import KEYS, RunConfig
+from onecard.config.resolve import Resolved
 from onecard.doctor.case import Case, DataSizes, Facts
-from onecard.errors import ConfigError
-from onecard.plan.cards import Card, matching_cards
+from onecard.doctor.config_in_log import card_in_log, config_in_log, config_under_log
+from onecard.doctor.noise import evaluation_noise, sampling_error, validation
+from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.runs.logged import LoggedRun
 from onecard.runs.records import Eval, Step
 
 ROUNDED_PARAMS = 5_001  # nanoGPT prints millions with two decimals
-NEIGHBOURHOOD = 7  # evaluations that a local line is laid through
 
 
 def make_case(
@@ -29,7 +28,7 @@ def make_case(
 
     `other_bytes` of the card are held by other programs.
     """
-    resolved = _under_log(config, run) if config else config_in_log(run)
+    resolved = config_under_log(config, run) if config else config_in_log(run)
     card = card or card_in_log(run)
     tokens_per_step = _tokens_per_step(run, resolved)
     steps = tuple(_with_tokens(r, tokens_per_step) for r in run.records if isinstance(r, Step))
@@ -44,93 +43,6 @@ def make_case(
         evals=evals,
         other_bytes=other_bytes,
     )
-
-
-def config_in_log(run: LoggedRun) -> Resolved | None:
-    """The config that the log of a nanoGPT-shaped run states; None if it does not, or it does not hold together."""
-    if run.format not in ("nanogpt", "onecard") or not run.config or run.unresolved & NEEDED_KEYS:
-        return None
-    if run.config.keys() <= {"vocab_size"}:
-        return None  # a vocabulary alone is no config: the rest would be guessed
-    values = {key: value for key, value in run.config.items() if key in KEYS}
-    origins = dict.fromkeys(KEYS, "default") | {key: _origin(run, key) for key in values}
-    if "init_from" in values:  # the shape of OpenAI's weights, if it names them
-        started = resolve(f"init_from = {values['init_from']!r}")
-        shape = {key: origin for key, origin in started.origins.items() if origin.startswith("init_from=")}
-        values |= {key: getattr(started.config, key) for key in shape}
-        origins |= shape
-    try:
-        checked = RunConfig.model_validate(values)
-    except ValueError:
-        return None
-    file = _config_file(run)
-    return Resolved(
-        checked,
-        origins,
-        warnings=file.warnings if file else (),
-        source=run.source,
-        comments=_comments(run),
-        lines={key: line.number for key, line in run.config_lines.items()},
-        unused=file.unused if file else (),
-    )
-
-
-def _config_file(run: LoggedRun) -> Resolved | None:
-    """The config file that the log repeats, for what is said about the file as a whole."""
-    try:
-        return resolve("\n".join(line.text for line in run.config_source), filename=run.source)
-    except ConfigError:
-        return None
-
-
-def card_in_log(run: LoggedRun) -> Card | None:
-    """The card the log names, if all it may mean have the same peak."""
-    found = matching_cards(run.card_name) if run.card_name else ()
-    if len({card.peak_flops for card in found}) != 1:
-        return None
-    return min(found, key=lambda card: card.allocatable_bytes)  # what fits the smaller fits both
-
-
-def _under_log(config: Resolved, run: LoggedRun) -> Resolved:
-    """The given config with what the log states otherwise; flags on the command line stay above both."""
-    said = {
-        key: value
-        for key, value in run.config.items()
-        if key in KEYS and getattr(config.config, key) != value and not config.origins[key].startswith("--")
-    }
-    if not said or run.format not in ("nanogpt", "onecard"):
-        return config
-    try:
-        checked = config.config.replace(said)
-    except ValueError:
-        return config
-    said = {key: value for key, value in said.items() if getattr(checked, key) != getattr(config.config, key)}
-    if not said:
-        return config
-    in_file = {key: getattr(config.config, key) for key in said if config.origins[key] != "default"}
-    warnings = [
-        f"{key}: the log says {said[key]!r} ({_origin(run, key)}), the file {value!r} ({config.origins[key]}); "
-        "what ran is what the log says"
-        for key, value in in_file.items()
-    ]
-    return replace(
-        config,
-        config=checked,
-        origins={**config.origins, **{key: _origin(run, key) for key in said}},
-        warnings=(*config.warnings, *warnings),
-        overridden={**config.overridden, **in_file},
-    )
-
-
-def _origin(run: LoggedRun, key: str) -> str:
-    line = run.config_lines.get(key)
-    return f"{run.source}:{line.number}" if line else run.source
-
-
-def _comments(run: LoggedRun) -> Mapping[int, str]:
-    """Comments of the config file that the log repeats, by line of the log."""
-    parts = [(line.number, line.text.partition("#")) for line in run.config_source]
-    return {number: comment.strip() for number, (code, mark, comment) in parts if mark and code.count("'") % 2 == 0}
 
 
 def _tokens_per_step(run: LoggedRun, resolved: Resolved | None) -> int | None:
@@ -184,6 +96,7 @@ def _facts(
         evaluation_seconds=evaluation_seconds,
         evaluation_share=_share(evaluation_seconds, evals, seconds),
         evaluation_noise=evaluation_noise(evals),
+        sampling_error=sampling_error(evals),
         last_step=last_step,
         tokens=_tokens(records, last_step, tokens_per_step),
         seconds=seconds,
@@ -320,46 +233,3 @@ def _share(evaluation_seconds: float | None, evals: Sequence[Eval], seconds: flo
         return None
     evaluating = evaluation_seconds * len(evals)
     return evaluating / (evaluating + seconds)
-
-
-def validation(record: Eval) -> float | None:
-    """What an evaluation measured on validation data: nats per token, or bits per byte where that is all it says."""
-    return record.val_loss if record.val_loss is not None else record.bits_per_byte
-
-
-def evaluation_noise(evals: Sequence[Eval]) -> float | None:
-    """Standard deviation of one validation loss: as recorded, else by how far each lies off a line through its nearest
-    neighbours, over the logarithm of the step (1.4826 times the median distance); None where too few are known.
-    """
-    errors = [record.val_loss_error for record in evals if record.val_loss_error is not None]
-    recorded = [error for error in errors if math.isfinite(error)]
-    if recorded:
-        return median(recorded)
-    return scatter(
-        [
-            (math.log(record.step), loss)
-            for record in evals
-            if record.step > 0 and (loss := validation(record)) is not None and math.isfinite(loss)
-        ]
-    )
-
-
-def scatter(points: Sequence[tuple[float, float]]) -> float | None:
-    """Standard deviation of the points of a smooth curve around it; None for fewer than seven."""
-    points = points[len(points) // 4 :]  # the first quarter of a loss curve bends too much
-    if len(points) < NEIGHBOURHOOD:
-        return None
-    residuals = [_off_the_line(points, position) for position in range(len(points))]
-    middle = median(residuals)  # what is left of the bend
-    return 1.4826 * median(abs(residual - middle) for residual in residuals)
-
-
-def _off_the_line(points: Sequence[tuple[float, float]], position: int) -> float:
-    """How far a point lies off the line through its neighbours, over that distance's own spread for unit noise."""
-    first = max(0, min(position - NEIGHBOURHOOD // 2, len(points) - NEIGHBOURHOOD))
-    others = [points[i] for i in range(first, first + NEIGHBOURHOOD) if i != position]
-    x_mean, y_mean = fmean(x for x, _ in others), fmean(y for _, y in others)
-    x_spread = sum((x - x_mean) ** 2 for x, _ in others) or 1.0
-    slope = sum((x - x_mean) * (y - y_mean) for x, y in others) / x_spread
-    x, y = points[position]
-    return (y - y_mean - slope * (x - x_mean)) / math.sqrt(1 + 1 / len(others) + (x - x_mean) ** 2 / x_spread)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import GPT2_VOCABULARIES, RunConfig
 from onecard.plan.cards import Card, plain_card
 from onecard.runs.logged import Message
 from onecard.units import GIB, MIB
@@ -15,7 +15,6 @@ Cause = Literal["oom-system-spill", "oom-other-process", "oom-capacity", "oom-fr
 
 OTHERS_MATTER_BYTES = GIB
 NEARLY_FULL = 0.03  # of the card
-USUAL_VOCABULARIES = (50304, 50257)  # GPT-2's, padded and as it is
 LARGE_TENSOR_BYTES = 256 * MIB  # below, many tensors have the size of logits by chance
 
 
@@ -32,6 +31,8 @@ class OutOfMemory:
     cached: int  # reserved by the process and not in use
     other: int  # held by other programs
     in_eval: bool
+    # Of a run of ours: the settings it went on with, {} where it gave up; None of other programs.
+    went_on_with: Mapping[str, int] | None = None
 
     @property
     def short(self) -> int | None:
@@ -62,7 +63,14 @@ def out_of_memory(message: Message, card: Card | None) -> OutOfMemory:
         cached=cached,
         other=max(0, other),
         in_eval=message.values.get("in_eval") is True,
+        went_on_with=_went_on_with(message) if "batch_size_after" in message.values else None,
     )
+
+
+def _went_on_with(message: Message) -> dict[str, int]:
+    batch = "eval_batch_size" if message.values.get("in_eval") is True else "batch_size"
+    after = {batch: "batch_size_after", "gradient_accumulation_steps": "accumulation_after"}
+    return {key: value for key, name in after.items() if (value := _whole(message, name)) is not None}
 
 
 def cause(failed: OutOfMemory) -> Cause:
@@ -112,7 +120,7 @@ def _known_tensors(config: RunConfig) -> Iterator[tuple[int, TensorGuess]]:
 
 def _likely_logits(tried_bytes: int) -> Iterator[tuple[int, TensorGuess]]:
     """Logits of whole sequences of 1,024 over GPT-2's vocabulary."""
-    for vocabulary in USUAL_VOCABULARIES:
+    for vocabulary in reversed(GPT2_VOCABULARIES):
         for item in (2, 4):
             sequences = round(tried_bytes / (1024 * vocabulary * item))
             words = f"{sequences} x 1,024 x {vocabulary:,} x {item} bytes"

@@ -55,15 +55,19 @@ class Repair:
 
 
 def repaired(case: Case, patch: Mapping[str, object]) -> Repair | None:
-    """The patch completed and planned on the case's card; None where the config is not known well enough to plan."""
+    """The patch completed and planned on the case's card; None where the config is not known well enough to plan, or
+    does not hold together with the patch."""
     config = known(case, *PLANNED)
     if config is None or not patch:
         return None
     whole: dict[str, Any] = dict(patch)
     new_run = any(key in whole and whole[key] != getattr(config, key) for key in SHAPE)
-    if new_run:
-        whole = _what_goes_with_a_new_shape(case, config, whole)
-    changed = config.replace(whole)
+    try:
+        if new_run:
+            whole = _what_goes_with_a_new_shape(case, config, whole)
+        changed = config.replace(whole)
+    except ValueError:
+        return None
     process_bytes = fits = None
     expandable = False
     card, room = case.card, case.available_bytes

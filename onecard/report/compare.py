@@ -12,9 +12,9 @@ from rich.text import Text
 from onecard import units
 from onecard.doctor.alone import Alone, counts
 from onecard.doctor.case import Case
-from onecard.doctor.compare import AtEqual, Comparison, Passing
+from onecard.doctor.compare import FINAL, UNSAID, AtEqual, Comparison, Passing
 from onecard.doctor.curves import Reading
-from onecard.report.strict import strict
+from onecard.report.strict import strict, whole
 from onecard.units import MIB
 
 MEASURES = {
@@ -88,10 +88,10 @@ def _figures(comparison: Comparison) -> Table:
     predicted = comparison.predicted_process_bytes
     if any(predicted):
         table.add_row("memory, predicted for nanoGPT", *(_mib(size) or "?" for size in predicted), "")
-    if comparison.curves:
+    if comparison.curves and comparison.measure:
         ends = [f"{curve.end.loss:.4f}" for curve in comparison.curves]
-        table.add_row(f"final {measure}", *ends, _better(comparison, "final_val_loss"))
-        noises = [f"± {curve.noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
+        table.add_row(f"final {measure}", *ends, _better(comparison, FINAL[comparison.measure]))
+        noises = [f"± {curve.point_noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
         table.add_row("  noise of one evaluation", *noises, "")
     return table
 
@@ -192,7 +192,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
     for key, values in sorted(comparison.config_diff.items(), key=lambda pair: not counts(pair[0])):
         table.add_row(
             Text(key),
-            *(Text("?" if value is None else str(value)) for value in values),
+            *(Text(str(value)) for value in values),
             "" if counts(key) else "(no effect on the result)",
         )
     console.print(table)
@@ -239,7 +239,10 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "schema": 1,
         "runs": [dict(_run_json(comparison, run)) for run in range(len(comparison.cases))],
         "measure": comparison.measure,
-        "config_diff": {key: list(values) for key, values in comparison.config_diff.items()},
+        "config_diff": {
+            key: [None if value is UNSAID else value for value in values]
+            for key, values in comparison.config_diff.items()
+        },
         "changed_together": list(comparison.together),
         "at_equal_tokens": _at_equal_json(comparison.at_equal_tokens, "tokens"),
         "at_equal_seconds": _at_equal_json(comparison.at_equal_seconds, "seconds"),
@@ -249,11 +252,11 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
                 "passes": p.passed,
                 "loss": p.loss,
                 "step": p.step,
-                "tokens": _rounded(p.tokens),
-                "seconds": _rounded(p.seconds),
+                "tokens": whole(p.tokens),
+                "seconds": whole(p.seconds),
                 "spread": p.spread,
-                "passed_tokens": _rounded(p.passed_tokens),
-                "passed_seconds": _rounded(p.passed_seconds),
+                "passed_tokens": whole(p.passed_tokens),
+                "passed_seconds": whole(p.passed_seconds),
             }
             for p in comparison.passings
         ],
@@ -281,9 +284,11 @@ def _run_json(comparison: Comparison, run: int) -> Iterator[tuple[str, object]]:
     yield "mfu", facts.mfu
     yield "final_val_loss", final
     yield "final_bits_per_byte", facts.last_val.bits_per_byte if facts.last_val else None
+    yield "final_train_loss", comparison.curves[run].end.loss if comparison.measure == "train_loss" else None
     yield "evaluation_noise", facts.evaluation_noise
+    yield "sampling_error", facts.sampling_error
     yield "tokens", facts.tokens
-    yield "seconds", _rounded(facts.seconds)
+    yield "seconds", whole(facts.seconds)
     yield "last_step", facts.last_step
     yield "reserved_bytes", memory_bytes(case)
     yield "predicted_process_bytes", comparison.predicted_process_bytes[run]
@@ -294,7 +299,7 @@ def _at_equal_json(rows: Sequence[AtEqual], unit: str) -> dict[str, object]:
     """The row where the shortest run ends, and the earlier ones."""
     said = [
         {
-            unit: _rounded(row.place),
+            unit: whole(row.place),
             "loss": [reading.loss if reading else None for reading in row.readings],
             "noise": [reading.noise if reading else None for reading in row.readings],
             "winner": row.winner,
@@ -311,7 +316,3 @@ def _alone_json(effect: Alone) -> Mapping[str, object]:
         "process_bytes_difference": effect.process_bytes_difference,
         "final_loss_difference": effect.final_loss_difference,
     }
-
-
-def _rounded(value: float | None) -> int | None:
-    return None if value is None or not math.isfinite(value) else round(value)

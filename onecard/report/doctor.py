@@ -123,6 +123,8 @@ def _so_far(diagnosis: Diagnosis) -> str:
         told += f" ({facts.tokens / size:.3g} per parameter)" if size else ""
     if facts.seconds is not None:
         told += f", {units.duration(facts.seconds)} of training"
+    if diagnosis.case.end:
+        told += f"; ended: {diagnosis.case.end.reason}"
     return told
 
 
@@ -151,6 +153,8 @@ def _loss(diagnosis: Diagnosis) -> str:
         told += f"; best {best.val_loss:.4f} at step {best.step:,}"
     if facts.evaluation_noise is not None:
         told += f"; one evaluation is good to ± {noise(diagnosis.case):.2g}"
+    if facts.sampling_error is not None and facts.sampling_error != facts.evaluation_noise:
+        told += f" beside the next, and as a sample of the data to ± {facts.sampling_error:.2g}"
     return told
 
 

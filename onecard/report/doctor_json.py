@@ -10,10 +10,12 @@ from onecard.doctor.case import Facts
 from onecard.doctor.diagnose import Diagnosis
 from onecard.doctor.evidence import planned_steps
 from onecard.doctor.explain import Explanation
-from onecard.report.strict import strict
+from onecard.doctor.predict import Forecast
+from onecard.report.strict import strict, whole
 from onecard.runs.records import Eval
 
 SCHEMA = 1
+DURATIONS = ("evaluation_seconds", "seconds", "seconds_to_go")  # of Facts: whole seconds; seconds per step are a rate
 
 
 def diagnoses_json(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
         "findings": [finding.as_json() for finding in diagnosis.findings],
     }
     if diagnosis.forecast:
-        made["forecast"] = asdict(diagnosis.forecast)
+        made["forecast"] = _forecast(diagnosis.forecast)
     if diagnosis.prescription:
         repair = diagnosis.prescription.repair
         made["prescription"] = {
@@ -46,7 +48,7 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
             "new_run": repair.new_run,
             "fits": repair.fits,
             "process_bytes": repair.process_bytes,
-            "seconds_total": round(repair.seconds.likely) if repair.seconds else None,
+            "seconds_total": whole(repair.seconds.likely) if repair.seconds else None,
             "loss_at_steps": {str(step): asdict(loss) for step, loss in repair.losses.items()},
         }
     return made
@@ -63,11 +65,14 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
         "card": case.card.name if case.card else None,
         "other_bytes": case.other_bytes,
         "max_iters": planned_steps(case),
+        "ended": case.end.reason if case.end else None,
         "logged_steps": len(case.steps),
         "evaluations": len(case.evals),
     }
     for field in fields(Facts):
         value = getattr(facts, field.name)
+        if field.name in DURATIONS:
+            value = whole(value)
         summary[field.name] = _evaluation(value) if isinstance(value, Eval) else value
     if diagnosis.trend:
         summary["gain_per_doubling"] = {
@@ -76,6 +81,13 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
             "evaluations": len(diagnosis.trend.evaluations),
         }
     return summary
+
+
+def _forecast(forecast: Forecast) -> dict[str, Any]:
+    made = asdict(forecast)
+    if forecast.seconds_to_go:
+        made["seconds_to_go"] = {name: whole(value) for name, value in asdict(forecast.seconds_to_go).items()}
+    return made
 
 
 def _evaluation(evaluation: Eval) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A value as JSON has it: no NaN, no infinity, keys that are text."""
+"""A value as JSON has it: no NaN, no infinity, keys that are text; base units that are whole."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def strict(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [strict(item) for item in value]
     return value
+
+
+def whole(value: float | None) -> int | None:
+    """Bytes, seconds or tokens to the nearest whole one; None for what is not known or no number."""
+    return None if value is None or not math.isfinite(value) else round(value)

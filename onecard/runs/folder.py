@@ -138,10 +138,6 @@ class RunFolder:
         write_atomically(self.path / CONFIG, (json.dumps(dict(config), indent=1, allow_nan=False) + "\n").encode())
         self.config = dict(config)
 
-    def checkpoint_path(self, step: int) -> Path:
-        """Where the checkpoint after `step` updates belongs."""
-        return self.path / CHECKPOINTS / f"step-{step:08d}"
-
     def checkpoints(self) -> tuple[SavedCheckpoint, ...]:
         """Those there now, by step."""
         return checkpoints_in(self.path)
@@ -272,8 +268,20 @@ def checkpoints_in(path: Path) -> tuple[SavedCheckpoint, ...]:
         children = list((path / CHECKPOINTS).iterdir())
     except OSError:
         return ()
-    named = [(_CHECKPOINT.fullmatch(child.name), child) for child in children if child.is_dir()]
-    return tuple(sorted((SavedCheckpoint(int(n[1]), child) for n, child in named if n), key=lambda saved: saved.step))
+    named = [(checkpoint_step(child.name), child) for child in children if child.is_dir()]
+    saved = [SavedCheckpoint(step, child) for step, child in named if step is not None]
+    return tuple(sorted(saved, key=lambda checkpoint: checkpoint.step))
+
+
+def checkpoint_name(step: int) -> str:
+    """What the folder of the checkpoint after `step` updates is called."""
+    return f"step-{step:08d}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The updates after which a checkpoint was saved, by the name of its folder; None if it is no checkpoint's."""
+    found = _CHECKPOINT.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def _config_in(path: Path) -> dict[str, object] | None:

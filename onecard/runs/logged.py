@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
 from onecard.runs.folder import Run
-from onecard.runs.records import History, NotARecord, Record, Start, Unknown, each_step_once, from_line, read_lines
+from onecard.runs.records import (
+    History,
+    NotARecord,
+    Oom,
+    Record,
+    Start,
+    Unknown,
+    each_step_once,
+    from_line,
+    read_lines,
+)
+from onecard.runs.torch_oom import oom_sizes
 
 LogFormat = Literal[
     "onecard", "nanogpt", "llm.c", "modded-nanogpt", "nanochat", "hf-trainer", "minimal", "messages"
@@ -16,13 +28,13 @@ LogFormat = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the source, numbered from 1, cleaned of colours and carriage returns."""
+    """A line of the source, cleaned of colours and carriage returns."""
 
-    number: int
+    number: int  # from 1; 0 for a record of ours, whose text names its step
     text: str
 
     def __str__(self) -> str:
-        return f"line {self.number}: {self.text}"
+        return f"line {self.number}: {self.text}" if self.number else self.text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +59,7 @@ class LoggedRun:
     "seconds_per_step" (a program's own average), "elapsed_seconds" (of evaluations), "lr_multiplier", "epoch".
     """
 
-    source: str  # file name, or "stdin"
+    source: str  # the path as it was typed, or "stdin"
     format: LogFormat
     records: tuple[Record, ...]
     config: Mapping[str, object] = field(default_factory=dict)  # what the source itself states, by nanoGPT's names
@@ -100,6 +112,37 @@ def _ours(
         records=records,
         config=dict(stated),
         card_name=next((start.card for start in reversed(starts) if start.card), None),
+        messages=tuple(oom_messages(records)),
         unread_lines=history.damaged_lines,
         folder=folder,
     )
+
+
+def oom_messages(records: Iterable[Record]) -> Iterator[Message]:
+    """A message for each place where a run of ours ran out of memory, however often it tried; the last try counts.
+
+    Beside torch's sizes its values are "step", "in_eval", "batch_size_before" of the first try, and "batch_size_after"
+    and "accumulation_after" of the last: None where it gave up.
+    """
+    failed = (record for record in records if isinstance(record, Oom))
+    for (step, where), tries in groupby(failed, key=lambda record: (record.step, record.where)):
+        first, *_ = whole = tuple(tries)
+        last = whole[-1]
+        yield Message(
+            kind="oom",
+            lines=tuple(Line(0, _tried(record)) for record in whole),
+            values={
+                **oom_sizes(last.message),
+                "step": step,
+                "in_eval": where == "eval",
+                "batch_size_before": first.batch_size_before,
+                "batch_size_after": last.batch_size_after,
+                "accumulation_after": last.accumulation_after,
+            },
+        )
+
+
+def _tried(record: Oom) -> str:
+    after = "no smaller one" if record.batch_size_after is None else f"then {record.batch_size_after}"
+    place = "" if record.where == "train" else ", evaluation"
+    return f"step {record.step:,}{place}: batches of {record.batch_size_before}, {after}: {record.message}"

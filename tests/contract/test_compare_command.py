@@ -27,7 +27,7 @@ def logs(tmp_path: Path) -> Path:
 def test_two_logs_are_compared_with_the_configs_beside_them(onecard: Command, logs: Path) -> None:
     shown = onecard("compare", str(logs / "small.log"), str(logs / "large.log"), "--gpu", "RTX 4070")
     assert shown.code == 0
-    assert "config of small.log: small.config.py, found beside it" in shown.stderr
+    assert f"config of {logs / 'small.log'}: small.config.py, found beside it" in shown.stderr
     assert "B passes A's final loss" in shown.stdout
     assert "n_embd" in shown.stdout
     assert "predicted, not measured" in shown.stdout
@@ -101,6 +101,30 @@ def update(step: int, tokens: int, loss: float) -> Step:
     )
 
 
+def test_logs_of_one_name_in_two_folders_are_told_apart(onecard: Command, logs: Path) -> None:
+    for name in ("small", "large"):
+        (logs / name).mkdir()
+        (logs / f"{name}.log").rename(logs / name / "train.log")
+    shown = onecard("compare", "small/train.log", "large/train.log", cwd=logs)
+    assert shown.stdout.startswith("A  small/train.log: nanogpt")
+    assert "\nB  large/train.log: nanogpt" in shown.stdout
+
+
+def test_a_config_beside_that_is_none_does_not_stop_the_comparison(onecard: Command, logs: Path) -> None:
+    (logs / "small.config.py").write_text("this is (no config")
+    shown = onecard("compare", "small.log", "large.log", cwd=logs)
+    assert shown.code == 0
+    assert "config of small.log: not small.config.py, found beside it" in shown.stderr
+    assert "A  small.log: nanogpt, config not known" in shown.stdout
+
+
+def test_a_config_from_standard_input_serves_every_run(onecard: Command, logs: Path) -> None:
+    shown = onecard("compare", "small.log", "large.log", "--config", "-", "--json", cwd=logs, stdin="\n".join(CONFIG))
+    assert shown.code == 0
+    assert shown.json["config_diff"] == {}
+    assert shown.json["runs"][0]["params"] == shown.json["runs"][1]["params"] == 16_025_856
+
+
 @pytest.mark.parametrize("suffix", ["svg", "html"])
 def test_a_picture_is_drawn(onecard: Command, logs: Path, suffix: str) -> None:
     picture = logs / f"losses.{suffix}"
@@ -118,7 +142,7 @@ def test_a_log_of_several_runs_is_compared_with_itself(onecard: Command, logs: P
 
 def test_standard_input_is_a_log(onecard: Command, logs: Path) -> None:
     shown = onecard("compare", "-", str(logs / "large.log"), "--json", stdin=(logs / "small.log").read_bytes())
-    assert [run["source"] for run in shown.json["runs"]] == ["stdin", "large.log"]
+    assert [run["source"] for run in shown.json["runs"]] == ["stdin", str(logs / "large.log")]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +160,8 @@ def test_standard_input_is_a_log(onecard: Command, logs: Path) -> None:
         (["small.log", "large.log", "--config", "empty.log"], "empty-config"),
         (["a", "b", "c", "--config", "x", "--config", "y"], "configs-do-not-match"),
         (["-", "-"], "stdin-twice"),
+        (["-", "large.log", "--config", "-"], "stdin-twice"),
+        (["small.log", "large.log", "--config", "-", "--config", "-"], "stdin-twice"),
     ],
 )
 def test_a_mistake_gets_three_lines(onecard: Command, logs: Path, arguments: list[str], name: str) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from onecard.doctor.live import evaluation_above_training
 from onecard.plan.loss import law
 from onecard.runs.folder import create_run
-from onecard.runs.records import Start
+from onecard.runs.records import End, EndReason, FindingRecord, Oom, OomPlace, Record, Start
 from tests.contract.conftest import Command
 from tests.unit.doctor.cases import evaluation, step
 
@@ -140,6 +141,17 @@ def test_several_runs_are_several_entries(onecard: Command, files: Path) -> None
     assert [run["summary"]["last_step"] for run in runs] == [2000, 3000, 20_000]
 
 
+def test_logs_of_one_name_in_two_folders_are_two_files(onecard: Command, files: Path) -> None:
+    for name, width in (("a", 384), ("b", 768)):
+        (files / name).mkdir()
+        (files / name / "train.log").write_text(log(2000))
+        unsaid = CONFIG.replace("out_dir = 'out-web'\n", "").replace("n_embd = 384", f"n_embd = {width}")
+        (files / name / "train.config.py").write_text(unsaid)
+    runs = onecard("doctor", "a/train.log", "b/train.log", "--json").json["runs"]
+    assert [run["source"] for run in runs] == ["a/train.log", "b/train.log"]
+    assert "out-dir-reused" not in by_rule(runs[1])  # each has the folder that nanoGPT gives it where it stands
+
+
 def test_bare_messages_give_one_finding_each(onecard: Command) -> None:
     messages = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.00 GiB. GPU 0 has a total capacity of "
@@ -171,6 +183,141 @@ def test_a_run_folder_of_ours_is_read(onecard: Command, tmp_path: Path) -> None:
     assert run["format"] == "onecard"
     assert by_rule(run)["loss-nan"]["severity"] == "fatal"
     assert len(onecard("doctor", "runs", "--json").json["runs"]) == 1, "a folder of runs is its runs"
+
+
+OWN = {"n_layer": 2, "n_head": 2, "n_embd": 128, "max_iters": 1000, "lr_decay_iters": 1000, "vocab_size": 50304}
+BEGIN = Start(step=0, config={}, versions={}, device="cuda", card=None, predicted_process_bytes=None, resumed_from=None)
+OOM_MESSAGE = (
+    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 11.70 GiB of which 100.00 MiB is "
+    "free. Including non-PyTorch memory, this process has 11.50 GiB memory in use. Of the allocated memory 11.00 GiB "
+    "is allocated by PyTorch, and 200.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def own_run(folder: Path, *more: Record, last: int = 300) -> None:
+    """A run of ours that learns for `last` steps, and what else it recorded."""
+    with create_run(folder, config={**OWN, "batch_size": 16, "gradient_accumulation_steps": 32}) as run:
+        run.append(BEGIN)
+        for number in range(1, last + 1, 10):
+            run.append(replace(step(number, 10.8 - number / 100), more={}))
+        for record in more:
+            run.append(record)
+
+
+def shrunk(before: int, after: int | None, *, where: OomPlace = "train", at: int = 300) -> Oom:
+    accumulation = 512 // after if after and where == "train" else None
+    return Oom(
+        step=at,
+        where=where,
+        batch_size_before=before,
+        batch_size_after=after,
+        accumulation_before=512 // before if where == "train" else None,
+        accumulation_after=accumulation,
+        message=OOM_MESSAGE,
+    )
+
+
+def ended(reason: EndReason, *, at: int = 300) -> End:
+    return End(step=at, tokens=None, reason=reason, best_val_loss=None, seconds=None)
+
+
+def test_memory_that_ran_out_in_a_run_of_ours_is_an_error_if_it_gave_up(onecard: Command, tmp_path: Path) -> None:
+    attempts = [shrunk(8, 4), shrunk(4, 2), shrunk(2, 1), shrunk(1, None)]
+    own_run(tmp_path / "work" / "r", *attempts, ended("out-of-memory"))
+    shown = onecard("doctor", "r", "--json")
+    assert shown.code == 1
+    found = by_rule(shown.json["runs"][0])
+    assert found["oom-capacity"]["severity"] == "error"
+    assert "1.50 GiB more" in str(found["oom-capacity"]["what"])
+    assert "not even one sequence" in str(found["oom-capacity"]["what"])
+    assert len(found["oom-capacity"]["seen"]) == 4  # type: ignore[arg-type]
+    assert found["stopped-early"]["severity"] == "error"
+    assert "out of memory" in str(found["stopped-early"]["what"])
+    assert shown.json["runs"][0]["summary"]["ended"] == "out-of-memory"
+
+
+def test_a_run_of_ours_that_went_on_smaller_is_warned_with_what_it_went_on_with(
+    onecard: Command, tmp_path: Path
+) -> None:
+    own_run(tmp_path / "work" / "r", shrunk(16, 8), shrunk(8, 4), shrunk(16, 8, where="eval", at=250))
+    shown = onecard("doctor", "r", "--json")
+    assert shown.code == 0
+    findings = shown.json["runs"][0]["findings"]
+    trained, evaluated = [finding for finding in findings if finding["rule"] == "oom-capacity"]
+    assert trained["severity"] == "warn"
+    assert "batches of 16 became batches of 4" in trained["what"]
+    assert trained["patch"]["batch_size"] == 4
+    assert trained["patch"]["gradient_accumulation_steps"] == 128
+    assert evaluated["patch"] == {"eval_batch_size": 8}
+    assert by_rule(shown.json["runs"][0])["oom-in-eval"]["severity"] == "warn"
+    text = onecard("doctor", "r").stdout
+    assert "seen: step 300: batches of 16, then 8: CUDA out of memory" in text
+    assert "healthy" not in text
+
+
+def test_what_a_run_of_ours_found_of_itself_is_repeated(onecard: Command, tmp_path: Path) -> None:
+    finding = evaluation_above_training(
+        step=250, evaluation_bytes=3 * 2**30, training_bytes=2**30, eval_batch_size=32, batch_size=16
+    )
+    own_run(tmp_path / "work" / "r", FindingRecord(step=250, finding=finding))
+    (run,) = onecard("doctor", "r", "--json").json["runs"]
+    repeated = by_rule(run)["evaluation-above-training"]
+    assert repeated["what"] == finding.what
+    assert repeated["seen"][0] == "found at step 250, while it trained"  # type: ignore[index]
+    assert run["summary"]["healthy"] is False
+
+
+def test_a_finding_that_a_rule_makes_anew_is_not_told_twice(onecard: Command, tmp_path: Path) -> None:
+    lost = FindingRecord(
+        step=310,
+        finding=replace(
+            evaluation_above_training(step=1, evaluation_bytes=2, training_bytes=1, eval_batch_size=2, batch_size=1),
+            rule="loss-nan",
+        ),
+    )
+    own_run(tmp_path / "work" / "r", replace(step(310, math.nan), more={}), lost)
+    (run,) = onecard("doctor", "r", "--json").json["runs"]
+    assert [finding["rule"] for finding in run["findings"]].count("loss-nan") == 1
+    assert by_rule(run)["loss-nan"]["severity"] == "fatal"
+
+
+@pytest.mark.parametrize(
+    ("reason", "severity", "words"),
+    [
+        ("error", "error", "an error"),
+        ("diverged", "error", "it diverged"),
+        ("interrupted", "info", "stopped at step 291 of 1,000 (29%): interrupted"),
+        ("max_hours", "info", "stopped at step 291 of 1,000 (29%): max_hours"),
+    ],
+)
+def test_how_a_run_of_ours_ended_is_told_and_nothing_foretold(
+    onecard: Command, tmp_path: Path, reason: EndReason, severity: str, words: str
+) -> None:
+    own_run(tmp_path / "work" / "r", ended(reason))
+    shown = onecard("doctor", "r", "--json")
+    (run,) = shown.json["runs"]
+    assert shown.code == (1 if severity == "error" else 0)
+    assert by_rule(run)["stopped-early"]["severity"] == severity
+    assert words in str(by_rule(run)["stopped-early"]["what"])
+    assert "forecast" not in run
+    assert f"ended: {reason}" in onecard("doctor", "r").stdout
+
+
+def test_a_run_of_ours_without_an_end_may_still_go(onecard: Command, tmp_path: Path) -> None:
+    own_run(tmp_path / "work" / "r")
+    (run,) = onecard("doctor", "r", "--json").json["runs"]
+    assert str(by_rule(run)["stopped-early"]["what"]).startswith("not finished")
+    assert run["forecast"]["steps_to_go"] == 709
+
+
+def test_two_patches_that_do_not_go_together_are_not_prescribed_together(onecard: Command, files: Path) -> None:
+    (files / "c.py").write_text("# ~91M params model\nn_head = 10\nn_embd = 390\n")
+    shown = onecard("doctor", "train.log", "--config", "c.py", "--json")
+    assert shown.code == 1
+    (run,) = shown.json["runs"]
+    assert by_rule(run)["odd-head-size"]["patch"]["n_head"] == 6  # type: ignore[index]
+    assert run["prescription"]["patch"]["n_embd"] == 640
+    assert "n_head" not in run["prescription"]["patch"]
 
 
 def test_a_config_nobody_can_train_is_a_finding(onecard: Command, files: Path) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from onecard.config.resolve import resolve
 from onecard.doctor.alone import single_effects
 from onecard.doctor.case import Case, DataSizes
-from onecard.doctor.compare import Comparison, compare_runs
+from onecard.doctor.compare import UNSAID, Comparison, compare_runs
 from onecard.doctor.curves import Reading, loss_curve, passes, read_at
 from onecard.doctor.facts import make_case
 from onecard.errors import MachineError
@@ -21,6 +21,8 @@ from onecard.plan.cards import find_card
 from onecard.report.compare import comparison_json, passing_sentence, print_comparison
 from onecard.report.compare_plot import plot_html, plot_png, plot_svg
 from onecard.runs.foreign import read_logs
+from onecard.runs.logged import LoggedRun
+from onecard.runs.records import Eval
 from tests import made_logs as made
 
 SMALL = {**made.SMALL, "gradient_accumulation_steps": 40, "eval_interval": 250, "vocab_size": 50304}
@@ -168,6 +170,66 @@ def test_nan_never_wins() -> None:
     assert json.loads(json.dumps(comparison_json(comparison), allow_nan=False))["runs"][1]["final_val_loss"] is None
 
 
+# evaluations on the same windows
+
+
+def own(lift: float, *, tokens_read: int = 8192, dataset: str = "fineweb") -> Case:
+    """A run of ours with 20 evaluations on a smooth curve, `lift` above it, each with a standard error of 0.05."""
+    evals = [
+        Eval(
+            step=number,
+            tokens=None,
+            train_loss=None,
+            val_loss=made.smooth_loss(number) + lift,
+            train_loss_error=None,
+            val_loss_error=0.05,
+            block_size=512,
+            tokens_read=tokens_read,
+            seconds=None,
+            peak_allocated_bytes=None,
+            peak_reserved_bytes=None,
+            bits_per_byte=(made.smooth_loss(number) + lift) / 3,
+        )
+        for number in range(250, 5001, 250)
+    ]
+    run = LoggedRun(source="own", format="onecard", records=tuple(evals), config={**SMALL, "dataset": dataset})
+    return make_case(run, config=None, card=None, data=DataSizes())
+
+
+def test_the_choice_of_the_windows_is_no_difference_between_runs_that_share_them() -> None:
+    comparison = compare_runs([own(0.0), own(0.03)])
+    assert comparison.winners["final_val_loss"] == 0
+    assert comparison.winners["at_equal_tokens"] == 0
+    for other in (own(0.03, tokens_read=4096), own(0.03, dataset="other"), case(made.nanogpt(steps=5000))):
+        apart = compare_runs([own(0.0), other])
+        assert apart.winners["final_val_loss"] is None
+        assert apart.curves[0].point_noise == pytest.approx(0.05, rel=0.01)
+
+
+def test_the_choice_of_the_windows_does_not_average_out_between_two_evaluations() -> None:
+    curve = loss_curve(own(0.0), "val_loss")
+    between = read_at(curve, "tokens", math.sqrt(2500 * 2750) * 163_840)
+    assert between is not None
+    assert between.noise == pytest.approx(0.05, rel=0.01)
+
+
+def test_noise_is_in_the_unit_of_the_losses() -> None:
+    curve = loss_curve(own(0.0), "bits_per_byte")
+    assert curve.shared_error == pytest.approx(0.05 / 3)
+
+
+def test_a_run_that_is_logged_more_often_does_not_win_by_that() -> None:
+    dense, sparse = (
+        case([line for line in made.nanogpt(steps=4000, log_interval=every) if line.startswith("iter")])
+        for every in (2, 20)
+    )
+    comparison = compare_runs([dense, sparse])
+    assert comparison.measure == "train_loss"
+    for row in comparison.at_equal_tokens:
+        assert row.lead is not None
+        assert row.lead < 0.02, row.place  # the curve is not straight over the logarithm of the tokens
+
+
 # what may be said
 
 
@@ -247,7 +309,7 @@ def test_a_training_loss_that_ends_in_nan_loses_too() -> None:
     kept = [line for line in made.nanogpt() if line.startswith("iter")]
     comparison = compare_runs([case([*kept, "iter 5000: loss nan, time 250.00ms, mfu 20.00%"]), case(kept)])
     assert comparison.measure == "train_loss"
-    assert comparison.winners["final_val_loss"] == 1
+    assert comparison.winners["final_train_loss"] == 1
 
 
 def test_a_nan_between_is_passed_over() -> None:
@@ -288,7 +350,11 @@ def test_runs_that_never_evaluated_are_compared_by_their_training_loss() -> None
     runs = [case([line for line in made.nanogpt(end=end) if line.startswith("iter")]) for end in (3.5, 3.2)]
     comparison = compare_runs(runs)
     assert comparison.measure == "train_loss"
-    assert comparison.winners["final_val_loss"] == 1
+    assert comparison.winners["final_train_loss"] == 1
+    assert "final_val_loss" not in comparison.winners
+    found = strictly(comparison)
+    assert [run["final_val_loss"] for run in found["runs"]] == [None, None]
+    assert found["runs"][1]["final_train_loss"] == pytest.approx(made.smooth_loss(905, end=3.2), abs=0.05)
     assert any("training losses are compared" in caution for caution in comparison.cautions)
 
 
@@ -309,6 +375,21 @@ def test_the_config_diff_names_what_differs_and_nothing_else() -> None:
     assert comparison.together == ("n_embd", "dropout")  # a name changes nothing
     assert "credits no single one" in shown(comparison)
     assert "credits no single one" not in shown(quick_and_slow(dropout=0.1))
+
+
+def test_a_key_that_one_run_sets_and_another_leaves_unset_differs() -> None:
+    comparison = compare_runs([case(made.nanogpt()), case(made.nanogpt(), max_hours=2.0)])
+    assert comparison.config_diff == {"max_hours": (None, 2.0)}
+    assert re.search(r"max_hours +None +2\.0", shown(comparison))
+
+
+def test_what_a_run_does_not_say_is_no_difference_and_is_shown_as_unknown() -> None:
+    (bare,) = read_logs(made.as_bytes(made.nanogpt()), source="bare.log")
+    assert compare_runs([case(made.nanogpt()), bare]).config_diff == {}
+    comparison = compare_runs([case(made.nanogpt()), case(made.nanogpt(), n_embd=512), bare])
+    assert comparison.config_diff == {"n_embd": (256, 512, UNSAID)}
+    assert re.search(r"n_embd +256 +512 +\?", shown(comparison))
+    assert strictly(comparison)["config_diff"] == {"n_embd": [256, 512, None]}
 
 
 # predicted alone

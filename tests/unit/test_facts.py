@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from onecard.config.resolve import resolve
 from onecard.doctor.case import Case, DataSizes
-from onecard.doctor.facts import evaluation_noise, make_case
+from onecard.doctor.facts import make_case
+from onecard.doctor.noise import evaluation_noise, sampling_error
 from onecard.plan.cards import find_card
 from onecard.runs.foreign import read_logs
 from tests import made_logs as made
@@ -86,6 +88,18 @@ def test_without_a_config_the_log_says_what_it_says() -> None:
     assert found.resolved.comments[2] == "a small model for this test"
     assert found.facts.tokens_per_step == 409_600
     assert found.facts.params_total == 16_154_624 + 2_304
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize("damage", ["", "n_embd = (  # a line that a narrow terminal cut"])
+def test_a_number_sign_inside_quotes_is_no_comment(quote: str, damage: str) -> None:
+    header = made.nanogpt_header()
+    name = f"wandb_run_name = {quote}notes #2 350M model{quote}  # 3rd try, a bigger model"
+    at = next(number for number, line in enumerate(header) if line.startswith("n_layer"))
+    lines = [*header[:at], name, *([damage] if damage else []), *header[at:]]
+    found = case([*lines, *made.nanogpt()]).resolved
+    assert found is not None
+    assert found.comments[at + 1] == "3rd try, a bigger model"
 
 
 def test_unknown_keys_of_a_config_in_the_log_are_named() -> None:
@@ -190,8 +204,15 @@ def test_a_smooth_curve_has_next_to_no_noise_and_few_points_tell_nothing() -> No
     assert case(made.nanogpt(steps=1000)).facts.evaluation_noise is None
 
 
-def test_a_recorded_standard_error_is_the_noise() -> None:
-    from dataclasses import replace
-
+def test_a_recorded_standard_error_stands_in_where_too_few_evaluations_scatter() -> None:
     evals = [replace(e, val_loss_error=0.0125) for e in case(made.nanogpt()).evals]
-    assert evaluation_noise(evals) == 0.0125
+    assert evaluation_noise(evals) == sampling_error(evals) == 0.0125
+
+
+def test_the_same_windows_again_scatter_less_than_other_windows_would() -> None:
+    smooth = case(made.nanogpt(steps=20_000, eval_interval=500, log_interval=1000)).evals
+    evals = [replace(e, val_loss_error=0.05) for e in smooth]
+    noise = evaluation_noise(evals)
+    assert noise is not None
+    assert noise < 0.003
+    assert sampling_error(evals) == 0.05

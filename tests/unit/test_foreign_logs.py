@@ -317,6 +317,22 @@ def test_without_a_total_the_progress_bar_gives_the_steps() -> None:
     assert [step.step for step in steps(read_one(lines))] == [50, 100, 150]
 
 
+@pytest.mark.parametrize("word", ["Infinity", "-Infinity", "NaN", "1e301"])
+def test_a_loss_of_trainer_state_json_that_is_no_number_is_kept(word: str) -> None:
+    entries = [
+        '{"step": 10, "loss": 4.0, "learning_rate": 1e-4, "epoch": 0.1}',
+        f'{{"step": 20, "loss": {word}, "learning_rate": {word}, "epoch": 0.2}}',
+        f'{{"step": 20, "eval_loss": {word}, "eval_runtime": {word}, "epoch": 0.2}}',
+    ]
+    text = '{"best_metric": null, "log_history": [' + ",\n".join(entries) + "]}"
+    (run,) = read_logs([text.encode()], source="trainer_state.json")
+    steps, evals = ([r for r in run.records if isinstance(r, kind)] for kind in (Step, Eval))
+    assert [repr(step.loss) for step in steps] == ["4.0", repr(float(word))]
+    assert [repr(e.val_loss) for e in evals] == [repr(float(word))]
+    assert steps[1].lr is None
+    assert evals[0].seconds is None
+
+
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_trainer_state_json_is_read_whole_or_cut(share: float) -> None:
     text = made.trainer_state()

@@ -14,7 +14,15 @@ import pytest
 
 from onecard.errors import ConfigError, MachineError, OnecardError
 from onecard.runs import lock
-from onecard.runs.folder import RunFolder, create_run, load_run, resume_run, runs_in
+from onecard.runs.folder import (
+    CHECKPOINTS,
+    RunFolder,
+    checkpoint_name,
+    create_run,
+    load_run,
+    resume_run,
+    runs_in,
+)
 from onecard.runs.records import End, Start, Step, Unknown
 
 CONFIG = {"n_layer": 2, "out_dir": "out"}
@@ -106,7 +114,7 @@ def test_history_keeps_what_a_resume_took_back(run: RunFolder) -> None:
 
 
 def test_a_folder_with_a_checkpoint_is_refused_without_resume(run: RunFolder) -> None:
-    run.checkpoint_path(40).mkdir(parents=True)
+    (run.path / CHECKPOINTS / checkpoint_name(40)).mkdir(parents=True)
     run.close()
     with pytest.raises(ConfigError) as caught:
         create_run(run.path, config=CONFIG)
@@ -192,7 +200,7 @@ def test_checkpoints_are_sorted_and_half_written_ones_are_none(run: RunFolder) -
         (run.path / "checkpoints" / name).mkdir(parents=True)
     (run.path / "checkpoints" / "step-00000060").write_text("a file")
     assert [saved.step for saved in run.checkpoints()] == [30, 200, 123456789]
-    assert run.checkpoint_path(30) == run.checkpoints()[0].path
+    assert run.checkpoints()[0].path == run.path / CHECKPOINTS / checkpoint_name(30)
 
 
 def test_a_second_training_in_a_folder_is_refused(run: RunFolder) -> None:

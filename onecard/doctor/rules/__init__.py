@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from onecard.doctor.case import Case
-from onecard.doctor.rules import batch, data, memory, resume, scaling, schedule, shape, speed, stability
+from onecard.doctor.rules import batch, data, memory, resume, scaling, schedule, shape, speed, spikes, stability
 from onecard.findings import Finding
 
 Rule = Callable[[Case], Iterator[Finding]]
@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
     data.too_many_epochs,
     data.overfitting,
     stability.bad_initial_loss,
-    stability.loss_spike,
+    spikes.loss_spike,
     stability.scaler_skips,
     schedule.decay_horizon,
     schedule.lr_out_of_range,

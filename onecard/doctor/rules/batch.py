@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from onecard import units
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import A_TEST, known, printed, said, vocabulary
+from onecard.doctor.evidence import A_TEST, NANOGPT_LIKE, known, printed, said, vocabulary
 from onecard.doctor.rules.shape import params_mismatch
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -57,7 +57,8 @@ def accumulation_for_target(case: Case) -> Iterator[Finding]:
     """The gradient accumulation that makes an update of half a million tokens.
 
     What it sees: batch_size, block_size and the number of cards; where another finding changes the micro-batch, the
-    new one. accumulation = round(524,288 / (batch_size x block_size x cards)), and whether that is exact.
+    new one. Each card makes round(524,288 / (batch_size x block_size x cards)) micro-batches, exactly or nearly.
+    nanoGPT's gradient_accumulation_steps counts those of all cards together, other programs' those of one.
 
     Why it matters: half a million tokens is what GPT-3 (table 2.1) used for small models and most published runs
     compare at. It is a convention: smaller batches train as well with a beta2 to match (arXiv 2507.07101).
@@ -70,29 +71,28 @@ def accumulation_for_target(case: Case) -> Iterator[Finding]:
     config = known(case, "batch_size", "block_size", "gradient_accumulation_steps")
     if config is None or (vocabulary(case) or SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
         return
-    world = case.run.world_size or 1
     batch_size, because = config.batch_size, ""
     for finding in params_mismatch(case):
         changed = finding.patch.get("batch_size")
         if isinstance(changed, int) and changed != batch_size:
             batch_size, because = changed, f" with the batch_size={changed} that fits the shape that was meant"
-    accumulation = max(1, round(TARGET_TOKENS / (batch_size * config.block_size * world)))
-    reached = accumulation * batch_size * config.block_size * world
+    accumulation = _accumulation(case, batch_size * config.block_size)
+    cards = _cards_that_multiply(case)
+    reached = accumulation * batch_size * config.block_size * cards
     exactly = f"exactly {reached:,}" if reached == TARGET_TOKENS else f"nearly: {reached:,}"
-    now = config.tokens_per_step
+    now = config.tokens_per_step * cards
     patch: dict[str, object] = {}
     if batch_size != config.batch_size:
         patch = {"batch_size": batch_size, "gradient_accumulation_steps": accumulation}
     elif accumulation != config.gradient_accumulation_steps:
         patch = {"gradient_accumulation_steps": accumulation}
-    if world > 1 and now == reached:
-        patch = {}  # nanoGPT's accumulation counts the micro-batches of all cards
     yield Finding(
         rule="accumulation-for-target",
         severity="info",
         sure="high",
         what=f"an update is {now:,} tokens ({config.batch_size} x {config.gradient_accumulation_steps} x "
-        f"{config.block_size:,})" + (", the usual half million" if now == TARGET_TOKENS else ""),
+        f"{config.block_size:,}{f' x {cards} cards' if cards > 1 else ''})"
+        + (", the usual half million" if now == TARGET_TOKENS else ""),
         why=f"GPT-3's small models used {TARGET_TOKENS:,}; it is a convention, not a law (arXiv 2507.07101)",
         fix=f"--gradient_accumulation_steps={accumulation}{because} makes it {exactly}"
         if patch
@@ -100,6 +100,18 @@ def accumulation_for_target(case: Case) -> Iterator[Finding]:
         seen=said(case, "batch_size", "gradient_accumulation_steps", "block_size"),
         patch=patch,
     )
+
+
+def _cards_that_multiply(case: Case) -> int:
+    """Cards that each make gradient_accumulation_steps micro-batches: 1 under nanoGPT, which divides them among all."""
+    return 1 if case.run.format in NANOGPT_LIKE else case.run.world_size or 1
+
+
+def _accumulation(case: Case, micro_batch_tokens: int) -> int:
+    """The gradient_accumulation_steps of about half a million tokens an update, the same on every card."""
+    cards = case.run.world_size or 1
+    on_each = max(1, round(TARGET_TOKENS / (micro_batch_tokens * cards)))
+    return on_each * cards // _cards_that_multiply(case)
 
 
 def small_batch_betas(case: Case) -> Iterator[Finding]:
@@ -110,7 +122,7 @@ def small_batch_betas(case: Case) -> Iterator[Finding]:
     Why it matters: AdamW's second moment averages over about 1 / (1 - beta2) updates. With small batches that is few
     tokens, and the step size becomes noisy (arXiv 2507.07101).
 
-    What to do: keep the half-life in tokens: beta2 = 0.95 ^ (tokens per update / 524,288), 0.9968 at 32,768; or raise
+    What to do: keep the half-life in tokens: beta2 = 0.95 ^ (tokens per update / 524,288), 0.997 at 32,768; or raise
     gradient_accumulation_steps.
 
     When it is wrong: where the measured loss says otherwise. A test of fewer than 200 updates is only told.
@@ -151,7 +163,7 @@ def batch_too_large(case: Case) -> Iterator[Finding]:
     if step_tokens is None or params is None or step_tokens <= LARGE_TOKENS or params >= LARGE_BATCH_PARAMS:
         return
     config = known(case, "batch_size", "block_size", "gradient_accumulation_steps")
-    accumulation = max(1, round(TARGET_TOKENS / (config.batch_size * config.block_size))) if config else None
+    accumulation = _accumulation(case, config.batch_size * config.block_size) if config else None
     yield Finding(
         rule="batch-too-large",
         severity="warn",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from statistics import mean
+from collections.abc import Iterator, Sequence
+from statistics import mean, median
 
 from onecard import units
 from onecard.doctor.case import Case
@@ -19,7 +19,9 @@ from onecard.doctor.evidence import (
     shown,
 )
 from onecard.findings import Finding
+from onecard.plan.evaluation import eval_tokens
 from onecard.plan.loss import dataset_of
+from onecard.runs.records import Eval
 
 PAST_MINIMUM = 3  # evaluations
 SMALLEST_RISE = 0.1  # nats of val - train
@@ -82,7 +84,8 @@ def val_below_train(case: Case) -> Iterator[Finding]:
     """A validation loss below the training loss.
 
     What it sees: over the last half of the evaluations, val - train is below zero by more than twice its standard
-    error, where both splits are evaluated the same way (nanoGPT and onecard: model.eval(), no dropout).
+    error, where both splits are evaluated the same way (nanoGPT and onecard: model.eval(), no dropout). nanoGPT reads
+    other batches in each evaluation, and many are worth more than one; onecard reads the same windows, and are not.
 
     Why it matters: it is not dropout, which is off in both. The two splits differ: the validation text is easier, or
     so small that its particular difficulty shows.
@@ -99,7 +102,7 @@ def val_below_train(case: Case) -> Iterator[Finding]:
     if len(rows) < 3:
         return
     gaps = [val - train for _, train, val in rows]
-    error = max(noise(case), 1e-4) * math.sqrt(2 / len(gaps))
+    error = _gap_error(case, [row[0] for row in rows])
     if mean(gaps) > -2 * error:
         return
     config = known(case, "dropout")
@@ -116,6 +119,23 @@ def val_below_train(case: Case) -> Iterator[Finding]:
         fix="shuffle documents before splitting, split by document, and validate on at least 1,000,000 tokens",
         seen=tuple(shown(evaluation) for evaluation, _, _ in rows[-3:]),
     )
+
+
+def _gap_error(case: Case, evals: Sequence[Eval]) -> float:
+    """Standard error of the mean of val - train over these evaluations.
+
+    Batches drawn anew, as nanoGPT's, make errors that are independent and average out. Windows that are the same each
+    time, as onecard's, make one error: that of a single evaluation, however many there are.
+    """
+    if case.run.format != "onecard":
+        return max(noise(case), 1e-4) * math.sqrt(2 / len(evals))
+    recorded = [
+        math.hypot(e.train_loss_error, e.val_loss_error)
+        for e in evals
+        if e.train_loss_error is not None and e.val_loss_error is not None
+    ]
+    finite = [error for error in recorded if math.isfinite(error)]
+    return max(median(finite) if finite else noise(case) * math.sqrt(2), 1e-4)
 
 
 def needless_dropout(case: Case) -> Iterator[Finding]:
@@ -188,32 +208,42 @@ def too_many_epochs(case: Case) -> Iterator[Finding]:
 def val_set_tiny(case: Case) -> Iterator[Finding]:
     """A validation set smaller than one evaluation.
 
-    What it sees: fewer validation tokens (from --data, --val_tokens or the run) than one evaluation reads, eval_iters x
-    batch_size x block_size.
+    What it sees: fewer validation tokens (from --data, --val_tokens or the run) than one evaluation reads: eval_iters x
+    batch_size x block_size (x eval_block_size, where onecard is given one; eval_batch_size changes memory, not tokens).
 
-    Why it matters: the same few documents are evaluated again and again. The loss looks precise and is of those
-    documents only: it can lie above or below the training loss by chance.
+    Why it matters: the loss looks precise and is of those documents only: it can lie above or below the training loss
+    by chance. nanoGPT reads the same few again and again; onecard reads each once.
 
     What to do: at least 1,000,000 validation tokens, split off by document.
 
     When it is wrong: never; but a small dataset may have no more to give.
     """
-    size = case.data.val_tokens
-    read = next((e.tokens_read for e in reversed(case.evals) if e.tokens_read), None)
-    config = known(case, "eval_iters", "batch_size", "block_size")
-    if config:
-        read = config.eval_iters * (config.eval_batch_size or config.batch_size) * config.block_size
+    size, read = case.data.val_tokens, _tokens_per_evaluation(case)
     if size is None or read is None or size >= read:
         return
+    config = known(case, "eval_iters", "batch_size", "block_size")
+    again = f"each of them is read {read / max(1, size):.1f} times an evaluation"
     yield Finding(
         rule="val-set-tiny",
         severity="warn",
         sure="high",
-        what=f"the validation data has {size:,} tokens; one evaluation reads {read:,}",
-        why=f"each of them is read {read / max(1, size):.1f} times an evaluation: the loss is of these few documents",
+        what=f"the validation data has {size:,} tokens; one evaluation "
+        + (f"would read {read:,}" if case.run.format == "onecard" else f"reads {read:,}"),
+        why=("each evaluation reads all of it, once" if case.run.format == "onecard" else again)
+        + ": the loss is of these few documents",
         fix=f"split off at least {WANTED_VAL_TOKENS:,} tokens for validation, by document",
         seen=(f"{size:,} validation tokens", *(said(case, "eval_iters", "batch_size", "block_size") if config else ())),
     )
+
+
+def _tokens_per_evaluation(case: Case) -> int | None:
+    """Tokens of validation data that the settings of an evaluation ask for; None where they are not known."""
+    config = known(case, "eval_iters", "batch_size", "block_size")
+    if config is None:
+        return None
+    if case.run.format == "onecard":
+        return eval_tokens(config)
+    return config.eval_iters * config.batch_size * config.block_size  # nanoGPT has no other keys for it
 
 
 def _data_said(case: Case) -> tuple[str, ...]:

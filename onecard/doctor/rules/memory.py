@@ -10,7 +10,7 @@ from onecard.doctor.case import Case
 from onecard.doctor.evidence import known, lines, messages, said
 from onecard.doctor.oom import Cause, OutOfMemory, cause, out_of_memory, tensor_of
 from onecard.doctor.repair import PLANNED, memory_of, repaired
-from onecard.findings import Finding
+from onecard.findings import Finding, Severity
 from onecard.plan.fit import EXPANDABLE
 
 STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
@@ -41,6 +41,35 @@ def _for_what(case: Case, failed: OutOfMemory) -> str:
     return f"; it is the size of {guess.name}: {guess.arithmetic}" if guess else ""
 
 
+def _severity(failed: OutOfMemory) -> Severity:
+    """A run of ours that goes on with smaller batches has not failed."""
+    return "warn" if failed.went_on_with else "error"
+
+
+def _outcome(failed: OutOfMemory) -> str:
+    """What a run of ours did about it, in a clause; "" of other programs."""
+    if failed.went_on_with is None:
+        return ""
+    step, before = failed.message.values["step"], failed.message.values["batch_size_before"]
+    after = next(iter(failed.went_on_with.values()), None)
+    return f", at step {step:,}; " + (
+        f"batches of {before} became batches of {after}" if after else "not even one sequence at a time fitted"
+    )
+
+
+def _remedy(case: Case, failed: OutOfMemory) -> tuple[dict[str, object], str]:
+    """The patch that makes the run smaller, and the words for it: what onecard went on with, else what is planned."""
+    if failed.went_on_with is None:
+        return _smaller_batch(case)
+    if failed.went_on_with:
+        flags = " ".join(f"--{key}={value}" for key, value in failed.went_on_with.items())
+        return dict(failed.went_on_with), f"{flags}, which the run went on with: the same tokens, and no attempt lost"
+    config = known(case, *PLANNED)
+    if config and config.grad_checkpoint != "full" and not failed.in_eval:
+        return {"grad_checkpoint": "full"}, "--grad_checkpoint=full, a shorter block_size, or a smaller model"
+    return {}, "a shorter block_size, or a smaller model: onecard plan --fit"
+
+
 def oom_capacity(case: Case) -> Iterator[Finding]:
     """A run that needs more memory than the card has.
 
@@ -55,16 +84,19 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
     When it is wrong: in a message cut short, other programs' share is not known.
     """
     for failed in _failures(case, "oom-capacity"):
-        patch, how = _smaller_batch(case)
+        patch, how = _remedy(case, failed)
         short = failed.short
         yield Finding(
             rule="oom-capacity",
-            severity="error",
+            severity=_severity(failed),
             sure="high" if short is not None else "low",
-            what=f"out of memory: {_asked(failed)} was asked for with {_size(failed.allocated)} in use of "
-            f"{_size(failed.capacity)}"
-            if failed.capacity
-            else "out of memory",
+            what=(
+                f"out of memory: {_asked(failed)} was asked for with {_size(failed.allocated)} in use of "
+                f"{_size(failed.capacity)}"
+                if failed.capacity
+                else "out of memory"
+            )
+            + _outcome(failed),
             why=(
                 f"the run is short by {_size(max(0, short))}" if short is not None and short > 0 else "the card is full"
             )
@@ -115,15 +147,24 @@ def oom_fragmentation(case: Case) -> Iterator[Finding]:
     When it is wrong: if the next allocation of the same step would have been larger still.
     """
     for failed in _failures(case, "oom-fragmentation"):
+        config = known(case, "expandable_segments")
+        patch: dict[str, object] = {}
+        if failed.went_on_with is None:
+            how = f"{EXPANDABLE} python train.py …"
+        elif config and not config.expandable_segments:
+            patch, how = {"expandable_segments": True}, "--expandable_segments=True"
+        else:
+            patch, how = _remedy(case, failed)
         yield Finding(
             rule="oom-fragmentation",
-            severity="error",
+            severity=_severity(failed),
             sure="high",
             what=f"out of memory: {_asked(failed)} was asked for, "
-            f"and {_size((failed.free or 0) + failed.cached)} is unused",
+            f"and {_size((failed.free or 0) + failed.cached)} is unused" + _outcome(failed),
             why=f"{_size(failed.cached)} are reserved in pieces that are too small, {_size(failed.free)} are free",
-            fix=f"{EXPANDABLE} python train.py …",
+            fix=how,
             seen=lines(failed.message),
+            patch=patch,
         )
 
 
@@ -143,10 +184,10 @@ def oom_other_process(case: Case) -> Iterator[Finding]:
     for failed in _failures(case, "oom-other-process"):
         yield Finding(
             rule="oom-other-process",
-            severity="error",
+            severity=_severity(failed),
             sure="high" if failed.process is not None else "medium",  # its own context had to be estimated
             what=f"out of memory: {_asked(failed)} was asked for, while other programs hold {_size(failed.other)} of "
-            f"{_size(failed.capacity)}",
+            f"{_size(failed.capacity)}" + _outcome(failed),
             why=f"this process uses {_size(failed.allocated)}; without the others it would have fitted"
             + _for_what(case, failed),
             fix="nvidia-smi names the programs: close them, choose another card (CUDA_VISIBLE_DEVICES), or plan for "
@@ -169,12 +210,12 @@ def oom_system_spill(case: Case) -> Iterator[Finding]:
     When it is wrong: never; a card cannot hold more than it has.
     """
     for failed in _failures(case, "oom-system-spill"):
-        patch, how = _smaller_batch(case)
+        patch, how = _remedy(case, failed)
         yield Finding(
             rule="oom-system-spill",
-            severity="error",
+            severity=_severity(failed),
             sure="high",
-            what=f"{_size(failed.allocated)} in use on a card of {_size(failed.capacity)}",
+            what=f"{_size(failed.allocated)} in use on a card of {_size(failed.capacity)}" + _outcome(failed),
             why="the driver has spilled into the computer's memory, which is many times slower",
             fix=f"{how}; and turn the driver's system-memory fallback off",
             seen=lines(failed.message),
@@ -239,13 +280,15 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
         if not failed.in_eval:
             continue
         config, card = known(case, *PLANNED), case.card
-        patch, how = _smaller_batch(case)
+        patch, how = _remedy(case, failed)
         why = "evaluation keeps no graph and needs less than training: nanoGPT merely evaluates first"
-        if config and card:
+        if failed.went_on_with is not None:
+            why = "evaluation keeps no graph and needs less than training, unless its batches or sequences are longer"
+        elif config and card:
             room = max(0, card.allocatable_bytes - max(failed.other, case.other_bytes))
             plan = memory_of(case, config, card, available_bytes=room)
             if plan.fits:
-                patch = {"eval_batch_size": max(1, config.batch_size // 2)} if case.run.format == "onecard" else {}
+                patch = {}
                 why = (
                     f"the plan says training fits ({units.mib(plan.process_bytes)} of {units.mib(room)}), so it is the "
                     "evaluation's own batch or another program"
@@ -259,9 +302,9 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
                 )
         yield Finding(
             rule="oom-in-eval",
-            severity="error",
+            severity=_severity(failed),
             sure="high" if config and card else "medium",
-            what="memory ran out during an evaluation, which is not what needs most",
+            what="memory ran out during an evaluation, which is not what needs most" + _outcome(failed),
             why=why,
             fix=f"{how}; eval_iters saves no memory",
             seen=lines(message),

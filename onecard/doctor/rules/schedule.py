@@ -9,7 +9,7 @@ from shlex import quote
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import A_TEST, known, planned_steps, said, shown, vals
+from onecard.doctor.evidence import A_TEST, known, messages, planned_steps, said, shown, vals
 from onecard.doctor.predict import loss_at
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -17,6 +17,11 @@ from onecard.plan import recipe
 FACTOR = 4  # above and below the table
 HIGHEST_END = 0.2  # of the peak
 UNFINISHED = 0.9  # of the schedule
+FAULTS = {
+    "out-of-memory": "out of memory",
+    "diverged": "it diverged",
+    "error": "an error",
+}  # ways to end that nobody chose
 
 
 def lr_out_of_range(case: Case) -> Iterator[Finding]:
@@ -79,14 +84,14 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
     told = []
     if not config.decay_lr:
         told.append("decay_lr is off: the rate never falls")
-        patch = {"decay_lr": True, "lr_decay_iters": config.max_iters, "min_lr": tenth}
-    else:
-        if config.lr_decay_iters != config.max_iters:
-            told.append(f"the rate falls over {config.lr_decay_iters:,} updates, the run makes {config.max_iters:,}")
-            patch["lr_decay_iters"] = config.max_iters
-        if config.min_lr > HIGHEST_END * config.learning_rate > 0:
-            told.append(f"it ends at {config.min_lr:g}, {config.min_lr / config.learning_rate:.0%} of its peak")
-            patch["min_lr"] = tenth
+        patch["decay_lr"] = True
+    if config.lr_decay_iters != config.max_iters:
+        told.append(f"the rate falls over {config.lr_decay_iters:,} updates, the run makes {config.max_iters:,}")
+        patch["lr_decay_iters"] = config.max_iters
+    if config.min_lr > HIGHEST_END * config.learning_rate > 0:
+        told.append(f"it ends at {config.min_lr:g}, {config.min_lr / config.learning_rate:.0%} of its peak")
+        patch["min_lr"] = tenth
+    told = told[:1] if not config.decay_lr else told  # where it would fall to, and when, is then idle
     if not told:
         return
     yield Finding(
@@ -137,39 +142,67 @@ def warmup_length(case: Case) -> Iterator[Finding]:
 def stopped_early(case: Case) -> Iterator[Finding]:
     """A run that ends before its learning rate has come down.
 
-    What it sees: the last step is below nine tenths of lr_decay_iters. A log that simply ends may be of a run that
+    What it sees: the last step is below nine tenths of lr_decay_iters; or a run of onecard's that recorded a fault as
+    its end: out of memory, diverged, an error (an error, at whatever step). A log that simply ends may be of a run that
     still goes: it is called "not finished".
 
     Why it matters: what the rest of the schedule would bring is lost, and the loss here does not compare with finished
     runs.
 
-    What to do: let it go on; the gain is predicted where the scaling law speaks of this run.
+    What to do: let it go on; the gain is predicted where the scaling law speaks of this run. After a fault, mend that
+    first.
 
     When it is wrong: when the log is a part of a longer one.
     """
     last = case.facts.last_step
     config = known(case, "lr_decay_iters", "max_iters", "decay_lr")
     end = min(config.lr_decay_iters, config.max_iters) if config and config.decay_lr else planned_steps(case)
+    fault = FAULTS.get(case.end.reason) if case.end else None
+    if fault:
+        yield _failed(case, fault, last or 0, end)
+        return
     if last is None or not end or last <= 0 or last >= UNFINISHED * end:
         return
     now, then = loss_at(case, last), loss_at(case, end)
     gain = (
         f"about {now - then:.2f} nats lower" if now is not None and then is not None else "lower, nobody knows how much"
     )
-    ended = [message for message in case.run.messages if message.kind == "interrupted"]
-    stopped = bool(ended) or case.facts.steps_to_go == 0
-    evaluations = vals(case)
+    stopped = bool(case.end or messages(case, "interrupted")) or case.facts.steps_to_go == 0
+    why_ended = f": {case.end.reason}" if case.end and case.end.reason != "finished" else ""
     yield Finding(
         rule="stopped-early",
         severity="info",
         sure="high",
-        what=f"{'stopped' if stopped else 'not finished:'} at step {last:,} of {end:,} ({last / end:.0%})",
+        what=f"{'stopped' if stopped else 'not finished:'} at step {last:,} of {end:,} ({last / end:.0%}){why_ended}",
         why=f"the learning rate has not come down; finished, the loss would be {gain}",
-        fix="let it go on, or resume it: --init_from=resume"
-        if case.run.format != "onecard"
-        else f"onecard train --resume {quote(case.run.folder or 'RUN')}",
-        seen=(shown(evaluations[-1][0]),) if evaluations else (f"last step {last:,}",),
+        fix=f"let it go on, or resume it: {_resumed(case)}" if case.end is None else _resumed(case),
+        seen=_last_seen(case, last),
     )
+
+
+def _failed(case: Case, fault: str, last: int, end: int | None) -> Finding:
+    """That a run of ours ended in a fault."""
+    assert case.end
+    return Finding(
+        rule="stopped-early",
+        severity="error",
+        sure="high",
+        what=f"ended at step {last:,}" + (f" of {end:,} ({last / end:.0%})" if end else "") + f": {fault}",
+        why="the run recorded so itself; what the rest of it would bring is lost",
+        fix=f"mend the cause (the other findings, or what the run printed last), then {_resumed(case)}",
+        seen=(f"step {case.end.step:,}: end, {case.end.reason}", *_last_seen(case, last)),
+    )
+
+
+def _resumed(case: Case) -> str:
+    if case.run.format != "onecard":
+        return "--init_from=resume"
+    return f"onecard train --resume {quote(case.run.folder or 'RUN')}"
+
+
+def _last_seen(case: Case, last: int) -> tuple[str, ...]:
+    evaluations = vals(case)
+    return (shown(evaluations[-1][0]),) if evaluations else (f"last step {last:,}",)
 
 
 def _fine_tuning(config: RunConfig) -> bool:

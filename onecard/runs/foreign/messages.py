@@ -1,4 +1,4 @@
-"""What programs say beside their losses: out of memory in four wordings, failed compilations, warnings, resumes."""
+"""What programs say beside their losses: out of memory, failed compilations, warnings, resumes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,9 @@ from dataclasses import dataclass, field
 from onecard.runs.foreign.shapes import shape
 from onecard.runs.foreign.text import NUMBER, number
 from onecard.runs.logged import Line, Message
-from onecard.units import parse_bytes
+from onecard.runs.torch_oom import oom_sizes
 
-_SIZE = r"(\d{1,12}(?:\.\d{1,6})? [KMGT]?i?B)"
 _OUT_OF_MEMORY = shape(r"CUDA out of memory|HIP out of memory|CUDA error: out of memory|OutOfMemoryError")
-# The wordings of torch 1.0 ("cached"), 1.5 ("reserved in total"), 2.0 ("capacty of ... of which"), 2.2 ("capacity")
-_OOM_FIELDS = {
-    "tried_bytes": shape(rf"[Tt]ried to allocate {_SIZE}"),
-    "capacity_bytes": shape(rf"{_SIZE} total capacity|total capaci?ty of {_SIZE}"),
-    "free_bytes": shape(rf"{_SIZE} free|of which {_SIZE} is free"),
-    "allocated_bytes": shape(rf"{_SIZE} already allocated|allocated memory {_SIZE} is allocated by PyTorch"),
-    "reserved_unallocated_bytes": shape(rf"{_SIZE} cached|{_SIZE} is reserved by PyTorch but unallocated"),
-    "reserved_bytes": shape(rf"{_SIZE} reserved in total"),
-    "process_bytes": shape(rf"this process has {_SIZE} memory in use"),
-}
-_OTHER_PROCESS = shape(rf"Process \d{{1,12}} has {_SIZE} memory in use")
 _OOM_GOES_ON = shape(
     r"total capac|already allocated|is free|memory in use|by PyTorch|Tried to allocate|fragmentation|ALLOC_CONF"
 )
@@ -52,37 +40,12 @@ def oom_message(lines: tuple[Line, ...], frames: Iterable[Line] | None) -> Messa
     """The numbers of an out-of-memory message in bytes, and whether evaluation was under way (where frames tell)."""
     # a terminal may have wrapped it inside a word, or at a space, which is then lost
     text, spaced = ("".join(line.text for line in lines), " ".join(line.text for line in lines))
-    values: dict[str, object] = {**_sizes(spaced), **_sizes(text)}
-    others = [size for found in _OTHER_PROCESS.finditer(text) if (size := _bytes(found[1])) is not None]
-    if others:
-        values["other_processes_bytes"] = sum(others)
+    values: dict[str, object] = {**oom_sizes(spaced), **oom_sizes(text)}
     evaluating: tuple[Line, ...] = ()
     if frames is not None:
         evaluating = tuple(line for line in frames if _EVAL_FRAME.search(line.text))[:1]
         values["in_eval"] = bool(evaluating)
     return Message(kind="oom", lines=(*evaluating, *lines), values=values)
-
-
-def _sizes(text: str) -> Mapping[str, int]:
-    sizes = {}
-    for name, pattern in _OOM_FIELDS.items():
-        found = pattern.search(text)
-        size = _bytes(next(group for group in found.groups() if group)) if found else None
-        if size is not None:
-            sizes[name] = size
-    total = sizes.pop("reserved_bytes", None)
-    if total is not None and "allocated_bytes" in sizes:
-        sizes.setdefault("reserved_unallocated_bytes", max(0, total - sizes["allocated_bytes"]))
-    return sizes
-
-
-def _bytes(text: str) -> int | None:
-    """A size of the message; None for the absurd ones that some drivers make torch print."""
-    try:
-        size = parse_bytes(text)
-    except ValueError:
-        return None
-    return size if size < 2**50 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def state_run(text: str, *, source: str) -> LoggedRun | None:
 
 
 def _state_record(entry: Mapping[str, object], line: Line) -> Record | None:
-    values = {name: float(v) for name, v in entry.items() if isinstance(v, int | float) and not abs(v) > 1e300}
+    values = {name: float(v) for name, v in entry.items() if isinstance(v, int | float) and _is_value(name, v)}
     step = values.get("step")
     if step is None or not 0 <= step < 10**12:
         return None
@@ -181,3 +181,8 @@ def _state_record(entry: Mapping[str, object], line: Line) -> Record | None:
             int(step), line=line, val_loss=values["eval_loss"], seconds=values.get("eval_runtime"), more=more
         )
     return None
+
+
+def _is_value(name: str, value: float) -> bool:
+    """Whether a number can be meant; of a loss any is, infinite too: then the run is lost."""
+    return (name in ("loss", "eval_loss") and isinstance(value, float)) or not abs(value) > 1e300

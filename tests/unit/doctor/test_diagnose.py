@@ -11,7 +11,7 @@ from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.diagnose import diagnose, diagnose_cases, new_findings, watch
 from onecard.doctor.facts import make_case
 from onecard.doctor.predict import predict_end
-from onecard.doctor.trend import trend
+from onecard.doctor.trend import Trend, trend
 from onecard.plan.cards import find_card
 from onecard.plan.loss import law
 from onecard.runs.records import Eval, FindingRecord, Record, Start
@@ -72,6 +72,14 @@ def test_all_patches_become_one_planned_command() -> None:
     assert made.command.startswith("python train.py c.py --n_embd=768")
     assert made.repair.fits
     assert made.repair.new_run
+
+
+def test_a_patch_that_sets_only_what_is_wrong_goes_with_another() -> None:
+    off = NARROW + "decay_lr = False\nlearning_rate = 1e-3\nmin_lr = 1e-4\n"
+    (diagnosis,) = diagnose_cases([case(off, card="RTX 4070")])
+    assert diagnosis.prescription
+    assert diagnosis.prescription.repair.patch["decay_lr"] is True
+    assert diagnosis.prescription.repair.patch["min_lr"] == 6e-5  # of the shape that was meant
 
 
 def own_run(folder: str | None = "runs/my run", **keys: object) -> Case:
@@ -241,6 +249,13 @@ def test_the_trend_has_the_error_of_its_noise() -> None:
     assert len(found.evaluations) == 10
     assert abs(found.gain) < 3 * found.error
     assert found.highest_gain > found.gain
+
+
+def test_the_interval_of_the_trend_is_students() -> None:
+    ends = [evaluation(2**n, 5.0 - 0.1 * n) for n in range(6)]
+    for free, factor in ((4, 2.776), (11, 2.201), (16, 2.120), (30, 2.042), (60, 2.0)):
+        found = Trend(gain=0.0, error=1.0, evaluations=(ends[0],) * (free + 2))
+        assert found.highest_gain == factor  # two-sided, 95 %
 
 
 class TestWatching:

@@ -1,9 +1,11 @@
 """Every rule: a run it must find, a run it must leave alone, a docstring in four parts."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.explain import PARTS, explain, explanations
 from onecard.doctor.rules import EVERY, NAMES, RULES, rule_name
@@ -190,6 +192,31 @@ class TestTheBatch:
         finding = the("small-batch-betas", case(changed(gradient_accumulation_steps=4)))
         assert finding.patch == {"beta2": pytest.approx(0.95 ** (1 / 16), abs=1e-3)}
 
+    @pytest.mark.parametrize(
+        ("world", "accumulation", "reached"), [(1, 64, 524_288), (8, 64, 524_288), (6, 66, 540_672)]
+    )
+    def test_nanogpts_accumulation_counts_the_micro_batches_of_all_cards(
+        self, world: int, accumulation: int, reached: int
+    ) -> None:
+        for rule, now in (("accumulation-for-target", 5 * world), ("batch-too-large", 300 * world)):
+            finding = the(rule, case(changed(gradient_accumulation_steps=now), world_size=world))
+            assert finding.patch == {"gradient_accumulation_steps": accumulation}
+            assert accumulation % world == 0, "nanoGPT asserts it"
+            assert f"{reached:,}" in finding.fix or rule != "accumulation-for-target"
+
+    def test_other_programs_count_the_micro_batches_of_one_card(self) -> None:
+        said_all = "".join(
+            f"{key} = {value!r}\n" for key, value in RunConfig().model_dump().items() if value is not None
+        )
+        config = said_all + changed(gradient_accumulation_steps=5)
+        finding = the("accumulation-for-target", case(config, world_size=8, log_format="hf-trainer"))
+        assert finding.patch == {"gradient_accumulation_steps": 8}
+        assert "an update is 327,680 tokens (8 x 5 x 1,024 x 8 cards)" in finding.what
+
+    def test_the_words_say_what_the_advice_is(self) -> None:
+        advised = the("small-batch-betas", case(changed(gradient_accumulation_steps=4))).patch["beta2"]
+        assert f"{advised:g} at 32,768" in explain("small-batch-betas").parts["What to do"]
+
     def test_cards_multiply_or_divide_the_accumulation(self) -> None:
         assert found("batch-arithmetic", case(printed_tokens_per_step=8 * 524_288, world_size=8)) == []
         assert found("batch-arithmetic", case(printed_tokens_per_step=524_288, world_size=8)) == []
@@ -256,6 +283,12 @@ class TestStability:
     def test_four_points_are_too_few(self) -> None:
         assert found("loss-spike", case(records=steps([4.0, 4.0, 4.0, 4.0, 9.0]))) == []
 
+    def test_a_recorded_error_of_the_windows_does_not_hide_divergence(self) -> None:
+        falling = [4.0 - 0.05 * n for n in range(20)]
+        rows = [(loss, loss) for loss in (*falling, *(falling[-1] + rise for rise in (0.06, 0.1, 0.14)))]
+        run = [replace(e, val_loss_error=0.1, train_loss_error=0.1) for e in evals(rows)]
+        assert the("diverging", case(records=run, log_format="onecard")).severity == "error"
+
     def test_a_sinking_scale_is_found_early(self) -> None:
         assert the("scaler-skips", case(messages=[said("scaler-skip", step=10, scale=16.0)])).severity == "warn"
 
@@ -287,6 +320,13 @@ class TestTheData:
         finding = the("val-below-train", case(changed(dropout=0.1), records=learning(gap=-0.07)))
         assert "dropout is not the reason" in finding.why
 
+    def test_the_same_windows_read_again_prove_no_more(self) -> None:
+        run = [replace(e, train_loss_error=0.03, val_loss_error=0.04) for e in learning(gap=-0.07)]
+        assert the("val-below-train", case(records=run))  # nanoGPT draws other batches each time
+        assert found("val-below-train", case(records=run, log_format="onecard")) == []  # -0.07 ± 0.05, however often
+        sure = [replace(e, train_loss_error=0.02, val_loss_error=0.02) for e in run]
+        assert "± 0.028" in the("val-below-train", case(records=sure, log_format="onecard")).what
+
     def test_programs_that_train_with_dropout_on_are_left_out(self) -> None:
         assert found("val-below-train", case(None, records=learning(gap=-0.07), log_format="hf-trainer")) == []
 
@@ -295,6 +335,15 @@ class TestTheData:
         assert the("needless-dropout", SICK["needless-dropout"]()).sure == "high"
         letters = SMALL.replace("'fineweb'", "'shakespeare_char'") + "dropout = 0.2\n"
         assert found("needless-dropout", case(letters)) == []
+
+    def test_one_evaluation_reads_what_the_trainer_reads(self) -> None:
+        ours = changed(eval_batch_size=64, eval_block_size=512)
+        tokens = 200 * 8 * 512
+        assert found("val-set-tiny", case(ours, val_tokens=tokens, log_format="onecard")) == []
+        finding = the("val-set-tiny", case(ours, val_tokens=tokens - 1, log_format="onecard"))
+        assert f"would read {tokens:,}" in finding.what
+        assert "all of it, once" in finding.why
+        assert "read 2.0 times" in the("val-set-tiny", case(val_tokens=200 * 8 * 512)).why
 
     def test_sixteen_epochs_are_an_error(self) -> None:
         assert the("too-many-epochs", case(records=learning(), train_tokens=3 * 10**8)).severity == "error"
@@ -306,6 +355,21 @@ class TestTheData:
     def test_few_evaluations_need_half_a_nat_and_a_rise(self) -> None:
         assert found("overfitting", case(records=evals([(2.0, 2.1), (1.6, 2.15)])))
         assert found("overfitting", case(records=evals([(2.0, 2.2), (1.6, 2.15)]))) == []
+
+
+class TestTheShape:
+    @pytest.mark.parametrize(("dtype", "each", "mib"), [("bfloat16", 2, 786), ("float32", 4, 1572)])
+    def test_the_logits_are_counted_in_the_bytes_they_have(self, dtype: str, each: int, mib: int) -> None:
+        finding = the("logits-returned", case(changed(dtype=dtype)))
+        assert finding.why.startswith(f"{each} bytes x 8 x 1,024 tokens x 50,304 words")
+        assert f"{mib:,} MiB" in finding.what
+
+    def test_a_size_that_was_meant_is_told_of_other_programs_too(self) -> None:
+        said_all = "".join(
+            f"{key} = {value!r}\n" for key, value in RunConfig().model_dump().items() if value is not None
+        )
+        without = "".join(line + "\n" for line in said_all.splitlines() if not line.startswith("out_dir"))
+        assert the("params-mismatch", case(without + NARROW, log_format="llm.c")).patch["n_embd"] == 768
 
 
 class TestScaling:

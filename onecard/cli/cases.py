@@ -1,0 +1,139 @@
+"""Paths as typed -> cases: the runs there, each with its config; what doctor and compare share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onecard.cli.flags import Flag
+from onecard.cli.plan import read_config
+from onecard.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from onecard.config.resolve import Resolved
+    from onecard.doctor.case import Case, DataSizes
+    from onecard.plan.cards import Card
+    from onecard.runs.logged import LoggedRun
+
+STDIN = "-"
+
+
+def stdin_once(*sources: str | None) -> None:
+    """UsageError if standard input is named more than once."""
+    if sources.count(STDIN) > 1:
+        raise UsageError(
+            "standard input can be read once",
+            why="- is given more than once",
+            fix="name files for the others",
+            name="stdin-twice",
+        )
+
+
+def config_beside(path: str) -> Path | None:
+    """NAME.config.py beside NAME.log; None where there is none."""
+    place = Path(path)
+    if path == STDIN or not place.name or place.is_dir():
+        return None
+    beside = place.with_name(f"{place.stem}.config.py")
+    return beside if beside.is_file() else None
+
+
+Stated = tuple["Resolved | None", dict[str, object]]  # a config; of one that no trainer takes, what it says
+
+
+def found_config(path: str, flags: list[Flag]) -> tuple[Stated, list[str]]:
+    """The config beside a log, and a sentence about it; one that cannot be read is left alone, as nobody named it."""
+    beside = config_beside(path)
+    if beside is None:
+        return (None, {}), []
+    try:
+        return stated_config(str(beside), flags), [f"config of {path}: {beside.name}, found beside it"]
+    except ConfigError as problem:
+        if flags:
+            raise
+        return (None, {}), [f"config of {path}: not {beside.name}, found beside it: {problem.what}"]
+
+
+def named_config(config: str, flags: list[Flag]) -> Resolved:
+    """The config that was named; its source is as typed, so that commands to paste find the file."""
+    resolved = read_config(config, flags)
+    return resolved if config == STDIN else replace(resolved, source=config)
+
+
+def stated_config(config: str, flags: list[Flag]) -> Stated:
+    """The config that was named; of one whose heads do not divide, what it states instead."""
+    try:
+        return named_config(config, flags), {}
+    except ConfigError as problem:
+        stated = _shape_of(config) if problem.name == "keys-do-not-fit" else {}
+        if not stated:
+            raise
+        return None, stated
+
+
+def _shape_of(config: str) -> dict[str, object]:
+    """What a config file says, for one whose keys do not fit together."""
+    from onecard.cli.files import read_text
+    from onecard.config.reader import read_config as read_file
+
+    return dict(read_file(read_text(Path(config)), {}).values) if config != STDIN else {}
+
+
+def cases_at(path: str, stated: Stated, *, card: Card | None, data: DataSizes, other_bytes: int = 0) -> Iterator[Case]:
+    """The runs of a path with their config."""
+    from onecard.doctor.facts import make_case
+
+    resolved, keys = stated
+    for run in runs_at(path):
+        if keys:  # no trainer takes this config: a rule says why
+            run = replace(run, config={**keys, **run.config})
+        yield make_case(run, config=resolved, card=card, data=data, other_bytes=other_bytes)
+
+
+def runs_at(path: str) -> Iterator[LoggedRun]:
+    """The runs of a path: a run folder, a folder of them, a log file, or standard input."""
+    from onecard.cli.files import neighbour
+    from onecard.runs.folder import RECORDS, load_run, runs_in
+    from onecard.runs.foreign import read_logs
+    from onecard.runs.logged import logged_run
+
+    if path == STDIN:
+        yield from read_logs(sys.stdin.buffer, source="stdin")
+        return
+    place = Path(path)
+    try:
+        if place.is_dir() or place.name == RECORDS:
+            for folder in runs_in(place) or (place,):
+                yield logged_run(load_run(folder))
+            return
+        with place.open("rb") as file:
+            yield from read_logs(file, source=path)
+    except FileNotFoundError as problem:
+        raise ConfigError(
+            f"there is no file {path}",
+            why=f"looked for a run or a log from the folder {Path.cwd().name}/",
+            fix=neighbour(place, otherwise="onecard doctor runs/default (or a log file, or - for standard input)"),
+            name="no-such-file",
+        ) from problem
+    except (OSError, ValueError) as problem:
+        raise ConfigError(
+            f"{path} cannot be read",
+            why=getattr(problem, "strerror", None) or str(problem),
+            fix="name a run folder or a log file",
+            name="unreadable-file",
+        ) from problem
+
+
+def doctors_card(name: str | None) -> Card | None:
+    """The card a person means; of several with the same peak the first serves. None for none named."""
+    from onecard.plan.cards import find_card, matching_cards
+
+    if name is None or name == "none":
+        return None
+    found = matching_cards(name)
+    if len(found) > 1 and len({card.peak_flops for card in found}) == 1:
+        return min(found, key=lambda card: card.allocatable_bytes)  # what fits the smaller fits both
+    return find_card(name)

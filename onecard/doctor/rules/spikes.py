@@ -1,0 +1,103 @@
+"""The rule about training losses that jump up, and how a jump is told from noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from onecard.doctor.case import Case
+from onecard.doctor.evidence import known, shown
+from onecard.findings import Finding
+from onecard.runs.records import Step
+
+WINDOW, LEAST, NEXT = 20, 5, 10  # logged points before a spike, the fewest that will do, and those after it
+SIGMAS = 6
+SMALLEST_SPIKE = 0.3  # nats
+SIGMA_PER_MAD = 1.4826  # of a normal distribution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spike:
+    """A loss that stands out from those before it."""
+
+    step: Step
+    before: float  # median
+    height: float
+    recovered: bool | None  # None: too few points after it to say
+
+
+def high(losses: list[float], *, sigmas: float, least: float) -> float:
+    """What a loss after `losses` may be before it stands out."""
+    middle = median(losses)
+    mad = median(abs(loss - middle) for loss in losses)
+    return middle + max(sigmas * SIGMA_PER_MAD * mad, least)
+
+
+def spikes(steps: Sequence[Step]) -> Iterator[Spike]:
+    """The spikes among logged steps, in order."""
+    finite = [step for step in steps if math.isfinite(step.loss)]
+    losses = [step.loss for step in finite]
+    until = 0  # points that belong to the spike before
+    for position in range(LEAST, len(losses)):
+        window = losses[max(0, position - WINDOW) : position]
+        if position < until or losses[position] - min(window) <= SMALLEST_SPIKE:
+            continue
+        limit = high(window, sigmas=SIGMAS, least=SMALLEST_SPIKE)
+        if losses[position] <= limit:
+            continue
+        following = losses[position + 1 : position + 1 + NEXT]
+        recovered = None if len(following) < LEAST else median(following) <= limit
+        yield Spike(
+            step=finite[position],
+            before=median(window),
+            height=losses[position] - median(window),
+            recovered=recovered,
+        )
+        until = position + (1 if recovered else NEXT)
+
+
+def loss_spike(case: Case) -> Iterator[Finding]:
+    """A training loss that jumps up.
+
+    What it sees: a logged loss above the median of up to 20 points before it (at least 5) by more than six robust
+    standard deviations (6 x 1.4826 x the median absolute deviation) and by more than 0.3 nats. If the median of the
+    next ten is back, it has recovered and is only information.
+
+    Why it matters: a spike that stays costs the progress of many updates, and often announces divergence.
+
+    What to do: grad_clip 1.0, a lower learning rate, a higher beta2 if the batch is small; look at the data there.
+
+    When it is wrong: nanoGPT logs the loss of one micro-batch, which is noisy: a single high point is not a spike of
+    the run. At the very end of a log nobody can tell yet.
+    """
+    found = list(spikes(case.steps))
+    if not found:
+        return
+    lasting = [spike for spike in found if spike.recovered is False]
+    worst = max(lasting or found, key=lambda spike: spike.height)
+    many = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    if lasting:
+        outcome = "and the next ten do not come back"
+    elif worst.recovered:
+        outcome = "and is back within ten logged points"
+    else:
+        outcome = "at the end of the log: too early to say whether it stays"
+    patch: dict[str, object] = {}
+    config = known(case, "grad_clip")
+    if lasting and config and not 0 < config.grad_clip <= 1:
+        patch = {"grad_clip": 1.0}
+    yield Finding(
+        rule="loss-spike",
+        severity="warn" if lasting else "info",
+        sure="medium" if worst.recovered is not None else "low",
+        what=f"the loss jumps by {worst.height:.2f} to {worst.step.loss:.4f} at step {worst.step.step:,}{many}, "
+        f"{outcome}",
+        why=f"the median of the {WINDOW} points before is {worst.before:.4f}; noise does not reach so far",
+        fix="grad_clip=1.0, a lower learning rate, or a higher beta2; look at the data of that step"
+        if lasting
+        else "nothing, while it comes back; if spikes grow more frequent, lower the learning rate",
+        seen=tuple(shown(spike.step) for spike in (lasting or found)[:3]),
+        patch=patch,
+    )
