@@ -111,4 +111,4 @@ def limit_table() -> str:
 
 def _params(row: dict[str, str]) -> int:
     keys = {key: int(row[key]) for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
-    return count_params(RunConfig().replace(keys)).total
+    return count_params(RunConfig.model_validate(keys)).total

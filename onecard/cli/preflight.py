@@ -52,13 +52,13 @@ def larger_default(config: RunConfig, flags: Sequence[Flag], *, train_tokens: in
 
 def predicted(config: RunConfig) -> Memory | None:
     """The memory a run will take on this machine's card; None without one."""
-    from onecard.plan.make import settled
     from onecard.plan.memory.predict import predict_onecard
+    from onecard.plan.precision import settled
 
     place = place_of_run(config)
     if place is None:
         return None
-    return predict_onecard(settled(config, place), place.card, available_bytes=available_bytes(config, place))
+    return predict_onecard(settled(config, place.card), place.card, available_bytes=available_bytes(config, place))
 
 
 def checked(
@@ -99,9 +99,9 @@ _FITTED = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint")
 def _fitted(config: RunConfig, place: Place, free: int) -> RunConfig | None:
     """The fastest settings of the same updates that fit."""
     from onecard.plan.fit import fit_onecard
-    from onecard.plan.make import settled
+    from onecard.plan.precision import settled
 
-    found = fit_onecard(settled(config, place), place.card, free)
+    found = fit_onecard(settled(config, place.card), place.card, free)
     if found.best is None:
         return None
     return config.replace({key: getattr(found.best.config, key) for key in _FITTED})

@@ -9,6 +9,7 @@ from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.loss import forecast_loss
 from onecard.plan.memory.predict import predict_nanogpt
+from onecard.plan.precision import settled
 from onecard.plan.speed import predict_speed
 
 # Keys that change what is computed; the others name things, or change how often it is looked at.
@@ -41,13 +42,6 @@ def single_effects(before: RunConfig, after: RunConfig, card: Card | None) -> tu
     """Each change from one config to another, planned by itself on top of the first."""
     before, after = settled(before, card), settled(after, card)
     return tuple(_effect(before, group, after, card) for group in _groups(before, after))
-
-
-def settled(config: RunConfig, card: Card | None) -> RunConfig:
-    """The config with dtype=auto replaced by what it means on the card."""
-    if config.dtype != "auto":
-        return config
-    return config.replace({"dtype": card.best_dtype() if card else "bfloat16"})
 
 
 def _groups(before: RunConfig, after: RunConfig) -> Iterator[Sequence[str]]:

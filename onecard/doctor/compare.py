@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from onecard.doctor.alone import Alone, counts, settled, single_effects
+from onecard.doctor.alone import Alone, counts, single_effects
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.curves import (
     Axis,
@@ -23,6 +23,7 @@ from onecard.doctor.evidence import ASSUMED_NOISE, from_scratch
 from onecard.doctor.facts import make_case
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import predict_nanogpt
+from onecard.plan.precision import settled
 from onecard.runs.folder import Run
 from onecard.runs.logged import LoggedRun, logged_run
 

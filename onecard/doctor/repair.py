@@ -16,6 +16,7 @@ from onecard.plan.counts import count_params
 from onecard.plan.fit import fit_config, fit_onecard
 from onecard.plan.loss import forecast_loss, loss_at
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
+from onecard.plan.precision import settled
 from onecard.plan.ranges import Range
 from onecard.plan.speed import TrainerName, predict_speed
 
@@ -72,7 +73,7 @@ def repaired(case: Case, patch: Mapping[str, object]) -> Repair | None:
     expandable = False
     card, room = case.card, case.available_bytes
     if card and room is not None:
-        changed = changed.replace({"dtype": card.best_dtype()}) if changed.dtype == "auto" else changed
+        changed = settled(changed, card)
         memory = memory_of(case, changed, card, available_bytes=room)
         process_bytes, fits = memory.process_bytes, memory.fits
         fit = fit_onecard if trainer_of(case) == "onecard" else fit_config
@@ -103,9 +104,8 @@ def trainer_of(case: Case) -> TrainerName:
 
 def memory_of(case: Case, config: RunConfig, card: Card, *, available_bytes: int) -> Memory:
     """The memory a config needs under the trainer of the case."""
-    settled = config.replace({"dtype": card.best_dtype()}) if config.dtype == "auto" else config
     predict = predict_onecard if trainer_of(case) == "onecard" else predict_nanogpt
-    return predict(settled, card, available_bytes=available_bytes)
+    return predict(settled(config, card), card, available_bytes=available_bytes)
 
 
 def _what_goes_with_a_new_shape(case: Case, config: RunConfig, patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from onecard.plan.intent import intent_findings
 from onecard.plan.loss import LossForecast, forecast_loss
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
+from onecard.plan.precision import settled
 from onecard.plan.sensitivity import Change, single_changes
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
 
@@ -145,9 +146,9 @@ def make_plan(
             )
         resolved = _reshaped(resolved, params)
     resolved = replace(resolved, warnings=(*resolved.warnings, *_unheeded(resolved, budget)))
-    config = settled(resolved.config, place)
-    available_bytes = available(config, place)
     card = place.card if place else None
+    config = settled(resolved.config, card)
+    available_bytes = available(config, place)
     one: TrainerName = "onecard" if trainer == "onecard" else "nanogpt"
     if (fit or budget) and available_bytes is None:
         raise _needs_a_card("--fit" if fit else "a budget")
@@ -279,13 +280,6 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
         f"{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
         "close other programs, or let --fit choose"
     )
-
-
-def settled(config: RunConfig, place: Place | None) -> RunConfig:
-    """The config with dtype=auto replaced by what it means on this card."""
-    if config.dtype != "auto":
-        return config
-    return config.replace({"dtype": place.card.best_dtype() if place else "bfloat16"})
 
 
 def available(config: RunConfig, place: Place | None) -> int | None:

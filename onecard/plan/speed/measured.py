@@ -41,7 +41,7 @@ class MeasuredRun(NamedTuple):
     def params(self) -> int:
         """Parameters as nanoGPT counts them."""
         keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
-        return count_params(RunConfig().replace({key: getattr(self, key) for key in keys})).nanogpt
+        return count_params(RunConfig.model_validate({key: getattr(self, key) for key in keys})).nanogpt
 
     @property
     def tokens(self) -> int:
