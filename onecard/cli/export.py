@@ -130,16 +130,29 @@ def _to_nanogpt(target: Path, snapshot: Snapshot, config: RunConfig, run: Run, t
     devices = [record.device for record in run.records if isinstance(record, Start)]
     on_card = bool(devices) and devices[-1].startswith("cuda")
     nanogpt_checkpoint.write(target / nanogpt_checkpoint.NAME, snapshot, config, fused=on_card)
-    files, notes = [nanogpt_checkpoint.NAME], []
+    files, notes, program = [nanogpt_checkpoint.NAME], [], "sample.py"
     data = f"data/{nanogpt_checkpoint.nanogpt_config(config)['dataset']}"
     if tokenizer and (meta := characters_meta(tokenizer)):
         write_atomically(target / "meta.pkl", pickle.dumps(meta))
         files.append("meta.pkl")
         notes.append(f"nanoGPT looks for the vocabulary in its {data}/: put meta.pkl there")
+    elif not _is_gpt2(tokenizer, config):
+        notes.append(
+            "nanoGPT's sample.py would take GPT-2's tokens, which are not those of this run: its train.py can go on "
+            "with it, and for text there is onecard sample, or --to hf"
+        )
+        program = "train.py --init_from=resume"
     if not snapshot.moments:
         notes.append("there are no AdamW moments in this run: nanoGPT starts with fresh ones")
-    command = f"python sample.py --out_dir={target.resolve()}"
+    command = f"python {program} --out_dir={target.resolve()}"
     return Exported(path=target, files=tuple(files), next=command, notes=tuple(notes))
+
+
+def _is_gpt2(tokenizer: Tokenizer | None, config: RunConfig) -> bool:
+    """Whether the tokens are GPT-2's, as nanoGPT takes them to be; by the vocabulary where no tokenizer is known."""
+    from onecard.config.schema import GPT2_VOCABULARIES
+
+    return (tokenizer.vocab_size if tokenizer else config.vocab_size) in GPT2_VOCABULARIES
 
 
 def _to_hf(

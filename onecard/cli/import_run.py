@@ -12,10 +12,12 @@ import click
 from onecard import units
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
+from onecard.cli.tokenizer import keep_tokenizer_in
 from onecard.errors import ConfigError, OnecardError
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
+    from onecard.data.dataset import Dataset
     from onecard.runs.folder import RunFolder
     from onecard.train.snapshot import Snapshot
 
@@ -41,11 +43,13 @@ def import_run(flags: list[Flag], /, source: str, download: bool, as_json: bool)
     needs_torch("reading a checkpoint needs it")
     path, snapshot = bring(source, download=download)
     snapshot, config = imported_config(snapshot, flags, path)
-    fingerprint, notes = _data(config)
+    dataset, notes = _data(config)
     with _new_folder(config) as folder:
-        put(folder, snapshot, config, source=path, data_fingerprint=fingerprint)
+        put(folder, snapshot, config, source=path, data_fingerprint=dataset.fingerprint if dataset else None)
+        if dataset:
+            keep_tokenizer_in(folder.path, dataset)
     notes = [*snapshot.notes, *notes]
-    _show(folder.path, snapshot, config, path, notes, with_data=fingerprint is not None, as_json=as_json)
+    _show(folder.path, snapshot, config, path, notes, with_data=dataset is not None, as_json=as_json)
     return 0
 
 
@@ -78,7 +82,8 @@ def imported_config(snapshot: Snapshot, flags: list[Flag], source: Path) -> tupl
     before = checked({**config.model_dump(), **update, **snapshot.shape}, origins)
     fixed = [key for key in snapshot.shape if getattr(config, key) != getattr(before, key)]
     if snapshot.step and config.tokens_per_step != before.tokens_per_step:
-        fixed += ["batch_size", "gradient_accumulation_steps"]
+        keys = ("batch_size", "gradient_accumulation_steps")
+        fixed += [key for key in keys if getattr(config, key) != getattr(before, key)]
     if fixed:
         named = ", ".join(f"{key}={getattr(config, key)} (is {getattr(before, key)})" for key in dict.fromkeys(fixed))
         raise ConfigError(
@@ -117,8 +122,8 @@ def _new_folder(config: RunConfig) -> RunFolder:
     return create_run(Path(config.out_dir), config=config.model_dump())
 
 
-def _data(config: RunConfig) -> tuple[str | None, list[str]]:
-    """(fingerprint, notes) of the data the run will go on with; (None, …) if they are not here."""
+def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
+    """The data the run will go on with, and what to know of them; (None, …) if they are not here."""
     from onecard.data.checks import check_dataset
     from onecard.data.dataset import open_dataset
     from onecard.data.stdlib import cache_home
@@ -132,7 +137,7 @@ def _data(config: RunConfig) -> tuple[str | None, list[str]]:
     findings = check_dataset(
         found, block_size=config.block_size, vocab_size=config.vocab_size, eval_block_size=config.eval_block_size
     )
-    return found.fingerprint, [finding.what for finding in findings]
+    return found, [finding.what for finding in findings]
 
 
 def _show(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from onecard.cli.flags import Flag
-from onecard.cli.library import needs_torch, no_flags
+from onecard.cli.library import console, needs_torch, no_flags
 
 
 @click.command(short_help="Text from a trained run.")
@@ -41,18 +41,21 @@ def sample(
     needs_torch("sampling runs the model")
     from onecard.cli.settle import config_of
     from onecard.cli.tokenizer import tokenizer_of
+    from onecard.report.talk import print_warnings
     from onecard.runs.folder import load_run
     from onecard.train import checkpoint
     from onecard.train.interchange import checkpoint_of, not_numbers
     from onecard.train.model import GPT
-    from onecard.train.precision import choose_device
+    from onecard.train.precision import device_here
     from onecard.train.sample import generate
 
     found = load_run(Path(run))
     config = config_of(found.path, found.config)
     chosen = checkpoint_of(found.path, best=best)
     tokenizer = tokenizer_of(found.path, config)
-    model = GPT(config).to(choose_device(config))
+    device, note = device_here(config)
+    print_warnings([note] if note else [], console(stderr=True))
+    model = GPT(config).to(device)
     checkpoint.load(chosen, model=model, optimizer=None, config=config)
     options = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k, "seed": sample_seed}
     tokens = generate(model, tokenizer.encode(prompt), **options)  # type: ignore[arg-type]

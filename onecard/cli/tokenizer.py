@@ -1,7 +1,8 @@
-"""The tokenizer of a run: the one it brought along, its config's, its data's, or GPT-2's by its vocabulary."""
+"""The tokenizer of a run: the one kept in its folder, its config's, its data's, or GPT-2's by its vocabulary."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,35 @@ from onecard.errors import ConfigError, OnecardError
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
+    from onecard.data.dataset import Dataset
     from onecard.data.tokenizers import Tokenizer
+
+
+VOCABULARY = "vocabulary.json"  # in a run folder: what meta.json says of the tokenizer in a data folder
+
+
+def keep_tokenizer_in(run: Path, dataset: Dataset) -> None:
+    """Put the tokenizer of the data into a new run folder, which can then travel without them.
+
+    Not beside a tokenizer.json that came with the weights: that one is the model's.
+    """
+    from onecard.data.tokenizer_files import JSON_FILE, keep_tokenizer
+    from onecard.runs.files import write_atomically
+
+    if dataset.tokenizer and not (run / JSON_FILE).exists():
+        said = keep_tokenizer(dataset.tokenizer, run)
+        write_atomically(run / VOCABULARY, (json.dumps(said, ensure_ascii=False) + "\n").encode())
+
+
+def _kept_in(run: Path, home: Path) -> Tokenizer | None:
+    """The tokenizer that a run folder holds; None if it holds none that can be read."""
+    from onecard.data.tokenizer_files import kept_tokenizer
+
+    try:
+        said = json.loads((run / VOCABULARY).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return kept_tokenizer(run, said, home=home, environ=os.environ) if isinstance(said, dict) else None
 
 
 def tokenizer_of(run: Path, config: RunConfig) -> Tokenizer:
@@ -27,6 +56,8 @@ def tokenizer_of(run: Path, config: RunConfig) -> Tokenizer:
 
     if (run / JSON_FILE).is_file():
         return named(str(run / JSON_FILE))
+    if kept := _kept_in(run, home):
+        return kept
     if config.tokenizer:
         return named(config.tokenizer)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +17,10 @@ from onecard.cli.import_run import put
 from onecard.cli.library import INTERRUPTED, KeyCommand, console, needs_torch
 from onecard.cli.plan import read_config
 from onecard.cli.preflight import checked, larger_default, predicted
-from onecard.cli.pretrained import pretrained
-from onecard.cli.resume import is_finished, resumed_config
-from onecard.cli.settle import check_run, open_data, torch_environment, with_vocabulary
+from onecard.cli.pretrained import check_vocabulary, pretrained
+from onecard.cli.resume import is_finished, open_data_again, resumed_config
+from onecard.cli.settle import check_run, config_of, open_data, torch_environment, with_vocabulary
+from onecard.cli.tokenizer import keep_tokenizer_in
 from onecard.errors import ConfigError, MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def train(
         )
     files = Path(profile) if profile else None, Path(memory_snapshot) if memory_snapshot else None
     if resume:
+        _check_same_run(Path(resume), flag_values(flags))
         return _go_on(Path(resume), flag_values(flags), {key: f"--{key}" for key, _ in flags}, files)
     resolved = read_config(config, flags)
     if resolved.config.init_from != "resume":
@@ -81,9 +84,18 @@ def train(
     return _go_on(_folder_of(resolved), resolved.asked, resolved.origins, files)
 
 
+def _check_same_run(run: Path, asked: Mapping[str, object]) -> None:
+    """Refuse flags beside --resume that name another run."""
+    out_dir, init_from = asked.get("out_dir", str(run)), asked.get("init_from", "resume")
+    if Path(str(out_dir)).resolve() != run.resolve():
+        raise _ignored(f"--resume {run}", f"--out_dir={out_dir}", run)
+    if init_from != "resume":
+        raise _ignored(f"--resume {run}", f"--init_from={init_from}", run)
+
+
 def _ignored(said: str, in_vain: str, run: Path) -> UsageError:
     return UsageError(
-        f"{said} goes on with the config of that run",
+        f"{said} goes on with that run, in its folder and with its config",
         why=f"{in_vain} would be ignored",
         fix=f"onecard train --resume {quote(str(run))}",
     )
@@ -97,7 +109,8 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
     os.environ.update(torch_environment(resolved.config, os.environ))
     dataset = open_data(resolved.config)
     resolved, model = pretrained(resolved)
-    print_warnings([*resolved.warnings, *(model.snapshot.notes if model else ())], console(stderr=True))
+    notes = [*model.snapshot.notes, *check_vocabulary(model, dataset)] if model else []
+    print_warnings([*resolved.warnings, *notes], console(stderr=True))
     run_config = with_vocabulary(resolved, dataset)
     if config is None:
         run_config = larger_default(run_config, flags, train_tokens=len(dataset.train))
@@ -106,6 +119,7 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
     with create_run(_folder_of(resolved), config=run_config.model_dump()) as folder:
         if model:  # weights from elsewhere become the checkpoint of step 0, and the run goes on from that
             put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
+        keep_tokenizer_in(folder.path, dataset)
         return _train(run_config, folder, dataset, resume=model is not None, files=files, memory=memory)
 
 
@@ -115,11 +129,11 @@ def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], 
 
     with resume_run(path) as folder:
         run = folder.read()
+        os.environ.update(torch_environment(config_of(run.path, run.config), os.environ))  # before torch is imported
         config = resumed_config(run, asked, origins)
         if is_finished(run, config):
             return 0
-        os.environ.update(torch_environment(config, os.environ))
-        dataset = open_data(config)
+        dataset = open_data_again(config, run)
         return _train(config, folder, dataset, resume=True, files=files, memory=predicted(config))
 
 
@@ -183,7 +197,6 @@ def _write_snapshot(path: Path, measured: MeasuredMemory | None, planned: Memory
 def _farewell(end: End, path: Path) -> int:
     from onecard.runs.folder import CHECKPOINTS
     from onecard.train.checkpoint import latest_good
-    from onecard.train.loop import PATIENCE
 
     if end.reason == "out-of-memory":
         raise MachineError(
@@ -197,7 +210,7 @@ def _farewell(end: End, path: Path) -> int:
         newest = latest_good(path / CHECKPOINTS).path
         kept = f"the newest checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
         raise ConfigError(
-            f"the loss is no number any more, since about step {end.step - PATIENCE:,}",
+            f"the loss is no number any more, since step {_last_number(path) + 1:,}",
             why=f"the weights have overflowed, which no further step can mend; {kept}",
             fix=f"a new run with a lower --learning_rate; onecard doctor {quote(str(path))} says what led to it",
             name="diverged",
@@ -211,6 +224,13 @@ def _farewell(end: End, path: Path) -> int:
     talk.print(f'next: onecard sample {quote(str(path))} --prompt "def "   (text from it)', soft_wrap=True)
     talk.print(f"      onecard doctor {quote(str(path))}   (what could be better)", soft_wrap=True)
     return 0
+
+
+def _last_number(path: Path) -> int:
+    """The last step of a run whose loss was a number; 0 if there was none."""
+    from onecard.runs.folder import load_run
+
+    return max((step.step for step in load_run(path).steps if math.isfinite(step.loss)), default=0)
 
 
 def _folder_of(resolved: Resolved) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from onecard.data.dataset import Dataset
 from onecard.data.manifest import read_progress
 from onecard.data.split import both_sides
@@ -70,7 +72,16 @@ def _wrong_dtype(dataset: Dataset, tokens: Tokens) -> ConfigError:
 
 def _outside(dataset: Dataset, tokens: Tokens, position: int, token: int, *, vocab_size: int) -> ConfigError:
     path, index = tokens.file_at(position)
-    own = dataset.vocab_size if dataset.vocab_size and dataset.vocab_size > token else None
+    if dataset.vocab_size and token >= dataset.vocab_size:
+        return ConfigError(
+            f"{path} has token id {token:,} at position {index:,}, and this data has {dataset.vocab_size:,} tokens, "
+            "as it says of itself",
+            why="the file is damaged or of another type, or its meta.json or meta.pkl is that of other data",
+            fix=f"onecard data info {quote(str(dataset.path))}   (compares checksums, where there are any), "
+            "then prepare the data again",
+            name="token-out-of-range",
+        )
+    own = dataset.vocab_size
     enough = 50304 if token < 50304 else -(-(token + 1) // 64) * 64
     return ConfigError(
         f"{path} has token id {token:,} at position {index:,}, and vocab_size is {vocab_size:,}",

@@ -19,6 +19,8 @@ class Bad(StrEnum):
     NO_TEXT = "no text in the column"
     NOT_ENCODED = "refused by the tokenizer"
     DAMAGED = "the rest of a damaged file"
+    UTF16 = "UTF-16 or no text, where UTF-8 is read"
+    ARRAY = "one JSON array, where a line is a document"
 
 
 class Read(NamedTuple):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 
 from onecard.data.document import END, MAX_DOCUMENT_BYTES, Bad, Read, bounded
@@ -17,6 +19,8 @@ from onecard.data.unpacking import BUFFER_BYTES, damage, opened, peeked, unpacke
 
 CUT_BYTES = 2**14  # a text file by itself is cut at the first empty line after so much
 SEPARATOR = b"<|endoftext|>"
+_HEAD_BYTES = 64  # tell what a file is
+_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")  # and not a line such as ["a", "b"], which is one bad document
 _MAX_LINE_BYTES = 2 * MAX_DOCUMENT_BYTES  # a line of JSON: its text, escapes and other columns
 _PIECE_BYTES = 4 * CUT_BYTES  # or, where no line is empty, at a line's end after so much
 
@@ -29,15 +33,38 @@ def read_documents(file: SourceFile, *, start: int = 0, column: str = "text") ->
         yield from parquet_documents(file, start=start, column=column)
         return
     with opened(file) as raw:
-        stream, kind, told = unpacked(file, raw)
-        reader = {"jsonl": _json_lines, "text": _texts, "document": _whole}[kind]
         try:
+            stream, told = unpacked(file, raw)
+            kind = file.kind
+            if start == 0 or file.path is None:
+                head, stream = peeked(stream, _HEAD_BYTES)
+                if file.path is None and head.removeprefix(BOM_UTF8).lstrip()[:1] == b"{":
+                    kind = "jsonl"
+                if why := _not_readable(head, kind, file):
+                    yield Read(why, END, file.size_bytes or 0)
+                    return
+            reader = {"jsonl": _json_lines, "text": _texts, "document": _whole}[kind]
+            is_first = start == 0
             for read in reader(stream, start):
-                yield Read(read.document, read.after, told(), kind == "jsonl")
+                yield Read(_text(read.document, is_first=is_first), read.after, told(), kind == "jsonl")
+                is_first = False
         except damage() as problem:
             if isinstance(problem, OSError) and problem.errno is not None and not isinstance(problem, gzip.BadGzipFile):
                 raise unreadable(file.name, problem) from problem  # the disk, not the data
             yield Read(Bad.DAMAGED, END, file.size_bytes or 0)
+
+
+def _not_readable(head: bytes, kind: str, file: SourceFile) -> Bad | None:
+    """Why nothing of a file can be read, by its first bytes; None if they say nothing against it."""
+    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in head[:4]:
+        return Bad.UTF16
+    is_json = kind == "jsonl" or file.path is None
+    return Bad.ARRAY if is_json and _ARRAY.match(head.removeprefix(BOM_UTF8)) else None
+
+
+def _text(document: bytes | Bad, *, is_first: bool) -> bytes | Bad:
+    """The document, and the first of a file without the mark that some programs put before UTF-8."""
+    return document.removeprefix(BOM_UTF8) if is_first and isinstance(document, bytes) else document
 
 
 def place_words(file: SourceFile, after: int) -> str:

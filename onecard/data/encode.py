@@ -111,7 +111,7 @@ def document_text(document: bytes, *, column: str | None) -> tuple[str, bytes] |
     try:
         words, text = document.decode(), document
         if column is not None:
-            row = json.loads(words)
+            row = json.loads(words.removeprefix("\ufeff"))  # files with a mark may have been put together
             if not isinstance(row, dict):
                 return Bad.NOT_JSON
             if not isinstance(found := row.get(column), str):

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 
-from onecard.data.document import Bad
+from onecard.data.document import Bad, Read
 from onecard.data.documents import read_documents
-from onecard.data.encode import content_hash, document_text
+from onecard.data.encode import Lacking, content_hash, document_text
 from onecard.data.sources import SourceFile
 from onecard.data.tokenizer_json import JsonTokenizer, train_bpe
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
-from onecard.errors import ConfigError
 
 BPE_VOCABULARY = 8192
+OnBad = Callable[[SourceFile, Read, Bad | Lacking], None]
 _BPE_CHARACTERS = 2**26  # that byte pairs are learned from: enough for their counts, and constant memory
+
+
+class NothingToLearn(Exception):
+    """There is no document that can be used."""
+
+
+def _nobody(file: SourceFile, read: Read, why: Bad | Lacking) -> None:
+    """Who listens to nothing."""
 
 
 def learn_tokenizer(name: str, texts: Iterator[str], *, vocab_size: int | None) -> Tokenizer:
@@ -24,19 +32,21 @@ def learn_tokenizer(name: str, texts: Iterator[str], *, vocab_size: int | None) 
         for text in texts:
             characters.update(text)
         if not characters:
-            raise _nothing()
+            raise NothingToLearn
         return CharacterTokenizer(sorted(characters))
     first = list(islice(texts, 1))
     if not first:
-        raise _nothing()
+        raise NothingToLearn
     sample = _up_to(_BPE_CHARACTERS, chain(first, texts))
     return JsonTokenizer(train_bpe(sample, vocab_size=vocab_size or BPE_VOCABULARY))
 
 
-def good_texts(files: Iterator[SourceFile], *, column: str, characters: int | None) -> Iterator[str]:
-    """The texts of the documents that will be kept, up to so many characters."""
+def good_texts(
+    files: Iterator[SourceFile], *, column: str, characters: int | None, on_bad: OnBad = _nobody
+) -> Iterator[str]:
+    """The texts of the documents that will be kept, up to so many characters; `on_bad` hears of the others."""
     total = 0
-    for words, _ in _good(files, column=column):
+    for words, _ in _good(files, column=column, on_bad=on_bad):
         yield words
         total += len(words)
         if characters is not None and total >= characters:
@@ -48,15 +58,19 @@ def good_hashes(files: Iterable[SourceFile], *, column: str) -> Iterator[int]:
     return (content_hash(text) for _, text in _good(files, column=column))
 
 
-def _good(files: Iterable[SourceFile], *, column: str) -> Iterator[tuple[str, bytes]]:
+def _good(files: Iterable[SourceFile], *, column: str, on_bad: OnBad = _nobody) -> Iterator[tuple[str, bytes]]:
     """Each document that will be kept, as text and as UTF-8."""
     for file in files:
         for read in read_documents(file, column=column):
+            found: tuple[str, bytes] | Bad | Lacking
             if isinstance(read.document, Bad):
-                continue
-            found = document_text(read.document, column=column if read.is_json else None)
+                found = read.document
+            else:
+                found = document_text(read.document, column=column if read.is_json else None)
             if isinstance(found, tuple):
                 yield found
+            else:
+                on_bad(file, read, found)
 
 
 def _up_to(characters: int, texts: Iterator[str]) -> Iterator[str]:
@@ -65,12 +79,3 @@ def _up_to(characters: int, texts: Iterator[str]) -> Iterator[str]:
         characters -= len(text)
         if characters <= 0:
             return
-
-
-def _nothing() -> ConfigError:
-    return ConfigError(
-        "there is no text to learn a tokenizer from",
-        why="the source has no document that can be used",
-        fix="look at the source, or name the column of its text with --column NAME",
-        name="no-documents",
-    )

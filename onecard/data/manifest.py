@@ -54,16 +54,17 @@ class Counts:
     def plus(
         self,
         *,
-        documents: Mapping[str, int],
-        duplicates: int,
-        text_bytes: int,
+        documents: Mapping[str, int] | None = None,
+        duplicates: int = 0,
+        text_bytes: int = 0,
         bad: Mapping[Bad, list[str]],
         columns: tuple[str, ...],
-        lowest: Sequence[int],
+        lowest: Sequence[int] = (),
     ) -> Counts:
         """These and those of one more block; `bad` has the places of each kind."""
+        more = documents or {}
         return Counts(
-            documents={split: self.documents[split] + documents[split] for split in self.documents},
+            documents={split: self.documents[split] + more.get(split, 0) for split in self.documents},
             duplicates=self.duplicates + duplicates,
             text_bytes=self.text_bytes + text_bytes,
             bad=dict(Counter(self.bad) + Counter({str(why): len(places) for why, places in bad.items()})),

@@ -17,7 +17,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from onecard.config.names import nearest
 from onecard.data.blocks import Block, read_blocks
 from onecard.data.document import Bad
 from onecard.data.documents import place_words
@@ -25,7 +24,6 @@ from onecard.data.downloads import Fetcher
 from onecard.data.encode import Encoded, Encoding, encode_blocks
 from onecard.data.manifest import Progress, write_meta, write_progress
 from onecard.data.nanogpt_meta import characters_meta
-from onecard.data.parquet import parquet_columns
 from onecard.data.prepared import Prepared
 from onecard.data.seen import Seen
 from onecard.data.shards import Layout, ShardWriter
@@ -33,8 +31,8 @@ from onecard.data.sources import Source
 from onecard.data.split import SPLITS, val_threshold
 from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokens import STORED, token_type
+from onecard.data.unusable import unusable
 from onecard.data.watch import Watch
-from onecard.errors import ConfigError
 from onecard.runs.files import check_space, write_atomically
 
 _SEEN = "seen"
@@ -113,7 +111,7 @@ class Part:
         """End the files and say what they are."""
         progress = self.progress
         if not progress.counts.kept:
-            raise _all_bad(self.source, progress)
+            raise unusable(self.source, progress.counts, column=progress.settings["column"])
         self.save()  # what --dedup has seen, too: to be asked for more later, it must be all there
         entries = {split: writer.finish() for split, writer in self._writers.items()}
         assert progress.tokenizer is not None
@@ -226,27 +224,3 @@ def _write_nanogpt_meta(folder: Path, meta: Mapping[str, Any]) -> None:
     if tokenizer is not None and meta["format"] == "nanogpt" and meta["tokenizer"] != "gpt2":
         said = characters_meta(tokenizer) or {"vocab_size": tokenizer.vocab_size}
         write_atomically(folder / "meta.pkl", pickle.dumps(said))
-
-
-def _all_bad(source: Source, progress: Progress) -> ConfigError:
-    counts = progress.counts
-    if not counts.bad:
-        return ConfigError(
-            f"{source.name} has no documents",
-            why="nothing was in its files" if source.files else "it has no files",
-            fix="look at the source",
-            name="no-documents",
-        )
-    total = sum(counts.bad.values())
-    column = progress.settings["column"]
-    columns = counts.columns or next((parquet_columns(file) for file in source.files if file.kind == "parquet"), ())
-    others = [name for name in columns if name != column]
-    meant = next((name for name in (nearest(column, others), "text", "content", "body") if name in others), "NAME")
-    lacking = Bad.NO_TEXT in counts.bad
-    return ConfigError(
-        f"none of {total:,} documents of {source.name} can be used",
-        why=", ".join(f"{number:,} {why}" for why, number in counts.bad.items())
-        + (f" {column}; the columns are {', '.join(columns) or 'not known'}" if lacking else ""),
-        fix=f"--column {meant}" if lacking else "look at the source",
-        name="all-bad",
-    )

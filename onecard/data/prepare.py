@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from onecard.data.document import Bad, Read
+from onecard.data.documents import place_words
 from onecard.data.downloads import Fetch, Fetcher
-from onecard.data.learn import good_texts, learn_tokenizer
-from onecard.data.manifest import Settings, read_meta, write_progress
+from onecard.data.encode import Lacking
+from onecard.data.learn import NothingToLearn, good_texts, learn_tokenizer
+from onecard.data.manifest import Counts, Settings, read_meta, write_progress
 from onecard.data.part import Part
 from onecard.data.prepared import Prepared
 from onecard.data.resuming import is_all, where_it_stands, working_in
-from onecard.data.sources import Source
+from onecard.data.sources import Source, SourceFile
 from onecard.data.tokenizer_files import keep_tokenizer
 from onecard.data.tokenizers import Tokenizer
 from onecard.data.tokens import token_type
+from onecard.data.unusable import unusable
 from onecard.data.watch import Moment, Watch
 from onecard.errors import ConfigError
 
@@ -71,13 +75,23 @@ def _learned(source: Source, settings: Settings, tokens: int | None, fetcher: Fe
         )
     files = (fetcher.get(file, on_wait=watch.downloading) for file in source.files)
     limit = tokens if settings.tokenizer == "characters" else None
+    counts = Counts()
+
+    def on_bad(file: SourceFile, read: Read, why: Bad | Lacking) -> None:
+        nonlocal counts
+        kind, columns = (Bad.NO_TEXT, why.columns) if isinstance(why, Lacking) else (why, ())
+        counts = counts.plus(bad={kind: [place_words(file, read.after)]}, columns=columns)
 
     def counted() -> Iterator[str]:
-        for number, text in enumerate(good_texts(files, column=settings.column, characters=limit), start=1):
+        texts = good_texts(files, column=settings.column, characters=limit, on_bad=on_bad)
+        for number, text in enumerate(texts, start=1):
             watch.learning(number)
             yield text
 
-    return learn_tokenizer(settings.tokenizer, counted(), vocab_size=settings.vocab_size)
+    try:
+        return learn_tokenizer(settings.tokenizer, counted(), vocab_size=settings.vocab_size)
+    except NothingToLearn:
+        raise unusable(source, counts, column=settings.column) from None
 
 
 def _check_format(settings: Settings, tokenizer: Tokenizer) -> None:

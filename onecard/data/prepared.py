@@ -10,6 +10,7 @@ from typing import Any
 from onecard import units
 from onecard.data.manifest import Counts
 from onecard.data.split import SHARES, SPLITS, VAL_TOKENS, both_sides
+from onecard.data.unusable import WHOLE_FILES, cure_of
 from onecard.findings import Finding
 from onecard.runs.files import free_name
 
@@ -56,6 +57,19 @@ def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
                 seen=(f"{meta['documents']['val']:,} documents",),
             )
         )
+    if train and val and not share / 2 <= val / total <= 2 * share:
+        found.append(
+            Finding(
+                rule="split-uneven",
+                severity="warn",
+                sure="high",
+                what=f"the validation data is {100 * val / total:.2g}% of the tokens, and should be {100 * share:.2g}%",
+                why=f"a document goes to one side as a whole, by the hash of its text, and there are only "
+                f"{prepared.counts.kept:,} of them, of uneven size",
+                fix="more documents (a larger --tokens, or none): over hundreds of them the share comes out even",
+                seen=(f"{meta['documents']['val']:,} documents, {val:,} tokens",),
+            )
+        )
     asked = prepared.settings.get("vocab_size")
     if asked is not None and asked != meta["vocab_size"]:
         found.append(
@@ -66,6 +80,19 @@ def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
                 what=f"the tokenizer has {meta['vocab_size']:,} tokens, not the {asked:,} of --vocab_size",
                 why="byte pairs are joined until none is left to join, and this source has no more of them",
                 fix=f"nothing, if that will do: training takes {meta['vocab_size']:,} from the data; or more text",
+            )
+        )
+    if left_out := [why for why in WHOLE_FILES if why in prepared.counts.bad]:
+        first = prepared.counts.first_bad
+        number = sum(prepared.counts.bad[why] for why in left_out)
+        found.append(
+            Finding(
+                rule="file-left-out",
+                severity="warn",
+                sure="high",
+                what=f"{number:,} file{'' if number == 1 else 's'} could not be read, or not to the end",
+                why="; ".join(f"{first[why]}: {why}" for why in left_out),
+                fix=cure_of(left_out[0], first[left_out[0]]),
             )
         )
     bad, kept = sum(prepared.counts.bad.values()), prepared.counts.kept

@@ -16,7 +16,7 @@ from onecard.errors import ConfigError
 
 Kind = Literal["parquet", "jsonl", "text", "document"]  # text: a file of many documents; document: a file that is one
 
-STDIN = "-"
+STDIN, STANDARD_INPUT = "-", "standard input"  # as typed, and in words
 _JSON = frozenset({".jsonl", ".ndjson", ".json"})
 _PACKED = {".gz": 3.0, ".zst": 3.0, ".bz2": 4.0, ".xz": 4.0}  # and how many bytes of text come from one, roughly
 _PARQUET_EXPANDS = 2.0  # FineWeb: 10 billion tokens of sample-10BT in some 28 GB of parquet
@@ -84,7 +84,7 @@ def local_source(words: Sequence[str], *, but: Path) -> Source | None:
 def local_files(word: str, *, but: Path | None = None) -> list[SourceFile] | None:
     """The files that `word` names on this machine, by name, but not those in the folder `but`; None for none."""
     if word == STDIN:
-        return [SourceFile(name="standard input", kind="text", size_bytes=None)]
+        return [SourceFile(name=STANDARD_INPUT, kind="text", size_bytes=None)]
     if word == stdlib.NAME:
         root = Path(sysconfig.get_path("stdlib"))
         return [_file(path, name=name, alone=False) for name, path, _ in stdlib.source_files(root)]

@@ -185,3 +185,9 @@ def bytes_per_token(tokens: Tokens, tokenizer: Tokenizer) -> float | None:
     lengths = np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
     total, size = int(counts.sum()), int(counts @ lengths)
     return size / total if size else None
+
+
+def agree(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether two tokenizers have the same text for the ids that both have, but for a few such as an end of text."""
+    both = min(one.vocab_size, other.vocab_size)
+    return sum(one.token_bytes(token) != other.token_bytes(token) for token in range(both)) <= 0.01 * both

@@ -15,7 +15,6 @@ from onecard.data.extras import extra
 from onecard.data.sources import SourceFile, unreadable
 
 BUFFER_BYTES = 2**20
-_PACKED_BYTES = 2**16  # read of a packed file at a time: what damage may take with it
 _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ": ".xz"}
 
 
@@ -29,33 +28,42 @@ def opened(file: SourceFile) -> BinaryIO:
         raise unreadable(str(file.path), problem) from problem
 
 
-def unpacked(file: SourceFile, raw: BinaryIO) -> tuple[io.BufferedReader, str, Callable[[], int]]:
-    """The text of a file, what it is, and a function that says how far it was read on disk."""
-    kind: str = file.kind
+def unpacked(file: SourceFile, raw: BinaryIO) -> tuple[io.BufferedReader, Callable[[], int]]:
+    """The text of a file, and a function that says how far it was read on disk."""
     packing = file.packing
     told: Callable[[], int] = raw.tell if file.size_bytes is not None else lambda: 0
     if file.path is None:  # standard input has no name to go by
         head, raw = peeked(raw, 8)
         packing = next((suffix for magic, suffix in _MAGIC.items() if head.startswith(magic)), None)
-    stream = io.BufferedReader(_unpacker(packing, raw), _PACKED_BYTES if packing else BUFFER_BYTES)
-    if file.path is None:
-        head, again = peeked(stream, 64)
-        stream = io.BufferedReader(again, BUFFER_BYTES)
-        kind = "jsonl" if head.lstrip().startswith(b"{") else kind
-    return stream, kind, told
+    return io.BufferedReader(_unpacker(packing, raw), BUFFER_BYTES), told
 
 
 def _unpacker(packing: str | None, raw: BinaryIO) -> Any:
     match packing:
         case ".gz":
-            return gzip.GzipFile(fileobj=raw)
+            return _Eager(gzip.GzipFile(fileobj=raw))
         case ".bz2":
-            return bz2.BZ2File(raw)
+            return _Eager(bz2.BZ2File(raw))
         case ".xz":
-            return lzma.LZMAFile(raw)
+            return _Eager(lzma.LZMAFile(raw))
         case ".zst":
             return _Zstandard(raw)
     return raw
+
+
+class _Eager(io.RawIOBase):
+    """A packed file that hands out what it has unpacked before it reads on: damage then takes nothing else with it."""
+
+    def __init__(self, packed: gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile) -> None:
+        self._packed = packed
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._packed.read1(len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
 
 
 class _Zstandard(io.RawIOBase):
@@ -96,15 +104,17 @@ def damage() -> tuple[type[Exception], ...]:
 
 
 class _Rejoined(io.RawIOBase):
-    """A stream whose first bytes were looked at, from its beginning."""
+    """A stream whose first bytes were looked at, from its beginning; damage met then is met again after them."""
 
-    def __init__(self, head: bytes, rest: Any) -> None:
-        self._head, self._rest = head, rest
+    def __init__(self, head: bytes, rest: Any, problem: Exception | None) -> None:
+        self._head, self._rest, self._problem = head, rest, problem
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        if not self._head and self._problem:
+            raise self._problem
         part = self._head[: len(buffer)] if self._head else self._rest.read1(len(buffer))
         self._head = self._head[len(part) :]
         buffer[: len(part)] = part
@@ -113,5 +123,10 @@ class _Rejoined(io.RawIOBase):
 
 def peeked(stream: Any, size: int) -> tuple[bytes, Any]:
     """The first bytes of a stream, and the stream with them."""
-    head = stream.read(size)
-    return head, io.BufferedReader(_Rejoined(head, stream), BUFFER_BYTES)
+    head, problem = b"", None
+    try:
+        while len(head) < size and (part := stream.read1(size - len(head))):
+            head += part
+    except damage() as met:
+        problem = met
+    return head, io.BufferedReader(_Rejoined(head, stream, problem), BUFFER_BYTES)

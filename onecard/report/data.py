@@ -99,7 +99,8 @@ def print_prepared(prepared: Prepared, console: Console, *, downloads: Downloads
         ("train", f"{tokens['train']:,} tokens of {_things(counts.documents['train'], 'document')}"),
         (
             "val",
-            f"{tokens['val']:,} tokens of {_things(counts.documents['val'], 'document')} ({meta['val_share']:.0%})",
+            f"{tokens['val']:,} tokens of {_things(counts.documents['val'], 'document')}"
+            + (f" ({100 * tokens['val'] / total:.2g}% of all)" if total else ""),
         ),
         ("tokenizer", f"{meta['tokenizer']}, {meta['vocab_size']:,} tokens{per_token}"),
         ("files", f"{len(meta['train']) + len(meta['val'])} of {meta['dtype']} tokens, {_format(meta['format'])}"),

@@ -76,6 +76,8 @@ class TrainingDisplay:
         known = matching_cards(record.card) if record.card else ()
         self._card = known[0] if known else None
         begun = f"resumed from {record.resumed_from}" if record.resumed_from else "from the beginning"
+        if record.resumed_from and not record.step:
+            begun = f"began from {self.config.init_from}"  # weights from elsewhere are the checkpoint of step 0
         if not self.nanogpt:
             self._say(f"training on {where}, {begun}, to step {self.config.max_iters:,}")
         if self._progress:

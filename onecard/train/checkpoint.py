@@ -55,6 +55,15 @@ class Best:
     val_loss: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class MadeUnder:
+    """What a checkpoint says of its run: the settings (of older versions only the identity), and the data."""
+
+    name: str
+    config: Mapping[str, Any]
+    data_fingerprint: str | None
+
+
 @dataclass(frozen=True)
 class Found:
     """The newest checkpoint that is whole, and the newer ones that are not, each with the reason."""
@@ -94,7 +103,7 @@ def save(
             {MODEL: dict(model.named_parameters()), OPTIMIZER: _optimizer_tensors(model, optimizer)},
             {
                 **asdict(state),
-                "config": {key: getattr(config, key) for key in IDENTITY_KEYS},
+                "config": config.model_dump(),
                 "rng": _rng_states(next(model.parameters()).device),
             },
         )
@@ -160,6 +169,17 @@ def latest_good(folder: Path) -> Found:
     return Found(None, tuple(skipped))
 
 
+def made_under(folder: Path) -> MadeUnder | None:
+    """What the newest checkpoint says of its run, without a look at its tensors; None where none says anything."""
+    for path in checkpoints(folder):
+        try:
+            content = checkpoint_files.verified_state(path, [])
+        except BadCheckpoint:
+            continue
+        return MadeUnder(name=path.name, config=content["config"], data_fingerprint=content["data_fingerprint"])
+    return None
+
+
 def load(
     path: Path,
     *,
@@ -206,13 +226,15 @@ def _check_identity(
 ) -> None:
     saved: Mapping[str, Any] = content["config"]
     keys = SHAPE_KEYS if weights_only else IDENTITY_KEYS
+    was = content["data_fingerprint"]
+    known = None not in (was, data_fingerprint)
     differ = [
         f"{key} was {saved.get(key)} and is {getattr(config, key)}"
         for key in keys
         if saved.get(key) != getattr(config, key)
+        and not (key == "dataset" and known and was == data_fingerprint)  # the same tokens at another place
     ]
-    was = content["data_fingerprint"]
-    if not weights_only and None not in (was, data_fingerprint) and was != data_fingerprint:
+    if not weights_only and known and was != data_fingerprint:
         differ.append(f"the token files have changed (fingerprint {was} then, {data_fingerprint} now)")
     if differ:
         raise _mismatch(path, differ)

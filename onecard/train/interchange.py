@@ -69,15 +69,22 @@ def checkpoint_of(path: Path, *, best: bool) -> Path:
             fix="leave --best out: the newest checkpoint is used",
             name="no-best-checkpoint",
         )
-    found = folder / checkpoint_name(marked.step) if marked else checkpoint.latest_good(folder).path
-    if found is None:
+    if marked:
+        return folder / checkpoint_name(marked.step)
+    found = checkpoint.latest_good(folder)
+    if found.path is None and found.skipped:
+        checkpoint.verify(found.skipped[0][0])  # says what is damaged
+    if found.path is None:
+        ended = load_run(path).finished
         raise ConfigError(
-            f"{path} has no checkpoint yet",
-            why="a run saves its first one at its first evaluation after step 0",
-            fix=f"onecard train --resume {path}",
+            f"{path} has no checkpoint{'' if ended else ' yet'}",
+            why="it was finished, and its checkpoints are gone"
+            if ended
+            else "a run saves its first one at its first evaluation after step 0",
+            fix=f"onecard train --resume {path}" + ("   (trains it again from step 0)" if ended else ""),
             name="no-checkpoint",
         )
-    return found
+    return found.path
 
 
 def not_numbers(run: Path, folder: Path, *, why: str, use_best: str = "--best") -> ConfigError:

@@ -58,6 +58,15 @@ def choose_device(config: RunConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
+def device_here(config: RunConfig) -> tuple[torch.device, str | None]:
+    """The device of `config.device`, or the one there is and a word about it: a text may be made on any."""
+    try:
+        return choose_device(config), None
+    except MachineError:
+        device = choose_device(config.replace({"device": "auto"}))
+        return device, f"device={config.device} is not here: {device.type} is used"
+
+
 def choose_precision(config: RunConfig, device: torch.device) -> Precision:
     """What to compute in: auto is bfloat16 where it is native, else float16 with a scaler; float32 off CUDA."""
     if device.type != "cuda":

@@ -1,9 +1,11 @@
 """onecard data as a user types it: prepared, killed, interrupted, looked at, mistyped; without torch."""
 
+import bz2
 import gzip
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -451,3 +453,54 @@ def test_interrupted_in_its_last_moment_it_exits_130(
     assert done.returncode == 130, done.stderr
     assert done.stderr.splitlines() == ["stopped; what is done is kept: give the same command to go on"]
     assert onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, cwd=tmp_path).code == 0
+
+
+TEXTS = [f"Grüße Nummer {number}, und was danach kommt." for number in range(40)]
+LINES = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS)
+MENDED = {
+    "x.jsonl": (LINES.encode("utf-16"), "iconv"),
+    "y.txt": ("\n".join(TEXTS).encode("latin-1"), "iconv"),
+    "z.json": (json.dumps([{"text": text} for text in TEXTS]).encode(), "jq"),
+}
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_what_is_not_utf8_lines_is_told_with_the_command_that_mends_it(
+    onecard: Command, tmp_path: Path, name: str
+) -> None:
+    raw, program = MENDED[name]
+    (tmp_path / name).write_bytes(raw)
+    for tokenizer in ("bytes", "characters"):
+        arguments = ["--out", f"out-{tokenizer}", f"--tokenizer={tokenizer}", "--workers", "1"]
+        refused = onecard("data", "prepare", name, *arguments, cwd=tmp_path)
+        assert (refused.code, refused.stderr.count("\n")) == (2, 3), refused.stderr
+        assert "[all-bad]" in refused.stderr
+        fix = refused.stderr.splitlines()[2].partition("fix: ")[2].partition("   (")[0]
+        assert fix.startswith(program)
+    piped = onecard("data", "prepare", "-", "--out", "piped", *BYTES, "--json", stdin=raw, cwd=tmp_path)
+    assert piped.code == 2
+    assert piped.json["error"]["fix"].startswith(program)
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program} to try what the message says")
+    subprocess.run(fix, shell=True, check=True, cwd=tmp_path)
+    done = onecard("data", "prepare", fix.split("> ")[1], "--out", "out", *BYTES, "--json", cwd=tmp_path)
+    assert done.code == 0, done.stdout
+    assert done.json["text_bytes"] >= sum(len(text.encode()) for text in TEXTS)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress], ids=["gz", "bz2"])
+def test_a_cut_off_file_on_standard_input_is_told(
+    onecard: Command, tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    noise = b"".join(json.dumps({"text": hashlib.sha256(bytes([n])).hexdigest()}).encode() + b"\n" for n in range(200))
+    whole = pack(noise)
+    done = onecard("data", "prepare", "-", "--out", "nothing", *BYTES, "--json", stdin=whole[:30], cwd=tmp_path)
+    assert done.code == 2
+    assert done.json["error"]["name"] == "all-bad"
+    broken = whole[:20] + bytes(20) + whole[40:]
+    done = onecard("data", "prepare", "-", "--out", "broken", *BYTES, stdin=broken, cwd=tmp_path)
+    assert (done.code, done.stderr.count("\n")) == (2, 3), done.stderr
+    if pack is gzip.compress:
+        done = onecard("data", "prepare", "-", "--out", "most", *BYTES, stdin=whole[:-100], cwd=tmp_path)
+        assert done.code == 0, done.stderr
+        assert "[file-left-out]" in done.stderr

@@ -233,16 +233,28 @@ def test_a_damaged_load_changes_nothing(folder: Path) -> None:
 # Another model, another text
 
 
-@pytest.mark.parametrize(
-    "change", [{"n_layer": 3}, {"n_embd": 32}, {"n_head": 1}, {"vocab_size": 33}, {"bias": False}, {"dataset": "other"}]
-)
-def test_another_shape_vocabulary_or_dataset_is_refused_with_what_differs(folder: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"n_layer": 3}, {"n_embd": 32}, {"n_head": 1}, {"vocab_size": 33}, {"bias": False}])
+def test_another_shape_or_vocabulary_is_refused_with_what_differs(folder: Path, change: dict[str, Any]) -> None:
     saved_run(folder, 1)
     ((key, value),) = change.items()
     with pytest.raises(OnecardError) as refused:
         Run(TINY.replace(change)).load(folder / "step-00000001")
     assert refused.value.name == "resume-mismatch"
     assert f"{key} was {getattr(TINY, key)} and is {value}" in refused.value.why
+
+
+@pytest.mark.parametrize(("now", "is_same"), [("abc", True), ("xyz", False), (None, False)])
+def test_another_dataset_is_refused_unless_its_token_files_are_the_same(
+    folder: Path, now: str | None, is_same: bool
+) -> None:
+    saved_run(folder, 1)
+    run = Run(TINY.replace({"dataset": "other"}))
+    if is_same:
+        assert run.load(folder / "step-00000001", data_fingerprint=now).step == 1
+        return
+    with pytest.raises(checkpoint.ResumeMismatch) as refused:
+        run.load(folder / "step-00000001", data_fingerprint=now)
+    assert f"dataset was {TINY.dataset} and is other" in refused.value.why
 
 
 def test_other_token_files_under_the_same_name_are_refused(folder: Path) -> None:

@@ -334,6 +334,28 @@ def test_a_download_that_fails_is_three_lines(onecard: Any) -> None:
 # Refusals
 
 
+def test_what_cannot_be_imported_is_named_and_nothing_else(onecard: Any, trained: Path) -> None:
+    onecard("export", "r", "--to", "nanogpt", "--out", "out")
+    done = onecard("import", "out/ckpt.pt", "--batch_size=8")
+    assert done.error == "import-mismatch"
+    assert "batch_size=8 (is 4)" in done.err
+    assert "gradient_accumulation_steps" not in done.err
+
+
+def test_nanogpt_is_not_told_to_sample_with_a_tokenizer_that_is_not_its_own(onecard: Any, here: Path) -> None:
+    Path("text.txt").write_text("".join(f"{number} is a number, and so is {number**3}.\n\n" for number in range(9000)))
+    bpe = ["--tokenizer=bpe", "--vocab_size=300", "--workers", "1"]
+    assert onecard("data", "prepare", "text.txt", "--out", "data/numbers", *bpe).code == 0
+    assert onecard("train", *TINY, "--dataset=numbers", "--out_dir=n").code == 0
+    done = onecard("export", "n", "--to", "nanogpt", "--out", "out")
+    assert done.code == 0
+    assert "nanoGPT's sample.py would take GPT-2's tokens" in done.err
+    assert "python sample.py" not in done.err
+    assert "python train.py --init_from=resume --out_dir=" in done.err
+    shutil.rmtree("data")
+    assert onecard("sample", "n", "--prompt", "1", "--length", "5").code == 0, "the run has its tokenizer"
+
+
 def test_mistakes_are_three_lines_and_write_nothing(onecard: Any, trained: Path) -> None:
     onecard("export", "r", "--to", "nanogpt", "--out", "out")
     mistakes = {

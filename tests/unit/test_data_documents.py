@@ -7,6 +7,7 @@ import json
 import lzma
 import random
 import sys
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,78 @@ def test_standard_input_is_known_by_its_first_bytes(monkeypatch: pytest.MonkeyPa
     ]
     assert [each.document for each in piped(b"plain text")] == [b"plain text"]
     assert piped(b"") == []
+
+
+def by_name_and_piped(folder: Path, name: str, raw: bytes, monkeypatch: pytest.MonkeyPatch) -> list[list[Read]]:
+    """What is read of a file with these bytes, and of standard input with them."""
+    (folder / name).write_bytes(raw)
+    found = []
+    for word in (str(folder / name), "-"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        (file,) = local_files(word) or []
+        found.append(list(read_documents(file)))
+    return found
+
+
+@pytest.mark.parametrize("packing", [packing for packing in PACK if packing])
+@pytest.mark.parametrize("damage", ["cut off", "broken"])
+def test_damage_is_the_same_by_name_and_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str, damage: str
+) -> None:
+    noise = random.Random(0)
+    texts = ["".join(noise.choices("abcdefghijklmnopqrstuvwxyz", k=20)) for _ in range(60)]
+    raw = PACK[packing](json_lines(texts))
+    raw = raw[:-40] if damage == "cut off" else raw[:40] + bytes(40) + raw[80:]
+    named, piped = by_name_and_piped(tmp_path, f"x.jsonl{packing}", raw, monkeypatch)
+    assert [each.document for each in named] == [each.document for each in piped]
+    assert [each.document for each in named].count(Bad.DAMAGED) == 1
+    assert named[-1].document is Bad.DAMAGED
+    if packing == ".gz" and damage == "cut off":
+        whole = [json.loads(each.document)["text"] for each in named[:-1]]
+        assert whole == texts[: len(whole)]
+        assert len(whole) > 50, "all but the lines that the cut took"
+
+
+def test_text_before_damage_is_cut_as_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = random.Random(0)
+    prose = "".join("".join(noise.choices("abcdefgh ", k=60)) + "\n" * (1 + n % 2) for n in range(3000)).encode()
+    whole = [each.document for each in by_name_and_piped(tmp_path, "x.txt", prose, monkeypatch)[0]]
+    packed = gzip.compress(prose)
+    for found in by_name_and_piped(tmp_path, "y.txt.gz", packed[: len(packed) // 2], monkeypatch):
+        kept = [each.document for each in found[:-1]]
+        assert kept == whole[: len(kept)]
+        assert len(kept) >= len(whole) // 2 - 1
+        assert found[-1].document is Bad.DAMAGED
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.txt", "x.txt.gz"])
+def test_a_mark_before_utf8_is_no_part_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    text = json_lines(TEXTS) if "json" in name else b"plain text"
+    pack = PACK[kind_of(name, alone=True)[1] or ""]
+    plain = by_name_and_piped(tmp_path, name, pack(text), monkeypatch)
+    marked = by_name_and_piped(tmp_path, name, pack(BOM_UTF8 + text), monkeypatch)
+    for ours, theirs in zip(marked, plain, strict=True):
+        assert [(each.document, each.is_json) for each in ours] == [(each.document, each.is_json) for each in theirs]
+    file = write(tmp_path, f"again-{name}", BOM_UTF8 + text)
+    for index, each in enumerate(list(read_documents(file))):
+        assert read(file, start=each.after) == [later.document for later in marked[0][index + 1 :]]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.txt"])
+def test_utf16_is_told_to_be_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, encoding: str) -> None:
+    raw = PACK[kind_of(name, alone=True)[1] or ""](json_lines(TEXTS).decode().encode(encoding))
+    for found in by_name_and_piped(tmp_path, name, raw, monkeypatch):
+        assert [each.document for each in found] == [Bad.UTF16]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_array_is_told_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None) -> None:
+    raw = json.dumps([{"text": text} for text in TEXTS], indent=indent).encode()
+    for found in by_name_and_piped(tmp_path, "x.json", raw, monkeypatch):
+        assert [each.document for each in found] == [Bad.ARRAY]
+    rows = b'["a", 1]\n["b", 2]\n'
+    assert read(write(tmp_path, "y.jsonl", rows)) == rows.splitlines(keepends=True), "lines, each of them bad"
 
 
 def test_a_missing_package_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -486,6 +486,30 @@ def test_a_validation_set_below_a_million_tokens_is_told_with_its_cure(
     assert findings_of(run(file, tmp_path / "b", Settings(tokenizer="bytes", val_share=0.05))) == ()
 
 
+@pytest.mark.parametrize(("val_words", "train_words", "is_told"), [(50, 1, True), (1, 50, True), (1, 1, False)])
+def test_a_split_far_from_its_share_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, val_words: int, train_words: int, is_told: bool
+) -> None:
+    monkeypatch.setattr("onecard.data.prepared.VAL_TOKENS", 1)
+
+    def long(number: int, words: int) -> str:
+        return f"document {number}: {'and so on, ' * 9 * words}"
+
+    def is_val(text: str) -> bool:
+        return content_hash(text.encode()) < val_threshold(0.2)
+
+    val = [text for number in range(200) if is_val(text := long(number, val_words))][:4]
+    train = [text for number in range(200) if not is_val(text := long(number, train_words))][:16]
+    prepared = run(write_lines(tmp_path / "x.jsonl", val + train), tmp_path / "a")
+    assert (prepared.counts.documents["train"], prepared.counts.documents["val"]) == (16, 4)
+    found = findings_of(prepared)
+    assert [finding.rule for finding in found] == (["split-uneven"] if is_told else [])
+    if is_told:
+        share = prepared.tokens["val"] / sum(prepared.tokens.values())
+        assert f"is {100 * share:.2g}% of the tokens, and should be 20%" in found[0].what
+        assert "only 20 of them" in found[0].why
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_many_processes_write_what_one_does(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "x.jsonl", texts(300))

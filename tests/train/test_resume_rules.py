@@ -1,0 +1,273 @@
+"""What a resumed run may change, typed or in its config.json: settings, the device, the place of its data."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
+
+from onecard.cli.main import run  # noqa: E402
+from onecard.runs.folder import load_run  # noqa: E402
+from onecard.runs.records import Start  # noqa: E402
+from onecard.train import checkpoint_files  # noqa: E402
+from onecard.train.checkpoint import IDENTITY_KEYS  # noqa: E402
+
+TINY = [
+    *("--n_layer=1", "--n_head=1", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
+    *("--gradient_accumulation_steps=2", "--warmup_iters=1", "--eval_interval=3", "--eval_iters=2"),
+    *("--max_iters=3", "--lr_decay_iters=3"),
+]
+
+
+class Said(NamedTuple):
+    """What a command answered."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def fix(self) -> list[str]:
+        """The command that an error of three lines offers."""
+        assert self.err.count("\n") == 3, self.err
+        return shlex.split(self.err.splitlines()[2].partition("fix: onecard ")[2].partition("   (")[0])
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
+    """A run of 3 updates on a small text of its own, and that text's tokens beside it."""
+    place = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(place)
+        patched.setenv("ONECARD_HOME", str(home))
+        Path("text.txt").write_text(
+            "".join(f"{number} is a number, and so is {number**3}.\n\n" for number in range(9000))
+        )
+        prepare = ["data", "prepare", "text.txt", "--out", "data/numbers", "--tokenizer=characters", "--workers", "1"]
+        assert run(prepare) == 0
+        assert run(["train", *TINY, "--dataset=numbers", "--out_dir=r"]) == 0
+    return place
+
+
+@pytest.fixture
+def trained(tmp_path: Path, home: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONECARD_HOME", str(home))
+    return Path("r")
+
+
+@pytest.fixture
+def onecard(capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: str) -> Said:
+        capsys.readouterr()
+        return Said(run(list(arguments)), *capsys.readouterr())
+
+    return call
+
+
+def edit(path: Path, **changes: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+
+
+# What config.json says otherwise than the checkpoint
+
+
+@pytest.mark.parametrize(
+    ("key", "was", "value"),
+    [
+        ("learning_rate", 2e-3, 0.5),
+        ("seed", 1337, 1),
+        ("dropout", 0.0, 0.1),
+        ("weight_decay", 0.1, 0.0),
+        ("beta1", 0.9, 0.5),
+    ],
+)
+def test_what_a_flag_may_not_change_config_json_may_not_either(
+    onecard: Any, trained: Path, key: str, was: float, value: float
+) -> None:
+    edit(trained, **{key: value})
+    said = onecard("train", "--resume", "r", "--max_iters=5")
+    assert said.code == 2
+    assert f"{key}={value} (was {was})" in said.err
+    assert "r/config.json was edited" in said.err
+    again = onecard(*said.fix, "--max_iters=5")
+    assert again.code == 0, again.err
+    assert load_run(trained).config[key] == was
+
+
+def test_another_update_is_refused_and_another_micro_batch_told(onecard: Any, trained: Path) -> None:
+    edit(trained, batch_size=8)
+    said = onecard("train", "--resume", "r", "--max_iters=5")
+    assert said.code == 2
+    assert "from 8 sequences per update to 16" in said.err
+    edit(trained, batch_size=3)
+    said = onecard("train", "--resume", "r", "--max_iters=5")
+    assert "--batch_size=4" in said.fix
+    edit(trained, batch_size=8, gradient_accumulation_steps=1)
+    said = onecard("train", "--resume", "r", "--max_iters=5")
+    assert said.code == 0, said.err
+    assert "changed since step-00000003: gradient_accumulation_steps=1 (was 2), batch_size=8 (was 4)" in said.err
+    assert [step.tokens for step in load_run(trained).steps] == [256, 512, 768, 1024, 1280]
+
+
+def test_of_many_edits_the_fix_undoes_all(onecard: Any, trained: Path) -> None:
+    edit(trained, seed=1, batch_size=3, beta2=0.5, eval_interval=2)
+    said = onecard("train", "--resume", "r", "--max_iters=5", "--seed=1337")
+    assert said.code == 2
+    done = onecard(*said.fix, "--max_iters=5")
+    assert done.code == 0, done.err
+    assert "eval_interval=2 (was 3)" in done.err
+    assert [load_run(trained).config[key] for key in ("seed", "batch_size", "beta2")] == [1337, 4, 0.99]
+
+
+def test_an_untouched_config_is_not_spoken_of(onecard: Any, trained: Path) -> None:
+    said = onecard("train", "--resume", "r", "--max_iters=5", "--lr_decay_iters=3")
+    assert said.code == 0
+    assert "has changed" not in said.err
+
+
+def test_a_checkpoint_of_an_older_version_goes_on_as_it_did(onecard: Any, trained: Path) -> None:
+    state = trained / "checkpoints" / "step-00000003" / checkpoint_files.STATE
+    content = json.loads(state.read_text())
+    del content["sha256"]
+    content["config"] = {key: content["config"][key] for key in IDENTITY_KEYS}
+    state.write_text(json.dumps(content | {"sha256": checkpoint_files._digest(content)}))
+    edit(trained, learning_rate=0.5)
+    assert onecard("train", "--resume", "r", "--max_iters=5").code == 0
+
+
+# The device
+
+
+def test_a_run_of_another_machine_goes_on_with_what_is_here(
+    onecard: Any, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    edit(trained, device="cuda")
+    text = onecard("sample", "r", "--prompt", "1", "--length", "5")
+    assert text.code == 0, text.err
+    assert "device=cuda is not here: cpu is used" in text.err
+    stuck = onecard("train", "--resume", "r", "--max_iters=5")
+    assert stuck.code == 3
+    assert "fix: --device=auto" in stuck.err
+    said = onecard("train", "--resume", "r", "--max_iters=5", "--device=auto")
+    assert said.code == 0, said.err
+    assert "device=auto (was cpu)" in said.err
+    assert load_run(trained).last_step == 5
+
+
+# The place of the data
+
+
+def test_a_run_goes_on_where_its_data_were_moved_to(onecard: Any, trained: Path) -> None:
+    Path("data/numbers").rename("elsewhere")
+    lost = onecard("train", "--resume", "r", "--max_iters=5")
+    assert lost.code == 2
+    assert "onecard train --resume r --dataset=PATH" in lost.err
+    assert "python-stdlib" not in lost.err
+    said = onecard("train", "--resume", "r", "--max_iters=5", "--dataset=elsewhere")
+    assert said.code == 0, said.err
+    assert "dataset=elsewhere (was numbers): its token files are the same" in said.err
+    assert load_run(trained).config["dataset"] == "elsewhere"
+    assert onecard("train", "--resume", "r", "--max_iters=6").code == 0, "the next part knows it"
+
+
+def test_other_token_files_are_refused_wherever_they_lie(onecard: Any, trained: Path) -> None:
+    shutil.copytree("data/numbers", "other")
+    tokens = next(Path("other").glob("*train*.bin"))
+    tokens.write_bytes(bytes(100) + tokens.read_bytes()[100:])
+    for changed in ("--dataset=other", "--dataset=python-stdlib"):
+        said = onecard("train", "--resume", "r", "--max_iters=5", changed)
+        assert (said.code, said.err.count("\n")) == (2, 3)
+        assert said.err.splitlines()[0].endswith("(was numbers)  [resume-mismatch]")
+    missing = onecard("train", "--resume", "r", "--max_iters=5", "--dataset=nowhere")
+    assert "there is no dataset nowhere" in missing.err
+    assert "--dataset=PATH" in missing.err
+
+
+def test_sampling_and_exporting_need_no_data(onecard: Any, trained: Path) -> None:
+    shutil.rmtree("data")
+    text = onecard("sample", "r", "--prompt", "1", "--length", "5")
+    assert text.code == 0, text.err
+    assert text.out.startswith("1")
+    done = onecard("export", "r", "--to", "hf", "--out", "hf")
+    assert done.code == 0
+    assert "without a tokenizer" not in done.err
+    assert Path("hf/tokenizer.json").is_file()
+
+
+# Checkpoints that are gone, folders that are not meant
+
+
+def test_a_finished_run_without_checkpoints_begins_again(onecard: Any, trained: Path) -> None:
+    shutil.rmtree(trained / "checkpoints")
+    lost = onecard("sample", "r")
+    assert (lost.code, lost.err.count("\n")) == (2, 3)
+    assert "gone" in lost.err
+    said = onecard(*lost.fix)
+    assert said.code == 0, said.err
+    assert "begins again at step 0" in said.err
+    again = load_run(trained)
+    assert [step.step for step in again.steps] == [1, 2, 3]
+    assert [checkpoint.step for checkpoint in again.checkpoints] == [3]
+
+
+@pytest.mark.parametrize("flag", ["--out_dir=x", "--init_from=gpt2"])
+def test_another_run_beside_resume_is_refused(onecard: Any, trained: Path, flag: str) -> None:
+    said = onecard("train", "--resume", "r", "--max_iters=5", flag)
+    assert (said.code, said.err.count("\n")) == (2, 3)
+    assert f"{flag} would be ignored" in said.err
+    assert onecard("train", "--resume", "r", "--max_iters=4", "--out_dir=./r").code == 0
+    starts = [record for record in load_run(trained).history.records if isinstance(record, Start)]
+    assert len(starts) == 2
+
+
+# Another vocabulary
+
+
+def test_a_run_is_not_fine_tuned_on_tokens_of_another_tokenizer(onecard: Any, trained: Path) -> None:
+    tuned = [flag for flag in TINY if "n_" not in flag and "block" not in flag]
+    said = onecard("train", *tuned, "--init_from=r", "--dataset=python-stdlib", "--out_dir=other")
+    assert (said.code, said.err.count("\n")) == (2, 3), said.err
+    assert "[other-tokenizer]" in said.err
+    assert "characters (25)" in said.err
+    assert "bytes (256)" in said.err
+    assert not Path("other").exists()
+    same = onecard("train", *tuned, "--init_from=r", "--dataset=numbers", "--out_dir=same")
+    assert same.code == 0, same.err
+    assert "vocabulary" not in same.err
+    assert "began from r" in same.out
+    assert "resumed" not in same.out
+
+
+def test_where_a_tokenizer_is_not_known_a_much_smaller_vocabulary_is_told(onecard: Any, trained: Path) -> None:
+    big = onecard("train", *TINY, "--vocab_size=1000", "--dataset=numbers", "--out_dir=big")
+    assert big.code == 0
+    (Path("big") / "vocabulary.json").unlink()
+    edit(Path("big"), dataset="gone")
+    tuned = [flag for flag in TINY if "n_" not in flag and "block" not in flag]
+    said = onecard("train", *tuned, "--init_from=big", "--dataset=numbers", "--out_dir=other")
+    assert said.code == 0, said.err
+    assert "numbers has a vocabulary of 25, and big was trained with 1,000" in said.err
+
+
+def test_a_loss_that_is_no_number_at_the_end_is_told_with_its_first_step(onecard: Any, trained: Path) -> None:
+    fatal = ["--learning_rate=1e10", "--grad_clip=0", "--warmup_iters=0", "--max_iters=5", "--decay_lr=False"]
+    said = onecard("train", *TINY, *fatal, "--dataset=numbers", "--out_dir=d")
+    assert said.code == 2
+    first = next(step.step for step in load_run("d").steps if not math.isfinite(step.loss))
+    assert f"the loss is no number any more, since step {first}  [diverged]" in said.err
