@@ -178,6 +178,24 @@ def trainer_stdout(*, steps: int = 1000, every: int = 100, quoted: bool = False)
     return lines
 
 
+def trainer_lines(
+    *, steps: int = 10_000, every: int = 500, epochs: float = 3.0, end: bool = True, evaluations: bool = True
+) -> list[str]:
+    """The same without what it prints at the start: nothing tells the steps but the last line."""
+    lines = []
+    for step in range(every, steps + 1, every):
+        epoch = f"'epoch': {epochs * step / steps:.2f}}}"
+        lines.append(f"{{'loss': {smooth_loss(step):.4f}, 'grad_norm': 1.1, 'learning_rate': 5e-05, {epoch}")
+        if evaluations:
+            lines.append(f"{{'eval_loss': {smooth_loss(step):.4f}, 'eval_runtime': 6.0, {epoch}")
+    if end:
+        lines.append(
+            f"{{'train_runtime': 3600.0, 'train_samples_per_second': 22.2, 'train_steps_per_second': "
+            f"{steps / 3600:.3f}, 'train_loss': 3.7, 'epoch': {epochs}}}"
+        )
+    return lines
+
+
 def trainer_state(*, steps: int = 1000, every: int = 100) -> str:
     """Hugging Face Trainer's trainer_state.json."""
     history: list[dict[str, float]] = []

@@ -34,7 +34,7 @@ class Facts:
     evaluation_share: float | None  # of all time
     evaluation_noise: float | None  # standard deviation of one validation loss from the next
     sampling_error: float | None  # recorded, over the windows: shared by evaluations that read the same ones
-    last_step: int | None
+    last_step: int | None  # None too where nothing tells the steps: then records only have their order
     tokens: int | None
     seconds: float | None  # so far
     steps_to_go: int | None  # of a run that has ended: what a resume would have to do

@@ -19,13 +19,14 @@ from onecard.doctor.curves import (
     read_at,
     same_windows,
 )
-from onecard.doctor.evidence import ASSUMED_NOISE, from_scratch
+from onecard.doctor.evidence import ASSUMED_NOISE, finite, from_scratch, loss_of, lost_at, no_number, place
 from onecard.doctor.facts import make_case
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import predict_nanogpt
 from onecard.plan.precision import settled
 from onecard.runs.folder import Run
 from onecard.runs.logged import LoggedRun, logged_run
+from onecard.runs.records import Eval, Step
 
 SPEED_NOISE = 0.01  # of a measured speed: clocks and other programs; a rule of thumb
 BEYOND_NOISE = 2.0  # standard deviations of a difference that count as one
@@ -104,10 +105,11 @@ class Comparison:
 def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = None) -> Comparison:
     """The comparison of runs: folders as `load_run` gives them, logs as they were read, or cases with their config."""
     cases = tuple(_case(run, card) for run in runs)
-    measure = common_measure(cases)
+    tokens_differ = different_tokens(cases)
+    measure = common_measure(cases, same_tokens=tokens_differ is None)
     same = same_windows(cases)
     curves = tuple(loss_curve(case, measure, same_windows=same) for case in cases) if measure else ()
-    cautions = tuple(_cautions(cases, measure, curves))
+    cautions = tuple(_cautions(cases, measure, curves, tokens_differ))
     comparable = not any(caution.startswith(_NOT_COMPARABLE) for caution in cautions)
     by_tokens, by_seconds = _at_equal(curves, "tokens"), _at_equal(curves, "seconds")
     return Comparison(
@@ -117,7 +119,7 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
         config_diff=_config_diff(cases),
         at_equal_tokens=by_tokens if comparable else (),
         at_equal_seconds=by_seconds if comparable else (),
-        passings=_passings(curves) if comparable else (),
+        passings=_passings(cases, curves) if comparable else (),
         winners=_winners(cases, measure, curves if comparable else (), by_tokens, by_seconds, comparable=comparable),
         predicted_process_bytes=tuple(_predicted_bytes(case) for case in cases),
         alone=_alone(cases),
@@ -202,13 +204,15 @@ def _winners(
     return winners
 
 
-def _passings(curves: Sequence[Curve]) -> tuple[Passing, ...]:
-    """For each pair in which one ends lower, when it passed the other's end."""
+def _passings(cases: Sequence[Case], curves: Sequence[Curve]) -> tuple[Passing, ...]:
+    """For each pair in which one ends lower, when it passed the other's end; unsaid where nothing tells its steps."""
     found = []
     for passed, curve in enumerate(curves):
         for passer, other in enumerate(curves):
             end = curve.end
             if passer == passed or curve.lost or other.lost or other.end.loss >= end.loss:
+                continue
+            if not cases[passer].run.steps_told:
                 continue
             if crossing := passes(other, Reading(loss=end.loss, noise=curve.point_noise)):
                 at = crossing.point
@@ -250,20 +254,34 @@ _NOT_COMPARABLE = "the losses do not compare"
 _LETTERS_BEGIN_BELOW, _WORD_PARTS_BEGIN_ABOVE = 8.0, 9.0
 
 
-def _cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[Curve]) -> list[str]:
+def _cautions(
+    cases: Sequence[Case], measure: Measure | None, curves: Sequence[Curve], tokens_differ: str | None
+) -> list[str]:
     """What a reader must know before believing the losses."""
     if measure is None:
         return ["the runs have no loss in common: nothing is said about which is better"]
-    said = [] if measure == "bits_per_byte" else list(_vocabularies(cases))
-    contexts, datasets = _stated(cases, "block_size"), _stated(cases, "dataset")
-    if len(contexts) > 1:
-        said.append(f"the context lengths differ ({', '.join(contexts)}): a longer one lowers the loss by itself")
+    names = _names(cases)
+    said = []
+    if tokens_differ and measure == "bits_per_byte":
+        said.append(
+            f"{tokens_differ}: compared in bits per byte of the text, which the tokenizer does not change; equal "
+            "tokens are not equal text"
+        )
+    elif tokens_differ:
+        said.append(f"{_NOT_COMPARABLE}: they are nats per token, and {tokens_differ}")
+    said += _contexts(cases, measure)
+    datasets = _stated(cases, "dataset")
     if len(datasets) > 1:
         said.append(f"the data differ ({', '.join(datasets)}): a loss is of its own validation set")
-    said += _lost(cases, curves)
+    said += _lost(cases, curves, names)
+    said += [
+        f"no line of {name} tells its step: nothing is said about equal tokens or hours"
+        for name, case in zip(names, cases, strict=True)
+        if not case.run.steps_told
+    ]
     if measure == "train_loss":
         said.append("not all runs evaluated: training losses are compared, as medians of 20 steps")
-    assumed = [case.run.source for case, curve in zip(cases, curves, strict=True) if not curve.noise_known]
+    assumed = [name for name, curve in zip(names, curves, strict=True) if not curve.noise_known]
     if assumed:
         said.append(
             f"too few evaluations to see their noise in {', '.join(assumed)}: {ASSUMED_NOISE:g} is assumed, as of "
@@ -272,14 +290,55 @@ def _cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[C
     return said
 
 
-def _lost(cases: Sequence[Case], curves: Sequence[Curve]) -> Iterator[str]:
-    """Which runs ended with a loss that is no number."""
-    for case, curve in zip(cases, curves, strict=True):
-        if curve.lost:
-            before = "none before is finite"
-            if curve.points:
-                before = f"the last finite one is {curve.points[-1].loss:.4f} at step {curve.points[-1].step:,}"
-            yield f"the loss of {case.run.source} is {curve.end.loss} from step {curve.lost.step:,} on; {before}"
+def _names(cases: Sequence[Case]) -> list[str]:
+    """The runs by their sources; of a source that holds several, `train.log (its run 2)`."""
+    sources = [case.run.source for case in cases]
+    return [
+        source if sources.count(source) == 1 else f"{source} (its run {sources[: run + 1].count(source)})"
+        for run, source in enumerate(sources)
+    ]
+
+
+def _contexts(cases: Sequence[Case], measure: Measure) -> Iterator[str]:
+    """That losses were not measured over the same number of tokens of context."""
+    trained = [_context(case) for case in cases]
+    read = [{found.block_size or context for found in case.evals} for case, context in zip(cases, trained, strict=True)]
+    if measure == "train_loss":
+        read = [{context} for context in trained]
+    lengths = {length for each in read for length in each if length is not None}
+    if len(lengths) < 2:
+        return
+    told = ", ".join(f"{length:,}" for length in sorted(lengths))
+    if all(each == {context} for each, context in zip(read, trained, strict=True)):
+        yield f"the context lengths differ ({told}): a longer one lowers the loss by itself"
+    else:
+        yield (
+            f"{_NOT_COMPARABLE}: the contexts they were evaluated over differ ({told} tokens: eval_block_size), and a "
+            "longer one lowers the loss by itself"
+        )
+
+
+def _context(case: Case) -> int | None:
+    length = _known(case).get("block_size")
+    return length if isinstance(length, int) else None
+
+
+def _lost(cases: Sequence[Case], curves: Sequence[Curve], names: Sequence[str]) -> Iterator[str]:
+    """Which runs ended with a loss that is no number, and since when: as the doctor's rule loss-nan has it."""
+    for case, curve, name in zip(cases, curves, names, strict=True):
+        records: list[Step | Eval] = [*case.steps, *case.evals]
+        loss, lost = "loss", lost_at(case)
+        if lost is None and curve.lost:  # the training losses stay finite, and evaluations alone are lost
+            records, loss = list(case.evals), "validation loss"
+            lost = next(found for found in case.evals if found.step == curve.lost.step)
+        if lost is None:
+            continue
+        good = [record for record in records if record.step < lost.step and finite(record)]
+        last = max(good, key=lambda record: record.step, default=None)
+        before = (
+            f"the last finite one is {loss_of(last):.4f} at {place(case, last)}" if last else "none before is finite"
+        )
+        yield f"the {loss} of {name} is {no_number(lost)} from {place(case, lost)} on; {before}"
 
 
 def _untrained_loss(case: Case) -> float | None:
@@ -294,17 +353,15 @@ def _untrained_loss(case: Case) -> float | None:
     return next((loss for loss in (*evaluated, *trained) if loss is not None and math.isfinite(loss)), None)
 
 
-def _vocabularies(cases: Sequence[Case]) -> Iterator[str]:
-    """That the tokens are not the same, by what is stated or by where untrained models begin."""
+def different_tokens(cases: Sequence[Case]) -> str | None:
+    """That the tokens are not the same, by what is stated or by where untrained models begin; None if they may be."""
     sizes = _stated(cases, "vocab_size")
     begins = [loss for case in cases if (loss := _untrained_loss(case)) is not None]
     if len(sizes) > 1:
-        yield f"{_NOT_COMPARABLE}: they are nats per token, and the vocabularies differ ({', '.join(sizes)})"
-    elif begins and min(begins) < _LETTERS_BEGIN_BELOW and max(begins) > _WORD_PARTS_BEGIN_ABOVE:
-        yield (
-            f"{_NOT_COMPARABLE}: they are nats per token, and begin at {min(begins):.1f} and {max(begins):.1f}: "
-            "the vocabularies cannot be the same"
-        )
+        return f"the vocabularies differ ({', '.join(sizes)})"
+    if begins and min(begins) < _LETTERS_BEGIN_BELOW and max(begins) > _WORD_PARTS_BEGIN_ABOVE:
+        return f"the losses begin at {min(begins):.1f} and {max(begins):.1f}: the vocabularies cannot be the same"
+    return None
 
 
 def _stated(cases: Sequence[Case], key: str) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import fmean, median
 from typing import Literal
 
@@ -61,9 +61,13 @@ class Curve:
         return _place(self.end, axis)
 
 
-def common_measure(cases: Sequence[Case]) -> Measure | None:
-    """What all runs measured: validation loss if possible, else bits per byte, else the loss of training."""
-    for measure in ("val_loss", "bits_per_byte", "train_loss"):
+def common_measure(cases: Sequence[Case], *, same_tokens: bool = True) -> Measure | None:
+    """What all runs measured: validation loss if possible, else bits per byte, else the loss of training.
+
+    Bits per byte come first where the tokens are not the same: those compare all the same.
+    """
+    order: tuple[Measure, ...] = ("val_loss", "bits_per_byte", "train_loss")
+    for measure in order if same_tokens else ("bits_per_byte", "val_loss", "train_loss"):
         if all(len(_values(case, measure)) > 0 for case in cases):
             return measure
     return None
@@ -75,10 +79,11 @@ def loss_curve(case: Case, measure: Measure, *, same_windows: bool = False) -> C
     `same_windows`: the curve beside it was measured on the same ones, and what these few windows are is no difference.
     """
     clock = _clock(case)
+    each = case.facts.tokens_per_step if case.run.steps_told else None
     logged = [
         Point(
             step=step,
-            tokens=step * case.facts.tokens_per_step if case.facts.tokens_per_step else None,
+            tokens=step * each if each else None,
             seconds=clock(step),
             loss=loss,
         )
@@ -206,8 +211,9 @@ def _place(point: Point, axis: Axis) -> float | None:
 def _values(case: Case, measure: Measure) -> list[tuple[int, float]]:
     """Steps and losses of a measure, whether or not they are finite."""
     if measure == "train_loss":
-        lost = [(step.step, step.loss) for step in case.steps[-1:] if not math.isfinite(step.loss)]
-        return [*_medians([step for step in case.steps if math.isfinite(step.loss)]), *lost]
+        odd = list(takewhile(lambda step: not math.isfinite(step.loss), reversed(case.steps)))
+        lost = {step.step: step.loss for step in (*odd[-1:], *odd[:1])}  # where it is lost, and where it ends
+        return [*_medians([step for step in case.steps if math.isfinite(step.loss)]), *lost.items()]
     pairs = [(record.step, getattr(record, measure)) for record in case.evals]
     return [(step, loss) for step, loss in pairs if loss is not None]
 
@@ -228,7 +234,7 @@ def _clock(case: Case) -> Callable[[int], float | None]:
         seconds = elapsed_seconds(record)
         if isinstance(seconds, float) and math.isfinite(seconds) and (not counted or record.step > counted[-1][0]):
             counted.append((record.step, seconds))
-    usual = case.facts.seconds_per_step
+    usual = case.facts.seconds_per_step if case.run.steps_told else None
 
     def clock(step: int) -> float | None:
         if counted:

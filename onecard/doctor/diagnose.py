@@ -12,7 +12,7 @@ from onecard import units
 from onecard.config.resolve import Resolved, resolve
 from onecard.config.schema import KEYS, RunConfig
 from onecard.doctor.case import Case, DataSizes
-from onecard.doctor.evidence import pairs, vals
+from onecard.doctor.evidence import pairs, place, vals
 from onecard.doctor.facts import make_case
 from onecard.doctor.predict import Forecast, predict_end
 from onecard.doctor.repair import PLANNED, Repair, folder_of, repaired, trainer_of
@@ -211,6 +211,8 @@ def _unknown(case: Case) -> Iterator[str]:
         yield "the config (--config)"
     if case.card is None:
         yield "the card (--gpu)"
+    if not case.run.steps_told:
+        yield "the steps (no line of the log tells its own)"
     if case.data.train_tokens is None:
         yield "the size of the data (--data or --train_tokens)"
 
@@ -223,11 +225,11 @@ def _evidence(case: Case) -> Iterator[str]:
     evaluated = vals(case)
     if len(evaluated) > 1:
         best, loss = min(evaluated, key=lambda pair: pair[1])
-        where = "the last evaluation" if best is case.facts.last_val else f"step {best.step:,}"
+        where = "the last evaluation" if best is case.facts.last_val else place(case, best)
         yield f"val goes from {evaluated[0][1]:.4f} to {evaluated[-1][1]:.4f}, best {loss:.4f} at {where}"
     both = pairs(case)
     if both and both[-1][0].train_loss is not None:
-        where = "the last evaluation" if both[-1][0] is case.facts.last_val else f"step {both[-1][0].step:,}"
+        where = "the last evaluation" if both[-1][0] is case.facts.last_val else place(case, both[-1][0])
         yield f"val - train is {both[-1][2] - both[-1][1]:+.4f} at {where}"
     moving = trend(case)
     if moving and moving.gain > 0:

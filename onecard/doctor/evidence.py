@@ -76,6 +76,11 @@ def shown(record: Step | Eval) -> str:
     return f"step {record.step:,}: " + ", ".join(f"{n} loss {v:.4f}" for n, v in losses if v is not None)
 
 
+def place(case: Case, record: Step | Eval) -> str:
+    """`step 1,200`; where nothing tells the steps, how many losses the log had until then: `logged loss 12`."""
+    return f"{'step' if case.run.steps_told else 'logged loss'} {record.step:,}"
+
+
 def messages(case: Case, kind: str) -> list[Message]:
     """What the log says of one kind."""
     return [message for message in case.run.messages if message.kind == kind]
@@ -109,6 +114,36 @@ def pairs(case: Case) -> list[tuple[Eval, float, float]]:
         if train is not None and math.isfinite(train):
             found.append((evaluation, train, val))
     return found
+
+
+def lost_at(case: Case) -> Step | Eval | None:
+    """The first of the training losses or evaluations without a finite loss that the run ended with; None if its
+    training losses are finite to the end. What an evaluation says of weights that are lost does not count."""
+    last_finite = max((step.step for step in case.steps if finite(step)), default=-1)
+    evaluated = max((e.step for e in case.evals if finite(e)), default=-1)
+    found: list[Step | Eval] = [step for step in case.steps if step.step > last_finite]
+    found += [e for e in case.evals if e.step > max(last_finite, evaluated)]
+    return min(found, key=lambda record: record.step, default=None)
+
+
+def finite(record: Step | Eval) -> bool:
+    """Whether all losses of a record are numbers."""
+    return all(map(math.isfinite, _losses(record)))
+
+
+def no_number(record: Step | Eval) -> str:
+    """What a loss that is no number is instead."""
+    return "nan" if any(map(math.isnan, _losses(record))) else "infinite"
+
+
+def _losses(record: Step | Eval) -> list[float]:
+    every = (record.loss,) if isinstance(record, Step) else (record.val_loss, record.train_loss, record.bits_per_byte)
+    return [loss for loss in every if loss is not None]
+
+
+def loss_of(record: Step | Eval) -> float:
+    """The loss that a record is about: of an evaluation that on validation data, if it has one."""
+    return next(iter(_losses(record)), math.nan)
 
 
 def noise(case: Case) -> float:

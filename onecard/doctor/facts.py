@@ -31,8 +31,9 @@ def make_case(
     resolved = config_under_log(config, run) if config else config_in_log(run)
     card = card or card_in_log(run)
     tokens_per_step = _tokens_per_step(run, resolved)
-    steps = tuple(_with_tokens(r, tokens_per_step) for r in run.records if isinstance(r, Step))
-    evals = tuple(_with_tokens(r, tokens_per_step) for r in run.records if isinstance(r, Eval))
+    each = tokens_per_step if run.steps_told else None
+    steps = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Step))
+    evals = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Eval))
     return Case(
         run=run,
         resolved=resolved,
@@ -72,15 +73,16 @@ def _facts(
     params, params_total = _params(run, resolved)
     times = step_times(run, resolved, steps, evals)
     records: tuple[Step | Eval, ...] = (*steps, *evals)
-    seconds_per_step = median(times.plain) if times.plain else _stated_seconds_per_step(run, records)
+    evaluating = sum(record.seconds or 0.0 for record in evals)
+    seconds_per_step = median(times.plain) if times.plain else _stated_seconds_per_step(run, records, evaluating)
     tokens_per_second = _tokens_per_second(steps, tokens_per_step, seconds_per_step)
     flops_per_token = _flops_per_token(run, resolved, params)
     mfu = None
     if tokens_per_second and flops_per_token and card and card.peak_flops:
         mfu = flops_per_token * tokens_per_second / (card.peak_flops * (run.world_size or 1))
-    last_step = max((record.step for record in records), default=None)
+    last_step = max((record.step for record in records), default=None) if run.steps_told else None
     evaluation_seconds = median(times.evaluations) if times.evaluations else None
-    seconds = _seconds(records, last_step, seconds_per_step)
+    seconds = _seconds(run, records, last_step, seconds_per_step, evaluating)
     validated = [record for record in evals if validation(record) is not None]
     finite = [record for record in validated if math.isfinite(validation(record) or 0.0)]
     steps_to_go = max(0, max_iters - last_step) if (max_iters := _max_iters(run, resolved)) and last_step else None
@@ -180,14 +182,24 @@ def _flops_per_token(run: LoggedRun, resolved: Resolved | None, params: int | No
     return 6 * params + 12 * L * C * T
 
 
-def _stated_seconds_per_step(run: LoggedRun, records: Sequence[Step | Eval]) -> float | None:
-    """A program's own average, where it prints no time of single steps."""
+def _stated_seconds_per_step(run: LoggedRun, records: Sequence[Step | Eval], evaluating: float) -> float | None:
+    """A program's own average, where it prints no time of single steps; one of the whole run has `evaluating` in it."""
     stated = [seconds for record in records if isinstance(seconds := record.more.get("seconds_per_step"), float)]
-    return stated[-1] if stated else run.printed_seconds_per_step
+    if stated:
+        return stated[-1]
+    whole, average = run.printed_seconds, run.printed_seconds_per_step
+    return average * (whole - evaluating) / whole if whole and average and whole > evaluating else average
 
 
-def _seconds(records: Sequence[Step | Eval], last_step: int | None, seconds_per_step: float | None) -> float | None:
-    """Seconds of training: as counted by the program, else steps times the usual step."""
+def _seconds(
+    run: LoggedRun,
+    records: Sequence[Step | Eval],
+    last_step: int | None,
+    seconds_per_step: float | None,
+    evaluating: float,
+) -> float | None:
+    """Seconds of training: as counted by the program, else all but those of evaluation, else steps times the usual
+    step."""
     elapsed = [
         seconds
         for record in records
@@ -195,6 +207,8 @@ def _seconds(records: Sequence[Step | Eval], last_step: int | None, seconds_per_
     ]
     if elapsed:
         return max(elapsed)
+    if run.printed_seconds is not None:
+        return max(0.0, run.printed_seconds - evaluating)
     return last_step * seconds_per_step if last_step is not None and seconds_per_step else None
 
 

@@ -1,8 +1,9 @@
 """Where a run that still goes will end: final loss and finishing time, as ranges.
 
-The scaling law gives the slope, the run's own last three evaluations the height: L(D) = law(N, D) + offset. On five
-real runs cut at 30, 50 and 70 % this missed the final loss by −0.06 to +0.04 nats; of one whose learning rate stays
-high and falls only at the end, by up to +0.10, as what the fall brings is not yet to be seen. Nats of different
+The scaling law gives the slope, the run's own last three evaluations the height: L(D) = law(N, D) + offset. Those of
+the beginning do not count, which lie far above the law. The less of a run is seen, the further the height still moves:
+the range widens, and what the plan of the same config says weighs more; before three evaluations count, the plan speaks
+alone. How often the range held the final loss of real runs cut short stands in docs/explain/logs.md. Nats of different
 tokenizers do not compare.
 """
 
@@ -14,14 +15,19 @@ from itertools import pairwise
 from statistics import median, quantiles
 
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import known, noise, of_words, planned_steps, vals
-from onecard.plan.loss import law
+from onecard.doctor.evidence import from_scratch, known, noise, of_words, planned_steps, vals
+from onecard.doctor.facts import step_times
+from onecard.doctor.repair import SHAPE
+from onecard.plan.loss import SETTLED_STEPS, forecast_loss, law
 from onecard.plan.ranges import Range
+from onecard.runs.records import Eval
 
 LAST_EVALUATIONS = 3
 SPREAD = 0.06  # nats, from 30 % of the run on
 LATE_FALL = 0.06  # nats more that a rate which falls only at the end may bring
-EARLY = 0.3  # share of the run before which fewer runs were looked at, and the range is twice as wide
+EARLY = 0.3  # share of the run before which the range widens as the share shrinks
+BEGINNING = 0.15  # of a run too short for SETTLED_STEPS
+PLAN_KEYS = (*SHAPE, "batch_size", "gradient_accumulation_steps", "max_iters", "dataset")
 STEADY = 0.02  # a step time nobody disturbs still varies by this share
 
 
@@ -40,52 +46,90 @@ def predict_end(case: Case) -> Forecast | None:
     last, planned = case.facts.last_step, planned_steps(case)
     if last is None or planned is None or not 0 < last < planned:
         return None
-    loss = _final_loss(case, planned)
-    why = "scaling law through the last three evaluations" if loss else "no forecast of the loss: " + _missing(case)
+    loss, basis = _final_loss(case, planned)
     return Forecast(
-        steps_to_go=planned - last, final_loss=loss, seconds_to_go=_seconds_to_go(case, planned - last), basis=why
+        steps_to_go=planned - last, final_loss=loss, seconds_to_go=_seconds_to_go(case, planned - last), basis=basis
     )
 
 
 def loss_at(case: Case, step: int) -> float | None:
     """The likely validation loss at a later step; None where the law says nothing about this run."""
     params, step_tokens = case.facts.params_total, case.facts.tokens_per_step
-    last = vals(case)[-LAST_EVALUATIONS:]
+    last = _settled(case)[-LAST_EVALUATIONS:]
     if not of_words(case) or params is None or step_tokens is None or len(last) < LAST_EVALUATIONS:
-        return None
-    if last[0][0].step <= 0:
         return None
     offset = median(val - law(params, evaluation.step * step_tokens) for evaluation, val in last)
     return law(params, step * step_tokens) + offset
 
 
-def _final_loss(case: Case, planned: int) -> Range | None:
+def _settled(case: Case) -> list[tuple[Eval, float]]:
+    """Evaluations after the beginning, where runs lie up to 1.2 nats above the law."""
+    config, planned = known(case, "warmup_iters"), planned_steps(case)
+    warmup = config.warmup_iters if config and config.decay_lr else 0
+    beginning = min(SETTLED_STEPS, BEGINNING * planned) if planned else SETTLED_STEPS
+    return [pair for pair in vals(case) if pair[0].step >= max(1, beginning, 2 * warmup)]
+
+
+def _final_loss(case: Case, planned: int) -> tuple[Range | None, str]:
+    """The loss at the end, and what that rests on; or why there is none."""
+    seen, told = _by_evaluations(case, planned), _by_plan(case)
+    if seen is None:
+        if told is None:
+            return None, "no forecast of the loss: " + _missing(case)
+        return told, f"the plan's scaling law, until {LAST_EVALUATIONS} evaluations after the beginning are there"
+    basis = "scaling law through the last three evaluations"
+    if told is None or not (told.low <= seen.high and seen.low <= told.high):
+        return seen, basis  # the run itself is the better witness
+    return _together(seen, told), f"{basis}, and the plan of this config"
+
+
+def _by_evaluations(case: Case, planned: int) -> Range | None:
     likely = loss_at(case, planned)
     if likely is None:
         return None
-    spread = SPREAD if (case.facts.last_step or 0) >= EARLY * planned else 2 * SPREAD
-    spread = math.hypot(spread, noise(case) / math.sqrt(LAST_EVALUATIONS))
+    share = _settled(case)[-1][0].step / planned
+    spread = math.hypot(SPREAD * max(1.0, EARLY / share), noise(case) / math.sqrt(LAST_EVALUATIONS))
     config = known(case, "schedule", "decay_lr")
     cosine = config is not None and config.schedule == "cosine" and config.decay_lr
     return Range(low=likely - spread - (0 if cosine else LATE_FALL), likely=likely, high=likely + spread)
 
 
+def _by_plan(case: Case) -> Range | None:
+    """What the plan says of the config; None if that is not known, the law is stretched, or the run better."""
+    config = known(case, *PLAN_KEYS)
+    if config is None or not from_scratch(case) or not of_words(case):
+        return None
+    forecast = forecast_loss(config)
+    if forecast is None or forecast.caution or any(val < forecast.final.low for _, val in vals(case)):
+        return None
+    return forecast.final
+
+
+def _together(seen: Range, told: Range) -> Range:
+    """Both weighed by their widths. The range is no narrower than the narrower one: they share the law."""
+    weights = [1 / (each.high - each.low) ** 2 for each in (seen, told)]
+    likely = (seen.likely * weights[0] + told.likely * weights[1]) / sum(weights)
+    narrower = min(seen, told, key=lambda each: each.high - each.low)
+    below, above = narrower.likely - narrower.low, narrower.high - narrower.likely
+    return Range(low=likely - below, likely=likely, high=likely + above)
+
+
 def _missing(case: Case) -> str:
-    if len(vals(case)) < LAST_EVALUATIONS + 1:
-        return f"fewer than {LAST_EVALUATIONS} evaluations after the first"
+    if len(_settled(case)) < LAST_EVALUATIONS:
+        return f"fewer than {LAST_EVALUATIONS} evaluations after the beginning"
     if case.facts.params_total is None or case.facts.tokens_per_step is None:
         return "the number of parameters or of tokens per update is not known"
     return "the scaling law speaks of words' parts, and this vocabulary is another or not known"
 
 
 def _seconds_to_go(case: Case, steps_to_go: int) -> Range | None:
-    """Updates like those so far, and their evaluations. The range is that of the middle half of the step times, and at
-    least ±2 %."""
+    """Updates like those so far, and their evaluations. The range is that of the middle half of the times of steps
+    without evaluation, and at least ±2 %."""
     step_seconds = case.facts.seconds_per_step
     if not step_seconds:
         return None
     low = high = STEADY
-    times = [step.seconds for step in case.steps if step.seconds is not None and step.seconds > 0]
+    times = step_times(case.run, case.resolved, case.steps, case.evals).plain
     if len(times) >= 8:
         quarter, _, three_quarters = quantiles(times, n=4)
         low = min(0.9, max(low, 1 - quarter / step_seconds))

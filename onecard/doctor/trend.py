@@ -38,8 +38,11 @@ class Trend:
 def trend(case: Case) -> Trend | None:
     """The line of validation loss on the logarithm of tokens, through the last quarter but at least six evaluations.
 
-    None with fewer. Steps serve where tokens are not known: a doubling of one is a doubling of the other.
+    None with fewer, or where nothing tells the steps. Steps serve where tokens are not known: a doubling of one is a
+    doubling of the other.
     """
+    if not case.run.steps_told:
+        return None
     found = [(evaluation, val) for evaluation, val in vals(case) if evaluation.step > 0]
     last = found[-max(LEAST_EVALUATIONS, round(LAST_SHARE * len(found))) :]
     if len(last) < LEAST_EVALUATIONS:

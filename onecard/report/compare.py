@@ -93,6 +93,8 @@ def _figures(comparison: Comparison) -> Table:
         table.add_row(f"final {measure}", *ends, _better(comparison, FINAL[comparison.measure]))
         noises = [f"± {curve.point_noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
         table.add_row("  noise of one evaluation", *noises, "")
+    if comparison.measure == "val_loss" and any(map(_bits, comparison.cases)):
+        table.add_row("final bits per byte", *(_bits(case) or "?" for case in comparison.cases), "")
     return table
 
 
@@ -118,6 +120,11 @@ def _whole(value: float | None) -> str | None:
 
 def _mib(size_bytes: int | None) -> str | None:
     return None if size_bytes is None else units.mib(size_bytes)
+
+
+def _bits(case: Case) -> str | None:
+    last = case.facts.last_val
+    return f"{last.bits_per_byte:.4f}" if last and last.bits_per_byte is not None else None
 
 
 def _duration(seconds: float | None) -> str | None:

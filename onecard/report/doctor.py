@@ -10,7 +10,7 @@ from rich.text import Text
 
 from onecard import units
 from onecard.doctor.diagnose import Diagnosis
-from onecard.doctor.evidence import noise, planned_steps
+from onecard.doctor.evidence import noise, place, planned_steps
 from onecard.doctor.explain import Explanation
 from onecard.findings import Finding, Severity
 from onecard.plan.ranges import Range
@@ -99,7 +99,7 @@ def summary_lines(diagnosis: Diagnosis) -> Iterator[Line]:
         model.append(f"{facts.tokens_per_step:,} tokens per update")
     if model:
         yield "model", ", ".join(model)
-    if facts.last_step is not None:
+    if facts.last_step is not None or not case.run.steps_told:
         yield "so far", _so_far(diagnosis)
     if facts.seconds_per_step or facts.tokens_per_second:
         yield "speed", ", ".join(_speed(diagnosis)) + " (measured)"
@@ -108,15 +108,18 @@ def summary_lines(diagnosis: Diagnosis) -> Iterator[Line]:
     elif case.steps:
         yield (
             "loss",
-            f"{case.steps[-1].loss:.4f} at step {case.steps[-1].step:,} (training; no evaluation is in the log)",
+            f"{case.steps[-1].loss:.4f} at {place(case, case.steps[-1])} (training; no evaluation is in the log)",
         )
     if diagnosis.forecast:
         yield "forecast", _forecast(diagnosis)
 
 
 def _so_far(diagnosis: Diagnosis) -> str:
-    facts, planned = diagnosis.case.facts, planned_steps(diagnosis.case)
-    told = f"step {facts.last_step:,}" + (f" of {planned:,}" if planned else "")
+    case, facts, planned = diagnosis.case, diagnosis.case.facts, planned_steps(diagnosis.case)
+    if facts.last_step is None:
+        told = f"{len(case.steps):,} logged losses, {len(case.evals):,} evaluations; no line tells its step"
+    else:
+        told = f"step {facts.last_step:,}" + (f" of {planned:,}" if planned else "")
     if facts.tokens is not None:
         told += f", {units.count(facts.tokens)} tokens"
         size = facts.params_total or facts.params
@@ -146,11 +149,11 @@ def _loss(diagnosis: Diagnosis) -> str:
     facts = diagnosis.case.facts
     assert facts.last_val
     last, best = facts.last_val, facts.best_val
-    told = f"val {last.val_loss:.4f} at step {last.step:,}"
+    told = f"val {last.val_loss:.4f} at {place(diagnosis.case, last)}"
     if last.train_loss is not None:
         told += f", train {last.train_loss:.4f}"
     if best and best.val_loss is not None and best.step != last.step:
-        told += f"; best {best.val_loss:.4f} at step {best.step:,}"
+        told += f"; best {best.val_loss:.4f} at {place(diagnosis.case, best)}"
     if facts.evaluation_noise is not None:
         told += f"; one evaluation is good to ± {noise(diagnosis.case):.2g}"
     if facts.sampling_error is not None and facts.sampling_error != facts.evaluation_noise:
@@ -196,7 +199,7 @@ def _print_finding(finding: Finding, console: Console) -> None:
     console.print(Text.assemble((finding.severity, STYLES[finding.severity]), ": ", "\n".join(words)), soft_wrap=True)
     _print_part("why", finding.why, console)
     _print_part("fix", finding.fix, console)
-    for line in finding.seen[: 1 if finding.severity == "info" else 4]:
+    for line in finding.seen[: 2 if finding.severity == "info" else 4]:
         _print_part("seen", line, console)
     if finding.sure != "high":
         _print_part("sure", {"medium": "medium", "low": "low, a guess"}[finding.sure], console)

@@ -43,7 +43,8 @@ def loss_chart(case: Case) -> str | None:
         Series(name="train", points=_thinned(trained), style="b"),
         Series(name="val", points=_thinned(evaluated), style="a", dots=len(evaluated) <= 60),
     ]
-    return _chart(series, title="Loss in nats per token", bounds=_loss_bounds)
+    along = "updates" if case.run.steps_told else "losses"
+    return _chart(series, title="Loss in nats per token", bounds=_loss_bounds, along=along)
 
 
 def throughput_chart(case: Case) -> str | None:
@@ -86,7 +87,13 @@ def _from_zero(values: list[float]) -> tuple[float, float]:
     return 0.0, 1.1 * max(values)
 
 
-def _chart(series: Iterable[Series], *, title: str, bounds: Callable[[list[float]], tuple[float, float]]) -> str | None:
+def _chart(
+    series: Iterable[Series],
+    *,
+    title: str,
+    bounds: Callable[[list[float]], tuple[float, float]],
+    along: str = "updates",
+) -> str | None:
     drawn = [line for line in series if len(line.points) > 1]
     if not drawn:
         return None
@@ -100,7 +107,7 @@ def _chart(series: Iterable[Series], *, title: str, bounds: Callable[[list[float
         down = HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
         return across, down
 
-    parts = [*_grid(low, high, first, last, at), _WINDOW]
+    parts = [*_grid(low, high, first, last, at, along), _WINDOW]
     for line in drawn:
         places = [at(x, y) for x, y in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
@@ -118,7 +125,7 @@ def _chart(series: Iterable[Series], *, title: str, bounds: Callable[[list[float
 
 
 def _grid(
-    low: float, high: float, first: float, last: float, at: Callable[[float, float], tuple[float, float]]
+    low: float, high: float, first: float, last: float, at: Callable[[float, float], tuple[float, float]], along: str
 ) -> Iterator[str]:
     for value in round_values(low, high):
         _, y = at(first, value)
@@ -127,7 +134,7 @@ def _grid(
     for value in round_values(first, last):
         x, _ = at(value, low)
         yield f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{value:,.0f}</text>'
-    yield f'<text class="tick" x="{WIDTH - RIGHT + 31}" y="{HEIGHT - BOTTOM + 18}">updates</text>'
+    yield f'<text class="tick" x="{WIDTH - RIGHT + 31}" y="{HEIGHT - BOTTOM + 18}">{along}</text>'
 
 
 def _labels(ends: list[tuple[Series, float]]) -> list[str]:

@@ -73,7 +73,7 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
         value = getattr(facts, field.name)
         if field.name in DURATIONS:
             value = whole(value)
-        summary[field.name] = _evaluation(value) if isinstance(value, Eval) else value
+        summary[field.name] = _evaluation(value, told=case.run.steps_told) if isinstance(value, Eval) else value
     if diagnosis.trend:
         summary["gain_per_doubling"] = {
             "gain": diagnosis.trend.gain,
@@ -90,6 +90,6 @@ def _forecast(forecast: Forecast) -> dict[str, Any]:
     return made
 
 
-def _evaluation(evaluation: Eval) -> dict[str, Any]:
-    names = ("step", "tokens", "train_loss", "val_loss", "bits_per_byte")
-    return {name: getattr(evaluation, name) for name in names}
+def _evaluation(evaluation: Eval, *, told: bool) -> dict[str, Any]:
+    names = ("tokens", "train_loss", "val_loss", "bits_per_byte")
+    return {"step": evaluation.step if told else None} | {name: getattr(evaluation, name) for name in names}

@@ -201,17 +201,12 @@ def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
 def resume_run(path: Path) -> RunFolder:
     """The locked folder of a run that exists, with its config. Whether there is a checkpoint, `checkpoints` says."""
     if not (path / CONFIG).is_file():
-        raise _no_run(path)
+        raise _damaged(path, f"{path / CONFIG} is missing", "is not there") if is_run(path) else _no_run(path)
     lock = Lock(path / LOCK)
     try:
         config = _config_in(path)
         if config is None:
-            raise ConfigError(
-                f"{path / CONFIG} is damaged",
-                why="it holds the settings of the run, and is no JSON object",
-                fix=f"write it anew from the last start record of {path / RECORDS}, then resume",
-                name="damaged-run",
-            )
+            raise _damaged(path, f"{path / CONFIG} is damaged", "is no JSON object")
         return RunFolder(path, lock=lock, config=config)
     except BaseException:
         lock.close()
@@ -293,8 +288,17 @@ def _config_in(path: Path) -> dict[str, object] | None:
     return config if isinstance(config, dict) else None
 
 
+def _damaged(path: Path, what: str, how: str) -> ConfigError:
+    return ConfigError(
+        what,
+        why=f"it holds the settings of the run, and {how}",
+        fix=f"write it anew from the last start record of {path / RECORDS}, then resume",
+        name="damaged-run",
+    )
+
+
 def _no_run(path: Path) -> ConfigError:
-    near = [run.name for run in runs_in(path)] or [run.name for run in runs_in(path.parent)]
+    near = [run.name for folder in (path, path.parent) for run in runs_in(folder) if run != path]
     beside = f"; near it are: {', '.join(near[:5])}" if near else ""
     return ConfigError(
         f"there is no run in {path}",

@@ -76,6 +76,8 @@ class LoggedRun:
     unresolved: frozenset[str] = frozenset()  # keys whose value only running the config would give
     printed_flops_per_token: float | None = None
     printed_seconds_per_step: float | None = None  # a program's own average
+    printed_seconds: float | None = None  # of the whole run, evaluations included
+    steps_told: bool = True  # False: nothing tells the steps, and records are numbered as the losses stand in the log
     folder: str | None = None  # of a run of ours, where it was read from its folder
     kept_one_step_in: int = (
         1  # of a log with very many steps, one in so many is kept (and every loss that is no number)

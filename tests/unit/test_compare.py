@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.compare import UNSAID, Comparison, compare_runs
 from onecard.doctor.curves import Reading, loss_curve, passes, read_at
 from onecard.doctor.facts import make_case
+from onecard.doctor.rules.stability import loss_nan
 from onecard.errors import MachineError
 from onecard.plan.cards import find_card
 from onecard.report.compare import comparison_json, passing_sentence, print_comparison
@@ -257,6 +259,54 @@ def test_other_data_and_other_contexts_are_said() -> None:
     assert "data differ (openwebtext, other)" in comparison.cautions[1]
 
 
+def evaluated_over(context: int, *, block_size: int = 512) -> Case:
+    """A run of ours, evaluated over so many tokens of context."""
+    run = own(0.0).run
+    evals = [replace(found, block_size=context) for found in run.records if isinstance(found, Eval)]
+    config = {**run.config, "block_size": block_size, "eval_block_size": context}
+    return make_case(replace(run, records=tuple(evals), config=config), config=None, card=None, data=DataSizes())
+
+
+def test_losses_over_other_contexts_of_evaluation_are_not_compared() -> None:
+    comparison = compare_runs([evaluated_over(512), evaluated_over(256)])
+    assert comparison.config_diff == {"eval_block_size": (512, 256)}
+    assert "the losses do not compare: the contexts they were evaluated over differ (256, 512" in comparison.cautions[0]
+    assert comparison.at_equal_tokens == comparison.passings == ()
+    assert not any("loss" in metric for metric in comparison.winners)
+
+
+def test_other_contexts_of_training_evaluated_over_the_same_are_compared() -> None:
+    comparison = compare_runs([evaluated_over(256), evaluated_over(256, block_size=256)])
+    assert not any("context" in caution for caution in comparison.cautions)
+    assert comparison.at_equal_tokens
+
+
+def with_vocabulary(size: int, lift: float = 0.0, *, bits: bool = True) -> Case:
+    run = own(lift).run
+    evals = [r if bits else replace(r, bits_per_byte=None) for r in run.records if isinstance(r, Eval)]
+    config = {**run.config, "vocab_size": size}
+    return make_case(replace(run, records=tuple(evals), config=config), config=None, card=None, data=DataSizes())
+
+
+def test_runs_with_other_tokens_are_compared_in_bits_per_byte_where_both_have_them() -> None:
+    comparison = compare_runs([with_vocabulary(50304), with_vocabulary(256, 0.9)])
+    assert comparison.measure == "bits_per_byte"
+    assert comparison.winners["final_bits_per_byte"] == 0
+    assert comparison.at_equal_tokens[-1].winner == 0
+    assert comparison.cautions[0] == (
+        "the vocabularies differ (256, 50,304): compared in bits per byte of the text, which the tokenizer does not "
+        "change; equal tokens are not equal text"
+    )
+    assert re.search(r"final validation, bits per byte +\d\.\d+ +\d\.\d+ +A", shown(comparison))
+    without = compare_runs([with_vocabulary(50304), with_vocabulary(256, bits=False)])
+    assert without.measure == "val_loss"
+    assert without.cautions[0].startswith("the losses do not compare: they are nats per token")
+
+
+def test_bits_per_byte_stand_in_the_table_beside_the_losses() -> None:
+    assert re.search(r"final bits per byte +\d\.\d+ +\?", shown(compare_runs([own(0.0), case(made.nanogpt())])))
+
+
 def strictly(comparison: Comparison) -> dict[str, Any]:
     """The comparison's JSON, written and read with numbers that JSON has."""
     read: dict[str, Any] = json.loads(json.dumps(comparison_json(comparison), allow_nan=False))
@@ -275,7 +325,7 @@ def test_a_run_that_ends_in_nan_has_that_loss_and_the_other_wins() -> None:
     assert re.search(r"final validation loss +nan +4\.1000 +B *\n", table)
     assert "± nan" not in table
     assert "endless" not in table
-    assert "the loss of lost.log is nan from step 300 on; the last finite one is 4.0000 at step 200" in table
+    assert "the loss of lost.log is nan from step 300 on; the last finite one is 4.0000 at step 215" in table
     found = strictly(comparison)
     assert found["runs"][0]["final_val_loss"] is None
     assert found["at_equal_tokens"]["loss"][0] is None
@@ -310,6 +360,53 @@ def test_a_training_loss_that_ends_in_nan_loses_too() -> None:
     comparison = compare_runs([case([*kept, "iter 5000: loss nan, time 250.00ms, mfu 20.00%"]), case(kept)])
     assert comparison.measure == "train_loss"
     assert comparison.winners["final_train_loss"] == 1
+
+
+def trained(*losses: float) -> list[str]:
+    return [f"iter {n}: loss {loss:.4f}, time 100.00ms, mfu 20.00%" for n, loss in enumerate(losses)]
+
+
+def since(comparison: Comparison) -> list[str]:
+    return [caution for caution in comparison.cautions if " on; " in caution]
+
+
+@pytest.mark.parametrize("finite", [6, 500])
+def test_a_training_loss_is_lost_where_the_doctor_says(finite: int) -> None:
+    lost = case(trained(*[4.0] * finite, *[math.nan] * 182), wandb_run_name="lost")
+    comparison = compare_runs([lost, case(trained(*[4.5] * 600))])
+    assert since(comparison) == [
+        f"the loss of lost.log is nan from step {finite} on; the last finite one is 4.0000 at step {finite - 1}"
+    ]
+    assert f"the loss is nan at step {finite}" in next(f.what for f in loss_nan(lost))
+
+
+def test_a_run_lost_after_its_last_evaluation_is_told() -> None:
+    lost = case([*evaluated(10.0, 5.0, 4.0), "iter 220: loss nan, time 100.00ms, mfu 20.00%"], wandb_run_name="lost")
+    (told,) = since(compare_runs([lost, case(evaluated(10.0, 5.5, 4.5))]))
+    assert told == "the loss of lost.log is nan from step 220 on; the last finite one is 4.0000 at step 215"
+
+
+def test_evaluations_alone_that_are_lost_are_called_so() -> None:
+    lines = evaluated(10.0, 5.0, 4.0, 3.9)
+    lines = [line.replace("val loss 3.9000", "val loss nan") for line in lines]
+    (told,) = since(compare_runs([case(lines, wandb_run_name="lost"), case(evaluated(10.0, 5.5, 4.5))]))
+    assert told == "the validation loss of lost.log is nan from step 300 on; the last finite one is 4.0000 at step 200"
+
+
+def test_several_runs_of_one_log_are_told_apart() -> None:
+    lines = [*evaluated(10.0, 5.0, math.nan), *evaluated(9.0, 4.0, math.nan)]
+    two = read_logs(made.as_bytes(lines), source="two.log")
+    assert [caution.partition(" is ")[0] for caution in since(compare_runs(two))] == [
+        "the loss of two.log (its run 1)",
+        "the loss of two.log (its run 2)",
+    ]
+
+
+def test_steps_that_nothing_tells_are_not_laid_beside_others() -> None:
+    (untold,) = read_logs(made.as_bytes(made.trainer_lines(end=False)), source="hf.log")
+    comparison = compare_runs([case(made.nanogpt(end=5.0)), untold])
+    assert comparison.at_equal_tokens == comparison.at_equal_seconds == comparison.passings == ()
+    assert any(caution.startswith("no line of hf.log tells its step") for caution in comparison.cautions)
 
 
 def test_a_nan_between_is_passed_over() -> None:

@@ -186,8 +186,27 @@ def test_modded_nanogpts_own_clock_is_believed() -> None:
     assert facts.seconds == pytest.approx(0.14025 * 500, abs=1e-3)
 
 
-def test_hugging_faces_own_average_is_believed() -> None:
-    assert case(made.trainer_stdout()).facts.seconds_per_step == pytest.approx(0.5)
+def test_hugging_faces_own_average_is_believed_less_what_evaluations_took() -> None:
+    facts = case(made.trainer_stdout()).facts
+    assert facts.seconds == pytest.approx(500 - 2 * 12.5)
+    assert facts.seconds_per_step == pytest.approx((500 - 2 * 12.5) / 1000)
+
+
+def test_the_share_of_evaluation_is_of_the_time_the_run_took() -> None:
+    facts = case(made.trainer_lines()).facts
+    assert facts.last_step == pytest.approx(10_000, rel=0.001)
+    assert facts.evaluation_share == pytest.approx(20 * 6 / 3600)
+    assert facts.seconds == pytest.approx(3600 - 20 * 6)
+    assert facts.seconds_per_step == pytest.approx((3600 - 20 * 6) / 10_000, rel=0.001)
+
+
+def test_where_nothing_tells_the_steps_nothing_follows_from_them() -> None:
+    found = case(made.trainer_lines(end=False), config=CONFIG)
+    facts = found.facts
+    assert (facts.last_step, facts.tokens, facts.seconds, facts.seconds_per_step) == (None, None, None, None)
+    assert (facts.evaluation_share, facts.steps_to_go) == (None, None)
+    assert facts.evaluation_seconds == 6.0  # which is printed
+    assert all(record.tokens is None for record in (*found.steps, *found.evals))
 
 
 @pytest.mark.parametrize("noise", [0.005, 0.02, 0.08])

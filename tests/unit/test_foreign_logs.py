@@ -1,11 +1,15 @@
 """Readers of other programs' logs, on logs made by construction (tests/made_logs.py)."""
 
 import math
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
+from onecard.doctor.case import DataSizes
+from onecard.doctor.diagnose import diagnose_cases
+from onecard.doctor.facts import make_case
 from onecard.errors import OnecardError
 from onecard.runs.foreign import draft, read_logs
 from onecard.runs.logged import LoggedRun
@@ -315,6 +319,58 @@ def test_without_a_total_the_progress_bar_gives_the_steps() -> None:
         lines.append(f"  5%|▌         | {step}/1000 [00:10<03:00,  5.00it/s]")
         lines.append(f"{{'loss': {4.0 - step / 1000}, 'learning_rate': 5e-05, 'epoch': 0.{step}}}")
     assert [step.step for step in steps(read_one(lines))] == [50, 100, 150]
+
+
+def test_without_a_total_the_last_line_gives_the_steps() -> None:
+    run = read_one(made.trainer_lines())
+    assert run.steps_told
+    for records in (steps(run), evals(run)):
+        assert [record.step for record in records] == pytest.approx(range(500, 10_001, 500), rel=0.001)
+    assert run.printed_seconds == 3600.0
+
+
+@pytest.mark.parametrize("every", [10, 25])
+def test_epochs_too_coarse_to_tell_losses_apart_put_them_at_even_distances(every: int) -> None:
+    run = read_one(made.trainer_lines(every=every, evaluations=False))  # an epoch's hundredth is 33 updates
+    assert [step.step for step in steps(run)] == pytest.approx(range(every, 10_001, every), rel=0.001, abs=1)
+
+
+def test_losses_before_the_progress_bar_shows_get_their_steps_from_those_after_it() -> None:
+    first, *others = made.trainer_lines(steps=1000, every=100, epochs=10, end=False, evaluations=False)
+    lines = [first]
+    for number, line in enumerate(others, start=2):
+        lines += [f"  20%|##        | {100 * number}/1000 [00:10<03:00,  5.00it/s]", line]
+    run = read_one(lines)
+    assert run.steps_told
+    assert [step.step for step in steps(run)] == list(range(100, 1001, 100))
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "-1", "0", "1e300", "1e-300", "1e15"])
+@pytest.mark.parametrize("name", ["epoch", "train_runtime", "train_steps_per_second", "eval_runtime"])
+def test_odd_numbers_in_place_of_epochs_and_times_make_no_step_absurd(name: str, word: str) -> None:
+    lines = [re.sub(rf"'{name}': [^,}}]*", f"'{name}': {word}", line) for line in made.trainer_lines()]
+    run = read_one(lines)
+    assert len(steps(run)) == 20
+    assert all(0 <= record.step < 10**12 for record in (*steps(run), *evals(run)))
+    diagnose_cases([make_case(run, config=None, card=None, data=DataSizes())])
+
+
+def test_steps_that_nothing_tells_are_not_made_up() -> None:
+    run = read_one(made.trainer_lines(end=False))
+    assert not run.steps_told
+    assert [step.step for step in steps(run)] == list(range(1, 21))  # their order, and no more
+    assert len(evals(run)) == 20
+
+
+def test_evaluations_between_two_losses_are_all_kept() -> None:
+    lines = [f"{{'eval_loss': {4 - n / 10}, 'eval_runtime': 6.0, 'epoch': {n}.0}}" for n in range(1, 6)]
+    assert [record.val_loss for record in evals(read_one([*lines, lines[-1]]))] == [3.9, 3.8, 3.7, 3.6, 3.5]
+
+
+def test_a_run_that_printed_its_end_is_followed_by_another() -> None:
+    first, second = read([*made.trainer_lines(), *made.trainer_lines(steps=2000, every=100)])
+    assert steps(first)[-1].step == pytest.approx(10_000, rel=0.001)
+    assert steps(second)[-1].step == pytest.approx(2000, rel=0.001)
 
 
 @pytest.mark.parametrize("word", ["Infinity", "-Infinity", "NaN", "1e301"])

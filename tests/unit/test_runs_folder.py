@@ -166,7 +166,9 @@ def test_a_run_without_a_readable_config_does_not_resume(run: RunFolder, content
         config.write_text(content)
     with pytest.raises(ConfigError) as caught:
         resume_run(run.path)
-    assert caught.value.name == ("no-such-run" if content is None else "damaged-run")
+    assert caught.value.name == "damaged-run"
+    assert ("is missing" if content is None else "is damaged") in caught.value.what
+    assert "near it" not in caught.value.why
 
 
 def test_a_damaged_config_is_read_from_the_last_start(run: RunFolder) -> None:

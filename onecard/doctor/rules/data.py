@@ -14,6 +14,7 @@ from onecard.doctor.evidence import (
     noise,
     of_words,
     pairs,
+    place,
     printed,
     said,
     shown,
@@ -67,14 +68,14 @@ def overfitting(case: Case) -> Iterator[Finding]:
         rule="overfitting",
         severity="warn",
         sure="high" if turned or few else "medium",
-        what=f"val is {val:.4f} and train {train:.4f} at step {last.step:,}; val was best at step {best.step:,} "
+        what=f"val is {val:.4f} and train {train:.4f} at {place(case, last)}; val was best at {place(case, best)} "
         f"({best_val:.4f})"
         if past
-        else f"val lies {val - train:.2f} above train at step {last.step:,}",
+        else f"val lies {val - train:.2f} above train at {place(case, last)}",
         why=f"since then the gap has grown by {rise:.2f}, and val has not come back in {past} evaluations"
         if turned
         else f"a gap of {val - train:.2f} nats: the training data is learnt by heart",
-        fix=f"keep the checkpoint of step {best.step:,}; more data, a smaller model, or dropout 0.1 to 0.2",
+        fix=f"keep the checkpoint of {place(case, best)}; more data, a smaller model, or dropout 0.1 to 0.2",
         seen=tuple(dict.fromkeys(shown(e) for e in (best, found[(lowest + len(found) - 1) // 2][0], last))),
         patch=patch,
     )

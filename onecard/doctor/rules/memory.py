@@ -16,6 +16,7 @@ from onecard.plan.fit import EXPANDABLE
 STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
 CAST_BYTES_PER_PARAM = 2  # autocast's copies
 ROOM = 0.9  # of the card
+SMALLEST_MODEL = 1e6  # parameters: no card is planned for less
 
 
 def _failures(case: Case, why: Cause) -> Iterator[OutOfMemory]:
@@ -339,15 +340,22 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
     if each * params <= ROOM * room:
         return
     most = ROOM * room / each
+    left = f"the card has {units.gib(room)}"
+    fix = f"a model of at most {units.count(most * 0.8)} parameters on this card (onecard plan --fit --params N), or "
+    fix += "8-bit optimizer states"
+    if case.card and case.other_bytes:
+        left += f" left beside the {units.gib(case.other_bytes)} of other programs"
+    if case.card and most < SMALLEST_MODEL:
+        left = f"nothing is left on the card: other programs hold {units.gib(case.other_bytes)} of its "
+        left += units.gib(case.card.allocatable_bytes)
+        fix = "close other programs (nvidia-smi names them), or check the size given to --other"
     yield Finding(
         rule="states-do-not-fit",
         severity="fatal",
         sure="high",
-        what=f"{units.count(params)} parameters need {units.gib(each * params)} before the first token; the card has "
-        f"{units.gib(room)}",
+        what=f"{units.count(params)} parameters need {units.gib(each * params)} before the first token; {left}",
         why=f"{each} bytes a parameter: float32 weights, gradients, Adam's two moments"
         + (", and autocast's copies" if half else ""),
-        fix=f"a model of at most {units.count(most * 0.8)} parameters on this card (onecard plan --fit --params N), or "
-        "8-bit optimizer states",
-        seen=(f"{params:,} parameters", f"{room:,} bytes on the card"),
+        fix=fix,
+        seen=(f"{params:,} parameters", f"{room:,} bytes left on the card"),
     )

@@ -8,7 +8,7 @@ from shlex import quote
 
 from onecard import units
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import from_scratch, known, printed, said, shown, vals
+from onecard.doctor.evidence import from_scratch, known, place, printed, said, shown, vals
 from onecard.doctor.repair import SHAPE
 from onecard.findings import Finding
 from onecard.plan.counts import count_params
@@ -69,8 +69,8 @@ def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
     if jump:
         before, after = jump
         yield _jumped(
-            f"the learning rate rises from {before.lr:.2e} to {after.lr:.2e} between steps {before.step:,} and "
-            f"{after.step:,}",
+            f"the learning rate rises from {before.lr:.2e} to {after.lr:.2e} between {place(case, before)} and "
+            f"{place(case, after)}",
             (shown(before), shown(after)),
         )
         return
@@ -103,7 +103,7 @@ def _first_step(case: Case) -> int:
 def _part_before(case: Case, others: Sequence[Case]) -> Case | None:
     """The earlier run of the same file that this one goes on with."""
     first = _first_step(case)
-    if first <= 0:
+    if first <= 0 or not case.run.steps_told:
         return None
     parts = [o for o in others if o.run.source == case.run.source and (o.facts.last_step or 0) >= first - 1]
     return parts[-1] if parts else None

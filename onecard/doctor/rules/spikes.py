@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import known, shown
+from onecard.doctor.evidence import known, place, shown
 from onecard.findings import Finding
 from onecard.runs.records import Step
 
@@ -23,6 +23,7 @@ class Spike:
     """A loss that stands out from those before it."""
 
     step: Step
+    previous: Step  # the logged step before it
     before: float  # median
     height: float
     recovered: bool | None  # None: too few points after it to say
@@ -51,6 +52,7 @@ def spikes(steps: Sequence[Step]) -> Iterator[Spike]:
         recovered = None if len(following) < LEAST else median(following) <= limit
         yield Spike(
             step=finite[position],
+            previous=finite[position - 1],
             before=median(window),
             height=losses[position] - median(window),
             recovered=recovered,
@@ -92,12 +94,12 @@ def loss_spike(case: Case) -> Iterator[Finding]:
         rule="loss-spike",
         severity="warn" if lasting else "info",
         sure="medium" if worst.recovered is not None else "low",
-        what=f"the loss jumps by {worst.height:.2f} to {worst.step.loss:.4f} at step {worst.step.step:,}{many}, "
+        what=f"the loss jumps by {worst.height:.2f} to {worst.step.loss:.4f} at {place(case, worst.step)}{many}, "
         f"{outcome}",
         why=f"the median of the {WINDOW} points before is {worst.before:.4f}; noise does not reach so far",
         fix="grad_clip=1.0, a lower learning rate, or a higher beta2; look at the data of that step"
         if lasting
         else "nothing, while it comes back; if spikes grow more frequent, lower the learning rate",
-        seen=tuple(shown(spike.step) for spike in (lasting or found)[:3]),
+        seen=(shown(worst.previous), shown(worst.step)),
         patch=patch,
     )

@@ -7,13 +7,17 @@ from collections.abc import Iterator, Sequence
 
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import (
+    finite,
     from_scratch,
     known,
     lines,
+    lost_at,
     messages,
+    no_number,
     noise,
     numbers,
     pairs,
+    place,
     shown,
     vocabulary,
 )
@@ -44,26 +48,28 @@ def loss_nan(case: Case) -> Iterator[Finding]:
     When it is wrong: a single nan under float16's loss scaling is skipped; if the losses after it are finite it is
     an error to look into, not the end of the run.
     """
-    bad = next((step for step in case.steps if not math.isfinite(step.loss)), None)
-    bad_eval = next((e for e in case.evals for v in (e.train_loss, e.val_loss) if v is not None and _odd(v)), None)
-    candidates: list[Step | Eval] = [record for record in (bad, bad_eval) if record]
-    if not candidates:
+    records: tuple[Step | Eval, ...] = (*case.steps, *case.evals)
+    bad = [record for record in records if not finite(record)]
+    if not bad:
         return
-    first = min(candidates, key=lambda record: record.step)
+    first = min(bad, key=lambda record: record.step)
     after = [step.loss for step in case.steps if step.step > first.step]
     recovered = len(after) >= RECOVERED_FROM_NAN and all(map(math.isfinite, after[-RECOVERED_FROM_NAN:]))
+    if not recovered:
+        first = lost_at(case) or first
     good = [step for step in case.steps if step.step < first.step and math.isfinite(step.loss)]
     saved = max((r.step for r in case.run.records if isinstance(r, Checkpoint) and r.step < first.step), default=None)
-    last_eval = max((e.step for e in case.evals if e.step < first.step and e.step > 0), default=None)
+    evaluated = max((e for e in case.evals if 0 < e.step < first.step), key=lambda e: e.step, default=None)
     back_to = f"the checkpoint of step {saved:,}" if saved is not None else "the last checkpoint before it"
-    if saved is None and last_eval is not None:
-        back_to += f" (evaluated at step {last_eval:,})"
+    if saved is None and evaluated is not None:
+        back_to += f" (evaluated at {place(case, evaluated)})"
     patch = _calmer(case)
     yield Finding(
         rule="loss-nan",
         severity="error" if recovered else "fatal",
         sure="high",
-        what=f"the loss is {_word(first)} at step {first.step:,}" + (", and finite again later" if recovered else ""),
+        what=f"the loss is {no_number(first)} at {place(case, first)}"
+        + (", and finite again later" if recovered else ""),
         why="the weights are lost from there on"
         if not recovered
         else "one update had a loss that is no number; loss scaling may have skipped it",
@@ -73,15 +79,6 @@ def loss_nan(case: Case) -> Iterator[Finding]:
         seen=(*(shown(step) for step in good[-2:]), shown(first)),
         patch=patch if not recovered else {},
     )
-
-
-def _odd(value: float) -> bool:
-    return not math.isfinite(value)
-
-
-def _word(record: Step | Eval) -> str:
-    values = [record.loss] if isinstance(record, Step) else [record.train_loss, record.val_loss]
-    return "nan" if any(v is not None and math.isnan(v) for v in values) else "infinite"
 
 
 def _calmer(case: Case) -> dict[str, object]:
@@ -125,7 +122,7 @@ def instability_not_precision(case: Case, others: Sequence[Case]) -> Iterator[Fi
         rule="instability-not-precision",
         severity="info",
         sure="medium",
-        what=f"the loss was rising before it became nan at step {nan.step:,}"
+        what=f"the loss was rising before it became nan at {place(case, nan)}"
         if rising
         else f"{twin.run.source if twin else ''} in another precision explodes at about the same step",
         why="float16 overflows out of the blue; a loss that climbs first diverges in any precision",
@@ -218,9 +215,9 @@ def diverging(case: Case) -> Iterator[Finding]:
         rule="diverging",
         severity="error",
         sure="high",
-        what=f"both losses rise: val {numbers(val for _, _, val in last)} after {best_val:.4f} at step {best.step:,}",
+        what=f"both losses rise: val {numbers(val for _, _, val in last)} after {best_val:.4f} at {place(case, best)}",
         why=f"three evaluations lie more than {rise:.2f} above the best (the noise is {sigma:.3f}), in training too",
-        fix=f"stop, go back to step {best.step:,}, "
+        fix=f"stop, go back to {place(case, best)}, "
         + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _CALM),
         seen=(shown(best), *(shown(evaluation) for evaluation, _, _ in last)),
         patch=patch,

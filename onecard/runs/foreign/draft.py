@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from onecard.config.reader import NotAConfig, read_config
 from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
+from onecard.runs.foreign.epochs import MOST_EPOCHS, steps_by_epoch, updates_per_epoch
 from onecard.runs.foreign.shapes import RecordShape, StatementShape
 from onecard.runs.logged import Line, LogFormat, LoggedRun, Message
 from onecard.runs.records import Checkpoint, Record, Step
@@ -25,6 +26,12 @@ class Sighting(NamedTuple):
     line: Line
     found: re.Match[str]
     shape: RecordShape
+    told: bool = True  # False: `step` counts the losses so far
+
+    @property
+    def epoch(self) -> float | None:
+        epoch = float(self.found["epoch"]) if "epoch" in self.found.re.groupindex else -1.0
+        return epoch if 0 <= epoch < MOST_EPOCHS else None
 
     def record(self) -> Record:
         return self.shape.record(self.found, self.line, self.step)
@@ -87,6 +94,7 @@ class Draft:
     position: int | None = None  # of a progress bar
     bar_total: int | None = None
     begun: bool = False  # the line that stands once at the start was seen
+    ended: bool = False  # and that at the end
     first_line: int = 0
     last_line: int = 0
     read_lines: int = 0
@@ -100,14 +108,17 @@ class Draft:
         return bool(self.steps.kept or self.evals.kept)
 
     def contradicts(self, sighting: Sighting) -> bool:
-        """Whether a record can only belong to another run: its number falls, and it is no repeated line."""
+        """Whether a record can only belong to another run: its number falls, or this one has printed its end, and it is
+        no repeated line."""
+        if self.ended and sighting.shape.kind is Step:
+            return not self._repeats(sighting)
         return sighting.step < self.last_step and not self._repeats(sighting)
 
     def add(self, sighting: Sighting) -> None:
         """Take a record, unless the log repeats one it has."""
         self.read_lines += 1
         sightings = self._of(sighting)
-        if sighting.step <= sightings.highest:
+        if sighting.step <= sightings.highest and (sighting.told or self._follows_itself(sighting)):
             return
         self.last_step = max(self.last_step, sighting.step)
         self.formats[sighting.shape.format] = self.formats.get(sighting.shape.format, 0) + 1
@@ -131,9 +142,15 @@ class Draft:
         if said.position and self.bar_total in (None, said.position[1]):  # other bars are of evaluations
             self.position, self.bar_total = said.position
         self.begun = self.begun or shape.begins
+        self.ended = self.ended or "printed_seconds" in said.printed
 
-    def step_of(self, known: RecordShape, found: re.Match[str]) -> int:
-        """The step of a record: as printed, else by its epoch or the progress bar, else the next."""
+    def sighting(self, known: RecordShape, found: re.Match[str], line: Line) -> Sighting:
+        """A record with its step: as printed, else by its epoch or the progress bar, else losses are counted."""
+        step = self._told_step(found)
+        counted = max(self.last_step, 0) + (known.kind is Step)
+        return Sighting(counted if step is None else step, found["loss"], line, found, known, told=step is not None)
+
+    def _told_step(self, found: re.Match[str]) -> int | None:
         groups = found.re.groupindex
         if "step" in groups:
             return int(found["step"])
@@ -141,10 +158,7 @@ class Draft:
             total, epochs, epoch = self.config.get("max_iters"), self.printed.get("epochs"), float(found["epoch"])
             if isinstance(total, int) and isinstance(epochs, int) and epochs and 0 <= epoch <= epochs:
                 return round(epoch / epochs * total)
-            if self.position is not None:
-                return self.position
-            if known.kind is Step:
-                return self.last_step + 1
+            return self.position
         return max(self.last_step, 0)
 
     def say(self, message: Message) -> None:
@@ -181,8 +195,27 @@ class Draft:
             low, high = (middle + 1, high) if kept[middle].step < sighting.step else (low, middle)
         return low < len(kept) and (kept[low].step, kept[low].loss) == (sighting.step, sighting.loss)
 
+    def _follows_itself(self, sighting: Sighting) -> bool:
+        last = self._of(sighting).last
+        return last is not None and last.line.text == sighting.line.text
+
+    def _place(self) -> bool:
+        """Give steps to records that print none; whether every step is told in the end."""
+        losses, evaluations = self.steps.kept, self.evals.kept
+        everyone = (*losses, *evaluations)
+        if all(sighting.told for sighting in everyone):
+            return True
+        per_epoch = updates_per_epoch(self.printed, self.config.get("max_iters"), everyone)
+        if per_epoch is None:
+            return False
+        steps = steps_by_epoch(losses, evaluations, per_epoch)
+        placed = [sighting._replace(step=step) for sighting, step in zip(everyone, steps, strict=True)]
+        self.steps.kept, self.evals.kept = placed[: len(losses)], placed[len(losses) :]
+        return True
+
     def finish(self) -> LoggedRun:
         """The run, complete."""
+        told = self._place()
         values, lines, unresolved = self._dumped_config()
         counted = max(self.formats, key=lambda name: self.formats[name], default=None)
         if counted == "minimal" and "nanogpt" in self.formats:
@@ -200,6 +233,7 @@ class Draft:
             messages=tuple(self.messages),
             unread_lines=max(0, self.last_line - self.first_line + 1 - self.read_lines),
             kept_one_step_in=self.steps.one_in,
+            steps_told=told,
             **known,  # type: ignore[arg-type]  # the readers state them in their types
         )
 
@@ -231,7 +265,7 @@ class Draft:
 
 _PRINTED = (
     "printed_params printed_params_total printed_tokens_per_step world_size card_name printed_flops_per_token "
-    "printed_seconds_per_step".split()
+    "printed_seconds_per_step printed_seconds".split()
 )
 _DEFAULTS = {key: RunConfig.model_fields[key].default for key in NANOGPT_KEYS - {"dtype"}} | {"device": "cuda"}
 

@@ -8,7 +8,7 @@ from itertools import chain, islice
 
 from onecard.errors import OnecardError
 from onecard.runs.foreign import card_names, llmc, messages, minimal, modded, nanochat, nanogpt, trainer
-from onecard.runs.foreign.draft import Draft, Sighting
+from onecard.runs.foreign.draft import Draft
 from onecard.runs.foreign.shapes import RecordShape, StatementShape, shape
 from onecard.runs.foreign.text import decimals, segments, whole
 from onecard.runs.logged import Line, LoggedRun, holds_record, recorded_run
@@ -184,9 +184,10 @@ class _Reading:
         self._wrapped = None
         self._last_shape = known
         self._record_line = self.lines
-        sighting = Sighting(self.draft.step_of(known, found), found["loss"], line, found, known)
+        sighting = self.draft.sighting(known, found, line)
         if self.draft.contradicts(sighting):
             self._next_run(line)
+            sighting = self.draft.sighting(known, found, line)
         self.draft.add(sighting)
 
     def _continued(self, line: Line, previous: bytes) -> bool:

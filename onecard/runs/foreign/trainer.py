@@ -77,6 +77,14 @@ def _bar(found: re.Match[str]) -> Stated:
     return Stated(position=(int(found[1]), int(found[2])))
 
 
+def _whole_run(seconds: float, updates_per_second: float, *, epoch: float | None) -> dict[str, object]:
+    """What the last line says; its rate is of the updates planned, which early stopping does not make."""
+    if not (0 < seconds < math.inf and 0 < updates_per_second < math.inf):
+        return {}
+    said: dict[str, object] = {"printed_seconds": seconds, "printed_seconds_per_step": 1 / updates_per_second}
+    return said if epoch is None else {**said, "printed_last_epoch": epoch}
+
+
 _COUNTS = {
     "Num Epochs": printed_count("epochs"),
     "Instantaneous batch size per device": config_count("batch_size"),
@@ -105,11 +113,12 @@ STATEMENTS = (
     StatementShape(
         format="hf-trainer",
         needle="'train_runtime'",
-        pattern=shape(rf"'train_runtime': '?{NUMBER}'?,.{{0,200}}'train_steps_per_second': '?(?P<rate>{NUMBER})"),
-        says=lambda found: (
-            Stated(printed={"printed_seconds_per_step": 1 / rate})
-            if 0 < (rate := number(found["rate"])) < math.inf
-            else Stated()
+        pattern=shape(
+            rf"'train_runtime': '?(?P<seconds>{NUMBER})'?,.{{0,200}}'train_steps_per_second': '?(?P<rate>{NUMBER})"
+            r"[^{}]{0,200}"
+        ),
+        says=lambda found: Stated(
+            printed=_whole_run(number(found["seconds"]), number(found["rate"]), epoch=field_in(found, _value("epoch")))
         ),
     ),
     *(
@@ -136,6 +145,7 @@ def is_state(beginning: bytes) -> bool:
 def state_run(text: str, *, source: str) -> LoggedRun | None:
     """The run of a trainer_state.json, whole or cut short; None if it holds no losses."""
     records: list[Record] = []
+    whole_run: dict[str, object] = {}
     number_of_line, position = 1, 0
     for found in _INNERMOST.finditer(text):
         number_of_line += text.count("\n", position, found.start())
@@ -147,6 +157,10 @@ def state_run(text: str, *, source: str) -> LoggedRun | None:
         record = _state_record(entry, Line(number_of_line, " ".join(found[0].split())[:400]))
         if record:
             records.append(record)
+        if isinstance(entry, dict) and "train_runtime" in entry:
+            times = [entry.get(name) for name in ("train_runtime", "train_steps_per_second")]
+            seconds, rate = (float(time) if isinstance(time, int | float) else 0.0 for time in times)
+            whole_run = _whole_run(seconds, rate, epoch=None)
     if not records:
         return None
     config = {
@@ -158,7 +172,13 @@ def state_run(text: str, *, source: str) -> LoggedRun | None:
         )
         if (known := re.search(rf'"{name}": ({WHOLE})\b', text, re.ASCII))
     }
-    return LoggedRun(source=source, format="hf-trainer", records=tuple(records), config=config)
+    return LoggedRun(
+        source=source,
+        format="hf-trainer",
+        records=tuple(records),
+        config=config,
+        **whole_run,  # type: ignore[arg-type]  # two numbers
+    )
 
 
 def _state_record(entry: Mapping[str, object], line: Line) -> Record | None:

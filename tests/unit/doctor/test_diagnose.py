@@ -13,7 +13,7 @@ from onecard.doctor.facts import make_case
 from onecard.doctor.predict import predict_end
 from onecard.doctor.trend import Trend, trend
 from onecard.plan.cards import find_card
-from onecard.plan.loss import law
+from onecard.plan.loss import forecast_loss, law
 from onecard.runs.records import Eval, FindingRecord, Record, Start
 from tests.unit.doctor.cases import (
     HEALTHY_RUN,
@@ -26,6 +26,7 @@ from tests.unit.doctor.cases import (
     changed,
     evaluation,
     learning,
+    step,
     steps,
     timed,
     wobble,
@@ -208,7 +209,56 @@ def test_a_rate_that_falls_only_at_the_end_widens_the_range_below() -> None:
     assert constant.final_loss
     assert cosine.final_loss
     assert constant.final_loss.low < cosine.final_loss.low - 0.05
-    assert constant.final_loss.high == cosine.final_loss.high
+    assert constant.final_loss.high == pytest.approx(cosine.final_loss.high, abs=0.01)
+
+
+def begun_high(offset: float = 0.0, *, every: int = 500) -> list[Eval]:
+    """A run whose first evaluations lie above the law, as those of real runs do: 0.8 at step 500, 0.1 at 1,500."""
+    return [
+        replace(e, val_loss=(e.val_loss or 0) + offset + 2.3 * math.exp(-e.step / 480)) if e.step else e
+        for e in learning(every=every)
+    ]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize("offset", [-0.08, 0.0, 0.08])
+def test_evaluations_of_the_beginning_do_not_mislead_the_forecast(share: float, offset: float) -> None:
+    run = begun_high(offset, every=125)
+    forecast = predict_end(cut(run, share, changed(dataset="fineweb")))
+    assert forecast
+    assert forecast.final_loss
+    assert forecast.final_loss.contains(run[-1].val_loss or 0)
+    assert forecast.final_loss.high - forecast.final_loss.low < 0.25
+
+
+def test_the_range_is_wider_the_less_of_a_run_is_seen() -> None:
+    config = changed(dataset="mine", vocab_size=50304)  # of which the plan knows next to nothing
+    forecasts = [predict_end(cut(learning(every=125), share, config)) for share in (0.18, 0.24, 0.3)]
+    widths = [f.final_loss.high - f.final_loss.low for f in forecasts if f and f.final_loss]
+    assert len(widths) == 3
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > 1.5 * widths[-1]
+
+
+def test_before_its_evaluations_count_a_run_is_forecast_by_its_plan() -> None:
+    config = changed(dataset="fineweb")
+    forecast, plan = predict_end(cut(begun_high(), 0.1, config)), forecast_loss(resolve(config).config)
+    assert forecast
+    assert plan
+    assert forecast.final_loss == plan.final
+    assert "plan" in forecast.basis
+
+
+def test_a_run_that_is_not_what_was_planned_is_not_forecast_by_the_plan() -> None:
+    better = predict_end(cut(learning(bend=-1.0, every=125), 0.1, changed(dataset="fineweb")))
+    assert better
+    assert better.final_loss is None  # lower already than the plan says it could end
+    run = learning(bend=0.6, every=125)
+    worse = predict_end(cut(run, 0.5, changed(dataset="fineweb")))
+    assert worse
+    assert worse.final_loss
+    assert worse.final_loss.contains(run[-1].val_loss or 0)
+    assert "plan" not in worse.basis
 
 
 def test_the_end_of_the_hours_is_foretold_with_evaluations() -> None:
@@ -218,6 +268,17 @@ def test_the_end_of_the_hours_is_foretold_with_evaluations() -> None:
     assert forecast.steps_to_go == 5000
     assert forecast.seconds_to_go
     assert forecast.seconds_to_go.contains(5000 * 9.0)
+    assert forecast.seconds_to_go.high < 1.1 * 5000 * 9.0
+
+
+def test_steps_that_evaluate_do_not_stretch_the_hours_to_come() -> None:
+    """nanoGPT's time of a step has its evaluation in it, and of a log with few lines that is every third."""
+    logged = [
+        step(100 * n, 4.0, seconds=30.0 if 100 * n % 500 == 0 else 9.0) for n in range(1, 51) if n % 5 in (0, 1, 2)
+    ]
+    forecast = predict_end(case(records=[*logged, *learning(5000)]))
+    assert forecast
+    assert forecast.seconds_to_go
     assert forecast.seconds_to_go.high < 1.1 * 5000 * 9.0
 
 

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from onecard.config.resolve import resolve
-from onecard.doctor.case import Case
+from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.diagnose import Diagnosis, diagnose_cases
 from onecard.doctor.explain import explain
+from onecard.doctor.facts import make_case
 from onecard.doctor.rules import NAMES
 from onecard.report.doctor import print_diagnoses, print_explanation, verdict
 from onecard.report.doctor_chart import loss_chart, throughput_chart
@@ -20,7 +21,9 @@ from onecard.report.doctor_html import diagnoses_html
 from onecard.report.doctor_json import diagnoses_json
 from onecard.report.doctor_markdown import diagnoses_markdown
 from onecard.report.training import TrainingDisplay
+from onecard.runs.foreign import read_logs
 from onecard.runs.records import FindingRecord
+from tests import made_logs as made
 from tests.unit.doctor.cases import BEFORE, HEALTHY_RUN, NARROW, SICK, case, evaluation, learning, steps, timed
 
 
@@ -54,6 +57,35 @@ def test_a_healthy_run_reads_as_healthy() -> None:
     (diagnosis,) = diagnosed(case(records=HEALTHY_RUN, card="RTX 4070"))
     assert verdict(diagnosis).startswith("healthy")
     assert "- all 100 logged losses are finite" in text([diagnosis])
+
+
+def test_steps_that_nothing_tells_are_said_to_be_unknown() -> None:
+    lines = made.trainer_lines(end=False)
+    lines[22] = lines[22].replace(lines[22].split()[1], "nan,")  # the twelfth loss
+    (run,) = read_logs(made.as_bytes(lines), source="hf.log")
+    (diagnosis,) = diagnosed(make_case(run, config=None, card=None, data=DataSizes()))
+    shown = text([diagnosis], width=200)
+    assert "20 logged losses, 20 evaluations; no line tells its step" in shown
+    assert "the steps (no line of the log tells its own)" in shown
+    assert "at logged loss 12" in shown
+    assert not re.search(r"\bsteps? \d", shown)
+    assert "of the time" not in shown
+    assert "doubling" not in shown
+    summary = diagnoses_json([diagnosis])["runs"][0]["summary"]
+    assert summary["last_step"] is None
+    assert summary["last_val"]["step"] is None
+    assert ">losses</text>" in (loss_chart(diagnosis.case) or "")
+
+
+def test_a_note_shows_the_step_it_speaks_of_and_the_one_before() -> None:
+    losses = [4.0] * 30
+    losses[7], losses[20] = 4.5, 5.5
+    shown = text(diagnosed(case(records=steps(losses))), width=120)
+    told = shown[shown.index("the loss jumps by 1.50 to 5.5000 at step 2,000 (and 1 more)") :]
+    assert re.findall(r"seen: (.*)", told)[:2] == [
+        "line 3802: iter 1900: loss 4.0000",
+        "line 4002: iter 2000: loss 5.5000",
+    ]
 
 
 def test_a_log_of_nothing_is_not_called_healthy() -> None:

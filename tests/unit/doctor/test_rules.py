@@ -1,6 +1,7 @@
 """Every rule: a run it must find, a run it must leave alone, a docstring in four parts."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from onecard.doctor.explain import PARTS, explain, explanations
 from onecard.doctor.rules import EVERY, NAMES, RULES, rule_name
 from onecard.errors import UsageError
 from onecard.findings import Finding
+from onecard.units import GIB
 from tests.unit.doctor.cases import (
     BEFORE,
     HEALTHY,
@@ -267,6 +269,16 @@ class TestStability:
         assert the("loss-nan", case(records=steps([4.0, math.inf]))).severity == "fatal"
         assert the("loss-nan", case(records=evals([(4.0, 4.0), (math.nan, math.nan)]))).severity == "fatal"
 
+    def test_the_end_of_a_run_is_where_it_is_lost_for_good(self) -> None:
+        finding = the("loss-nan", case(records=steps([4.0, math.nan, *[4.0] * 8, math.nan, math.nan])))
+        assert finding.severity == "fatal"
+        assert "at step 1,000" in finding.what  # step 100 passed
+
+    def test_the_lines_shown_are_of_the_spike_that_is_told(self) -> None:
+        finding = the("loss-spike", case(records=steps([*SPIKE, 5.0, *SPIKE, 6.0, *SPIKE])))
+        assert "to 6.0000 at step 6,100 (and 1 more)" in finding.what
+        assert [line.partition(": ")[2].split(":")[0] for line in finding.seen] == ["iter 6000", "iter 6100"]
+
     def test_a_spike_that_comes_back_is_information(self) -> None:
         finding = the("loss-spike", case(records=steps([*SPIKE, 6.0, *SPIKE])))
         assert finding.severity == "info"
@@ -416,6 +428,16 @@ class TestSpeed:
 
 
 class TestMemory:
+    def test_other_programs_that_hold_all_of_the_card_are_what_is_told(self) -> None:
+        full = replace(case(card="RTX 4070"), other_bytes=99 * GIB)
+        finding = the("states-do-not-fit", full)
+        assert "nothing is left on the card: other programs hold 99.00 GiB of its 11.69 GiB" in finding.what
+        assert "0 parameters" not in finding.fix
+        assert "nvidia-smi" in finding.fix
+        beside = the("states-do-not-fit", replace(full, other_bytes=10 * GIB))
+        assert "1.69 GiB left beside the 10.00 GiB of other programs" in beside.what
+        assert re.search(r"at most \d\d\.\d+M parameters", beside.fix)
+
     @pytest.mark.parametrize(
         ("sizes", "name"),
         [
