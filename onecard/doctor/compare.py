@@ -330,7 +330,7 @@ def _lost(cases: Sequence[Case], curves: Sequence[Curve], names: Sequence[str]) 
         loss, lost = "loss", lost_at(case)
         if lost is None and curve.lost:  # the training losses stay finite, and evaluations alone are lost
             records, loss = list(case.evals), "validation loss"
-            lost = next(found for found in case.evals if found.step == curve.lost.step)
+            lost = next((found for found in case.evals if found.step == curve.lost.step), None)
         if lost is None:
             continue
         good = [record for record in records if record.step < lost.step and finite(record)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from onecard.config.reader import NotAConfig, read_config
@@ -209,6 +210,9 @@ class Draft:
         if per_epoch is None:
             return False
         steps = steps_by_epoch(losses, evaluations, per_epoch)
+        trained, evaluated = pairwise(steps[: len(losses)]), pairwise(steps[len(losses) :])
+        if any(after <= before for before, after in trained) or any(after < before for before, after in evaluated):
+            return False  # a damaged log: its epochs do not follow each other
         placed = [sighting._replace(step=step) for sighting, step in zip(everyone, steps, strict=True)]
         self.steps.kept, self.evals.kept = placed[: len(losses)], placed[len(losses) :]
         return True
