@@ -216,20 +216,22 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(
     assert int(begun.removeprefix("bytes=").rstrip("-")) == told[0] == 3000
 
 
-def test_two_at_once_download_a_file_once(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def fetch(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Download the first file of FineWeb, a thousand bytes at a time, looking often at who else does."""
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     monkeypatch.setattr("onecard.data.downloads._LOOK_SECONDS", 0.01)
     dataset = find_dataset(FINEWEB, subset=None)
-    content = hub.files[dataset.files[0].name]
+    return lambda on_bytes: download(dataset, dataset.files[0], on_bytes, into=tmp_path / "downloads")
+
+
+def test_two_at_once_download_a_file_once(hub: Hub, fetch: Any) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slowly(size: int) -> None:
         if size:
             begun.set()
             go_on.wait(20)
-
-    def fetch(on_bytes: Any) -> Any:
-        return download(dataset, dataset.files[0], on_bytes, into=tmp_path / "downloads")
 
     told: list[int] = []
     with ThreadPoolExecutor(2) as threads:
@@ -239,20 +241,16 @@ def test_two_at_once_download_a_file_once(hub: Hub, tmp_path: Path, monkeypatch:
         while not told:  # it waits, and tells of what the first has
             time.sleep(0.01)
         go_on.set()
-        found = [each.result(20).path for each in (first, second)]
-    assert found[0] == found[1]
-    assert found[0].read_bytes() == content
+        here, again = (each.result(20) for each in (first, second))
+    content = hub.files[here.name]
+    assert here.path == again.path
+    assert here.path.read_bytes() == content
     assert sum(told) <= len(content), "nothing is counted twice"
-    assert hub.downloads() == [dataset.files[0].name], "once"
-    assert [path.name for path in found[0].parent.iterdir()] == ["000_00000.parquet"]
+    assert hub.downloads() == [here.name], "once"
+    assert [path.name for path in here.path.parent.iterdir()] == ["000_00000.parquet"]
 
 
-def test_who_waited_for_a_download_that_breaks_off_goes_on_with_it(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
-    monkeypatch.setattr("onecard.data.downloads._LOOK_SECONDS", 0.01)
-    dataset = find_dataset(FINEWEB, subset=None)
+def test_who_waited_for_a_download_that_breaks_off_goes_on_with_it(hub: Hub, fetch: Any) -> None:
     begun, go_on = threading.Event(), threading.Event()
     received = 0
 
@@ -266,9 +264,6 @@ def test_who_waited_for_a_download_that_breaks_off_goes_on_with_it(
             begun.set()
             go_on.wait(20)
             raise Killed
-
-    def fetch(on_bytes: Any) -> Any:
-        return download(dataset, dataset.files[0], on_bytes, into=tmp_path / "downloads")
 
     told: list[int] = []
     with ThreadPoolExecutor(2) as threads:
