@@ -141,10 +141,9 @@ def _runs(source: Source) -> list[LoggedRun]:
 def _resolved(config: Config, keys: Mapping[str, object]) -> Resolved:
     """The config under changed keys, checked as files and flags are."""
     from onecard.cli.plan import read_config
-    from onecard.config.resolve import resolve
+    from onecard.config.resolve import assignments, resolve
 
     flags = [(key, str(value)) for key, value in keys.items()]
     if isinstance(config, Mapping):
-        lines = [f"{key} = {value!r}\n" for key, value in config.items()]
-        return resolve("".join(lines), filename="config", flags=flags)
+        return resolve(assignments(config), filename="config", flags=flags)
     return read_config(None if config is None else str(config), flags)

@@ -192,20 +192,20 @@ def read_config(config: str | None, flags: list[Flag]) -> Resolved:
     text = read_text(sys.stdin.buffer if config == "-" else path)
     name = "standard input" if config == "-" else path.name
     if path.suffix == ".json":
-        text = _assignments(text, name)
+        text = _said_in_json(text, name)
     return with_pretrained_shape(resolve(text, filename=name, flags=flags))
 
 
-def _assignments(text: str, name: str) -> str:
-    """A run's config.json as a config file says it, line by line, but for our own keys that say nothing new."""
+def _said_in_json(text: str, name: str) -> str:
+    """A run's config.json as a config file says it, but for our own keys that say nothing new."""
+    from onecard.config.resolve import assignments
     from onecard.config.schema import NANOGPT_KEYS, RunConfig
 
     fields = RunConfig.model_fields
     unsaid = {key: field.default for key, field in fields.items() if key not in {*NANOGPT_KEYS, "vocab_size"}}
     try:
         found = {key: value for key, value in json.loads(text).items() if key.isidentifier()}
-        lines = [f"{key} = {value!r}\n" for key, value in found.items() if key not in unsaid or value != unsaid[key]]
-        return "".join(lines)
+        return assignments({key: value for key, value in found.items() if key not in unsaid or value != unsaid[key]})
     except (ValueError, AttributeError, RecursionError) as problem:
         raise ConfigError(
             f"{name} is not the config of a run",

@@ -204,6 +204,11 @@ def _looks_like_a_key(name: str, file: ConfigFile) -> bool:
     return not (name.startswith("_") or name in file.used or snippet.startswith(("import ", "from ", "def ", "class ")))
 
 
+def assignments(values: Mapping[str, object]) -> str:
+    """Keys and values as a config file has them, line by line."""
+    return "".join(f"{key} = {value!r}\n" for key, value in values.items())
+
+
 def checked(values: Mapping[str, object], origins: Mapping[str, str]) -> RunConfig:
     try:
         return RunConfig.model_validate(dict(values))
