@@ -4,8 +4,9 @@
 
 Each row runs in its own process: compile and warm up, then the median of ten steps, the update alone, evaluation
 steps, and one profiled step whose kernels are summed by kind. Rows go in groups (`--jobs 8`): a group compiles
-together, and when all of it is ready its rows are timed one after the other on an otherwise idle machine. `--cores 2,3`
-times them on these cores alone: where Python's two threads are put decides the host's speed (docs/explain/speed.md).
+together, and when all of it is ready its rows are timed one after the other on an otherwise idle machine. `--cores 2`
+gives each row of a group two cores of its own, as `taskset -c 2,3` would. `python_seconds` is a fixed loop of Python,
+timed before every step: how fast the processor was meanwhile (docs/explain/speed.md).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COLUMNS = "n_layer n_head n_embd block_size batch_size gradient_accumulation_ste
 MEASURED = (
     "ok step_seconds step_seconds_p95 update_seconds eval_iter_seconds tokens_per_second "
     "gemm_seconds attention_seconds triton_seconds loss_seconds other_seconds busy_seconds kernels "
-    "warmup_seconds cores device torch date"
+    "warmup_seconds cores python_seconds device torch date"
 ).split()
 KINDS = {  # the first kind with a word in the kernel's name; attention kernels are built with cutlass too
     "attention": ("fmha", "flash", "attention", "cudnn"),
@@ -45,13 +46,15 @@ def wait_for_group(group: Path, size: int) -> None:
         time.sleep(0.2)
 
 
-def stay_on(cores: set[int]) -> None:
-    """Keep every thread of this process, autograd's too, on these cores."""
-    for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cores)
+def python_seconds() -> float:
+    """Seconds of a fixed loop: what the processor gives a single thread just now."""
+    start, found = time.perf_counter(), dict.fromkeys(range(64), 0)
+    for number in range(20_000):
+        found[number & 63] = (number * 7) ^ len(found)
+    return time.perf_counter() - start
 
 
-def measure_row(row: dict[str, str], nanogpt: Path, group: Path, size: int, cores: set[int]) -> dict[str, Any]:
+def measure_row(row: dict[str, str], nanogpt: Path, group: Path, size: int) -> dict[str, Any]:
     """One config: seconds per step and where they go."""
     import contextlib
 
@@ -126,16 +129,14 @@ def measure_row(row: dict[str, str], nanogpt: Path, group: Path, size: int, core
     for _ in range(3):
         step()
     found: dict[str, Any] = {"ok": True, "warmup_seconds": time.perf_counter() - began}
-    found["cores"] = " ".join(map(str, sorted(cores)))
+    found["cores"] = len(os.sched_getaffinity(0))
     torch.cuda.empty_cache()  # the others of the group warm up on the same card
     wait_for_group(group, size)
     with (group / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if cores:
-            stay_on(cores)  # only now: compiling wants them all
         for _ in range(2):
             step()
-        seconds = sorted(step() for _ in range(10))
+        loops, seconds = zip(*((python_seconds(), step()) for _ in range(10)), strict=True)
         updates = []
         for _ in range(3):
             micro_steps()
@@ -162,7 +163,8 @@ def measure_row(row: dict[str, str], nanogpt: Path, group: Path, size: int, core
     found["busy_seconds"] = sum(kinds.values())
     found["kernels"] = kernels
     found["step_seconds"] = median(seconds)
-    found["step_seconds_p95"] = seconds[-1]
+    found["step_seconds_p95"] = max(seconds)
+    found["python_seconds"] = median(loops)
     found["update_seconds"] = median(updates)
     found["tokens_per_second"] = c.batch_size * c.block_size * c.gradient_accumulation_steps / median(seconds)
     found |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
@@ -176,7 +178,10 @@ def run_group(rows: list[dict[str, str]], args: argparse.Namespace) -> list[dict
 
         def run(row: dict[str, str]) -> dict[str, Any]:
             command = [sys.executable, __file__, "--worker", json.dumps(row), "--nanogpt", str(args.nanogpt)]
-            command += ["--group", folder, "--size", str(len(rows)), "--cores", ",".join(map(str, args.cores))]
+            command += ["--group", folder, "--size", str(len(rows))]
+            if args.cores:
+                first = rows.index(row) * args.cores
+                command = ["taskset", "-c", f"{first}-{first + args.cores - 1}", *command]
             try:
                 done = subprocess.run(
                     command, capture_output=True, text=True, timeout=args.timeout, env=os.environ | threads
@@ -191,10 +196,6 @@ def run_group(rows: list[dict[str, str]], args: argparse.Namespace) -> list[dict
         return list(pool.map(run, rows))
 
 
-def core_numbers(text: str) -> set[int]:
-    return {int(number) for number in text.split(",") if number}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nanogpt", type=Path, required=True)
@@ -202,13 +203,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=400)
-    parser.add_argument("--cores", type=core_numbers, default=set(), metavar="N,N")
+    parser.add_argument("--cores", type=int, default=0, help="of each row of a group, and of no other")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--group", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        print(json.dumps(measure_row(args.worker, args.nanogpt, args.group, args.size, args.cores)))
+        print(json.dumps(measure_row(args.worker, args.nanogpt, args.group, args.size)))
         return
     with args.rows.open() as file:
         rows = list(csv.DictReader(file))

@@ -65,6 +65,12 @@ class Row:
         odd += ["bias"] * c.bias
         return " ".join([shape, c.dtype, mode, f"accumulation {c.gradient_accumulation_steps}", *odd])
 
+    @property
+    def busy_seconds(self) -> float | None:
+        """Seconds of all kernels of a step, where they were told apart."""
+        kinds = (self.matmul_seconds, self.attention_seconds, self.rest_seconds)
+        return None if None in kinds else sum(each for each in kinds if each)
+
     @cached_property
     def tokens_per_second(self) -> float:
         assert self.step_seconds

@@ -87,17 +87,17 @@ def beside_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def limit_table() -> str:
-    """Each trainer's micro-batches under 12 GiB, in the order in which one command measured them."""
+def limit_table(name: str) -> str:
+    """Each trainer's micro-batches under 12 GiB, in the order in which one command after the other measured them."""
     lines = [
         "| model | dtype | trainer | micro-batch | seed | tokens/s | driver MiB | loss, update 25 | last | val loss |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in _rows("bench_h200_12gib.csv"):
-        name = NAMES[f"{row['n_embd']}/{row['block_size']}"]
+    for row in _rows(name):
+        model = NAMES[f"{row['n_embd']}/{row['block_size']}"]
         recomputes = "" if row["grad_checkpoint"] == "none" else f", {row['grad_checkpoint']}"
         trainer = "nanoGPT" if row["trainer"] == "nanogpt" else f"onecard{recomputes}"
-        start = f"| {name} | {row['dtype']} | {trainer} | {row['batch_size']} | {row['seed']} "
+        start = f"| {model} | {row['dtype']} | {trainer} | {row['batch_size']} | {row['seed']} "
         if not row["tokens_per_second"]:
             lines.append(start + "| out of memory | | | | |")
             continue

@@ -6,7 +6,7 @@ from shlex import quote
 
 from onecard.data.dataset import Dataset
 from onecard.data.manifest import read_progress
-from onecard.data.split import both_sides
+from onecard.data.split import VAL_TOKENS, both_sides
 from onecard.data.tokens import Tokens, first_outside, looks_like_uint32
 from onecard.errors import ConfigError
 from onecard.findings import Finding
@@ -94,12 +94,13 @@ def _outside(dataset: Dataset, tokens: Tokens, position: int, token: int, *, voc
 
 
 def _tiny_val(dataset: Dataset, eval_tokens: int) -> Finding:
+    enough = max(VAL_TOKENS, eval_tokens)
     return Finding(
         rule="val-set-tiny",
         severity="warn",
         sure="high",
         what=f"the validation data has {len(dataset.val):,} tokens, fewer than the {eval_tokens:,} of one evaluation",
         why="each evaluation reads all of it, once, and its noise stays as large as the data is small",
-        fix="split off at least 1,000,000 tokens for validation, by document; or lower eval_iters",
+        fix=f"split off at least {enough:,} tokens for validation, by document; or lower eval_iters",
         seen=(f"{dataset.val.files[0].path}: {len(dataset.val):,} tokens",),
     )

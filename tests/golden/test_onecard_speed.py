@@ -88,7 +88,9 @@ def test_a_row_that_runs_a_quarter_slower_is_found_outside() -> None:
 
 def test_the_table_of_measured_runs_holds_every_row_of_the_default_chunk() -> None:
     timed = [round(row.tokens_per_second) for row in [*ROWS, *NOW] if not row.config.loss_chunk]
-    assert sorted(timed) == sorted(round(run.tokens_per_second) for run in ONECARD_RUNS)
+    benched = [row for row in rows_of("bench_h200_12gib_again.csv") if row["trainer"] == "onecard"]
+    firsts = {bench_config(row): round(float(row["tokens_per_second"])) for row in reversed(benched)}
+    assert sorted([*timed, *firsts.values()]) == sorted(round(run.tokens_per_second) for run in ONECARD_RUNS)
 
 
 def test_a_measured_row_is_its_own_nearest() -> None:
@@ -121,13 +123,10 @@ def test_a_later_trainer_is_within_five_percent(row: Row) -> None:
     assert speed.tokens_per_second.likely == pytest.approx(row.tokens_per_second, rel=0.05)
 
 
-def bench_rows() -> list[dict[str, str]]:
-    """`onecard bench` of five models: nanoGPT and onecard in turn, without a limit and under 12 GiB."""
-    rows: list[dict[str, str]] = []
-    for name in ("bench_h200.csv", "bench_h200_12gib.csv"):
-        with (Path(__file__).parent / name).open() as file:
-            rows += csv.DictReader(file)
-    return rows
+def rows_of(name: str) -> list[dict[str, str]]:
+    """Rows of `onecard bench`: nanoGPT and onecard in turn."""
+    with (Path(__file__).parent / name).open() as file:
+        return list(csv.DictReader(file))
 
 
 def bench_config(columns: dict[str, str]) -> RunConfig:
@@ -140,8 +139,11 @@ def bench_name(row: dict[str, str]) -> str:
     return "-".join(row.get(key) or "" for key in ("trainer", "n_embd", "block_size", "batch_size", "dtype", "seed"))
 
 
-RAN = [row for row in bench_rows() if row["tokens_per_second"]]
-RAN_OUT = [row for row in bench_rows() if not row["tokens_per_second"]]
+BENCHED = [
+    row for name in ("bench_h200.csv", "bench_h200_12gib.csv", "bench_h200_12gib_again.csv") for row in rows_of(name)
+]
+RAN = [row for row in BENCHED if row["tokens_per_second"]]
+RAN_OUT = [row for row in BENCHED if not row["tokens_per_second"]]
 
 
 @pytest.mark.parametrize("columns", RAN, ids=bench_name)

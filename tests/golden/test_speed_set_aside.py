@@ -6,6 +6,8 @@ joined the fit. They left because of how they came out; how often a range holds 
 ten, all of them, were measured twice more after they were opened.
 """
 
+from statistics import median
+
 import pytest
 
 from bench.measured import GOLDEN
@@ -21,6 +23,8 @@ from bench.speed_errors import (
     set_aside_rows,
 )
 from onecard.plan.speed import predict_speed
+from onecard.plan.speed.predict import step_times
+from onecard.plan.speed.rates import H200_RATES
 
 FIRST, SECOND, THIRD = (profiled_rows(GOLDEN / name, timed=True) for name in CHECKS)
 NEVER_FITTED = [row for name in CHECKS for row in set_aside_rows(name)]
@@ -74,6 +78,21 @@ def test_of_the_four_measurements_of_each_one_of_one_config_and_none_of_the_othe
 @pytest.mark.parametrize("row", SECOND, ids=lambda row: row.name.replace(" ", "-").replace("/", "_"))
 def test_kernels_of_the_second_ten_are_counted_within_three_percent(row: Row) -> None:
     assert kernels(row.config) == pytest.approx(row.kernels, rel=0.03)
+
+
+def test_on_another_machine_kernels_take_the_same_time_and_launches_up_to_1_8_times_as_long() -> None:
+    other = profiled_rows(GOLDEN / "nanogpt_h200_speed_two_cores.csv", timed=True)
+    before = [row for row in [*h200_rows(), *FIRST, *SECOND, *THIRD] if row.busy_seconds]
+    pairs = [(row, next((known for known in before if known.config == row.config), None)) for row in other]
+    busy = [row.busy_seconds / known.busy_seconds for row, known in pairs if known and row.busy_seconds]
+    steps = [row.step_seconds / step_times(row.config, row.card, H200_RATES).step for row in other]
+    assert (len(other), len(busy), len(outside(other))) == (45, 36, 22)
+    assert busy == pytest.approx([1.0] * len(busy), abs=0.02)
+    assert (min(steps), median(steps), max(steps)) == pytest.approx((0.84, 1.24, 1.79), abs=0.01)
+    slow = max(other, key=lambda row: row.step_seconds / step_times(row.config, row.card, H200_RATES).step)
+    speed = predict_speed(slow.config, slow.card)
+    assert speed
+    assert "up to 1.8 times as long" in speed.basis
 
 
 def test_a_row_that_runs_at_half_speed_is_found_outside() -> None:

@@ -255,7 +255,10 @@ def test_validation_data_smaller_than_one_evaluation_is_a_warning(tmp_path: Path
     data = opened(nanogpt_folder(tmp_path))
     (finding,) = check_dataset(data, block_size=8, vocab_size=1000, eval_tokens=101)
     assert (finding.rule, finding.severity) == ("val-set-tiny", "warn")
+    assert "at least 1,000,000 tokens" in finding.fix
     assert check_dataset(data, block_size=8, vocab_size=1000, eval_tokens=100) == ()
+    (finding,) = check_dataset(data, block_size=8, vocab_size=1000, eval_tokens=1_638_400)
+    assert "at least 1,638,400 tokens" in finding.fix
 
 
 def test_nanogpts_character_meta_gives_vocabulary_and_tokenizer(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def val_set_tiny(case: Case) -> Iterator[Finding]:
         + (f"would read {read:,}" if case.run.format == "onecard" else f"reads {read:,}"),
         why=("each evaluation reads all of it, once" if case.run.format == "onecard" else again)
         + ": the loss is of these few documents",
-        fix=f"split off at least {WANTED_VAL_TOKENS:,} tokens for validation, by document",
+        fix=f"split off at least {max(WANTED_VAL_TOKENS, read):,} tokens for validation, by document",
         seen=(f"{size:,} validation tokens", *(said(case, "eval_iters", "batch_size", "block_size") if config else ())),
     )
 

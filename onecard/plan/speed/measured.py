@@ -101,6 +101,8 @@ MEASURED_RUNS = (  # of nanoGPT
     MeasuredRun("GeForce RTX 4070", 18, 16, 896, 1024, 2, 4, 50304, "bfloat16", 0.0, False, 24_750, _4070),
 )
 ONECARD_RUNS = (  # of our own trainer
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 12, 8, 50304, "bfloat16", 0.0, True, 528_396, _H200),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 24, 4, 50304, "bfloat16", 0.0, True, 551_358, _H200),
     MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 24, 10, 50304, "bfloat16", 0.0, True, 537_954, _H200),
     MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 26, 9, 50304, "bfloat16", 0.0, True, 539_178, _H200),
     MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 30, 50304, "bfloat16", 0.0, True, 496_239, _H200),
@@ -116,12 +118,18 @@ ONECARD_RUNS = (  # of our own trainer
     *(
         run._replace(grad_checkpoint="selective")
         for run in (
+            MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 4, 12, 50304, "bfloat16", 0.0, True, 176_668, _H200),
+            MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 6, 8, 50304, "bfloat16", 0.0, True, 183_613, _H200),
+            MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 6, 50304, "bfloat16", 0.0, True, 194_917, _H200),
             MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 32, 8, 50304, "bfloat16", 0.0, True, 533_640, _H200),
             MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 40, 6, 50304, "bfloat16", 0.0, True, 532_133, _H200),
             MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 500_625, _EARLIER),
             MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 32, 2, 50304, "bfloat16", 0.0, True, 516_050, _EARLIER),
             MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 32, 15, 50304, "bfloat16", 0.0, True, 519_139, _EARLIER),
         )
+    ),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 48, 2, 50304, "bfloat16", 0.0, True, 481_255, _H200)._replace(
+        grad_checkpoint="full"
     ),
 )
 # fmt: on

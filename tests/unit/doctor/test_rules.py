@@ -355,6 +355,8 @@ class TestTheData:
         finding = the("val-set-tiny", case(ours, val_tokens=tokens - 1, log_format="onecard"))
         assert f"would read {tokens:,}" in finding.what
         assert "all of it, once" in finding.why
+        assert "at least 1,000,000 tokens" in finding.fix
+        assert "at least 1,638,400 tokens" in the("val-set-tiny", case(val_tokens=200 * 8 * 1024 - 1)).fix
         assert "read 2.0 times" in the("val-set-tiny", case(val_tokens=200 * 8 * 512)).why
 
     def test_sixteen_epochs_are_an_error(self) -> None:
