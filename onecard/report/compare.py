@@ -12,7 +12,8 @@ from rich.text import Text
 from onecard import units
 from onecard.doctor.alone import Alone, counts
 from onecard.doctor.case import Case
-from onecard.doctor.compare import FINAL, UNSAID, AtEqual, Comparison, Passing
+from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing
+from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading
 from onecard.report.strict import strict, whole
 from onecard.units import MIB

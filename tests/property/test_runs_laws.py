@@ -7,23 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onecard.findings import Finding
-from onecard.runs.records import (
-    KINDS,
-    Checkpoint,
-    End,
-    Eval,
-    FindingRecord,
-    Oom,
-    Record,
-    Start,
-    Step,
-    Unknown,
-    each_step_once,
-    from_line,
-    read_lines,
-    to_json,
-    to_line,
-)
+from onecard.runs.history import each_step_once, read_lines
+from onecard.runs.record_json import from_line, to_json, to_line
+from onecard.runs.records import KINDS, Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step, Unknown
+from tests.made_records import start, step
 
 wholes = st.integers(0, 2**53)
 numbers = st.floats()
@@ -104,34 +91,17 @@ def test_records_with_fields_of_any_type_never_crash_the_reader(fields: dict[str
     read_lines([json.dumps(fields | {"kind": kind}).encode()])
 
 
-def bare_step(number: int, attempt: int) -> Step:
-    names = [name for name in Step.__dataclass_fields__ if name not in ("kind", "more")]
-    return Step(**(dict.fromkeys(names) | {"step": number, "loss": float(attempt)}))  # type: ignore[arg-type]
-
-
-def bare_start(number: int) -> Start:
-    names = [name for name in Start.__dataclass_fields__ if name not in ("kind", "more")]
-    given_values = {
-        "step": number,
-        "config": {},
-        "versions": {},
-        "device": "cpu",
-        "resumed_from": "c" if number else None,
-    }
-    return Start(**(dict.fromkeys(names) | given_values))  # type: ignore[arg-type]
-
-
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans()), max_size=8))
 def test_a_run_killed_and_resumed_anywhere_shows_each_step_once(attempts: list[tuple[int, int, bool]]) -> None:
-    history: list[Record] = [bare_start(0)]
+    history: list[Record] = [start(0, resumed_from=None)]
     state: list[float] = []  # the attempt that made each update of the weights as they are now
     for attempt, (resume_at, updates, start_is_lost) in enumerate(attempts):
         del state[resume_at:]
         if not start_is_lost or not updates:
-            history.append(bare_start(len(state)))
+            history.append(start(len(state), resumed_from="checkpoint" if state else None))
         for _ in range(updates):
             state.append(float(attempt))
-            history.append(bare_step(len(state), attempt))
+            history.append(step(len(state), loss=state[-1]))
     steps = [record for record in each_step_once(history) if isinstance(record, Step)]
-    assert [step.step for step in steps] == list(range(1, len(state) + 1))
-    assert [step.loss for step in steps] == state
+    assert [each.step for each in steps] == list(range(1, len(state) + 1))
+    assert [each.loss for each in steps] == state

@@ -1,0 +1,152 @@
+"""Remedies: what may be changed about a run so that it takes less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onecard.config.schema import RunConfig
+from onecard.plan.asked import Asked
+from onecard.plan.fit import HEAD_SIZE, RECOMPUTATION, micro_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """A change that may help. What it saves and costs is another matter: advice.py plans the run again with it."""
+
+    name: str
+    what: str
+    why: str
+    patch: Mapping[str, Any] = field(default_factory=dict)  # config keys
+    code: str = ""  # an edit of nanoGPT's own source
+    expandable_segments: bool = False  # a setting of the allocator, in nanoGPT's environment
+    returns_logits: bool = True  # False: nanoGPT's model is edited to return the loss alone in training
+    same_run: bool = True  # the mathematics stay: same model, context and tokens per update
+
+
+def remedies(asked: Asked) -> Iterator[Remedy]:
+    """All that may help a run under its trainer."""
+    yield from free_remedies(asked)
+    if asked.trainer == "onecard":
+        yield from recomputing(asked.config)
+    if asked.room_bytes is not None:  # what must shrink depends on the room there is
+        yield from _smaller(asked)
+
+
+def free_remedies(asked: Asked) -> Iterator[Remedy]:
+    """Changes of the same run that cost no speed."""
+    config, of_nanogpt = asked.config, asked.trainer == "nanogpt"
+    if not config.compile:
+        why = "fused kernels keep less"
+        if of_nanogpt:
+            why = f"the fused loss makes no float32 copy of the logits, and {why}"
+        yield Remedy(name="compile", what="compile the model", why=why, patch={"compile": True})
+    if config.dtype == "float32":
+        dtype = asked.card.best_dtype() if asked.card else "bfloat16"
+        yield Remedy(
+            name="half-precision",
+            what=f"compute in {dtype}",
+            why="activations and logits take 2 bytes, not 4",
+            patch={"dtype": dtype},
+        )
+    if of_nanogpt:
+        yield from _edits_of_nanogpt(config)
+    if config.dropout:
+        why = "masks are kept; pretraining needs none"
+        yield Remedy(name="no-dropout", what="no dropout", why=why, patch={"dropout": 0.0})
+    if of_nanogpt:
+        yield Remedy(
+            name="expandable-segments",
+            what="let the allocator grow its segments",
+            why="less is lost between blocks; nothing else changes",
+            expandable_segments=True,
+        )
+
+
+def _edits_of_nanogpt(config: RunConfig) -> Iterator[Remedy]:
+    yield Remedy(
+        name="return-only-the-loss",
+        what="do not return the logits in training",
+        why="the loop holds them; compiled, autograd makes zeros for them, and their gradient cannot be written over "
+        "them",
+        code="model.py, at the end of forward: `return (None if self.training else logits), loss`",
+        returns_logits=False,
+    )
+    if config.vocab_size % 64:
+        padded = -(-config.vocab_size // 64) * 64
+        yield Remedy(
+            name="pad-the-vocabulary",
+            what=f"round the vocabulary up to {padded:,}",
+            why="an odd vocabulary makes Inductor copy the logits' gradient to an even one",
+            patch={"vocab_size": padded},
+            code="train.py: `model_args['vocab_size'] = -(-meta_vocab_size // 64) * 64`",
+        )
+
+
+_RECOMPUTED = {
+    "selective": ("norms and GELU computed twice", "what is cheap to make again is not kept for the backward pass"),
+    "full": ("every block computed twice", "of every block only its input is kept for the backward pass"),
+}
+
+
+def recomputing(config: RunConfig) -> Iterator[Remedy]:
+    """More recomputation than the config has, under onecard's trainer."""
+    for mode in RECOMPUTATION[RECOMPUTATION.index(config.grad_checkpoint) + 1 :]:
+        what, why = _RECOMPUTED[mode]
+        yield Remedy(name=mode, what=what, why=why, patch={"grad_checkpoint": mode})
+
+
+def _smaller(asked: Asked) -> Iterator[Remedy]:
+    """Less of something, as little less as fits."""
+    config = asked.config
+    if smaller := _micro_batch_that_fits(asked):
+        yield Remedy(
+            name="smaller-micro-batch",
+            what=f"{micro_batch_of(smaller['batch_size'])}, the same tokens per update",
+            why="activations and logits shrink with it; the mathematics stays",
+            patch=smaller,
+        )
+    if config.block_size > 256:
+        block = config.block_size // 2
+        patch = {"block_size": block, "gradient_accumulation_steps": config.gradient_accumulation_steps * 2}
+        if config.eval_block_size:
+            patch["eval_block_size"] = min(block, config.eval_block_size)
+        yield Remedy(
+            name="shorter-block",
+            what=f"a context of {block:,}, the same tokens per update",
+            why=f"the model sees {block:,} tokens back instead of {config.block_size:,}",
+            patch=patch,
+            same_run=False,
+        )
+    if narrower := _width_that_fits(asked):
+        what = f"n_embd={narrower['n_embd']} with heads of {HEAD_SIZE}"
+        yield Remedy(name="smaller-model", what=what, why="another, smaller model", patch=narrower, same_run=False)
+
+
+def micro_batch_of(count: int) -> str:
+    """`one sequence a micro-batch`, `8 sequences a micro-batch`"""
+    return "one sequence a micro-batch" if count == 1 else f"{count} sequences a micro-batch"
+
+
+def _micro_batch_that_fits(asked: Asked) -> dict[str, int] | None:
+    """The largest smaller micro-batch that fits at the same tokens per update; the smallest if none does."""
+    sequences, size_now = asked.config.sequences_per_step, asked.config.batch_size
+    smaller = [size for size in reversed(micro_batches(asked.config)) if size < size_now]
+    patches = [{"batch_size": size, "gradient_accumulation_steps": sequences // size} for size in smaller]
+    return _first_that_fits(asked, patches)
+
+
+def _width_that_fits(asked: Asked) -> dict[str, int] | None:
+    """The widest narrower model with heads of 64 that fits; the narrowest if none does."""
+    widths = range((asked.config.n_embd - 1) // HEAD_SIZE * HEAD_SIZE, 0, -HEAD_SIZE)
+    return _first_that_fits(asked, [{"n_embd": width, "n_head": width // HEAD_SIZE} for width in widths])
+
+
+def _first_that_fits(asked: Asked, patches: list[dict[str, int]]) -> dict[str, int] | None:
+    """Of patches that need ever less memory the first that fits, by halving; the last if none does."""
+    low, high = 0, len(patches) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if asked.is_safe_with(patches[middle]) else (middle + 1, high)
+    return patches[low] if patches else None

@@ -1,0 +1,65 @@
+"""The history of a run: every record of its file, and of those the ones that count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from onecard.runs.record_json import NotARecord, from_line
+from onecard.runs.records import End, Eval, Record, Start, Step
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All records of a file in the order they were written, and how many lines could not be read."""
+
+    records: tuple[Record, ...]
+    damaged_lines: int = 0
+
+
+def read_lines(lines: Iterable[bytes]) -> History:
+    """The records in lines of bytes. A crash can tear a line, so unreadable lines are counted and passed over."""
+    records: list[Record] = []
+    damaged = 0
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            records.append(from_line(line))
+        except NotARecord:
+            damaged += 1
+    return History(tuple(records), damaged)
+
+
+def each_step_once(history: Iterable[Record]) -> tuple[Record, ...]:
+    """The records that count: without what a resume took back and did again.
+
+    The file is append-only, so the past stays in it. A run that resumes at step k writes a `start` with step k: records
+    of later steps before it are of updates that were lost, and an `end` before it was not the end. A `start` at step 0
+    without a checkpoint begins anew. Should a start be lost, a step number that falls says the same. Of evaluations of
+    one step and length the last counts.
+    """
+    kept: list[Record] = []
+    lowest_start = math.inf  # of the starts that follow
+    next_step = math.inf  # lowest number of a step that follows
+    evaluated: set[tuple[int, int | None]] = set()
+    for record in reversed(tuple(history)):
+        if record.step is not None and record.step > min(lowest_start, next_step):
+            continue
+        if isinstance(record, Step):
+            if record.step == next_step:
+                continue
+            next_step = record.step
+        elif isinstance(record, Eval):
+            if (record.step, record.block_size) in evaluated:
+                continue
+            evaluated.add((record.step, record.block_size))
+        elif isinstance(record, End) and lowest_start < math.inf:
+            continue  # a start follows
+        kept.append(record)
+        if isinstance(record, Start):
+            lowest_start = min(lowest_start, record.step)
+            if record.step == 0 and record.resumed_from is None:
+                break
+    return tuple(reversed(kept))

@@ -1,0 +1,28 @@
+"""Records with what a test asks for, and little else known."""
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from onecard.runs.records import End, Eval, Start, Step
+
+T = TypeVar("T", Start, Step, Eval, End)
+
+
+def _bare(kind: type[T], **known: Any) -> T:
+    return kind(**({item.name: None for item in fields(kind) if item.name != "more"} | known))
+
+
+def start(number: int, *, resumed_from: str | None = "checkpoints/step") -> Start:
+    return _bare(Start, step=number, config={"n_layer": 2}, versions={}, device="cpu", resumed_from=resumed_from)
+
+
+def step(number: int, *, loss: float = 3.0, **known: Any) -> Step:
+    return _bare(Step, step=number, tokens=512 * number, loss=loss, **known)
+
+
+def evaluation(number: int, *, val_loss: float = 3.0, block_size: int = 64) -> Eval:
+    return _bare(Eval, step=number, val_loss=val_loss, block_size=block_size)
+
+
+def end(number: int, reason: str = "interrupted") -> End:
+    return _bare(End, step=number, reason=reason)
