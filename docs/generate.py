@@ -109,8 +109,10 @@ def cards() -> str:
         "`onecard gpus` prints this table, `onecard gpus --json` with the source of every figure. ~ marks an estimate.",
         "Peaks are dense, with 16-bit operands and fp32 accumulation: the rate training can use.",
         "",
-        "| card | driver MiB | torch GiB | context MiB | GB/s | TFLOP/s | bf16 | from: driver; torch; context; peak |",
-        "|---|---|---|---|---|---|---|---|",
+        "The last column: where the driver's figure, torch's, the context, the peak, bf16 and the rest come from.",
+        "",
+        "| card | driver MiB | torch GiB | context MiB | TFLOP/s | bf16 | GB/s | fp32 TFLOP/s | cc | SMs | sources |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_card_line(card) for card in known_cards()]
     return "\n".join(lines) + "\n"
@@ -120,16 +122,28 @@ def _card_line(card: Card) -> str:
     def figure(value: str, source: str) -> str:
         return f"~{value}" if source.startswith("estimate") else value
 
-    sources = (card.vram_source, card.allocatable_source, card.context_source, card.peak_source)
+    specified, capability = card.specification_source, card.compute_capability
     cells = [
         card.name,
         figure(f"{card.vram_bytes // MIB:,}", card.vram_source),
         figure(f"{card.allocatable_bytes / GIB:.2f}", card.allocatable_source),
         figure(f"{card.context_bytes // MIB}", card.context_source),
-        f"{(card.bandwidth_bytes_per_second or 0) / 1e9:,.0f}",
         figure(f"{(card.peak_flops or 0) / 1e12:,.1f}", card.peak_source),
-        "yes" if card.native_bf16 else "no",
-        "; ".join(sources),
+        figure("yes" if card.native_bf16 else "no", card.bf16_source),
+        figure(f"{(card.bandwidth_bytes_per_second or 0) / 1e9:,.0f}", specified),
+        figure(f"{(card.fp32_flops or 0) / 1e12:,.1f}", specified),
+        f"{capability[0]}.{capability[1]}" if capability else "-",
+        str(card.multiprocessors or "-"),
+        " · ".join(
+            (
+                card.vram_source,
+                card.allocatable_source,
+                card.context_source,
+                card.peak_source,
+                card.bf16_source,
+                specified,
+            )
+        ),
     ]
     return f"| {' | '.join(cells)} |"
 

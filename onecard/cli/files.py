@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from onecard.config.names import nearest
 from onecard.config.reader import MAX_FILE_BYTES
-from onecard.errors import ConfigError, MachineError
+from onecard.errors import ConfigError, MachineError, UsageError
 from onecard.runs.files import DISK_FULL, cannot_write, free_name, half_written
 
 
@@ -57,6 +57,18 @@ def neighbour(path: Path, *, otherwise: str = "onecard plan (with no file) plans
         known = []
     meant = nearest(path.name, known)
     return f"did you mean {quote(str(path.parent / meant))} ?" if meant else otherwise
+
+
+def check_svg(path: str, *, option: str) -> None:
+    """Refuse a name that says another kind of picture than the one that is drawn."""
+    if Path(path).suffix.lower() != ".svg":
+        named = f"{Path(path).stem or 'drawn'}.svg"
+        raise UsageError(
+            f"{path} is not an .svg file",
+            why=f"{option} draws SVG, which every browser opens",
+            fix=f"{option} {quote(named)}",
+            name="not-svg",
+        )
 
 
 def write_text(path: Path, text: str, *, option: str, overwrite: bool = True) -> None:

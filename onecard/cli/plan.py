@@ -53,7 +53,7 @@ class Options:
 @click.command(cls=KeyCommand, short_help="Will it fit, how fast, how good, what to change: before launch.")
 @click.argument("config", required=False)
 @click.option("--gpu", metavar="NAME", shell_complete=complete_card, help='A card ("RTX 4070"), auto, or none.')
-@click.option("--vram", type=SizeType(), metavar="SIZE", help="Memory torch may take, instead of the card's own.")
+@click.option("--vram", type=SizeType(), metavar="SIZE", help="A card of this size; the CUDA context is taken off it.")
 @click.option("--other", type=SizeType(), metavar="SIZE", help="Memory that other programs hold on the card.")
 @click.option("--trainer", type=click.Choice(["both", "onecard", "nanogpt"]), default="both", help="Whose run to plan.")
 @click.option("--fit", is_flag=True, help="Find the fastest config that fits, with the same tokens per update.")
@@ -118,14 +118,10 @@ def _check(options: Options) -> None:
             fix=f"onecard plan --hours 48 --write {quote(options.write)}",
             name="write-without-proposal",
         )
-    if options.timeline and Path(options.timeline).suffix.lower() != ".svg":
-        named = f"{Path(options.timeline).stem or 'memory'}.svg"
-        raise UsageError(
-            f"{options.timeline} is not an .svg file",
-            why="the timeline is drawn as SVG, which every browser opens",
-            fix=f"--timeline {quote(named)}",
-            name="not-svg",
-        )
+    if options.timeline:
+        from onecard.cli.files import check_svg
+
+        check_svg(options.timeline, option="--timeline")
 
 
 def _make(options: Options, flags: list[Flag]) -> Plan:
@@ -133,9 +129,11 @@ def _make(options: Options, flags: list[Flag]) -> Plan:
     from onecard.plan.make import make_plan
 
     budget = budget_of(hours=options.hours, tokens=options.tokens)
-    resolved = read_config(options.config, flags)
+    resolved = read_config(options.config, [*_beside(options.config, flags), *flags])
     if options.config not in (None, "-"):
         resolved = replace(resolved, source=options.config)  # as typed, so that commands to paste find the file
+    if options.vram is None and options.gpu in (None, "auto"):  # a named card's plan is the same on every machine
+        resolved = _with_data_vocabulary(resolved)
     return make_plan(
         resolved,
         place_named(options.gpu, options.vram, options.other),
@@ -145,6 +143,34 @@ def _make(options: Options, flags: list[Flag]) -> Plan:
         budget=budget,
         sensitivity=options.sensitivity,
     )
+
+
+def _beside(config: str | None, flags: list[Flag]) -> list[Flag]:
+    """A folder for a new run like the one in the folder that was named: commands to paste do not start that again."""
+    from onecard.runs.files import free_path
+    from onecard.runs.folder import is_run
+
+    if config is None or not is_run(Path(config)) or "out_dir" in dict(flags):
+        return []
+    return [("out_dir", str(free_path(Path(config))))]
+
+
+def _with_data_vocabulary(resolved: Resolved) -> Resolved:
+    """With the vocab_size that `train` would take from the data; as it was where they are not here."""
+    from onecard.cli.settle import open_data, with_vocabulary
+    from onecard.config.resolve import PACKAGED_DEFAULT
+    from onecard.errors import OnecardError
+
+    if resolved.origins["dataset"] == PACKAGED_DEFAULT:
+        return resolved
+    try:
+        dataset = open_data(resolved.config)
+    except OnecardError:
+        return resolved
+    config = with_vocabulary(resolved, dataset)
+    if config == resolved.config:
+        return resolved
+    return replace(resolved, config=config, origins={**resolved.origins, "vocab_size": str(dataset.path)})
 
 
 def _write_files(options: Options, made: Plan) -> None:

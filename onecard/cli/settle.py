@@ -58,13 +58,14 @@ def open_data(config: RunConfig) -> Dataset:
 
 
 def with_vocabulary(resolved: Resolved, dataset: Dataset) -> RunConfig:
-    """vocab_size: the user's, else the data's, else GPT-2's."""
+    """vocab_size: the user's, else the data's, else GPT-2's, rounded up as nanoGPT does."""
     from onecard.config.resolve import PACKAGED_DEFAULT
     from onecard.config.schema import RunConfig
 
     if resolved.origins["vocab_size"] not in ("default", PACKAGED_DEFAULT):
         return resolved.config
-    return resolved.config.replace({"vocab_size": dataset.vocab_size or RunConfig.model_fields["vocab_size"].default})
+    usual = RunConfig.model_fields["vocab_size"].default
+    return resolved.config.replace({"vocab_size": dataset.model_vocab_size or usual})
 
 
 def check_run(config: RunConfig, dataset: Dataset) -> None:

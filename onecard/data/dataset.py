@@ -30,6 +30,8 @@ from onecard.data.tokens import Tokens, TokenType, fingerprint, token_file
 from onecard.errors import ConfigError
 
 SEARCH = (Path("data"), Path())
+TILE = 64  # of the products that make logits: with another vocabulary they are slower, and need a copy more
+LARGE_VOCABULARY = 1024  # from here on the time of these products matters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class Dataset:
     train: Tokens
     val: Tokens
     vocab_size: int | None  # None if the data does not say
+    model_vocab_size: int | None  # what a model of it should have
     tokenizer: Tokenizer | None
     fingerprint: str  # the same for the same tokens, wherever they lie
     dtype_is_known: bool  # by meta.json, meta.pkl or a header; otherwise it was taken to be uint16
@@ -94,6 +97,7 @@ def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, st
         )
     meta = read_meta(folder)
     vocab_size = _number_in(meta, "vocab_size")
+    model_vocab_size = padded(vocab_size) if vocab_size else None
     tokenizer = kept_tokenizer(folder, meta, home=home, environ=environ or {})
     if (folder / "meta.pkl").exists():
         try:
@@ -107,6 +111,7 @@ def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, st
                 name="bad-meta",
             ) from problem
         vocab_size = vocab_size or nanogpt.vocab_size
+        model_vocab_size = nanogpt.vocab_size  # to the letter, as nanoGPT takes it
         tokenizer = tokenizer or (CharacterTokenizer(nanogpt.characters) if nanogpt.characters else None)
     stated = meta.get("dtype")
     if stated is not None and stated not in get_args(TokenType):
@@ -120,10 +125,16 @@ def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, st
         train=train,
         val=val,
         vocab_size=vocab_size,
+        model_vocab_size=model_vocab_size,
         tokenizer=tokenizer,
         fingerprint=fingerprint(train, val),
         dtype_is_known=stated is not None or too_many or all(file.first_byte for file in train.files + val.files),
     )
+
+
+def padded(vocab_size: int) -> int:
+    """The vocabulary for a model: a large one rounded up to whole tiles, as nanoGPT does GPT-2's 50,257 to 50,304."""
+    return vocab_size if vocab_size < LARGE_VOCABULARY else -(-vocab_size // TILE) * TILE
 
 
 def checked_files(dataset: Dataset, *, on_file: Callable[[Path], None] = lambda path: None) -> dict[str, bool | None]:

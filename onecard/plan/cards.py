@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from onecard.errors import UnknownCard
-from onecard.plan.card_table import ROWS, SEEN_CONTEXT, SEEN_MEMORY, Row
+from onecard.plan.card_table import ROWS, SEEN_CONTEXT, SEEN_MEMORY, Row, bf16_source, specified_by
 from onecard.units import GIB, MIB
 
 
@@ -29,7 +29,9 @@ class Card:
     peak_flops: float | None = None  # dense, 16-bit operands, fp32 accumulate
     fp32_flops: float | None = None
     peak_source: str = ""
+    specification_source: str = ""  # of compute capability, multiprocessors, bandwidth and fp32_flops
     native_bf16: bool | None = None
+    bf16_source: str = ""
     context_bytes: int = 0  # the process's CUDA context and loaded kernels, outside the allocator
     context_source: str = ""
     context_error_bytes: int = 0  # how far that may be off
@@ -43,7 +45,7 @@ class Card:
         return "float16" if self.native_bf16 is False else "bfloat16"
 
     def with_memory(self, size_bytes: int) -> Card:
-        """The same card with `size_bytes` that torch may take."""
+        """The same card with a memory of `size_bytes`, all of it for the process and its context."""
         said = plain_card(size_bytes)
         return replace(
             self,
@@ -87,58 +89,99 @@ def find_card(name: str) -> Card:
             fix=f'--gpu "{found[0].name}"',
             name="ambiguous-card",
         )
+    raise _of_other_memory(name) or _unknown(name)
+
+
+def matching_cards(name: str) -> tuple[Card, ...]:
+    """The cards `name` may mean: an exact model before suffixes (Ti, SUPER), desktop before laptop.
+
+    A memory in the name (12 GB) must be the card's own. It never makes another model of it: of the RTX 3060 with 8 GB
+    that nobody knows no RTX 3060 Ti is made, though that has 8 GB.
+    """
+    model, memory = _model_and_memory(name)
+    found = [card for card in _of_model(model) if memory <= {_memory_word(card)}]
+    found = [card for card in found if not card.laptop] or found
+    return tuple([card for card in found if _memory_word(card) not in _words(card.name)] or found)
+
+
+def _of_model(model: set[str]) -> list[Card]:
+    """The cards of exactly this model, for the desk or the lap; where none is, those with more words to their name."""
+    if model <= _SUFFIXES:
+        return []
+    models = [(card, _model_and_memory(card.name)[0]) for card in known_cards()]
+    exact = [card for card, words in models if model in (words, words - {"mobile"})]
+    return exact or [card for card, words in models if model < words]
+
+
+def _of_other_memory(name: str) -> UnknownCard | None:
+    """What to say where the model is known, but not with the memory that was named; None where that is not it."""
+    model, memory = _model_and_memory(name)
+    same_model = _of_model(model)
+    if not memory or not same_model:
+        return None
+    said = [f"{card.name} has {_gigabytes(_memory_word(card))}" for card in same_model]
+    alike = [card for card in known_cards() if model - {"mobile"} <= _words(card.name)]
+    if same_memory := [card.name for card in alike if memory == {_memory_word(card)}]:
+        said.append(f"with {_gigabytes(*memory)} there is {_one_of(same_memory)}")
+    return UnknownCard(f'no card is called "{name}"', why="; ".join(said), fix=f'--gpu "{same_model[0].name}"')
+
+
+def _unknown(name: str) -> UnknownCard:
     near = _nearest_names(name)
-    raise UnknownCard(
+    return UnknownCard(
         f'no card is called "{name}"',
-        why=f"{len(known_cards())} cards are known; the nearest are {_one_of(near)}" if near else "nothing is near",
+        why=f"{len(known_cards())} cards are known, and near is {_one_of(near)}" if near else "nothing is near",
         fix=f'--gpu "{near[0]}"' if near else "onecard gpus lists all; --vram 12GiB plans for any card of that size",
     )
 
 
-def matching_cards(name: str) -> tuple[Card, ...]:
-    """The cards `name` may mean: an exact model before suffixes (Ti, SUPER, 12 GB), desktop before laptop."""
-    asked = _words(name)
-    memory = {word for word in asked if re.fullmatch(r"\d+gb", word)}
-    asked -= memory
-    if not asked:
-        return ()
-    candidates = [card for card in known_cards() if asked <= _words(card.name) and memory <= {_memory_word(card)}]
-    exact = [card for card in candidates if asked == {w for w in _words(card.name) if not w.endswith("gb")}]
-    same_memory_named = [card for card in exact if not any(w.endswith("gb") for w in _words(card.name))]
-    found = same_memory_named or exact or candidates
-    return tuple([card for card in found if not card.laptop] or found)
-
-
 def search_cards(text: str) -> tuple[Card, ...]:
-    """The cards whose name or architecture has every word of `text`; all of them for none."""
-    words = _words(text)
-    found = tuple(c for c in known_cards() if words <= _words(c.name) | {w.lower() for w in c.architecture.split()})
-    plain = text.strip().lower()
-    found = found if words or not plain else tuple(c for c in known_cards() if plain in c.name.lower())
-    if not found:
-        find_card(text)  # says what is near
-    return found
+    """The cards whose name or architecture has every word of `text`, or its letters; all of them for none."""
+    words, letters = _words(text), text.strip().lower()
+    by_word = [c for c in known_cards() if words <= _words(c.name) | {w.lower() for w in c.architecture.split()}]
+    by_letters = [card for card in known_cards() if letters in card.name.lower()]
+    if not letters:
+        return known_cards()
+    return tuple((by_word if words else []) or by_letters or [find_card(text)])  # which says what is near
 
 
 # Words that name a vendor or a product line but never tell two cards apart.
 _IGNORED = frozenset(
     "nvidia geforce rtx gtx gt amd radeon rx intel apple tesla quadro instinct gpu graphics card".split()
 )
-_IGNORED |= frozenset({"generation", "edition", "founders", "the"})
+_IGNORED |= frozenset({"generation", "workstation", "edition", "founders", "the"})
 _SYNONYMS = {"laptop": "mobile", "notebook": "mobile", "maxq": "mobile", "hbm3": "sxm5"}
+
+# Words that tell cards of one model apart. Alone they name none: "ada" is no RTX 6000 Ada.
+_SUFFIXES = frozenset("ti super xt xtx mobile pro ada blackwell pcie sxm sxm2 sxm4 sxm5 32c 40c 76c".split())
 
 
 def _words(name: str) -> set[str]:
     """`NVIDIA GeForce RTX4070-Ti (Laptop)` -> {4070, ti, mobile}"""
     text = re.sub(r"(\d+)\s*gi?b\b", r" \1gb ", name.lower())
     text = re.sub(r"\b(rtx|gtx|rx|gt)(?=[a-z]?\d)", r"\1 ", text)  # rtx4070
-    text = re.sub(r"(?<=\d{4})(ti|super|xtx|xt)", r" \1 ", text)  # 4070ti
-    text = re.sub(r"\bti(?=super)", "ti ", text.replace("max-q", "mobile"))
+    text = re.sub(r"(?<=\d{4})(ti|super|xtx|xt|laptop|mobile)", r" \1 ", text)  # 4070ti
+    text = re.sub(r"\bti(?=super)", "ti ", re.sub(r"\bmax[ -]q\b", "mobile", text))
+    text = re.sub(r"\b(m\d)\s+(?=pro|max|ultra)", r"\1", text)  # an M1 is no M1 Max
     return {_SYNONYMS.get(word, word) for word in re.findall(r"[a-z0-9]+", text)} - _IGNORED
 
 
+def _model_and_memory(name: str) -> tuple[set[str], set[str]]:
+    """`RTX 3060 Ti 8 GB` -> {3060, ti}, {8gb}"""
+    words = _words(name)
+    memory = {word for word in words if re.fullmatch(r"\d+gb", word)}
+    return words - memory, memory
+
+
 def _memory_word(card: Card) -> str:
-    return next((f"{row.memory_gb:g}gb" for row in ROWS if row.name == card.name), "")
+    return f"{_BOX_GB[card.name]:g}gb"
+
+
+def _gigabytes(*words: str) -> str:
+    return " and ".join(f"{word.removesuffix('gb')} GB" for word in sorted(words))
+
+
+_BOX_GB = {row.name: row.memory_gb for row in ROWS}  # as sold
 
 
 def _one_of(names: Iterable[str]) -> str:
@@ -147,6 +190,11 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def _nearest_names(name: str) -> list[str]:
+    """Up to three cards with these words in their name, or else with a name like it."""
+    if said := name.strip():
+        holding = [card.name for card in known_cards() if re.search(rf"\b{re.escape(said)}\b", card.name, re.I)]
+        if holding:
+            return holding[:3]
     plain = {" ".join(sorted(_words(card.name))): card.name for card in known_cards()}
     near = difflib.get_close_matches(" ".join(sorted(_words(name))), plain, n=3, cutoff=0.5)
     return [plain[key] for key in near]
@@ -176,7 +224,9 @@ def _card(row: Row) -> Card:
         peak_flops=row.tensor_tflops * 1e12,
         fp32_flops=row.fp32_tflops * 1e12,
         peak_source=row.peak_source,
+        specification_source=specified_by(row),
         native_bf16=row.native_bf16,
+        bf16_source=bf16_source(row),
         context_bytes=context,
         context_source=context_source,
         context_error_bytes=context_error,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, lru_cache
 from math import log
 from shlex import quote
 from typing import Any, TypeVar
 
+from onecard import units
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
@@ -18,6 +20,7 @@ EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 GPT2_WIDTH_PER_LAYER = 64  # 768 / 12
 HEAD_SIZE = 64  # what GPT-2 uses and every attention kernel likes
 MAX_MICRO_BATCH = 512  # beyond, no card gets faster
+STATE_BYTES_PER_PARAMETER = 16  # at every update: weight, gradient and two moments of AdamW, all float32
 RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: ever less memory, ever more work
 PROGRAMS: dict[TrainerName, str] = {"nanogpt": "python train.py", "onecard": "onecard train"}
 
@@ -47,14 +50,19 @@ class Candidate:
     trainer: TrainerName = "nanogpt"
     expandable_segments: bool = False  # of nanoGPT: asked for in the environment
     process_bytes: int
+    error_bytes: int  # how far that may be off
     fits: bool
-    safe: bool  # fits even where it takes as much more as predictions may be off
+    safe: bool  # fits even where it takes as much more as that
     speed: Speed | None
 
     def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
         """What to type to run it; `typed` are keys that were set on the command line and so are in no file."""
         environment = EXPANDABLE if self.expandable_segments else ""
         return train_command(source, {**(typed or {}), **self.patch}, environment=environment, trainer=self.trainer)
+
+    def with_shape(self, shape: Mapping[str, Any]) -> Candidate:
+        """The same candidate, whose patch also says these keys of the model."""
+        return replace(self, patch={**shape, **self.patch})
 
     @property
     def rank(self) -> tuple[float, int, int]:
@@ -71,11 +79,91 @@ def _rank(config: RunConfig, speed: Speed | None) -> tuple[float, int, int]:
 class Fit:
     """The answer to --fit."""
 
-    best: Candidate | None  # None: nothing fits
-    candidates: tuple[Candidate, ...]
-    tokens_kept: bool  # whether the best has exactly the tokens per update that were asked for
-    smallest: Candidate | None  # where nothing fits: the least change of the model that does, safely
-    warnings: tuple[str, ...] = ()
+    asked: RunConfig
+    card: Card | None
+    available_bytes: int
+    trainer: TrainerName
+    candidates: tuple[Candidate, ...]  # those that fit safely, those that fit, others; fastest first. None if hopeless
+    shape: Mapping[str, Any] = field(default_factory=dict)  # keys of the model that was asked for by its size
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest that fits safely, or else that fits; None where nothing does."""
+        return next((candidate for candidate in self.candidates[:1] if candidate.fits), None)
+
+    @property
+    def tokens_kept(self) -> bool:
+        """Whether the best has exactly the tokens per update that were asked for."""
+        return self.best is not None and self.best.config.tokens_per_step == self.asked.tokens_per_step
+
+    @property
+    def passed_over(self) -> Candidate | None:
+        """What would be better than the best, and fits, but by less than its prediction may be off."""
+        best = self.best
+        if best is None or not best.safe:
+            return None
+        barely = [each for each in self.candidates if each.fits and not each.safe and each.rank > best.rank]
+        return max(barely, key=lambda each: each.rank, default=None)
+
+    @property
+    def why(self) -> str:
+        """Why the best was chosen, and not what was passed over; or why nothing fits."""
+        if self.best is None:
+            if self.candidates:
+                return "nothing fits: not even one sequence at a time"
+            held, available = units.mib(held_bytes(self.asked, self.card)), units.mib(self.available_bytes)
+            return (
+                f"nothing fits: weights, gradients, AdamW's moments and the context take {held}; there are {available}"
+            )
+        if not self.best.safe:
+            return "the fastest of those that fit"
+        chosen = "the fastest of those that fit safely"
+        if other := self.passed_over:
+            chosen += f"; {_settings(other)} {_advantage(other, self.best)}, but {_risk(other, self.available_bytes)}"
+        return chosen
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know before running the best."""
+        unsafe = "nothing leaves more room than the prediction may be off: it may run out of memory"
+        return (unsafe,) if self.best and not self.best.safe else ()
+
+    @cached_property
+    def smallest(self) -> Candidate | None:
+        """Where nothing fits: the least change of the model that does, safely."""
+        if self.best:
+            return None
+        found = _smaller(self.asked, self.card, self.available_bytes, self.trainer)
+        return found and found.with_shape(self.shape)
+
+    def with_shape(self, shape: Mapping[str, Any]) -> Fit:
+        """The same answer where the shape was asked for too: every patch says it."""
+        return replace(self, shape=shape, candidates=tuple(each.with_shape(shape) for each in self.candidates))
+
+
+def _settings(candidate: Candidate) -> str:
+    """`16 x 32 sequences with grad_checkpoint=none`: what tells a candidate from others."""
+    config = candidate.config
+    sequences = f"{config.batch_size} x {config.gradient_accumulation_steps} sequences"
+    if candidate.trainer == "onecard":
+        return f"{sequences} with grad_checkpoint={config.grad_checkpoint}"
+    return f"{sequences} with expandable segments" if candidate.expandable_segments else sequences
+
+
+def _advantage(other: Candidate, best: Candidate) -> str:
+    """`would be 3.1 % faster`, as far as speeds are known."""
+    if not other.speed or not best.speed:
+        return "fits too"
+    gain = other.speed.tokens_per_second.likely / best.speed.tokens_per_second.likely - 1
+    return f"would be {100 * gain:.1f} % faster" if gain else "would be as fast"
+
+
+def _risk(other: Candidate, available_bytes: int) -> str:
+    """Why a candidate that fits is not safe."""
+    left_bytes = available_bytes - other.process_bytes
+    if left_bytes < other.error_bytes:
+        return f"leaves {units.mib(left_bytes)}, and the prediction may be {units.mib(other.error_bytes)} off"
+    return "its first run, in which kernels are timed, may run out of memory"
 
 
 def fit_config(config: RunConfig, card: Card | None, available_bytes: int, *, returns_logits: bool = True) -> Fit:
@@ -83,10 +171,7 @@ def fit_config(config: RunConfig, card: Card | None, available_bytes: int, *, re
 
     What fits by less than predictions may be off is taken only where nothing fits safely.
     """
-    settings = {"compile": True}
-    if config.dtype == "float32":
-        settings["dtype"] = card.best_dtype() if card else "bfloat16"  # type: ignore[assignment]
-    base = config.replace(settings)
+    base = _compiled(config, card)
     tried: dict[tuple[int, bool], Candidate] = {}
 
     def attempt(batch_size: int, expandable: bool) -> Candidate:
@@ -113,13 +198,13 @@ def fit_config(config: RunConfig, card: Card | None, available_bytes: int, *, re
             _largest(larger[1:], lambda size: enough(attempt(size, True)))
         return any(map(enough, tried.values()))
 
-    if not search(_is_safe):
+    if not is_hopeless(config, card, available_bytes) and not search(_is_safe):
         search(_fits)
     order = sorted(tried.values(), key=lambda each: (*each.rank, not each.expandable_segments), reverse=True)
-    smallest = None if any(each.fits for each in order) else _smaller(base, config, card, available_bytes, "nanogpt")
-    return _answer(config, order, smallest)
+    return _answer(config, card, available_bytes, "nanogpt", order)
 
 
+@lru_cache(maxsize=8)  # a plan asks for its own sake, and its fixes again
 def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> Fit:
     """The fastest way to run `config` under onecard's trainer: micro-batch and recomputation free, all else as asked.
 
@@ -146,27 +231,34 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
             best = max(filter(enough, tried.values()), key=lambda each: each.rank, default=None)
         return best is not None
 
-    found = search(_is_safe) or search(_fits)
+    if not is_hopeless(config, card, available_bytes) and not search(_is_safe):
+        search(_fits)
     order = sorted(tried.values(), key=lambda each: each.rank, reverse=True)
-    smallest = None
-    if not found:
-        base = config.replace({"grad_checkpoint": RECOMPUTATION[-1]})
-        smallest = _smaller(base, config, card, available_bytes, "onecard")
-    return _answer(config, order, smallest)
+    return _answer(config, card, available_bytes, "onecard", order)
 
 
-def _answer(asked: RunConfig, order: Sequence[Candidate], smallest: Candidate | None) -> Fit:
-    """The first of the ordered candidates that fits safely, else of those that fit, and the others behind it."""
+def _answer(
+    asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName, order: Sequence[Candidate]
+) -> Fit:
+    """The ordered candidates that fit safely, those that fit, and the others."""
     ordered = sorted(order, key=lambda candidate: (not candidate.safe, not candidate.fits))
-    best = ordered[0] if ordered and ordered[0].fits else None
-    unsafe = ("nothing leaves more room than the prediction may be off: it may run out of memory",)
-    return Fit(
-        best=best,
-        candidates=tuple(ordered),
-        tokens_kept=best is not None and best.config.tokens_per_step == asked.tokens_per_step,
-        smallest=smallest,
-        warnings=unsafe if best and not best.safe else (),
-    )
+    return Fit(asked=asked, card=card, available_bytes=available_bytes, trainer=trainer, candidates=tuple(ordered))
+
+
+def _compiled(config: RunConfig, card: Card | None) -> RunConfig:
+    """The config as nanoGPT runs it fastest: compiled, in half precision."""
+    half = {"dtype": card.best_dtype() if card else "bfloat16"} if config.dtype == "float32" else {}
+    return config.replace({"compile": True, **half})
+
+
+def held_bytes(config: RunConfig, card: Card | None) -> int:
+    """What every update holds, whatever the micro-batch and whoever trains: no run of `config` takes less."""
+    return STATE_BYTES_PER_PARAMETER * count_params(config).total + (card.context_bytes if card else 0)
+
+
+def is_hopeless(config: RunConfig, card: Card | None, available_bytes: int) -> bool:
+    """Whether it is known without a look at activations that the run does not fit."""
+    return held_bytes(config, card) > available_bytes
 
 
 def _is_safe(candidate: Candidate) -> bool:
@@ -211,6 +303,7 @@ def _candidate(
         trainer=trainer,
         expandable_segments=expandable,
         process_bytes=memory.process_bytes,
+        error_bytes=memory.error_bytes,
         fits=bool(memory.fits),
         safe=memory.is_safe(available_bytes),
         speed=predict_speed(config, card, trainer),
@@ -237,11 +330,9 @@ def _largest(ways: Sequence[T], fits: Callable[[T], bool]) -> T | None:
     return ways[low] if low >= 0 else None
 
 
-def _smaller(
-    base: RunConfig, asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName
-) -> Candidate | None:
+def _smaller(asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName) -> Candidate | None:
     """The largest model of this kind that fits at micro-batch 1: narrower, then shallower, then of shorter context."""
-    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
+    base = asked.replace({"grad_checkpoint": RECOMPUTATION[-1]}) if trainer == "onecard" else _compiled(asked, card)
     base = _with_batch(base, 1)
     widths = [head * HEAD_SIZE for head in range(1, max(2, asked.n_embd // HEAD_SIZE + 1))]
     shapes = [base.replace({"n_embd": width, "n_head": width // HEAD_SIZE}) for width in widths]
@@ -250,11 +341,17 @@ def _smaller(
     shorter = {"block_size": max(1, asked.block_size // 8)}
     if asked.eval_block_size:
         shorter["eval_block_size"] = min(asked.eval_block_size, shorter["block_size"])
+    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
+
+    @cache
+    def attempt(shape: RunConfig) -> Candidate:
+        memory = predict(shape, card, available_bytes=available_bytes)
+        return _candidate(asked, shape, card, memory, available_bytes, trainer)
+
+    def is_safe(shape: RunConfig) -> bool:
+        return not is_hopeless(shape, card, available_bytes) and attempt(shape).safe
+
     for ways in (shapes, [shape.replace(shorter) for shape in shapes]):
-        found = _largest(
-            ways, lambda shape: predict(shape, card, available_bytes=available_bytes).is_safe(available_bytes)
-        )
-        if found:
-            memory = predict(found, card, available_bytes=available_bytes)
-            return _candidate(asked, found, card, memory, available_bytes, trainer)
+        if found := _largest(ways, is_safe):
+            return attempt(found)
     return None

@@ -44,12 +44,14 @@ def intent_findings(resolved: Resolved) -> list[Finding]:
         *_tokens_said(resolved),
         *_accumulation_forgotten(resolved),
         *_vocabulary_unsaid(resolved),
+        *_odd_head_size(resolved),
     ]
 
 
 def _params_said(resolved: Resolved) -> Iterator[Finding]:
     config = resolved.config
     params = count_params(config)
+    free_to_choose = config.init_from in ("scratch", "resume")
     said: dict[int, list[tuple[str, str]]] = {}  # parameters -> (who says so, the words)
     # beside another key, as in `learning_rate = 6e-4  # GPT-3's for a 125M model`, a size explains that key's value
     elsewhere = {line for key, line in resolved.lines.items() if key in KEYS and key not in _NAMES_AND_SHAPE}
@@ -64,14 +66,19 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
         if resolved.origins[key] != "default":
             for number, _ in _PARAMS_IN_NAME.findall(text):
                 said.setdefault(round(float(number) * 1e6), []).append((who, f"{key} = {text!r}"))
+    by = resolved.origins["n_embd"].removeprefix("in ")  # a run folder
     for wanted, witnesses in said.items():
         if any(abs(count - wanted) <= PARAMS_TOLERANCE * wanted for count in (params.total, params.nanogpt)):
             continue
         patch = shape_for_count(config, wanted)
         reached = count_params(config.replace(patch)).nanogpt
-        heads = patch.get("n_head")
-        shape = f"{patch['n_embd']}" + (f" with {units.things(heads, 'head')}" if heads else "")
-        flags = " ".join(f"--{key}={value}" for key, value in patch.items())
+        if free_to_choose and abs(reached - wanted) <= PARAMS_TOLERANCE * wanted:
+            heads = patch.get("n_head")
+            wide = f"{patch['n_embd']}" + (f" with {units.things(heads, 'head')}" if heads else "")
+            meant = f"; {wide} gives {units.count(reached)}"
+            fix = f"{' '.join(f'--{key}={value}' for key, value in patch.items())} if that size was meant; otherwise "
+        else:  # no width comes near it, or the weights it starts from have theirs
+            patch, meant, fix = {}, "", ""
         who = " and ".join(dict.fromkeys(f"the {who}" if i == 0 else who for i, (who, _) in enumerate(witnesses)))
         yield Finding(
             rule="params-mismatch",
@@ -79,9 +86,9 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
             sure="high",
             what=f"{who} {'say' if len(witnesses) > 1 else 'says'} ~{units.count(wanted).replace('.00', '')}; "
             f"this config is {units.count(params.nanogpt)} "
-            f"(n_embd={config.n_embd}; {shape} gives {units.count(reached)})",
-            why=f"parameters grow with the square of n_embd; this config's is set by {resolved.origins['n_embd']}",
-            fix=f"{flags} if that size was meant; otherwise mend the words",
+            f"(n_embd={config.n_embd}{meant})",
+            why=f"parameters grow with the square of n_embd; this config's is set by {by}",
+            fix=f"{fix}mend the words",
             seen=tuple(words for _, words in witnesses),
             patch=patch,
         )
@@ -105,8 +112,8 @@ def _sequences_said(resolved: Resolved) -> Iterator[Finding]:
             same = said == actual
             yield Finding(
                 rule="stale-comment",
-                severity="info" if same else "warn",
-                sure="high" if same else "medium",
+                severity="info",
+                sure="high",
                 what=f"the comment says {words} {unit}; this is {product}" + ("" if same else f" = {actual:,}"),
                 why="the same product from other factors"
                 if same
@@ -128,7 +135,7 @@ def _tokens_said(resolved: Resolved) -> Iterator[Finding]:
             yield Finding(
                 rule="stale-comment",
                 severity="info",
-                sure="medium",
+                sure="high",
                 what=f"the comment says ~{number}{letter} tokens; this run reads {units.count(config.total_tokens)}",
                 why=f"{config.max_iters:,} updates of {config.tokens_per_step:,} tokens",
                 fix=f"mend the comment, or --max_iters={round(said / config.tokens_per_step)} reads {number}{letter}",
@@ -172,4 +179,21 @@ def _vocabulary_unsaid(resolved: Resolved) -> Iterator[Finding]:
             why=f"the data folder is not read; nanoGPT takes vocab_size from it (65 would give {units.count(small)})",
             fix="--vocab_size=65 for Shakespeare's characters",
             seen=(f"dataset = {config.dataset!r} ({resolved.origins['dataset']})",),
+        )
+
+
+def _odd_head_size(resolved: Resolved) -> Iterator[Finding]:
+    """Heads that no fast kernel takes as they are."""
+    config = resolved.config
+    if config.head_size % 8:
+        heads = max(1, round(config.n_embd / 64))
+        yield Finding(
+            rule="odd-head-size",
+            severity="warn",
+            sure="high",
+            what=f"heads of {config.head_size}: {config.n_embd} wide with {units.things(config.n_head, 'head')}",
+            why="attention kernels take heads of a multiple of 8 and are fastest at 64; others are padded or fall back",
+            fix=f"--n_embd={64 * heads} --n_head={heads}   (heads of 64)",
+            seen=tuple(f"{key} = {getattr(config, key)} ({resolved.origins[key]})" for key in ("n_embd", "n_head")),
+            patch={"n_embd": 64 * heads, "n_head": heads},
         )

@@ -26,6 +26,7 @@ from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_spe
 
 MOST_PARAMS = 10**13  # beyond every model there is
 FAR_OFF = 0.1  # of the parameters asked for
+_SHAPE = ("n_layer", "n_head", "n_embd")  # what --params decides
 
 Trainers = Literal["both", "onecard", "nanogpt"]
 
@@ -145,7 +146,7 @@ def make_plan(
                 name="params-without-fit",
             )
         resolved = _reshaped(resolved, params)
-    resolved = replace(resolved, warnings=(*resolved.warnings, *_unheeded(resolved, budget)))
+    resolved = replace(resolved, warnings=(*resolved.warnings, *_unheeded(resolved, place, budget)))
     card = place.card if place else None
     config = settled(resolved.config, card)
     available_bytes = available(config, place)
@@ -161,6 +162,8 @@ def make_plan(
     fitted = None
     if fit and available_bytes is not None:
         fitted = (fit_config if trainer == "nanogpt" else fit_onecard)(config, card, available_bytes)
+        if params is not None:
+            fitted = fitted.with_shape({key: getattr(config, key) for key in _SHAPE})
     nanogpt = None if trainer == "onecard" else _under_nanogpt(config, card, available_bytes)
     onecard = None if trainer == "nanogpt" else _under_onecard(config, card, available_bytes)
     if onecard and (cut := _cut_short(config, onecard.speed)):
@@ -210,8 +213,13 @@ def _asked(resolved: Resolved) -> dict[str, Any]:
     return {key: getattr(config, key) for key, origin in resolved.origins.items() if origin.startswith("--")}
 
 
-def _unheeded(resolved: Resolved, budget: Budget | None) -> Iterator[str]:
+def _unheeded(resolved: Resolved, place: Place | None, budget: Budget | None) -> Iterator[str]:
     """What was asked for and is not part of this plan."""
+    if place is None and (limit := resolved.config.memory_limit):
+        yield (
+            f"memory_limit={units.gib(limit)} is of a card that is not known: name it with --gpu, "
+            f"or plan a card of that size with --vram {limit / units.GIB:g}GiB"
+        )
     for key, value in not_built(resolved.config).items():
         yield f"{key}={value} is not built yet: the plan is without it, and `onecard train` will refuse it"
     if resolved.config.eval_only:
@@ -258,8 +266,10 @@ def _reshaped(resolved: Resolved, params: int) -> Resolved:
             fix=f"--fit --params {units.count(nearest)}",
             name="params-out-of-reach",
         )
-    origins = dict(resolved.origins) | dict.fromkeys(("n_layer", "n_head", "n_embd"), "--params")
-    return replace(resolved, config=config, origins=origins)
+    unheeded = [key for key in _SHAPE if resolved.origins[key].startswith("--")]
+    said = (f"{key}={getattr(resolved.config, key)} has no say: --params decides the shape" for key in unheeded)
+    origins = dict(resolved.origins) | dict.fromkeys(_SHAPE, "--params")
+    return replace(resolved, config=config, origins=origins, warnings=(*resolved.warnings, *said))
 
 
 def _needs_a_card(option: str, why: str = "no card is known here") -> UsageError:
@@ -275,6 +285,8 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
     """A sentence about a run that fits by less than its prediction may be off; None where it fits safely, or not."""
     if not memory.fits or memory.is_safe(available_bytes):
         return None
+    if memory.first_run_out:
+        return f"the first run, which times its kernels, may run out in {memory.first_run_out}; the next does not"
     left = available_bytes - memory.process_bytes
     return (
         f"{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
@@ -284,8 +296,9 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
 
 def available(config: RunConfig, place: Place | None) -> int | None:
     """Bytes the driver may show for the process: what the card has left, and no more than memory_limit."""
-    bounds = [place.available_bytes if place else None, config.memory_limit]
-    return min((bound for bound in bounds if bound is not None), default=None)
+    if place is None:
+        return None
+    return min(place.available_bytes, config.memory_limit or place.available_bytes)
 
 
 def _most_urgent_first(findings: Iterable[Finding]) -> list[Finding]:

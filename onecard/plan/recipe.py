@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, log, log2
+from math import exp, log, log2, sqrt
 from typing import Any
 
 # GPT-3 (arXiv 2005.14165), table 2.1: parameters and learning rate, half a million tokens per update
 GPT3_LEARNING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (760e6, 2.5e-4), (1.3e9, 2e-4))
 HIGHEST_LEARNING_RATE = 1.2e-3  # best of three tried at 124M with 32,768 tokens per update (docs/explain/speed.md)
 USUAL_TOKENS_PER_STEP = 524_288
+USUAL_BETA2 = 0.95  # nanoGPT's, at that many
 SMALLEST_TOKENS_PER_STEP = 32_768
+SHORT_STEPS = 1000  # of which 100 of warm-up are a tenth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +24,20 @@ class Setting:
 
 
 def learning_rate(params: int) -> Setting:
-    """AdamW's highest learning rate for a model of `params`, interpolated on both logarithms."""
+    """AdamW's highest learning rate for a model of `params`, in two digits."""
+    rate = float(f"{usual_learning_rate(params):.2g}")
+    return Setting(value=rate, source="GPT-3 table 2.1, interpolated; below 125M with 1/sqrt(params)")
+
+
+def usual_learning_rate(params: int) -> float:
+    """GPT-3's learning rate for a model of `params`, interpolated on both logarithms."""
     points = GPT3_LEARNING_RATES
     if params <= points[0][0]:
-        rate = min(HIGHEST_LEARNING_RATE, points[0][1] * (points[0][0] / params) ** 0.5)
-    else:
-        below = max((point for point in points if point[0] <= params), key=lambda point: point[0])
-        above = min((point for point in points if point[0] > params), key=lambda point: point[0], default=below)
-        share = 0.0 if above == below else log(params / below[0]) / log(above[0] / below[0])
-        rate = exp(log(below[1]) + share * log(above[1] / below[1]))
-    return Setting(value=float(f"{rate:.2g}"), source="GPT-3 table 2.1, interpolated; below 125M with 1/sqrt(params)")
+        return min(HIGHEST_LEARNING_RATE, points[0][1] * sqrt(points[0][0] / params))
+    below = max((point for point in points if point[0] <= params), key=lambda point: point[0])
+    above = min((point for point in points if point[0] > params), key=lambda point: point[0], default=below)
+    share = 0.0 if above == below else log(params / below[0]) / log(above[0] / below[0])
+    return exp(log(below[1]) + share * log(above[1] / below[1]))
 
 
 def tokens_per_step(total_tokens: int) -> Setting:
@@ -41,16 +47,17 @@ def tokens_per_step(total_tokens: int) -> Setting:
     return Setting(value=value, source="GPT-3's half million, or fewer to make some 4,000 updates (arXiv 2507.07101)")
 
 
-def beta2(step_tokens: int) -> Setting:
-    """AdamW's second decay, so that it averages over the same tokens whatever the batch."""
-    value = 0.95 ** (step_tokens / USUAL_TOKENS_PER_STEP)
+def beta2(step_tokens: int, usual: float = USUAL_BETA2) -> Setting:
+    """AdamW's second decay, in four decimals, that averages over as many tokens as `usual` does at half a million."""
+    value = usual ** (step_tokens / USUAL_TOKENS_PER_STEP)
     return Setting(
-        value=min(0.999, float(f"{value:.3g}")),
-        source="0.95 at 524,288 tokens, the same half-life in tokens (arXiv 2507.07101)",
+        value=min(0.9999, round(value, 4)),
+        source=f"{usual:g} at 524,288 tokens, the same half-life in tokens (arXiv 2507.07101)",
     )
 
 
 def warmup(steps: int) -> Setting:
     """Updates of warm-up."""
-    value = max(min(100, steps // 5), min(2000, round(steps * 0.03)))
-    return Setting(value=value, source="3 % of the run, between 100 and 2,000; of a short one a fifth at most")
+    if steps < SHORT_STEPS:
+        return Setting(value=steps // 20, source="5 % of a run so short that 100 updates are more than a tenth")
+    return Setting(value=max(100, min(2000, round(steps * 0.03))), source="3 % of the run, between 100 and 2,000")

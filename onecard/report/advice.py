@@ -63,7 +63,7 @@ def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
     source, typed = plan.source, plan.typed
     console.print()
     if fit.best is None:
-        console.print(Text("nothing fits: not even one sequence at a time", style="bold red"))
+        console.print(Text(fit.why, style="bold red"))
         if fit.smallest:
             smaller = fit.smallest
             console.print(
@@ -90,6 +90,8 @@ def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
             _fits(candidate) + (", chosen" if candidate is fit.best else ""),
         )
     print_table(table, console)
+    if fit.passed_over:
+        console.print(f"chosen: {fit.why}", soft_wrap=True)
     for warning in fit.warnings:
         console.print(Text.assemble(("warning", "yellow"), f": {warning}"))
     if plan.nanogpt and ours:

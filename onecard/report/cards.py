@@ -22,24 +22,22 @@ def cards_json(cards: Iterable[Card]) -> dict[str, Any]:
 
 def _card_json(card: Card) -> dict[str, Any]:
     capability = card.compute_capability
+    figures = {
+        "compute_capability": (f"{capability[0]}.{capability[1]}" if capability else None, card.specification_source),
+        "multiprocessors": (card.multiprocessors, card.specification_source),
+        "vram_bytes": (card.vram_bytes, card.vram_source),
+        "allocatable_bytes": (card.allocatable_bytes, card.allocatable_source),
+        "context_bytes": (card.context_bytes, card.context_source),
+        "bandwidth_bytes_per_second": (card.bandwidth_bytes_per_second, card.specification_source),
+        "peak_flops": (card.peak_flops, card.peak_source),
+        "fp32_flops": (card.fp32_flops, card.specification_source),
+        "native_bf16": (card.native_bf16, card.bf16_source),
+    }
     return {
         "name": card.name,
         "architecture": card.architecture,
-        "compute_capability": f"{capability[0]}.{capability[1]}" if capability else None,
-        "multiprocessors": card.multiprocessors,
-        "vram_bytes": card.vram_bytes,
-        "allocatable_bytes": card.allocatable_bytes,
-        "context_bytes": card.context_bytes,
-        "bandwidth_bytes_per_second": card.bandwidth_bytes_per_second,
-        "peak_flops": card.peak_flops,
-        "fp32_flops": card.fp32_flops,
-        "native_bf16": card.native_bf16,
-        "sources": {
-            "vram_bytes": card.vram_source,
-            "allocatable_bytes": card.allocatable_source,
-            "context_bytes": card.context_source,
-            "peak_flops": card.peak_source,
-        },
+        **{name: figure for name, (figure, _) in figures.items()},
+        "sources": {name: source for name, (figure, source) in figures.items() if figure is not None},
     }
 
 
@@ -56,10 +54,10 @@ def print_cards(cards: Sequence[Card], console: Console) -> None:
             card.name,
             _marked(f"{card.vram_bytes / units.MIB:,.0f}", card.vram_source),
             _marked(f"{card.allocatable_bytes / units.GIB:.2f}", card.allocatable_source),
-            f"{card.bandwidth_bytes_per_second / 1e9:,.0f}" if card.bandwidth_bytes_per_second else "-",
-            _marked(f"{card.peak_flops / 1e12:,.1f}" if card.peak_flops else "-", card.peak_source),
+            _marked(f"{(card.bandwidth_bytes_per_second or 0) / 1e9:,.0f}", card.specification_source),
+            _marked(f"{(card.peak_flops or 0) / 1e12:,.1f}", card.peak_source),
             f"{capability[0]}.{capability[1]}" if capability else "-",
-            "yes" if card.native_bf16 else "no",
+            _marked("yes" if card.native_bf16 else "no", card.bf16_source),
             card.peak_source.removeprefix("estimate: "),
         )
     print_table(table, console)

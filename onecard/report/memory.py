@@ -47,6 +47,11 @@ def _verdict(memory: Memory, available: int | None) -> Text:
         return verdict.append(
             f"{figures}, {units.mib(needed - available)} too much{hedge}\nruns out in {memory.ran_out}", "default"
         )
+    if memory.first_run_out:
+        verdict = Text("fits, barely", style="bold yellow")
+        said = f": the first run, which times its kernels, may run out in {memory.first_run_out}"
+        cure = "\nstart it again, or with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        return verdict.append(figures + said + cure, "default")
     if memory.tight:
         verdict = Text("fits, barely", style="bold yellow")
         return verdict.append(f"{figures}: only because the allocator gives its cache back at the limit", "default")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from onecard import units
 from onecard.config.schema import KEYS
-from onecard.plan.advice import is_roomy
+from onecard.plan.asked import is_roomy
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.place import Place
@@ -24,11 +24,11 @@ from onecard.report.talk import print_findings
 def print_plan(plan: Plan, console: Console, *, explain: bool = False) -> None:
     """The plan as a person reads it; with --hours or --tokens, what it proposes instead of what was given."""
     if plan.proposals is not None:
-        console.print(_grid(_place_lines(plan.place)))
+        console.print(_grid(_place_lines(plan.place, plan.available_bytes)))
         print_proposals(plan.proposals, console)
         return
     console.print(Text(plan.resolved.source or "the packaged default (no config named)", style="bold"))
-    console.print(_grid([*_run_lines(plan), *_place_lines(plan.place), *_loss_lines(plan)]))
+    console.print(_grid([*_run_lines(plan), *_place_lines(plan.place, plan.available_bytes), *_loss_lines(plan)]))
     print_trainers(plan, console)
     for name, planned in plan.trainers.items():
         print_memory(planned.memory, console, trainer=name, available_bytes=plan.available_bytes)
@@ -145,8 +145,8 @@ def needs_fixing(plan: Plan) -> bool:
     return plan.available_bytes is not None and not is_roomy(plan.first.memory, plan.available_bytes)
 
 
-def _place_lines(place: Place | None) -> Iterator[Line]:
-    if place is None:
+def _place_lines(place: Place | None, available_bytes: int | None) -> Iterator[Line]:
+    if place is None or available_bytes is None:
         yield "card", "none known: name one with --gpu, or a size with --vram"
         return
     card = place.card
@@ -160,7 +160,8 @@ def _place_lines(place: Place | None) -> Iterator[Line]:
     held = ", ".join(f"{p.name} {units.mib(p.used_bytes) if p.used_bytes else '?'}" for p in place.programs[:4])
     if place.other_bytes:
         yield "", f"other programs hold {units.mib(place.other_bytes)}" + (f": {held}" if held else "")
-    yield "", f"{units.gib(place.available_bytes)} left for this process, its CUDA context included"
+    limited = " (memory_limit)" if available_bytes < place.available_bytes else ""
+    yield "", f"{units.gib(available_bytes)} left for this process, its CUDA context included{limited}"
 
 
 def print_origins(plan: Plan, console: Console) -> None:

@@ -32,7 +32,7 @@ def plan_json(plan: Plan, *, seen: Seen | None = None) -> dict[str, Any]:
         "tokens_per_step": plan.config.tokens_per_step,
         "total_tokens": plan.config.total_tokens,
         "tokens_per_parameter": plan.tokens_per_parameter,
-        "gpu": _place_json(plan.place) if plan.place else None,
+        "gpu": _place_json(plan.place, plan.available_bytes) if plan.place else None,
         "trainers": {
             "nanogpt": _trainer_json(plan.nanogpt) if plan.nanogpt else None,
             "onecard": _trainer_json(plan.onecard) if plan.onecard else None,
@@ -63,6 +63,7 @@ def _trainer_json(planned: TrainerPlan) -> dict[str, Any]:
         "fits": memory.fits,
         "ran_out": memory.ran_out,
         "tight": memory.tight,
+        "first_run_out": memory.first_run_out,
         "phases": {
             name: {
                 "allocated_bytes": phase.allocated_bytes,
@@ -135,6 +136,7 @@ def _fit_json(fit: Fit, plan: Plan) -> dict[str, Any]:
         "command": best.command(plan.source, plan.typed) if best else None,
         "tokens_kept": fit.tokens_kept,
         "best": _candidate_json(best) if best else None,
+        "why": fit.why,
         "candidates": [_candidate_json(candidate) for candidate in fit.candidates],
         "smallest": _candidate_json(fit.smallest) if fit.smallest else None,
         "warnings": list(fit.warnings),
@@ -149,6 +151,7 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
         "params": count_params(candidate.config).nanogpt,
         "tokens_per_step": candidate.config.tokens_per_step,
         "process_bytes": candidate.process_bytes,
+        "error_bytes": candidate.error_bytes,
         "fits": candidate.fits,
         "safe": candidate.safe,
         "tokens_per_second": _whole(candidate.speed.tokens_per_second) if candidate.speed else None,
@@ -174,7 +177,7 @@ def _whole(quantity: Range) -> dict[str, int]:
     return {name: round(value) for name, value in asdict(quantity).items()}
 
 
-def _place_json(place: Place) -> dict[str, Any]:
+def _place_json(place: Place, available_bytes: int | None) -> dict[str, Any]:
     card = place.card
     return {
         "name": card.name,
@@ -182,7 +185,7 @@ def _place_json(place: Place) -> dict[str, Any]:
         "allocatable_bytes": card.allocatable_bytes,
         "other_bytes": place.other_bytes,
         "other_programs": [{"name": program.name, "used_bytes": program.used_bytes} for program in place.programs],
-        "available_bytes": place.available_bytes,
+        "available_bytes": available_bytes,
         "context_bytes": card.context_bytes,
         "peak_flops": card.peak_flops,
         "source": "; ".join(filter(None, (card.vram_source, card.allocatable_source, card.peak_source))),

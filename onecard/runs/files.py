@@ -55,11 +55,16 @@ def cannot_write(path: Path, problem: OSError, *, instead: str = OTHER_FOLDER, r
 
 
 def free_name(path: Path) -> str:
-    """A name like `path` that nothing has yet, for a command to paste: data-2, plan-3.py."""
+    """A name like `path` that nothing has yet, quoted for a command to paste: data-2, plan-3.py."""
+    return quote(str(free_path(path)))
+
+
+def free_path(path: Path) -> Path:
+    """A path like `path` where nothing is yet."""
     path = path.resolve() if path.name in ("", "..") else path  # `.` has no name of its own
     stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
     numbered = (path.parent / f"{stem}-{number}{suffix}" for number in count(2))
-    return quote(str(next(name for name in numbered if not name.exists())))
+    return next(name for name in numbered if not name.exists())
 
 
 def check_space(path: Path, *, needed_bytes: int, room: str = MAKE_ROOM) -> None:

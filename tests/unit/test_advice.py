@@ -5,6 +5,7 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.cards import find_card
+from onecard.plan.make import room_caution
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.speed import predict_speed
 from onecard.units import GIB, MIB
@@ -178,7 +179,23 @@ def test_a_cure_by_less_than_the_error_is_called_so_and_stands_behind_the_safe_o
 
 
 def test_a_no_within_the_error_is_a_near_one() -> None:
-    dropping = predict_nanogpt(config(n_embd=384, dropout=0.1), RTX_4070, available_bytes=AVAILABLE)
-    assert dropping.fits is False
-    assert dropping.is_near(AVAILABLE)
-    assert not dropping.is_near(AVAILABLE - GIB)
+    asked = config(n_embd=384, batch_size=8, compile=False)
+    nearly = predict_nanogpt(asked, RTX_4070).process_bytes - 100 * MIB
+    planned = predict_nanogpt(asked, RTX_4070, available_bytes=nearly)
+    assert planned.fits is False
+    assert planned.is_near(nearly)
+    assert not planned.is_near(nearly - GIB)
+
+
+def test_a_run_that_only_fits_once_its_kernels_are_tuned_fits_barely() -> None:
+    """The public 40M run, with a desktop beside it: it ran. Of its first run the buffers of timing are in the way."""
+    planned = predict_nanogpt(config(n_embd=384, dropout=0.1), RTX_4070, available_bytes=AVAILABLE)
+    first = predict_nanogpt(config(n_embd=384, dropout=0.1), RTX_4070)
+    assert (planned.fits, planned.is_safe(AVAILABLE)) == (True, False)
+    assert planned.first_run_out == "training, backward pass of the loss"
+    assert planned.process_bytes + GIB < AVAILABLE < first.process_bytes
+    caution = room_caution(planned, AVAILABLE)
+    assert caution
+    assert "times its kernels" in caution
+    wider = predict_nanogpt(config(n_embd=576, dropout=0.1), RTX_4070, available_bytes=AVAILABLE)
+    assert (wider.fits, wider.first_run_out) == (False, None)

@@ -1,11 +1,14 @@
 """Cards by the names people type, and the figures the product depends on."""
 
+import re
+
 import pytest
 
 from onecard.errors import UnknownCard
 from onecard.machine import GpuStatus, Program
 from onecard.plan.cards import find_card, known_cards, matching_cards, plain_card, search_cards
 from onecard.plan.place import Place, place_of
+from onecard.report.cards import cards_json
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,12 @@ from onecard.plan.place import Place, place_of
         ("7900xtx", "Radeon RX 7900 XTX"),
         ("m1 max", "Apple M1 Max (32c)"),
         ("titan rtx", "TITAN RTX"),
+        ("4090laptop", "GeForce RTX 4090 Mobile"),
+        ("3080 max q", "GeForce RTX 3080 Mobile"),
+        ("3060ti 8 GiB", "GeForce RTX 3060 Ti"),
+        ("Instinct MI250X", "Radeon Instinct MI250X"),
+        ("mi300x", "Radeon Instinct MI300X"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell"),
     ],
 )
 def test_a_card_is_found_by_the_name_people_type(typed: str, meant: str) -> None:
@@ -52,10 +61,69 @@ def test_an_ambiguous_name_is_refused_with_the_choices(typed: str) -> None:
     assert all(card.name in caught.value.what for card in matching_cards(typed))
 
 
-@pytest.mark.parametrize("typed", ["", "rtx", "voodoo 2", "4071", "💥"])
+@pytest.mark.parametrize(
+    ("typed", "there_is"),
+    [
+        ("3060 8gb", ["GeForce RTX 3060 12 GB has 12 GB", "with 8 GB there is GeForce RTX 3060 Ti"]),
+        ("4070 16 GB", ["GeForce RTX 4070 has 12 GB", "with 16 GB there is GeForce RTX 4070 Ti SUPER"]),
+        ("rtx 4060 16gb", ["GeForce RTX 4060 has 8 GB", "with 16 GB there is GeForce RTX 4060 Ti 16 GB"]),
+        ("4090 laptop 24gb", ["GeForce RTX 4090 Mobile has 16 GB", "with 24 GB there is GeForce RTX 4090"]),
+        ("V100 32GB", ["Tesla V100 SXM2 16 GB has 16 GB"]),
+    ],
+)
+def test_a_model_with_a_memory_it_has_not_is_refused_with_what_there_is(typed: str, there_is: list[str]) -> None:
+    with pytest.raises(UnknownCard) as caught:
+        find_card(typed)
+    assert all(words in caught.value.why for words in there_is), caught.value.why
+    assert find_card(caught.value.fix.removeprefix('--gpu "').removesuffix('"'))  # the fix works
+
+
+MODELS = sorted({re.sub(r" \d+ GB$", "", card.name) for card in known_cards()})
+
+
+@pytest.mark.parametrize("size_gb", [2, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 80, 96, 128])
+def test_a_memory_makes_no_other_model_of_a_card(size_gb: int) -> None:
+    for model in MODELS:
+        for card in matching_cards(f"{model} {size_gb}GB"):
+            assert card.vram_bytes == pytest.approx(size_gb * 2**30, rel=0.07), (model, card.name)
+            found = re.sub(r"( Mobile)?( \d+ GB)?$", "", card.name)
+            assert found == model.removesuffix(" Mobile"), (model, card.name)
+
+
+@pytest.mark.parametrize("typed", ["{} {}", "{}{}"])
+@pytest.mark.parametrize("suffix", ["Ti", "SUPER", "XT", "XTX", "Mobile"])
+def test_a_suffix_is_never_dropped(typed: str, suffix: str) -> None:
+    for model in MODELS:
+        for card in matching_cards(typed.format(model, suffix)):
+            assert suffix in card.name.split(), (model, card.name)
+            assert set(model.split()) <= set(card.name.split()), (model, card.name)
+
+
+def test_a_wrong_digit_is_another_card_or_none() -> None:
+    for model in MODELS:
+        for number in re.findall(r"\d{4}", model):
+            wrong = number[:-2] + str((int(number[-2:]) + 1) % 100).zfill(2)
+            for card in matching_cards(model.replace(number, wrong)):
+                assert wrong in card.name, (model, card.name)
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "rtx", "voodoo 2", "4071", "💥", "m1", "M2 Pro", "ultra", "ada", "xtx", "laptop", "8gb"]
+)
 def test_an_unknown_card_is_refused(typed: str) -> None:
     with pytest.raises(UnknownCard):
         find_card(typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [("m2", "Apple M2 Ultra (76c)"), ("ada", "RTX 6000 Ada Generation"), ("mi300", "Radeon Instinct MI300X")],
+)
+def test_a_refusal_names_what_is_near(typed: str, near: str) -> None:
+    with pytest.raises(UnknownCard) as caught:
+        find_card(typed)
+    assert near in caught.value.why
+    assert caught.value.fix == f'--gpu "{near}"'
 
 
 def test_the_rtx_4070_is_what_its_owner_sees() -> None:
@@ -79,6 +147,16 @@ def test_every_figure_has_a_source_or_is_an_estimate() -> None:
         assert card.bandwidth_bytes_per_second
 
 
+def test_the_json_of_a_card_has_the_source_of_every_figure() -> None:
+    for card in cards_json(known_cards())["gpus"]:
+        figures = {name for name in card if name not in ("name", "architecture", "sources") and card[name] is not None}
+        assert figures >= {"bandwidth_bytes_per_second", "fp32_flops", "native_bf16", "vram_bytes", "peak_flops"}
+        assert card["sources"].keys() == figures
+        assert all(card["sources"].values()), card["name"]
+        if card["architecture"] == "Apple":  # nobody confirms what Apple says of itself
+            assert card["sources"]["bandwidth_bytes_per_second"].startswith("estimate")
+
+
 def test_bf16_is_native_from_compute_capability_8() -> None:
     for card in known_cards():
         if card.compute_capability:
@@ -90,6 +168,8 @@ def test_cards_are_searched_by_word() -> None:
     assert len(search_cards("")) == len(known_cards())
     assert len(search_cards("4070")) == 5
     assert all(card.architecture == "Hopper" for card in search_cards("hopper"))
+    assert [card.name for card in search_cards("m1")] == ["Apple M1 Max (32c)"]  # for a list, letters are enough
+    assert [card.name for card in search_cards("4070 8gb")] == ["GeForce RTX 4070 Mobile"]
     with pytest.raises(UnknownCard):
         search_cards("voodoo")
 

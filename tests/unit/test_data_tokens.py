@@ -261,6 +261,15 @@ def test_validation_data_smaller_than_one_evaluation_is_a_warning(tmp_path: Path
     assert "at least 1,638,400 tokens" in finding.fix
 
 
+@pytest.mark.parametrize(("tokens", "model"), [(65, 65), (1000, 1000), (1024, 1024), (50257, 50304), (100277, 100288)])
+def test_a_model_has_a_large_vocabulary_in_whole_tiles(tmp_path: Path, tokens: int, model: int) -> None:
+    data = nanogpt_folder(tmp_path, dtype="<u4")
+    (data / "meta.json").write_text(json.dumps({"dtype": "uint32", "vocab_size": tokens}))
+    assert (opened(data).vocab_size, opened(data).model_vocab_size) == (tokens, model)
+    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": tokens}))
+    assert opened(data).model_vocab_size == tokens  # as nanoGPT takes it
+
+
 def test_nanogpts_character_meta_gives_vocabulary_and_tokenizer(tmp_path: Path) -> None:
     letters = "\n !abc"
     meta = {"vocab_size": 6, "itos": dict(enumerate(letters)), "stoi": {c: i for i, c in enumerate(letters)}}

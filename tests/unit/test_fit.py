@@ -7,7 +7,7 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card, plain_card
 from onecard.plan.counts import count_params
-from onecard.plan.fit import Fit, fit_config, fit_onecard, shape_for_params
+from onecard.plan.fit import Fit, fit_config, fit_onecard, held_bytes, shape_for_params
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.speed import predict_speed
 from onecard.units import GIB, MIB
@@ -188,6 +188,64 @@ def test_where_only_a_tight_fit_is_left_it_is_taken_with_a_warning(fit: Fitter, 
     assert not found.best.safe
     assert found.warnings
     assert fit(least, RTX_4070, room + GIB).warnings == ()
+
+
+def test_what_is_faster_but_not_safe_is_said_to_be_passed_over() -> None:
+    asked = config(n_head=16, n_embd=1024, batch_size=8, gradient_accumulation_steps=64)
+    fit = fit_config(asked, RTX_4070, BESIDE_A_DESKTOP)
+    other = fit.passed_over
+    assert fit.best
+    assert other
+    assert other.fits
+    assert not other.safe
+    assert other.rank > fit.best.rank
+    left = (BESIDE_A_DESKTOP - other.process_bytes) / MIB
+    assert "8 x 64 sequences would be" in fit.why
+    assert f"leaves {left:.0f} MiB, and the prediction may be {other.error_bytes / MIB:.0f} MiB off" in fit.why
+
+
+def test_where_the_fastest_is_safe_nothing_is_passed_over() -> None:
+    fit = fit_onecard(config(gradient_accumulation_steps=1), find_card("H200"), 130 * GIB)
+    assert fit.passed_over is None
+    assert fit.why == "the fastest of those that fit safely"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("predict", [predict_nanogpt, predict_onecard])
+@pytest.mark.parametrize("shape", [(1, 1, 64), (3, 2, 128), (2, 16, 1024)])
+def test_no_run_takes_less_than_every_update_holds(
+    shape: tuple[int, int, int], predict: Predictor, compiled: bool, dtype: str
+) -> None:
+    n_layer, n_head, n_embd = shape
+    least = config(n_layer=n_layer, n_head=n_head, n_embd=n_embd, batch_size=1, gradient_accumulation_steps=1)
+    least = least.replace({"block_size": 8, "vocab_size": 512, "grad_checkpoint": "full"})
+    memory = predict(least.replace({"compile": compiled, "dtype": dtype}), RTX_4070)
+    assert memory.process_bytes > held_bytes(least, RTX_4070)
+
+
+@pytest.mark.parametrize("fit", [fit_config, fit_onecard])
+def test_what_cannot_fit_is_known_without_trying(fit: Fitter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Memory:
+        raise AssertionError("a run whose weights do not fit was planned")
+
+    large = config(n_layer=48, n_head=25, n_embd=1600)
+    monkeypatch.setattr("onecard.plan.fit.predict_nanogpt", fail)
+    monkeypatch.setattr("onecard.plan.fit.predict_onecard", fail)
+    found = fit(large, RTX_4070, BESIDE_A_DESKTOP)
+    assert found.best is None
+    assert found.candidates == ()
+    assert f"{held_bytes(large, RTX_4070) / MIB:,.0f} MiB" in found.why
+
+
+def test_where_weights_would_fit_but_no_sequence_does_that_is_said() -> None:
+    asked = config(batch_size=1, gradient_accumulation_steps=1)
+    room = held_bytes(asked, RTX_4070) + MIB
+    fit = fit_onecard(asked, RTX_4070, room)
+    assert fit.candidates
+    assert fit.why == "nothing fits: not even one sequence at a time"
+    assert fit.smallest
+    assert fit.smallest.safe
 
 
 def test_the_error_is_the_contexts_and_a_share_of_what_is_reserved() -> None:

@@ -49,10 +49,17 @@ def test_a_stale_product_with_the_same_result_is_information() -> None:
     assert finding.severity == "info"
 
 
-def test_a_stale_product_with_another_result_is_a_warning() -> None:
+def test_a_stale_product_with_another_result_says_both() -> None:
     (finding,) = findings(accumulation=64, steps=2861)
     assert finding.what == "the comment says 16 * 32 = 512 sequences; this is 16 * 64 = 1,024"
-    assert finding.severity == "warn"
+    assert (finding.severity, finding.sure) == ("info", "high")
+
+
+def test_heads_of_42_are_warned_about() -> None:
+    odd = intent_findings(resolve("n_embd = 504\nn_head = 12\n", filename="c.py"))
+    assert [(finding.rule, finding.severity) for finding in odd] == [("odd-head-size", "warn")]
+    assert odd[0].patch == {"n_embd": 512, "n_head": 8}
+    assert intent_findings(resolve("n_embd = 384\nn_head = 12\n", filename="c.py")) == []
 
 
 def test_tokens_that_differ_from_the_comment_are_told() -> None:
@@ -125,3 +132,10 @@ def test_numbers_nobody_can_mean_are_left_alone(line: str) -> None:
 def test_a_size_beyond_all_shapes_gets_the_largest() -> None:
     (finding,) = intent_findings(resolve("n_layer = 12  # a 999999B model", filename="c.py"))
     assert finding.rule == "params-mismatch"
+
+
+def test_a_size_that_no_width_reaches_is_told_without_a_shape() -> None:
+    text = "# a model of ~1M parameters\nn_layer = 2\nn_head = 1\nn_embd = 64\n"
+    (finding,) = intent_findings(resolve(text, filename="c.py"))
+    assert finding.what == "the comment says ~1M; this config is 3.32M (n_embd=64)"
+    assert (finding.patch, finding.fix) == ({}, "mend the words")

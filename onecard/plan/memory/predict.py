@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from onecard.config.schema import RunConfig
@@ -70,6 +70,7 @@ class Memory:
     tight: bool  # fits only because the allocator gives its cache back when it hits the limit
     assumptions: tuple[str, ...]
     tape: Tape
+    first_run_out: str | None = None  # where the first run runs out, which times its kernels; later ones fit
 
     @property
     def peak_phase(self) -> Phase:
@@ -83,7 +84,8 @@ class Memory:
 
     def is_safe(self, available_bytes: int) -> bool:
         """Whether the run fits even if it takes as much more than predicted as predictions may be off."""
-        return bool(self.fits) and self.process_bytes + self.error_bytes <= available_bytes
+        near = self.process_bytes + self.error_bytes > available_bytes
+        return bool(self.fits) and not near and self.first_run_out is None
 
     def is_near(self, available_bytes: int) -> bool:
         """Whether a run that does not fit would, if it took less than predicted by what predictions may be off."""
@@ -94,13 +96,15 @@ class Memory:
         return sorted((p for p in self.parts if p.phase == phase), key=lambda part: -part.size_bytes)
 
 
-def nanogpt_tape(config: RunConfig, device: Device, *, returns_logits: bool = True) -> Tape:
+def nanogpt_tape(config: RunConfig, device: Device, *, cold: bool = True, returns_logits: bool = True) -> Tape:
     """Every allocation and free of nanoGPT's model under nanoGPT's loop.
 
+    `cold`: in the first run, in which compiled kernels are timed.
     `returns_logits=False`: of a model whose forward returns the loss alone in training; nanoGPT's returns both.
     """
-    make = compiled_tape if config.compile else eager_tape
-    return make(config, device, returns_logits=returns_logits)
+    if config.compile:
+        return compiled_tape(config, device, cold=cold, returns_logits=returns_logits)
+    return eager_tape(config, device, returns_logits=returns_logits)
 
 
 def predict_nanogpt(
@@ -111,17 +115,31 @@ def predict_nanogpt(
     expandable_segments: bool = False,
     returns_logits: bool = True,
 ) -> Memory:
-    """The memory of a run under nanoGPT on a card, `available_bytes` of which may be shown for the process."""
+    """The memory of a run under nanoGPT on a card, `available_bytes` of which may be shown for the process.
+
+    Of its first run, unless that runs out and the next, whose kernels are tuned, does not: where segments only just
+    hold everything, the buffers with which kernels are timed decide how the rest falls, by as much as the logits take.
+    """
     device = device_of(card)
-    return _memory(
-        nanogpt_tape(config, device, returns_logits=returns_logits),
-        context=_context(card.context_bytes, card.context_source) if card else NO_CONTEXT,
-        card=card,
-        available_bytes=available_bytes,
-        expandable_segments=expandable_segments,
-        why=partial(_why_nanogpt, config),
-        assumptions=tuple(_assumptions(config, device, card, expandable_segments)),
-    )
+
+    def memory(*, cold: bool) -> Memory:
+        return _memory(
+            nanogpt_tape(config, device, cold=cold, returns_logits=returns_logits),
+            context=_context(card.context_bytes, card.context_source) if card else NO_CONTEXT,
+            card=card,
+            available_bytes=available_bytes,
+            expandable_segments=expandable_segments,
+            why=partial(_why_nanogpt, config),
+            assumptions=tuple(_assumptions(config, device, card, expandable_segments)),
+        )
+
+    first = memory(cold=True)
+    if not first.ran_out or not config.compile or available_bytes is None:
+        return first
+    if first.peak_phase.allocated_bytes + first.context_bytes > available_bytes:
+        return first  # and so every run
+    later = memory(cold=False)
+    return replace(later, first_run_out=first.ran_out) if later.fits else first
 
 
 def predict_onecard(config: RunConfig, card: Card | None, *, available_bytes: int | None = None) -> Memory:
