@@ -5,7 +5,7 @@ What goes wrong is an `onecard.OnecardError` with `what`, `why` and `fix`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +13,7 @@ from onecard.errors import UsageError
 from onecard.runs.folder import Run, load_run
 
 if TYPE_CHECKING:
+    from onecard.cli.cases import Stated
     from onecard.config.resolve import Resolved
     from onecard.doctor.compare import Comparison
     from onecard.doctor.diagnose import Diagnosis
@@ -75,39 +76,38 @@ def diagnose(
     """One diagnosis for each run found: what `onecard doctor` shows.
 
     A source is a run folder, a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer, or a `Run`; a
-    log may hold several runs. `config` is the config a log was made with, `gpu` the card it ran on, `other_bytes` what
-    other programs hold of it, the tokens are those of the data, and `final` says that a log is complete.
+    log may hold several runs. `config` is the config a log was made with; without it, that is the file NAME.config.py
+    beside NAME.log, if there is one. `gpu` is the card it ran on, `other_bytes` what other programs hold of it, the
+    tokens are those of the data, and `final` says that a log is complete.
 
     >>> for diagnosis in diagnose("train.log", config="train_fineweb.py", gpu="RTX 4070"):  # doctest: +SKIP
     ...     for finding in diagnosis.findings:
     ...         print(finding.rule, finding.severity, finding.patch)
     """
-    from onecard.cli.cases import doctors_card
+    from onecard.cli.cases import cases_of, doctors_card
     from onecard.doctor.case import DataSizes
     from onecard.doctor.diagnose import diagnose_cases
-    from onecard.doctor.facts import make_case
 
-    resolved = None if config is None else _resolved(config, {})
-    sizes = DataSizes(train_tokens=train_tokens, val_tokens=val_tokens)
-    card = doctors_card(gpu)
-    runs = [run for source in sources for run in _runs(source)]
-    cases = [make_case(run, config=resolved, card=card, data=sizes, other_bytes=other_bytes) for run in runs]
+    stated, card = _stated(config), doctors_card(gpu)
+    data = DataSizes(train_tokens=train_tokens, val_tokens=val_tokens)
+    found = (_runs(source, stated) for source in sources)
+    cases = [case for each in found for case in cases_of(*each, card=card, data=data, other_bytes=other_bytes)]
     return diagnose_cases(cases, final=final)
 
 
 def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu: str | None = None) -> Comparison:
     """Runs side by side, each named by its position: what `onecard compare` shows. Sources are as for `diagnose`.
 
-    `configs` has one config for each source, None where the source says it itself, as run folders do.
+    `configs` has one config for each source, None where the source says it itself, as run folders do, or a file
+    NAME.config.py beside NAME.log.
 
     >>> found = compare_runs("runs/40m", "runs/124m", gpu="RTX 4070")  # doctest: +SKIP
     >>> found.winners["final_val_loss"], found.config_diff["n_embd"]  # doctest: +SKIP
     (1, (384, 768))
     """
-    from onecard.cli.cases import doctors_card
+    from onecard.cli.cases import cases_of, doctors_card
     from onecard.doctor import compare
     from onecard.doctor.case import DataSizes
-    from onecard.doctor.facts import make_case
 
     named = configs or [None] * len(sources)
     if len(named) != len(sources):
@@ -117,10 +117,9 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
             fix="compare_runs(a, b, configs=[a_config, None])",
             name="configs-do-not-match",
         )
-    cases = []
-    for source, config in zip(sources, named, strict=True):
-        resolved = None if config is None else _resolved(config, {})
-        cases += [make_case(run, config=resolved, card=doctors_card(gpu), data=DataSizes()) for run in _runs(source)]
+    card = doctors_card(gpu)
+    found = (_runs(source, _stated(config)) for source, config in zip(sources, named, strict=True))
+    cases = [case for each in found for case in cases_of(*each, card=card, data=DataSizes())]
     if len(cases) < 2:
         raise UsageError(
             f"a comparison needs two runs, and {'one was' if cases else 'none were'} given",
@@ -131,11 +130,23 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
     return compare.compare_runs(cases)
 
 
-def _runs(source: Source) -> list[LoggedRun]:
-    from onecard.cli.cases import runs_at
+def _runs(source: Source, stated: Stated | None) -> tuple[Iterable[LoggedRun], Stated]:
+    """The runs of a source and their config: the one given, else the one found beside a log, as the commands do."""
+    from onecard.cli.cases import found_config, runs_at
     from onecard.runs.logged import logged_run
 
-    return [logged_run(source)] if isinstance(source, Run) else list(runs_at(str(source)))
+    if isinstance(source, Run):
+        return [logged_run(source)], stated or (None, {})
+    return runs_at(str(source)), stated or found_config(str(source), [])[0]
+
+
+def _stated(config: Config) -> Stated | None:
+    """The config that was given, read as the commands read it; None for none."""
+    from onecard.cli.cases import stated_config
+
+    if isinstance(config, Mapping):
+        return _resolved(config, {}), {}
+    return None if config is None else stated_config(str(config), [])
 
 
 def _resolved(config: Config, keys: Mapping[str, object]) -> Resolved:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,15 +82,25 @@ def _shape_of(config: str) -> dict[str, object]:
     return dict(read_file(read_text(Path(config)), {}).values) if config != STDIN else {}
 
 
-def cases_at(path: str, stated: Stated, *, card: Card | None, data: DataSizes, other_bytes: int = 0) -> Iterator[Case]:
-    """The runs of a path with their config."""
+def cases_of(
+    runs: Iterable[LoggedRun], stated: Stated, *, card: Card | None, data: DataSizes, other_bytes: int = 0
+) -> Iterator[Case]:
+    """The runs with the config that is stated for them."""
     from onecard.doctor.facts import make_case
+    from onecard.runs.files import free_path
 
     resolved, keys = stated
-    for run in runs_at(path):
+    for run in runs:
         if keys:  # no trainer takes this config: a rule says why
             run = replace(run, config={**keys, **run.config})
-        yield make_case(run, config=resolved, card=card, data=data, other_bytes=other_bytes)
+        yield make_case(
+            run,
+            config=resolved,
+            card=card,
+            data=data,
+            other_bytes=other_bytes,
+            next_folder=str(free_path(Path(run.folder))) if run.folder else None,
+        )
 
 
 def runs_at(path: str) -> Iterator[LoggedRun]:

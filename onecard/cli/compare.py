@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.cli.cases import cases_at, doctors_card, found_config, named_config, stdin_once
+from onecard.cli.cases import cases_of, doctors_card, found_config, runs_at, stated_config, stdin_once
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, no_flags
 from onecard.cli.plan import complete_card
@@ -95,15 +95,15 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
     from onecard.doctor.case import DataSizes
 
     card = doctors_card(options.gpu)
-    named = [named_config(config, []) for config in options.config]
+    named = [stated_config(config, []) for config in options.config]
     if len(named) == 1:
         named *= len(options.path)
     cases: list[Case] = []
     talk: list[str] = []
     for number, path in enumerate(options.path):
-        stated, taken = ((named[number], {}), []) if named else found_config(path, [])
+        stated, taken = (named[number], []) if named else found_config(path, [])
         talk += taken
-        cases += cases_at(path, stated, card=card, data=DataSizes())
+        cases += cases_of(runs_at(path), stated, card=card, data=DataSizes())
     if len(cases) < 2:
         first = quote(options.path[0])
         raise UsageError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.cli.cases import cases_at, config_beside, doctors_card, found_config, stated_config, stdin_once
+from onecard.cli.cases import cases_of, config_beside, doctors_card, found_config, runs_at, stated_config, stdin_once
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
 from onecard.cli.plan import complete_card
@@ -123,7 +123,7 @@ def _diagnose(options: Options, flags: list[Flag]) -> tuple[list[Diagnosis], lis
     for path in options.path:
         stated, taken = (named, []) if named else found_config(path, flags)
         talk += taken
-        cases += cases_at(path, stated, card=card, data=data, other_bytes=options.other or 0)
+        cases += cases_of(runs_at(path), stated, card=card, data=data, other_bytes=options.other or 0)
     return diagnose_cases(cases, final=options.final), talk
 
 

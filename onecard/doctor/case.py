@@ -28,7 +28,7 @@ class Facts:
     seconds_per_step: float | None  # median of steps without evaluation
     seconds_per_micro_batch: float | None
     tokens_per_second: float | None
-    mfu: float | None  # of the card's dense peak: decision 9 of the contract
+    mfu: float | None  # of the dense peak of the card it ran on: decision 9 of the contract
     printed_mfu: float | None  # what the log claims, median
     evaluation_seconds: float | None  # one evaluation with its checkpoint
     evaluation_share: float | None  # of all time
@@ -49,12 +49,14 @@ class Case:
 
     run: LoggedRun
     resolved: Resolved | None  # the config: from --config, the log or the run folder; None when nothing is known
-    card: Card | None
+    card: Card | None  # it ran on; of a run that had none, the one the next is planned for
     data: DataSizes
     facts: Facts
     steps: tuple[Step, ...]
     evals: tuple[Eval, ...]
     other_bytes: int = 0  # of the card, held by other programs
+    cardless: str | None = None  # `cpu` or `mps`, where it ran without a card
+    next_folder: str | None = None  # of a run of ours: a folder like its own where nothing is yet
 
     @property
     def end(self) -> End | None:

@@ -20,7 +20,7 @@ def config_in_log(run: LoggedRun) -> Resolved | None:
     if run.config.keys() <= {"vocab_size"}:
         return None  # a vocabulary alone is no config: the rest would be guessed
     values = {key: value for key, value in run.config.items() if key in KEYS}
-    origins = dict.fromkeys(KEYS, "default") | {key: _origin(run, key) for key in values}
+    origins = dict.fromkeys(KEYS, "default") | {key: stated_in(run, key) for key in values}
     if "init_from" in values:  # the shape of OpenAI's weights, if it names them
         started = resolve(f"init_from = {values['init_from']!r}")
         shape = {key: origin for key, origin in started.origins.items() if origin.startswith("init_from=")}
@@ -76,22 +76,24 @@ def config_under_log(config: Resolved, run: LoggedRun) -> Resolved:
         return config
     in_file = {key: getattr(config.config, key) for key in said if config.origins[key] != "default"}
     warnings = [
-        f"{key}: the log says {said[key]!r} ({_origin(run, key)}), the file {value!r} ({config.origins[key]}); "
+        f"{key}: the log says {said[key]!r} ({stated_in(run, key)}), the file {value!r} ({config.origins[key]}); "
         "what ran is what the log says"
         for key, value in in_file.items()
     ]
     return replace(
         config,
         config=checked,
-        origins={**config.origins, **{key: _origin(run, key) for key in said}},
+        origins={**config.origins, **{key: stated_in(run, key) for key in said}},
         warnings=(*config.warnings, *warnings),
         overridden={**config.overridden, **in_file},
     )
 
 
-def _origin(run: LoggedRun, key: str) -> str:
+def stated_in(run: LoggedRun, key: str) -> str:
+    """The origin of a value that a run states: `train.log:12`, or `in runs/default`. A bare name would not do: a folder
+    may be called what marks other origins, such as "default"."""
     line = run.config_lines.get(key)
-    return f"{run.source}:{line.number}" if line else run.source
+    return f"{run.source}:{line.number}" if line else f"in {run.source}"
 
 
 def _comments(run: LoggedRun, file: Resolved | None) -> Mapping[int, str]:

@@ -12,10 +12,11 @@ from onecard import units
 from onecard.config.resolve import Resolved, resolve
 from onecard.config.schema import KEYS, RunConfig
 from onecard.doctor.case import Case, DataSizes
+from onecard.doctor.config_in_log import stated_in
 from onecard.doctor.evidence import pairs, place, vals
 from onecard.doctor.facts import make_case
 from onecard.doctor.predict import Forecast, predict_end
-from onecard.doctor.repair import PLANNED, Repair, folder_of, repaired, trainer_of
+from onecard.doctor.repair import PLANNED, Repair, next_folder, repaired, trainer_of
 from onecard.doctor.rules import NAMES, RULES, RULES_ACROSS, rule_name
 from onecard.doctor.trend import Trend, trend
 from onecard.findings import Finding, Sureness
@@ -31,6 +32,10 @@ SCHEDULE = frozenset({"learning_rate", "min_lr", "decay_lr", "lr_decay_iters", "
 DRAWN_BY_CARD = ("n_layer", "n_head", "n_embd", "block_size")  # by onecard's default, where nobody sets them
 STANDARD_INPUT = "standard input"  # the source of a config that no command can name
 WATCHED_STEPS = 4000  # a live look goes no further back
+# rules that are silent where a size or the card is not known
+OF_TRAINING_DATA = frozenset({"needless-dropout", "too-many-epochs"})
+OF_VALIDATION_DATA = frozenset({"val-set-tiny"})
+OF_THE_CARD = frozenset({"low-mfu", "states-do-not-fit"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +102,12 @@ def diagnose_cases(cases: Sequence[Case], *, final: bool = False) -> list[Diagno
 def _diagnosed(case: Case, before: Sequence[Case], *, final: bool) -> Diagnosis:
     found = [finding for rule in RULES for finding in rule(case)]
     found += [finding for rule in RULES_ACROSS for finding in rule(case, before)]
-    found += _recorded(case, {finding.rule for finding in found})
+    found += _recorded(case, already={finding.rule for finding in found})
     findings = first_things_first(_planned(case, finding) for finding in found)
     return Diagnosis(
         case=case,
         findings=findings,
-        forecast=None if final or case.end else predict_end(case),
+        forecast=None if final or case.end or case.run.cut_off else predict_end(case),
         trend=trend(case),
         evidence=tuple(_evidence(case)),
         prescription=_prescription(case, findings),
@@ -110,15 +115,36 @@ def _diagnosed(case: Case, before: Sequence[Case], *, final: bool) -> Diagnosis:
     )
 
 
-def _recorded(case: Case, already: Collection[str]) -> list[Finding]:
-    """What a run of ours found while it trained, by rules that are not among those that find it `already`: it may have
-    known its data or its card better, or a later part of the run hides it. Of each rule the last."""
+def _recorded(case: Case, *, already: Collection[str]) -> list[Finding]:
+    """What a run of ours found while it trained and cannot be seen here, of each rule the last. Where a rule can look
+    at the whole run its own verdict counts, and that may be silence."""
     found = {record.finding.rule: record for record in case.run.records if isinstance(record, FindingRecord)}
     return [
-        replace(record.finding, seen=(f"found at step {record.step:,}, while it trained", *record.finding.seen))
+        _of_then(record, _missing(case, rule))
         for rule, record in found.items()
-        if rule not in already and _in_todays_words(record.finding)
+        if rule not in already and (rule not in NAMES or _missing(case, rule)) and _in_todays_words(record.finding)
     ]
+
+
+def _of_then(record: FindingRecord, missing: str | None) -> Finding:
+    """A finding of a run that trained, said to be from then; its patch is not for a run that has gone on."""
+    found = record.finding
+    return replace(
+        found,
+        what=f"found at step {record.step:,}, while it trained: {found.what}",
+        fix=f"{found.fix} (as of then: {missing} has the whole run judged)" if missing else found.fix,
+        seen=(f"step {record.step:,}: finding, {found.rule}", *found.seen),
+        patch={},
+    )
+
+
+def _missing(case: Case, rule: str) -> str | None:
+    """The option that lets a rule look, where what it needs was known to the run and is not known here."""
+    if (rule in OF_TRAINING_DATA and case.data.train_tokens is None) or (
+        rule in OF_VALIDATION_DATA and case.data.val_tokens is None
+    ):
+        return "--data DIR"
+    return "--gpu NAME" if rule in OF_THE_CARD and case.card is None else None
 
 
 def _in_todays_words(finding: Finding) -> bool:
@@ -181,16 +207,20 @@ def _command(case: Case, made: Repair) -> str:
     file = None if resolved.source in (case.run.source, STANDARD_INPUT) else resolved.source
     settings = _beyond_file(case, resolved) if file else _all_settings(resolved.config, trainer)
     if trainer == "onecard":
-        settings["out_dir"] = f"{folder_of(case, resolved.config)}-2"
+        settings["out_dir"] = next_folder(case, resolved.config)
+    if case.card and case.cardless == resolved.config.device:
+        settings["device"] = "cuda"  # the next one is planned on a card
     environment = EXPANDABLE if made.expandable_segments else ""
     return train_command(file, {**settings, **made.patch}, environment=environment, trainer=trainer)
 
 
 def _beyond_file(case: Case, resolved: Resolved) -> dict[str, object]:
     """What ran otherwise than the config file says: keys of the command line, and those that the log states."""
-    beyond = ("--", f"{case.run.source}:")
-    keys = [key for key, origin in resolved.origins.items() if origin.startswith(beyond) or origin == case.run.source]
-    return {key: getattr(resolved.config, key) for key in keys}
+    return {
+        key: getattr(resolved.config, key)
+        for key, origin in resolved.origins.items()
+        if origin.startswith("--") or origin == stated_in(case.run, key)
+    }
 
 
 def _all_settings(config: RunConfig, trainer: TrainerName) -> dict[str, object]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from statistics import median
 
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
+from onecard.findings import Finding
 from onecard.plan.counts import count_params
 from onecard.plan.loss import SMALLEST_VOCABULARY, dataset_of
 from onecard.runs.logged import Line, Message
@@ -16,8 +18,34 @@ from onecard.runs.records import Eval, Start, Step
 NANOGPT_LIKE = ("nanogpt", "onecard", "minimal", "messages")  # what they leave unsaid has nanoGPT's default
 ASSUMED_NOISE = 0.024  # of one evaluation of nanoGPT's 200 batches, where nothing tells: the most seen in real runs
 ROUNDING = 0.01  # "40.56M" of a printed count
-A_TEST = 200  # updates, below which nobody meant to train
 LARGEST_LOSS = 1e9  # in nats; a larger one is no loss, and its square no number
+
+
+def above(value: float, limit: float) -> bool:
+    """Whether a value exceeds a limit by more than the rounding of decimals: 1.05 - 1 is not above 0.05."""
+    return value > limit and not math.isclose(value, limit, rel_tol=1e-9)
+
+
+def only_told(finding: Finding, because: str) -> Finding:
+    """The finding as information, which prescribes nothing; its reason says why it is no more here."""
+    return replace(finding, severity="info", why=f"{finding.why}; only told, because {because}", patch={})
+
+
+def unless_fine_tuning(finding: Finding, config: RunConfig) -> Finding:
+    """The finding, which is about training from scratch; of a run that starts from trained weights it is only told."""
+    if config.init_from in ("scratch", "resume"):
+        return finding
+    return replace(
+        only_told(finding, f"the run starts from trained weights ({config.init_from})"),
+        fix=f"none needed for fine-tuning; from scratch {finding.fix}",
+    )
+
+
+def unless_shape_is_given(finding: Finding, config: RunConfig) -> Finding:
+    """The finding, which proposes a shape; of a run that starts from trained weights, which have theirs, only told."""
+    if config.init_from in ("scratch", "resume"):
+        return finding
+    return only_told(finding, f"the shape is that of the weights it starts from ({config.init_from})")
 
 
 def known(case: Case, *keys: str) -> RunConfig | None:

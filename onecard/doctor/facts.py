@@ -16,20 +16,27 @@ from onecard.doctor.noise import evaluation_noise, sampling_error, validation
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.runs.logged import LoggedRun
-from onecard.runs.records import Eval, Step
+from onecard.runs.records import Eval, Start, Step
 
 ROUNDED_PARAMS = 5_001  # nanoGPT prints millions with two decimals
 
 
 def make_case(
-    run: LoggedRun, *, config: Resolved | None, card: Card | None, data: DataSizes, other_bytes: int = 0
+    run: LoggedRun,
+    *,
+    config: Resolved | None,
+    card: Card | None,
+    data: DataSizes,
+    other_bytes: int = 0,
+    next_folder: str | None = None,
 ) -> Case:
     """Everything a rule may look at. What the log states wins over the config file, which wins over defaults.
 
-    `other_bytes` of the card are held by other programs.
+    `other_bytes` of the card are held by other programs; `next_folder` is free for the next run, for whoever can see.
     """
     resolved = config_under_log(config, run) if config else config_in_log(run)
     card = card or card_in_log(run)
+    cardless = _without_card(run, resolved)
     tokens_per_step = _tokens_per_step(run, resolved)
     each = tokens_per_step if run.steps_told else None
     steps = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Step))
@@ -39,11 +46,27 @@ def make_case(
         resolved=resolved,
         card=card,
         data=data,
-        facts=_facts(run, resolved, card, steps=steps, evals=evals, tokens_per_step=tokens_per_step),
+        facts=_facts(
+            run,
+            resolved,
+            card if cardless is None else None,
+            steps=steps,
+            evals=evals,
+            tokens_per_step=tokens_per_step,
+        ),
         steps=steps,
         evals=evals,
         other_bytes=other_bytes,
+        next_folder=next_folder,
+        cardless=cardless,
     )
+
+
+def _without_card(run: LoggedRun, resolved: Resolved | None) -> str | None:
+    """`cpu` or `mps` of a run that had no card, as it recorded or else as its config says; None of others."""
+    devices = [record.device for record in run.records if isinstance(record, Start)]
+    device = devices[-1] if devices else resolved.config.device if resolved else None
+    return device if device in ("cpu", "mps") else None
 
 
 def _tokens_per_step(run: LoggedRun, resolved: Resolved | None) -> int | None:

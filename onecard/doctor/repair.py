@@ -117,8 +117,15 @@ def _what_goes_with_a_new_shape(case: Case, config: RunConfig, patch: Mapping[st
     passes = epochs(case, changed.total_tokens)
     if changed.dropout and (passes is None or passes < 1):
         whole["dropout"] = 0.0
-    whole["out_dir"] = f"{folder_of(case, config)}-{round(params.nanogpt / 1e6)}M"
+    millions = params.nanogpt / 1e6
+    size = f"{millions:.0f}M" if millions >= 10 else f"{millions:.2g}M"  # a name that says what is in it
+    whole["out_dir"] = case.next_folder or f"{folder_of(case, config)}-{size}"
     return whole
+
+
+def next_folder(case: Case, config: RunConfig) -> str:
+    """Where the run is made anew: beside it, in a folder that is free as far as anybody could look."""
+    return case.next_folder or f"{folder_of(case, config)}-2"
 
 
 def folder_of(case: Case, config: RunConfig) -> str:

@@ -102,7 +102,8 @@ def summary_lines(diagnosis: Diagnosis) -> Iterator[Line]:
     if facts.last_step is not None or not case.run.steps_told:
         yield "so far", _so_far(diagnosis)
     if facts.seconds_per_step or facts.tokens_per_second:
-        yield "speed", ", ".join(_speed(diagnosis)) + " (measured)"
+        measured = "measured on the CPU" if case.cardless == "cpu" else "measured"
+        yield "speed", ", ".join(_speed(diagnosis)) + f" ({measured})"
     if facts.last_val and facts.last_val.val_loss is not None:
         yield "loss", _loss(diagnosis)
     elif case.steps:
@@ -128,6 +129,8 @@ def _so_far(diagnosis: Diagnosis) -> str:
         told += f", {units.duration(facts.seconds)} of training"
     if diagnosis.case.end:
         told += f"; ended: {diagnosis.case.end.reason}"
+    elif case.run.cut_off:
+        told += "; cut off"
     return told
 
 
@@ -142,7 +145,7 @@ def _speed(diagnosis: Diagnosis) -> Iterator[str]:
     if facts.mfu is not None and card:
         yield f"{facts.mfu:.0%} of {card.name}'s dense peak"
     if facts.evaluation_share is not None:
-        yield f"evaluation takes {facts.evaluation_share:.1%} of the time"
+        yield f"evaluation took {facts.evaluation_share:.1%} of the time"
 
 
 def _loss(diagnosis: Diagnosis) -> str:

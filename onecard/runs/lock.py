@@ -48,6 +48,18 @@ class Lock:
             os.close(self._descriptor)
 
 
+def left_behind(path: Path) -> bool:
+    """Whether the process that a lock file names is gone without having let go: it was killed, or lost its power.
+
+    False where nobody is named, and where it cannot be seen from here: on another machine, or under Windows.
+    """
+    holder = _holder(path)
+    if holder is None or sys.platform == "win32":
+        return False
+    pid, host = holder
+    return host == socket.gethostname() and pid != os.getpid() and not _lives_here(pid, host)
+
+
 def _take(descriptor: int) -> bool | None:
     """Whether the lock is ours now; None where this disk has no locks."""
     try:

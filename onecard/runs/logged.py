@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
 from onecard.runs.folder import Run
-from onecard.runs.records import (
-    History,
-    NotARecord,
-    Oom,
-    Record,
-    Start,
-    Unknown,
-    each_step_once,
-    from_line,
-    read_lines,
-)
+from onecard.runs.history import History, each_step_once, read_lines
+from onecard.runs.record_json import NotARecord, from_line
+from onecard.runs.records import Oom, Record, Start, Unknown
 from onecard.runs.torch_oom import oom_sizes
 
 LogFormat = Literal[
@@ -79,6 +71,7 @@ class LoggedRun:
     printed_seconds: float | None = None  # of the whole run, evaluations included
     steps_told: bool = True  # False: nothing tells the steps, and records are numbered as the losses stand in the log
     folder: str | None = None  # of a run of ours, where it was read from its folder
+    cut_off: bool = False  # of a run of ours: its process is gone, and recorded no end
     kept_one_step_in: int = (
         1  # of a log with very many steps, one in so many is kept (and every loss that is no number)
     )
@@ -86,7 +79,8 @@ class LoggedRun:
 
 def logged_run(run: Run) -> LoggedRun:
     """A run folder of ours, in the shape that logs of other programs are read into."""
-    return _ours(run.history, source=str(run.path), config=run.config, folder=str(run.path))
+    read = _ours(run.history, source=str(run.path), config=run.config)
+    return replace(read, folder=str(run.path), cut_off=run.cut_off)
 
 
 def recorded_run(lines: Iterable[bytes], *, source: str) -> LoggedRun:
@@ -102,9 +96,7 @@ def holds_record(line: bytes) -> bool:
         return False
 
 
-def _ours(
-    history: History, *, source: str, config: Mapping[str, object] | None, folder: str | None = None
-) -> LoggedRun:
+def _ours(history: History, *, source: str, config: Mapping[str, object] | None) -> LoggedRun:
     records = each_step_once(history.records)
     starts = [record for record in records if isinstance(record, Start)]
     stated = config if config is not None else starts[-1].config if starts else {}
@@ -116,7 +108,6 @@ def _ours(
         card_name=next((start.card for start in reversed(starts) if start.card), None),
         messages=tuple(oom_messages(records)),
         unread_lines=history.damaged_lines,
-        folder=folder,
     )
 
 

@@ -2,8 +2,12 @@
 
 import json
 import math
+import os
 import re
 import shlex
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from onecard.doctor.live import evaluation_above_training
+from onecard.findings import Finding
 from onecard.plan.loss import law
 from onecard.runs.folder import create_run
+from onecard.runs.record_json import to_line
 from onecard.runs.records import End, EndReason, FindingRecord, Oom, OomPlace, Record, Start
 from tests.contract.conftest import Command
 from tests.unit.doctor.cases import evaluation, step
@@ -194,10 +200,23 @@ OOM_MESSAGE = (
 )
 
 
-def own_run(folder: Path, *more: Record, last: int = 300) -> None:
+def test_a_run_reads_the_same_whatever_its_folder_is_called(onecard: Command, tmp_path: Path) -> None:
+    runs = tmp_path / "work" / "runs"
+    for name in ("default", "twin"):
+        own_run(runs / name)
+    said = {name: onecard("doctor", name, "--json", cwd=runs) for name in ("default", "twin")}
+    assert said["twin"].stdout.replace("twin", "default") == said["default"].stdout
+    assert (
+        onecard("doctor", "runs/default", "--json").stdout.replace("runs/default", "default") == said["default"].stdout
+    )
+    (run,) = said["default"].json["runs"]
+    assert "batch_size = 16 (in default)" in str(run["findings"])
+
+
+def own_run(folder: Path, *more: Record, last: int = 300, begin: Start = BEGIN, **keys: object) -> None:
     """A run of ours that learns for `last` steps, and what else it recorded."""
-    with create_run(folder, config={**OWN, "batch_size": 16, "gradient_accumulation_steps": 32}) as run:
-        run.append(BEGIN)
+    with create_run(folder, config={**OWN, "batch_size": 16, "gradient_accumulation_steps": 32, **keys}) as run:
+        run.append(begin)
         for number in range(1, last + 1, 10):
             run.append(replace(step(number, 10.8 - number / 100), more={}))
         for record in more:
@@ -262,8 +281,8 @@ def test_what_a_run_of_ours_found_of_itself_is_repeated(onecard: Command, tmp_pa
     own_run(tmp_path / "work" / "r", FindingRecord(step=250, finding=finding))
     (run,) = onecard("doctor", "r", "--json").json["runs"]
     repeated = by_rule(run)["evaluation-above-training"]
-    assert repeated["what"] == finding.what
-    assert repeated["seen"][0] == "found at step 250, while it trained"  # type: ignore[index]
+    assert repeated["what"] == f"found at step 250, while it trained: {finding.what}"
+    assert repeated["seen"] == ["step 250: finding, evaluation-above-training", *finding.seen]
     assert run["summary"]["healthy"] is False
 
 
@@ -279,6 +298,92 @@ def test_a_finding_that_a_rule_makes_anew_is_not_told_twice(onecard: Command, tm
     (run,) = onecard("doctor", "r", "--json").json["runs"]
     assert [finding["rule"] for finding in run["findings"]].count("loss-nan") == 1
     assert by_rule(run)["loss-nan"]["severity"] == "fatal"
+
+
+def then(rule: str, *, patch: dict[str, object] | None = None) -> FindingRecord:
+    """A warning of a rule at step 250, as a run records it."""
+    finding = Finding(
+        rule=rule, severity="warn", sure="high", what="as it was then", why="w", fix="f", patch=patch or {}
+    )
+    return FindingRecord(step=250, finding=finding)
+
+
+def test_what_the_doctor_sees_of_the_whole_run_replaces_what_was_found_on_the_way(
+    onecard: Command, tmp_path: Path
+) -> None:
+    on_the_way = [then("needless-dropout", patch={"dropout": 0.0}), then("too-many-epochs"), then("decay-horizon")]
+    own_run(tmp_path / "work" / "r", *on_the_way)
+    (run,) = onecard("doctor", "r", "--json", "--train_tokens=20M").json["runs"]
+    assert "7.6 times" in str(by_rule(run)["too-many-epochs"]["what"]), "not the one of then"
+    assert not {"needless-dropout", "decay-horizon"} & by_rule(run).keys(), "silence is a verdict too"
+    assert "dropout" not in str(run.get("prescription"))
+    (unsized,) = onecard("doctor", "r", "--json").json["runs"]
+    assert "decay-horizon" not in by_rule(unsized), "which needs nothing that is not known"
+    for rule in ("needless-dropout", "too-many-epochs"):
+        repeated = by_rule(unsized)[rule]
+        assert repeated["what"] == "found at step 250, while it trained: as it was then"
+        assert repeated["fix"] == "f (as of then: --data DIR has the whole run judged)"
+        assert repeated["patch"] == {}
+    assert "dropout" not in str(unsized.get("prescription"))
+
+
+def test_the_command_names_a_folder_that_is_free(onecard: Command, tmp_path: Path) -> None:
+    runs = tmp_path / "work" / "runs"
+    schedule = {"lr_decay_iters": 5000}
+    for name in ("mine", "mine-2"):
+        own_run(runs / name, **schedule)
+    (run,) = onecard("doctor", "runs/mine", "--json").json["runs"]
+    assert "--out_dir=runs/mine-3 " in run["prescription"]["command"] + " "
+    (inside,) = onecard("doctor", ".", "--json", cwd=runs / "mine").json["runs"]
+    assert f"--out_dir={runs / 'mine-3'} " in inside["prescription"]["command"] + " "
+    own_run(runs / "odd", n_embd=120, n_head=6)  # heads of 20: another shape
+    own_run(runs / "odd-2")
+    (odd,) = onecard("doctor", "runs/odd", "--json").json["runs"]
+    assert odd["prescription"]["new_run"] is True
+    assert odd["prescription"]["patch"]["out_dir"] == "runs/odd-3"
+
+
+def test_a_run_whose_process_is_gone_was_cut_off(onecard: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "work" / "r"
+    own_run(folder)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (folder / "lock").write_text(f"{gone.pid} {socket.gethostname()}\n")
+    shown = onecard("doctor", "r", "--json")
+    (run,) = shown.json["runs"]
+    finding = by_rule(run)["stopped-early"]
+    assert (finding["severity"], shown.code) == ("warn", 0)
+    assert finding["what"] == "cut off at step 291 of 1,000 (29%)"
+    assert "onecard train --resume r " in str(finding["fix"])
+    assert "forecast" not in run
+    assert "; cut off" in onecard("doctor", "r").stdout
+    for holder in (f"{os.getpid()} {socket.gethostname()}", f"{gone.pid} elsewhere", ""):
+        (folder / "lock").write_text(holder)
+        (run,) = onecard("doctor", "r", "--json").json["runs"]
+        assert "forecast" in run, "nobody can say that it is gone"
+    (folder / "lock").write_text(f"{gone.pid} {socket.gethostname()}\n")
+    with (folder / "records.jsonl").open("ab") as records:
+        records.write(to_line(ended("interrupted")))
+    (run,) = onecard("doctor", "r", "--json").json["runs"]
+    assert "interrupted" in str(by_rule(run)["stopped-early"]["what"]), "it told its end"
+
+
+def test_a_card_that_is_named_is_not_the_card_of_a_run_on_the_cpu(onecard: Command, tmp_path: Path) -> None:
+    on_cpu = replace(BEGIN, device="cpu")
+    own_run(tmp_path / "work" / "r", begin=on_cpu, compile=False, device="cpu", lr_decay_iters=5000)
+    own_run(tmp_path / "work" / "on-a-card", compile=False)
+    shown = onecard("doctor", "r", "--gpu", "RTX 4070", "--json")
+    (run,) = shown.json["runs"]
+    assert "low-mfu" not in by_rule(run)
+    assert run["summary"]["mfu"] is None
+    assert "4070" in run["summary"]["card"], "the next one is planned there"
+    assert "--compile=True" not in run["prescription"]["command"]
+    assert "--device=cuda" in run["prescription"]["command"]
+    (unplanned,) = onecard("doctor", "r", "--json").json["runs"]
+    assert "--device=cpu" in unplanned["prescription"]["command"]
+    assert "measured on the CPU" in onecard("doctor", "r", "--gpu", "RTX 4070").stdout
+    (other,) = onecard("doctor", "on-a-card", "--gpu", "RTX 4070", "--json").json["runs"]
+    assert "low-mfu" in by_rule(other), "the same run on a card is judged"
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,20 @@
 import doctest
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import onecard
 import onecard.api
+from onecard.report.compare import comparison_json
 from onecard.runs.folder import create_run
-from tests.unit.test_runs_records import start, step
+from tests.made_records import start, step
 
+ROOT = Path(__file__).parents[2]
 LOG = "\n".join(
     ["tokens per iteration will be: 32,768", "number of parameters: 29.94M"]
     + [f"iter {n}: loss {10.9 - n / 50:.4f}, time 100.00ms, mfu 10.00%" for n in range(100)]
@@ -86,6 +91,45 @@ def test_a_config_speaks_for_a_log(tmp_path: Path) -> None:
     (found,) = onecard.diagnose(tmp_path / "train.log", config={"n_layer": 6, "n_embd": 384, "n_head": 6})
     assert found.case.resolved is not None
     assert found.case.resolved.config.n_embd == 384
+
+
+def beside(folder: Path, name: str, *, n_embd: int, n_head: int = 6) -> Path:
+    """A log with its config beside it."""
+    (folder / f"{name}.log").write_text(LOG)
+    keys = {"n_layer": 6, "n_head": n_head, "n_embd": n_embd, "block_size": 512, "batch_size": 8}
+    keys |= {"gradient_accumulation_steps": 8, "dropout": 0.1, "max_iters": 100}
+    (folder / f"{name}.config.py").write_text("".join(f"{key} = {value}\n" for key, value in keys.items()))
+    return folder / f"{name}.log"
+
+
+def answered(*arguments: str) -> Any:
+    """What the command says, as JSON."""
+    done = subprocess.run([sys.executable, "-m", "onecard", *arguments, "--json"], capture_output=True, cwd=ROOT)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("n_head", [6, 7])
+def test_a_log_is_diagnosed_as_the_command_does_with_the_config_beside_it(tmp_path: Path, n_head: int) -> None:
+    log = beside(tmp_path, "train", n_embd=384, n_head=n_head)
+    (said,) = answered("doctor", str(log), "--gpu", "RTX 4070")["runs"]
+    (found,) = onecard.diagnose(log, gpu="RTX 4070")
+    assert [finding.rule for finding in found.findings] == [finding["rule"] for finding in said["findings"]]
+    assert (found.case.resolved is None) == (n_head == 7)  # seven heads do not divide 384, which is a finding
+    (named,) = onecard.diagnose(log, config=log.with_name("train.config.py"), gpu="RTX 4070")
+    assert [finding.rule for finding in named.findings] == [finding.rule for finding in found.findings]
+    log.with_name("train.config.py").unlink()
+    (alone,) = onecard.diagnose(log, gpu="RTX 4070")
+    assert len(alone.findings) < len(found.findings)
+
+
+def test_logs_are_compared_as_the_command_does_with_the_configs_beside_them(tmp_path: Path) -> None:
+    logs = [beside(tmp_path, name, n_embd=n_embd) for name, n_embd in (("a", 384), ("b", 768))]
+    said = answered("compare", *map(str, logs), "--gpu", "RTX 4070")
+    found = onecard.compare_runs(*logs, gpu="RTX 4070")
+    assert comparison_json(found) == said
+    assert said["config_diff"] == {"n_embd": [384, 768]}
+    one_named = onecard.compare_runs(*logs, configs=[{"n_embd": 192, "n_head": 6}, None])
+    assert one_named.config_diff["n_embd"] == (192, 768)
 
 
 def test_runs_are_compared(tmp_path: Path, folder: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,8 @@ from rich.console import Console
 from onecard.config.resolve import resolve
 from onecard.doctor.alone import single_effects
 from onecard.doctor.case import Case, DataSizes
-from onecard.doctor.compare import UNSAID, Comparison, compare_runs
+from onecard.doctor.compare import Comparison, compare_runs
+from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading, loss_curve, passes, read_at
 from onecard.doctor.facts import make_case
 from onecard.doctor.rules.stability import loss_nan
@@ -35,6 +37,15 @@ def case(lines: Sequence[str], card: str | None = "RTX 4070", **config: object) 
     text = "\n".join(made.nanogpt_config(**{**SMALL, **config}))
     resolved = resolve(text, filename="made.py")
     return make_case(run, config=resolved, card=find_card(card) if card else None, data=DataSizes())
+
+
+def test_of_runs_on_the_cpu_the_named_card_has_no_utilisation() -> None:
+    on_cpu = [case(evaluated(10.0, 5.0, 4.0), device="cpu"), case(evaluated(10.0, 5.0, 4.0, seconds=2.0), device="cpu")]
+    comparison = compare_runs(on_cpu)
+    assert [found.facts.mfu for found in comparison.cases] == [None, None]
+    assert "mfu" not in comparison.winners
+    assert comparison.winners["tokens_per_second"] == 0
+    assert "mfu" in compare_runs([case(evaluated(10.0, 5.0, 4.0))] * 2).winners
 
 
 def evaluated(*losses: float, every: int = 100, seconds: float = 1.0) -> list[str]:
@@ -303,6 +314,18 @@ def test_runs_with_other_tokens_are_compared_in_bits_per_byte_where_both_have_th
     assert without.cautions[0].startswith("the losses do not compare: they are nats per token")
 
 
+def test_bits_per_byte_over_other_contexts_are_not_compared() -> None:
+    other = with_vocabulary(256, 0.9)
+    evals = tuple(replace(found, block_size=256) for found in other.evals)
+    shorter = make_case(replace(other.run, records=evals), config=None, card=None, data=DataSizes())
+    comparison = compare_runs([with_vocabulary(50304), shorter])
+    assert comparison.measure == "bits_per_byte"
+    assert "compared in bits per byte" in comparison.cautions[0]
+    assert comparison.cautions[1].startswith("the losses do not compare: the contexts")
+    assert comparison.at_equal_tokens == comparison.at_equal_seconds == comparison.passings == ()
+    assert not any("bits" in metric or "equal" in metric for metric in comparison.winners)
+
+
 def test_bits_per_byte_stand_in_the_table_beside_the_losses() -> None:
     assert re.search(r"final bits per byte +\d\.\d+ +\?", shown(compare_runs([own(0.0), case(made.nanogpt())])))
 
@@ -553,9 +576,18 @@ def test_a_picture_of_runs_without_speed_says_what_is_not_known() -> None:
     assert "tokens: not known" in plot_svg(compare_runs(runs))
 
 
+def test_a_png_is_drawn_of_any_runs() -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'onecard[plot]'")
+    without_speed = [read_logs(made.as_bytes(made.llmc_main(steps=n)), source="x")[0] for n in (200, 300)]
+    lost, huge = case(evaluated(math.nan, math.nan)), case(evaluated(1e15, 1e13))
+    for runs in (quick_and_slow().cases, without_speed, [lost, lost], [huge, huge], [huge] * 7):
+        assert plot_png(compare_runs(runs)).startswith(b"\x89PNG")
+
+
 def test_png_without_matplotlib_is_said_in_three_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onecard.report.compare_plot.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MachineError) as problem:
         plot_png(quick_and_slow())
-    assert problem.value.exit_code == 3
+    assert (problem.value.exit_code, problem.value.name) == (3, "no-matplotlib")
+    assert "onecard[plot]" in problem.value.fix
     assert ".svg" in problem.value.fix

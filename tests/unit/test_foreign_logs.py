@@ -13,7 +13,8 @@ from onecard.doctor.facts import make_case
 from onecard.errors import OnecardError
 from onecard.runs.foreign import draft, read_logs
 from onecard.runs.logged import LoggedRun
-from onecard.runs.records import Checkpoint, Eval, Start, Step, to_line
+from onecard.runs.record_json import to_line
+from onecard.runs.records import Checkpoint, Eval, Start, Step
 from onecard.units import GIB, MIB
 from tests import made_logs as made
 
@@ -212,6 +213,35 @@ def test_a_capture_that_repeats_lines_is_one_run() -> None:
     lines = made.nanogpt(steps=500)
     run = read_one([*lines[:40], *lines[25:]])
     assert losses(run) == losses(read_one(lines))
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        made.nanogpt(steps=500),
+        [line for line in made.nanogpt(steps=500) if line.startswith("iter ")],
+        made.minimal(steps=2000),
+        made.llmc_main(steps=40),
+        [f"step {n}, loss: {9 - n / 100:.4f}" for n in range(1, 40)],
+    ],
+)
+def test_the_same_log_twice_in_a_file_is_two_runs(whole: list[str]) -> None:
+    one, two = read([*whole, *whole])
+    assert losses(one) == losses(two) == losses(read_one(whole))
+    assert [e.val_loss for e in evals(one)] == [e.val_loss for e in evals(two)]
+
+
+def test_a_screen_drawn_again_before_anything_was_trained_is_no_other_run() -> None:
+    lines = made.nanogpt(steps=500)
+    run = read_one([lines[0], lines[0], lines[1], *lines])
+    assert losses(run) == losses(read_one(lines))
+
+
+def test_what_makes_nanogpt_slow_is_heard() -> None:
+    said = ["WARNING: using slow attention. Flash Attention needs a newer torch", "using fused AdamW: False"]
+    run = read_one([*said, *made.nanogpt(steps=20)])
+    assert [message.kind for message in run.messages] == ["slow-attention", "unfused-adamw"]
+    assert read_one(["using fused AdamW: True", *made.nanogpt(steps=20)]).messages == ()
 
 
 def test_a_resumed_run_says_so() -> None:

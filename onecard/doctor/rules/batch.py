@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from onecard import units
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import A_TEST, NANOGPT_LIKE, known, printed, said, vocabulary
+from onecard.doctor.evidence import NANOGPT_LIKE, known, printed, said, unless_fine_tuning, vocabulary
 from onecard.doctor.rules.shape import params_mismatch
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -122,29 +122,32 @@ def small_batch_betas(case: Case) -> Iterator[Finding]:
     Why it matters: AdamW's second moment averages over about 1 / (1 - beta2) updates. With small batches that is few
     tokens, and the step size becomes noisy (arXiv 2507.07101).
 
-    What to do: keep the half-life in tokens: beta2 = 0.95 ^ (tokens per update / 524,288), 0.997 at 32,768; or raise
-    gradient_accumulation_steps.
+    What to do: keep the half-life in tokens: beta2 ^ (tokens per update / 524,288), of 0.95 that is 0.9968 at 32,768;
+    or raise gradient_accumulation_steps.
 
-    When it is wrong: where the measured loss says otherwise. A test of fewer than 200 updates is only told.
+    When it is wrong: where the measured loss says otherwise, and in a test of a few updates. Fine-tuning, short and at
+    a low rate, is only told.
     """
     config, step_tokens = known(case, "beta2"), case.facts.tokens_per_step
     if config is None or step_tokens is None or step_tokens >= SMALL_TOKENS or config.beta2 > 0.95:
         return
-    if config.optimizer not in ("adamw", "adamw8bit") or config.init_from not in ("scratch", "resume"):
+    if config.optimizer not in ("adamw", "adamw8bit"):
         return
-    beta2 = recipe.beta2(step_tokens).value
-    yield Finding(
+    usual = config.beta2 or recipe.USUAL_BETA2  # no power of 0 averages over anything
+    beta2 = recipe.beta2(step_tokens, usual).value
+    finding = Finding(
         rule="small-batch-betas",
-        severity="warn" if config.max_iters >= A_TEST else "info",
+        severity="warn",
         sure="medium",
         what=f"beta2={config.beta2:g} with {step_tokens:,} tokens per update",
         why=f"the second moment averages over {step_tokens / (1 - config.beta2):,.0f} tokens; "
         f"at {TARGET_TOKENS:,} per update it would be {TARGET_TOKENS / (1 - config.beta2):,.0f}",
-        fix=f"--beta2={beta2:g} (0.95 ^ ({step_tokens:,} / {TARGET_TOKENS:,}), at most 0.999), or a larger "
+        fix=f"--beta2={beta2:g} ({usual:g} ^ ({step_tokens:,} / {TARGET_TOKENS:,})), or a larger "
         "gradient_accumulation_steps",
         seen=(*said(case, "beta2"), *printed(case, "printed_tokens_per_step")),
         patch={"beta2": beta2},
     )
+    yield unless_fine_tuning(finding, config)
 
 
 def batch_too_large(case: Case) -> Iterator[Finding]:

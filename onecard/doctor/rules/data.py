@@ -9,15 +9,18 @@ from statistics import mean, median
 from onecard import units
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import (
+    above,
     epochs,
     known,
     noise,
     of_words,
+    only_told,
     pairs,
     place,
     printed,
     said,
     shown,
+    unless_fine_tuning,
 )
 from onecard.findings import Finding
 from onecard.plan.evaluation import eval_tokens
@@ -55,9 +58,9 @@ def overfitting(case: Case) -> Iterator[Finding]:
     rise = (val - train) - (best_val - best_train)
     enough = max(SMALLEST_RISE, 4 * noise(case))
     past = len(found) - 1 - lowest
-    turned = past >= PAST_MINIMUM and rise > enough
-    wide = val - train > WIDE_GAP
-    few = len(found) < FEW_EVALS and val - train > FEW_EVALS_GAP and past > 0
+    turned = past >= PAST_MINIMUM and above(rise, enough)
+    wide = above(val - train, WIDE_GAP)
+    few = len(found) < FEW_EVALS and above(val - train, FEW_EVALS_GAP) and val > best_val
     if not (turned or wide or few):
         return
     patch: dict[str, object] = {}
@@ -67,7 +70,7 @@ def overfitting(case: Case) -> Iterator[Finding]:
     yield Finding(
         rule="overfitting",
         severity="warn",
-        sure="high" if turned or few else "medium",
+        sure="high",
         what=f"val is {val:.4f} and train {train:.4f} at {place(case, last)}; val was best at {place(case, best)} "
         f"({best_val:.4f})"
         if past
@@ -100,7 +103,7 @@ def val_below_train(case: Case) -> Iterator[Finding]:
         return
     rows = [row for row in pairs(case) if row[0].train_loss is not None and row[0].step > 0]
     rows = rows[len(rows) // 2 :]
-    if len(rows) < 3:
+    if not rows:
         return
     gaps = [val - train for _, train, val in rows]
     error = _gap_error(case, [row[0] for row in rows])
@@ -113,13 +116,17 @@ def val_below_train(case: Case) -> Iterator[Finding]:
         rule="val-below-train",
         severity="info",
         sure="high",
-        what=f"val lies {-mean(gaps):.3f} below train over the last {len(gaps)} evaluations (± {error:.3f})",
+        what=f"val lies {-mean(gaps):.3f} below train over {_last(len(gaps))} (± {error:.3f})",
         why="both are measured without dropout, so dropout is not the reason: the two splits differ in difficulty"
         + (f" ({dropout})" if dropout else "")
         + (f"; the validation data has only {size:,} tokens" if size and size < WANTED_VAL_TOKENS else ""),
         fix="shuffle documents before splitting, split by document, and validate on at least 1,000,000 tokens",
         seen=tuple(shown(evaluation) for evaluation, _, _ in rows[-3:]),
     )
+
+
+def _last(evaluations: int) -> str:
+    return "the last evaluation" if evaluations == 1 else f"the last {evaluations} evaluations"
 
 
 def _gap_error(case: Case, evals: Sequence[Eval]) -> float:
@@ -142,28 +149,29 @@ def _gap_error(case: Case, evals: Sequence[Eval]) -> float:
 def needless_dropout(case: Case) -> Iterator[Finding]:
     """Dropout where no token is seen twice.
 
-    What it sees: dropout above 0 in a run that reads less than one epoch of its training data (sure where the size
-    of the data is known; a guess where only the name of a large web corpus is).
+    What it sees: dropout above 0 in a run that reads less than one epoch of its training data. Sure where the size of
+    the data is known; a guess where only the name of a large web corpus is; of other data of words' parts only told;
+    silent about letters, of which a corpus is small and read many times.
 
     Why it matters: dropout protects against learning by heart. Data that is seen once cannot be learnt by heart, and
     dropout then only slows learning (arXiv 2305.16264, 2305.13230).
 
     What to do: dropout=0.0.
 
-    When it is wrong: with a small dataset read many times; say its size with --data or --train_tokens.
+    When it is wrong: with a small dataset read many times; say its size with --data or --train_tokens. Fine-tuning is
+    only told: dropout then keeps what was learnt before.
     """
     config = known(case, "dropout", "max_iters")
-    if config is None or not config.dropout or (config.init_from not in ("scratch", "resume")):
+    if config is None or not config.dropout:
         return
     passes = epochs(case, max(config.total_tokens, case.facts.tokens or 0))
     if passes is not None and passes >= 1:
         return
     if passes is None and not of_words(case):
-        return  # letters: a small corpus, read many times
-    web_text = dataset_of(config.dataset)[0] != "unknown dataset"
-    yield Finding(
+        return
+    finding = Finding(
         rule="needless-dropout",
-        severity="warn" if passes is not None or web_text else "info",
+        severity="warn",
         sure="high" if passes is not None else "low",
         what=f"dropout={config.dropout:g}, and "
         + (
@@ -176,6 +184,10 @@ def needless_dropout(case: Case) -> Iterator[Finding]:
         seen=(*said(case, "dropout", "dataset"), *_data_said(case)),
         patch={"dropout": 0.0},
     )
+    if passes is None and dataset_of(config.dataset)[0] == "unknown dataset":
+        yield only_told(finding, "neither the size nor the name of the data says that it is large")
+    else:
+        yield unless_fine_tuning(finding, config)
 
 
 def too_many_epochs(case: Case) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from shlex import quote
 
 from onecard import units
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import known, lines, messages, said
+from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, said
 from onecard.doctor.oom import Cause, OutOfMemory, cause, out_of_memory, tensor_of
 from onecard.doctor.repair import PLANNED, memory_of, repaired
 from onecard.findings import Finding, Severity
@@ -47,6 +47,11 @@ def _severity(failed: OutOfMemory) -> Severity:
     return "warn" if failed.went_on_with else "error"
 
 
+def _lowered(failed: OutOfMemory) -> str:
+    """Why it is only a warning, in a clause; "" of an error."""
+    return "; only a warning, because the run went on" if failed.went_on_with else ""
+
+
 def _outcome(failed: OutOfMemory) -> str:
     """What a run of ours did about it, in a clause; "" of other programs."""
     if failed.went_on_with is None:
@@ -82,7 +87,8 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
     What to do: a smaller micro-batch at the same tokens per update; compile; return only the loss. The plan says which
     micro-batch fits.
 
-    When it is wrong: in a message cut short, other programs' share is not known.
+    When it is wrong: in a message cut short, other programs' share is not known, and it is less sure. A run of
+    onecard's that went on with smaller batches is only warned.
     """
     for failed in _failures(case, "oom-capacity"):
         patch, how = _remedy(case, failed)
@@ -102,7 +108,8 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
                 f"the run is short by {_size(max(0, short))}" if short is not None and short > 0 else "the card is full"
             )
             + (f", and other programs hold {_size(failed.other)}" if failed.other > 512 * units.MIB else "")
-            + _for_what(case, failed),
+            + _for_what(case, failed)
+            + _lowered(failed),
             fix=how,
             seen=lines(failed.message),
             patch=patch,
@@ -145,7 +152,8 @@ def oom_fragmentation(case: Case) -> Iterator[Finding]:
 
     What to do: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in front of the command (onecard sets it by itself).
 
-    When it is wrong: if the next allocation of the same step would have been larger still.
+    When it is wrong: if the next allocation of the same step would have been larger still. A run of onecard's that went
+    on with smaller batches is only warned.
     """
     for failed in _failures(case, "oom-fragmentation"):
         config = known(case, "expandable_segments")
@@ -162,7 +170,8 @@ def oom_fragmentation(case: Case) -> Iterator[Finding]:
             sure="high",
             what=f"out of memory: {_asked(failed)} was asked for, "
             f"and {_size((failed.free or 0) + failed.cached)} is unused" + _outcome(failed),
-            why=f"{_size(failed.cached)} are reserved in pieces that are too small, {_size(failed.free)} are free",
+            why=f"{_size(failed.cached)} are reserved in pieces that are too small, {_size(failed.free)} are free"
+            + _lowered(failed),
             fix=how,
             seen=lines(failed.message),
             patch=patch,
@@ -180,7 +189,8 @@ def oom_other_process(case: Case) -> Iterator[Finding]:
 
     What to do: nvidia-smi lists the programs; close them, or plan for what is left (onecard plan --other SIZE).
 
-    When it is wrong: old versions of torch do not say what this process uses, and its CUDA context is estimated.
+    When it is wrong: old versions of torch do not say what this process uses; its CUDA context is then estimated, and
+    it is less sure. A run of onecard's that went on with smaller batches is only warned.
     """
     for failed in _failures(case, "oom-other-process"):
         yield Finding(
@@ -190,7 +200,8 @@ def oom_other_process(case: Case) -> Iterator[Finding]:
             what=f"out of memory: {_asked(failed)} was asked for, while other programs hold {_size(failed.other)} of "
             f"{_size(failed.capacity)}" + _outcome(failed),
             why=f"this process uses {_size(failed.allocated)}; without the others it would have fitted"
-            + _for_what(case, failed),
+            + _for_what(case, failed)
+            + _lowered(failed),
             fix="nvidia-smi names the programs: close them, choose another card (CUDA_VISIBLE_DEVICES), or plan for "
             f"what is left: onecard plan CONFIG --other {units.mib(failed.other).replace(' ', '').replace(',', '')}",
             seen=lines(failed.message),
@@ -208,7 +219,8 @@ def oom_system_spill(case: Case) -> Iterator[Finding]:
     What to do: a smaller micro-batch; in NVIDIA's control panel, set "CUDA - Sysmem Fallback Policy" to prefer none, so
     that it fails at once instead of crawling.
 
-    When it is wrong: never; a card cannot hold more than it has.
+    When it is wrong: never; a card cannot hold more than it has. A run of onecard's that went on with smaller batches
+    is only warned.
     """
     for failed in _failures(case, "oom-system-spill"):
         patch, how = _remedy(case, failed)
@@ -217,7 +229,7 @@ def oom_system_spill(case: Case) -> Iterator[Finding]:
             severity=_severity(failed),
             sure="high",
             what=f"{_size(failed.allocated)} in use on a card of {_size(failed.capacity)}" + _outcome(failed),
-            why="the driver has spilled into the computer's memory, which is many times slower",
+            why="the driver has spilled into the computer's memory, which is many times slower" + _lowered(failed),
             fix=f"{how}; and turn the driver's system-memory fallback off",
             seen=lines(failed.message),
             patch=patch,
@@ -274,7 +286,8 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
     What to do: what lowers the run's peak, the micro-batch first; only if the plan says that training fits, a smaller
     evaluation batch (onecard's eval_batch_size; nanoGPT has none) or closing other programs.
 
-    When it is wrong: with an evaluation of one's own that uses longer sequences or larger batches.
+    When it is wrong: with an evaluation of one's own that uses longer sequences or larger batches; without a config and
+    a card there is no plan, and it is less sure. A run of onecard's that went on with smaller batches is only warned.
     """
     for message in messages(case, "oom"):
         failed = out_of_memory(message, case.card)
@@ -306,7 +319,7 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
             severity=_severity(failed),
             sure="high" if config and card else "medium",
             what="memory ran out during an evaluation, which is not what needs most" + _outcome(failed),
-            why=why,
+            why=why + _lowered(failed),
             fix=f"{how}; eval_iters saves no memory",
             seen=lines(message),
             patch=patch,
@@ -333,7 +346,8 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
     config = known(case, "dtype", "n_embd")
     if config and (config.optimizer != "adamw" or config.param_dtype != "float32" or config.offload != "none"):
         return
-    if params is None or room is None or (case.run.world_size or 1) > 1:
+    sharded = (case.run.world_size or 1) > 1 and case.run.format not in NANOGPT_LIKE  # nanoGPT's cards each hold all
+    if params is None or room is None or sharded:
         return
     half = config is None or config.dtype != "float32"
     each = STATE_BYTES_PER_PARAM + (CAST_BYTES_PER_PARAM if half else 0)

@@ -8,7 +8,8 @@ from shlex import quote
 
 from onecard import units
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import from_scratch, known, place, printed, said, shown, vals
+from onecard.doctor.evidence import above, from_scratch, known, only_told, place, printed, said, shown, vals
+from onecard.doctor.facts import ROUNDED_PARAMS
 from onecard.doctor.repair import SHAPE
 from onecard.findings import Finding
 from onecard.plan.counts import count_params
@@ -37,7 +38,8 @@ def resume_shape_ignored(case: Case) -> Iterator[Finding]:
     if config is None or stated is None or from_scratch(case) or config.init_from not in ("scratch", "resume"):
         return
     made = count_params(config).nanogpt
-    if math.isclose(made, stated, rel_tol=ROUNDING):
+    rounding = ROUNDED_PARAMS if case.run.format == "nanogpt" else ROUNDING * made
+    if abs(made - stated) <= rounding:
         return
     folder = f"{config.out_dir.rstrip('/')}-{round(made / 1e6)}M"
     yield Finding(
@@ -63,7 +65,8 @@ def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
 
     What to do: keep the schedule: the same learning_rate, min_lr and lr_decay_iters, and the optimizer's state.
 
-    When it is wrong: warm restarts do this on purpose.
+    When it is wrong: warm restarts do this on purpose. A validation loss that rises by no more than twice the noise of
+    an evaluation is only told.
     """
     jump = _rate_jump(case.steps)
     if jump:
@@ -89,7 +92,7 @@ def _rate_jump(steps: Sequence[Step]) -> tuple[Step, Step] | None:
     for step in steps:
         if step.lr is None:
             continue
-        if before and before.lr and before.lr <= PAST_PEAK * highest and step.lr > RATE_JUMP * before.lr:
+        if before and before.lr and before.lr <= PAST_PEAK * highest and above(step.lr, RATE_JUMP * before.lr):
             return before, step
         highest = max(highest, step.lr)
         before = step
@@ -115,7 +118,7 @@ def _jump_between(earlier: Case, case: Case) -> Iterator[Finding]:
     old, new = known(earlier, *keys), known(case, *keys)
     if old and new and old != new:
         was, now = learning_rate(old, first), learning_rate(new, first)
-        if was > 0 and now > RATE_JUMP * was:
+        if was > 0 and above(now, RATE_JUMP * was):
             yield _jumped(
                 f"resumed at step {first:,} with a learning rate of {now:.2e}; it had come down to {was:.2e}",
                 (*said(earlier, *keys[:4]), *said(case, *keys[:4])),
@@ -135,11 +138,13 @@ def _loss_jump(before: list[Eval], after: list[Eval], *, noise: float = 0.0) -> 
         was, now = getattr(before[-1], name), getattr(after[0], name)
         if was is None or now is None or not math.isfinite(was) or not math.isfinite(now):
             continue
-        if now - was > max(LOSS_JUMP, 2 * noise):
-            yield _jumped(
+        if above(now - was, LOSS_JUMP):
+            jump = _jumped(
                 f"the validation loss is {now:.4f} after the resume and was {was:.4f} before ({unit})",
                 (shown(before[-1]), shown(after[0])),
             )
+            in_noise = f"evaluations differ by {noise:.3f} by chance"
+            yield jump if above(now - was, 2 * noise) else only_told(jump, in_noise)
         return
 
 
@@ -195,7 +200,8 @@ def out_dir_reused(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
 def best_overwritten(case: Case) -> Iterator[Finding]:
     """A checkpoint that is always the last, never the best.
 
-    What it sees: nanoGPT with always_save_checkpoint, which overwrites its one ckpt.pt after every evaluation.
+    What it sees: nanoGPT with always_save_checkpoint, which overwrites its one ckpt.pt after every evaluation, and two
+    evaluations or more after step 0.
 
     Why it matters: if the validation loss rises again, the best weights are gone.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from onecard import units
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import A_TEST, from_scratch, known, of_words, planned_steps, printed, said, shown, vals
+from onecard.doctor.evidence import from_scratch, known, of_words, planned_steps, printed, said, shown, vals
 from onecard.doctor.rules.data import overfitting
 from onecard.doctor.rules.stability import diverging
 from onecard.doctor.trend import trend
@@ -15,10 +15,12 @@ from onecard.plan.loss import (
     ALPHA,
     BETA,
     COMPUTE_OPTIMAL,
+    SHORTEST_CONTEXT,
     UNKNOWN,
     A,
     B,
     dataset_of,
+    guessing,
     law,
     optimal_params,
 )
@@ -48,7 +50,8 @@ def tokens_per_parameter(case: Case) -> Iterator[Finding]:
     What to do: nothing, if the size is what you want; otherwise the size and tokens that the law gives for the same
     compute.
 
-    When it is wrong: with repeated data, tokens count for less; the law was fitted to data seen once.
+    When it is wrong: with repeated data, tokens count for less; the law was fitted to data seen once. A test of a few
+    updates is not meant to learn.
     """
     known_run = _size_and_tokens(case)
     if known_run is None:
@@ -57,7 +60,7 @@ def tokens_per_parameter(case: Case) -> Iterator[Finding]:
     steps, step_tokens = planned_steps(case), case.facts.tokens_per_step
     total = max(tokens, steps * step_tokens) if steps and step_tokens else tokens
     ratio = total / params
-    if FEW <= ratio <= MANY or (step_tokens and total < A_TEST * step_tokens):
+    if FEW <= ratio <= MANY:
         return
     best = optimal_params(6.0 * params * total)
     yield Finding(
@@ -185,7 +188,8 @@ def loss_off_expectation(case: Case) -> Iterator[Finding]:
 
     What to do: decode a few batches and read them; check the tokenizer and the split.
 
-    When it is wrong: with repeated data, unusual optimizers, or another tokenizer than GPT-2's.
+    When it is wrong: with repeated data, unusual optimizers, or another tokenizer than GPT-2's. Silent where the law
+    does not speak: so few tokens that it has more than ln(vocab_size), the loss of guessing, or contexts below 256.
     """
     known_run, config, last, planned = _size_and_tokens(case), known(case, "dataset"), vals(case), planned_steps(case)
     if known_run is None or config is None or not last or case.facts.tokens_per_step is None:
@@ -196,6 +200,8 @@ def loss_off_expectation(case: Case) -> Iterator[Finding]:
     if not final or dataset is UNKNOWN or evaluation.step <= 0:
         return
     expected = law(known_run[0], evaluation.step * case.facts.tokens_per_step) + dataset.offset
+    if expected >= guessing(config) or config.block_size < SHORTEST_CONTEXT:
+        return
     if abs(val - expected) <= OFF:
         return
     high = val > expected

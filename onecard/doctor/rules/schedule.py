@@ -7,9 +7,8 @@ from math import sqrt
 from shlex import quote
 
 from onecard import units
-from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import A_TEST, known, messages, planned_steps, said, shown, vals
+from onecard.doctor.evidence import above, known, messages, planned_steps, said, shown, unless_fine_tuning, vals
 from onecard.doctor.predict import loss_at
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -35,21 +34,20 @@ def lr_out_of_range(case: Case) -> Iterator[Finding]:
     What to do: start from the table's value, with min_lr a tenth of it.
 
     When it is wrong: the high side is soft. Small models take more (1.2e-3 was the best of three we tried at 124M
-    with 32,768 tokens per update), and other optimizers have other scales.
+    with 32,768 tokens per update), and other optimizers have other scales. Fine-tuning wants far less, so there it is
+    only told.
     """
     config, params = known(case, "learning_rate", "optimizer"), case.facts.params_total or case.facts.params
     if config is None or not params or config.optimizer != "adamw" or not config.learning_rate:
         return
-    if _fine_tuning(config):
-        return
     grown = sqrt(max(1.0, (case.facts.tokens_per_step or 0) / recipe.USUAL_TOKENS_PER_STEP))
-    usual = recipe.learning_rate(params).value * grown
+    usual = recipe.usual_learning_rate(params) * grown
     lowest = min(usual, recipe.GPT3_LEARNING_RATES[0][1] * grown) / FACTOR  # below 125M the table does not rise
     rate = config.learning_rate
-    if lowest * 0.999 <= rate <= FACTOR * usual * 1.001:
+    if not above(rate, FACTOR * usual) and not above(lowest, rate):
         return
     advised = float(f"{usual:.2g}")
-    yield Finding(
+    finding = Finding(
         rule="lr-out-of-range",
         severity="warn",
         sure="medium",
@@ -60,6 +58,7 @@ def lr_out_of_range(case: Case) -> Iterator[Finding]:
         seen=said(case, "learning_rate"),
         patch={"learning_rate": advised, "min_lr": float(f"{advised / 10:.2g}")},
     )
+    yield unless_fine_tuning(finding, config)
 
 
 def decay_horizon(case: Case) -> Iterator[Finding]:
@@ -73,11 +72,12 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
 
     What to do: lr_decay_iters equal to max_iters, min_lr a tenth of learning_rate.
 
-    When it is wrong: in a run that is meant to be continued, or to be cooled down later. A test of fewer than 200
-    updates is only told.
+    When it is wrong: in a run that is meant to be continued, or to be cooled down later, and in a test of a few
+    updates, which has nothing to gain. Fine-tuning at a constant rate is usual, so there it is only told. Silent about
+    schedules of onecard's that are no cosine: they have ends of their own.
     """
     config = known(case, "max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate")
-    if config is None or _fine_tuning(config) or not config.max_iters or config.schedule != "cosine":
+    if config is None or not config.max_iters or config.schedule != "cosine":
         return
     tenth = float(f"{config.learning_rate / 10:.2g}")
     patch: dict[str, object] = {}
@@ -88,15 +88,15 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
     if config.lr_decay_iters != config.max_iters:
         told.append(f"the rate falls over {config.lr_decay_iters:,} updates, the run makes {config.max_iters:,}")
         patch["lr_decay_iters"] = config.max_iters
-    if config.min_lr > HIGHEST_END * config.learning_rate > 0:
+    if config.learning_rate and above(config.min_lr, HIGHEST_END * config.learning_rate):
         told.append(f"it ends at {config.min_lr:g}, {config.min_lr / config.learning_rate:.0%} of its peak")
         patch["min_lr"] = tenth
     told = told[:1] if not config.decay_lr else told  # where it would fall to, and when, is then idle
     if not told:
         return
-    yield Finding(
+    finding = Finding(
         rule="decay-horizon",
-        severity="warn" if config.max_iters >= A_TEST else "info",
+        severity="warn",
         sure="high",
         what="; ".join(told),
         why="the end of a full decay is where much of the loss is gained (Chinchilla, appendix B)",
@@ -104,47 +104,55 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
         seen=said(case, "max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate"),
         patch=patch,
     )
+    yield unless_fine_tuning(finding, config)
 
 
 def warmup_length(case: Case) -> Iterator[Finding]:
     """A warm-up that is a large part of the run, or hardly there.
 
-    What it sees: warmup_iters above a tenth of max_iters, or below 100.
+    What it sees: warmup_iters above a tenth of max_iters, or below 100, where the rate has a schedule. Of a run of
+    fewer than 1,000 updates one of the two always holds; then only a warm-up above a tenth gets a patch.
 
     Why it matters: a long warm-up spends updates at a low rate; a very short one meets the full rate before Adam's
     moments are settled.
 
     What to do: 1 to 5 % of the run, and at least 100 updates.
 
-    When it is wrong: short tests and fine-tuning; small models with clipping often need no warm-up at all.
+    When it is wrong: in short tests; small models with clipping often need no warm-up at all. Silent about fine-tuning,
+    which often has none.
     """
     config = known(case, "warmup_iters", "max_iters", "decay_lr")
-    if config is None or not config.decay_lr or not config.max_iters or _fine_tuning(config):
+    if config is None or not config.decay_lr or not config.max_iters:
+        return
+    if config.init_from not in ("scratch", "resume"):
         return
     share = config.warmup_iters / config.max_iters
     if config.warmup_iters >= 100 and share <= 0.1:
         return
     advised = recipe.warmup(config.max_iters).value
-    if config.warmup_iters < 100 and advised > 0.1 * config.max_iters:
-        return  # so short a run that no warm-up is right
+    as_it_is = share <= 0.1 and config.max_iters < recipe.SHORT_STEPS
     yield Finding(
         rule="warmup-length",
         severity="info",
         sure="medium",
         what=f"{config.warmup_iters:,} updates of warm-up in a run of {config.max_iters:,} ({share:.1%})",
         why="1 to 5 % is usual, and at least 100 updates",
-        fix=f"--warmup_iters={advised}",
+        fix="none in so short a run: 100 updates would be more than a tenth of it"
+        if as_it_is
+        else f"--warmup_iters={advised}",
         seen=said(case, "warmup_iters", "max_iters"),
-        patch={"warmup_iters": advised},
+        patch={} if as_it_is else {"warmup_iters": advised},
     )
 
 
 def stopped_early(case: Case) -> Iterator[Finding]:
     """A run that ends before its learning rate has come down.
 
-    What it sees: the last step is below nine tenths of lr_decay_iters; or a run of onecard's that recorded a fault as
-    its end: out of memory, diverged, an error (an error, at whatever step). A log that simply ends may be of a run that
-    still goes: it is called "not finished".
+    What it sees: the last step is below nine tenths of lr_decay_iters (of max_iters, where that is less: the run is
+    over there, and decay-horizon speaks of its rate); or a run of onecard's that recorded a fault as its end: out of
+    memory, diverged, an error (an error, at whatever step); or one whose process is gone without recording any end: it
+    was killed, or the machine went down (a warning). A log that simply ends may be of a run that still goes: it is
+    called "not finished".
 
     Why it matters: what the rest of the schedule would bring is lost, and the loss here does not compare with finished
     runs.
@@ -160,6 +168,9 @@ def stopped_early(case: Case) -> Iterator[Finding]:
     fault = FAULTS.get(case.end.reason) if case.end else None
     if fault:
         yield _failed(case, fault, last or 0, end)
+        return
+    if case.run.cut_off:
+        yield _cut_off(case, last or 0, end)
         return
     if last is None or not end or last <= 0 or last >= UNFINISHED * end:
         return
@@ -194,6 +205,20 @@ def _failed(case: Case, fault: str, last: int, end: int | None) -> Finding:
     )
 
 
+def _cut_off(case: Case, last: int, end: int | None) -> Finding:
+    """That the process of a run of ours is gone, and nobody said why."""
+    return Finding(
+        rule="stopped-early",
+        severity="warn",
+        sure="high",
+        what=f"cut off at step {last:,}" + (f" of {end:,} ({last / end:.0%})" if end else ""),
+        why="its process is gone and recorded no end: it was killed (kill -9, or the system short of memory), or the "
+        "machine went down",
+        fix=f"{_resumed(case)}   (from its last checkpoint)",
+        seen=_last_seen(case, last),
+    )
+
+
 def _resumed(case: Case) -> str:
     if case.run.format != "onecard":
         return "--init_from=resume"
@@ -203,7 +228,3 @@ def _resumed(case: Case) -> str:
 def _last_seen(case: Case, last: int) -> tuple[str, ...]:
     evaluations = vals(case)
     return (shown(evaluations[-1][0]),) if evaluations else (f"last step {last:,}",)
-
-
-def _fine_tuning(config: RunConfig) -> bool:
-    return config.init_from not in ("scratch", "resume")

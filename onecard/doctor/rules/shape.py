@@ -10,7 +10,7 @@ from onecard import units
 from onecard.config.names import nearest
 from onecard.config.schema import KEYS, NANOGPT_KEYS
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import known, messages, printed, said, vocabulary
+from onecard.doctor.evidence import known, messages, only_told, printed, said, unless_shape_is_given, vocabulary
 from onecard.doctor.repair import repaired
 from onecard.findings import Finding
 from onecard.plan.counts import count_params
@@ -33,23 +33,26 @@ def params_mismatch(case: Case) -> Iterator[Finding]:
     that fits the card; or mend the words. A checkpoint keeps its shape: nanoGPT resumes it and silently ignores a
     changed n_embd, onecard refuses.
 
-    When it is wrong: when the number in the comment is of something else, such as another model in a comparison.
+    When it is wrong: when the number in the comment is of something else, such as another model in a comparison. A run
+    that starts from trained weights has their shape: there only the words can be mended, and it is only told.
     """
-    if not known(case, "n_layer", "n_head", "n_embd", "vocab_size"):
+    config = known(case, "n_layer", "n_head", "n_embd", "vocab_size")
+    if config is None:
         return
     assert case.resolved
     for finding in intent_findings(case.resolved):
         if finding.rule == "params-mismatch":
-            yield replace(
+            spent = replace(
                 _with_repair(case, finding),
                 severity="error",  # a plan warns before anything is spent; by now a run was spent on it
                 seen=(*finding.seen, *said(case, "n_embd"), *printed(case, "printed_params")),
             )
+            yield unless_shape_is_given(spent, config)
     yield from _another_model_than_the_configs(case)
 
 
 def _with_repair(case: Case, finding: Finding) -> Finding:
-    made = repaired(case, finding.patch)
+    made = repaired(case, finding.patch) if finding.patch else None
     if made is None:
         return finding
     assert case.resolved
@@ -146,7 +149,8 @@ def odd_head_size(case: Case) -> Iterator[Finding]:
 
     What to do: choose n_head so that heads are 64 wide. It is another model: only for the next run.
 
-    When it is wrong: small models may be better with more, smaller heads; the cost is then known and accepted.
+    When it is wrong: small models may be better with more, smaller heads; the cost is then known and accepted. Weights
+    that a run starts from have their heads: there it is only told.
     """
     config = known(case, "n_embd", "n_head")
     if config is None or config.head_size in (64, 128):
@@ -154,7 +158,7 @@ def odd_head_size(case: Case) -> Iterator[Finding]:
     odd = config.head_size % 8 != 0
     heads = max(1, round(config.n_embd / 64))
     fits = config.n_embd % heads == 0 and config.n_embd // heads in (64, 128)
-    yield Finding(
+    finding = Finding(
         rule="odd-head-size",
         severity="warn" if odd else "info",
         sure="high",
@@ -168,19 +172,21 @@ def odd_head_size(case: Case) -> Iterator[Finding]:
         seen=said(case, "n_embd", "n_head"),
         patch={} if not odd else {"n_head": heads} if fits else {"n_embd": heads * 64, "n_head": heads},
     )
+    yield unless_shape_is_given(finding, config)
 
 
 def unpadded_vocab(case: Case) -> Iterator[Finding]:
     """A vocabulary that is no multiple of 64.
 
-    What it sees: vocab_size % 64 is not 0 (information); not even a multiple of 8 in a compiled run, where Inductor
-    makes one more copy of the logits' gradient, 2 bytes a token and word (a warning, where that is 64 MiB or more).
+    What it sees: vocab_size % 64 is not 0 (information); not even a multiple of 8 in a run compiled in half
+    precision, where Inductor makes one more copy of the logits' gradient, 2 bytes a token and word (a warning).
 
     Why it matters: the output layer is the largest product of a small model, and tensor cores want even sizes.
 
     What to do: round the vocabulary up; 50,304 for GPT-2's 50,257. The added tokens are never used.
 
-    When it is wrong: a few dozen letters cost nothing worth a change; of pretrained weights the vocabulary is given.
+    When it is wrong: a copy below 64 MiB, as a few dozen letters make, is worth no change, and of pretrained weights
+    the vocabulary is given: both are only told.
     """
     size = vocabulary(case)
     config = known(case, "batch_size", "block_size", "compile")
@@ -188,11 +194,10 @@ def unpadded_vocab(case: Case) -> Iterator[Finding]:
         return
     copied = bool(size % 8 and config.compile and config.dtype != "float32")
     copy_bytes = 2 * config.batch_size * config.block_size * size
-    ours = config.init_from in ("scratch", "resume")
     padded = -(-size // 64) * 64
-    yield Finding(
+    finding = Finding(
         rule="unpadded-vocab",
-        severity="warn" if copied and ours and copy_bytes >= WORTH_A_WARNING_BYTES else "info",
+        severity="warn" if copied else "info",
         sure="high",
         what=f"vocab_size is {size:,}, no multiple of {8 if size % 8 else 64}",
         why=f"compiled, it costs one more copy of the logits' gradient: {units.mib(copy_bytes)}"
@@ -201,6 +206,11 @@ def unpadded_vocab(case: Case) -> Iterator[Finding]:
         fix=f"round it up to {padded:,} for the next run: the added tokens are never used",
         seen=said(case, "vocab_size", "batch_size", "block_size"),
     )
+    if copied and copy_bytes < WORTH_A_WARNING_BYTES:
+        finding = only_told(finding, f"it is less than {units.mib(WORTH_A_WARNING_BYTES)}")
+    elif copied and config.init_from not in ("scratch", "resume"):
+        finding = only_told(finding, f"the vocabulary is that of the weights it starts from ({config.init_from})")
+    yield finding
 
 
 def logits_returned(case: Case) -> Iterator[Finding]:
@@ -214,7 +224,7 @@ def logits_returned(case: Case) -> Iterator[Finding]:
     What to do: return only the loss in training (one line of model.py), or train with onecard, whose logits never
     exist whole.
 
-    When it is wrong: in a changed model.py that returns the loss alone.
+    When it is wrong: in a changed model.py that returns the loss alone. Silent below 1 MiB.
     """
     if case.run.format != "nanogpt":
         return
@@ -223,7 +233,7 @@ def logits_returned(case: Case) -> Iterator[Finding]:
         return
     each = 4 if config.dtype == "float32" else 2
     size_bytes = each * config.batch_size * config.block_size * size
-    if size_bytes < WORTH_A_WARNING_BYTES:
+    if size_bytes < units.MIB:
         return
     yield Finding(
         rule="logits-returned",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil, floor
 from statistics import median, quantiles
 
 from onecard import units
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import known, lines, messages, printed, said, shown
+from onecard.doctor.evidence import above, known, lines, messages, printed, said, shown
 from onecard.findings import Finding
 
 NANOGPT_PEAK_FLOPS = 312e12  # an A100's, whatever the card (nanoGPT, estimate_mfu)
 LOW_MFU = 0.25
+SMALLEST_MFU = 0.0005  # below, it is 0.0 % in print and claims nothing
 SMALL_MICRO_BATCH_TOKENS = 4096
 NARROW = 512
 UNSTEADY = 1.1  # 95th percentile over median of step times
@@ -19,6 +21,7 @@ OFF_BY = 0.02
 NANOCHAT_TOKENS = 524_288  # its default total_batch_size
 EXPENSIVE = 0.10
 CHEAP = 0.05
+_SLOW = {"slow-attention": "no flash attention (PyTorch 2 has it)", "unfused-adamw": "AdamW is not fused"}  # as logged
 
 
 def mfu_mislabelled(case: Case) -> Iterator[Finding]:
@@ -33,14 +36,14 @@ def mfu_mislabelled(case: Case) -> Iterator[Finding]:
     What to do: nothing to the run. True MFU = printed x 312 / the card's peak; here it is recomputed from the median
     time of updates without evaluation, because nanoGPT's average includes those.
 
-    When it is wrong: the card's peak follows its boost clock, ± 10 %.
+    When it is wrong: the card's peak follows its boost clock, ± 10 %. Silent about runs on the CPU.
     """
     claims = [
         (step, float(mfu))
         for step in case.steps
-        if isinstance(mfu := step.more.get("printed_mfu"), int | float) and mfu > 0
+        if isinstance(mfu := step.more.get("printed_mfu"), int | float) and mfu >= SMALLEST_MFU
     ]
-    if case.run.format == "onecard":
+    if case.run.format == "onecard" or case.cardless:
         return
     if not claims:
         yield from _no_measurement(case)
@@ -102,7 +105,8 @@ def low_mfu(case: Case) -> Iterator[Finding]:
 
     What to do: by cause: compile, a half-precision dtype, float16 on cards without bfloat16, larger micro-batches.
 
-    When it is wrong: peaks follow boost clocks, ± 10 %; models narrower than 512 cannot fill a large card.
+    When it is wrong: peaks follow boost clocks, ± 10 %; models narrower than 512 cannot fill a large card. Silent about
+    runs on the CPU, of which --gpu only says where the next one is planned.
     """
     if case.facts.mfu is None or case.facts.mfu >= LOW_MFU or case.card is None:
         return
@@ -125,6 +129,8 @@ def low_mfu(case: Case) -> Iterator[Finding]:
             causes.append(f"a width of {config.n_embd}")
         if config.head_size % 8:
             causes.append(f"heads of {config.head_size}, which flash attention pads")
+    slow = {kind: words for kind, words in _SLOW.items() if messages(case, kind)}
+    causes += slow.values()
     unsteady = _unsteadiness(case)
     if unsteady and unsteady > UNSTEADY:
         causes.append(f"unsteady steps (the slowest of twenty takes {unsteady:.2f} times the median)")
@@ -139,6 +145,7 @@ def low_mfu(case: Case) -> Iterator[Finding]:
         or "a larger micro-batch if it fits (onecard plan --fit), and a look at what else uses the card or the disk",
         seen=(
             *(said(case, "compile", "dtype", "batch_size") if config else ()),
+            *(line for kind in slow for line in lines(messages(case, kind)[0], 1)),
             *(shown(step) for step in case.steps[-1:]),
         ),
         patch=patch,
@@ -182,8 +189,9 @@ def autotune_sm_warning(case: Case) -> Iterator[Finding]:
 def throughput_arithmetic(case: Case) -> Iterator[Finding]:
     """A printed speed that does not follow from the printed time.
 
-    What it sees: printed tokens per second x printed seconds differs from the tokens per update by more than 2 %. A
-    nanochat log that does not state its batch is taken to have the default of 524,288 tokens.
+    What it sees: printed tokens per second x printed seconds differs from the tokens per update by more than 2 %, in
+    the median of at least three lines: a program's running average settles first. A nanochat log that does not state
+    its batch is taken to have the default of 524,288 tokens.
 
     Why it matters: one of the three is wrong, and forecasts of the hours with it.
 
@@ -205,7 +213,7 @@ def throughput_arithmetic(case: Case) -> Iterator[Finding]:
     if len(products) < 3 or tokens is None:
         return
     product = median(products[len(products) // 10 :])
-    if abs(product / tokens - 1) <= OFF_BY:
+    if not above(abs(product / tokens - 1), OFF_BY):
         return
     step = next(step for step in reversed(case.steps) if "printed_tokens_per_second" in step.more)
     seconds = step.more.get("printed_seconds")
@@ -227,31 +235,58 @@ def throughput_arithmetic(case: Case) -> Iterator[Finding]:
 def eval_too_expensive(case: Case) -> Iterator[Finding]:
     """Evaluation that takes a good part of the time.
 
-    What it sees: evaluations and checkpoints take more than a tenth of all time.
+    What it sees: evaluations and checkpoints take more than a tenth of the time of the whole run as it was planned, by
+    the seconds measured so far; where no plan is known, of the time so far.
 
     Why it matters: it is time not spent training.
 
-    What to do: a longer eval_interval, or fewer eval_iters: four times fewer doubles the noise.
+    What to do: for the next run a longer eval_interval, or fewer eval_iters: four times fewer doubles the noise. The
+    first and the last step are evaluated in any case, so of a short run only fewer eval_iters help.
 
-    When it is wrong: in short tests, where the first evaluation weighs much.
+    When it is wrong: in short tests, which are soon over anyway.
     """
-    share = case.facts.evaluation_share
-    if share is None or share <= EXPENSIVE:
+    config = known(case, "eval_interval", "eval_iters", "max_iters")
+    step_seconds, seconds = case.facts.seconds_per_step, case.facts.evaluation_seconds
+    longer, of_what = None, "time so far"
+    if config and config.max_iters and step_seconds and seconds:
+        training = config.max_iters * step_seconds
+        cost = seconds * _evaluations(config.max_iters, config.eval_interval)
+        share, of_what = cost / (cost + training), "planned run"
+        longer = _cheap_interval(config.max_iters, affordable=CHEAP / (1 - CHEAP) * training / seconds)
+    elif case.facts.evaluation_share is not None:
+        share = case.facts.evaluation_share
+    else:
         return
-    config = known(case, "eval_interval", "eval_iters")
-    longer = round(config.eval_interval * share * (1 - CHEAP) / (CHEAP * (1 - share))) if config and share < 1 else None
-    cost = f", {units.duration(case.facts.evaluation_seconds)} each" if case.facts.evaluation_seconds else ""
+    if not above(share, EXPENSIVE):
+        return
+    if longer:
+        fix = f"--eval_interval={longer}, or fewer eval_iters"
+    elif config:
+        fix = "fewer eval_iters: however long the interval, the first and the last step are evaluated"
+    else:
+        fix = "a longer interval, or fewer batches"
     yield Finding(
         rule="eval-too-expensive",
         severity="info",
         sure="high",
-        what=f"evaluation takes {share:.0%} of the time{cost}",
+        what=f"evaluation takes {share:.0%} of the {of_what}"
+        + (f", {units.duration(seconds)} each" if seconds else ""),
         why="it measures the run and does not train it; a twentieth is enough",
-        fix=f"--eval_interval={longer}, or fewer eval_iters" if longer else "a longer interval, or fewer batches",
-        seen=(said(case, "eval_interval", "eval_iters") if config else ())
+        fix=f"for the next run: {fix}",
+        seen=(said(case, "max_iters", "eval_interval", "eval_iters") if config else ())
         or tuple(shown(evaluation) for evaluation in case.evals[-1:]),
         patch={"eval_interval": longer} if longer else {},
     )
+
+
+def _evaluations(max_iters: int, interval: int) -> int:
+    """Evaluations of a whole run: at step 0, after every interval, and at the last step."""
+    return 1 + ceil(max_iters / interval)
+
+
+def _cheap_interval(max_iters: int, *, affordable: float) -> int | None:
+    """The shortest interval with no more evaluations than are affordable; None where even two are too many."""
+    return ceil(max_iters / (floor(affordable) - 1)) if affordable >= 2 else None
 
 
 _CURES = {

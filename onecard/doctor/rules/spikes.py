@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import known, place, shown
+from onecard.doctor.evidence import above, known, only_told, place, shown
 from onecard.findings import Finding
 from onecard.runs.records import Step
 
@@ -46,7 +46,7 @@ def spikes(steps: Sequence[Step]) -> Iterator[Spike]:
         if position < until or losses[position] - min(window) <= SMALLEST_SPIKE:
             continue
         limit = high(window, sigmas=SIGMAS, least=SMALLEST_SPIKE)
-        if losses[position] <= limit:
+        if not above(losses[position], limit):
             continue
         following = losses[position + 1 : position + 1 + NEXT]
         recovered = None if len(following) < LEAST else median(following) <= limit
@@ -72,7 +72,7 @@ def loss_spike(case: Case) -> Iterator[Finding]:
     What to do: grad_clip 1.0, a lower learning rate, a higher beta2 if the batch is small; look at the data there.
 
     When it is wrong: nanoGPT logs the loss of one micro-batch, which is noisy: a single high point is not a spike of
-    the run. At the very end of a log nobody can tell yet.
+    the run. With fewer than five points after it nobody can tell yet: it is only told.
     """
     found = list(spikes(case.steps))
     if not found:
@@ -80,6 +80,7 @@ def loss_spike(case: Case) -> Iterator[Finding]:
     lasting = [spike for spike in found if spike.recovered is False]
     worst = max(lasting or found, key=lambda spike: spike.height)
     many = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    told_only = worst.recovered is None
     if lasting:
         outcome = "and the next ten do not come back"
     elif worst.recovered:
@@ -90,10 +91,10 @@ def loss_spike(case: Case) -> Iterator[Finding]:
     config = known(case, "grad_clip")
     if lasting and config and not 0 < config.grad_clip <= 1:
         patch = {"grad_clip": 1.0}
-    yield Finding(
+    finding = Finding(
         rule="loss-spike",
         severity="warn" if lasting else "info",
-        sure="medium" if worst.recovered is not None else "low",
+        sure="low" if told_only else "medium",
         what=f"the loss jumps by {worst.height:.2f} to {worst.step.loss:.4f} at {place(case, worst.step)}{many}, "
         f"{outcome}",
         why=f"the median of the {WINDOW} points before is {worst.before:.4f}; noise does not reach so far",
@@ -103,3 +104,4 @@ def loss_spike(case: Case) -> Iterator[Finding]:
         seen=(shown(worst.previous), shown(worst.step)),
         patch=patch,
     )
+    yield only_told(finding, "too few points follow to see whether it stays") if told_only else finding

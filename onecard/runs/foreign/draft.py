@@ -16,6 +16,7 @@ from onecard.runs.records import Checkpoint, Record, Step
 
 MOST_RECORDS = 50_000  # of a kind; beyond, every second one is let go again and again
 MOST_MESSAGES = 1_000  # of a kind
+FIRST_STEP = 1  # programs count from 0 or from 1
 MOST_ODD = 1_000  # losses that are no numbers
 
 
@@ -188,12 +189,15 @@ class Draft:
         return self.steps if sighting.shape.kind is Step else self.evals
 
     def _repeats(self, sighting: Sighting) -> bool:
-        """Whether the same record was read before: captures of a terminal overlap."""
+        """Whether the same record was read before: captures of a terminal overlap. The very first record of a run that
+        begins at its beginning is no overlap when it comes again: the run, or another like it, begins anew."""
         kept = self._of(sighting).kept
         low, high = 0, len(kept)
         while low < high:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if kept[middle].step < sighting.step else (low, middle)
+        if low == 0 and sighting.step <= FIRST_STEP:
+            return False
         return low < len(kept) and (kept[low].step, kept[low].loss) == (sighting.step, sighting.loss)
 
     def _follows_itself(self, sighting: Sighting) -> bool:

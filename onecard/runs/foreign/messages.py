@@ -90,6 +90,8 @@ SAYINGS = (
         "kipping step",
         shape(rf"[Ss]kipping step.{{0,80}}?(?:reducing (?:loss scale )?to|scale) (?P<scale>{NUMBER})"),
     ),
+    Saying("slow-attention", "slow attention", shape(r"using slow attention")),
+    Saying("unfused-adamw", "fused AdamW", shape(r"using fused AdamW: False")),
     Saying("resume", "Resuming", shape(r"Resuming (?:training )?from (?P<path>\S{1,4096})")),
     Saying("interrupted", "KeyboardInterrupt", shape(r"^KeyboardInterrupt")),
 )

@@ -8,9 +8,18 @@ import pytest
 
 from onecard.config.resolve import resolve
 from onecard.doctor.case import Case, DataSizes
-from onecard.doctor.diagnose import diagnose, diagnose_cases, new_findings, watch
+from onecard.doctor.diagnose import (
+    OF_THE_CARD,
+    OF_TRAINING_DATA,
+    OF_VALIDATION_DATA,
+    diagnose,
+    diagnose_cases,
+    new_findings,
+    watch,
+)
 from onecard.doctor.facts import make_case
 from onecard.doctor.predict import predict_end
+from onecard.doctor.rules import NAMES
 from onecard.doctor.trend import Trend, trend
 from onecard.plan.cards import find_card
 from onecard.plan.loss import forecast_loss, law
@@ -342,6 +351,16 @@ class TestWatching:
     def test_only_the_last_thousands_of_steps_are_looked_at(self) -> None:
         long = [start(), *steps([10.8, *[4.0] * 30, *[9.0] * 30, *[4.0] * 8000], every=1)]
         assert watch(long, self.config, None, DataSizes(), ()) == []
+
+
+def test_what_needs_a_size_or_the_card_is_a_rule_and_says_nothing_without() -> None:
+    needy = OF_TRAINING_DATA | OF_VALIDATION_DATA | OF_THE_CARD
+    assert needy <= set(NAMES)
+    for name in needy - {"needless-dropout"}:  # which guesses
+        sick = SICK[name]()
+        assert name in {found.rule for found in diagnose_cases([sick])[0].findings}
+        unsized = make_case(sick.run, config=sick.resolved, card=None, data=DataSizes())
+        assert name not in {found.rule for found in diagnose_cases([unsized])[0].findings}
 
 
 def start() -> Start:

@@ -12,15 +12,18 @@ from onecard.doctor.explain import PARTS, explain, explanations
 from onecard.doctor.rules import EVERY, NAMES, RULES, rule_name
 from onecard.errors import UsageError
 from onecard.findings import Finding
+from onecard.plan import recipe
 from onecard.units import GIB
 from tests.unit.doctor.cases import (
     BEFORE,
+    FULL,
     HEALTHY,
     HEALTHY_RUN,
     NARROW,
     SICK,
     SMALL,
     SPIKE,
+    TOKENS,
     case,
     changed,
     evals,
@@ -29,6 +32,7 @@ from tests.unit.doctor.cases import (
     learning,
     oom,
     said,
+    step,
     steps,
     timed,
     wobble,
@@ -94,6 +98,13 @@ def found(name: str, patient: Case, before: list[Case] | None = None) -> list[Fi
 def the(name: str, patient: Case) -> Finding:
     (finding,) = found(name, patient)
     return finding
+
+
+def measured(config: str, last: int, *, step_seconds: float, eval_seconds: float) -> Case:
+    """A run of ours until step `last`, evaluated at the beginning and there."""
+    updates = [step(number, 4.0, seconds=step_seconds) for number in range(1, last + 1)]
+    looks = [replace(evaluation(number, 4.0, 4.0), seconds=eval_seconds) for number in (0, last)]
+    return case(config, records=[*updates, *looks], log_format="onecard")
 
 
 def test_the_rules_are_those_of_the_table_each_once() -> None:
@@ -175,6 +186,23 @@ class TestTheMismatch:
         assert finding.patch["n_embd"] == 512
         assert finding.patch["n_head"] == 8
 
+    def test_of_pretrained_weights_only_the_words_can_be_mended(self) -> None:
+        finding = the("params-mismatch", case(f"{NARROW}init_from = 'runs/mine'\n", card="RTX 4070"))
+        assert (finding.severity, finding.patch) == ("info", {})
+        assert finding.fix == "mend the words"
+        assert "gives" not in finding.what, "no other shape is proposed"
+        assert "the weights it starts from (runs/mine)" in finding.why
+        odd = the("odd-head-size", case(changed(n_embd=768, n_head=64, init_from="runs/mine")))
+        assert (odd.severity, odd.patch) == ("info", {})
+
+    @pytest.mark.parametrize("wanted", [1.4, 2.5, 9, 14, 124])
+    def test_the_folder_of_a_new_shape_keeps_its_promise(self, wanted: float) -> None:
+        small = changed(n_layer=2, n_head=1, n_embd=768, block_size=256, vocab_size=8192)
+        finding = the("params-mismatch", case(f"{small}# a model of ~{wanted}M parameters\n"))
+        assert finding.patch["out_dir"].startswith("out-")  # type: ignore[attr-defined]
+        made = "".join(f"{key} = {value!r}\n" for key, value in finding.patch.items())
+        assert found("params-mismatch", case(small + made)) == []
+
 
 class TestTheBatch:
     def test_the_accumulation_for_half_a_million_tokens_says_whether_it_is_exact(self) -> None:
@@ -191,8 +219,21 @@ class TestTheBatch:
         assert finding.patch == {"batch_size": 8, "gradient_accumulation_steps": 64}
 
     def test_beta2_keeps_its_half_life_in_tokens(self) -> None:
-        finding = the("small-batch-betas", case(changed(gradient_accumulation_steps=4)))
-        assert finding.patch == {"beta2": pytest.approx(0.95 ** (1 / 16), abs=1e-3)}
+        assert the("small-batch-betas", case(changed(gradient_accumulation_steps=4))).patch == {"beta2": 0.9968}
+        other = the("small-batch-betas", case(changed(gradient_accumulation_steps=4, beta2=0.9)))
+        assert other.patch == {"beta2": 0.9934}  # 0.9 ^ (1 / 16)
+        assert "(0.9 ^ (32,768 / 524,288))" in other.fix
+
+    @pytest.mark.parametrize(("batch", "beta2", "advised"), [(8, 0.95, 0.9992), (1, 0.95, 0.9999), (8, 0.0, 0.9992)])
+    def test_the_smallest_batches_get_a_beta2_that_can_be_set(self, batch: int, beta2: float, advised: float) -> None:
+        config = changed(batch_size=batch, gradient_accumulation_steps=1, beta2=beta2)
+        patch = the("small-batch-betas", case(config)).patch
+        assert patch == {"beta2": advised}
+        assert RunConfig.model_validate(patch)
+
+    def test_the_recipe_of_a_budget_says_the_same(self) -> None:
+        assert recipe.beta2(32_768).value == 0.9968
+        assert recipe.beta2(TOKENS).value == 0.95
 
     @pytest.mark.parametrize(
         ("world", "accumulation", "reached"), [(1, 64, 524_288), (8, 64, 524_288), (6, 66, 540_672)]
@@ -245,9 +286,26 @@ class TestTheSchedule:
         assert finding.what.startswith("not finished")
         assert "nats lower" in finding.why
 
-    def test_a_test_of_a_few_updates_is_only_told(self) -> None:
-        assert the("decay-horizon", case(changed(max_iters=25))).severity == "info"
-        assert the("decay-horizon", case(changed(max_iters=2500))).severity == "warn"
+    @pytest.mark.parametrize(
+        ("iters", "warmup", "patch"),
+        [
+            (25, 5, {"warmup_iters": 1}),
+            (600, 100, {"warmup_iters": 30}),
+            (600, 50, {}),  # 100 would be more than a tenth
+            (1000, 50, {"warmup_iters": 100}),
+            (10_000, 2000, {"warmup_iters": 300}),
+        ],
+    )
+    def test_a_warm_up_is_mended_where_it_can_be(self, iters: int, warmup: int, patch: dict[str, object]) -> None:
+        finding = the("warmup-length", case(changed(max_iters=iters, warmup_iters=warmup)))
+        assert finding.patch == patch
+        assert patch or "none in so short a run" in finding.fix
+
+    @pytest.mark.parametrize("iters", [100, 999, 1000, 3000, 20_000, 600_000])
+    def test_the_recipes_warm_up_is_no_more_than_a_tenth_and_100_where_that_can_be(self, iters: int) -> None:
+        updates = recipe.warmup(iters).value
+        assert updates <= iters / 10
+        assert updates >= 100 or iters < 1000
 
 
 class TestStability:
@@ -325,6 +383,62 @@ class TestStability:
         assert found("bad-initial-loss", case(config, records=letters)) == []  # the vocabulary is not known
         assert found("bad-initial-loss", case(changed(vocab_size=65), records=letters)) == []
         assert found("bad-initial-loss", case(records=letters))
+
+
+class TestWhatIsOnlyTold:
+    """Exceptions from the table: never silent, and the reason says so."""
+
+    @pytest.mark.parametrize(
+        ("name", "patient"),
+        [
+            ("lr-out-of-range", case(changed(init_from="gpt2", learning_rate=3e-5, min_lr=3e-6))),
+            ("decay-horizon", case(changed(init_from="gpt2", decay_lr=False))),
+            ("small-batch-betas", case(changed(init_from="gpt2", gradient_accumulation_steps=4))),
+            ("needless-dropout", case(changed(init_from="gpt2", dropout=0.1), train_tokens=10**11)),
+            ("needless-dropout", case(changed(dropout=0.1, dataset="mine", vocab_size=50304))),
+            ("unpadded-vocab", case(changed(vocab_size=65))),
+            ("unpadded-vocab", case(changed(init_from="gpt2"))),
+            ("loss-spike", case(records=steps([*SPIKE, 6.0, 6.0]))),
+        ],
+    )
+    def test_it_is_information_that_prescribes_nothing(self, name: str, patient: Case) -> None:
+        finding = the(name, patient)
+        assert finding.severity == "info"
+        assert "; only told, because " in finding.why
+        assert finding.patch == {}
+        assert "only told" in " ".join(explain(name).parts.values())
+
+    def test_a_small_rise_on_fixed_windows_is_no_divergence(self) -> None:
+        falling = [4.0 - 0.05 * n for n in range(20)]
+
+        def risen(by: float) -> Finding:
+            losses = (*falling, *[falling[-1] + by] * 3)
+            return the("diverging", case(records=evals([(loss, loss) for loss in losses]), log_format="onecard"))
+
+        assert (risen(0.04).severity, risen(0.04).patch) == ("info", {})
+        assert "; only told, because 0.05 nats or less may pass" in risen(0.04).why
+        assert risen(0.051).severity == "error"
+
+    def test_a_rise_within_the_noise_over_a_resume(self) -> None:
+        before = case(records=learning(5000))
+        rough = [
+            evaluation(n, e.val_loss + (0.1 if n % 1000 else -0.1))
+            for e in learning()[10:]
+            if (n := e.step) and e.val_loss
+        ]
+        rough[0] = evaluation(5000, before.evals[-1].val_loss + 0.1)  # type: ignore[operator]
+        (finding,) = found("resume-lr-jump", case(records=rough), [before])
+        assert finding.severity == "info"
+        assert "only told, because evaluations differ by" in finding.why
+
+    def test_a_nan_that_passed_and_an_out_of_memory_that_was_mended_say_so(self) -> None:
+        assert "not fatal: the run went on" in the("loss-nan", case(records=steps([4.0, math.nan, *[4.0] * 8]))).why
+        message = oom(tried=1.5, **FULL)
+        after = {"step": 3, "batch_size_before": 16, "batch_size_after": 8, "accumulation_after": 2}
+        mended = replace(message, values={**message.values, **after})
+        finding = the("oom-capacity", case(messages=[mended], log_format="onecard"))
+        assert finding.severity == "warn"
+        assert "only a warning, because the run went on" in finding.why
 
 
 class TestTheData:
@@ -407,6 +521,18 @@ class TestScaling:
     def test_a_loss_far_below_the_law_is_told_too(self) -> None:
         assert "below" in the("loss-off-expectation", case(records=learning(bend=-0.5))).why
 
+    @pytest.mark.parametrize(("updates", "val"), [(10, 10.7), (1, 10.83), (40, 9.0)])
+    def test_the_law_is_not_asked_where_guessing_is_better(self, updates: int, val: float) -> None:
+        smoke = changed(n_layer=2, n_head=2, n_embd=64, batch_size=2, gradient_accumulation_steps=1, block_size=256)
+        short = f"{smoke}max_iters = {updates}\nlr_decay_iters = {updates}\n"
+        assert found("loss-off-expectation", case(short, records=[evaluation(updates, val)])) == []
+
+    def test_the_law_is_not_asked_about_short_contexts(self) -> None:
+        high = learning(bend=0.5)
+        letters = changed(block_size=128, batch_size=64)
+        assert the("loss-off-expectation", case(changed(block_size=256, batch_size=32), records=high))
+        assert found("loss-off-expectation", case(letters, records=high)) == []
+
 
 class TestSpeed:
     def test_mfu_is_of_this_card(self) -> None:
@@ -415,12 +541,45 @@ class TestSpeed:
         assert finding.sure == "high"
         assert the("mfu-mislabelled", case(records=timed(9.35, mfu=0.154))).sure == "medium"
 
+    def test_no_mfu_is_mislabelled_that_prints_as_nothing_or_is_of_no_card(self) -> None:
+        assert found("mfu-mislabelled", case(records=timed(9.35, mfu=0.0004))) == []
+        assert the("mfu-mislabelled", case(records=timed(9.35, mfu=0.0006)))
+        assert found("mfu-mislabelled", case(changed(device="cpu"), records=timed(9.35, mfu=0.154))) == []
+
+    @pytest.mark.parametrize("last", [19, 800])
+    def test_the_cost_of_evaluation_is_of_the_planned_run(self, last: int) -> None:
+        planned = changed(max_iters=800, lr_decay_iters=800, eval_interval=200)
+        assert found("eval-too-expensive", measured(planned, last, step_seconds=1.53, eval_seconds=14.0)) == []
+
+    def test_the_interval_that_is_proposed_makes_evaluation_cheap(self) -> None:
+        planned = changed(max_iters=1000, lr_decay_iters=1000, eval_interval=10)
+        finding = the("eval-too-expensive", measured(planned, 100, step_seconds=1.0, eval_seconds=10.0))
+        assert finding.what == "evaluation takes 50% of the planned run, 10.0 s each"  # 1,010 of 2,010 seconds
+        assert finding.patch == {"eval_interval": 250}  # 5 evaluations: 50 of 1,050 seconds, less than a twentieth
+        assert finding.fix.startswith("for the next run: --eval_interval=250")
+        lasting = changed(**{"max_iters": 1000, "lr_decay_iters": 1000, **finding.patch})
+        assert found("eval-too-expensive", measured(lasting, 100, step_seconds=1.0, eval_seconds=10.0)) == []
+
+    def test_no_interval_is_proposed_beyond_the_run(self) -> None:
+        short = changed(max_iters=25, lr_decay_iters=25, eval_interval=5)
+        finding = the("eval-too-expensive", measured(short, 25, step_seconds=1.5, eval_seconds=14.0))
+        assert finding.patch == {}
+        assert "eval_interval" not in finding.fix
+        assert finding.fix.startswith("for the next run: fewer eval_iters")
+
     def test_low_mfu_names_its_causes(self) -> None:
         finding = the("low-mfu", SICK["low-mfu"]())
         assert "not compiled" in finding.why
         assert finding.patch == {"compile": True}
         emulated = case(changed(dtype="bfloat16"), records=timed(60.0), card="V100 16GB")
         assert the("low-mfu", emulated).patch == {"dtype": "float16"}
+
+    def test_low_mfu_is_blamed_on_what_the_log_says(self) -> None:
+        said_so = [said("slow-attention"), said("unfused-adamw")]
+        finding = the("low-mfu", case(records=timed(40.0), card="RTX 4070", messages=said_so))
+        assert "no flash attention" in finding.why
+        assert "AdamW is not fused" in finding.why
+        assert {"line 5: slow-attention", "line 5: unfused-adamw"} <= set(finding.seen)
 
     def test_nanochats_default_batch_is_assumed_less_surely(self) -> None:
         finding = the(
@@ -430,6 +589,12 @@ class TestSpeed:
 
 
 class TestMemory:
+    def test_each_of_nanogpts_cards_holds_all_states(self) -> None:
+        large = changed(n_layer=48, n_embd=1600, n_head=25)
+        assert the("states-do-not-fit", case(large, card="RTX 4070", world_size=2)).severity == "fatal"
+        sharded = case(large, card="RTX 4070", world_size=2, log_format="hf-trainer", printed_params=1_550_000_000)
+        assert found("states-do-not-fit", sharded) == []
+
     def test_other_programs_that_hold_all_of_the_card_are_what_is_told(self) -> None:
         full = replace(case(card="RTX 4070"), other_bytes=99 * GIB)
         finding = the("states-do-not-fit", full)
