@@ -56,9 +56,12 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
 
     Every trainer runs every micro-batch until one is too large; without --nanogpt onecard is measured alone.
     """
-    needs_torch("a benchmark trains")
+    from onecard.cli.files import check_svg
     from onecard.report.talk import print_error
 
+    if options["plot"]:
+        check_svg(options["plot"], option="--plot")
+    needs_torch("a benchmark trains")
     if options["updates"] < WARM_UP + TIMED:
         raise UsageError(
             f"--updates {options['updates']} are too few",
@@ -155,7 +158,12 @@ def _run(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates
             fix="run it alone to see all of it: onecard train" if trainer == "onecard" else "try its own train.py",
             name="bench-failed",
         )
-    return from_json(json.loads(done.stdout.splitlines()[-1]))
+    answer = json.loads(done.stdout.splitlines()[-1])
+    if "error" in answer:
+        problem = OnecardError(**answer["error"])
+        problem.exit_code = answer["exit_code"]
+        raise problem
+    return from_json(answer)
 
 
 def _sizes(text: str | None, config: RunConfig) -> list[int]:

@@ -7,6 +7,7 @@ import pickle
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -29,7 +30,7 @@ class Exported:
 
     path: Path
     files: tuple[str, ...]
-    next: str  # a command that uses it
+    next: tuple[str, ...]  # commands that use it
     notes: tuple[str, ...] = field(default=())
 
 
@@ -59,7 +60,7 @@ def export(
 
     Writes the weights of a run where other programs read them.
 
-    nanogpt: a ckpt.pt that nanoGPT's sample.py and train.py --init_from=resume take, AdamW's moments included.
+    nanogpt: a ckpt.pt for nanoGPT's sample.py, AdamW's moments included, and a config by which its train.py goes on.
     hf: config, safetensors, tokenizer and a model card, as transformers loads them. Nothing is uploaded without --push.
     """
     no_flags(flags, "export")
@@ -130,22 +131,65 @@ def _to_nanogpt(target: Path, snapshot: Snapshot, config: RunConfig, run: Run, t
     devices = [record.device for record in run.records if isinstance(record, Start)]
     on_card = bool(devices) and devices[-1].startswith("cuda")
     nanogpt_checkpoint.write(target / nanogpt_checkpoint.NAME, snapshot, config, fused=on_card)
-    files, notes, program = [nanogpt_checkpoint.NAME], [], "sample.py"
-    data = f"data/{nanogpt_checkpoint.nanogpt_config(config)['dataset']}"
+    data = _nanogpt_data(config, target)
+    text = nanogpt_checkpoint.config_text(config, folder=target, dataset=data.name, on_card=on_card)
+    write_atomically(target / nanogpt_checkpoint.CONFIG, text.encode())
+    files, notes = [nanogpt_checkpoint.NAME, nanogpt_checkpoint.CONFIG], [*data.notes]
+    longer = f" --max_iters={2 * snapshot.step}" if snapshot.step >= config.max_iters else ""
+    train = f"python train.py {quote(str(target.resolve() / nanogpt_checkpoint.CONFIG))}{longer}"
+    commands = [] if data.notes else [*data.made_by, train]
+    sample = f"python sample.py {quote(f'--out_dir={target.resolve()}')}{'' if on_card else ' --device=cpu'}"
     if tokenizer and (meta := characters_meta(tokenizer)):
         write_atomically(target / "meta.pkl", pickle.dumps(meta))
         files.append("meta.pkl")
-        notes.append(f"nanoGPT looks for the vocabulary in its {data}/: put meta.pkl there")
-    elif not _is_gpt2(tokenizer, config):
+        place = f"data/{nanogpt_checkpoint.nanogpt_config(config)['dataset']}"
+        notes.append(f"nanoGPT's sample.py looks for the vocabulary in its {place}/: put meta.pkl there")
+        commands.insert(0, sample)
+    elif _is_gpt2(tokenizer, config):
+        commands.insert(0, sample)
+    else:
         notes.append(
             "nanoGPT's sample.py would take GPT-2's tokens, which are not those of this run: its train.py can go on "
             "with it, and for text there is onecard sample, or --to hf"
         )
-        program = "train.py --init_from=resume"
     if not snapshot.moments:
         notes.append("there are no AdamW moments in this run: nanoGPT starts with fresh ones")
-    command = f"python {program} --out_dir={target.resolve()}"
-    return Exported(path=target, files=tuple(files), next=command, notes=tuple(notes))
+    return Exported(path=target, files=tuple(files), next=tuple(commands), notes=tuple(notes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NanogptData:
+    """The data of a run for nanoGPT: what its config calls them, and what must be done first."""
+
+    name: str
+    made_by: tuple[str, ...] = ()  # a command
+    notes: tuple[str, ...] = ()  # why nanoGPT cannot read them
+
+
+def _nanogpt_data(config: RunConfig, target: Path) -> NanogptData:
+    """Where nanoGPT, on this machine, finds a train.bin and a val.bin of plain uint16 tokens."""
+    from onecard.cli.settle import open_data
+    from onecard.train.nanogpt_checkpoint import nanogpt_config
+
+    named = str(nanogpt_config(config)["dataset"])
+    splits = ("train.bin", "val.bin")
+    try:
+        found = open_data(config)
+    except OnecardError as error:
+        note = f"{error.what}: nanoGPT's train.py needs {' and '.join(splits)} in its data/{named}/"
+        return NanogptData(name=named, notes=(note,))
+    files = [[file.path for file in tokens.files] for tokens in (found.train, found.val)]
+    if any(file.dtype != "uint16" or file.first_byte for tokens in (found.train, found.val) for file in tokens.files):
+        made = "onecard data prepare SOURCE --out DIR --format nanogpt writes such"
+        note = f"nanoGPT's train.py reads uint16 tokens without a header, and {found.path} has others: {made}"
+        return NanogptData(name=named, notes=(note,))
+    if [[path.name for path in paths] for paths in files] == [["train.bin"], ["val.bin"]]:
+        return NanogptData(name=str(found.path.resolve()))  # os.path.join("data", an absolute path) is that path
+    joins = [
+        f"cat {' '.join(quote(str(path.resolve())) for path in paths)} > {quote(str(target.resolve() / split))}"
+        for paths, split in zip(files, splits, strict=True)
+    ]
+    return NanogptData(name=str(target.resolve()), made_by=(" && ".join(joins),))
 
 
 def _is_gpt2(tokenizer: Tokenizer | None, config: RunConfig) -> bool:
@@ -189,8 +233,26 @@ def _to_hf(
         finally:
             shutil.rmtree(new, ignore_errors=True)
     files = tuple(sorted(path.name for path in target.iterdir()))
-    command = f"python -c \"from transformers import pipeline; print(pipeline('text-generation', '{target}')('The'))\""
-    return Exported(path=target, files=files, next=command, notes=(note,) if note else ())
+    return Exported(path=target, files=files, next=_first_text(target, tokenizer), notes=(note,) if note else ())
+
+
+def _first_text(folder: Path, tokenizer: Tokenizer | None) -> tuple[str, ...]:
+    """The command by which transformers writes a text with the model; none where it has no tokenizer."""
+    if tokenizer is None:
+        return ()
+    where, prompt = (json.dumps(text, ensure_ascii=False) for text in (str(folder), _prompt(tokenizer)))
+    code = f'from transformers import pipeline; print(pipeline("text-generation", {where})({prompt}))'
+    return (f"python -c {quote(code)}",)
+
+
+def _prompt(tokenizer: Tokenizer) -> str:
+    """A word to begin a text with; where the vocabulary has no such letters, its first token that can be seen."""
+    try:
+        tokenizer.encode("The")
+        return "The"
+    except OnecardError:
+        texts = (tokenizer.token_bytes(token).decode(errors="ignore") for token in range(tokenizer.vocab_size))
+        return next((text for text in texts if text.strip()), " ")
 
 
 def _show(done: Exported, step: int, address: str | None, *, as_json: bool) -> None:
@@ -210,4 +272,5 @@ def _show(done: Exported, step: int, address: str | None, *, as_json: bool) -> N
     talk = console(stderr=True)
     talk.print(f"{done.path}: step {step:,}; {', '.join(done.files)}", soft_wrap=True, markup=False)
     print_warnings(done.notes, talk)
-    talk.print(f"pushed to {address}" if address else f"next: {done.next}", soft_wrap=True, markup=False)
+    for line in [f"pushed to {address}"] if address else [f"next: {command}" for command in done.next]:
+        talk.print(line, soft_wrap=True, markup=False)

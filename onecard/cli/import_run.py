@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from onecard.train.snapshot import Snapshot
 
 # What a checkpoint says of its own machine and folder, and means nothing in ours.
-NOT_TAKEN = frozenset("out_dir init_from device backend".split())
+NOT_TAKEN = frozenset("out_dir device backend".split())
 
 
 @click.command("import", cls=KeyCommand, short_help="A run from a nanoGPT checkpoint or a Hugging Face GPT-2.")
@@ -42,14 +43,22 @@ def import_run(flags: list[Flag], /, source: str, download: bool, as_json: bool)
     """
     needs_torch("reading a checkpoint needs it")
     path, snapshot = bring(source, download=download)
-    snapshot, config = imported_config(snapshot, flags, path)
+    snapshot, config = imported_config(snapshot, flags, path, name=source)
     dataset, notes = _data(config)
-    with _new_folder(config) as folder:
+    typed = [quote(f"--{key}={text}") for key, text in flags if key != "out_dir"]
+    again = ["onecard import", quote(source), *(["--download"] if download else []), *typed]
+    with _new_folder(config, again=" ".join(again)) as folder:
         put(folder, snapshot, config, source=path, data_fingerprint=dataset.fingerprint if dataset else None)
         if dataset:
             keep_tokenizer_in(folder.path, dataset)
-    notes = [*snapshot.notes, *notes]
-    _show(folder.path, snapshot, config, path, notes, with_data=dataset is not None, as_json=as_json)
+    mute = _without_tokenizer(folder.path, config)
+    notes = [*snapshot.notes, *notes, *([mute] if mute else [])]
+    stated = "max_iters" in snapshot.config or "max_iters" in dict(flags)
+    commands = [
+        *([_go_on(folder.path, snapshot, config, stated=stated)] if dataset else []),
+        *([] if mute else [f"onecard sample {quote(str(folder.path))}"]),
+    ]
+    _show(folder.path, snapshot, config, path, notes, commands=commands, as_json=as_json)
     return 0
 
 
@@ -66,13 +75,20 @@ def bring(source: str, *, download: bool = False) -> tuple[Path, Snapshot]:
     return path, read_snapshot(path)
 
 
-def imported_config(snapshot: Snapshot, flags: list[Flag], source: Path) -> tuple[Snapshot, RunConfig]:
-    """nanoGPT's defaults < what the checkpoint says < flags; the shape is the checkpoint's, or a shorter context."""
+def imported_config(snapshot: Snapshot, flags: list[Flag], source: Path, *, name: str) -> tuple[Snapshot, RunConfig]:
+    """nanoGPT's defaults < what the checkpoint says < flags; the shape is the checkpoint's, or a shorter context.
+
+    Weights alone begin a new run, whose init_from is their `name`; a run that goes on keeps its own.
+    """
     from onecard.config.resolve import checked, flag_values
     from onecard.config.schema import KEYS
     from onecard.train.snapshot import cropped
 
     said = {key: value for key, value in snapshot.config.items() if key in KEYS and key not in NOT_TAKEN}
+    if not snapshot.step:
+        said["init_from"] = name
+    elif said.get("init_from") == "resume":  # of itself: what it began from is not known any more
+        del said["init_from"]
     given = flag_values(flags)
     origins = dict.fromkeys(KEYS, "default") | dict.fromkeys(said, source.name) | {key: f"--{key}" for key in given}
     config = checked({"out_dir": str(_default_folder(source)), **said, **snapshot.shape, **given}, origins)
@@ -116,10 +132,21 @@ def _default_folder(source: Path) -> Path:
     return Path("runs") / (place.parent.name if place.name == "ckpt.pt" else place.name.removesuffix(".pt"))
 
 
-def _new_folder(config: RunConfig) -> RunFolder:
+def _new_folder(config: RunConfig, *, again: str) -> RunFolder:
+    """A folder for the run; where there is one already, the error has the command to import `again`, into another."""
+    from onecard.runs.files import free_path
     from onecard.runs.folder import create_run
 
-    return create_run(Path(config.out_dir), config=config.model_dump())
+    path = Path(config.out_dir)
+    try:
+        return create_run(path, config=config.model_dump())
+    except ConfigError as problem:
+        if problem.name != "run-exists":
+            raise
+        another = quote(f"--out_dir={free_path(path)}")
+        go_on = f"or go on with the one there: onecard train --resume {quote(str(path))}"
+        fix = f"{again} {another}   ({go_on})"
+        raise ConfigError(problem.what, why=problem.why, fix=fix, name=problem.name) from problem
 
 
 def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
@@ -133,11 +160,32 @@ def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
     except OnecardError as error:
         if error.name != "no-such-dataset":
             raise
-        return None, [f"the dataset {config.dataset} is not here; to go on training, import with --dataset=NAME"]
+        resume = f"onecard train --resume {quote(config.out_dir)} --dataset=PATH"
+        return None, [f"the dataset {config.dataset} is not here; to go on training: {resume}"]
     findings = check_dataset(
         found, block_size=config.block_size, vocab_size=config.vocab_size, eval_block_size=config.eval_block_size
     )
     return found, [finding.what for finding in findings]
+
+
+def _without_tokenizer(run: Path, config: RunConfig) -> str | None:
+    """Why no text can be sampled from the run; None where it can."""
+    from onecard.cli.tokenizer import tokenizer_of
+
+    try:
+        tokenizer_of(run, config)
+    except OnecardError as error:
+        return f"no text can be sampled from it yet: {error.what} ({error.why}); {error.fix}"
+    return None
+
+
+def _go_on(run: Path, snapshot: Snapshot, config: RunConfig, *, stated: bool) -> str:
+    """The command that trains it further, and how far that goes where nobody has `stated` a max_iters."""
+    command = f"onecard train --resume {quote(str(run))}"
+    if snapshot.step >= config.max_iters:
+        return f"{command} --max_iters={2 * snapshot.step}"
+    usual = f"   (to step {config.max_iters:,}, nanoGPT's default; to end at N: --max_iters=N --lr_decay_iters=N)"
+    return command if stated else command + usual
 
 
 def _show(
@@ -147,7 +195,7 @@ def _show(
     source: Path,
     notes: list[str],
     *,
-    with_data: bool,
+    commands: list[str],
     as_json: bool,
 ) -> None:
     from onecard.plan.counts import count_params
@@ -170,10 +218,9 @@ def _show(
         return
     loss = f", val loss {snapshot.val_loss:.4f}" if snapshot.val_loss is not None else ""
     moments = "with AdamW's moments" if snapshot.moments else "without optimizer state"
-    longer = f" --max_iters={2 * snapshot.step}" if snapshot.step >= config.max_iters else ""
     talk = console(stderr=True)
-    talk.print(f"{run}: {units.count(params.nanogpt)} parameters at step {snapshot.step:,}{loss}, {moments}")
+    figures = f"{units.count(params.nanogpt)} parameters at step {snapshot.step:,}{loss}, {moments}"
+    talk.print(f"{run}: {figures}", soft_wrap=True, markup=False)
     print_warnings(notes, talk)
-    if with_data:
-        talk.print(f"next: onecard train --resume {run}{longer}", soft_wrap=True)
-    talk.print(f"next: onecard sample {run}", soft_wrap=True)
+    for command in commands:
+        talk.print(f"next: {command}", soft_wrap=True, markup=False)

@@ -67,23 +67,29 @@ def pretrained(resolved: Resolved) -> tuple[Resolved, Pretrained | None]:
 
 def check_vocabulary(model: Pretrained, dataset: Dataset) -> list[str]:
     """What to know where a model meets data of another vocabulary; ConfigError where their tokenizers differ."""
+    learned = model.snapshot.shape["vocab_size"]
+    return check_tokens(model.source, learned, dataset, instead="--init_from=scratch")
+
+
+def check_tokens(source: Path, learned: int, dataset: Dataset, *, instead: str) -> list[str]:
+    """The same for the model of a run or a folder, with a vocabulary of `learned`; `instead` is what else to type."""
     from onecard.data.tokenizers import agree
 
-    own, datas = _tokenizer_of(model.source), dataset.tokenizer
+    own, datas = _tokenizer_of(source), dataset.tokenizer
     if own and datas and not agree(own, datas):
-        same = {"gpt2": "gpt2", "bytes": "bytes", "tokenizer.json": quote(str(model.source))}.get(own.name)
+        same = {"gpt2": "gpt2", "bytes": "bytes", "tokenizer.json": quote(str(source))}.get(own.name)
         prepare = f"onecard data prepare SOURCE --out DIR --tokenizer={same}, or " if same else ""
         raise ConfigError(
-            f"{model.source} was trained on tokens of {own.name} ({own.vocab_size:,}), and {dataset.name} has those of "
+            f"{source} was trained on tokens of {own.name} ({own.vocab_size:,}), and {dataset.name} has those of "
             f"{datas.name} ({datas.vocab_size:,})",
             why="the same number is another text in each, and the model knows its own only",
-            fix=f"{prepare}--init_from=scratch",
+            fix=f"{prepare}{instead}",
             name="other-tokenizer",
         )
-    known, learned = dataset.vocab_size, model.snapshot.shape["vocab_size"]
+    known = dataset.vocab_size
     if not (own and datas) and known and known < 0.9 * learned:
         return [
-            f"{dataset.name} has a vocabulary of {known:,}, and {model.source} was trained with {learned:,}: "
+            f"{dataset.name} has a vocabulary of {known:,}, and {source} was trained with {learned:,}: "
             "with another tokenizer its weights know nothing of this text"
         ]
     return []

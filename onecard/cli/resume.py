@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.cli.library import console
-from onecard.cli.settle import config_of, open_data
+from onecard.cli.settle import check_run, config_of, open_data
 from onecard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from onecard.runs.folder import Run
 
 # What may change between two parts of one run (the micro-batch at equal tokens per update, and the dataset where its
-# token files are the same: both are checked apart).
+# token files are the same or the run had none yet: both are checked apart).
 RESUMABLE = frozenset(
     "max_iters lr_decay_iters eval_interval log_interval checkpoint_interval keep_checkpoints max_hours "
     "loggers log_style device batch_size gradient_accumulation_steps".split()
 )
+_MICRO_BATCH = ("batch_size", "gradient_accumulation_steps")
 _NOT_ASKED = ("init_from", "out_dir")  # these say that a run is gone on with, and where
 
 
@@ -30,6 +31,7 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     What config.json says otherwise than the checkpoint was edited, and counts as typed. ConfigError for what must not
     change. `origins` says where the values asked for came from.
     """
+    from onecard.config.resolve import checked
     from onecard.config.schema import KEYS
     from onecard.report.talk import print_warnings
     from onecard.runs.folder import CHECKPOINTS, CONFIG
@@ -43,14 +45,19 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     typed = {key: value for key, value in asked.items() if key not in _NOT_ASKED}
     edited = {key: getattr(now, key) for key in KEYS if key not in typed and getattr(now, key) != getattr(before, key)}
     sources = dict.fromkeys(KEYS, str(run.path / CONFIG)) | {key: origins[key] for key in typed}
-    fingerprint = made.data_fingerprint if made else None
-    after = _changed(before, {**edited, **typed}, sources, run, fingerprint=fingerprint, undone=_undone(before, now))
+    after = checked({**before.model_dump(), **edited, **typed}, sources)
+    moved = made is not None and _moved(before, after, run, fingerprint=made.data_fingerprint)
+    resumable = RESUMABLE | {"dataset"} if moved else RESUMABLE
+    refused = [key for key in (*edited, *typed) if getattr(after, key) != getattr(before, key) and key not in resumable]
+    in_file = any(key in edited for key in refused)
+    fixing = {**_kept(before, after, run, resumable), **_undone(before, now, resumable)}
+    _check(before, after, run, refused=refused, in_file=in_file, fixing=fixing)
     logger_names(after)  # an unknown one is refused before anything is written
-    said = [f"{run.path / CONFIG} has changed since {made.name}: {_changes(before, after, edited)}"] if made else []
-    print_warnings(
-        [*(said if edited else ()), *_other_place(before, after), *_schedule_changes(before, after, run.last_step)],
-        console(stderr=True),
-    )
+    had_data = made is not None and made.data_fingerprint is not None
+    said = [*_other_place(before, after, had_data=had_data), *_schedule_changes(before, after, run.last_step)]
+    if made and edited:
+        said.insert(0, f"{run.path / CONFIG} has changed since {made.name}: {_changes(before, after, edited)}")
+    print_warnings(said, console(stderr=True))
     return after
 
 
@@ -63,74 +70,141 @@ def is_finished(run: Run, config: RunConfig) -> bool:
         talk.print(f"{run.path} was finished, and its checkpoints are gone: it begins again at step 0", soft_wrap=True)
         return False
     talk.print(f"{run.path} is finished: step {run.last_step:,} of {config.max_iters:,}", soft_wrap=True)
-    talk.print(f"to train longer: {_resume_command(run)} --max_iters={2 * run.last_step}", soft_wrap=True)
+    longer = {**_typed(run, config), "max_iters": 2 * run.last_step}
+    talk.print(f"to train longer: {_resume_command(run, longer)}", soft_wrap=True)
     return True
 
 
 def open_data_again(config: RunConfig, run: Run) -> Dataset:
-    """The dataset of a run; where it is not there, the error says how to name its new place."""
+    """The dataset of a run, which is the one it has read so far; ConfigError for any other.
+
+    Weights that came without data meet their first here: these are checked as those of a new run are.
+    """
+    from onecard.cli.pretrained import check_tokens
+    from onecard.report.talk import print_warnings
+    from onecard.runs.folder import CHECKPOINTS
+    from onecard.train.checkpoint import made_under
+
+    found = _data_at(config, run)
+    made = made_under(run.path / CHECKPOINTS)
+    if made and made.data_fingerprint is None:
+        other = _resume_command(run, {"dataset": "PATH"})
+        notes = check_tokens(run.path, config.vocab_size, found, instead=other)
+        print_warnings(notes, console(stderr=True))
+        check_run(config, found)
+    elif made and made.data_fingerprint != found.fingerprint:
+        raise ConfigError(
+            f"the data of {run.path} are not those it was trained on",
+            why=f"the token files in {found.path} have changed since {made.name} (fingerprint {made.data_fingerprint} "
+            f"then, {found.fingerprint} now), and a run reads its data in one order",
+            fix=f"{_new_run_command(run)}   (a new run from its weights; or put the old files back)",
+            name="resume-mismatch",
+        )
+    return found
+
+
+def _data_at(config: RunConfig, run: Run) -> Dataset:
+    """The dataset a run is to go on with; where it is not there, the error says how to name its place."""
     try:
         return open_data(config)
     except ConfigError as problem:
         if problem.name != "no-such-dataset":
             raise
-        moved = f"{_resume_command(run)} --dataset=PATH   (where the same token files are now)"
+        typed = {key: value for key, value in _typed(run, config).items() if key != "dataset"}
+        elsewhere = _resume_command(run, {**typed, "dataset": "PATH"})
         raise ConfigError(
             problem.what,
             why=f"{problem.why}: it was moved, or the run was",
-            fix=moved if run.checkpoints else "put it back there, or begin a new run with --out_dir=PATH",
+            fix=f"{elsewhere}   (where its token files are)"
+            if run.checkpoints
+            else "put it back there, or begin a new run with --out_dir=PATH",
             name=problem.name,
         ) from problem
 
 
-def _undone(before: RunConfig, now: RunConfig) -> dict[str, object]:
+def _moved(before: RunConfig, after: RunConfig, run: Run, *, fingerprint: str | None) -> bool:
+    """Whether the data may have another place: the run had none yet, or has the same token files there."""
+    if after.dataset == before.dataset:
+        return False
+    return fingerprint is None or _data_at(after, run).fingerprint == fingerprint
+
+
+def _typed(run: Run, after: RunConfig) -> dict[str, object]:
+    """What `after` has otherwise than config.json, and so was asked for."""
+    now = config_of(run.path, run.config).model_dump()
+    return {key: value for key, value in after.model_dump().items() if value != now[key]}
+
+
+def _kept(before: RunConfig, after: RunConfig, run: Run, resumable: frozenset[str]) -> dict[str, object]:
+    """What was asked for and may change: the command that mends the rest must not lose it."""
+    wrong = set(_MICRO_BATCH) if after.tokens_per_step != before.tokens_per_step else set()
+    if after.max_iters < _step_reached(run):
+        wrong.add("max_iters")
+    return {key: value for key, value in _typed(run, after).items() if key in resumable - wrong}
+
+
+def _undone(before: RunConfig, now: RunConfig, resumable: frozenset[str]) -> dict[str, object]:
     """What was edited in config.json against the rules, with the values to type so that the run goes on."""
-    micro_batch = ("batch_size", "gradient_accumulation_steps") if now.tokens_per_step != before.tokens_per_step else ()
+    micro_batch = _MICRO_BATCH if now.tokens_per_step != before.tokens_per_step else ()
     return {
         key: value
         for key, value in before.model_dump().items()
-        if value != getattr(now, key) and (key not in RESUMABLE or key in micro_batch)
+        if value != getattr(now, key) and (key not in resumable or key in micro_batch)
     }
 
 
-def _changed(
+def _check(
     before: RunConfig,
-    wanted: Mapping[str, object],
-    sources: Mapping[str, str],
+    after: RunConfig,
     run: Run,
     *,
-    fingerprint: str | None,
-    undone: dict[str, object],
-) -> RunConfig:
-    """`before` under what is wanted; ConfigError for what must not change. `fingerprint` is that of the run's data."""
-    from onecard.config.resolve import checked
+    refused: Sequence[str],
+    in_file: bool,
+    fixing: Mapping[str, object],
+) -> None:
+    """ConfigError where a run cannot go on under `after`: `refused` are the keys that change and must not.
+
+    `fixing` are the values with which it can.
+    """
     from onecard.runs.folder import CONFIG
 
-    after = checked({**before.model_dump(), **wanted}, sources)
-    refused = [key for key in wanted if getattr(after, key) != getattr(before, key) and key not in RESUMABLE]
-    if "dataset" in refused and fingerprint and open_data_again(after, run).fingerprint == fingerprint:
-        refused.remove("dataset")  # the same tokens at another place
-        undone.pop("dataset", None)
     if refused:
-        in_file = any(sources[key] == str(run.path / CONFIG) for key in refused)
+        mended = f"{_resume_command(run, fixing)}   (or start a new run with --out_dir=PATH)"
+        if list(refused) == ["eval_only"] and after.eval_only:
+            mended = f"{_new_run_command(run, {'eval_only': True})}   (evaluates the weights of this run)"
         raise ConfigError(
             f"a resumed run cannot change {_changes(before, after, refused)}",
             why="its weights, data order or records would no longer be of one run"
             + (f"; {run.path / CONFIG} was edited" if in_file else ""),
-            fix=f"{_resume_command(run)}{_flags(undone)}   (or start a new run with --out_dir=PATH)",
+            fix=mended,
             name="resume-mismatch",
         )
     if after.tokens_per_step != before.tokens_per_step:
-        raise _other_update(before, after, run, undone)
-    if after.max_iters != before.max_iters and after.max_iters < (reached := _step_reached(run)):
-        longer = before.max_iters if before.max_iters > reached else 2 * reached
-        raise ConfigError(
-            f"a resumed run cannot end at step {after.max_iters:,}: it is at step {reached:,} already",
-            why="max_iters counts all updates of a run from its beginning, and none can be taken back",
-            fix=f"{_resume_command(run)}{_flags(undone)} --max_iters={longer}",
-            name="resume-mismatch",
-        )
-    return after
+        raise _other_update(before, after, run, fixing)
+    if after.max_iters != before.max_iters and after.max_iters < _step_reached(run):
+        raise _already_beyond(before, after, run, fixing)
+
+
+def _other_update(before: RunConfig, after: RunConfig, run: Run, fixing: Mapping[str, object]) -> ConfigError:
+    whole, rest = divmod(before.sequences_per_step, after.batch_size)
+    micro_batch = {} if rest else {"batch_size": after.batch_size, "gradient_accumulation_steps": whole}
+    return ConfigError(
+        f"a resumed run cannot go from {before.sequences_per_step} sequences per update to {after.sequences_per_step}",
+        why="its data order and its steps would no longer be of one run; another micro-batch at equal tokens is fine",
+        fix=_resume_command(run, {**fixing, **micro_batch}),
+        name="resume-mismatch",
+    )
+
+
+def _already_beyond(before: RunConfig, after: RunConfig, run: Run, fixing: Mapping[str, object]) -> ConfigError:
+    reached = _step_reached(run)
+    longer = before.max_iters if before.max_iters > reached else 2 * reached
+    return ConfigError(
+        f"a resumed run cannot end at step {after.max_iters:,}: it is at step {reached:,} already",
+        why="max_iters counts all updates of a run from its beginning, and none can be taken back",
+        fix=_resume_command(run, {**fixing, "max_iters": longer}),
+        name="resume-mismatch",
+    )
 
 
 def _step_reached(run: Run) -> int:
@@ -144,22 +218,7 @@ def _changes(before: RunConfig, after: RunConfig, keys: Iterable[str]) -> str:
     return ", ".join(f"{key}={getattr(after, key)} (was {getattr(before, key)})" for key in keys)
 
 
-def _flags(values: Mapping[str, object]) -> str:
-    return "".join(f" {quote(f'--{key}={value}')}" for key, value in values.items())
-
-
-def _other_update(before: RunConfig, after: RunConfig, run: Run, undone: Mapping[str, object]) -> ConfigError:
-    whole, rest = divmod(before.sequences_per_step, after.batch_size)
-    micro_batch = {"batch_size": after.batch_size, "gradient_accumulation_steps": whole}
-    return ConfigError(
-        f"a resumed run cannot go from {before.sequences_per_step} sequences per update to {after.sequences_per_step}",
-        why="its data order and its steps would no longer be of one run; another micro-batch at equal tokens is fine",
-        fix=_resume_command(run) + _flags({**undone, **({} if rest else micro_batch)}),
-        name="resume-mismatch",
-    )
-
-
-def _other_place(before: RunConfig, after: RunConfig) -> list[str]:
+def _other_place(before: RunConfig, after: RunConfig, *, had_data: bool) -> list[str]:
     """What another device or another place of the data means, in words."""
     found = []
     if after.device != before.device:
@@ -168,7 +227,8 @@ def _other_place(before: RunConfig, after: RunConfig) -> list[str]:
             "not bit for bit those of the first"
         )
     if after.dataset != before.dataset:
-        found.append(f"{_changes(before, after, ['dataset'])}: its token files are the same")
+        how = "its token files are the same" if had_data else "the first data of these weights in this run"
+        found.append(f"{_changes(before, after, ['dataset'])}: {how}")
     return found
 
 
@@ -188,5 +248,18 @@ def _schedule_changes(before: RunConfig, after: RunConfig, step: int) -> list[st
     return found
 
 
-def _resume_command(run: Run) -> str:
-    return f"onecard train --resume {quote(str(run.path))}"
+def _resume_command(run: Run, values: Mapping[str, object] | None = None) -> str:
+    """What to type to go on with a run, under these values."""
+    return " ".join(["onecard train --resume", quote(str(run.path)), *_flags(values or {})])
+
+
+def _new_run_command(run: Run, values: Mapping[str, object] | None = None) -> str:
+    """What to type for a new run with the weights and the settings of this one, under these values."""
+    from onecard.runs.files import free_path
+
+    begun = {"init_from": run.path, **(values or {}), "out_dir": free_path(run.path)}
+    return " ".join(["onecard train", quote(str(run.path)), *_flags(begun)])
+
+
+def _flags(values: Mapping[str, object]) -> list[str]:
+    return [quote(f"--{key}={value}") for key, value in values.items()]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from onecard.cli.flags import Flag
-from onecard.cli.library import console, needs_torch, no_flags
+from onecard.cli.library import console, json_option, needs_torch, no_flags
+
+if TYPE_CHECKING:
+    from onecard.data.tokenizers import Tokenizer
 
 
 @click.command(short_help="Text from a trained run.")
@@ -19,6 +25,7 @@ from onecard.cli.library import console, needs_torch, no_flags
 @click.option("--top-k", default=200, type=click.IntRange(min=1), metavar="K", help="Consider the K likeliest tokens.")
 @click.option("--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest.")
 @click.option("--sample-seed", default=1337, type=int, metavar="N", help="Another seed, another text.")
+@json_option
 @click.pass_obj
 def sample(
     flags: list[Flag],
@@ -30,6 +37,7 @@ def sample(
     top_k: int,
     best: bool,
     sample_seed: int,
+    as_json: bool,
 ) -> int:
     """\b
     Example:
@@ -41,8 +49,9 @@ def sample(
     needs_torch("sampling runs the model")
     from onecard.cli.settle import config_of
     from onecard.cli.tokenizer import tokenizer_of
+    from onecard.report.strict import strict
     from onecard.report.talk import print_warnings
-    from onecard.runs.folder import load_run
+    from onecard.runs.folder import checkpoint_step, load_run
     from onecard.train import checkpoint
     from onecard.train.interchange import checkpoint_of, not_numbers
     from onecard.train.model import GPT
@@ -54,20 +63,47 @@ def sample(
     chosen = checkpoint_of(found.path, best=best)
     tokenizer = tokenizer_of(found.path, config)
     device, note = device_here(config)
-    print_warnings([note] if note else [], console(stderr=True))
+    notes = [note] if note else []
+    if not as_json:
+        print_warnings(notes, console(stderr=True))
     model = GPT(config).to(device)
     checkpoint.load(chosen, model=model, optimizer=None, config=config)
     options = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k, "seed": sample_seed}
     tokens = generate(model, tokenizer.encode(prompt), **options)  # type: ignore[arg-type]
-    text = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may take several tokens
-    unsaid = prompt  # until there is a first token to follow it
+    text = ""
     try:
-        for token in tokens:
-            click.echo(unsaid + text.decode(tokenizer.token_bytes(token)), nl=False)
-            unsaid = ""
+        for piece in _pieces(prompt, tokens, tokenizer):
+            text += piece
+            if not as_json:
+                click.echo(piece, nl=False)
     except FloatingPointError as problem:
-        if not unsaid:
+        if text and not as_json:
             click.echo()
         raise not_numbers(found.path, chosen, why=str(problem)) from problem
-    click.echo(text.decode(b"", final=True))
+    if not as_json:
+        click.echo()
+        return 0
+    said = {
+        "schema": 1,
+        "run": str(found.path),
+        "step": checkpoint_step(chosen.name),
+        "prompt": prompt,
+        "text": text,  # begins with the prompt, as printed
+        "tokens": length,
+        "temperature": temperature,
+        "top_k": top_k,
+        "seed": sample_seed,
+        "device": str(device),
+        "notes": notes,
+    }
+    click.echo(json.dumps(strict(said)))
     return 0
+
+
+def _pieces(prompt: str, tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text as it comes: the prompt once there is a first token to follow it, then token by token."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may take several tokens
+    for token in tokens:
+        yield prompt + decoder.decode(tokenizer.token_bytes(token))
+        prompt = ""
+    yield decoder.decode(b"", final=True)

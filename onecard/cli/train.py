@@ -64,7 +64,7 @@ def train(
     from onecard.report.talk import print_warnings
 
     if resume and (config or fit):
-        raise _ignored(f"--resume {resume}", config or "--fit", Path(resume))
+        raise _ignored(f"--resume {resume}", config or "--fit", Path(resume), flag_values(flags))
     if memory_snapshot and Path(memory_snapshot).suffix == ".pickle":
         raise UsageError(
             f"--memory_snapshot {memory_snapshot} is torch's own file",
@@ -79,7 +79,7 @@ def train(
     if resolved.config.init_from != "resume":
         return _begin(resolved, config, flags, fit=fit, files=files)
     if fit:
-        raise _ignored("init_from=resume", "--fit", _folder_of(resolved))
+        raise _ignored("init_from=resume", "--fit", _folder_of(resolved), flag_values(flags))
     print_warnings(resolved.warnings, console(stderr=True))
     return _go_on(_folder_of(resolved), resolved.asked, resolved.origins, files)
 
@@ -88,16 +88,17 @@ def _check_same_run(run: Path, asked: Mapping[str, object]) -> None:
     """Refuse flags beside --resume that name another run."""
     out_dir, init_from = asked.get("out_dir", str(run)), asked.get("init_from", "resume")
     if Path(str(out_dir)).resolve() != run.resolve():
-        raise _ignored(f"--resume {run}", f"--out_dir={out_dir}", run)
+        raise _ignored(f"--resume {run}", f"--out_dir={out_dir}", run, asked)
     if init_from != "resume":
-        raise _ignored(f"--resume {run}", f"--init_from={init_from}", run)
+        raise _ignored(f"--resume {run}", f"--init_from={init_from}", run, asked)
 
 
-def _ignored(said: str, in_vain: str, run: Path) -> UsageError:
+def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object]) -> UsageError:
+    others = [quote(f"--{key}={value}") for key, value in asked.items() if key not in ("out_dir", "init_from")]
     return UsageError(
         f"{said} goes on with that run, in its folder and with its config",
         why=f"{in_vain} would be ignored",
-        fix=f"onecard train --resume {quote(str(run))}",
+        fix=" ".join(["onecard train --resume", quote(str(run)), *others]),
     )
 
 
@@ -134,7 +135,10 @@ def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], 
         if is_finished(run, config):
             return 0
         dataset = open_data_again(config, run)
-        return _train(config, folder, dataset, resume=True, files=files, memory=predicted(config))
+        if run.imported:  # weights may have come without a tokenizer
+            keep_tokenizer_in(folder.path, dataset)
+        since = run.imported.step if run.imported else 0
+        return _train(config, folder, dataset, resume=True, files=files, memory=predicted(config), timed_from=since)
 
 
 def _train(
@@ -145,6 +149,7 @@ def _train(
     resume: bool,
     files: Files,
     memory: Memory | None,
+    timed_from: int = 0,
 ) -> int:
     from onecard.report.talk import print_warnings
     from onecard.report.training import TrainingDisplay
@@ -157,7 +162,8 @@ def _train(
     def warn(words: str) -> None:
         print_warnings([words], console(stderr=True))
 
-    with TrainingDisplay(config, console()) as display, Trackers(config, folder.path, warn) as trackers:
+    shown = TrainingDisplay(config, console(), timed_from=timed_from)
+    with shown as display, Trackers(config, folder.path, warn) as trackers:
 
         def on_record(record: Record) -> None:
             display(record)

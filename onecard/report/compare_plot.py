@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
-from importlib.util import find_spec
+from warnings import catch_warnings
 
 from onecard import units
 from onecard.doctor.compare import Comparison
@@ -76,31 +76,37 @@ def plot_html(comparison: Comparison) -> str:
 
 
 def plot_png(comparison: Comparison) -> bytes:
-    """The same picture as PNG; MachineError where matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
+    """The same picture as PNG; MachineError where matplotlib cannot be imported."""
+    try:
+        figure = import_module("matplotlib.figure").Figure(figsize=(11, 4.7), layout="constrained")
+    except ImportError as problem:
         raise MachineError(
             "a .png needs matplotlib",
-            why="it draws the picture, and is not installed",
-            fix="--plot FILE.svg needs nothing (or: pip install matplotlib)",
+            why="it draws the picture, and cannot be imported here",
+            fix='pip install "onecard[plot]"   (--plot FILE.svg and FILE.html need nothing)',
             name="no-matplotlib",
-        )
-    figure_type = import_module("matplotlib.figure").Figure
-    figure = figure_type(figsize=(11, 4.7), layout="constrained")
+        ) from problem
     measure = MEASURES.get(comparison.measure or "", "loss")
-    for axes, (axis, label, _) in zip(figure.subplots(1, 2), _PANELS, strict=True):
-        for line in _lines(comparison.curves, axis):
-            style = (0, tuple(float(part) for part in line.dashes.split())) if line.dashes else "solid"
-            name = f"{run_letter(line.run)}: {comparison.cases[line.run].run.source}"
-            axes.plot(*zip(*line.points, strict=True), linestyle=style, color=line.colour, label=name)
+    for axes, (axis, label, shown) in zip(figure.subplots(1, 2), _PANELS, strict=True):
         axes.set_xlabel(label)
         axes.set_ylabel(measure)
-        if axes.lines:
-            low, high = _bounds([y for line in _lines(comparison.curves, axis) for _, y in line.points])
-            if 0 < high - low < LARGEST:
-                axes.set_ylim(low, high)
-            axes.legend(fontsize=8)
+        lines = _lines(comparison.curves, axis)
+        if said := _instead(lines, label):
+            axes.text(0.5, 0.5, said, horizontalalignment="center", transform=axes.transAxes)
+            continue
+        for line in lines:
+            style = (0, tuple(float(part) for part in line.dashes.split())) if line.dashes else "solid"
+            letter = run_letter(line.run)
+            name = f"{letter}: {comparison.cases[line.run].run.source}".replace("$", r"\$")  # no formula
+            axes.plot(*zip(*line.points, strict=True), linestyle=style, color=line.colour, label=name)
+            axes.text(*line.points[-1], f" {letter}", color=line.colour, fontweight="bold", clip_on=True)
+        axes.set_xlim(0, 1.05 * _furthest(lines))
+        axes.set_ylim(*_bounds(lines))
+        axes.xaxis.set_major_formatter(lambda value, _, shown=shown: shown(value))
+        axes.legend(fontsize=8)
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=150)
+    with catch_warnings(action="ignore"):  # of letters in a name that the font does not have
+        figure.savefig(drawn, format="png", dpi=150)
     return drawn.getvalue()
 
 
@@ -130,14 +136,11 @@ def _lines(curves: Sequence[Curve], axis: Axis) -> list[Line]:
 def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[float], str]) -> Iterator[str]:
     right, floor = left + PANEL, HEIGHT - BOTTOM
     yield _text((left + right) / 2, floor + 38, label, anchor="middle")
-    furthest = max((line.points[-1][0] for line in lines), default=0.0)
-    if furthest <= 0:
-        yield _text((left + right) / 2, (TOP + floor) / 2, f"{label}: not known", anchor="middle", fill="#555")
+    if said := _instead(lines, label):
+        yield _text((left + right) / 2, (TOP + floor) / 2, said, anchor="middle", fill="#555")
         return
-    low, high = _bounds([y for line in lines for _, y in line.points])
-    if not 0 < high - low < LARGEST:
-        yield _text((left + right) / 2, (TOP + floor) / 2, "losses too large to draw", anchor="middle", fill="#555")
-        return
+    furthest = _furthest(lines)
+    low, high = _bounds(lines)
 
     def at(x: float, y: float) -> tuple[float, float]:
         return left + x / furthest * PANEL, floor - (y - low) / (high - low) * (floor - TOP)
@@ -161,9 +164,21 @@ def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[flo
         yield _text(x + 6, y + 4, run_letter(line.run), weight="bold", fill=line.colour)
 
 
-def _bounds(losses: Sequence[float]) -> tuple[float, float]:
+def _instead(lines: Sequence[Line], label: str) -> str | None:
+    """What a panel says where no lines can be drawn; None where they can."""
+    if _furthest(lines) <= 0:
+        return f"{label}: not known"
+    low, high = _bounds(lines)
+    return None if 0 < high - low < LARGEST else "losses too large to draw"
+
+
+def _furthest(lines: Sequence[Line]) -> float:
+    return max((line.points[-1][0] for line in lines), default=0.0)
+
+
+def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
     """The range that shows the runs, not their first steps: from the lowest to above the lower three quarters."""
-    ordered = sorted(losses)
+    ordered = sorted(y for line in lines for _, y in line.points)
     low, most = ordered[0], ordered[3 * (len(ordered) - 1) // 4]
     room = max(0.05, 0.6 * (most - low))
     return low - 0.1 * room, min(ordered[-1], most + room) + 0.1 * room

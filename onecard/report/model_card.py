@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
 from onecard.runs.folder import Run
-from onecard.runs.records import Start, Step
+from onecard.runs.records import Checkpoint, Start, Step
 
 FRONT_MATTER = """\
 ---
@@ -38,8 +40,8 @@ def model_card(run: Run, config: RunConfig, *, name: str, step: int, tokenizer: 
         FRONT_MATTER,
         f"# {name}",
         "",
-        f"A GPT-2-shaped language model of {units.count(count_params(config).total)} parameters, trained from "
-        f"`init_from={config.init_from}` on `{config.dataset}`.",
+        f"A GPT-2-shaped language model of {units.count(count_params(config).total)} parameters, "
+        f"{_training(run.imported, config, step)}.",
         "",
         *load,
         "",
@@ -65,13 +67,33 @@ def model_card(run: Run, config: RunConfig, *, name: str, step: int, tokenizer: 
     return "\n".join(lines)
 
 
+def _training(imported: Checkpoint | None, config: RunConfig, step: int) -> str:
+    """`trained from scratch on X`, or where its weights came from and what was done to them here."""
+    on = f"trained on `{_public(config.dataset)}`"
+    if imported is None:
+        return f"{on} from scratch"
+    if imported.step or config.init_from == "scratch":  # a run that goes on keeps what it began from
+        source = f"`{_public(str(imported.more.get('imported_from', 'elsewhere')))}` at step {imported.step:,}"
+        return f"imported from {source}" + (f", then {on}" if step > imported.step else " and not trained further")
+    weights = f"the weights of `{_public(config.init_from)}`"
+    return f"{on} from {weights}" if step else f"with {weights}, not trained further"
+
+
+def _public(name: str) -> str:
+    """A name as it may be published: a card names no folder of somebody's machine."""
+    return Path(name).name if Path(name).is_absolute() else name
+
+
 def _facts(run: Run, config: RunConfig, step: int, tokenizer: str | None) -> list[tuple[str, str]]:
     params = count_params(config)
     tokens = step * config.tokens_per_step
+    began = run.imported.step if run.imported else 0
+    here = f", {step - began:,} of them since the import" if began else ""
+    before = "; by its weights before: not known" if run.imported and not began else ""
     facts = [
         ("parameters", f"{params.total:,} ({params.nanogpt:,} without position embeddings)"),
-        ("updates", f"{step:,} of {config.tokens_per_step:,} tokens"),
-        ("tokens read", f"{tokens:,} ({tokens / params.total:.1f} per parameter)"),
+        ("updates", f"{step:,} of {config.tokens_per_step:,} tokens{here}"),
+        ("tokens read", f"{tokens:,} ({tokens / params.total:.1f} per parameter){before}"),
     ]
     steps = [record for record in run.steps if record.step <= step]
     evals = [record for record in run.evals if record.step <= step and record.val_loss is not None]
@@ -99,5 +121,6 @@ def _machine(run: Run, steps: list[Step]) -> list[tuple[str, str]]:
         versions = ", ".join(f"{name} {version}" for name, version in starts[-1].versions.items())
         facts.append(("with", versions))
     if steps and steps[-1].elapsed_seconds:
-        facts.append(("training time", units.duration(steps[-1].elapsed_seconds)))
+        since = " since the import; before: not known" if run.imported and run.imported.step else ""
+        facts.append(("training time", units.duration(steps[-1].elapsed_seconds) + since))
     return facts

@@ -19,10 +19,14 @@ SETTLED_STEP = 3  # compiled, recorded, the optimizer's state made
 
 
 class TrainingDisplay:
-    """Shows each record of a run; use it in a `with`."""
+    """Shows each record of a run; use it in a `with`.
 
-    def __init__(self, config: RunConfig, console: Console) -> None:
+    `timed_from` is the step it was imported at: how long the updates before took is not known.
+    """
+
+    def __init__(self, config: RunConfig, console: Console, *, timed_from: int = 0) -> None:
         self.config = config
+        self.timed_from = timed_from
         self.console = console
         self.nanogpt = config.log_style == "nanogpt"
         self.live = console.is_terminal and config.log_style == "auto"
@@ -165,10 +169,14 @@ class TrainingDisplay:
 
     def _end(self, record: End) -> None:
         best = f", best val loss {record.best_val_loss:.4f}" if record.best_val_loss is not None else ""
+        tokens = f"{units.count(record.tokens or 0)} tokens"
+        if self.timed_from:
+            here = (record.step - self.timed_from) * self.config.tokens_per_step
+            tokens += f", {units.count(here)} of them since the import"
         if not self.nanogpt:
             self._say(
-                f"{record.reason} at step {record.step:,}: {units.count(record.tokens or 0)} tokens in "
-                f"{units.duration(record.seconds or 0)} of training{best}",
+                f"{record.reason} at step {record.step:,}: {tokens} in {units.duration(record.seconds or 0)} "
+                f"of training{best}",
                 style="bold",
             )
 

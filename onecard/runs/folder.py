@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Self
 
 from onecard.errors import ConfigError, MachineError
 from onecard.runs.files import write_atomically, writing
-from onecard.runs.lock import Lock
-from onecard.runs.records import End, Eval, History, Record, Start, Step, each_step_once, read_lines, to_line
+from onecard.runs.history import History, each_step_once, read_lines
+from onecard.runs.lock import Lock, left_behind
+from onecard.runs.record_json import to_line
+from onecard.runs.records import Checkpoint, End, Eval, Record, Start, Step
 
 if TYPE_CHECKING:
     import pandas
@@ -71,6 +73,17 @@ class Run:
     @property
     def finished(self) -> bool:
         return self.end is not None and self.end.reason == "finished"
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether its process is gone without a word, as far as this machine can tell; else it ended, or may run."""
+        return self.end is None and left_behind(self.path / LOCK)
+
+    @property
+    def imported(self) -> Checkpoint | None:
+        """The checkpoint of weights from elsewhere that the run went on from; None if it began with its own."""
+        saved = (record for record in self.records if isinstance(record, Checkpoint))
+        return next((record for record in saved if record.reason == "imported"), None)
 
     @property
     def last_step(self) -> int:
@@ -169,7 +182,7 @@ def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
                 fix="choose another folder with --out_dir=PATH",
                 name="not-a-folder",
             )
-        if (path / CONFIG).exists() and not (path / RECORDS).exists():
+        if (path / CONFIG).exists() and not (path / RECORDS).exists() and not _is_ours(_config_in(path)):
             raise ConfigError(
                 f"{path} is not a run folder, and has a {CONFIG} of its own",
                 why=f"training writes its settings to {CONFIG} and would overwrite that file",
@@ -286,6 +299,13 @@ def _config_in(path: Path) -> dict[str, object] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
+
+
+def _is_ours(config: Mapping[str, object] | None) -> bool:
+    """Whether the content of a config.json is a run's: all of nanoGPT's keys, more, and nothing but keys of ours."""
+    from onecard.config.schema import KEYS, NANOGPT_KEYS  # only here: pydantic, for a folder that is rare
+
+    return config is not None and NANOGPT_KEYS < config.keys() <= KEYS.keys()
 
 
 def _damaged(path: Path, what: str, how: str) -> ConfigError:

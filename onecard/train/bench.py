@@ -1,8 +1,9 @@
 """One trainer measured in this process: onecard's, or nanoGPT's model from a checkout under nanoGPT's own loop.
 
 `python -m onecard.train.bench JOB` is started by `onecard bench` for every measurement, because memory limits, compile
-caches and peaks belong to a process. JOB is JSON; the last line of output is a `Measured`. nanoGPT's code is imported
-from the folder the user named, and run: that is what comparing with it means.
+caches and peaks belong to a process. JOB is JSON; the last line of output is a `Measured`, or the error that `onecard
+bench` is to tell as its own. nanoGPT's code is imported from the folder the user named, and run: that is what comparing
+with it means.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset, open_dataset
 from onecard.data.stdlib import cache_home
 from onecard.data.windows import EvalWindows
+from onecard.errors import OnecardError
 from onecard.machine import read_gpu
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.plan.schedule import learning_rate
@@ -195,5 +197,13 @@ def _nanogpt(
     return step, validate
 
 
+def answer(job: dict[str, Any]) -> dict[str, object]:
+    """The measurement, or the error that the user can act on and its exit code."""
+    try:
+        return measure(job).as_json()
+    except OnecardError as error:
+        return error.as_json() | {"exit_code": error.exit_code}
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(measure(json.loads(sys.argv[1])).as_json()) + "\n")
+    sys.stdout.write(json.dumps(answer(json.loads(sys.argv[1]))) + "\n")

@@ -40,7 +40,7 @@ class TrainingState:
     step: int
     tokens: int
     elapsed_seconds: float
-    data_fingerprint: str | None = None  # of the token files: the same name may hold another text
+    data_fingerprint: str | None = None  # of the token files: the same name may hold another text; None before any
     scaler: Mapping[str, Any] | None = None  # GradScaler.state_dict(); None where there is none
     best_val_loss: float | None = None
     micro_batches: tuple[int, int] | None = None  # the config's, and the one in use: out of memory halves it
@@ -232,7 +232,7 @@ def _check_identity(
         f"{key} was {saved.get(key)} and is {getattr(config, key)}"
         for key in keys
         if saved.get(key) != getattr(config, key)
-        and not (key == "dataset" and known and was == data_fingerprint)  # the same tokens at another place
+        and not (key == "dataset" and was in (None, data_fingerprint))  # no data yet, or the same at another place
     ]
     if not weights_only and known and was != data_fingerprint:
         differ.append(f"the token files have changed (fingerprint {was} then, {data_fingerprint} now)")

@@ -23,8 +23,9 @@ from onecard.runs.files import check_space, sync_file, write_durably
 from onecard.train.checkpoint_files import as_os_error
 from onecard.train.snapshot import Snapshot, checked_weights, load_tensors, not_gpt2, parameter_shapes
 
-CONFIG, WEIGHTS, SHARDS, PICKLED = (
+CONFIG, GENERATION, WEIGHTS, SHARDS, PICKLED = (
     "config.json",
+    "generation_config.json",
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
@@ -106,7 +107,7 @@ def _without_zeros(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def write(folder: Path, snapshot: Snapshot, config: RunConfig, *, end_of_text: int | None) -> None:
-    """Put config.json and model.safetensors into `folder`, which exists; OSError if the disk refuses."""
+    """Put the model and its two configs into `folder`, which exists; OSError if the disk refuses."""
     tensors = {name: _as_hf(name, tensor) for name, tensor in snapshot.weights.items()}
     if not config.bias:
         with_biases = parameter_shapes(config.replace({"bias": True}))
@@ -117,7 +118,9 @@ def write(folder: Path, snapshot: Snapshot, config: RunConfig, *, end_of_text: i
     except SafetensorError as error:
         raise as_os_error(error) from error
     sync_file(folder / WEIGHTS)
-    write_durably(folder / CONFIG, (json.dumps(_hf_config(config, end_of_text), indent=2) + "\n").encode())
+    said = {CONFIG: _hf_config(config, end_of_text), GENERATION: _generation_config(config, end_of_text)}
+    for name, content in said.items():
+        write_durably(folder / name, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _as_hf(name: str, tensor: Tensor) -> Tensor:
@@ -144,3 +147,9 @@ def _hf_config(config: RunConfig, end_of_text: int | None) -> dict[str, object]:
         "torch_dtype": "float32",
         **({} if config.bias else {NO_BIAS: False}),
     }
+
+
+def _generation_config(config: RunConfig, end_of_text: int | None) -> dict[str, object]:
+    """What bounds generated text: the model has no position beyond its context, and transformers does not look."""
+    ends = {} if end_of_text is None else {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    return {"max_length": config.block_size, **ends}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import torch
 from safetensors.torch import load_file
 
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
-from onecard.runs.folder import CHECKPOINTS, RunFolder, checkpoint_name, is_run, load_run
+from onecard.runs.files import free_name
+from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name, is_run, load_run
 from onecard.runs.records import Checkpoint, Eval
 from onecard.train import checkpoint, checkpoint_files, hf_folder, nanogpt_checkpoint
 from onecard.train.checkpoint_files import MODEL, OPTIMIZER
@@ -23,8 +25,9 @@ def read_snapshot(path: Path) -> Snapshot:
     if not path.is_dir():
         return nanogpt_checkpoint.read(path)
     if is_run(path):
-        exported = f"onecard export {path} --to nanogpt --best --out {path}-best"
-        return read_run(path, use_best=f"{exported}, and start from {path}-best")
+        best = quote(f"{path}-best")
+        exported = f"onecard export {quote(str(path))} --to nanogpt --best --out {best}"
+        return read_run(path, use_best=f"{exported}, and start from {best}")
     if hf_folder.is_hf_folder(path):
         return hf_folder.read(path)
     if (path / nanogpt_checkpoint.NAME).is_file():
@@ -75,16 +78,25 @@ def checkpoint_of(path: Path, *, best: bool) -> Path:
     if found.path is None and found.skipped:
         checkpoint.verify(found.skipped[0][0])  # says what is damaged
     if found.path is None:
-        ended = load_run(path).finished
-        raise ConfigError(
-            f"{path} has no checkpoint{'' if ended else ' yet'}",
-            why="it was finished, and its checkpoints are gone"
-            if ended
-            else "a run saves its first one at its first evaluation after step 0",
-            fix=f"onecard train --resume {path}" + ("   (trains it again from step 0)" if ended else ""),
-            name="no-checkpoint",
-        )
+        raise _no_checkpoint(load_run(path))
     return found.path
+
+
+def _no_checkpoint(run: Run) -> ConfigError:
+    """The error for a run without a checkpoint: it has none yet, never saved one, or they are gone."""
+    named = quote(str(run.path))
+    yet, fix = " yet", f"onecard train --resume {named}"
+    why = "a run saves its first one at its first evaluation after step 0"
+    if run.finished:
+        yet = ""
+        if any(isinstance(record, Checkpoint) for record in run.history.records):
+            why, fix = "it was finished, and its checkpoints are gone", f"{fix}   (trains it again from step 0)"
+        elif run.config.get("eval_only"):
+            why = "none was ever saved: with eval_only=True it was evaluated, and not trained"
+            fix = f"onecard train {named} --eval_only=False --out_dir={free_name(run.path)}   (trains a new one)"
+        else:
+            why, fix = "none was ever saved: it ended at step 0", f"{fix} --max_iters=N"
+    return ConfigError(f"{run.path} has no checkpoint{yet}", why=why, fix=fix, name="no-checkpoint")
 
 
 def not_numbers(run: Path, folder: Path, *, why: str, use_best: str = "--best") -> ConfigError:
@@ -95,9 +107,9 @@ def not_numbers(run: Path, folder: Path, *, why: str, use_best: str = "--best") 
     if marked and folder.parent / checkpoint_name(marked.step) in before:
         fix = f"{use_best}   (step {marked.step:,}, with a validation loss of {marked.val_loss:.4f})"
     elif before:
-        fix = f"rm -r {folder}   ({before[0].name}, the checkpoint before it, is used then)"
+        fix = f"rm -r {quote(str(folder))}   ({before[0].name}, the checkpoint before it, is used then)"
     else:
-        fix = f"onecard doctor {run}   (it says when the run diverged, and what to change)"
+        fix = f"onecard doctor {quote(str(run))}   (it says when the run diverged, and what to change)"
     return ConfigError(
         f"the weights of step {step:,} of {run} are not numbers",
         why=f"{why}: the run had diverged when it was saved",

@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onecard.config.resolve import assignments
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.runs.files import check_space, half_written, sync_file, sync_folder, writing
 from onecard.train.checkpoint import SHAPE_KEYS
 from onecard.train.snapshot import Snapshot, checked_weights, load_tensors, not_gpt2
 
 NAME = "ckpt.pt"
+CONFIG = "config.py"
 NO_LOSS = 1e9  # nanoGPT's best_val_loss before the first evaluation
 _WRAPPERS = ("_orig_mod.", "module.")  # torch.compile's and DDP's, in front of every name
 _MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
@@ -155,6 +157,13 @@ def nanogpt_config(config: RunConfig) -> dict[str, object]:
     if config.dtype == "auto":
         values["dtype"] = "bfloat16"
     return values
+
+
+def config_text(config: RunConfig, *, folder: Path, dataset: str, on_card: bool) -> str:
+    """A config by which nanoGPT's train.py goes on from the ckpt.pt in `folder`: of that it takes only the shape."""
+    here = {} if on_card else {"device": "cpu", "dtype": "float32", "compile": False}
+    values = nanogpt_config(config) | here
+    return assignments(values | {"init_from": "resume", "out_dir": str(folder.resolve()), "dataset": dataset})
 
 
 def _optimizer(snapshot: Snapshot, config: RunConfig, *, fused: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,20 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_vram_is_a_card_of_that_size_and_its_help_says_so(onecard: Command) -> None:
+    assert "A card of this size; the CUDA context is taken off it." in " ".join(
+        onecard("plan", "--help").stdout.split()
+    )
+    planned = json.loads(onecard("plan", "--vram", "1GiB", "--trainer", "nanogpt", "--json").stdout)
+    context = planned["gpu"]["context_bytes"]
+    needed = planned["trainers"]["nanogpt"]["process_bytes"]
+    assert context > 0
+    enough, too_little = (
+        onecard("plan", "--vram", f"{size}B", "--trainer", "nanogpt") for size in (needed, needed - context)
+    )
+    assert (enough.code, too_little.code) == (0, 1)
+
+
 @pytest.mark.parametrize("command", COMPUTING)
 def test_json_is_one_object_on_stdout_and_nothing_else(onecard: Command, command: list[str]) -> None:
     shown = onecard(*command, "--json")
@@ -77,6 +92,8 @@ MISTAKES = [
     (["plan", "--seen", "much"], "bad-size", "--seen"),
     (["plan", "--nvidia-smi", "-"], "no-process-seen", "nvidia-smi | onecard plan"),
     (["plan", "--timeline", "memory.bmp"], "not-svg", "--timeline memory.svg"),
+    (["plan", "--timeline", "."], "not-svg", "--timeline drawn.svg"),
+    (["bench", "--plot", "b.png"], "not-svg", "--plot b.svg"),
     (["plan", "--trainer", "other"], "usage", "--help"),
     (["plan", "-"], "empty-config", "onecard plan"),
     (["plan", "--gpu", "voodoo"], "unknown-card", "onecard gpus"),
@@ -404,9 +421,9 @@ def test_ctrl_c_while_modules_are_read_is_exit_130_and_silent() -> None:
 
 
 def test_a_near_no_is_hedged_and_is_still_a_no(onecard: Command) -> None:
-    keys = ["--n_embd=384", "--dropout=0.1", "--batch_size=16", "--gradient_accumulation_steps=32"]
+    keys = ["--n_embd=384", "--dropout=0.1", "--compile=False", "--batch_size=8", "--gradient_accumulation_steps=32"]
     done = onecard(
-        "plan", "-", "--gpu", "4070", "--other", "2.1GiB", "--trainer", "nanogpt", *keys, stdin="n_layer = 12"
+        "plan", "-", "--gpu", "4070", "--other", "3600MiB", "--trainer", "nanogpt", *keys, stdin="n_layer = 12"
     )
     assert done.code == 1
     assert "perhaps not, " in done.stdout
@@ -435,8 +452,56 @@ def test_a_run_can_be_planned_again(onecard: Command, tmp_path: Path, named: str
     assert planned["batch_size"] == 4
 
 
+def test_commands_about_a_run_begin_another_one(onecard: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "work" / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"n_layer": 3, "n_head": 2, "n_embd": 64, "out_dir": "runs/mine"}))
+    (folder / "records.jsonl").write_text("")
+    fitted = onecard("plan", "runs/mine", "--gpu", "4070", "--fit", "--json").json
+    assert fitted["fit"]["command"].startswith("onecard train runs/mine --out_dir=runs/mine-2 ")
+    typed = onecard("plan", "runs/mine", "--gpu", "4070", "--fit", "--json", "--out_dir=b").json
+    assert typed["fit"]["command"].startswith("onecard train runs/mine --out_dir=b ")
+
+
 @pytest.mark.parametrize("text", ["", "[1, 2]", '{"n_layer": ', "n_layer = 3"])
 def test_json_that_is_no_config_is_refused(onecard: Command, tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     done = onecard("plan", str(tmp_path / "config.json"), "--json")
     assert (done.code, done.json["error"]["name"]) == (2, "unreadable-file")
+
+
+def test_the_datas_vocabulary_is_planned_where_the_data_are_and_no_card_is_named(
+    onecard: Command, tmp_path: Path
+) -> None:
+    folder = tmp_path / "work" / "data" / "letters"
+    folder.mkdir(parents=True)
+    for split in ("train", "val"):
+        (folder / f"{split}.bin").write_bytes(bytes(4000))
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
+    (tmp_path / "work" / "c.py").write_text("dataset = 'letters'\n")
+    here = onecard("plan", "c.py", "--json").json
+    assert (here["config"]["vocab_size"], here["origins"]["vocab_size"]) == (65, "data/letters")
+    assert onecard("plan", "c.py", "--json", "--vocab_size=128").json["config"]["vocab_size"] == 128
+    anywhere = onecard("plan", "c.py", "--json", "--gpu", "4070").json
+    assert (anywhere["config"]["vocab_size"], anywhere["origins"]["vocab_size"]) == (50304, "default")
+
+
+def test_a_limit_without_a_card_is_no_verdict(onecard: Command) -> None:
+    done = onecard("plan", "--json", "--memory_limit=6GiB")
+    assert done.code == 0
+    assert [done.json["trainers"][name]["fits"] for name in ("nanogpt", "onecard")] == [None, None]
+    assert any("--vram 6GiB" in warning for warning in done.json["warnings"])
+    limited = onecard("plan", "--json", "--memory_limit=6GiB", "--gpu", "4070").json
+    assert limited["gpu"]["available_bytes"] == 6 * 2**30
+
+
+@pytest.mark.parametrize("params", ["63.5M", "1.5B"])
+def test_the_patch_of_a_fit_by_size_says_the_shape(onecard: Command, params: str) -> None:
+    """Config and patch are the answer, whether it fits or is the smallest thing that would."""
+    typed = ["--fit", "--params", params, "--json", "--gpu", "4070", "--n_layer=24"]
+    done = onecard("plan", "-", *typed, stdin="n_layer = 6").json
+    fit = done["fit"]
+    shape = {"n_layer", "n_head", "n_embd"}
+    patch = fit["patch"] if fit["patch"] else fit["smallest"]["patch"]
+    assert shape <= patch.keys()
+    assert any("n_layer=24 has no say" in warning for warning in done["warnings"])

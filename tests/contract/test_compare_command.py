@@ -125,13 +125,32 @@ def test_a_config_from_standard_input_serves_every_run(onecard: Command, logs: P
     assert shown.json["runs"][0]["params"] == shown.json["runs"][1]["params"] == 16_025_856
 
 
-@pytest.mark.parametrize("suffix", ["svg", "html"])
-def test_a_picture_is_drawn(onecard: Command, logs: Path, suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "begins", "holds"),
+    [
+        ("svg", b"<svg ", b"<polyline"),
+        ("html", b"<!doctype html>", b"<polyline"),
+        ("png", b"\x89PNG\r\n", b"IEND"),
+    ],
+)
+def test_a_picture_is_drawn(onecard: Command, logs: Path, suffix: str, begins: bytes, holds: bytes) -> None:
+    if suffix == "png":
+        pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'onecard[plot]'")
     picture = logs / f"losses.{suffix}"
     shown = onecard("compare", str(logs / "small.log"), str(logs / "large.log"), "--plot", str(picture))
     assert shown.code == 0
     assert f"wrote {picture}" in shown.stderr
-    assert "<polyline" in picture.read_text()
+    assert picture.read_bytes().startswith(begins)
+    assert holds in picture.read_bytes()
+
+
+def test_a_name_is_drawn_whatever_its_letters(onecard: Command, logs: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'onecard[plot]'")
+    for name, letters in (("small", "a$b_{c$"), ("large", "_लॉग<&>")):
+        (logs / f"{name}.log").rename(logs / f"{letters}.log")
+    for suffix in ("svg", "html", "png"):
+        shown = onecard("compare", "a$b_{c$.log", "_लॉग<&>.log", "--plot", f"x.{suffix}", cwd=logs)
+        assert (shown.code, shown.stderr) == (0, f"wrote x.{suffix}\n")
 
 
 def test_a_log_of_several_runs_is_compared_with_itself(onecard: Command, logs: Path) -> None:
@@ -143,6 +162,17 @@ def test_a_log_of_several_runs_is_compared_with_itself(onecard: Command, logs: P
 def test_standard_input_is_a_log(onecard: Command, logs: Path) -> None:
     shown = onecard("compare", "-", str(logs / "large.log"), "--json", stdin=(logs / "small.log").read_bytes())
     assert [run["source"] for run in shown.json["runs"]] == ["stdin", str(logs / "large.log")]
+
+
+def test_a_config_that_no_trainer_takes_says_what_it_can(onecard: Command, logs: Path) -> None:
+    for name in ("small", "large"):
+        config = logs / f"{name}.config.py"
+        config.write_text(config.read_text() + "\nn_head = 7\n")
+    logs_named = ("compare", "small.log", "large.log", "--json")
+    found = onecard(*logs_named, cwd=logs)
+    named = onecard(*logs_named, "--config", "small.config.py", "--config", "large.config.py", cwd=logs)
+    assert found.json == named.json
+    assert named.json["config_diff"] == {"n_embd": [256, 512]}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from docs import generate, made_runs
+from onecard.plan.cards import known_cards
+from onecard.report.cards import cards_json
 from tests.contract.conftest import ROOT, Command
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,6 +19,13 @@ def test_generated_pages_are_what_the_code_says(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(ROOT)
     stale = [str(path.relative_to(ROOT)) for path, text in generate.pages().items() if path.read_text() != text]
     assert not stale, f"run `make docs`: {stale}"
+
+
+def test_the_page_of_cards_has_the_source_of_every_figure() -> None:
+    page = generate.cards().splitlines()
+    for card in cards_json(known_cards())["gpus"]:
+        row = next(line for line in page if line.startswith(f"| {card['name']} |"))
+        assert all(source in row for source in card["sources"].values()), card["name"]
 
 
 def commands_in(text: str) -> list[str]:

@@ -125,6 +125,16 @@ def test_interrupted_it_tells_what_has_been_measured(tmp_path: Path, number: sig
     assert 1 <= len(json.loads(stdout)["measured"]) < 50
 
 
+@pytest.mark.slow
+def test_a_card_that_is_not_there_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = bench(tmp_path, "--device=cuda", "--json")
+    assert done.returncode == 3, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert error["name"] == "no-gpu"
+    assert error["what"].startswith("device=cuda, and torch ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

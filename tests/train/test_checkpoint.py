@@ -61,9 +61,9 @@ class Run:
         }
         return checkpoint.TrainingState(**usual | changes)
 
-    def save(self, folder: Path) -> Path:
+    def save(self, folder: Path, **changes: Any) -> Path:
         return checkpoint.save(
-            folder, model=self.model, optimizer=self.optimizer, state=self.state(), config=self.config
+            folder, model=self.model, optimizer=self.optimizer, state=self.state(**changes), config=self.config
         )
 
     def load(self, path: Path, **options: Any) -> checkpoint.TrainingState:
@@ -255,6 +255,11 @@ def test_another_dataset_is_refused_unless_its_token_files_are_the_same(
     with pytest.raises(checkpoint.ResumeMismatch) as refused:
         run.load(folder / "step-00000001", data_fingerprint=now)
     assert f"dataset was {TINY.dataset} and is other" in refused.value.why
+
+
+def test_weights_that_had_no_data_take_any(folder: Path) -> None:
+    saved = Run().save(folder, data_fingerprint=None)
+    assert Run(TINY.replace({"dataset": "other"})).load(saved, data_fingerprint="xyz").data_fingerprint is None
 
 
 def test_other_token_files_under_the_same_name_are_refused(folder: Path) -> None:

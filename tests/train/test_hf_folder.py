@@ -77,6 +77,13 @@ def test_transformers_loads_an_export_and_gives_the_same_logits(tmp_path: Path, 
     assert not torch.allclose(ours, ours.flip(0)), "logits that are all alike would prove nothing"
 
 
+def test_an_export_says_how_long_a_text_may_be(tmp_path: Path) -> None:
+    hf_folder.write(tmp_path, snapshot(shaken(TINY)), TINY, end_of_text=3)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (model.generation_config.max_length, model.generation_config.eos_token_id) == (16, 3)
+    assert model.generate(TOKENS_BT[:1, :2], do_sample=False, eos_token_id=None, pad_token_id=0).shape == (1, 16)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_an_export_comes_back_bit_for_bit(tmp_path: Path, bias: bool) -> None:
     config = TINY.replace({"bias": bias})

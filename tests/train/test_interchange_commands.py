@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +71,17 @@ class Said:
         assert found
         return found[1]
 
+    @property
+    def fix(self) -> list[str]:
+        """The command of ours that an error offers."""
+        assert self.error
+        return shlex.split(self.err.splitlines()[2].partition("fix: onecard ")[2].partition("   (")[0])
+
+    @property
+    def next(self) -> list[str]:
+        """The commands to paste, without what is said of them."""
+        return [line.partition("   (")[0] for line in re.findall("^next: (.*)$", self.err, re.MULTILINE)]
+
 
 @pytest.fixture
 def onecard(capsys: pytest.CaptureFixture[str]) -> Any:
@@ -97,7 +110,7 @@ def test_to_nanogpt_and_back_resumes_and_samples(onecard: Any, trained: Path) ->
     done = onecard("export", "r", "--to", "nanogpt", "--out", "out")
     assert done.code == 0
     assert "python sample.py --out_dir=" in done.err
-    assert sorted(path.name for path in Path("out").iterdir()) == ["ckpt.pt", "meta.pkl"]
+    assert sorted(path.name for path in Path("out").iterdir()) == ["ckpt.pt", "config.py", "meta.pkl"]
     assert "put meta.pkl there" in done.err
     done = onecard("import", "out/ckpt.pt", "--json")
     assert done.code == 0
@@ -125,7 +138,8 @@ def test_to_hugging_face_writes_what_transformers_needs(onecard: Any, trained: P
     said = json.loads(done.out)
     assert said["pushed_to"] is None
     assert said["files"] == [
-        *("README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+        *("README.md", "config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
     ]
     tokenizer = transformers.AutoTokenizer.from_pretrained(said["path"])
     model = transformers.AutoModelForCausalLM.from_pretrained(said["path"]).eval()
@@ -133,6 +147,20 @@ def test_to_hugging_face_writes_what_transformers_needs(onecard: Any, trained: P
     greedy = model.generate(tokens, max_new_tokens=8, do_sample=False, pad_token_id=0)[0].tolist()
     sampled = onecard("sample", "r", "--prompt", "def f(", "--length", "8", "--temperature", "0").out
     assert tokenizer.decode(greedy) == sampled.removesuffix("\n")
+
+
+def test_transformers_writes_a_text_by_the_printed_command(onecard: Any, trained: Path, capsys: Any) -> None:
+    done = onecard("export", "r", "--to", "hf", "--out", "a place, 'mine'")
+    python, option, code = shlex.split(done.next[0])
+    assert (python, option) == ("python", "-c")
+    exec(code, {})  # a text longer than the 32 positions would be an IndexError
+    assert "generated_text': 'The" in capsys.readouterr().out
+    Path("text.txt").write_text("".join(f"{number} and {number**3}.\n\n" for number in range(9000)))  # no T, no h
+    letters = ["--tokenizer=characters", "--workers", "1"]
+    assert onecard("data", "prepare", "text.txt", "--out", "data/numbers", *letters).code == 0
+    assert onecard("train", *TINY, "--dataset=numbers", "--out_dir=n").code == 0
+    exec(shlex.split(onecard("export", "n", "--to", "hf").next[0])[2], {})
+    assert "generated_text': '" in capsys.readouterr().out
 
 
 def test_the_model_card_tells_the_runs_facts(onecard: Any, trained: Path, tmp_path: Path) -> None:
@@ -143,7 +171,7 @@ def test_the_model_card_tells_the_runs_facts(onecard: Any, trained: Path, tmp_pa
     assert f"{last.val_loss:.4f} ± {last.val_loss_error:.4f} nats per token" in card
     assert "| updates | 8 of 128 tokens |" in card
     assert "n_embd = 32" in card
-    assert "python-stdlib" in card
+    assert "trained on `python-stdlib` from scratch." in card
     assert str(tmp_path) not in card, "a card names no folder of somebody's machine"
 
 
@@ -213,6 +241,36 @@ def test_without_a_better_checkpoint_the_doctor_is_named(onecard: Any, trained: 
     assert "fix: onecard doctor r " in onecard("sample", "r").err
 
 
+def test_a_text_as_json_is_the_text_that_is_printed(onecard: Any, trained: Path) -> None:
+    typed = ("sample", "r", "--prompt", "def f(", "--length", "7", "--sample-seed", "3")
+    said = onecard(*typed, "--json")
+    assert (said.code, said.err) == (0, "")
+    found = json.loads(said.out)
+    assert found["text"] + "\n" == onecard(*typed).out
+    assert found["text"].startswith("def f(")
+    del found["text"]
+    assert found == {
+        "schema": 1,
+        "run": "r",
+        "step": 8,
+        "prompt": "def f(",
+        "tokens": 7,
+        "temperature": 0.8,
+        "top_k": 200,
+        "seed": 3,
+        "device": "cpu",
+        "notes": [],
+    }
+
+
+@pytest.mark.parametrize(("run", "name"), [("r", "weights-not-numbers"), ("nowhere", "no-such-run")])
+def test_a_text_that_cannot_be_made_is_one_error_object(onecard: Any, trained: Path, run: str, name: str) -> None:
+    diverge(trained, 8)
+    said = onecard("sample", run, "--json")
+    assert (said.code, said.err) == (2, "")
+    assert json.loads(said.out)["error"]["name"] == name
+
+
 def test_nothing_is_printed_before_what_was_typed_is_checked(onecard: Any, trained: Path) -> None:
     for option in (("--temperature", "-1"), ("--temperature", "nan"), ("--prompt", "")):
         done = onecard("sample", "r", *option)
@@ -228,6 +286,148 @@ def test_a_file_that_is_no_checkpoint_is_told_what_it_is_not(onecard: Any) -> No
         assert f"onecard doctor {name}" in done.err
     Path("cut.pt").write_bytes(b"PK\x03\x04 and no more")
     assert "torch says" in onecard("import", "cut.pt").err
+
+
+# Weights without data, and what is known of them
+
+
+def published(onecard: Any, run_: str = "r") -> None:
+    assert onecard("export", run_, "--to", "hf", "--out", "pub").code == 0
+
+
+def test_weights_that_came_without_data_get_them_on_resume(onecard: Any, trained: Path) -> None:
+    published(onecard)
+    few = ["--batch_size=4", "--gradient_accumulation_steps=1", "--eval_iters=2", "--max_iters=2", "--device=cpu"]
+    done = onecard("import", "pub", *few)
+    assert done.next == ["onecard sample runs/pub"]
+    assert onecard(*shlex.split(done.next[0])[1:], "--length", "3").code == 0
+    told = "the dataset openwebtext is not here; to go on training: onecard train --resume runs/pub --dataset=PATH"
+    assert told in done.err
+    lost = onecard("train", "--resume", "runs/pub", "--max_iters=3")
+    assert lost.fix == ["train", "--resume", "runs/pub", "--max_iters=3", "--dataset=PATH"]
+    found = onecard(*lost.fix[:-1], "--dataset=python-stdlib")
+    assert found.code == 0, found.err
+    assert "the first data of these weights in this run" in found.err
+    assert load_run("runs/pub").last_step == 3
+    again = onecard("train", "--resume", "runs/pub", "--max_iters=4")
+    assert again.code == 0, again.err
+    Path("other").mkdir()
+    for split in ("train", "val"):
+        Path(f"other/{split}.bin").write_bytes(bytes(2000))
+    assert onecard("train", "--resume", "runs/pub", "--max_iters=5", "--dataset=other").error == "resume-mismatch"
+
+
+def test_first_data_of_another_tokenizer_are_refused(onecard: Any, trained: Path) -> None:
+    published(onecard)
+    onecard("import", "pub")
+    Path("text.txt").write_text("".join(f"{number} is a number.\n\n" for number in range(9000)))
+    letters = ["--tokenizer=characters", "--workers", "1"]
+    assert onecard("data", "prepare", "text.txt", "--out", "data/numbers", *letters).code == 0
+    before = sorted(path.name for path in Path("runs/pub").iterdir())
+    refused = onecard("train", "--resume", "runs/pub", "--dataset=numbers")
+    assert refused.code == 2
+    assert "[other-tokenizer]" in refused.err
+    assert "onecard train --resume runs/pub --dataset=PATH" in refused.err
+    assert sorted(path.name for path in Path("runs/pub").iterdir()) == before
+
+
+def test_a_second_import_is_offered_another_folder_with_all_that_was_typed(onecard: Any, trained: Path) -> None:
+    onecard("export", "r", "--to", "nanogpt", "--out", "my out")
+    assert onecard("import", "my out/ckpt.pt", "--dataset=gone").code == 0
+    refused = onecard("import", "my out/ckpt.pt", "--dataset=python-stdlib", "--learning_rate=1e-4")
+    assert refused.error == "run-exists"
+    done = onecard(*refused.fix)
+    assert done.code == 0, done.err
+    assert load_run("runs/my out-2").config["learning_rate"] == 1e-4
+    assert done.next == ["onecard train --resume 'runs/my out-2' --max_iters=16", "onecard sample 'runs/my out-2'"]
+    for command in done.next:
+        assert onecard(*shlex.split(command)[1:]).code == 0, command
+
+
+def test_a_checkpoint_without_its_tokenizer_is_not_said_to_sample(onecard: Any, trained: Path) -> None:
+    onecard("export", "r", "--to", "nanogpt", "--out", "out")
+    done = onecard("import", "out", "--dataset=gone")
+    assert done.next == []
+    assert "no text can be sampled from it yet: the tokenizer of runs/out is not known" in done.err
+    assert onecard("train", "--resume", "runs/out", "--dataset=python-stdlib", "--max_iters=9").code == 0
+    assert onecard("sample", "runs/out", "--length", "3").code == 0, "its data brought the tokenizer"
+
+
+def test_how_far_the_next_command_trains_is_said_where_nobody_chose_it(onecard: Any, trained: Path) -> None:
+    published(onecard)
+    told = "next: onecard train --resume runs/pub   (to step 600,000, nanoGPT's default; "
+    assert told in onecard("import", "pub", "--dataset=python-stdlib").err
+    chosen = onecard("import", "pub", "--dataset=python-stdlib", "--max_iters=7", "--out_dir=x")
+    assert "600,000" not in chosen.err
+
+
+def test_where_weights_came_from_is_recorded_and_told(onecard: Any, trained: Path, tmp_path: Path) -> None:
+    published(onecard)
+    few = ["--dataset=python-stdlib", "--batch_size=4", "--eval_iters=2", "--max_iters=2", "--device=cpu"]
+    few.append("--gradient_accumulation_steps=1")
+    onecard("import", str(tmp_path / "pub"), *few)
+    assert load_run("runs/pub").config["init_from"] == str(tmp_path / "pub")
+    onecard("export", "runs/pub", "--to", "hf", "--out", "untrained")
+    card = Path("untrained/README.md").read_text()
+    assert "with the weights of `pub`, not trained further." in card
+    assert f"began from {tmp_path / 'pub'}" in onecard("train", "--resume", "runs/pub").out
+    onecard("export", "runs/pub", "--to", "hf", "--out", "trained")
+    card = Path("trained/README.md").read_text()
+    assert "trained on `python-stdlib` from the weights of `pub`." in card
+    assert "per parameter); by its weights before: not known |" in card
+
+
+def test_time_before_an_import_is_not_claimed(onecard: Any, trained: Path) -> None:
+    onecard("export", "r", "--to", "nanogpt", "--out", "out")
+    onecard("import", "out")
+    assert load_run("runs/out").config["init_from"] == "scratch", "the run that goes on began so"
+    for last in (10, 11):  # the second part, too, knows of the import
+        done = onecard("train", "--resume", "runs/out", f"--max_iters={last}")
+        tokens = f"{128 * last:,} tokens, {128 * (last - 8)} of them since the import in "
+        assert f"finished at step {last}: {tokens}" in done.out
+    onecard("export", "runs/out", "--to", "hf", "--out", "published")
+    card = Path("published/README.md").read_text()
+    assert "imported from `out` at step 8, then trained on `python-stdlib`." in card
+    assert "| updates | 11 of 128 tokens, 3 of them since the import |" in card
+    assert re.search(r"\| training time \| [\d.]+ \w+ since the import; before: not known \|", card)
+
+
+def test_nanogpts_config_says_what_its_checkpoint_does_not(onecard: Any, here: Path) -> None:
+    Path("text.txt").write_text("".join(f"{number} is a number, and so is {number**3}.\n\n" for number in range(9000)))
+    for name, form in (("shards", "onecard"), ("plain", "nanogpt")):
+        how = ["--tokenizer=bytes", "--workers", "1", "--shard", "60000", "--format", form]
+        assert onecard("data", "prepare", "text.txt", "--out", f"data/{name}", *how).code == 0
+        out = Path(f"back {name}").resolve()
+        few = ["--max_iters=2", "--eval_interval=2", "--learning_rate=3e-4", f"--dataset=data/{name}"]
+        assert onecard("train", *TINY, *few, f"--out_dir={name}").code == 0
+        done = onecard("export", name, "--to", "nanogpt", "--out", str(out))
+        sample, *joining, train = done.next
+        assert shlex.split(sample) == ["python", "sample.py", f"--out_dir={out}", "--device=cpu"]
+        assert shlex.split(train) == ["python", "train.py", f"{out}/config.py", "--max_iters=4"]
+        for command in joining:
+            subprocess.run(command, shell=True, check=True)
+        said: dict[str, Any] = {}
+        exec((out / "config.py").read_text(), said)  # as nanoGPT's configurator does
+        wanted = {"init_from": "resume", "out_dir": str(out), "learning_rate": 3e-4, "batch_size": 4, "device": "cpu"}
+        assert wanted.items() <= said.items()
+        data = Path("data") / said["dataset"]  # as nanoGPT joins them
+        kept = b"".join(path.read_bytes() for path in sorted(Path(f"data/{name}").glob("train*.bin")))
+        assert (data / "train.bin").read_bytes() == kept
+        assert (data / "val.bin").stat().st_size > 0
+    shutil.rmtree("data")
+    done = onecard("export", "plain", "--to", "nanogpt", "--out", "blind")
+    assert [command.split()[1] for command in done.next] == ["sample.py"]
+    assert "nanoGPT's train.py needs train.bin and val.bin in its data/plain/" in done.err
+
+
+def test_a_run_that_only_evaluated_has_saved_nothing(onecard: Any, here: Path) -> None:
+    assert onecard("train", *TINY, "--eval_only=True", "--out_dir=e e").code == 0
+    done = onecard("sample", "e e")
+    assert done.error == "no-checkpoint"
+    assert "none was ever saved" in done.err
+    again = onecard(*done.fix)
+    assert again.code == 0, again.err
+    assert onecard("sample", "e e-2", "--length", "3").code == 0
 
 
 # init_from
@@ -351,7 +551,7 @@ def test_nanogpt_is_not_told_to_sample_with_a_tokenizer_that_is_not_its_own(onec
     assert done.code == 0
     assert "nanoGPT's sample.py would take GPT-2's tokens" in done.err
     assert "python sample.py" not in done.err
-    assert "python train.py --init_from=resume --out_dir=" in done.err
+    assert [command.split()[0] for command in done.next] == ["cat", "python"]
     shutil.rmtree("data")
     assert onecard("sample", "n", "--prompt", "1", "--length", "5").code == 0, "the run has its tokenizer"
 

@@ -134,6 +134,32 @@ def test_of_many_edits_the_fix_undoes_all(onecard: Any, trained: Path) -> None:
     assert [load_run(trained).config[key] for key in ("seed", "batch_size", "beta2")] == [1337, 4, 0.99]
 
 
+def test_a_fix_keeps_what_was_typed_and_may_change(onecard: Any, trained: Path) -> None:
+    said = onecard("train", "--resume", "r", "--batch_size=2", "--max_iters=5", "--log_interval=3")
+    assert sorted(said.fix[3:]) == [
+        *("--batch_size=2", "--gradient_accumulation_steps=4", "--log_interval=3", "--max_iters=5")
+    ]
+    assert onecard(*said.fix).code == 0
+    assert load_run(trained).last_step == 5
+    said = onecard("train", "--resume", "r", "--seed=7", "--max_iters=7", "--batch_size=3")
+    assert said.fix == ["train", "--resume", "r", "--max_iters=7"]
+    said = onecard("train", "--resume", "r", "--seed=7", "--max_iters=2")
+    assert said.fix == ["train", "--resume", "r"], "an end before the step reached is no fix"
+    said = onecard("train", "--resume", "r", "--max_iters=2", "--log_interval=2")
+    assert said.fix == ["train", "--resume", "r", "--log_interval=2", "--max_iters=10"]
+    assert "--resume r --log_interval=2 --max_iters=10" in onecard("train", "--resume", "r", "--log_interval=2").err
+
+
+@pytest.mark.parametrize("how", [["--resume", "r"], ["--init_from=resume", "--out_dir=r"]])
+def test_evaluating_a_run_is_a_new_run_from_its_weights(onecard: Any, trained: Path, how: list[str]) -> None:
+    said = onecard("train", *how, "--eval_only=True")
+    assert said.fix == ["train", "r", "--init_from=r", "--eval_only=True", "--out_dir=r-2"]
+    done = onecard(*said.fix)
+    assert done.code == 0, done.err
+    assert load_run("r-2").evals[-1].val_loss == load_run("r").evals[-1].val_loss
+    assert not load_run("r-2").steps
+
+
 def test_an_untouched_config_is_not_spoken_of(onecard: Any, trained: Path) -> None:
     said = onecard("train", "--resume", "r", "--max_iters=5", "--lr_decay_iters=3")
     assert said.code == 0
@@ -177,13 +203,24 @@ def test_a_run_goes_on_where_its_data_were_moved_to(onecard: Any, trained: Path)
     Path("data/numbers").rename("elsewhere")
     lost = onecard("train", "--resume", "r", "--max_iters=5")
     assert lost.code == 2
-    assert "onecard train --resume r --dataset=PATH" in lost.err
+    assert "fix: onecard train --resume r --max_iters=5 --dataset=PATH   (where its token files are)" in lost.err
     assert "python-stdlib" not in lost.err
     said = onecard("train", "--resume", "r", "--max_iters=5", "--dataset=elsewhere")
     assert said.code == 0, said.err
     assert "dataset=elsewhere (was numbers): its token files are the same" in said.err
     assert load_run(trained).config["dataset"] == "elsewhere"
     assert onecard("train", "--resume", "r", "--max_iters=6").code == 0, "the next part knows it"
+
+
+def test_a_fix_leaves_the_new_place_of_the_same_data_in_config_json(onecard: Any, trained: Path) -> None:
+    Path("data/numbers").rename("elsewhere")
+    edit(trained, dataset="elsewhere", seed=1)
+    said = onecard("train", "--resume", "r", "--max_iters=5")
+    assert said.code == 2
+    assert said.fix == ["train", "--resume", "r", "--max_iters=5", "--seed=1337"]
+    again = onecard(*said.fix, "--max_iters=5")
+    assert again.code == 0, again.err
+    assert [load_run(trained).config[key] for key in ("dataset", "seed")] == ["elsewhere", 1337]
 
 
 def test_other_token_files_are_refused_wherever_they_lie(onecard: Any, trained: Path) -> None:
@@ -197,6 +234,22 @@ def test_other_token_files_are_refused_wherever_they_lie(onecard: Any, trained: 
     missing = onecard("train", "--resume", "r", "--max_iters=5", "--dataset=nowhere")
     assert "there is no dataset nowhere" in missing.err
     assert "--dataset=PATH" in missing.err
+
+
+def test_data_that_have_grown_are_told_with_what_works(onecard: Any, trained: Path) -> None:
+    prepare = ["data", "prepare", "text.txt", "--out", "data/g", "--tokenizer=bytes", "--workers", "1"]
+    prepare += ["--val-share", "0.3", "--tokens"]
+    assert onecard(*prepare, "200k").code == 0
+    assert onecard("train", *TINY, "--dataset=g", "--out_dir=g", "--lr_decay_iters=9").code == 0
+    assert onecard(*prepare, "400k").code == 0
+    said = onecard("train", "--resume", "g", "--max_iters=5")
+    assert "the data of g are not those it was trained on  [resume-mismatch]" in said.err
+    assert "the token files in data/g have changed since step-00000003" in said.err
+    assert said.fix == ["train", "g", "--init_from=g", "--out_dir=g-2"]
+    done = onecard(*said.fix)
+    assert done.code == 0, done.err
+    assert "began from g" in done.out
+    assert load_run("g-2").config["learning_rate"] == load_run("g").config["learning_rate"]
 
 
 def test_sampling_and_exporting_need_no_data(onecard: Any, trained: Path) -> None:
@@ -231,6 +284,7 @@ def test_another_run_beside_resume_is_refused(onecard: Any, trained: Path, flag:
     said = onecard("train", "--resume", "r", "--max_iters=5", flag)
     assert (said.code, said.err.count("\n")) == (2, 3)
     assert f"{flag} would be ignored" in said.err
+    assert said.fix == ["train", "--resume", "r", "--max_iters=5"]
     assert onecard("train", "--resume", "r", "--max_iters=4", "--out_dir=./r").code == 0
     starts = [record for record in load_run(trained).history.records if isinstance(record, Start)]
     assert len(starts) == 2

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.errors import ConfigError, MachineError, OnecardError
 from onecard.runs import lock
 from onecard.runs.folder import (
@@ -133,12 +134,31 @@ def test_a_folder_without_a_checkpoint_may_begin_anew(run: RunFolder) -> None:
         assert again.read().config == {"n_layer": 3}
 
 
-def test_somebody_elses_config_json_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+def test_a_folder_with_nothing_but_a_runs_config_may_begin_anew(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(RunConfig().model_dump()))
+    (tmp_path / "checkpoints").mkdir()
+    with create_run(tmp_path, config=CONFIG) as again:
+        assert again.read().config == CONFIG
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        "{}",
+        "[]",
+        "{torn",
+        '{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 65}',
+        json.dumps(dict.fromkeys(NANOGPT_KEYS, 1)),
+        json.dumps(RunConfig().model_dump() | {"model_type": "gpt2"}),
+    ],
+)
+def test_somebody_elses_config_json_is_not_overwritten(tmp_path: Path, theirs: str) -> None:
+    (tmp_path / "config.json").write_text(theirs)
     with pytest.raises(ConfigError) as caught:
         create_run(tmp_path, config=CONFIG)
     assert caught.value.name == "not-a-run"
-    assert (tmp_path / "config.json").read_text() == "{}"
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert (tmp_path / "config.json").read_text() == theirs
 
 
 def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
