@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from onecard.data.tokenizers import Tokenizer
     from onecard.train.snapshot import Snapshot
 
-OWN_WEIGHTS = ("scratch", "resume")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
@@ -35,7 +33,7 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
 
     name = resolved.config.init_from
     folder = Path(name)
-    if name in OWN_WEIGHTS or not (folder / "config.json").is_file():
+    if not resolved.config.starts_pretrained or not (folder / "config.json").is_file():
         return resolved
     try:
         said = json.loads((folder / "config.json").read_bytes())
@@ -58,7 +56,7 @@ def pretrained(resolved: Resolved) -> tuple[Resolved, Pretrained | None]:
     from onecard.train.snapshot import cropped
 
     name = resolved.config.init_from
-    if name in OWN_WEIGHTS:
+    if not resolved.config.starts_pretrained:
         return resolved, None
     source, snapshot = bring(name)
     resolved = with_shape(resolved, snapshot.shape, origin=f"init_from={name}")

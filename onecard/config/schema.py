@@ -150,6 +150,11 @@ class RunConfig(BaseModel):
         return self.tokens_per_step * self.max_iters
 
     @property
+    def starts_pretrained(self) -> bool:
+        """Whether the run begins with weights of another, and so with their shape."""
+        return self.init_from not in ("scratch", "resume")
+
+    @property
     def head_size(self) -> int:
         return self.n_embd // self.n_head
 

@@ -33,7 +33,7 @@ def only_told(finding: Finding, because: str) -> Finding:
 
 def unless_fine_tuning(finding: Finding, config: RunConfig) -> Finding:
     """The finding, which is about training from scratch; of a run that starts from trained weights it is only told."""
-    if config.init_from in ("scratch", "resume"):
+    if not config.starts_pretrained:
         return finding
     return replace(
         only_told(finding, f"the run starts from trained weights ({config.init_from})"),
@@ -43,7 +43,7 @@ def unless_fine_tuning(finding: Finding, config: RunConfig) -> Finding:
 
 def unless_shape_is_given(finding: Finding, config: RunConfig) -> Finding:
     """The finding, which proposes a shape; of a run that starts from trained weights, which have theirs, only told."""
-    if config.init_from in ("scratch", "resume"):
+    if not config.starts_pretrained:
         return finding
     return only_told(finding, f"the shape is that of the weights it starts from ({config.init_from})")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from onecard import units
 from onecard.config.resolve import Resolved
-from onecard.config.schema import KEYS
+from onecard.config.schema import KEYS, RunConfig
 from onecard.findings import Finding
 from onecard.plan.counts import count_params, shape_for_count
 
@@ -51,7 +51,7 @@ def intent_findings(resolved: Resolved) -> list[Finding]:
 def _params_said(resolved: Resolved) -> Iterator[Finding]:
     config = resolved.config
     params = count_params(config)
-    free_to_choose = config.init_from in ("scratch", "resume")
+    free_to_choose = not config.starts_pretrained
     said: dict[int, list[tuple[str, str]]] = {}  # parameters -> (who says so, the words)
     # beside another key, as in `learning_rate = 6e-4  # GPT-3's for a 125M model`, a size explains that key's value
     elsewhere = {line for key, line in resolved.lines.items() if key in KEYS and key not in _NAMES_AND_SHAPE}
@@ -176,24 +176,38 @@ def _vocabulary_unsaid(resolved: Resolved) -> Iterator[Finding]:
             severity="info",
             sure="medium",
             what=f"dataset {config.dataset!r} looks character-level; this plan assumes {config.vocab_size:,} tokens",
-            why=f"the data folder is not read; nanoGPT takes vocab_size from it (65 would give {units.count(small)})",
+            why=f"the data folder was not read; nanoGPT takes vocab_size from it (65 would give {units.count(small)})",
             fix="--vocab_size=65 for Shakespeare's characters",
             seen=(f"dataset = {config.dataset!r} ({resolved.origins['dataset']})",),
         )
 
 
 def _odd_head_size(resolved: Resolved) -> Iterator[Finding]:
-    """Heads that no fast kernel takes as they are."""
-    config = resolved.config
-    if config.head_size % 8:
-        heads = max(1, round(config.n_embd / 64))
-        yield Finding(
-            rule="odd-head-size",
-            severity="warn",
-            sure="high",
-            what=f"heads of {config.head_size}: {config.n_embd} wide with {units.things(config.n_head, 'head')}",
-            why="attention kernels take heads of a multiple of 8 and are fastest at 64; others are padded or fall back",
-            fix=f"--n_embd={64 * heads} --n_head={heads}   (heads of 64)",
-            seen=tuple(f"{key} = {getattr(config, key)} ({resolved.origins[key]})" for key in ("n_embd", "n_head")),
-            patch={"n_embd": 64 * heads, "n_head": heads},
-        )
+    """Heads that no fast kernel takes as they are; those that are only a little slower are no contradiction."""
+    config, origins = resolved.config, resolved.origins
+    seen = tuple(f"{key} = {getattr(config, key)} ({origins[key]})" for key in ("n_embd", "n_head"))
+    finding = head_size_finding(config, seen=seen)
+    if finding and finding.severity == "warn":
+        yield finding
+
+
+def head_size_finding(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None:
+    """What attention kernels make of heads of this size; None at 64 and 128, for which they are tuned."""
+    if config.head_size in (64, 128):
+        return None
+    odd = config.head_size % 8 != 0
+    heads = max(1, round(config.n_embd / 64))
+    fits = config.n_embd % heads == 0 and config.n_embd // heads in (64, 128)
+    patch = {"n_head": heads} if fits else {"n_embd": heads * 64, "n_head": heads}
+    return Finding(
+        rule="odd-head-size",
+        severity="warn" if odd else "info",
+        sure="high",
+        what=f"heads are {config.head_size} wide ({config.n_embd} / {config.n_head})",
+        why="flash attention pads them to a multiple of 8"
+        if odd
+        else "attention kernels are tuned for 64 and 128; this works, a little slower",
+        fix=" ".join(f"--{key}={value}" for key, value in patch.items()) + ", heads of 64",
+        seen=seen,
+        patch=patch if odd else {},
+    )

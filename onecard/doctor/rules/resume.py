@@ -35,7 +35,7 @@ def resume_shape_ignored(case: Case) -> Iterator[Finding]:
     When it is wrong: when the config named here is not the one the log was made with.
     """
     config, stated = known(case, "n_layer", "n_embd", "vocab_size"), case.run.printed_params
-    if config is None or stated is None or from_scratch(case) or config.init_from not in ("scratch", "resume"):
+    if config is None or stated is None or from_scratch(case) or config.starts_pretrained:
         return
     made = count_params(config).nanogpt
     rounding = ROUNDED_PARAMS if case.run.format == "nanogpt" else ROUNDING * made

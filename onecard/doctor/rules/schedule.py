@@ -124,7 +124,7 @@ def warmup_length(case: Case) -> Iterator[Finding]:
     config = known(case, "warmup_iters", "max_iters", "decay_lr")
     if config is None or not config.decay_lr or not config.max_iters:
         return
-    if config.init_from not in ("scratch", "resume"):
+    if config.starts_pretrained:
         return
     share = config.warmup_iters / config.max_iters
     if config.warmup_iters >= 100 and share <= 0.1:

@@ -14,7 +14,7 @@ from onecard.doctor.evidence import known, messages, only_told, printed, said, u
 from onecard.doctor.repair import repaired
 from onecard.findings import Finding
 from onecard.plan.counts import count_params
-from onecard.plan.intent import PARAMS_TOLERANCE, intent_findings
+from onecard.plan.intent import PARAMS_TOLERANCE, head_size_finding, intent_findings
 
 WORTH_A_WARNING_BYTES = 64 * units.MIB  # below, a copy of the logits is a detail
 
@@ -153,26 +153,11 @@ def odd_head_size(case: Case) -> Iterator[Finding]:
     that a run starts from have their heads: there it is only told.
     """
     config = known(case, "n_embd", "n_head")
-    if config is None or config.head_size in (64, 128):
+    if config is None:
         return
-    odd = config.head_size % 8 != 0
-    heads = max(1, round(config.n_embd / 64))
-    fits = config.n_embd % heads == 0 and config.n_embd // heads in (64, 128)
-    finding = Finding(
-        rule="odd-head-size",
-        severity="warn" if odd else "info",
-        sure="high",
-        what=f"heads are {config.head_size} wide ({config.n_embd} / {config.n_head})",
-        why="flash attention pads them to a multiple of 8"
-        if odd
-        else "attention kernels are tuned for 64 and 128; this works, a little slower",
-        fix=f"for a next run: --n_head={heads}, heads of 64"
-        if fits
-        else f"for a next run: --n_embd={heads * 64} --n_head={heads}, heads of 64",
-        seen=said(case, "n_embd", "n_head"),
-        patch={} if not odd else {"n_head": heads} if fits else {"n_embd": heads * 64, "n_head": heads},
-    )
-    yield unless_shape_is_given(finding, config)
+    finding = head_size_finding(config, seen=said(case, "n_embd", "n_head"))
+    if finding:
+        yield unless_shape_is_given(replace(finding, fix=f"for a next run: {finding.fix}"), config)
 
 
 def unpadded_vocab(case: Case) -> Iterator[Finding]:
@@ -208,7 +193,7 @@ def unpadded_vocab(case: Case) -> Iterator[Finding]:
     )
     if copied and copy_bytes < WORTH_A_WARNING_BYTES:
         finding = only_told(finding, f"it is less than {units.mib(WORTH_A_WARNING_BYTES)}")
-    elif copied and config.init_from not in ("scratch", "resume"):
+    elif copied and config.starts_pretrained:
         finding = only_told(finding, f"the vocabulary is that of the weights it starts from ({config.init_from})")
     yield finding
 
