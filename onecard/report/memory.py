@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
+from onecard.plan.fit import EXPANDABLE
 from onecard.plan.make import room_caution
 from onecard.plan.memory.predict import PROCESS, Memory
 from onecard.plan.seen import Seen
@@ -50,7 +51,7 @@ def _verdict(memory: Memory, available: int | None) -> Text:
     if memory.first_run_out:
         verdict = Text("fits, barely", style="bold yellow")
         said = f": the first run, which times its kernels, may run out in {memory.first_run_out}"
-        cure = "\nstart it again, or with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        cure = f"\nstart it again, or with {EXPANDABLE}"
         return verdict.append(figures + said + cure, "default")
     if memory.tight:
         verdict = Text("fits, barely", style="bold yellow")
