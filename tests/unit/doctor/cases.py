@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from onecard.config.resolve import resolve
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.facts import make_case
+from onecard.doctor.rules import EVERY, RULES, rule_name
+from onecard.findings import Finding
 from onecard.plan.cards import find_card
 from onecard.plan.loss import law
 from onecard.runs.logged import Line, LogFormat, LoggedRun, Message
@@ -33,6 +35,12 @@ eval_iters = 200
 """
 TOKENS = 524_288
 PARAMS = 124_373_760
+
+
+def found(name: str, patient: Case, before: Sequence[Case] = ()) -> list[Finding]:
+    """What one rule says of a case, and of those before it in the same file or folder."""
+    rule = next(rule for rule in EVERY if rule_name(rule) == name)
+    return list(rule(patient) if rule in RULES else rule(patient, before))  # type: ignore[call-arg, arg-type]
 
 
 def step(number: int, loss: float, *, seconds: float | None = 9.3, lr: float | None = None, **more: object) -> Step:

@@ -9,7 +9,7 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.explain import PARTS, explain, explanations
-from onecard.doctor.rules import EVERY, NAMES, RULES, rule_name
+from onecard.doctor.rules import NAMES
 from onecard.errors import UsageError
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -29,6 +29,7 @@ from tests.unit.doctor.cases import (
     evals,
     evaluation,
     falling_then_raised,
+    found,
     learning,
     oom,
     said,
@@ -88,11 +89,6 @@ TABLE = {
     "out-dir-reused": "warn",
     "best-overwritten": "info",
 }
-
-
-def found(name: str, patient: Case, before: list[Case] | None = None) -> list[Finding]:
-    rule = next(rule for rule in EVERY if rule_name(rule) == name)
-    return list(rule(patient) if rule in RULES else rule(patient, before or []))  # type: ignore[call-arg, arg-type]
 
 
 def the(name: str, patient: Case) -> Finding:

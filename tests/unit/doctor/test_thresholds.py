@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from onecard.doctor.case import Case
-from onecard.doctor.rules import EVERY, NAMES, RULES, rule_name
-from onecard.findings import Finding
+from onecard.doctor.rules import NAMES
 from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
 from onecard.plan.loss import law
@@ -25,6 +24,7 @@ from tests.unit.doctor.cases import (
     evals,
     evaluation,
     falling_then_raised,
+    found,
     learning,
     oom,
     said,
@@ -38,16 +38,11 @@ ERROR, FATAL = ("error", "high"), ("fatal", "high")
 SILENT = None
 
 
-def findings(name: str, patient: Case, before: Sequence[Case] = ()) -> list[Finding]:
-    rule = next(rule for rule in EVERY if rule_name(rule) == name)
-    return list(rule(patient) if rule in RULES else rule(patient, before))  # type: ignore[call-arg, arg-type]
-
-
 def weight(name: str, patient: Case, before: Sequence[Case] = ()) -> tuple[str, str] | None:
     """Severity and sureness of what is found; None where nothing is."""
-    found = {(finding.severity, finding.sure) for finding in findings(name, patient, before)}
-    assert len(found) <= 1, found
-    return found.pop() if found else None
+    weights = {(finding.severity, finding.sure) for finding in found(name, patient, before)}
+    assert len(weights) <= 1, weights
+    return weights.pop() if weights else None
 
 
 def sized(stated: int) -> Case:
