@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ RESUMABLE = frozenset(
     "loggers log_style device batch_size gradient_accumulation_steps".split()
 )
 _MICRO_BATCH = ("batch_size", "gradient_accumulation_steps")
+_SHOWN_CHANGES = 3
 _NOT_ASKED = ("init_from", "out_dir")  # these say that a run is gone on with, and where
 
 
@@ -73,6 +75,41 @@ def is_finished(run: Run, config: RunConfig) -> bool:
     longer = {**_typed(run, config), "max_iters": 2 * run.last_step}
     talk.print(f"to train longer: {_resume_command(run, longer)}", soft_wrap=True)
     return True
+
+
+def instead_of_anew(
+    problem: ConfigError, path: Path, asked: RunConfig, *, again: str, options: Sequence[str] = ()
+) -> ConfigError:
+    """The error for a new run where there is one already, with the command that does what was asked.
+
+    That is to go on with it where it would be the same run under `asked` and has something left to do; otherwise the
+    command that was typed `again`, in a folder of its own. `options` are those of `again` that a resume takes too.
+    """
+    from onecard.runs.files import free_path
+    from onecard.runs.folder import load_run
+
+    free = quote(f"--out_dir={free_path(path)}")
+    try:
+        run = load_run(path)
+        now = config_of(path, run.config)
+    except ConfigError:  # it cannot be gone on with as it is
+        return ConfigError(problem.what, why=problem.why, fix=f"{again} {free}", name=problem.name)
+    why, kept, reached = problem.why, _kept(now, asked, run, RESUMABLE), _step_reached(run)
+    refused = [key for key in _typed(run, asked) if key not in {*kept, "max_iters", "out_dir"}]
+    if refused:
+        more = ", …" if len(refused) > _SHOWN_CHANGES else ""
+        changes = _changes(now, asked, refused[:_SHOWN_CHANGES]) + more
+        why = f"starting again there would mix two runs, and going on with it cannot change {changes}"
+    is_done = run.finished and asked.max_iters <= run.last_step
+    if not refused and not is_done and asked.max_iters >= reached:
+        go_on = " ".join([_resume_command(run, kept), *options])
+        fix = f"{go_on}   (goes on with it; for a new run, type the same with {free})"
+    elif max(now.max_iters, asked.max_iters) > reached:
+        fix = f"{again} {free}   (or go on with the one there: {_resume_command(run, kept)})"
+    else:
+        longer = _resume_command(run, {**kept, "max_iters": 2 * reached})
+        fix = f"{again} {free}   (or train the one there longer: {longer})"
+    return ConfigError(problem.what, why=why, fix=fix, name=problem.name)
 
 
 def open_data_again(config: RunConfig, run: Run) -> Dataset:

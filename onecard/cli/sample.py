@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Text from a trained run.")
 @click.argument("run")
-@click.option("--prompt", default="def ", metavar="TEXT", help="What the text begins with.")
+@click.option("--prompt", metavar="TEXT", help="What the text begins with; without it, the model begins one.")
 @click.option("--length", default=500, type=click.IntRange(min=1), metavar="N", help="Tokens to add.")
 @click.option("--temperature", default=0.8, type=float, metavar="T", help="0 takes the likeliest token each time.")
 @click.option("--top-k", default=200, type=click.IntRange(min=1), metavar="K", help="Consider the K likeliest tokens.")
@@ -31,7 +31,7 @@ def sample(
     flags: list[Flag],
     /,
     run: str,
-    prompt: str,
+    prompt: str | None,
     length: int,
     temperature: float,
     top_k: int,
@@ -43,12 +43,13 @@ def sample(
     Example:
       onecard sample runs/default --prompt "def "
 
-    Continues a text with the newest checkpoint of a run, or the best one.
+    Continues a text, or begins one, with the newest checkpoint of a run, or the best one.
     """
     no_flags(flags, "sample")
     needs_torch("sampling runs the model")
     from onecard.cli.settle import config_of
     from onecard.cli.tokenizer import tokenizer_of
+    from onecard.data.tokenizers import new_text
     from onecard.report.strict import strict
     from onecard.report.talk import print_warnings
     from onecard.runs.folder import checkpoint_step, load_run
@@ -69,10 +70,11 @@ def sample(
     model = GPT(config).to(device)
     checkpoint.load(chosen, model=model, optimizer=None, config=config)
     options = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k, "seed": sample_seed}
-    tokens = generate(model, tokenizer.encode(prompt), **options)  # type: ignore[arg-type]
+    given = new_text(tokenizer, config.vocab_size) if prompt is None else tokenizer.encode(prompt)
+    tokens = generate(model, given, **options)  # type: ignore[arg-type]
     text = ""
     try:
-        for piece in _pieces(prompt, tokens, tokenizer):
+        for piece in _pieces(prompt or "", tokens, tokenizer):
             text += piece
             if not as_json:
                 click.echo(piece, nl=False)
@@ -87,7 +89,7 @@ def sample(
         "schema": 1,
         "run": str(found.path),
         "step": checkpoint_step(chosen.name),
-        "prompt": prompt,
+        "prompt": prompt or "",
         "text": text,  # begins with the prompt, as printed
         "tokens": length,
         "temperature": temperature,

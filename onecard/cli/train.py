@@ -18,10 +18,10 @@ from onecard.cli.library import INTERRUPTED, KeyCommand, console, needs_torch
 from onecard.cli.plan import read_config
 from onecard.cli.preflight import checked, larger_default, predicted
 from onecard.cli.pretrained import check_vocabulary, pretrained
-from onecard.cli.resume import is_finished, open_data_again, resumed_config
+from onecard.cli.resume import instead_of_anew, is_finished, open_data_again, resumed_config
 from onecard.cli.settle import check_run, config_of, open_data, torch_environment, with_vocabulary
 from onecard.cli.tokenizer import keep_tokenizer_in
-from onecard.errors import ConfigError, MachineError, UsageError
+from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -105,7 +105,6 @@ def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object]) ->
 def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bool, files: Files) -> int:
     """Train a new run."""
     from onecard.report.talk import print_warnings
-    from onecard.runs.folder import create_run
 
     os.environ.update(torch_environment(resolved.config, os.environ))
     dataset = open_data(resolved.config)
@@ -117,18 +116,44 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
         run_config = larger_default(run_config, flags, train_tokens=len(dataset.train))
     run_config, memory = checked(run_config, fit=fit, source=config, typed=flags)
     check_run(run_config, dataset)
-    with create_run(_folder_of(resolved), config=run_config.model_dump()) as folder:
+    options = _options(files)
+    again = _again(config, flags, [*(["--fit"] if fit else []), *options])
+    with _new_folder(_folder_of(resolved), run_config, again=again, options=options) as folder:
         if model:  # weights from elsewhere become the checkpoint of step 0, and the run goes on from that
             put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
         keep_tokenizer_in(folder.path, dataset)
         return _train(run_config, folder, dataset, resume=model is not None, files=files, memory=memory)
 
 
+def _new_folder(path: Path, config: RunConfig, *, again: str, options: list[str]) -> RunFolder:
+    """A folder for the run; where there is one already, the error has the command for what `again` asked for."""
+    from onecard.runs.folder import create_run
+    from onecard.train.precision import choose_device
+
+    choose_device(config)  # where it is missing, no folder is of use
+    try:
+        return create_run(path, config=config.model_dump())
+    except ConfigError as problem:
+        if problem.name != "run-exists":
+            raise
+        raise instead_of_anew(problem, path, config, again=again, options=options) from problem
+
+
+def _again(config: str | None, flags: list[Flag], options: list[str]) -> str:
+    """The command as it was typed, without its out_dir."""
+    keys = [quote(f"--{key}={text}") for key, text in flags if key != "out_dir"]
+    return " ".join(["onecard train", *([quote(config)] if config else []), *options, *keys])
+
+
+def _options(files: Files) -> list[str]:
+    """The options that name files, as they were typed."""
+    named = zip(("--profile", "--memory_snapshot"), files, strict=True)
+    return [f"{option} {quote(str(file))}" for option, file in named if file]
+
+
 def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], files: Files) -> int:
     """Go on with the run in a folder, under the settings asked for."""
-    from onecard.runs.folder import resume_run
-
-    with resume_run(path) as folder:
+    with _folder_to_resume(path) as folder:
         run = folder.read()
         os.environ.update(torch_environment(config_of(run.path, run.config), os.environ))  # before torch is imported
         config = resumed_config(run, asked, origins)
@@ -139,6 +164,25 @@ def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], 
             keep_tokenizer_in(folder.path, dataset)
         since = run.imported.step if run.imported else 0
         return _train(config, folder, dataset, resume=True, files=files, memory=predicted(config), timed_from=since)
+
+
+def _folder_to_resume(path: Path) -> RunFolder:
+    """The folder of a run to go on with; where a model of another program is there, the error says how to take it."""
+    from onecard.runs.folder import resume_run
+
+    try:
+        return resume_run(path)
+    except ConfigError as problem:
+        from onecard.train.interchange import holds_model
+
+        if problem.name != "no-such-run" or not holds_model(path):
+            raise
+        raise ConfigError(
+            problem.what,
+            why="it holds a model of another program: nanoGPT's ckpt.pt, or a Hugging Face folder",
+            fix=f"onecard import {quote(str(path))}   (makes a run of it, which can be resumed)",
+            name=problem.name,
+        ) from problem
 
 
 def _train(
@@ -182,7 +226,7 @@ def _train(
         )
     if snapshot:
         _write_snapshot(snapshot, finished.measured_memory, memory)
-    return _farewell(finished.end, folder.path)
+    return _farewell(finished.end, folder.path, config)
 
 
 def _write_snapshot(path: Path, measured: MeasuredMemory | None, planned: Memory | None) -> None:
@@ -200,7 +244,7 @@ def _write_snapshot(path: Path, measured: MeasuredMemory | None, planned: Memory
     talk.print(f"wrote {path}, and {viz_file(path)} for https://pytorch.org/memory_viz", soft_wrap=True)
 
 
-def _farewell(end: End, path: Path) -> int:
+def _farewell(end: End, path: Path, config: RunConfig) -> int:
     from onecard.runs.folder import CHECKPOINTS
     from onecard.train.checkpoint import latest_good
 
@@ -224,12 +268,23 @@ def _farewell(end: End, path: Path) -> int:
     if end.reason == "interrupted":
         console(stderr=True).print(f"to go on: onecard train --resume {quote(str(path))}", soft_wrap=True)
         return INTERRUPTED
-    talk = console(stderr=True)
-    if not latest_good(path / CHECKPOINTS).path:
-        return 0
-    talk.print(f'next: onecard sample {quote(str(path))} --prompt "def "   (text from it)', soft_wrap=True)
-    talk.print(f"      onecard doctor {quote(str(path))}   (what could be better)", soft_wrap=True)
+    if latest_good(path / CHECKPOINTS).path:
+        commands = [*_sampling(path, config), f"onecard doctor {quote(str(path))}   (what could be better)"]
+        console(stderr=True).print("next: " + "\n      ".join(commands), soft_wrap=True, markup=False)
     return 0
+
+
+def _sampling(path: Path, config: RunConfig) -> list[str]:
+    """The command for text from a run; none where its tokens cannot be made text."""
+    from onecard.cli.tokenizer import tokenizer_of
+    from onecard.data.stdlib import NAME as EMBEDDED
+
+    try:
+        tokenizer_of(path, config)
+    except OnecardError:
+        return []
+    prompt = ' --prompt "def "' if config.dataset == EMBEDDED else ""  # Python, as nobody else's data is known to be
+    return [f"onecard sample {quote(str(path))}{prompt}   (text from it)"]
 
 
 def _last_number(path: Path) -> int:

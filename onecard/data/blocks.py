@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onecard.data.document import Bad
 from onecard.data.documents import read_documents
-from onecard.data.downloads import Fetcher
-from onecard.data.sources import Source, SourceFile
+from onecard.data.downloads import Fetcher, OnWait
+from onecard.data.sources import Source
 
 Place = tuple[int, int]  # the number of a file, and a place in it
 _BLOCK_BYTES = 2**20
@@ -31,7 +31,7 @@ def read_blocks(
     *,
     column: str,
     fetcher: Fetcher,
-    on_wait: Callable[[SourceFile, int], None] = lambda file, received_bytes: None,
+    on_wait: OnWait = lambda file, received_bytes, holder: None,
 ) -> Iterator[Block | None]:
     """The documents from a place on, in blocks of about a mebibyte; None before a file that is still to be fetched."""
     documents: list[bytes | Bad] = []

@@ -20,18 +20,26 @@ from urllib.parse import urlsplit
 from onecard.data.extras import extra
 from onecard.data.hub import PURPOSE, HubDataset, told
 from onecard.data.sources import SourceFile
-from onecard.errors import OnecardError
-from onecard.runs.lock import Lock
+from onecard.runs.lock import InUse, Lock
 
 _LOOK_SECONDS = 0.5  # between two looks at a download of another process
 
+OnBytes = Callable[[int], None]  # hears of each part that came
+OnHolder = Callable[[str | None], None]  # hears which other process downloads the file; None: no other
+
 
 def download(
-    dataset: HubDataset, file: SourceFile, on_bytes: Callable[[int], None] = lambda size: None, *, into: Path
+    dataset: HubDataset,
+    file: SourceFile,
+    on_bytes: OnBytes = lambda size: None,
+    on_holder: OnHolder = lambda holder: None,
+    *,
+    into: Path,
 ) -> SourceFile:
     """The file on this machine: from huggingface_hub's cache if it is there, else below the folder `into`.
 
-    `on_bytes` hears of each part that came, and first of what was there before.
+    `on_bytes` hears of each part that came, and first of what was there before. One process downloads a file and others
+    wait for it, as long as it lives: `on_holder` hears which it is.
     """
     hub = extra("huggingface_hub", purpose=PURPOSE)
     where = {"repo_type": "dataset", "revision": dataset.revision}
@@ -41,7 +49,7 @@ def download(
             return replace(file, path=Path(cached))
         path = into / dataset.repo / dataset.revision / file.name
         if not path.exists():
-            _fetch(hub.hf_hub_url(dataset.repo, file.name, **where), path, on_bytes)
+            _fetch(hub.hf_hub_url(dataset.repo, file.name, **where), path, on_bytes, on_holder)
     return replace(file, path=path)
 
 
@@ -62,7 +70,7 @@ def downloads_of(dataset: HubDataset, *, into: Path) -> Downloads | None:
     return Downloads(folder=folder, size_bytes=size_bytes) if size_bytes else None
 
 
-def _fetch(url: str, path: Path, on_bytes: Callable[[int], None]) -> None:
+def _fetch(url: str, path: Path, on_bytes: OnBytes, on_holder: OnHolder) -> None:
     """Put what is at an address of the hub into a file, unless another process is about it: then that is waited for."""
     known = extra("huggingface_hub", purpose=PURPOSE).get_hf_file_metadata(url)
     etag = re.sub(r"[^\w-]", "", str(known.etag))[:64]
@@ -75,8 +83,13 @@ def _fetch(url: str, path: Path, on_bytes: Callable[[int], None]) -> None:
         on_bytes(size_bytes - heard_bytes)
         heard_bytes = size_bytes
 
+    def look(holder: str) -> None:
+        on_holder(holder)
+        tell(_size(part, heard_bytes))
+
     lock_file = path.with_name(f"{path.name}.lock")
-    lock = _waited_for(lock_file, on_look=lambda: tell(_size(part, heard_bytes)))
+    lock = _waited_for(lock_file, on_look=look)
+    on_holder(None)
     try:
         if not path.exists():
             tell(_size(part, 0))
@@ -89,19 +102,17 @@ def _fetch(url: str, path: Path, on_bytes: Callable[[int], None]) -> None:
         lock.close()
 
 
-def _waited_for(lock_file: Path, *, on_look: Callable[[], None]) -> Lock:
-    """The lock, once no other process has it."""
+def _waited_for(lock_file: Path, *, on_look: Callable[[str], None]) -> Lock:
+    """The lock, once no other process has it, which ends with that process at the latest; until then, who has it."""
     while True:
         try:
             return Lock(lock_file)
-        except OnecardError as problem:
-            if problem.name != "run-in-use":
-                raise
-        on_look()
+        except InUse as problem:
+            on_look(problem.holder)
         time.sleep(_LOOK_SECONDS)
 
 
-def _receive(url: str, known: Any, part: Path, on_bytes: Callable[[int], None]) -> None:
+def _receive(url: str, known: Any, part: Path, on_bytes: OnBytes) -> None:
     """Append what is still missing."""
     headers = extra("huggingface_hub", purpose=PURPOSE).utils.build_hf_headers()
     if urlsplit(known.location).netloc != urlsplit(url).netloc:
@@ -146,7 +157,8 @@ def _size(path: Path, otherwise: int) -> int:
         return otherwise
 
 
-Fetch = Callable[[SourceFile, Callable[[int], None]], SourceFile]  # a file and who hears of its bytes -> it, here
+Fetch = Callable[[SourceFile, OnBytes, OnHolder], SourceFile]  # a file, and who hears of it -> it, here
+OnWait = Callable[[SourceFile, int, str | None], None]  # hears how much of a file is here, and who else fetches it
 
 
 class Fetcher:
@@ -157,6 +169,7 @@ class Fetcher:
         self._threads: dict[str, threading.Thread] = {}
         self._found: dict[str, SourceFile | BaseException] = {}
         self._received: dict[str, int] = {}
+        self._holders: dict[str, str | None] = {}  # other processes that fetch a file
 
     def is_here(self, file: SourceFile) -> bool:
         """Whether there is nothing to fetch, or that has begun."""
@@ -168,14 +181,14 @@ class Fetcher:
             self._threads[file.name] = threading.Thread(target=self._run, args=(file,), daemon=True)
             self._threads[file.name].start()
 
-    def get(self, file: SourceFile, *, on_wait: Callable[[SourceFile, int], None]) -> SourceFile:
-        """The file, once it is here; `on_wait` hears how much of it is, twice a second."""
+    def get(self, file: SourceFile, *, on_wait: OnWait) -> SourceFile:
+        """The file, once it is here; `on_wait` hears twice a second how much of it is, and who else fetches it."""
         if self._fetch is None:
             return file
         self.begin(file)
         thread = self._threads[file.name]
         while thread.is_alive():
-            on_wait(file, self._received.get(file.name, 0))
+            on_wait(file, self._received.get(file.name, 0), self._holders.get(file.name))
             thread.join(0.5)
         found = self._found[file.name]
         if isinstance(found, BaseException):
@@ -186,8 +199,11 @@ class Fetcher:
         def received(more_bytes: int) -> None:
             self._received[file.name] = self._received.get(file.name, 0) + more_bytes
 
+        def held(holder: str | None) -> None:
+            self._holders[file.name] = holder
+
         try:
             assert self._fetch is not None
-            self._found[file.name] = self._fetch(file, received)
+            self._found[file.name] = self._fetch(file, received, held)
         except BaseException as problem:  # it belongs to whoever waits for the file
             self._found[file.name] = problem

@@ -11,9 +11,9 @@ from onecard.data.learn import good_hashes
 from onecard.data.manifest import Progress, Settings, read_progress
 from onecard.data.sources import Source
 from onecard.data.split import share_with_some, val_share
-from onecard.errors import ConfigError, OnecardError
+from onecard.errors import ConfigError
 from onecard.runs.files import free_name, writing
-from onecard.runs.lock import Lock
+from onecard.runs.lock import InUse, Lock
 
 _LOCK = "lock"
 _OTHER_FOLDER = "choose another folder with --out DIR"
@@ -26,13 +26,11 @@ def working_in(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = Lock(folder / _LOCK)
-    except OnecardError as problem:
-        if problem.name != "run-in-use":
-            raise
+    except InUse as problem:
         raise ConfigError(
-            f"{folder} is in use: another process prepares data there",
+            f"{folder} is in use: {problem.holder} prepares data there",
             why="two at once would write into the same files",
-            fix=f"wait for it, or {_OTHER_FOLDER}",
+            fix=f"wait for it, stop it, or {_OTHER_FOLDER}",
             name="data-in-use",
         ) from problem
     try:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onecard.data.extras import extra
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, OnecardError
 
 if TYPE_CHECKING:
     from onecard.data.tokens import Tokens
@@ -174,6 +174,17 @@ def gpt2_tokenizer(*, home: Path, environ: Mapping[str, str]) -> Gpt2Tokenizer |
         except (OSError, ValueError):
             continue
     return None
+
+
+def new_text(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+    """What a model of this vocabulary is given to begin a text: the end of another, else a new line, else any token."""
+    end = tokenizer.end_of_text
+    if end is not None and end < vocab_size:
+        return [end]
+    try:
+        return tokenizer.encode("\n") or [0]
+    except OnecardError:  # the data never had one, or the library that encodes is not here
+        return [0]
 
 
 def bytes_per_token(tokens: Tokens, tokenizer: Tokenizer) -> float | None:

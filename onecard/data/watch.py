@@ -11,7 +11,7 @@ from onecard.data.manifest import Progress
 from onecard.data.sources import Source, SourceFile
 
 _TELL_SECONDS = 0.1
-Phase = Literal["learning the tokenizer", "downloading", "preparing"]
+Phase = Literal["learning the tokenizer", "downloading", "waiting", "preparing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,14 @@ class Watch:
     def learning(self, documents: int) -> None:
         self._tell("learning the tokenizer", f"{documents:,} documents")
 
-    def downloading(self, file: SourceFile, received_bytes: int) -> None:
+    def downloading(self, file: SourceFile, received_bytes: int, holder: str | None) -> None:
+        """So much of the file is here; `holder` is the other process that downloads it, if that is so."""
         size = f" of {file.size_bytes / 1e6:,.0f}" if file.size_bytes else ""
-        self._tell("downloading", f"{file.name}: {received_bytes / 1e6:,.0f}{size} MB")
+        about = f"{file.name}: {received_bytes / 1e6:,.0f}{size} MB"
+        if holder:
+            self._tell("waiting", f"{holder} downloads {about}")
+        else:
+            self._tell("downloading", about)
 
     def _share(self, disk_bytes: int) -> float | None:
         shares = [self._latest[0].tokens / self._wanted] if self._wanted else []

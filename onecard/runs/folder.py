@@ -20,7 +20,7 @@ from onecard.errors import ConfigError, MachineError
 from onecard.runs.files import write_atomically, writing
 from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, left_behind
-from onecard.runs.record_json import to_line
+from onecard.runs.record_json import holds_record, to_line
 from onecard.runs.records import Checkpoint, End, Eval, Record, Start, Step
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ STEP_COLUMNS = (
 )
 EVAL_COLUMNS = ("train_loss", "val_loss", "train_loss_error", "val_loss_error", "bits_per_byte", "block_size")
 _CHECKPOINT = re.compile(r"step-(\d{8,18})", re.ASCII)
+_LONGEST_RECORD_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
                 fix="choose another folder with --out_dir=PATH",
                 name="not-a-folder",
             )
-        if (path / CONFIG).exists() and not (path / RECORDS).exists() and not _is_ours(_config_in(path)):
+        if (path / CONFIG).exists() and not _is_ours(path):
             raise ConfigError(
                 f"{path} is not a run folder, and has a {CONFIG} of its own",
                 why=f"training writes its settings to {CONFIG} and would overwrite that file",
@@ -213,14 +214,10 @@ def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
 
 def resume_run(path: Path) -> RunFolder:
     """The locked folder of a run that exists, with its config. Whether there is a checkpoint, `checkpoints` says."""
-    if not (path / CONFIG).is_file():
-        raise _damaged(path, f"{path / CONFIG} is missing", "is not there") if is_run(path) else _no_run(path)
+    _settings_of(path)  # nothing is written, the lock neither, before this is known to be a run
     lock = Lock(path / LOCK)
     try:
-        config = _config_in(path)
-        if config is None:
-            raise _damaged(path, f"{path / CONFIG} is damaged", "is no JSON object")
-        return RunFolder(path, lock=lock, config=config)
+        return RunFolder(path, lock=lock, config=_settings_of(path))
     except BaseException:
         lock.close()
         raise
@@ -253,9 +250,9 @@ def load_run(path: Path | str) -> Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's."""
+    """Whether a folder can be read as a run's."""
     try:
-        return (path / RECORDS).is_file() or ((path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir())
+        return (path / RECORDS).is_file() or _is_settings(_config_in(path))
     except (OSError, ValueError):
         return False
 
@@ -292,6 +289,18 @@ def checkpoint_step(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def _settings_of(path: Path) -> dict[str, object]:
+    """The config.json of a run; ConfigError where there is no run, or none with readable settings."""
+    if not _is_ours(path):
+        raise _no_run(path)
+    config = _config_in(path)
+    if config is None:
+        there = (path / CONFIG).is_file()
+        what, how = ("damaged", "is no JSON object") if there else ("missing", "is not there")
+        raise _damaged(path, f"{path / CONFIG} is {what}", how)
+    return config
+
+
 def _config_in(path: Path) -> dict[str, object] | None:
     """The content of config.json; None if it is missing or no JSON object."""
     try:
@@ -301,11 +310,28 @@ def _config_in(path: Path) -> dict[str, object] | None:
     return config if isinstance(config, dict) else None
 
 
-def _is_ours(config: Mapping[str, object] | None) -> bool:
-    """Whether the content of a config.json is a run's: all of nanoGPT's keys, more, and nothing but keys of ours."""
-    from onecard.config.schema import KEYS, NANOGPT_KEYS  # only here: pydantic, for a folder that is rare
+def _is_ours(path: Path) -> bool:
+    """Whether a folder is a run's beyond doubt: only such a one is written to where it has a config.json."""
+    return _holds_records(path) or _is_settings(_config_in(path))
 
-    return config is not None and NANOGPT_KEYS < config.keys() <= KEYS.keys()
+
+def _is_settings(config: Mapping[str, object] | None) -> bool:
+    """Whether the content of a config.json is a run's: all of nanoGPT's keys, more, and nothing but keys of ours."""
+    if config is None:
+        return False
+    from onecard.config.schema import KEYS, NANOGPT_KEYS  # only here: pydantic, and records say it without
+
+    return NANOGPT_KEYS < config.keys() <= KEYS.keys()
+
+
+def _holds_records(path: Path) -> bool:
+    """Whether there is a file of records that begins with one, or is still empty."""
+    try:
+        with (path / RECORDS).open("rb") as file:
+            first = file.readline(_LONGEST_RECORD_BYTES)
+    except (OSError, ValueError):
+        return False
+    return not first or holds_record(first)
 
 
 def _damaged(path: Path, what: str, how: str) -> ConfigError:
@@ -320,9 +346,10 @@ def _damaged(path: Path, what: str, how: str) -> ConfigError:
 def _no_run(path: Path) -> ConfigError:
     near = [run.name for folder in (path, path.parent) for run in runs_in(folder) if run != path]
     beside = f"; near it are: {', '.join(near[:5])}" if near else ""
+    other = f"its {CONFIG} has other keys than a run's, and there are no {RECORDS} of one"
     return ConfigError(
         f"there is no run in {path}",
-        why=f"a run is a folder with {CONFIG} and {RECORDS}{beside}",
+        why=(other if _config_in(path) is not None else f"a run is a folder with {CONFIG} and {RECORDS}") + beside,
         fix="give the folder of a run, such as runs/default",
         name="no-such-run",
     )

@@ -17,8 +17,25 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # s
 _held: set[int] = set()  # file descriptors
 
 
+class InUse(OnecardError):
+    """A lock that another process has; `holder` says which."""
+
+    name = "run-in-use"
+
+    def __init__(self, folder: Path, holder: tuple[int, str] | None) -> None:
+        self.holder = f"process {holder[0]} on {holder[1]}" if holder else "another process"
+        super().__init__(
+            f"{folder} is in use: {self.holder} is training there",
+            why="two trainings in one folder would mix their records and overwrite each other's checkpoints",
+            fix="wait for it, stop it, or choose another folder with --out_dir=PATH",
+        )
+
+
 class Lock:
-    """Held from construction until `close`. The file says who holds it; it stays behind, and means nothing alone."""
+    """Held from construction until `close`; InUse while another process holds it.
+
+    The file says who holds it; it stays behind, and means nothing alone.
+    """
 
     def __init__(self, path: Path) -> None:
         with writing(path):
@@ -28,7 +45,7 @@ class Lock:
                 taken = _take(self._descriptor)
             holder = _holder(path)
             if taken is False or (taken is None and holder is not None and _lives_here(*holder)):
-                raise _in_use(path.parent, holder)
+                raise InUse(path.parent, holder)
             with writing(path):
                 os.ftruncate(self._descriptor, 0)
                 os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -113,16 +130,6 @@ def _lives_here(pid: int, host: str) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _in_use(folder: Path, holder: tuple[int, str] | None) -> OnecardError:
-    who = f"process {holder[0]} on {holder[1]}" if holder else "another process"
-    return OnecardError(
-        f"{folder} is in use: {who} is training there",
-        why="two trainings in one folder would mix their records and overwrite each other's checkpoints",
-        fix="wait for it, stop it, or choose another folder with --out_dir=PATH",
-        name="run-in-use",
-    )
 
 
 def _let_go_after_fork() -> None:

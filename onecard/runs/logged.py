@@ -9,8 +9,7 @@ from typing import Literal
 
 from onecard.runs.folder import Run
 from onecard.runs.history import History, each_step_once, read_lines
-from onecard.runs.record_json import NotARecord, from_line
-from onecard.runs.records import Oom, Record, Start, Unknown
+from onecard.runs.records import Oom, Record, Start
 from onecard.runs.torch_oom import oom_sizes
 
 LogFormat = Literal[
@@ -86,14 +85,6 @@ def logged_run(run: Run) -> LoggedRun:
 def recorded_run(lines: Iterable[bytes], *, source: str) -> LoggedRun:
     """The run in lines of a records.jsonl, without the folder around it."""
     return _ours(read_lines(lines), source=source, config=None)
-
-
-def holds_record(line: bytes) -> bool:
-    """Whether a line is one of a records.jsonl."""
-    try:
-        return not isinstance(from_line(line), Unknown)
-    except NotARecord:
-        return False
 
 
 def _ours(history: History, *, source: str, config: Mapping[str, object] | None) -> LoggedRun:

@@ -66,6 +66,14 @@ def from_line(line: bytes) -> Record:
     return from_json(value)
 
 
+def holds_record(line: bytes) -> bool:
+    """Whether a line is one of a records.jsonl."""
+    try:
+        return not isinstance(from_line(line), Unknown)
+    except NotARecord:
+        return False
+
+
 def _strict(value: object) -> object:
     """The value with texts for numbers that JSON does not have, and keys that are text."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -35,6 +35,14 @@ def read_snapshot(path: Path) -> Snapshot:
     raise not_gpt2(path, f"it holds neither {nanogpt_checkpoint.NAME} nor config.json with weights")
 
 
+def holds_model(path: Path) -> bool:
+    """Whether a folder that is no run holds a model that can be imported: nanoGPT's, or a Hugging Face folder."""
+    try:
+        return hf_folder.is_hf_folder(path) or (path / nanogpt_checkpoint.NAME).is_file()
+    except OSError:  # a name that no folder can have
+        return False
+
+
 def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Snapshot:
     """The newest whole checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses that one."""
     run = load_run(path)

@@ -70,7 +70,9 @@ def _pick(logits_V: Tensor, temperature: float, top_k: int | None, generator: to
 def _check(prompt_tokens: Sequence[int], *, temperature: float, top_k: int | None) -> None:
     if not prompt_tokens:
         raise UsageError(
-            "the prompt is empty", why="a model continues a text and needs at least one token", fix='--prompt "def "'
+            "the prompt is empty",
+            why="a model continues a text and needs at least one token",
+            fix="leave --prompt out: the model begins a text then",
         )
     if not temperature >= 0:
         raise UsageError(

@@ -182,7 +182,8 @@ def test_hugging_face_and_back_is_the_same_model(onecard: Any, trained: Path) ->
     assert before.shape == after.shape
     assert all(torch.equal(before.weights[name], after.weights[name]) for name in before.weights)
     assert after.step == 0
-    texts = [onecard("sample", name, "--length", "8", "--temperature", "0").out for name in ("r", "runs/published")]
+    typed = ("--prompt", "def ", "--length", "8", "--temperature", "0")
+    texts = [onecard("sample", name, *typed).out for name in ("r", "runs/published")]
     assert texts[0] == texts[1]
 
 

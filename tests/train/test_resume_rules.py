@@ -325,3 +325,103 @@ def test_a_loss_that_is_no_number_at_the_end_is_told_with_its_first_step(onecard
     assert said.code == 2
     first = next(step.step for step in load_run("d").steps if not math.isfinite(step.loss))
     assert f"the loss is no number any more, since step {first}  [diverged]" in said.err
+
+
+# A new run where there is one already
+
+
+DATA = "--dataset=numbers"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["--max_iters=5"], ["--max_iters=5"]),
+        (["--max_iters=5", "--log_interval=2"], ["--max_iters=5", "--log_interval=2"]),
+        (["--max_iters=5", "--batch_size=2", "--gradient_accumulation_steps=4"],) * 2,
+        (["--max_iters=5", "--profile", "the trace.json"], ["--max_iters=5", "--profile", "the trace.json"]),
+    ],
+)
+def test_a_new_run_that_a_resume_would_be_too_is_offered_the_resume_with_what_was_typed(
+    onecard: Any, trained: Path, typed: list[str], offered: list[str]
+) -> None:
+    said = onecard("train", *TINY, DATA, "--out_dir=r", *typed)
+    assert said.code == 2
+    assert said.err.splitlines()[0].endswith("[run-exists]")
+    assert said.fix[:3] == ["train", "--resume", "r"]
+    assert sorted(said.fix[3:]) == sorted(offered)
+    assert "--out_dir=r-2" in said.err
+    assert onecard(*said.fix).code == 0
+    assert load_run(trained).last_step == 5
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["--n_embd=64", "--max_iters=5"], "cannot change n_embd=64 (was 32)"),
+        (["--batch_size=2", "--max_iters=5"], "cannot change batch_size=2 (was 4)"),
+        (["--init_from=r", "--max_iters=5"], "cannot change init_from=r (was scratch)"),
+        ([], "--resume r --max_iters=6)"),  # it is finished: a resume would do nothing
+        (["--max_iters=2", "--lr_decay_iters=2"], "--resume r --lr_decay_iters=2 --max_iters=6)"),
+    ],
+)
+def test_a_new_run_that_a_resume_would_not_be_is_offered_a_folder_with_all_that_was_typed(
+    onecard: Any, trained: Path, typed: list[str], words: str
+) -> None:
+    before = (trained / "records.jsonl").read_bytes()
+    said = onecard("train", *TINY, DATA, "--out_dir=r", *typed)
+    assert said.code == 2
+    assert words in said.err
+    assert said.fix == ["train", *TINY, DATA, *typed, "--out_dir=r-2"]
+    assert onecard(*said.fix).code == 0
+    assert load_run("r-2").last_step == (int(typed[-1].rpartition("=")[2]) if typed else 3)
+    assert (trained / "records.jsonl").read_bytes() == before
+
+
+def test_a_config_and_its_options_are_kept_too(onecard: Any, trained: Path) -> None:
+    Path("my config.py").write_text("".join(f"{flag[2:]}\n" for flag in TINY if "device" not in flag))
+    first = ["train", "my config.py", "--device=cpu", DATA]
+    assert onecard(*first).code == 0
+    said = onecard(*first, "--seed=7", "--profile", "the trace.json")
+    options = ["--profile", "the trace.json", "--device=cpu", DATA, "--seed=7"]
+    assert said.fix == ["train", "my config.py", *options, "--out_dir=runs/my-config-2"]
+
+
+def test_of_a_run_whose_config_is_damaged_only_a_new_one_is_offered(onecard: Any, trained: Path) -> None:
+    edit(trained, n_layer="x")
+    said = onecard("train", *TINY, DATA, "--out_dir=r")
+    assert said.fix == ["train", *TINY, DATA, "--out_dir=r-2"]
+    assert "--resume" not in said.err
+
+
+def test_a_device_that_is_not_here_is_told_before_a_run_that_is(onecard: Any, trained: Path) -> None:
+    missing = "mps" if torch.cuda.is_available() else "cuda"
+    said = onecard("train", *TINY, DATA, "--out_dir=r", f"--device={missing}")
+    assert (said.code, said.err.splitlines()[0][-8:]) == (3, "[no-gpu]")
+    assert onecard("train", *TINY, DATA, "--out_dir=new", f"--device={missing}").code == 3
+    assert onecard("train", *TINY, DATA, "--out_dir=new", "--device=abacus").code == 2
+    assert not Path("new").exists()
+
+
+# A folder that is no run
+
+
+@pytest.mark.parametrize("to", ["hf", "nanogpt"])
+def test_a_model_of_another_program_is_not_resumed_but_offered_to_be_imported(
+    onecard: Any, trained: Path, to: str
+) -> None:
+    assert onecard("export", "r", "--to", to, "--out", "their model").code == 0
+    before = sorted(path.name for path in Path("their model").iterdir())
+    said = onecard("train", "--resume", "their model", "--max_iters=5")
+    assert said.code == 2
+    assert said.err.splitlines()[0].endswith("[no-such-run]")
+    assert said.fix == ["import", "their model"]
+    assert sorted(path.name for path in Path("their model").iterdir()) == before
+    assert onecard(*said.fix).code == 0
+
+
+@pytest.mark.parametrize("name", ["nowhere", "text.txt", "data", "x" * 300])
+def test_what_no_run_can_be_is_three_lines(onecard: Any, trained: Path, name: str) -> None:
+    said = onecard("train", "--resume", name)
+    assert (said.code, said.err.count("\n")) == (2, 3)
+    assert said.err.splitlines()[0].endswith("[no-such-run]")

@@ -3,9 +3,12 @@
 import hashlib
 import io
 import shutil
+import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,9 @@ from onecard.data.manifest import Settings
 from onecard.data.prepare import prepare
 from onecard.data.prepared import Prepared
 from onecard.data.tokenizers import ByteTokenizer
+from onecard.data.watch import Moment
 from onecard.errors import ConfigError, MachineError
+from onecard.report.data import moment_line
 from tests.loopback_hub import COMMIT, Hub, serving
 
 arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
@@ -26,6 +31,7 @@ parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
 library = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub")
 
+ROOT = Path(__file__).parents[2]
 FINEWEB = "HuggingFaceFW/fineweb"
 CONFIGS = [
     {"config_name": "default", "data_files": [{"split": "train", "path": "data/*/*"}]},
@@ -63,13 +69,19 @@ def reach(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    folder: Path, repo: str = FINEWEB, *, tokens: int | None = None, subset: str | None = None, workers: int = 1
+    folder: Path,
+    repo: str = FINEWEB,
+    *,
+    tokens: int | None = None,
+    subset: str | None = None,
+    workers: int = 1,
+    on_moment: Callable[[Moment], None] = lambda moment: None,
 ) -> Prepared:
     dataset = find_dataset(repo, subset=subset)
     settings = Settings(tokenizer="bytes", val_share=0.1)
 
-    def fetch(file: Any, on_bytes: Any) -> Any:
-        return download(dataset, file, on_bytes, into=folder.parent / "downloads")
+    def fetch(file: Any, *listeners: Any) -> Any:
+        return download(dataset, file, *listeners, into=folder.parent / "downloads")
 
     return prepare(
         dataset.source,
@@ -79,6 +91,7 @@ def run(
         tokens=tokens,
         fetch=fetch,
         workers=workers,
+        on_moment=on_moment,
     )
 
 
@@ -279,6 +292,40 @@ def test_who_waited_for_a_download_that_breaks_off_goes_on_with_it(hub: Hub, fet
     assert sum(told) == len(hub.files[here.name])
     spans = [span for method, path, span in hub.asked if method == "GET" and "/resolve/" in path]
     assert spans == ["", "bytes=3000-"], "the second fetched the rest alone"
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from onecard.runs.lock import Lock
+held = Lock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_who_waits_says_for_which_process_and_goes_on_when_that_is_killed(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onecard.data.downloads._LOOK_SECONDS", 0.01)
+    name = find_dataset(FINEWEB, subset=None).files[0].name
+    lock = tmp_path / "downloads" / FINEWEB / COMMIT / f"{name}.lock"
+    lock.parent.mkdir(parents=True)
+    lines: list[str] = []
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        waiting = f"waiting: process {other.pid} on {socket.gethostname()} downloads {name}: 0 of 0 MB"
+
+        def watch(moment: Moment) -> None:
+            lines.append(moment_line(moment))
+            if lines.count(waiting) == 2:  # it is said for as long as it is so
+                other.kill()
+
+        prepared = run(tmp_path / "out", tokens=1000, on_moment=watch)
+        other.kill()
+    assert waiting in lines
+    assert prepared.counts.kept == 4
 
 
 def test_a_file_in_the_librarys_cache_is_not_fetched_again(hub: Hub, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -526,6 +527,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             run(file, tmp_path / "out")
         assert caught.value.name == "data-in-use"
+        assert f"process {os.getpid()} on " in caught.value.what
         raise Killed
 
     with pytest.raises(Killed):

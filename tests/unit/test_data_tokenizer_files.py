@@ -209,3 +209,25 @@ def test_arrays_of_characters_and_bytes_refuse_what_they_cannot_write() -> None:
     with pytest.raises(ValueError, match="byte 0"):
         ByteTokenizer().encode_arrays(["a\0b"])[0]
     assert CharacterTokenizer("ba").encode_arrays(["ab"])[0].dtype == np.uint32
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab_size", "given"),
+    [
+        (tokenizers.ByteTokenizer(), 256, [0]),  # its end of a document
+        (tokenizers.CharacterTokenizer("abc\n"), 4, [3]),
+        (tokenizers.CharacterTokenizer("abc"), 3, [0]),  # it never had a new line
+    ],
+)
+def test_a_new_text_begins_after_the_end_of_another_or_in_a_new_line(
+    tokenizer: tokenizers.Tokenizer, vocab_size: int, given: list[int]
+) -> None:
+    assert tokenizers.new_text(tokenizer, vocab_size) == given
+
+
+def test_an_end_of_text_that_the_model_does_not_know_is_not_given_to_it() -> None:
+    class Ended(tokenizers.CharacterTokenizer):
+        end_of_text = 50_256
+
+    assert tokenizers.new_text(Ended("ab\n"), 50_257) == [50_256]
+    assert tokenizers.new_text(Ended("ab\n"), 64) == [2]

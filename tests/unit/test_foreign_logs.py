@@ -231,6 +231,33 @@ def test_the_same_log_twice_in_a_file_is_two_runs(whole: list[str]) -> None:
     assert [e.val_loss for e in evals(one)] == [e.val_loss for e in evals(two)]
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        made.nanogpt(first=500, steps=900),  # begins with an evaluation
+        made.nanogpt(first=510, steps=900),  # or with a loss
+        made.minimal()[4:],
+        made.llmc_main()[100:],
+        made.modded()[-8:],
+        made.nanochat()[200:],
+    ],
+)
+def test_a_log_that_begins_in_mid_run_is_two_runs_too_when_it_is_there_twice(part: list[str]) -> None:
+    one, two = read([*part, *part])
+    assert losses(one) == losses(two) == losses(read_one(part))
+    assert [e.val_loss for e in evals(one)] == [e.val_loss for e in evals(two)]
+    assert len(read([*part, *part, *part])) == 3
+
+
+@pytest.mark.parametrize("again", [1, 20, 24, 25, 26, 27])
+def test_captures_that_overlap_in_mid_run_are_one_run(again: int) -> None:
+    lines = made.nanogpt(first=510, steps=1200)  # the first evaluation is line 24, so it is in the overlap or is not
+    assert lines[24].startswith("step 750: ")
+    run = read_one([*lines[:40], *lines[again:]])
+    assert losses(run) == losses(read_one(lines))
+    assert [e.val_loss for e in evals(run)] == [e.val_loss for e in evals(read_one(lines))]
+
+
 def test_a_screen_drawn_again_before_anything_was_trained_is_no_other_run() -> None:
     lines = made.nanogpt(steps=500)
     run = read_one([lines[0], lines[0], lines[1], *lines])

@@ -161,6 +161,47 @@ def test_somebody_elses_config_json_is_not_overwritten(tmp_path: Path, theirs: s
     assert (tmp_path / "config.json").read_text() == theirs
 
 
+@pytest.mark.parametrize("checkpoints", [None, "checkpoints/epoch-1.pt", "checkpoints/step-00000100/model.pt"])
+@pytest.mark.parametrize("records", [None, "1,2,3\n", '{"id": 1}\n', '{"kind": "Pod"}\n'])
+@pytest.mark.parametrize("config", [None, "{torn", '{"model_type": "gpt2", "n_layer": 2}'])
+def test_a_resume_in_somebody_elses_folder_writes_nothing(
+    tmp_path: Path, config: str | None, records: str | None, checkpoints: str | None
+) -> None:
+    theirs = {"config.json": config, "records.jsonl": records, checkpoints: "weights"}
+    for name, text in theirs.items():
+        if name is not None and text is not None:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError) as caught:
+        resume_run(tmp_path)
+    assert caught.value.name == "no-such-run"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_somebody_elses_records_do_not_make_their_config_ours(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "records.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(ConfigError) as caught:
+        create_run(tmp_path, config=CONFIG)
+    assert caught.value.name == "not-a-run"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "records.jsonl"]
+
+
+def test_a_run_that_lost_its_records_resumes(tmp_path: Path) -> None:
+    with create_run(tmp_path / "a", config=RunConfig().model_dump()):
+        pass
+    (tmp_path / "a" / "records.jsonl").unlink()
+    with resume_run(tmp_path / "a") as again:
+        assert again.read().config == RunConfig().model_dump()
+
+
+def test_a_folder_of_another_program_is_not_listed_as_a_run(tmp_path: Path) -> None:
+    (tmp_path / "theirs" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "theirs" / "config.json").write_text('{"model_type": "gpt2"}')
+    assert runs_in(tmp_path) == ()
+
+
 def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(ConfigError) as caught:

@@ -189,16 +189,22 @@ class Draft:
         return self.steps if sighting.shape.kind is Step else self.evals
 
     def _repeats(self, sighting: Sighting) -> bool:
-        """Whether the same record was read before: captures of a terminal overlap. The very first record of a run that
-        begins at its beginning is no overlap when it comes again: the run, or another like it, begins anew."""
+        """Whether the same record was read before: captures of a terminal overlap. What a log begins with, and what a
+        run begins with, is no overlap when it comes again: the log, the run, or another like it, begins anew."""
         kept = self._of(sighting).kept
         low, high = 0, len(kept)
         while low < high:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if kept[middle].step < sighting.step else (low, middle)
-        if low == 0 and sighting.step <= FIRST_STEP:
+        if low == 0 and (sighting.step <= FIRST_STEP or sighting.line.text == self._first_text):
             return False
         return low < len(kept) and (kept[low].step, kept[low].loss) == (sighting.step, sighting.loss)
+
+    @property
+    def _first_text(self) -> str | None:
+        """The line of the first record, of whatever kind; None before it."""
+        lines = [sightings.kept[0].line for sightings in (self.steps, self.evals) if sightings.kept]
+        return min(lines, key=lambda line: line.number).text if lines else None
 
     def _follows_itself(self, sighting: Sighting) -> bool:
         last = self._of(sighting).last

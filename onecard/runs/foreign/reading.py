@@ -11,7 +11,8 @@ from onecard.runs.foreign import card_names, llmc, messages, minimal, modded, na
 from onecard.runs.foreign.draft import Draft
 from onecard.runs.foreign.shapes import RecordShape, StatementShape, shape
 from onecard.runs.foreign.text import decimals, segments, whole
-from onecard.runs.logged import Line, LoggedRun, holds_record, recorded_run
+from onecard.runs.logged import Line, LoggedRun, recorded_run
+from onecard.runs.record_json import holds_record
 from onecard.runs.records import Step
 
 RECORDS: tuple[RecordShape, ...] = (
