@@ -156,7 +156,6 @@ TABLES = {
     "memory of the notes' configs": trainer_pages.notes_table,
     "beside nanoGPT": trainer_pages.beside_table,
     "12 GiB": lambda: trainer_pages.limit_table("bench_h200_12gib.csv"),
-    "12 GiB again": lambda: trainer_pages.limit_table("bench_h200_12gib_again.csv"),
     "our trainer's speed": onecard_speed.table,
 }
 

@@ -103,7 +103,7 @@ def limit_table(name: str) -> str:
             continue
         lines.append(
             f"{start}| {float(row['tokens_per_second']):,.0f} | {int(row['process_bytes']) / MIB:,.0f} "
-            f"| {float(row['loss_at_25']):.3f} | {float(row['loss_at_45'] or row['loss_at_25']):.3f} "
+            f"| {float(row['loss_at_25']):.3f} | {float(row['loss_last']):.3f} "
             f"| {float(row['val_loss']):.3f} ± {float(row['val_loss_error']):.3f} |"
         )
     return "\n".join(lines) + "\n"

@@ -4,11 +4,11 @@ The gradient is made on the way, in the forward pass, while a chunk's logits are
 it. A step so computes each logit once, as the plain loss does, and keeps two tensors instead of the logits: the
 gradient of the hidden states (compute type) and that of the weight (float32). Why ours: docs/adr/0005.
 
-Numbers. Products run in the compute type (autocast's, else the hidden states' own), softmax and losses in float32, and
-the weight's gradient adds up in float32 over the chunks. The kept gradients are those of the *sum* of the losses:
-undivided they are about as large as the weights, which float16 holds well; divided by the token count first, as the
-plain loss does, the small ones would vanish below 6e-8. The division, and GradScaler's factor in `grad_output`, come in
-the backward pass in the type of the hidden states, which under autocast is float32: nothing is lost there.
+Numbers. Products run in the type of the hidden states, softmax and losses in float32, and the weight's gradient adds
+up in float32 over the chunks. The kept gradients are those of the *sum* of the losses: undivided they are about as
+large as the weights, which float16 holds well; divided by the token count first, as the plain loss does, the small
+ones would vanish below 6e-8. The division comes in the backward pass together with GradScaler's factor, which is in
+`grad_output` and there to bring gradients into float16's range.
 
 Letters: N tokens, n tokens of a chunk, C n_embd, V vocab_size.
 """
@@ -95,7 +95,7 @@ def token_losses(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chu
         head = _Head(hidden_NC, weight_VC)
         losses_N = head.new_losses()
         for rows in _chunks(len(targets_N), chunk_tokens):
-            write_losses(head.logits(hidden_NC[rows].to(head.dtype)), targets_N[rows], losses_N[rows], gradient=False)
+            write_losses(head.logits(hidden_NC[rows]), targets_N[rows], losses_N[rows], gradient=False)
     return losses_N
 
 
@@ -106,44 +106,39 @@ class _MeanLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_tokens: int) -> Tensor:
         head = _Head(hidden_NC, weight_VC)
         losses_N = head.new_losses()
-        d_hidden_NC = torch.empty_like(hidden_NC, dtype=head.dtype) if hidden_NC.requires_grad else None
+        d_hidden_NC = torch.empty_like(hidden_NC) if hidden_NC.requires_grad else None
         d_weight_VC = torch.zeros_like(weight_VC, dtype=head.sum_dtype) if weight_VC.requires_grad else None
         for rows in _chunks(len(targets_N), chunk_tokens):
-            hidden_nC = hidden_NC[rows].to(head.dtype)
-            logits_nV = head.logits(hidden_nC)
+            logits_nV = head.logits(hidden_NC[rows])
             write_losses(logits_nV, targets_N[rows], losses_N[rows], gradient=True)
             if d_hidden_NC is not None:
                 torch.mm(logits_nV, head.weight_VC, out=d_hidden_NC[rows])
             if d_weight_VC is not None:
-                _add_product_(d_weight_VC, logits_nV.t(), hidden_nC)
-            del logits_nV, hidden_nC  # before the next chunk's are made
+                _add_product_(d_weight_VC, logits_nV.t(), hidden_NC[rows])
+            del logits_nV  # before the next chunk's are made
         count = (targets_N != IGNORED).sum()
         ctx.save_for_backward(d_hidden_NC, d_weight_VC, count)
-        ctx.dtypes = hidden_NC.dtype, weight_VC.dtype
+        ctx.weight_dtype = weight_VC.dtype
         return losses_N.sum() / count
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         d_hidden_NC, d_weight_VC, count = ctx.saved_tensors
-        hidden_dtype, weight_dtype = ctx.dtypes
         factor = grad_output / count
         if d_hidden_NC is not None:
-            d_hidden_NC = d_hidden_NC.to(hidden_dtype).mul_(factor)
+            d_hidden_NC = d_hidden_NC.mul_(factor)
         if d_weight_VC is not None:
-            d_weight_VC = d_weight_VC.mul_(factor).to(weight_dtype)
+            d_weight_VC = d_weight_VC.mul_(factor).to(ctx.weight_dtype)
         return d_hidden_NC, d_weight_VC, None, None
 
 
 class _Head:
-    """The head in its compute type: the weight cast once for all chunks, the hidden states chunk by chunk."""
+    """The head's weight in the type of the hidden states, cast once for all chunks."""
 
     def __init__(self, hidden_NC: Tensor, weight_VC: Tensor) -> None:
-        device_type = hidden_NC.device.type
-        autocast = torch.is_autocast_enabled(device_type)
-        self.dtype = torch.get_autocast_dtype(device_type) if autocast else hidden_NC.dtype
-        self.sum_dtype = torch.promote_types(self.dtype, torch.float32)
-        self.weight_VC = weight_VC.to(self.dtype)
+        self.sum_dtype = torch.promote_types(hidden_NC.dtype, torch.float32)
+        self.weight_VC = weight_VC.to(hidden_NC.dtype)
         self._tokens = len(hidden_NC)
 
     def new_losses(self) -> Tensor:

@@ -86,14 +86,13 @@ class Block(nn.Module):
     What a block adds to x last is added by the block after it, where x passes through a norm anyway: compiled, sum and
     norm are one kernel, and x is read and written once less.
 
-    Bytes a token that wait for the backward pass, in half precision with a float32 residual stream, and what they cost:
+    Bytes a token that wait for the backward pass, in half precision, and what they cost (eager, x is float32):
 
-    - none: 36C + 4H, compiled 34C + 4H from n_embd 692 on. Nothing is computed twice.
-    - selective: 24C + 4H, compiled 22C + 4H. Norms and GELU are computed again, no matrix product is: x, queries, keys
-      and values, the attention's output, x after attention (compiled: only what was added to x) and the wide tensor
-      before GELU remain. Any byte less would cost a product: C FLOPs a byte for each of the linear layers, T for
-      attention. So there is no cheap next step.
-    - full: 4C, compiled 6C. The forward pass again but for its last product: about a quarter more matrix work.
+    - none: 36C + 4H, compiled 32C + 4H. Nothing is computed twice.
+    - selective: 24C + 4H, compiled 20C + 4H. Norms and GELU are computed again, no matrix product is: x, queries, keys
+      and values, the attention's output, x after attention and the wide tensor before GELU remain. Any byte less would
+      cost a product: C FLOPs a byte for each of the linear layers, T for attention. So there is no cheap next step.
+    - full: 4C, compiled 2C. The forward pass again but for its last product: about a quarter more matrix work.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -160,6 +159,14 @@ class _TiedEmbedding(torch.autograd.Function):
         return d_weight_VC.index_add_(0, tokens_BT.flatten(), d_rows_BTC.flatten(0, 1)), None
 
 
+class LastNorm(nn.LayerNorm):
+    """The norm of what the last block leaves, in the type in which the head multiplies it."""
+
+    def forward(self, x_BTC: Tensor, added_BTC: Tensor) -> Tensor:  # type: ignore[override]
+        x_BTC = x_BTC + added_BTC
+        return super().forward(x_BTC).to(_compute_dtype(x_BTC))
+
+
 class Transformer(nn.Module):
     """Everything below the head; only here so that parameters are called what nanoGPT calls them."""
 
@@ -169,16 +176,19 @@ class Transformer(nn.Module):
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_f = LastNorm(config.n_embd, bias=config.bias)
+        self.narrow_stream = False  # compiled: see `GPT.compile_blocks`
 
     def forward(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
         """x_BTC after the last norm, and the weight of the head (see `_TiedEmbedding`)."""
         x_BTC, head_VC = self._embedded(tokens_BT)
+        if self.narrow_stream:
+            x_BTC = x_BTC.to(_compute_dtype(x_BTC))
         # Nothing yet, but in every way like what the blocks add, so that one compiled graph fits them all.
         added_BTC = torch.zeros_like(x_BTC, dtype=_compute_dtype(x_BTC), requires_grad=x_BTC.requires_grad)
         for block in self.h:
             x_BTC, added_BTC = block(x_BTC, added_BTC)
-        return self.ln_f(x_BTC + added_BTC), head_VC
+        return self.ln_f(x_BTC, added_BTC), head_VC
 
     def _embedded(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
@@ -260,14 +270,18 @@ class GPT(nn.Module):
             block.recompute = mode  # type: ignore[assignment]
 
     def compile_blocks(self) -> None:
-        """Compile the repeated block in place.
+        """Compile the repeated block, and the last norm, in place.
 
         All blocks run one piece of code that differs only in its weights, so the compiler works once for all of them;
         shapes are fixed (`dynamic=False`), because kernels for one known shape are faster and need no more memory
         than planned.
+
+        In half precision x then passes from kernel to kernel in that precision: a compiled norm reads it so and
+        computes in float32. Eager norms would keep a float32 copy of it each, so eager x stays float32: ADR 0011.
         """
         # Otherwise torch warns about the selective contexts of `_remade`, whose parts have no in-place operation.
         logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
         torch._dynamo.config.recompile_limit = COMPILED_SIZES
-        for block in self.transformer.h:
-            block.compile(dynamic=False)
+        self.transformer.narrow_stream = True
+        for part in (*self.transformer.h, self.transformer.ln_f):
+            part.compile(dynamic=False)

@@ -222,7 +222,7 @@ def test_half_precision_on_a_card_is_as_near_to_float64_as_torchs_own(
     exact_inputs = [hidden_NC.detach().double().requires_grad_(), weight_VC.detach().double().requires_grad_()]
     exact = gradients(plain_loss(*exact_inputs, targets_N), exact_inputs)
     with torch.autocast("cuda", dtype):
-        ours = loss.mean_loss(hidden_NC, weight_VC, targets_N, chunk_tokens=1024)
+        ours = loss.mean_loss(hidden_NC.to(dtype), weight_VC, targets_N, chunk_tokens=1024)
         plain = plain_loss(hidden_NC, weight_VC, targets_N)
     for name, got, usual, want in zip(
         ("loss", "hidden", "weight"),

@@ -13,7 +13,7 @@ from onecard.plan.speed.work import TrainerName
 from onecard.units import count
 
 _H200 = "torch 2.11.0+cu130, 2026-11-15"
-_EARLIER = f"{_H200}, an earlier state of the trainer"
+_OURS = "torch 2.11.0+cu130, 2026-11-16"
 _THREE, _FOUR = f"median of three, {_H200}", f"median of four, {_H200}"
 _4070 = "public log, github lzwjava/nanoGPT"
 
@@ -101,34 +101,30 @@ MEASURED_RUNS = (  # of nanoGPT
     MeasuredRun("GeForce RTX 4070", 18, 16, 896, 1024, 2, 4, 50304, "bfloat16", 0.0, False, 24_750, _4070),
 )
 ONECARD_RUNS = (  # of our own trainer
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 12, 8, 50304, "bfloat16", 0.0, True, 528_396, _H200),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 24, 4, 50304, "bfloat16", 0.0, True, 551_358, _H200),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 24, 10, 50304, "bfloat16", 0.0, True, 537_954, _H200),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 26, 9, 50304, "bfloat16", 0.0, True, 539_178, _H200),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 30, 50304, "bfloat16", 0.0, True, 496_239, _H200),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 15, 50304, "bfloat16", 0.0, True, 526_970, _H200),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 471_031, _EARLIER),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 506_593, _EARLIER),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "float16", 0.0, True, 490_103, _EARLIER),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 24, 2, 50304, "bfloat16", 0.0, True, 517_112, _EARLIER),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 24, 20, 50304, "bfloat16", 0.0, True, 520_644, _EARLIER),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 1_003_379, _EARLIER),
-    MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 4, 50304, "float16", 0.0, True, 1_454_145, _EARLIER),
-    MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 188_769, _EARLIER),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 39, 50304, "bfloat16", 0.0, True, 507_568, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 517_750, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 12, 26, 50304, "bfloat16", 0.0, True, 525_062, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 552_681, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 24, 10, 50304, "bfloat16", 0.0, True, 568_540, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 26, 12, 50304, "bfloat16", 0.0, True, 553_610, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 26, 9, 50304, "bfloat16", 0.0, True, 575_218, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 28, 9, 50304, "bfloat16", 0.0, True, 567_294, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "float16", 0.0, True, 537_539, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 576, 1024, 16, 6, 50304, "bfloat16", 0.0, True, 745_962, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 6, 50304, "bfloat16", 0.0, True, 1_734_968, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 6, 50304, "bfloat16", 0.0, True, 1_097_680, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 1_097_177, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 4, 50304, "float16", 0.0, True, 1_674_526, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 201_854, _OURS),
     *(
         run._replace(grad_checkpoint="selective")
         for run in (
-            MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 4, 12, 50304, "bfloat16", 0.0, True, 176_668, _H200),
-            MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 6, 8, 50304, "bfloat16", 0.0, True, 183_613, _H200),
-            MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 6, 50304, "bfloat16", 0.0, True, 194_917, _H200),
-            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 32, 8, 50304, "bfloat16", 0.0, True, 533_640, _H200),
-            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 40, 6, 50304, "bfloat16", 0.0, True, 532_133, _H200),
-            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 500_625, _EARLIER),
-            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 32, 2, 50304, "bfloat16", 0.0, True, 516_050, _EARLIER),
-            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 32, 15, 50304, "bfloat16", 0.0, True, 519_139, _EARLIER),
+            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 546_348, _OURS),
+            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 40, 6, 50304, "bfloat16", 0.0, True, 564_063, _OURS),
+            MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 4, 12, 50304, "bfloat16", 0.0, True, 177_024, _OURS),
         )
     ),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 48, 2, 50304, "bfloat16", 0.0, True, 481_255, _H200)._replace(
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 64, 4, 50304, "bfloat16", 0.0, True, 494_976, _OURS)._replace(
         grad_checkpoint="full"
     ),
 )

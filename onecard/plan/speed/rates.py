@@ -68,9 +68,9 @@ H200_RATES = Rates(
         step_seconds=1.74e-3,  # all 36 timed steps
     ),
     costs=Costs(pointwise_flops=1134, loss_flops=122, attention_flops=186, dropout_flops=489),
-    # 14 rows of our trainer, timed at the power limit (692 of 700 W, SM clock about 1,650 MHz): 1.076; less 1.047, by
+    # 12 rows of our trainer, timed at the power limit (692 of 700 W, SM clock about 1,680 MHz): 1.038; less 1.030, by
     # which nanoGPT took longer than predicted in the same session. So the two compare as they did side by side.
-    sustained=1.03,
+    sustained=1.01,
 )
 
 # The RTX 4070's two public runs (134.1k and 56.1k tokens/s) fit one number: products at 1.17 of the published rate.

@@ -118,3 +118,22 @@ class Graph:
         self.kernels.append(node)
         for item in items:
             self.kernels.append(Kernel(ITEM, (whole,), (item,)))
+
+    def sort(self) -> None:
+        """Every kernel behind those it reads from, as after fusion, which may have moved one to an earlier place.
+
+        Source: scheduler.py, topological_sort_schedule: depth first, what is read in the order of its name as a text.
+        """
+        writer = {buffer: kernel for kernel in self.kernels for buffer in kernel.writes}
+        done: dict[int, Kernel] = {}
+
+        def visit(kernel: Kernel) -> None:
+            if id(kernel) not in done:
+                for buffer in sorted({*kernel.reads} & writer.keys(), key=lambda read: f"buf{self.names[read]}"):
+                    if writer[buffer] is not kernel:
+                        visit(writer[buffer])
+                done[id(kernel)] = kernel
+
+        for kernel in self.kernels:
+            visit(kernel)
+        self.kernels = [*done.values()]

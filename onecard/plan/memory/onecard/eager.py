@@ -34,7 +34,7 @@ class EagerTrainer(Trainer):
         x, added, kept = self.halves(layer, total, train, keeps_parts=train and mode == "none", keeps_attention=keeps)
         if not train:
             self.free(total)
-        return Passed(x, added, keeps, False, kept)
+        return Passed(x, added, keeps, kept)
 
     def halves(
         self, index: int, x: int, train: bool, *, keeps_parts: bool, keeps_attention: bool, to_the_end: bool = True

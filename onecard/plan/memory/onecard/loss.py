@@ -22,7 +22,7 @@ class KeptLoss:
 
 
 class ChunkedLoss(Backward):
-    """mean_loss and token_losses: the head's weight is cast once for all chunks, hidden states chunk by chunk."""
+    """mean_loss and token_losses: hidden states come in the compute type, the head's weight is cast to it once."""
 
     @property
     def chunks(self) -> list[int]:
@@ -32,11 +32,10 @@ class ChunkedLoss(Backward):
         return [self.alloc(self.V * self.C * self.item, WEIGHT_CASTS)] if self.is_half else []
 
     def logits_of_chunk(self, tokens: int) -> None:
-        """Hidden states of a chunk in the compute type, their logits, and what is made of them in place."""
-        hidden = [self.alloc(tokens * self.C * self.item, LOGITS_AND_LOSS)] if self.is_half else []
+        """The logits of a chunk, and what is made of them in place."""
         logits = self.alloc(tokens * self.V * self.item, LOGITS_AND_LOSS)
         self.cublas("forward")
-        self.free(*hidden, logits)
+        self.free(logits)
 
     def token_losses(self, hidden: int) -> int:
         """Losses of all tokens, without gradients; frees `hidden`."""
@@ -68,13 +67,7 @@ class ChunkedLoss(Backward):
         return KeptLoss(d_hidden, d_weight, count, loss)
 
     def backward_mean_loss(self, kept: KeptLoss, of_loss: int) -> int:
-        """The kept gradients, scaled in place; returns that of the hidden states, in float32."""
+        """The kept gradients, scaled in place; returns that of the hidden states."""
         factor = self.alloc(SCALAR, GRADIENTS_IN_FLIGHT)
-        d_hidden = kept.d_hidden
-        if self.is_half:
-            d_hidden = self.alloc(self.stream, GRADIENTS_IN_FLIGHT)
-        self.free(factor, of_loss)
-        if self.is_half:
-            self.free(kept.d_hidden)
-        self.free(kept.count)
-        return d_hidden
+        self.free(factor, of_loss, kept.count)
+        return kept.d_hidden

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from onecard.plan.memory.kernels import FLOAT, LONG
-from onecard.plan.memory.nanogpt.eager.forward import Norm
 from onecard.plan.memory.onecard.loss import ChunkedLoss, KeptLoss
 from onecard.plan.memory.tags import ACTIVATIONS, GRADIENTS, GRADIENTS_IN_FLIGHT, TOKEN_IDS
 
@@ -19,7 +18,6 @@ class Passed:
     x: int
     added: int
     holds_x: bool  # whether this block's backward pass keeps that x alive
-    holds_inputs: bool  # or the x and the added that came in
     kept: Any
 
 
@@ -31,7 +29,7 @@ class KeptPass:
     mask: list[int]  # of dropout on the embeddings
     zeros: int  # what nothing adds to the first x: a leaf that wants a gradient, as what the blocks add does
     blocks: list[Any]
-    ln_f: Norm
+    ln_f: Any
     loss: KeptLoss
 
 
@@ -63,8 +61,8 @@ class Model(ChunkedLoss):
         self.passed.loss = self.mean_loss(hidden, first)
         return self.passed.loss.loss
 
-    def embedded(self, *, train: bool) -> tuple[int, int, list[int], int]:
-        """Positions (gone without gradients), x behind dropout, its mask if any, and the zeros that are added first."""
+    def embedded(self, *, train: bool) -> tuple[int, int, list[int]]:
+        """Positions (gone without gradients), x behind dropout, and its mask if any."""
         alloc = self.alloc
         positions = alloc(self.T * LONG, TOKEN_IDS)
         tokens_embedded = alloc(self.stream, ACTIVATIONS)
@@ -78,37 +76,48 @@ class Model(ChunkedLoss):
             x = self.replaced(x, self.stream, ACTIVATIONS)
         if not train:
             self.free(positions)
-        return positions, x, mask, alloc(self.narrow, ACTIVATIONS)
+        return positions, x, mask
 
     def transformer(self, *, train: bool) -> int:
         """x after the last norm."""
-        alloc, free = self.alloc, self.free
+        free = self.free
         self.tape.moment("forward pass")
-        positions, x, mask, zeros = self.embedded(train=train)
-        added = zeros
+        positions, x, mask = self.embedded(train=train)
+        added = zeros = self.alloc(self.narrow, ACTIVATIONS)
         held, blocks = False, []  # whether x is held by a backward pass
         for layer in range(self.layers):
             passed = self.block(layer, x, added, train=train)
-            free(*[] if held or passed.holds_inputs else [x])
-            free(*[] if passed.holds_inputs or (train and added == zeros) else [added])
+            free(*[] if held else [x], *[] if train and added == zeros else [added])
             x, added, held = passed.x, passed.added, passed.holds_x
             blocks.append(passed.kept)
-        total = alloc(self.stream, ACTIVATIONS)
-        ln_f = self.norm("ln_f", total, train)
+        hidden, ln_f = self.last_norm(x, added, train=train)
         if train:
             self.passed = KeptPass(positions, mask, zeros, blocks, ln_f, KeptLoss(0, 0, 0, 0))
-        else:
-            free(total)
         free(*[] if held else [x], added)
-        return ln_f.out
+        return hidden
+
+    def last_norm(self, x: int, added: int, *, train: bool) -> tuple[int, Any]:
+        """LastNorm: the hidden states in the compute type, and what its backward pass needs."""
+        total = self.alloc(self.stream, ACTIVATIONS)
+        ln_f = self.norm("ln_f", total, train)
+        hidden = self.replaced(ln_f.out, self.narrow, ACTIVATIONS) if self.is_half else ln_f.out
+        if not train:
+            self.free(total)
+        return hidden, ln_f
+
+    def backward_last_norm(self, kept: Any, d_hidden: int, *, first: bool) -> tuple[int, int]:
+        """The gradients of x and of what was added to it."""
+        if self.is_half:
+            d_hidden = self.replaced(d_hidden, self.stream, GRADIENTS_IN_FLIGHT)
+        gradient = self.backward_norm(kept, d_hidden, first, residual=False)
+        return gradient, self.of_added(gradient)
 
     def backward_pass(self, of_loss: int, *, first: bool) -> list[int]:
         """From the gradient of the loss to those of the parameters; returns what outlives it: zeros and their own."""
         passed = self.passed
         self.tape.moment("backward pass of the loss")
         d_hidden = self.backward_mean_loss(passed.loss, of_loss)
-        gradient = self.backward_norm(passed.ln_f, d_hidden, first, residual=False)
-        branch = self.of_added(gradient)
+        gradient, branch = self.backward_last_norm(passed.ln_f, d_hidden, first=first)
         self.tape.moment("backward pass of the blocks")
         for kept in reversed(passed.blocks):
             gradient, branch = self.backward_block(kept, gradient, branch, first=first)

@@ -5,26 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onecard.plan.memory import kernels, tags
+from onecard.plan.memory.inductor.graph import Kernel
 from onecard.plan.memory.inductor.splits import outer_parts
 from onecard.plan.memory.kernels import FLOAT
 from onecard.plan.memory.nanogpt.compiled.backward import BackwardBuilder
 from onecard.plan.memory.nanogpt.compiled.builder import Builder, Traced, matrix
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 from onecard.plan.memory.onecard.compiled.forward import NORM_ROWS, gelu_internal_bytes
-from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream
+from onecard.plan.memory.onecard.compiled.keeps import Mode
 
 GRADIENTS_IN = ("d_x", "d_added")  # autograd holds them to the end
-INPUTS = ("ln_1.x", "ln_1.added")  # the block's own, where they are kept
 
 
-def backward(shape: Shape, kept: Traced, mode: Mode, *, held: frozenset[str] = frozenset()) -> Traced:
-    """The backward graph; inputs carry the names of what was kept, results those of parameters.
-
-    `held`: those of the block's own inputs that others hold as well, so that this graph does not free them.
-    """
-    make = BlockBackward(shape, kept, mode, held)
+def backward(shape: Shape, kept: Traced, mode: Mode) -> Traced:
+    """The backward graph; inputs carry the names of what was kept, results those of parameters."""
+    make = BlockBackward(shape, kept, mode)
     make.graph.moment = "backward pass of the blocks"
     make.run()
+    return make.traced()
+
+
+def last_norm_backward(shape: Shape, kept: Traced) -> Traced:
+    """The backward graph of the last norm."""
+    make = BlockBackward(shape, kept, "none", gradients_in=("d_hidden",))
+    make.graph.moment = "backward pass of the blocks"
+    d_x, _ = make.norm_of_block("ln_f", make.named["d_hidden"], None)
+    make.keep("x gradient", d_x)
     return make.traced()
 
 
@@ -41,28 +47,20 @@ class Again:
 class BlockBackward(BackwardBuilder):
     """The backward graph under construction."""
 
-    def __init__(self, shape: Shape, kept: Traced, mode: Mode, held: frozenset[str]) -> None:
+    def __init__(self, shape: Shape, kept: Traced, mode: Mode, gradients_in: tuple[str, ...] = GRADIENTS_IN) -> None:
         Builder.__init__(self, shape)
         self.mode = mode
+        self.columns_of_ln_2: Kernel | None = None  # where those of ln_1 are summed by the same kernel
         self.remaking = False  # what the forward pass made: named, but no result of this graph
         for name, buffer in kept.named.items():
-            if name == "added" or (name == "x" and mode == "full"):
+            if name in ("added", "hidden") or (name == "x" and mode == "full"):
                 continue
             size, kind, tag = kept.graph.sizes[buffer], kept.graph.kinds[buffer], kept.graph.tags[buffer]
             self.named[name] = self.graph.input(size, tag, kind=kind)
-        self.inputs: list[int] = []
-        if kept_of_stream(shape, mode) == "inputs":
-            self.inputs = [self.handed_in(name, tags.ACTIVATIONS, borrowed=name in held) for name in INPUTS]
-        for name in GRADIENTS_IN:
-            self.handed_in(name, tags.GRADIENTS_IN_FLIGHT, borrowed=True)
-
-    def handed_in(self, name: str, tag: str, *, borrowed: bool) -> int:
-        """A tensor of the stream, or (added) of the compute type, that this graph does not make."""
-        item = self.shape.item if name.endswith("added") else FLOAT
-        buffer = self.named[name] = self.graph.input(self.shape.N * self.shape.C * item, tag, counted=False)
-        if borrowed:
-            self.graph.borrowed.add(buffer)
-        return buffer
+        for name in gradients_in:
+            size = shape.N * shape.C * shape.item
+            self.named[name] = self.graph.input(size, tags.GRADIENTS_IN_FLIGHT, counted=False)
+            self.graph.borrowed.add(self.named[name])
 
     def keep(self, name: str, buffer: int) -> int:
         if self.remaking:
@@ -74,8 +72,6 @@ class BlockBackward(BackwardBuilder):
         """From what the MLP added back to the block's inputs."""
         s = self.shape
         d_added = self.dropped("mlp", self.named["d_added"])
-        if self.mode == "full":
-            self.remake()
         if self.mode == "none":
             d_gelu = self.linear(0, "mlp.c_proj", d_added, "gelu")
             (d_inner,) = self.gelu_backward(d_gelu, again=False)
@@ -88,6 +84,7 @@ class BlockBackward(BackwardBuilder):
         d_residual, d_copy = self.norm_behind("ln_1", "c_attn", d_qkv, d_residual)
         self.keep("x gradient", d_residual)
         self.keep("added gradient", d_copy)
+        self.graph.sort()
 
     def dropped(self, which: str, gradient: int) -> int:
         """Dropout's backward; full recomputation draws the numbers again."""
@@ -108,25 +105,30 @@ class BlockBackward(BackwardBuilder):
         self.named["ln_1.mean"], self.named["ln_1.rstd"] = rows
         x = self.named["ln_1.in"] = self.act(s.C)
         internal = NORM_ROWS * FLOAT * s.N
-        total = [self.named["ln_1.sum"]] if "ln_1.sum" in self.named else self.inputs
+        total = [self.named["ln_1.sum"]]
         g.kernel("norm 1 again", total, (*rows, x), internal_bytes=internal, timed=s.times_norms)
         qkv = self.product("c_attn", x, self.act(3 * s.C, tags.ATTENTION))
         y = self.unpadded(self.attention(qkv, 0, training=True), 0, training=True)
         y = self.product("attn.c_proj", y, self.act(s.C))
-        written, seeds = [], []
-        if s.drops:
+        takes: dict[int, tuple[int, ...]] = {}
+        seeds = []
+        if s.drops:  # the norm is kept, as its sum is one of three
             seeds = [self.named["seeds"]]
-            self.named["attn.random"] = self.floats(s.N * s.C, tags.ACTIVATIONS)
-            written = [self.named["attn.random"]]
-        scale = self.named["ln_2.scale"] = self.floats(s.N, tags.ACTIVATIONS)
-        norm = self.named["ln_2.norm"] = self.floats(s.N * s.C, tags.ACTIVATIONS)
+            random = self.named["attn.random"] = self.floats(s.N * s.C, tags.ACTIVATIONS)
+            scale = self.named["ln_2.scale"] = self.floats(s.N, tags.ACTIVATIONS)
+            norm = self.named["ln_2.norm"] = self.floats(s.N * s.C, tags.ACTIVATIONS)
+            written, takes = [random, scale, norm], {norm: (y,)}
+        else:
+            written = [self.floats(s.N, tags.ACTIVATIONS) for _ in range(2)]
+            (self.named["ln_2.sum"],), self.named["ln_2.added"] = total, y
+            self.named["ln_2.mean"], self.named["ln_2.rstd"] = written
         x = self.named["ln_2.in"] = self.act(s.C)
-        written += [scale, norm, x]
+        written.append(x)
         g.kernel(
             "norm 2 again",
             (*seeds, *total, y),
             written,
-            takes={norm: (y,)},
+            takes=takes,
             internal_bytes=internal,
             timed=s.times_norms,
         )
@@ -148,7 +150,11 @@ class BlockBackward(BackwardBuilder):
 
     def remade_gelu(self, d_added: int) -> int:
         """mlp.c_proj's backward with GELU made again beside its own backward; returns c_fc's gradient."""
+        if self.mode == "full" and not self.shape.bias:  # then the weight's gradient, which needs GELU, comes first
+            self.remake()
         d_gelu = self.matmul([d_added, *self.cast_again("mlp.c_proj")], self.flying(4 * self.shape.C))
+        if self.mode == "full" and self.shape.bias:
+            self.remake()
         gelu, d_inner = self.gelu_backward(d_gelu, again=True)
         self.weight_gradient("mlp.c_proj", d_added, gelu)
         return d_inner
@@ -192,17 +198,16 @@ class BlockBackward(BackwardBuilder):
         normed = self.act(self.shape.C)
         return self.norm_of_block(norm, d_x, d_residual, Again(rows, normed, linear, dy))
 
-    def norm_of_block(self, name: str, dy: int, d_residual: int, again: Again | None = None) -> tuple[int, int]:
-        """LayerNorm's backward and the residual sum: (the residual's gradient, its copy for what was added).
+    def norm_of_block(self, name: str, dy: int, d_residual: int | None, again: Again | None = None) -> tuple[int, int]:
+        """LayerNorm's backward and the residual sum: (the residual's gradient, that of what was added).
 
-        The copy is in the compute type, and for attention behind its dropout. In one kernel with `again`, the norm
-        itself; the weight gradient of the layer behind it comes next.
+        They are one tensor, unless what was added came through attention's dropout. In one kernel with `again`, the
+        norm itself; the weight gradient of the layer behind it comes next.
         """
         s, g = self.shape, self.graph
         kept = self.kept_for(name)
         drops = s.drops and name == "ln_2"
         masks = [self.named["attn.random" if self.mode == "full" else "attn.mask"]] if drops else []
-        copies = s.is_half or drops
         # sums over columns that need a row's mean first cannot run beside it (MixOrderReduction.can_fuse)
         fused = s.splits > 0 and again is None
         affine = [f"0.{name}.weight", f"0.{name}.bias"] if s.bias else [f"0.{name}.weight"]
@@ -212,10 +217,13 @@ class BlockBackward(BackwardBuilder):
         for part in affine:
             partials.append(self.floats(partial_elements, tags.GRADIENTS_IN_FLIGHT))
             sums.append(self.gradient(part, s.C))
-        d_x = self.floats(s.N * s.C, tags.GRADIENTS_IN_FLIGHT)
-        copy = self.flying(s.C) if copies else d_x
-        reads = [dy, *kept, *masks, d_residual]
-        takes: dict[int, tuple[int, ...]] = {d_x: (d_residual,) if fused else (d_residual, dy)}
+        d_x = self.buffer(s.N * s.C * s.item, tags.GRADIENTS_IN_FLIGHT)
+        copy = self.flying(s.C) if drops else d_x
+        old = () if d_residual is None else (d_residual,)
+        reads = [dy, *kept, *masks, *old]
+        takes: dict[int, tuple[int, ...]] = {d_x: old if fused else (*old, dy, *kept)}
+        if drops and self.mode == "full":
+            takes[copy] = tuple(masks)
         internal = 2 * FLOAT * s.N
         if fused:  # rows and columns in one kernel; partial sums of columns in a workspace, added up by torch.sum
             size = FLOAT * len(affine) * s.splits * s.C
@@ -223,26 +231,28 @@ class BlockBackward(BackwardBuilder):
             internal += FLOAT * len(affine) * partial_elements
             needed = kernels.column_sum_buffers(s.device, s.splits, s.C) or ()
             scratch: dict[int, tuple[int, ...]] = dict.fromkeys(sums, needed)
-            written = [d_x, *[copy] * drops, workspace, *sums]  # the mask is read by the same kernel
+            written = [d_x, *[copy] * drops, workspace, *sums]
             g.kernel(f"{name} backward", reads, written, takes=takes, internal_bytes=internal, scratch=scratch)
-            if copies and not drops:
-                g.kernel("copy gradient", (d_x,), (copy,), timed=True)
             return d_x, copy
         made = [*again.rows, again.normed] if again else []
-        written = [*made, d_x, *[copy] * copies]
+        written = [*made, d_x, *[copy] * drops]
         g.kernel(f"{name} backward", reads, written, takes=takes, internal_bytes=internal, timed=s.times_norms)
         if again:
             self.weight_gradient(again.linear, again.dy, again.normed)
         normed = [self.named[f"{name}.norm"]] if f"{name}.norm" in self.named else [*kept, *made[:2]]
-        g.kernel(f"{name} columns", (dy, *normed), partials)
+        if self.columns_of_ln_2:  # both read the sum
+            self.columns_of_ln_2.reads += (dy, *normed)
+            self.columns_of_ln_2.writes += tuple(partials)
+        else:
+            g.kernel(f"{name} columns", (dy, *normed), partials)
+        if name == "ln_2" and self.mode == "full" and not s.drops:
+            self.columns_of_ln_2 = g.kernels[-1]
         for partial, total in zip(partials, sums, strict=True):
             g.kernel("column sum end", (partial,), (total,))
         return d_x, copy
 
     def kept_for(self, norm: str) -> list[int]:
         """What there is of a norm: its input in one form or another, and numbers of its rows."""
-        parts = [f"{norm}.{part}" for part in ("sum", "norm", "mean", "rstd", "scale")]
+        parts = [f"{norm}.{part}" for part in ("sum", "added", "norm", "mean", "rstd", "scale")]
         rows = [self.named[part] for part in parts if part in self.named]
-        if norm == "ln_1":
-            return [*self.inputs, *rows]
-        return rows if self.mode == "full" else [self.named["x"], *rows]
+        return [self.named["x"], *rows] if norm == "ln_2" and self.mode != "full" else rows

@@ -1,8 +1,8 @@
 """The forward graphs of a block as Inductor generates them: for evaluation, and for each way of recomputing.
 
 A line here is a line of the generated code, before Inductor reorders it. x and what is to be added to it belong to
-the caller. Which tensors are kept is the partitioner's min-cut (none), what the checkpoints say (selective), or x and
-the other input alone (full).
+the caller; both are in the compute type. Which tensors are kept is the partitioner's min-cut (none), what the
+checkpoints say (selective), or the sum of the inputs alone (full).
 """
 
 from __future__ import annotations
@@ -31,6 +31,14 @@ def forward(shape: Shape, mode: Mode) -> Traced:
     return make.traced()
 
 
+def last_norm(shape: Shape, mode: Mode) -> Traced:
+    """The graph of the last norm: its result is named "hidden"."""
+    make = BlockBuilder(shape, mode)
+    make.graph.moment = "forward pass"
+    make.norm_of_sum("ln_f", result="hidden")
+    return make.traced()
+
+
 class BlockBuilder(Builder):
     """A block's forward graph under construction; the backward graph of full recomputation starts with one, too."""
 
@@ -43,27 +51,37 @@ class BlockBuilder(Builder):
         # as recorded: then dropout never writes over what it reads
         self.drops_in_full_float32 = self.drops and mode == "full" and not shape.is_half
 
+    def flow(self) -> int:
+        """A tensor of the stream: x, or what passes for it between two sums."""
+        return self.buffer(self.shape.N * self.shape.C * self.shape.item, tags.ACTIVATIONS)
+
     def kept(self, name: str, buffer: int, condition: bool) -> int:
         return self.keep(name, buffer) if condition else buffer
 
-    def attention_half(self, *, kept_casts: bool, kept_qkv: bool) -> int:
-        """ln_1, c_attn, attention and its projection; returns what attention adds to x."""
+    def norm_of_sum(self, name: str, *, result: str) -> int:
+        """x + added and its norm in one kernel; returns the norm, which the graph does too if `result` names it."""
         s, g = self.shape, self.graph
         stream = kept_of_stream(s, self.mode)
         written = []
         if stream == "sum":
-            written.append(self.keep("ln_1.sum", self.floats(s.N * s.C, tags.ACTIVATIONS)))
-        if self.mode == "none" and stream == "inputs":
-            written += [self.keep(f"ln_1.{row}", self.floats(s.N, tags.ACTIVATIONS)) for row in ("mean", "rstd")]
+            written.append(self.keep(f"{name}.sum", self.flow()))
+        if self.mode == "none" and stream == "sum":
+            written += [self.keep(f"{name}.{row}", self.floats(s.N, tags.ACTIVATIONS)) for row in ("mean", "rstd")]
         g.skip_names(NORM_ROWS)
         if stream == "norm":
-            written.append(self.keep("ln_1.norm", self.floats(s.N * s.C, tags.ACTIVATIONS)))
-        x = self.kept("ln_1.in", self.act(s.C), self.mode == "none")
+            written.append(self.keep(f"{name}.norm", self.floats(s.N * s.C, tags.ACTIVATIONS)))
+        x = self.kept(result, self.act(s.C), bool(result))
         written.append(x)
         if stream == "norm":
             scale = g.buffer(FLOAT * s.N, "float", tags.ACTIVATIONS, named=False)
-            written.append(self.keep("ln_1.scale", scale))
+            written.append(self.keep(f"{name}.scale", scale))
         g.kernel("norm 1", (), written, internal_bytes=NORM_ROWS * FLOAT * s.N, timed=s.times_norms)
+        return x
+
+    def attention_half(self, *, kept_casts: bool, kept_qkv: bool) -> int:
+        """ln_1, c_attn, attention and its projection; returns what attention adds to x."""
+        s = self.shape
+        x = self.norm_of_sum("ln_1", result="ln_1.in" if self.mode == "none" else "")
         weights = self.cast("attn", 3 * s.C, s.C, "0.c_attn.cast" if kept_casts else "")
         biases = self.cast_bias("attn bias", 3 * s.C)
         qkv = self.matmul([*biases, x, *weights], self.act(3 * s.C, tags.ATTENTION), "addmm" if s.bias else "mm")
@@ -85,7 +103,7 @@ class BlockBuilder(Builder):
             g.skip_names(1)  # the uniform numbers
             if self.mode in ("none", "selective"):
                 written.append(self.keep("attn.mask", g.buffer(s.N * s.C, "bool", tags.ACTIVATIONS)))
-        middle = self.keep("x", self.floats(s.N * s.C, tags.ACTIVATIONS))
+        middle = self.keep("x", self.flow())
         written.append(middle)
         if self.mode == "none":
             mean, rstd = (self.keep(f"ln_2.{name}", self.floats(s.N, tags.ACTIVATIONS)) for name in ("mean", "rstd"))

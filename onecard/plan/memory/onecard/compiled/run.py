@@ -11,13 +11,14 @@ from onecard.plan.memory.inductor.wrapper import Program, compiled
 from onecard.plan.memory.kernels import FLOAT, LONG
 from onecard.plan.memory.nanogpt.compiled.builder import Traced
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
-from onecard.plan.memory.onecard.compiled.backward import GRADIENTS_IN, INPUTS, backward
-from onecard.plan.memory.onecard.compiled.forward import forward
-from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream
+from onecard.plan.memory.onecard.compiled.backward import GRADIENTS_IN, backward, last_norm_backward
+from onecard.plan.memory.onecard.compiled.forward import forward, last_norm
+from onecard.plan.memory.onecard.compiled.keeps import Mode
 from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.memory.onecard.model import Passed
 from onecard.plan.memory.onecard.trainer import Trainer
 from onecard.plan.memory.tags import (
+    ACTIVATIONS,
     ATTENTION,
     GRADIENTS,
     GRADIENTS_IN_FLIGHT,
@@ -32,6 +33,8 @@ STREAM = "capture-stream"  # the pool of the stream on which graphs are recorded
 # (mem_eff_attention, attention.cu, _efficient_attention_forward: in_capture_stream).
 GENERATOR = ("generator seed", "generator offset")
 
+IN_FLIGHT = {GRADIENTS: GRADIENTS_IN_FLIGHT}  # parameters' gradients that are added to those before them
+
 Kept = dict[str, int]  # the blocks of what a forward pass kept, by name
 
 
@@ -44,7 +47,6 @@ class CompiledTrainer(Trainer):
         self.mode: Mode = config.grad_checkpoint
         self.programs: dict[str, tuple[Traced, Program]] = {}
         self.shape = Shape(config, device)
-        self.holds_inputs = kept_of_stream(self.shape, self.mode) == "inputs"
         self.called: set[tuple[str, bool]] = set()  # graphs, and whether while recording
         self.running = ""  # the graph that is called
         self.capturing = False
@@ -57,29 +59,52 @@ class CompiledTrainer(Trainer):
         """The forward graph of a block, or that for evaluation."""
         found = self.call(self.mode if train else f"evaluation of {self.B}")
         if not train:
-            return Passed(found["x"], found["added"], False, False, None)
+            return Passed(found["x"], found["added"], False, None)
         kept = found | {"layer": layer}
-        if self.holds_inputs:
-            kept |= dict(zip(INPUTS, (x, added), strict=True))
         if self.capturing and self.kernel == "efficient" and self.mode != "full":
             kept |= {name: self.alloc(LONG, ATTENTION) for name in GENERATOR}
-        return Passed(found["x"], found["added"], self.mode != "full", self.holds_inputs, kept)
+        return Passed(found["x"], found["added"], self.mode != "full", kept)
 
     def backward_block(self, kept: Kept, gradient: int, branch: int, *, first: bool) -> tuple[int, int]:
         """The backward graph of a block; its parameters' gradients all come at its end."""
         layer = kept["layer"]
-        other_tags = None if first else {GRADIENTS: GRADIENTS_IN_FLIGHT}
         inputs = kept | dict(zip(GRADIENTS_IN, (gradient, branch), strict=True))
-        found = self.call("first backward" if self.holds_inputs and layer == 0 else "backward", inputs, other_tags)
+        found = self.call("backward", inputs, None if first else IN_FLIGHT)
         self.free(*{gradient, branch})
         gradient, branch = found["x gradient"], found["added gradient"]
-        if layer == 0 and branch == gradient:  # float32: the zeros' gradient is a copy, made before others are added up
-            branch = self.alloc(self.stream, GRADIENTS_IN_FLIGHT)
+        if layer == 0:  # the zeros' gradient is a copy, made before others are added up
+            branch = self.alloc(self.narrow, GRADIENTS_IN_FLIGHT)
         self.free(*[kept[name] for name in GENERATOR if name in kept])
         for name, block in found.items():
             if name.endswith((".weight", ".bias")):
                 self.keep(f"{layer}.{name.partition('.')[2]}", block, first)
         return gradient, branch
+
+    # around the blocks
+
+    def embedded(self, *, train: bool) -> tuple[int, int, list[int]]:
+        """As eager, and x in the compute type."""
+        positions, x, mask = super().embedded(train=train)
+        return positions, self.replaced(x, self.narrow, ACTIVATIONS) if self.is_half else x, mask
+
+    def last_norm(self, x: int, added: int, *, train: bool) -> tuple[int, Kept]:
+        """The graph of the last norm, or that for evaluation."""
+        found = self.call("last norm" if train else f"last norm of {self.B}")
+        return found["hidden"], found
+
+    def backward_last_norm(self, kept: Kept, d_hidden: int, *, first: bool) -> tuple[int, int]:
+        """Its backward graph; the gradient of what was added is that of x."""
+        found = self.call("last norm backward", kept | {"d_hidden": d_hidden}, None if first else IN_FLIGHT)
+        self.free(d_hidden)
+        for name in [name for name in found if name.endswith((".weight", ".bias"))]:
+            self.keep(name.removeprefix("0."), found[name], first)
+        return found["x gradient"], found["x gradient"]
+
+    def backward_embeddings(self, gradient: int, first: bool) -> None:
+        """As eager, from the gradient in float32."""
+        if self.is_half:
+            gradient = self.replaced(gradient, self.stream, GRADIENTS_IN_FLIGHT)
+        super().backward_embeddings(gradient, first)
 
     # graphs
 
@@ -90,7 +115,7 @@ class CompiledTrainer(Trainer):
         if name not in self.programs:
             self.programs[name] = self.compiled(name)
         traced, program = self.programs[name]
-        self.running = "backward" if name.endswith("backward") else name
+        self.running = name
         first = (self.running, self.capturing) not in self.called  # all layers run the same code
         self.called.add((self.running, self.capturing))
         given = {traced.named[key]: block for key, block in (inputs or {}).items() if key in traced.named}
@@ -100,23 +125,24 @@ class CompiledTrainer(Trainer):
 
     def compiled(self, name: str) -> tuple[Traced, Program]:
         """Trace, schedule and plan a graph."""
-        x, added = INPUTS
-        if name == "first backward":  # zeros were added to the first x: a leaf of autograd's graph
-            traced = backward(self.shape, self.programs[self.mode][0], self.mode, held=frozenset({added}))
-        elif name == "backward":  # the block before holds its result, x, unless it is made again
-            held = frozenset() if self.mode == "full" else frozenset({x})
-            traced = backward(self.shape, self.programs[self.mode][0], self.mode, held=held)
+        if name == "backward":
+            traced = backward(self.shape, self.programs[self.mode][0], self.mode)
+        elif name == "last norm backward":
+            traced = last_norm_backward(self.shape, self.programs["last norm"][0])
         elif name == self.mode:
             traced = forward(self.shape, self.mode)
+        elif name == "last norm":
+            traced = last_norm(self.shape, "none")
         else:
             batch = {"batch_size": self.B, "block_size": self.T, "eval_block_size": None}
-            traced = forward(Shape(self.config.replace(batch), self.device), "evaluation")
+            shape = Shape(self.config.replace(batch), self.device)
+            traced = (last_norm if name.startswith("last norm") else forward)(shape, "evaluation")
         return traced, compiled(traced.graph)
 
     def first_use(self, kernel: str, overwritten: list[int]) -> None:
         """What a kernel's first launch allocates: library workspaces that stay, Triton's tuning that passes."""
         if kernel in ("mm", "addmm"):
-            self.cublas("backward" if self.running == "backward" else "forward", with_lt=kernel == "addmm")
+            self.cublas("backward" if self.running.endswith("backward") else "forward", with_lt=kernel == "addmm")
         if self.capturing:
             return
         if self.kernel == "cudnn" and kernel.startswith("attention"):
