@@ -1,12 +1,27 @@
-"""The reference page of the Python names, from their signatures and docstrings."""
+"""The reference page of the Python names: signatures, docstrings, and the fields of what comes back."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
-from collections.abc import Callable
+import re
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onecard
+from onecard.config.reader import comments_in
+from onecard.doctor.compare import Comparison
+from onecard.doctor.diagnose import Diagnosis
+from onecard.plan.make import Plan
+from onecard.plan.memory.tape import Tape
+
+ANSWERS = (Plan, Diagnosis, Comparison, onecard.Run)
+INTERNAL = frozenset({Tape})  # every allocation of a step: what the timeline is drawn from
 
 INTRODUCTION = """\
 # Python
@@ -31,32 +46,40 @@ for diagnosis in onecard.diagnose("out/train.log", config="train_fineweb.py", gp
 What a user can mend is an `onecard.OnecardError`: `what`, `why` and `fix` are the three lines the command would print,
 `name` the kebab-case name, `exit_code` the command's. `onecard.__version__` is the version.
 
-Below, a `Config` is the path of a nanoGPT file, a mapping of keys, or None; a `Source` is a path or a `Run`.
+Below, a `Config` is the path of a nanoGPT file, a mapping of keys, or None; a `Source` is a path or a `Run`. An
+`Amount` is a whole number of any kind (`1e9`, one of numpy's) or text with a unit, as the commands take it (`"8GiB"`,
+`"10B"`). A key of a mapping that is no config key is refused, as a keyword is.
+"""
+
+PARTS = """\
+## What the answers are made of
+
+These come inside the answers, and are not for import. A `RunConfig` has the [config keys](config-keys.md) as its
+fields.
+
 """
 
 
 def python_page() -> str:
     """The page, in Markdown."""
     functions = ("make_plan", "diagnose", "compare_runs", "load_run")
+    inside = _inside(ANSWERS)
     parts = [
         INTRODUCTION,
         *(_section(f"onecard.{name}", getattr(onecard, name)) for name in functions),
-        _section("onecard.Run", onecard.Run, signature=False),
+        *(_fields(kind, heading="##") for kind in ANSWERS),
         _section("Run.to_pandas", onecard.Run.to_pandas),
+        PARTS + "".join(f"- `{name}`: {values}\n" for name, values in _named_types((*ANSWERS, *inside)).items()),
+        *(_fields(kind, heading="###") for kind in inside),
     ]
     return "\n".join(parts)
 
 
-def _section(name: str, thing: Callable[..., Any], *, signature: bool = True) -> str:
+def _section(name: str, thing: Callable[..., Any]) -> str:
     text, _, example = inspect.cleandoc(thing.__doc__ or "").partition(">>> ")
-    lines = [f"## `{name}`", ""]
-    if signature:
-        lines += ["```python", _signature(name, thing), "```", ""]
-    lines += [text.strip(), ""]
+    lines = [f"## `{name}`", "", "```python", _signature(name, thing), "```", "", text.strip(), ""]
     if example:
         lines += ["```pycon", *(f">>> {example}".replace("  # doctest: +SKIP", "").splitlines()), "```", ""]
-    if thing is onecard.Run:
-        lines += [f"- `{member}`: {said}" for member, said in _members(thing)] + [""]
     return "\n".join(lines)
 
 
@@ -69,19 +92,87 @@ def _signature(name: str, thing: Callable[..., Any]) -> str:
             lines.append("    *,")
         keyword_only = keyword_only or parameter.kind is parameter.KEYWORD_ONLY
         if parameter.name != "self":
-            lines.append(f"    {parameter},".replace("'", ""))
+            lines.append(f"    {_parameter(parameter)},")
     inside = "\n" + "\n".join(lines) + "\n" if lines else ""
     return f"{name}({inside}) -> {found.return_annotation}"
 
 
-def _members(kind: type) -> list[tuple[str, str]]:
-    """What a run has, and the first line of what is said about it."""
-    found = [(name, f"{annotation}") for name, annotation in kind.__annotations__.items()]
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    return f"{stars}{parameter.name}: {parameter.annotation}{default}"
+
+
+def _fields(kind: type, *, heading: str) -> str:
+    """A dataclass: what it is, and each field, property and method with what is said about it."""
+    name = f"onecard.{kind.__name__}" if kind.__name__ in onecard.__all__ else kind.__name__
+    lines = [f"- `{member}`: {said}" if said else f"- `{member}`" for member, said in _members(kind)]
+    return "\n".join([f"{heading} `{name}`", "", inspect.getdoc(kind) or "", "", *lines, ""])
+
+
+def _members(kind: type) -> Iterator[tuple[str, str]]:
+    """Every public member as a program reads it, and what the comment or docstring beside it says.
+
+    A field of an answer without a comment is what its type is.
+    """
+    comments, hints = _comments(kind), typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if not field.name.startswith("_"):
+            of_type = [_first_line(each) for each in _dataclasses_in(hints[field.name]) if kind in ANSWERS]
+            yield f"{field.name}: {field.type}", comments.get(field.name) or "; ".join(of_type)
     for name, member in vars(kind).items():
-        if name.startswith("_") or name in kind.__annotations__ or name == "to_pandas":
-            continue
         function = getattr(member, "func", None) or getattr(member, "fget", None) or member
-        said = (inspect.getdoc(function) or "").partition("\n")[0]
-        returned = getattr(function, "__annotations__", {}).get("return", "")
-        found.append((name, f"{returned}. {said}" if said else f"{returned}"))
-    return found
+        if name.startswith("_") or not inspect.isfunction(function):
+            continue
+        found = inspect.signature(function)
+        given = ", ".join(_parameter(each) for each in found.parameters.values() if each.name != "self")
+        called = f"({given}) ->" if function is member else ":"
+        yield f"{name}{called} {found.return_annotation}", _first_line(function)
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """The comments beside the fields of a class, by field."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    (defined,) = ast.parse(source).body
+    assert isinstance(defined, ast.ClassDef)
+    said = comments_in(source)
+    return {
+        line.target.id: said[line.lineno]
+        for line in defined.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.lineno in said
+    }
+
+
+def _inside(kinds: tuple[type, ...]) -> list[type]:
+    """The dataclasses that the fields of these hold, and the fields of those, in the order one meets them."""
+    found = dict.fromkeys(kinds)
+    pending = list(kinds)
+    while pending:
+        hints = typing.get_type_hints(kind := pending.pop(0))
+        for field in dataclasses.fields(kind):
+            new = [each for each in _dataclasses_in(hints[field.name]) if each not in found and each not in INTERNAL]
+            found |= dict.fromkeys(new)
+            pending += new
+    return [kind for kind in found if kind not in kinds]
+
+
+def _named_types(kinds: tuple[type, ...]) -> dict[str, str]:
+    """The names in the types of fields that stand for one of several values or types, and those."""
+    found: dict[str, str] = {}
+    for kind in kinds:
+        for word in re.findall(r"\w+", " ".join(str(field.type) for field in dataclasses.fields(kind))):
+            named = vars(sys.modules[kind.__module__]).get(word)
+            if typing.get_origin(named) in (typing.Literal, types.UnionType, typing.Union):
+                found[word] = " | ".join(getattr(each, "__name__", repr(each)) for each in typing.get_args(named))
+    return dict(sorted(found.items()))
+
+
+def _dataclasses_in(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield hint
+    for inner in typing.get_args(hint):
+        yield from _dataclasses_in(inner)

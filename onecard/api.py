@@ -6,14 +6,17 @@ What goes wrong is an `onecard.OnecardError` with `what`, `why` and `fix`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex
 
 from onecard.errors import UsageError
 from onecard.runs.folder import Run, load_run
 
 if TYPE_CHECKING:
     from onecard.cli.cases import Stated
+    from onecard.cli.plan import Options
     from onecard.config.resolve import Resolved
     from onecard.doctor.compare import Comparison
     from onecard.doctor.diagnose import Diagnosis
@@ -24,26 +27,31 @@ __all__ = ["compare_runs", "diagnose", "load_run", "make_plan"]
 
 Source = str | Path | Run
 Config = str | Path | Mapping[str, object] | None
+Amount = SupportsIndex | SupportsFloat | str  # a whole number of any kind, or text with a unit as the commands take it
+
+MOST = 2**63  # of anything: what text may say, too
 
 
 def make_plan(
     config: Config = None,
     *,
     gpu: str | None = None,
-    vram_bytes: int | None = None,
-    other_bytes: int | None = None,
+    vram_bytes: Amount | None = None,
+    other_bytes: Amount | None = None,
     trainer: Literal["both", "onecard", "nanogpt"] = "both",
     fit: bool = False,
-    params: int | None = None,
-    hours: float | None = None,
-    tokens: int | None = None,
+    params: Amount | None = None,
+    hours: SupportsFloat | None = None,
+    tokens: Amount | None = None,
     sensitivity: bool = False,
     **keys: object,
 ) -> Plan:
     """The plan of a run before it starts: what `onecard plan` shows.
 
-    `config` is the path of a nanoGPT file, a mapping of keys, or None for the packaged default; `keys` change it. `gpu`
-    is a card's name, "none", or None for this machine's. Nothing is run, and neither torch nor a GPU is needed.
+    `config` is the path of a nanoGPT file, a mapping of keys over nanoGPT's defaults, or None for the packaged default;
+    `keys` change it. `gpu` is a card's name, "none", or None for this machine's; `vram_bytes` makes it a card of that
+    size, and `other_bytes` are what other programs hold of it. `fit`, `params`, `hours`, `tokens` and `sensitivity` ask
+    what the options of that name ask. Nothing is run, and neither torch nor a GPU is needed.
 
     >>> plan = make_plan({"n_layer": 12, "n_embd": 768}, gpu="RTX 4070", batch_size=8, gradient_accumulation_steps=64)
     >>> plan.fits, plan.params.nanogpt
@@ -53,14 +61,22 @@ def make_plan(
     from onecard.plan import make
     from onecard.plan.budget import budget_of
 
-    return make.make_plan(
-        _resolved(config, keys),
-        place_named(gpu, vram_bytes, other_bytes),
+    asked = _asked(
         trainer=trainer,
         fit=fit,
-        params=params,
-        budget=budget_of(hours=hours, tokens=tokens),
+        params=_amount("params", params),
+        hours=_hours(hours),
+        tokens=_amount("tokens", tokens),
         sensitivity=sensitivity,
+    )
+    return make.make_plan(
+        _resolved(config, keys),
+        place_named(_text(gpu), _amount("vram_bytes", vram_bytes), _amount("other_bytes", other_bytes)),
+        trainer=asked.trainer,
+        fit=asked.fit,
+        params=asked.params,
+        budget=budget_of(hours=asked.hours, tokens=asked.tokens),
+        sensitivity=asked.sensitivity,
     )
 
 
@@ -68,9 +84,9 @@ def diagnose(
     *sources: Source,
     config: Config = None,
     gpu: str | None = None,
-    other_bytes: int = 0,
-    train_tokens: int | None = None,
-    val_tokens: int | None = None,
+    other_bytes: Amount = 0,
+    train_tokens: Amount | None = None,
+    val_tokens: Amount | None = None,
     final: bool = False,
 ) -> list[Diagnosis]:
     """One diagnosis for each run found: what `onecard doctor` shows.
@@ -88,10 +104,14 @@ def diagnose(
     from onecard.doctor.case import DataSizes
     from onecard.doctor.diagnose import diagnose_cases
 
-    stated, card = _stated(config), doctors_card(gpu)
-    data = DataSizes(train_tokens=train_tokens, val_tokens=val_tokens)
+    stated, card = _stated(config), doctors_card(_text(gpu))
+    other = _amount("other_bytes", other_bytes) or 0
+    data = DataSizes(
+        train_tokens=_amount("train_tokens", train_tokens),
+        val_tokens=_amount("val_tokens", val_tokens),
+    )
     found = (_runs(source, stated) for source in sources)
-    cases = [case for each in found for case in cases_of(*each, card=card, data=data, other_bytes=other_bytes)]
+    cases = [case for each in found for case in cases_of(*each, card=card, data=data, other_bytes=other)]
     return diagnose_cases(cases, final=final)
 
 
@@ -117,7 +137,7 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
             fix="compare_runs(a, b, configs=[a_config, None])",
             name="configs-do-not-match",
         )
-    card = doctors_card(gpu)
+    card = doctors_card(_text(gpu))
     found = (_runs(source, _stated(config)) for source, config in zip(sources, named, strict=True))
     cases = [case for each in found for case in cases_of(*each, card=card, data=DataSizes())]
     if len(cases) < 2:
@@ -152,9 +172,68 @@ def _stated(config: Config) -> Stated | None:
 def _resolved(config: Config, keys: Mapping[str, object]) -> Resolved:
     """The config under changed keys, checked as files and flags are."""
     from onecard.cli.plan import read_config
-    from onecard.config.resolve import assignments, resolve
+    from onecard.cli.pretrained import with_pretrained_shape
+    from onecard.config.plain import plain
+    from onecard.config.resolve import resolve_mapping
 
-    flags = [(key, str(value)) for key, value in keys.items()]
+    flags = [(key, str(plain(value))) for key, value in keys.items()]
     if isinstance(config, Mapping):
-        return resolve(assignments(config), filename="config", flags=flags)
-    return read_config(None if config is None else str(config), flags)
+        return with_pretrained_shape(resolve_mapping(config, flags=flags))
+    return read_config(_text(config), flags)
+
+
+def _text(value: object) -> str | None:
+    """A name or a path as typed: 4070 is one too; None for none."""
+    return None if value is None else str(value)
+
+
+def _asked(**given: object) -> Options:
+    """What is asked for as the options of the command, which says what goes together; UsageError where it does not."""
+    from onecard.cli.plan import Options, check
+
+    unasked = dict.fromkeys(field.name for field in fields(Options))
+    options = Options(**{**unasked, **given})  # type: ignore[arg-type]  # of the types that make_plan names
+    check(options)
+    return options
+
+
+def _amount(keyword: str, value: Amount | None) -> int | None:
+    """A whole number, of a number of any kind or of text as the command reads it; UsageError for anything else."""
+    import click
+
+    from onecard.cli.library import CountType, SizeType
+    from onecard.config.plain import plain
+
+    of_bytes, number = keyword.endswith("_bytes"), plain(value)
+    if isinstance(number, str):
+        option = click.Option([f"--{keyword.removesuffix('_bytes')}"])
+        return (SizeType() if of_bytes else CountType()).convert(number, option, None)
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)  # 1e9
+    if number is None or (type(number) is int and 0 <= number <= MOST):
+        return number
+    example = "2.1GiB" if of_bytes else "124M"
+    raise UsageError(
+        f"{keyword}={value!r} is not a {'size in bytes' if of_bytes else 'count'}",
+        why=f"{keyword} takes a whole number from 0 to 2**63, or text such as {example}",
+        fix=f'{keyword}="{example}"',
+        name="bad-size" if of_bytes else "bad-number",
+    )
+
+
+def _hours(value: SupportsFloat | None) -> float | None:
+    """Hours as a number of Python's own; UsageError for what is none."""
+    from onecard.config.plain import plain
+
+    hours = plain(value)
+    if hours is None:
+        return None
+    if type(hours) in (int, float):
+        with suppress(OverflowError):
+            return float(hours)
+    raise UsageError(
+        f"hours={value!r} is not a number",
+        why="hours takes a number of hours, and parts of one",
+        fix="hours=48",
+        name="bad-number",
+    )

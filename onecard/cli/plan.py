@@ -82,9 +82,9 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
     from onecard.report.plan_json import plan_json
 
     options = Options(**typed)  # type: ignore[arg-type]  # click made them by these names
-    _check(options)
+    check(options)
     seen = _seen(options)
-    made = _make(options, flags)
+    made = _make(options, flags, seen)
     _write_files(options, made)
     if options.as_json:
         click.echo(json.dumps(plan_json(made, seen=seen)))
@@ -93,22 +93,28 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
     return made.exit_code
 
 
-def _check(options: Options) -> None:
-    budget = "--hours" if options.hours is not None else "--tokens" if options.tokens is not None else None
+def check(options: Options) -> None:
+    """UsageError where what is asked for does not go together."""
+    from onecard.units import MIB
+
+    hours, tokens = options.hours, options.tokens
+    budget = f"--hours {hours:g}" if hours is not None else f"--tokens {tokens}" if tokens is not None else None
     of_one_config = {
-        "--params": options.params is not None,
-        "--sensitivity": options.sensitivity,
-        "--explain": options.explain,
-        "--seen": options.seen is not None,
+        "--fit --params": options.params,
+        "--sensitivity": options.sensitivity or None,
+        "--explain": options.explain or None,
+        "--seen": None if options.seen is None else f"{options.seen / MIB:.0f}MiB",
         "--nvidia-smi": options.nvidia_smi,
         "--timeline": options.timeline,
     }
-    beside = next((option for option, typed in of_one_config.items() if typed), None)
+    beside = next((option for option, typed in of_one_config.items() if typed is not None), None)
     if budget and beside:
+        option, typed = beside.split()[-1], of_one_config[beside]
+        again = beside if typed is True else f"{beside} {quote(str(typed))}"
         raise UsageError(
-            f"{beside} does not go with {budget}",
-            why=f"{budget} proposes configs that fit, and {beside} is about a config there is",
-            fix=f"onecard plan {budget} … --write FILE.py, then onecard plan FILE.py {beside}",
+            f"{option} does not go with {budget.split()[0]}",
+            why=f"{budget.split()[0]} proposes configs that fit, and {option} is about a config there is",
+            fix=f"onecard plan {budget} --write FILE.py, then onecard plan FILE.py {again}",
             name="two-questions",
         )
     if options.write and options.hours is None and options.tokens is None:
@@ -124,7 +130,7 @@ def _check(options: Options) -> None:
         check_svg(options.timeline, option="--timeline")
 
 
-def _make(options: Options, flags: list[Flag]) -> Plan:
+def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
     from onecard.plan.budget import budget_of
     from onecard.plan.make import make_plan
 
@@ -134,9 +140,11 @@ def _make(options: Options, flags: list[Flag]) -> Plan:
         resolved = replace(resolved, source=options.config)  # as typed, so that commands to paste find the file
     if options.vram is None and options.gpu in (None, "auto"):  # a named card's plan is the same on every machine
         resolved = _with_data_vocabulary(resolved)
+    shown = seen.place if seen and options.gpu is None and options.vram is None else None
+    place = shown.with_memory(vram_bytes=None, other_bytes=options.other) if shown else None
     return make_plan(
         resolved,
-        place_named(options.gpu, options.vram, options.other),
+        place or place_named(options.gpu, options.vram, options.other),
         trainer=options.trainer,
         fit=options.fit,
         params=options.params,
@@ -253,9 +261,9 @@ def _seen(options: Options) -> Seen | None:
     found = read_nvidia_smi(text)
     if found is None:
         raise UsageError(
-            f"{nvidia_smi} shows no computing process",
-            why="nvidia-smi lists processes of type C with their memory, and this text has none",
-            fix="nvidia-smi | onecard plan CONFIG --nvidia-smi -",
+            f"{nvidia_smi} shows no computing process and its memory",
+            why="nvidia-smi's table lists processes of type C, and what their card holds; this text has none",
+            fix="while the run trains: nvidia-smi | onecard plan CONFIG --nvidia-smi -",
             name="no-process-seen",
         )
     return found

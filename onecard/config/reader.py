@@ -1,8 +1,9 @@
 """Read a nanoGPT config file without running it.
 
 nanoGPT executes its config files. Ours may come from the internet, so we only evaluate what is plainly a value:
-constants, lists, names set earlier or nanoGPT's defaults, arithmetic, text joining, plain f-strings, and a handful
-of functions. Everything else is *unresolved*: its source is kept, nothing is run, and what uses it is unresolved too.
+constants, lists, names set earlier or nanoGPT's defaults, arithmetic, comparisons, `not`, `and`, `or`, `x if y else z`,
+text joining, plain f-strings, and a handful of functions. Everything else is *unresolved*: its source is kept, nothing
+is run, and what uses it is unresolved too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,18 @@ _OPERATORS: dict[type[ast.operator], Callable[..., object]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[..., bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda item, items: item in items,
+    ast.NotIn: lambda item, items: item not in items,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
 }
 _FUNCTIONS: dict[str, Callable[..., object]] = {
     "int": int,
@@ -104,8 +117,8 @@ def read_value(text: str) -> Value:
 
 
 def evaluate(node: ast.expr | None, names: Names) -> Value:
-    """The value of an expression that needs no running; Unresolved otherwise."""
-    if node is None:
+    """The value of an expression that needs no running; Unresolved otherwise, and where any name in it is not known."""
+    if node is None or not _names_read(node) <= names.keys():
         raise Unresolved
     try:
         return _bounded(_evaluate(node, names))
@@ -215,8 +228,20 @@ def _evaluate(node: ast.expr, names: Names) -> Value:
             return -_number(_evaluate(operand, names))
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return +_number(_evaluate(operand, names))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _evaluate(operand, names)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _operate(op, _evaluate(left, names), _evaluate(right, names))
+        case ast.BoolOp(op=joined, values=[*operands, last]):
+            for operand in operands:  # the first that decides it, as Python has it
+                if bool(value := _evaluate(operand, names)) == isinstance(joined, ast.Or):
+                    return value
+            return _evaluate(last, names)
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            sides = [_evaluate(side, names) for side in (left, *comparators)]
+            return all(_compare(op, a, b) for op, a, b in zip(ops, sides, sides[1:], strict=False))
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return _evaluate(body if _evaluate(test, names) else orelse, names)
         case ast.List(elts=items) | ast.Tuple(elts=items) if len(items) <= MAX_ITEMS:
             return [_scalar(_evaluate(item, names)) for item in items]
         case ast.JoinedStr(values=parts):
@@ -235,6 +260,14 @@ def _operate(op: ast.operator, left: Value, right: Value) -> Value:
     if isinstance(op, ast.Pow) and (abs(a) > 2**16 or abs(b) > 64):
         raise Unresolved
     return _bounded(_OPERATORS[type(op)](a, b))
+
+
+def _compare(op: ast.cmpop, left: Value, right: Value) -> bool:
+    if isinstance(op, ast.Is | ast.IsNot) and not {type(left), type(right)} & {bool, type(None)}:
+        raise Unresolved  # whether two equal numbers or texts are one object is Python's affair
+    if not isinstance(op, ast.In | ast.NotIn):
+        right = _scalar(right)  # a tuple is read as a list, and equals none
+    return _COMPARISONS[type(op)](_scalar(left), right)
 
 
 def _call(name: str, arguments: list[Value]) -> Value:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from pydantic import ValidationError
 
 from onecard.config.names import nearest
+from onecard.config.plain import plain
 from onecard.config.reader import ConfigFile, NotAConfig, Value, read_config, read_value
 from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig, Text
 from onecard.errors import ConfigError
@@ -38,10 +39,10 @@ class Resolved:
 
     config: RunConfig
     origins: Mapping[str, str]  # key -> "default", "train_gpt2.py:12", "--batch_size"
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # sentences about what has no effect, or was not read
     source: str | None = None  # the file's name as shown; None for the packaged default
-    comments: Mapping[int, str] = field(default_factory=dict)
-    lines: Mapping[str, int] = field(default_factory=dict)
+    comments: Mapping[int, str] = field(default_factory=dict)  # of the file, by line
+    lines: Mapping[str, int] = field(default_factory=dict)  # where the file sets each name
     overridden: Mapping[str, object] = field(default_factory=dict)  # what the file said where a flag says otherwise
     unused: tuple[str, ...] = ()  # keys the file sets and nanoGPT does not have
 
@@ -53,11 +54,25 @@ class Resolved:
 
 def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
     """The config of a file's text (or the packaged default) under flags such as ("n_layer", "6")."""
-    packaged = text is None
-    shown = PACKAGED_DEFAULT if packaged else (filename or "config")
-    file = _read(
-        resources.files("onecard.config").joinpath("packaged_default.py").read_text() if packaged else text, shown
-    )
+    if text is None:
+        default = resources.files("onecard.config").joinpath("packaged_default.py").read_text()
+        return _under_flags(_read(default, PACKAGED_DEFAULT), flags, shown=PACKAGED_DEFAULT, packaged=True)
+    shown = filename or "config"
+    return _under_flags(_read(text, shown), flags, shown=shown)
+
+
+def resolve_mapping(keys: Mapping[str, object], *, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
+    """The config of keys and values as a program has them, nanoGPT's defaults for the rest; an unknown key is refused.
+
+    The line of a key is its place among the others.
+    """
+    _refuse_unknown({str(key): _short(value) for key, value in keys.items() if key not in KEYS})
+    values = {key: plain(value) for key, value in keys.items()}
+    file = ConfigFile(values=values, lines={key: place for place, key in enumerate(keys, 1)})
+    return _under_flags(file, flags, shown="config")
+
+
+def _under_flags(file: ConfigFile, flags: Iterable[tuple[str, str]], *, shown: str, packaged: bool = False) -> Resolved:
     given = flag_values(flags)
     values: dict[str, object] = {}
     origins = dict.fromkeys(KEYS, "default")
@@ -81,12 +96,12 @@ def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tu
     )
 
 
-def _read(text: str | None, shown: str) -> ConfigFile:
+def _read(text: str, shown: str) -> ConfigFile:
     defaults: dict[str, Value] = {key: RunConfig.model_fields[key].default for key in NANOGPT_KEYS}
     defaults["device"] = "cuda"
     del defaults["dtype"]  # nanoGPT asks the card
     try:
-        file = read_config(text or "", defaults)
+        file = read_config(text, defaults)
     except NotAConfig as problem:
         raise ConfigError(
             f"{shown} is not a config file",
@@ -110,20 +125,35 @@ def _read(text: str | None, shown: str) -> ConfigFile:
 
 def flag_values(flags: Iterable[tuple[str, str]]) -> dict[str, object]:
     """The values of `--key=value` flags, read like those of a file; an unknown key is refused."""
+    typed = dict(flags)
+    _refuse_unknown(typed, sign="--")
     given: dict[str, object] = {}
-    for key, text in flags:
-        if key not in KEYS:
-            meant = nearest(key, KEYS)
-            raise ConfigError(
-                f"--{key} is not a config key",
-                why="flags must name a key exactly, so that a typo cannot pass silently",
-                fix=f"did you mean --{meant}={text} ?" if meant else "onecard plan --explain lists all keys",
-                name="unknown-key",
-            )
+    for key, text in typed.items():
         value = read_value(text)
         is_text = key in _TEXT_KEYS and value is not None  # --tokenizer=2024 names one, --tokenizer=None does not
         given[key] = text if is_text and not isinstance(value, str) else value
     return given
+
+
+def _refuse_unknown(given: Mapping[str, str], *, sign: str = "") -> None:
+    """ConfigError if any of these keys is none of ours; it offers the nearest that are, with what was set."""
+    unknown = [key for key in given if key not in KEYS]
+    if not unknown:
+        return
+    meant = [f"{sign}{near}={given[key]}" for key in unknown if (near := nearest(key, KEYS))]
+    are = "is not a config key" if len(unknown) == 1 else "are not config keys"
+    raise ConfigError(
+        f"{_listed(sign + key for key in unknown)} {are}",
+        why="a key must be named exactly, so that a typo cannot pass silently",
+        fix=f"did you mean {' '.join(meant)} ?" if meant else "onecard plan --explain lists all keys",
+        name="unknown-key",
+    )
+
+
+def _listed(words: Iterable[str]) -> str:
+    """`a, b and c`"""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list[str]:
@@ -137,30 +167,42 @@ def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list
             guesses = {key: nearest(key, KEYS) for key in unknown}
             said.append("unknown, ignored: " + ", ".join(f"{k} ({g}?)" if g else k for k, g in guesses.items()))
         if ignored:
-            said.append(f"nanoGPT would silently ignore {', '.join(ignored)}; onecard honours them")
+            honours = "it" if len(ignored) == 1 else "them"
+            said.append(f"nanoGPT would silently ignore {', '.join(ignored)}; onecard honours {honours}")
         warnings.append(f"{shown}: " + "; ".join(said))
-    for key in sorted(file.unresolved.keys() & KEYS.keys() - given.keys(), key=lambda key: file.lines[key]):
+    unresolved = [key for key in KEYS if key in file.unresolved and key not in given]
+    unresolved.sort(key=lambda key: file.lines[key])
+    if needed := [key for key in unresolved if key in NEEDED_KEYS]:
+        raise _not_known(needed, file, shown)
+    for key in unresolved:
         snippet = file.unresolved[key].splitlines()[0]
         where = f"{shown}:{file.lines[key]}"
-        if key in NEEDED_KEYS:
-            raise ConfigError(
-                f"{where}: the value of {key} is not known",
-                why=f"it comes from code, and configs are read, never run: {snippet}",
-                fix=f"say it on the command line: --{key}=VALUE",
-                name="unresolved-key",
-            )
         warnings.append(f"{where}: {key} is left at its default; it comes from code that was not run: {snippet}")
     for line, snippet in file.code.items():
         warnings.append(f"{shown}:{line}: not run, and could change any value: {snippet.splitlines()[0]}")
     return warnings
 
 
+def _not_known(keys: Sequence[str], file: ConfigFile, shown: str) -> ConfigError:
+    """Keys that a plan needs and only code says, all in one error."""
+    lines = list(dict.fromkeys(file.lines[key] for key in keys))
+    code = list(dict.fromkeys(file.unresolved[key].splitlines()[0] for key in keys))
+    where = f"{shown}:{lines[0]}" if len(lines) == 1 else f"{shown}, lines {_listed(map(str, lines))}"
+    one = len(keys) == 1
+    return ConfigError(
+        f"{where}: the {'value' if one else 'values'} of {_listed(keys)} {'is' if one else 'are'} not known",
+        why=f"{'it comes' if one else 'they come'} from code, and configs are read, never run: {'; '.join(code)}",
+        fix=f"say {'it' if one else 'them'} on the command line: {' '.join(f'--{key}=VALUE' for key in keys)}",
+        name="unresolved-key",
+    )
+
+
 def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list[str]:
     """Overwrite the shape where the run starts from OpenAI's weights; warns of what the user set in vain."""
     name = values.get("init_from")
-    if name not in _GPT2_LAYERS_HEADS_WIDTH:
+    if not isinstance(name, str) or name not in _GPT2_LAYERS_HEADS_WIDTH:
         return []
-    n_layer, n_head, n_embd = _GPT2_LAYERS_HEADS_WIDTH[str(name)]
+    n_layer, n_head, n_embd = _GPT2_LAYERS_HEADS_WIDTH[name]
     shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257, "bias": True}
     warnings = _set_in_vain(shape, values, origins, origin=f"init_from={name}")
     values |= shape
@@ -222,7 +264,7 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
         said = str(first.get("ctx", {}).get("error", first["msg"]))
         return _mismatch(said, origins)
     key = str(first["loc"][0])
-    shown = repr(first["input"]) if len(repr(first["input"])) <= 60 else repr(first["input"])[:57] + "..."
+    shown = _short(first["input"])
     limits = first.get("ctx", {})
     why = f"{key} is: {KEYS[key]} (set by {origins[key]})"
     if first["type"] == "value_error":  # a size far too small
@@ -248,6 +290,12 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
         fix=f"--{key}={default}" if default is not None else f"leave {key} out",
         name="bad-value",
     )
+
+
+def _short(value: object) -> str:
+    """A value as a program writes it, cut where no line holds it."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _mismatch(said: str, origins: Mapping[str, str]) -> ConfigError:

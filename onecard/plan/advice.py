@@ -10,7 +10,7 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.asked import Asked
 from onecard.plan.cards import Card
-from onecard.plan.fit import EXPANDABLE, Candidate, fit_config, fit_onecard, train_command
+from onecard.plan.fit import EXPANDABLE, Candidate, fit_config, fit_onecard, from_smaller_weights, train_command
 from onecard.plan.memory.predict import Memory, predict_onecard
 from onecard.plan.remedies import Remedy, free_remedies, micro_batch_of, recomputing, remedies
 from onecard.plan.speed import TrainerName
@@ -59,7 +59,8 @@ def ranked_fixes(
     if ours and trainer == "nanogpt":
         fixes += _with_our_trainer(asked, ours)
     useful = sorted((fix for fix in fixes if fix.saves_bytes > 0), key=_rank)
-    return [*useful, *_best_combination(asked), *_not_in_the_config(asked, other_bytes)]
+    more = (*_best_combination(asked), *_smaller_weights(asked), *_not_in_the_config(asked, other_bytes))
+    return [*useful, *more]
 
 
 def _replanned(asked: Asked, remedy: Remedy) -> Memory:
@@ -115,7 +116,7 @@ def _with_our_trainer(asked: Asked, ours: Memory) -> Iterator[Fix]:
 
 
 def _best_combination(asked: Asked) -> Iterator[Fix]:
-    """All that costs no speed together, at the fastest micro-batch that fits: of nanoGPT's run, without enough room."""
+    """All that costs no speed, and the fastest micro-batch that then fits: of nanoGPT's run, without enough room."""
     config, room_bytes = asked.config, asked.room_bytes
     if asked.trainer != "nanogpt" or room_bytes is None:
         return
@@ -126,7 +127,7 @@ def _best_combination(asked: Asked) -> Iterator[Fix]:
         return
     together = Remedy(
         name="best-combination",
-        what="all that costs no speed, at the fastest micro-batch that fits",
+        what="what is free, at the fastest micro-batch that fits",
         why=" + ".join([*(remedy.name for remedy in free), f"batch_size={best.config.batch_size}"]),
         patch={key: value for key, value in best.config.model_dump().items() if value != getattr(config, key)},
         code="; ".join(remedy.code for remedy in free if remedy.code),
@@ -136,17 +137,40 @@ def _best_combination(asked: Asked) -> Iterator[Fix]:
     yield _fix(asked, together, best, trainer="nanogpt")
 
 
+def _smaller_weights(asked: Asked) -> Iterator[Fix]:
+    """Of a run from trained weights that has too little room: smaller ones, in the fastest way that fits."""
+    if asked.room_bytes is None or not asked.config.starts_pretrained:
+        return
+    found = from_smaller_weights(asked.config, asked.card, asked.room_bytes, asked.trainer)
+    if found is None:
+        return
+    yield Fix(
+        name="smaller-weights",
+        what=f"start from {found.config.init_from}",
+        trainer=asked.trainer,
+        patch=found.patch,
+        environment=EXPANDABLE if found.expandable_segments else "",
+        saves_bytes=asked.memory.process_bytes - found.process_bytes,
+        slowdown=asked.slowdown(found.config, asked.trainer),
+        fits=found.fits,
+        safe=found.safe,
+        same_run=False,
+        why="another, smaller model; the shape is that of the weights",
+    )
+
+
 def _not_in_the_config(asked: Asked, other_bytes: int) -> Iterator[Fix]:
     """What people try, told plainly: other programs, and evaluation."""
     memory, available_bytes = asked.memory, asked.available_bytes
     if other_bytes:
+        room_bytes = min(other_bytes, asked.card.allocatable_bytes) if asked.card else other_bytes
         yield Fix(
             name="close-other-programs",
             what="close the programs that hold memory on the card",
             trainer=asked.trainer,
             slowdown=0.0,
-            fits=None if available_bytes is None else memory.process_bytes <= available_bytes + other_bytes,
-            why=f"takes nothing off this run; gives it up to {units.mib(other_bytes)} more room",
+            fits=None if available_bytes is None else memory.process_bytes <= available_bytes + room_bytes,
+            why=f"takes nothing off this run; gives it up to {units.mib(room_bytes)} more room",
         )
     if memory.peak_phase.name == "train":
         yield Fix(

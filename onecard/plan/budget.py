@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from types import MappingProxyType
 from typing import Any
 
 from onecard import units
-from onecard.config.schema import RunConfig
+from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.errors import UsageError
 from onecard.plan import recipe
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.fit import HEAD_SIZE, Fit, fit_config, fit_onecard
-from onecard.plan.loss import SMALLEST_VOCABULARY, LossForecast, forecast_loss
+from onecard.plan.loss import LossForecast, forecast_loss, why_no_forecast
+from onecard.plan.ranges import Range
 from onecard.plan.recipe import Setting
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
@@ -28,8 +29,9 @@ MOST_TOKENS = 10**15  # more text than there is
 # what a budget decides: whoever types one of these beside it is told that it has no say
 DECIDED = frozenset(
     "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
-    "warmup_iters beta2 eval_interval eval_iters grad_checkpoint compile".split()
+    "warmup_iters beta2 eval_interval eval_iters eval_only grad_checkpoint compile".split()
 )
+_NAMES = ("wandb_project", "wandb_run_name")  # in a file, those of the run it is, and not of the one proposed instead
 SMALLER_SHARE = 0.55  # "the smaller model trained longer" has at most this share of the parameters
 
 
@@ -47,8 +49,8 @@ class Proposal:
     out_dir: str
 
     @property
-    def seconds(self) -> float:
-        return self.speed.total_seconds.likely
+    def seconds(self) -> Range:
+        return self.speed.total_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +112,10 @@ class _Means:
         return self.budget.steps(config, self.speed(config))
 
     def fit(self, config: RunConfig) -> Fit:
-        fit = fit_onecard if self.trainer == "onecard" else fit_config
-        return fit(config, self.card, self.available_bytes)
+        """The fastest way that fits as a config file says it: nothing that only the environment could ask for."""
+        if self.trainer == "onecard":
+            return fit_onecard(config, self.card, self.available_bytes)
+        return fit_config(config, self.card, self.available_bytes, expandable_segments=False)
 
 
 def propose(
@@ -126,18 +130,26 @@ def propose(
     """The run of the lowest predicted loss within the budget, beside it a smaller one trained longer; [] if none.
 
     Under nanoGPT by default: what fits and is paid for there, onecard runs too. Keys that were `asked` for stay as they
-    are in the config, but for those that the budget decides.
+    are in the config, but for those that the budget decides. UsageError where no law foretells a loss to choose by.
     """
+    if why := why_no_forecast(config.replace({"max_iters": 1})):
+        raise UsageError(
+            "no run can be proposed for a budget",
+            why=f"runs are chosen by their predicted loss, and none is predicted here: {why}",
+            fix="onecard plan CONFIG, without a budget, says whether this run fits and how long it takes",
+            name="no-loss-law",
+        )
+    unsaid = ("init_from", "eval_only", *(key for key in _NAMES if key not in asked))
+    config = config.replace({key: RunConfig.model_fields[key].default for key in unsaid})
     means = _Means(card=card, available_bytes=available_bytes, budget=budget, trainer=trainer, asked=asked)
-    if config.vocab_size < SMALLEST_VOCABULARY and "vocab_size" not in asked:  # no law speaks of so few
-        config = config.replace({"vocab_size": 50304, "block_size": 1024, "dataset": "fineweb"})
     sketches = sorted(_sketches(config, means), key=lambda sketch: sketch.loss)
-    best = _best_that_fits("lowest loss", sketches, means)
+    best = _best_that_fits("lowest loss", "lowest predicted loss for the budget", sketches, means)
     if best is None:
         return []
     limit = SMALLER_SHARE * count_params(best.config).total
     smaller = [sketch for sketch in sketches if count_params(sketch.config).total <= limit]
-    second = _best_that_fits("smaller, trained longer", smaller, means)
+    why = f"lowest predicted loss of models at most {SMALLER_SHARE:.0%} as large".replace("%", " %")
+    second = _best_that_fits("smaller, trained longer", why, smaller, means)
     return [best, second] if second else [best]
 
 
@@ -158,7 +170,7 @@ def _sketches(config: RunConfig, means: _Means) -> Iterator[_Sketch]:
                 yield _Sketch(config=base.model_copy(update={"max_iters": steps}), loss=forecast.final.likely)
 
 
-def _best_that_fits(name: str, sketches: list[_Sketch], means: _Means) -> Proposal | None:
+def _best_that_fits(name: str, why: str, sketches: list[_Sketch], means: _Means) -> Proposal | None:
     """The settled run of the lowest loss, of sketches by their loss; None if none can be settled.
 
     A sketch that promises less than what was settled before is passed over. So are those about as large as one that
@@ -170,7 +182,7 @@ def _best_that_fits(name: str, sketches: list[_Sketch], means: _Means) -> Propos
         params = count_params(sketch.config).total
         if params >= too_large or (best and sketch.loss > _likely(best) + SKETCH_ERROR):
             continue
-        proposal = _settle(name, sketch.config, means)
+        proposal = _settle(name, why, sketch.config, means)
         if proposal is None:
             too_large = 0.8 * params
             continue
@@ -185,8 +197,8 @@ def _likely(proposal: Proposal) -> float:
     return proposal.loss.final.likely if proposal.loss else math.inf
 
 
-def _settle(name: str, config: RunConfig, means: _Means) -> Proposal | None:
-    """The run with its micro-batch, length and recipe; None if no micro-batch fits safely."""
+def _settle(name: str, why: str, config: RunConfig, means: _Means) -> Proposal | None:
+    """The run with its micro-batch, length and recipe; None if no micro-batch fits safely. `why` it has its shape."""
     step = recipe.tokens_per_step(config.total_tokens)
     sequences = max(1, step.value // config.block_size)
     fit = means.fit(config.replace({"batch_size": sequences, "gradient_accumulation_steps": 1}))
@@ -196,7 +208,8 @@ def _settle(name: str, config: RunConfig, means: _Means) -> Proposal | None:
     steps = means.steps(run)
     settings: dict[str, Setting] = {}
     for _ in range(2):  # the second time with the evaluations of the first paid for
-        settings = _settings(run, steps, step, fit.best.process_bytes, means.asked)
+        settings = _settings(run, steps, step, fit.best.process_bytes, means)
+        settings["n_layer"] = Setting(value=run.n_layer, source=why)
         run = run.replace({key: setting.value for key, setting in settings.items()})
         steps = means.steps(run)
     while steps < run.max_iters:  # evaluations as often as now take more than was thought
@@ -219,14 +232,12 @@ def _settle(name: str, config: RunConfig, means: _Means) -> Proposal | None:
     )
 
 
-def _settings(
-    run: RunConfig, steps: int, step: Setting, process_bytes: int, asked: Mapping[str, Any]
-) -> dict[str, Setting]:
+def _settings(run: RunConfig, steps: int, step: Setting, process_bytes: int, means: _Means) -> dict[str, Setting]:
     """Every value of the run and where it comes from."""
 
-    def kept(key: str, source: str) -> Setting:
+    def kept(key: str, source: str = "the config's") -> Setting:
         value = getattr(run, key)
-        return Setting(value=value, source="as asked" if asked.get(key) == value else source)
+        return Setting(value=value, source="as asked" if means.asked.get(key) == value else source)
 
     params = count_params(run).total
     rate = recipe.learning_rate(params)
@@ -235,13 +246,13 @@ def _settings(
     if run.grad_checkpoint != "none":
         why = "makes room for the fastest micro-batch; a key of onecard's"
         recomputation["grad_checkpoint"] = Setting(value=run.grad_checkpoint, source=why)
-    told = {key: kept(key, "the config's") for key in ("vocab_size", "bias")}
-    return {
-        "n_layer": Setting(value=run.n_layer, source="lowest predicted loss for the budget"),
+    told = {key: kept(key) for key in ("vocab_size", "bias")}
+    made: dict[str, Setting] = {
+        "n_layer": kept("n_layer"),
         "n_head": Setting(value=run.n_head, source=f"heads of {HEAD_SIZE}"),
         "n_embd": Setting(value=run.n_embd, source=f"{params:,} parameters"),
         "block_size": kept("block_size", "GPT-2's, or the config's"),
-        **{key: setting for key, setting in told.items() if setting.value != RunConfig.model_fields[key].default},
+        **{key: setting for key, setting in told.items() if not _is_default(run, key)},
         "batch_size": Setting(value=run.batch_size, source=f"fastest that fits: {units.mib(process_bytes)} predicted"),
         "gradient_accumulation_steps": Setting(value=run.gradient_accumulation_steps, source=step.source),
         **recomputation,
@@ -254,6 +265,13 @@ def _settings(
         "compile": Setting(value=True, source="faster and smaller"),
         "eval_iters": Setting(value=100, source="a standard error of about 0.02"),
     }
+    known = RunConfig.model_fields.keys() if means.trainer == "onecard" else NANOGPT_KEYS
+    rest = [key for key in RunConfig.model_fields if key in known - made.keys() - {"dataset", "out_dir"}]
+    return made | {key: kept(key) for key in rest if not _is_default(run, key)}
+
+
+def _is_default(run: RunConfig, key: str) -> bool:
+    return bool(getattr(run, key) == RunConfig.model_fields[key].default)
 
 
 def _length(steps: int, eval_interval: int) -> dict[str, Setting]:
@@ -267,9 +285,10 @@ def _length(steps: int, eval_interval: int) -> dict[str, Setting]:
 
 def config_text(proposal: Proposal) -> str:
     """A nanoGPT config file, each key with its reason; keys of onecard's only where its trainer was asked for."""
+    low, likely, high = (units.duration(seconds) for seconds in astuple(proposal.seconds))
     lines = [
         f"# Proposed by onecard: {proposal.name}, {units.count(count_params(proposal.config).nanogpt)} parameters,",
-        f"# {units.count(proposal.config.total_tokens)} tokens, about {units.duration(proposal.seconds)}.",
+        f"# {units.count(proposal.config.total_tokens)} tokens, about {likely} ({low} to {high}).",
         f"dataset = {proposal.config.dataset!r}",
         f"out_dir = {proposal.out_dir!r}",
     ]

@@ -14,11 +14,13 @@ from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
+from onecard.plan.pretrained import smaller_weights
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 GPT2_WIDTH_PER_LAYER = 64  # 768 / 12
 HEAD_SIZE = 64  # what GPT-2 uses and every attention kernel likes
+SHORTEST_BLOCK = 64  # a context below it is none
 MAX_MICRO_BATCH = 512  # beyond, no card gets faster
 STATE_BYTES_PER_PARAMETER = 16  # at every update: weight, gradient and two moments of AdamW, all float32
 RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: ever less memory, ever more work
@@ -109,12 +111,13 @@ class Fit:
     def why(self) -> str:
         """Why the best was chosen, and not what was passed over; or why nothing fits."""
         if self.best is None:
+            given = f"; the shape is that of the weights of init_from={self.asked.init_from}, and stays"
+            stays = given if self.asked.starts_pretrained else ""
             if self.candidates:
-                return "nothing fits: not even one sequence at a time"
+                return "nothing fits: not even one sequence at a time" + stays
             held, available = units.mib(held_bytes(self.asked, self.card)), units.mib(self.available_bytes)
-            return (
-                f"nothing fits: weights, gradients, AdamW's moments and the context take {held}; there are {available}"
-            )
+            takes = f"weights, gradients, AdamW's moments and the context take {held}; there are {available}"
+            return f"nothing fits: {takes}{stays}"
         if not self.best.safe:
             return "the fastest of those that fit"
         chosen = "the fastest of those that fit safely"
@@ -130,10 +133,16 @@ class Fit:
 
     @cached_property
     def smallest(self) -> Candidate | None:
-        """Where nothing fits: the least change of the model that does, safely."""
+        """Where nothing fits: the least change that does, safely; None where no such change is known.
+
+        It is of the model, but where that is one of trained weights: then of the context, or of which weights.
+        """
         if self.best:
             return None
-        found = _smaller(self.asked, self.card, self.available_bytes, self.trainer)
+        where = (self.card, self.available_bytes, self.trainer)
+        if self.asked.starts_pretrained:
+            return _shorter(self.asked, *where) or from_smaller_weights(self.asked, *where)
+        found = _smaller(self.asked, *where)
         return found and found.with_shape(self.shape)
 
     def with_shape(self, shape: Mapping[str, Any]) -> Fit:
@@ -155,7 +164,7 @@ def _advantage(other: Candidate, best: Candidate) -> str:
     if not other.speed or not best.speed:
         return "fits too"
     gain = other.speed.tokens_per_second.likely / best.speed.tokens_per_second.likely - 1
-    return f"would be {100 * gain:.1f} % faster" if gain else "would be as fast"
+    return f"would be {100 * gain:.1f} % faster" if round(gain, 3) else "would be as fast"
 
 
 def _risk(other: Candidate, available_bytes: int) -> str:
@@ -166,10 +175,18 @@ def _risk(other: Candidate, available_bytes: int) -> str:
     return "its first run, in which kernels are timed, may run out of memory"
 
 
-def fit_config(config: RunConfig, card: Card | None, available_bytes: int, *, returns_logits: bool = True) -> Fit:
+def fit_config(
+    config: RunConfig,
+    card: Card | None,
+    available_bytes: int,
+    *,
+    returns_logits: bool = True,
+    expandable_segments: bool = True,
+) -> Fit:
     """The fastest way to run `config` under nanoGPT: half precision, compiled, the micro-batch free.
 
-    What fits by less than predictions may be off is taken only where nothing fits safely.
+    What fits by less than predictions may be off is taken only where nothing fits safely. Without
+    `expandable_segments` no way needs the environment to ask for them.
     """
     base = _compiled(config, card)
     tried: dict[tuple[int, bool], Candidate] = {}
@@ -194,7 +211,7 @@ def fit_config(config: RunConfig, card: Card | None, available_bytes: int, *, re
         largest = _largest(sizes, lambda size: enough(attempt(size, False))) or 0
         # the same micro-batch without the environment variable is the simpler answer, and one step more is rare
         larger = [size for size in sizes if size > largest]
-        if larger and enough(attempt(larger[0], True)):
+        if expandable_segments and larger and enough(attempt(larger[0], True)):
             _largest(larger[1:], lambda size: enough(attempt(size, True)))
         return any(map(enough, tried.values()))
 
@@ -330,10 +347,58 @@ def _largest(ways: Sequence[T], fits: Callable[[T], bool]) -> T | None:
     return ways[low] if low >= 0 else None
 
 
-def _smaller(asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName) -> Candidate | None:
-    """The largest model of this kind that fits at micro-batch 1: narrower, then shallower, then of shorter context."""
+def _frugal(asked: RunConfig, card: Card | None, trainer: TrainerName) -> RunConfig:
+    """The same run in as little memory as a trainer can make it: micro-batches of one sequence."""
     base = asked.replace({"grad_checkpoint": RECOMPUTATION[-1]}) if trainer == "onecard" else _compiled(asked, card)
-    base = _with_batch(base, 1)
+    return _with_batch(base, 1)
+
+
+def _attempts(
+    asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName
+) -> Callable[[RunConfig], Candidate | None]:
+    """A function of a changed config: the candidate where it fits safely, else None; each is planned once."""
+    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
+
+    @cache
+    def attempt(changed: RunConfig) -> Candidate | None:
+        if is_hopeless(changed, card, available_bytes):
+            return None
+        memory = predict(changed, card, available_bytes=available_bytes)
+        candidate = _candidate(asked, changed, card, memory, available_bytes, trainer)
+        return candidate if candidate.safe else None
+
+    return attempt
+
+
+def _shorter(asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName) -> Candidate | None:
+    """The same model with the longest context of a half, a quarter … that fits, and the same tokens per update."""
+    base, attempt = _frugal(asked, card, trainer), _attempts(asked, card, available_bytes, trainer)
+    block, accumulation = base.block_size, base.gradient_accumulation_steps
+    while block % 2 == 0 and block > SHORTEST_BLOCK:
+        block, accumulation = block // 2, accumulation * 2
+        shorter = {"block_size": block, "gradient_accumulation_steps": accumulation}
+        if asked.eval_block_size:
+            shorter["eval_block_size"] = min(asked.eval_block_size, block)
+        if found := attempt(base.replace(shorter)):
+            return found
+    return None
+
+
+def from_smaller_weights(
+    asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName
+) -> Candidate | None:
+    """The fastest way to run the same from the largest smaller weights that fit safely; None where none are known."""
+    fit = fit_onecard if trainer == "onecard" else fit_config
+    for config in smaller_weights(asked):
+        best = fit(config, card, available_bytes).best
+        if best and best.safe:
+            return replace(best, patch={"init_from": config.init_from, **best.patch})
+    return None
+
+
+def _smaller(asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName) -> Candidate | None:
+    """The largest model of this depth that fits at micro-batch 1: narrower, then shallower, then of shorter context."""
+    base, attempt = _frugal(asked, card, trainer), _attempts(asked, card, available_bytes, trainer)
     widths = [head * HEAD_SIZE for head in range(1, max(2, asked.n_embd // HEAD_SIZE + 1))]
     shapes = [base.replace({"n_embd": width, "n_head": width // HEAD_SIZE}) for width in widths]
     shapes += [shapes[0].replace({"n_layer": max(1, asked.n_layer // 4)}), shapes[0].replace({"n_layer": 1})]
@@ -341,17 +406,7 @@ def _smaller(asked: RunConfig, card: Card | None, available_bytes: int, trainer:
     shorter = {"block_size": max(1, asked.block_size // 8)}
     if asked.eval_block_size:
         shorter["eval_block_size"] = min(asked.eval_block_size, shorter["block_size"])
-    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
-
-    @cache
-    def attempt(shape: RunConfig) -> Candidate:
-        memory = predict(shape, card, available_bytes=available_bytes)
-        return _candidate(asked, shape, card, memory, available_bytes, trainer)
-
-    def is_safe(shape: RunConfig) -> bool:
-        return not is_hopeless(shape, card, available_bytes) and attempt(shape).safe
-
     for ways in (shapes, [shape.replace(shorter) for shape in shapes]):
-        if found := _largest(ways, is_safe):
+        if found := _largest(ways, lambda shape: attempt(shape) is not None):
             return attempt(found)
     return None

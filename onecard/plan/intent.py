@@ -51,6 +51,8 @@ def intent_findings(resolved: Resolved) -> list[Finding]:
 def _params_said(resolved: Resolved) -> Iterator[Finding]:
     config = resolved.config
     params = count_params(config)
+    if resolved.origins["n_embd"] == "--params":  # another size is asked for than the words are about
+        return
     free_to_choose = not config.starts_pretrained
     said: dict[int, list[tuple[str, str]]] = {}  # parameters -> (who says so, the words)
     # beside another key, as in `learning_rate = 6e-4  # GPT-3's for a 125M model`, a size explains that key's value
@@ -185,6 +187,8 @@ def _vocabulary_unsaid(resolved: Resolved) -> Iterator[Finding]:
 def _odd_head_size(resolved: Resolved) -> Iterator[Finding]:
     """Heads that no fast kernel takes as they are; those that are only a little slower are no contradiction."""
     config, origins = resolved.config, resolved.origins
+    if config.starts_pretrained:  # the heads are those of its weights
+        return
     seen = tuple(f"{key} = {getattr(config, key)} ({origins[key]})" for key in ("n_embd", "n_head"))
     finding = head_size_finding(config, seen=seen)
     if finding and finding.severity == "warn":

@@ -19,6 +19,8 @@ E, A, B, ALPHA, BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
 LAW_SOURCE = "Chinchilla law, Besiroglu et al. 2024 (arXiv 2404.10102)"
 
 SMALLEST_VOCABULARY = 8192  # below, tokens are letters or bytes, and nats per token mean something else
+GPT2_SIZES = range(50257, 51201)  # GPT-2's own, and rounded up to a multiple of anything up to 1,024
+OTHER_TOKENIZER_SPREAD = 0.6  # nats: a token of 8,192 byte pairs is about four fifths as long as GPT-2's, and as costly
 COMPUTE_OPTIMAL = 20  # tokens per parameter, Hoffmann et al. 2022
 SHORTEST_CONTEXT = 256  # below, a model sees too little for the law, whose runs had 1,024 tokens and more
 SETTLED_STEPS = 1500  # before, and during twice the warm-up, real runs lie up to 1.2 above the law
@@ -66,9 +68,9 @@ def law(params: float, tokens: float) -> float:
 
 
 def forecast_loss(config: RunConfig) -> LossForecast | None:
-    """The loss of a run; None where the law says nothing: no step, or a vocabulary that is not of words' parts."""
+    """The loss of a run; None where the law says nothing, for the reason of why_no_forecast."""
     tokens, params = config.total_tokens, count_params(config).total
-    if not tokens or config.vocab_size < SMALLEST_VOCABULARY:
+    if why_no_forecast(config):
         return None
     name, dataset = dataset_of(config.dataset)
     final = _reached(config, params, tokens)
@@ -84,8 +86,14 @@ def forecast_loss(config: RunConfig) -> LossForecast | None:
 
 
 def why_no_forecast(config: RunConfig) -> str:
-    """Why there is no forecast of a run."""
-    return "no update is made" if not config.total_tokens else "the scaling law speaks of words' parts, not of letters"
+    """Why there is no forecast of a run; empty where there is one."""
+    if not config.total_tokens:
+        return "no update is made"
+    if config.starts_pretrained:
+        return f"the scaling law speaks of runs from scratch, and this starts from init_from={config.init_from}"
+    if config.vocab_size < SMALLEST_VOCABULARY:
+        return f"the scaling law speaks of words' parts, not of letters (vocab_size={config.vocab_size})"
+    return ""
 
 
 def guessing(config: RunConfig) -> float:
@@ -99,7 +107,10 @@ def _reached(config: RunConfig, params: float, tokens: float, *, unfinished: flo
     Where the law would have more it only says where such a model could end, and of a short context nothing at the top.
     """
     _, dataset = dataset_of(config.dataset)
-    lawful = around(law(params, tokens) + dataset.offset, _spread(dataset, tokens / params) + unfinished)
+    spread = _spread(dataset, tokens / params) + unfinished
+    if config.vocab_size not in GPT2_SIZES:
+        spread += OTHER_TOKENIZER_SPREAD
+    lawful = around(law(params, tokens) + dataset.offset, spread)
     most = guessing(config)
     if lawful.likely >= most:
         return Range(low=min(most, law(params, math.inf) + dataset.offset - dataset.spread), likely=most, high=most)
@@ -112,12 +123,17 @@ def _caution(config: RunConfig, final: Range) -> str:
         return f"no better than guessing: {config.total_tokens:,} tokens teach too little for the law to speak of"
     if config.block_size < SHORTEST_CONTEXT:
         return f"the law does not speak of contexts of {config.block_size} tokens: expect more than this"
+    if config.vocab_size not in GPT2_SIZES:
+        return (
+            f"a wide guess: a vocabulary of {config.vocab_size:,} is not GPT-2's, and nats per token depend on how "
+            "much text a token holds"
+        )
     return ""
 
 
 def loss_at(config: RunConfig, step: int) -> Range | None:
     """The validation loss after `step` updates; None while warm-up still rules."""
-    if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or config.vocab_size < SMALLEST_VOCABULARY:
+    if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or why_no_forecast(config):
         return None
     tokens, params = step * config.tokens_per_step, count_params(config).total
     return _reached(config, params, tokens, unfinished=MID_RUN_SPREAD if step < config.max_iters else 0.0)

@@ -25,6 +25,7 @@ from onecard.plan.sensitivity import Change, single_changes
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
 
 MOST_PARAMS = 10**13  # beyond every model there is
+NANOGPT_VOCABULARY = 50304  # what its train.py builds unless the data's meta.pkl says otherwise
 FAR_OFF = 0.1  # of the parameters asked for
 _SHAPE = ("n_layer", "n_head", "n_embd")  # what --params decides
 
@@ -38,6 +39,7 @@ class TrainerPlan:
     memory: Memory
     speed: Speed | None  # None where the card's speed is unknown
     nearest_measured: str  # the measured run most like this one, and how it differs
+    condition: str = ""  # what must be so for the trainer to make this run; empty where nothing more must
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +166,7 @@ def make_plan(
         fitted = (fit_config if trainer == "nanogpt" else fit_onecard)(config, card, available_bytes)
         if params is not None:
             fitted = fitted.with_shape({key: getattr(config, key) for key in _SHAPE})
-    nanogpt = None if trainer == "onecard" else _under_nanogpt(config, card, available_bytes)
+    nanogpt = None if trainer == "onecard" else _under_nanogpt(resolved, config, card, available_bytes)
     onecard = None if trainer == "nanogpt" else _under_onecard(config, card, available_bytes)
     if onecard and (cut := _cut_short(config, onecard.speed)):
         resolved = replace(resolved, warnings=(*resolved.warnings, cut))
@@ -195,10 +197,32 @@ def make_plan(
     return replace(plan, fixes=tuple(fixes))
 
 
-def _under_nanogpt(config: RunConfig, card: Card | None, available_bytes: int | None) -> TrainerPlan:
-    memory = predict_nanogpt(config, card, available_bytes=available_bytes)
-    nearest, _ = nearest_measured(config, card)
-    return TrainerPlan(memory=memory, speed=predict_speed(config, card), nearest_measured=nearest)
+def _under_nanogpt(
+    resolved: Resolved, config: RunConfig, card: Card | None, available_bytes: int | None
+) -> TrainerPlan:
+    return TrainerPlan(
+        memory=predict_nanogpt(config, card, available_bytes=available_bytes),
+        speed=predict_speed(config, card),
+        nearest_measured=nearest_measured(config, card)[0],
+        condition=_vocabulary_to_tell(resolved),
+    )
+
+
+def _vocabulary_to_tell(resolved: Resolved) -> str:
+    """What nanoGPT needs to build the vocabulary that somebody set; empty where the data or the weights bring it."""
+    origin, line = resolved.origins["vocab_size"], resolved.lines.get("vocab_size")
+    set_here = origin in ("--vocab_size", PACKAGED_DEFAULT) or origin.endswith(f":{line}")
+    return vocabulary_condition(resolved.config.vocab_size) if set_here else ""
+
+
+def vocabulary_condition(size: int) -> str:
+    """What nanoGPT, which has no key for it, needs to build a vocabulary of `size`; empty for the one it builds."""
+    if size == NANOGPT_VOCABULARY:
+        return ""
+    return (
+        f"its figures hold for a vocabulary of {size:,}, which it must find in meta.pkl beside the data "
+        f"(onecard data prepare --format nanogpt writes it); without one it builds {NANOGPT_VOCABULARY:,}"
+    )
 
 
 def _under_onecard(config: RunConfig, card: Card | None, available_bytes: int | None) -> TrainerPlan:
@@ -222,7 +246,7 @@ def _unheeded(resolved: Resolved, place: Place | None, budget: Budget | None) ->
         )
     for key, value in not_built(resolved.config).items():
         yield f"{key}={value} is not built yet: the plan is without it, and `onecard train` will refuse it"
-    if resolved.config.eval_only:
+    if resolved.config.eval_only and not budget:
         yield "eval_only=True makes one evaluation and no update: what is said of training below does not happen"
     if budget:
         decided = DECIDED | {"dtype"} if resolved.config.dtype == "float32" else DECIDED
@@ -242,13 +266,21 @@ def _cut_short(config: RunConfig, speed: Speed | None) -> str | None:
 
 
 def _to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
-    """The config, but GPT-2's tokens and context on FineWeb for what only the packaged default says of them."""
-    usual = {"vocab_size": 50304, "block_size": 1024, "dataset": "fineweb"}
-    return config.replace({key: value for key, value in usual.items() if resolved.origins[key] == PACKAGED_DEFAULT})
+    """The config, but on FineWeb and with nanoGPT's defaults for what only the packaged default says."""
+    packaged = [key for key, origin in resolved.origins.items() if origin == PACKAGED_DEFAULT]
+    usual = {key: RunConfig.model_fields[key].default for key in packaged}
+    return config.replace(usual | ({"dataset": "fineweb"} if "dataset" in usual else {}))
 
 
 def _reshaped(resolved: Resolved, params: int) -> Resolved:
     """The same run with a shape of about `params` parameters."""
+    if resolved.config.starts_pretrained:
+        raise UsageError(
+            f"--params does not go with init_from={resolved.config.init_from}",
+            why="a run that starts from trained weights has their shape",
+            fix="--fit alone, or --init_from=scratch beside --params",
+            name="params-of-weights",
+        )
     if not 1 <= params <= MOST_PARAMS:
         raise UsageError(
             f"no model has {params:,} parameters",

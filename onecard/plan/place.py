@@ -15,6 +15,7 @@ class Place:
     card: Card
     other_bytes: int = 0
     programs: tuple[Program, ...] = ()
+    source: str = ""  # what named the card, where nobody typed its name
 
     @property
     def available_bytes(self) -> int:

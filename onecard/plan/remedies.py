@@ -52,7 +52,7 @@ def free_remedies(asked: Asked) -> Iterator[Remedy]:
         )
     if of_nanogpt:
         yield from _edits_of_nanogpt(config)
-    if config.dropout:
+    if config.dropout and not config.starts_pretrained:  # few tokens are learned by heart the sooner without it
         why = "masks are kept; pretraining needs none"
         yield Remedy(name="no-dropout", what="no dropout", why=why, patch={"dropout": 0.0})
     if of_nanogpt:
@@ -73,7 +73,7 @@ def _edits_of_nanogpt(config: RunConfig) -> Iterator[Remedy]:
         code="model.py, at the end of forward: `return (None if self.training else logits), loss`",
         returns_logits=False,
     )
-    if config.vocab_size % 64:
+    if config.vocab_size % 64 and not config.starts_pretrained:
         padded = -(-config.vocab_size // 64) * 64
         yield Remedy(
             name="pad-the-vocabulary",
@@ -119,7 +119,7 @@ def _smaller(asked: Asked) -> Iterator[Remedy]:
             patch=patch,
             same_run=False,
         )
-    if narrower := _width_that_fits(asked):
+    if not config.starts_pretrained and (narrower := _width_that_fits(asked)):
         what = f"n_embd={narrower['n_embd']} with heads of {HEAD_SIZE}"
         yield Remedy(name="smaller-model", what=what, why="another, smaller model", patch=narrower, same_run=False)
 

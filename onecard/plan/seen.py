@@ -3,52 +3,109 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from onecard.plan.cards import Card, known_cards, matching_cards
+from onecard.plan.place import Place
 from onecard.units import MIB
+
+SAME_SIZE = 0.05  # drivers show a little less than the box says, each another little
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """Figures of nvidia-smi, in bytes; None where it did not say."""
 
-    process_bytes: int
+    process_bytes: int | None = None  # Windows does not tell them under its usual driver model
     used_bytes: int | None = None  # by everything on the card
     total_bytes: int | None = None
+    card_name: str = ""  # as printed, perhaps cut short; empty where the text does not say
 
     @property
     def other_bytes(self) -> int | None:
         """Held by other programs."""
-        return None if self.used_bytes is None else max(0, self.used_bytes - self.process_bytes)
+        if self.used_bytes is None or self.process_bytes is None:
+            return None
+        return max(0, self.used_bytes - self.process_bytes)
+
+    @property
+    def place(self) -> Place | None:
+        """The card that was shown, with what other programs held of it; None where it is not known which it is."""
+        found = [card for card in _named(self.card_name) if self._is_of_size(card)]
+        if len(found) != 1:
+            return None
+        source = "the nvidia-smi text"
+        card = found[0]
+        if self.total_bytes:
+            card = replace(card, vram_bytes=self.total_bytes, vram_source=source)
+        return Place(card=card, other_bytes=self.other_bytes or 0, source=source)
+
+    def _is_of_size(self, card: Card) -> bool:
+        return self.total_bytes is None or abs(card.vram_bytes - self.total_bytes) <= SAME_SIZE * card.vram_bytes
 
 
-_CARD = re.compile(r"^\|\s{1,4}(\d{1,3})\s{2,}\S.*\|.*\|")  # the first line of a card's two: its number and name
+def _named(name: str) -> tuple[Card, ...]:
+    """The cards that a name printed by the driver may mean: all that begin so, where it is cut short."""
+    if not name.endswith("..."):
+        return matching_cards(name) if name else ()
+    begun = name.removesuffix("...").removeprefix("NVIDIA").strip().lower()
+    return tuple(card for card in known_cards() if begun and card.name.lower().startswith(begun))
+
+
+# the first line of a card's two: its number, its name, and whether the driver persists (Windows: its driver model)
+_CARD = re.compile(r"^\|\s{1,4}(\d{1,3})\s{2,}(\S.*?)(?:\s+(?:Off|On|N/A|WDDM|TCC|MCDM))?\s*\|.*\|")
 _USED_AND_TOTAL = re.compile(r"(\d+)\s*MiB\s*/\s*(\d+)\s*MiB")
-_PROCESS = re.compile(r"^\|?\s*(\d+)\s+\S+\s+\S+\s+\d+\s+([CG+]+)\s+(.*?)\s+(\d+)\s*MiB", re.MULTILINE)
-_CSV_PROCESS = re.compile(r"^\s*\d+\s*,\s*([^,\n]*?)\s*,\s*(\d+)\s*(?:MiB)?\s*$", re.MULTILINE)
+_NOT_TOLD = r"\[?(?:N/A|Not Available|Insufficient Permissions)\]?"
+_PROCESS = re.compile(
+    rf"^\|?\s*(\d+)\s+\S+\s+\S+\s+\d+\s+([CG+]+)\s+(.*?)\s+(?:(\d+)\s*MiB|{_NOT_TOLD})\s*(?:\||$)", re.MULTILINE
+)
+_CSV_PROCESS = re.compile(rf"^\s*\d+\s*,\s*([^,\n]*?)\s*,\s*(?:(\d+)\s*(?:MiB)?|{_NOT_TOLD})\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Process:
+    """A process that computes."""
+
+    name: str
+    card: int | None  # None where the text does not say
+    mib: int | None  # None where the driver does not tell
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Python before strangers, then the larger."""
+        return "python" in self.name.lower(), self.mib or 0
 
 
 def read_nvidia_smi(text: str) -> Seen | None:
-    """The largest computing process of nvidia-smi's table or CSV, and what its whole card holds; None if no process."""
-    table = [(int(card), kind, name, int(mib)) for card, kind, name, mib in _PROCESS.findall(text)]
-    listed = [(None, "C", name, int(mib)) for name, mib in _CSV_PROCESS.findall(text)]
-    computing = [process for process in table or listed if "C" in process[1]]
-    if not computing:
+    """The largest computing process of nvidia-smi's table or CSV, and what its whole card holds.
+
+    None if there is no such process, or neither its memory nor its card's is told.
+    """
+    table = [
+        _Process(name=name, card=int(card), mib=int(mib) if mib else None)
+        for card, kind, name, mib in _PROCESS.findall(text)
+        if "C" in kind
+    ]
+    listed = [_Process(name=name, card=None, mib=int(mib) if mib else None) for name, mib in _CSV_PROCESS.findall(text)]
+    if not (table or listed):
         return None
-    python = [process for process in computing if "python" in process[2].lower()]
-    card, _, _, mib = max(python or computing, key=lambda process: process[3])
-    used, total = _cards(text).get(card, (None, None))
-    return Seen(process_bytes=mib * MIB, used_bytes=used, total_bytes=total)
+    process = max(table or listed, key=lambda process: process.rank)
+    shown = _cards(text).get(process.card)
+    if process.mib is None:
+        return shown
+    return replace(shown or Seen(), process_bytes=process.mib * MIB)
 
 
-def _cards(text: str) -> dict[int | None, tuple[int, int]]:
-    """Bytes used and in all, by the number of the card; where the table does not say it, they are counted."""
-    found: dict[int | None, tuple[int, int]] = {}
+def _cards(text: str) -> dict[int | None, Seen]:
+    """What is shown of each card, by its number; where the table does not say it, they are counted."""
+    found: dict[int | None, Seen] = {}
     number: int | None = None
+    name = ""
     for line in text.splitlines():
         if named := _CARD.match(line):
-            number = int(named[1])
+            number, name = int(named[1]), named[2]
         if sizes := _USED_AND_TOTAL.search(line):
-            found.setdefault(len(found) if number is None else number, (int(sizes[1]) * MIB, int(sizes[2]) * MIB))
-            number = None
+            seen = Seen(used_bytes=int(sizes[1]) * MIB, total_bytes=int(sizes[2]) * MIB, card_name=name)
+            found.setdefault(len(found) if number is None else number, seen)
+            number, name = None, ""
     return found

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+from dataclasses import astuple
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from onecard import units
+from onecard.config.schema import RunConfig
 from onecard.plan.advice import Fix
-from onecard.plan.budget import Proposal, config_text
+from onecard.plan.budget import FEWEST_STEPS, Proposal, config_text
 from onecard.plan.counts import count_params
 from onecard.plan.fit import PROGRAMS, Candidate, Fit, flags_of
 from onecard.plan.loss import LossForecast
-from onecard.plan.make import Plan
+from onecard.plan.make import Plan, vocabulary_condition
 from onecard.plan.ranges import Range
 from onecard.report.tables import print_table
 
@@ -34,22 +38,27 @@ def _range(quantity: Range) -> str:
 
 
 def print_fixes(fixes: Sequence[Fix], console: Console) -> None:
-    """What to change: cures of the same run first, the cheapest leading."""
+    """What to change: cures of the same run first, the cheapest leading. Below each is how, in one piece to paste."""
     console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("what to change", overflow="fold")
-    table.add_column("saves MiB", justify="right")
-    table.add_column("speed", justify="right")
-    table.add_column("fits")
-    table.add_column("how", overflow="fold", min_width=33)  # the longest flag, unbroken
+    width = min(max(len(fix.what) for fix in fixes), max(20, console.width - len(_figures("", "", ""))))
+    console.print(Text(f"{'what to change':<{width}}{_figures('saves MiB', 'speed', 'fits')}", style="bold"))
     first = fixes[-1].trainer  # what cannot be changed in the config stands last, and speaks of the run as asked
     for fix in fixes:
-        flags = flags_of(fix.patch, fix.trainer)
-        program = "" if fix.trainer == first else PROGRAMS[fix.trainer]
-        how = " ".join(word for word in (fix.environment, program, flags, fix.code) if word) or fix.why
         fits = {True: "yes" if fix.safe else "barely", False: "no", None: "?"}[fix.fits]
-        table.add_row(fix.what, f"{fix.saves_bytes / units.MIB:,.0f}", _speed_change(fix), fits, how)
-    print_table(table, console)
+        what, *more = textwrap.wrap(fix.what, width)
+        figures = _figures(f"{fix.saves_bytes / units.MIB:,.0f}", _speed_change(fix), fits)
+        console.print(Text("\n".join([f"{what:<{width}}{figures}".rstrip(), *more])), soft_wrap=True)
+        program = "" if fix.trainer == first else PROGRAMS[fix.trainer]
+        command = " ".join(word for word in (fix.environment, program, flags_of(fix.patch, fix.trainer)) if word)
+        for line in filter(None, (command, *fix.code.split("; "))):
+            console.print(Text(f"  {line}"), soft_wrap=True)
+        if not (command or fix.code):
+            console.print(Padding(Text(fix.why), (0, 0, 0, 2), expand=False))
+
+
+def _figures(saves: str, speed: str, fits: str) -> str:
+    """The columns at the right of a fix."""
+    return f"  {saves:>9}  {speed:>5}  {fits:<6}"
 
 
 def _speed_change(fix: Fix) -> str:
@@ -67,7 +76,7 @@ def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
         if fit.smallest:
             smaller = fit.smallest
             console.print(
-                f"the largest model of this kind that would: {_shape(smaller)}, {units.mib(smaller.process_bytes)}; "
+                f"{_least_change(fit.asked, smaller.config)}: {_shape(smaller)}, {units.mib(smaller.process_bytes)}; "
                 f"{smaller.command(source, typed)}",
                 soft_wrap=True,
             )
@@ -98,6 +107,17 @@ def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
         console.print(Text("for nanoGPT: the same with --trainer nanogpt", style="dim"))
 
 
+def _least_change(asked: RunConfig, smaller: RunConfig) -> str:
+    """What kind of model would fit where that which was asked for does not."""
+    if smaller.init_from != asked.init_from:
+        return f"from the weights of {smaller.init_from} it would"
+    if smaller.block_size != asked.block_size:
+        return f"with a context of {smaller.block_size:,} it would"
+    if smaller.n_layer != asked.n_layer:
+        return "the largest model that would"
+    return f"the largest model of {units.things(asked.n_layer, 'layer')} that would"
+
+
 def _fits(candidate: Candidate) -> str:
     return "yes" if candidate.safe else "barely" if candidate.fits else "no"
 
@@ -116,7 +136,7 @@ def print_proposals(proposals: Sequence[Proposal], console: Console) -> None:
     """What to train with the budget: the runs side by side, and the first as a config file."""
     console.print()
     if not proposals:
-        console.print(Text("no run of at least 100 updates fits this budget and card", style="bold red"))
+        console.print(Text(f"no run of at least {FEWEST_STEPS} updates fits this budget and card", style="bold red"))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("for this budget")
@@ -130,12 +150,21 @@ def print_proposals(proposals: Sequence[Proposal], console: Console) -> None:
             f"{units.count(params.nanogpt)} ({config.n_layer} x {config.n_embd})",
             units.count(config.total_tokens),
             f"{config.total_tokens / params.total:.0f}",
-            f"{proposal.seconds / 3600:.{1 if proposal.seconds >= 3600 else 2}f}",
+            _hours(proposal.seconds),
             f"{proposal.process_bytes / units.MIB:,.0f}",
             _range(proposal.loss.final) if proposal.loss else "?",
         )
     print_table(table, console)
     if proposals[0].trainer == "nanogpt":
         console.print(Text("speed and memory are nanoGPT's; onecard's own: --trainer onecard", style="dim"))
+        if condition := vocabulary_condition(proposals[0].config.vocab_size):
+            console.print(Text.assemble(("nanoGPT", "bold"), f": {condition}"))
     console.print()
     console.print(config_text(proposals[0]), markup=False, end="", soft_wrap=True)
+
+
+def _hours(seconds: Range) -> str:
+    """`11.6 (8.3 to 19.4)`"""
+    decimals = 1 if seconds.low >= 3600 else 2
+    low, likely, high = (f"{each / 3600:,.{decimals}f}" for each in astuple(seconds))
+    return f"{likely} ({low} to {high})"

@@ -20,6 +20,7 @@ from onecard.report.tables import print_table
 BAR_CELLS = 40
 SMALL_SHARE = 0.01  # parts below it share a line
 TRAINER_NAMES: dict[TrainerName, str] = {"nanogpt": "nanoGPT", "onecard": "onecard"}
+_WITH_CONTEXT = "its context included"
 PHASE_NAMES = {"eval0": "first evaluation", "train": "training", "eval": "later evaluations"}
 
 
@@ -122,15 +123,24 @@ def print_seen(seen: Seen, memory: Memory, console: Console) -> None:
     table.add_column("the driver showed")
     table.add_column("MiB", justify="right")
     table.add_column("")
-    unexplained = seen.process_bytes - memory.process_bytes
-    share = unexplained / seen.process_bytes if seen.process_bytes else 0
-    table.add_row("this process", f"{seen.process_bytes / units.MIB:,.0f}", "its context included")
-    table.add_row("  predicted", f"{memory.process_bytes / units.MIB:,.0f}", "")
-    table.add_row("  unexplained", f"{unexplained / units.MIB:+,.0f}", f"{share:+.1%} of the process")
+    shown = seen.process_bytes
+    not_told = "not told for a process here (nvidia-smi's N/A, as Windows has it): only what the whole card holds is"
+    table.add_row("this process", "?" if shown is None else _mib(shown), not_told if shown is None else _WITH_CONTEXT)
+    missing = "" if memory.knows_context else "without the card's context: name the card with --gpu to set it beside"
+    table.add_row("  predicted", _mib(memory.process_bytes), missing)
+    if shown and memory.knows_context:
+        unexplained = shown - memory.process_bytes
+        table.add_row("  unexplained", f"{unexplained / units.MIB:+,.0f}", f"{unexplained / shown:+.1%} of the process")
+    if shown is None and memory.knows_context and seen.used_bytes is not None:
+        rest = (seen.used_bytes - memory.process_bytes) / units.MIB
+        table.add_row("all less predicted", f"{rest:+,.0f}", "the desktop and other programs, and what is unexplained")
     if seen.other_bytes is not None:
         why = "the desktop and others: not this process's context, which is inside its own figure"
-        table.add_row("other programs", f"{seen.other_bytes / units.MIB:,.0f}", why)
+        table.add_row("other programs", _mib(seen.other_bytes), why)
     if seen.used_bytes is not None:
-        total = f"of {seen.total_bytes / units.MIB:,.0f}" if seen.total_bytes else ""
-        table.add_row("in all", f"{seen.used_bytes / units.MIB:,.0f}", total)
+        table.add_row("in all", _mib(seen.used_bytes), f"of {_mib(seen.total_bytes)}" if seen.total_bytes else "")
     print_table(table, console)
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / units.MIB:,.0f}"

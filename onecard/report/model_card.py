@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from shlex import quote
 
 from onecard import units
 from onecard.config.schema import RunConfig
@@ -24,15 +26,19 @@ SHOWN_KEYS = (
 )
 
 
-def model_card(run: Run, config: RunConfig, *, name: str, step: int, tokenizer: str | None) -> str:
-    """The Markdown of a model card for the checkpoint at `step`; what the records do not say is not said."""
+def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int, tokenizer: str | None) -> str:
+    """The Markdown of a model card for the checkpoint at `step`; what the records do not say is not said.
+
+    `place` is where transformers finds the model: its name on the hub, or its folder, beginning with `./`.
+    """
     load = [
         "```python",
         "from transformers import AutoModelForCausalLM" + (", AutoTokenizer" if tokenizer else ""),
         "",
-        f'model = AutoModelForCausalLM.from_pretrained("{name}")',
-        *([f'tokenizer = AutoTokenizer.from_pretrained("{name}")'] if tokenizer else []),
+        f"model = AutoModelForCausalLM.from_pretrained({json.dumps(place)})",
+        *([f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(place)})"] if tokenizer else []),
         "```",
+        *(_publishing(place) if place.startswith("./") else []),
     ]
     facts = [f"| {fact} | {value} |" for fact, value in _facts(run, config, step, tokenizer)]
     keys = [f"{key} = {getattr(config, key)!r}" for key in SHOWN_KEYS]
@@ -65,6 +71,15 @@ def model_card(run: Run, config: RunConfig, *, name: str, step: int, tokenizer: 
         "",
     ]
     return "\n".join(lines)
+
+
+def _publishing(place: str) -> list[str]:
+    """How the model of a folder comes to have a name on the hub."""
+    return [
+        "",
+        f"That is from beside the folder. To publish it: `hf upload USER/NAME {quote(place)}`, and then write",
+        "`USER/NAME` for the folder above; or `onecard export RUN --to hf --push USER/NAME`, which does both.",
+    ]
 
 
 def _training(imported: Checkpoint | None, config: RunConfig, step: int) -> str:

@@ -72,8 +72,9 @@ def _run_lines(plan: Plan) -> Iterator[Line]:
     )
     yield (
         "update",
-        f"{config.batch_size} sequences x {config.gradient_accumulation_steps} micro-batches x "
-        f"{config.block_size:,} tokens = {config.tokens_per_step:,} tokens",
+        f"{units.things(config.batch_size, 'sequence')} x "
+        f"{config.gradient_accumulation_steps:,} micro-batch{'es' if config.gradient_accumulation_steps > 1 else ''} x "
+        f"{units.things(config.block_size, 'token')} = {config.tokens_per_step:,} tokens",
     )
     yield (
         "run",
@@ -100,6 +101,9 @@ def print_trainers(plan: Plan, console: Console) -> None:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
     table.add_column("predicted", style="bold")
     columns = [_trainer_column(planned, plan.available_bytes) for planned in plan.trainers.values()]
+    if plan.nanogpt and plan.nanogpt.condition:
+        for name, column in zip(plan.trainers, columns, strict=True):
+            column["vocabulary"] = f"{plan.config.vocab_size:,}" + (" if told: see below" if name == "nanogpt" else "")
     for name in plan.trainers:
         table.add_column(f"under {TRAINER_NAMES[name]}")
     for label in columns[0]:
@@ -111,6 +115,8 @@ def print_trainers(plan: Plan, console: Console) -> None:
                 f"{TRAINER_NAMES[name]}'s speed: {planned.speed.basis}; nearest measured: {planned.nearest_measured}"
             )
             console.print(Text(basis, style="dim"))
+    if plan.nanogpt and plan.nanogpt.condition:
+        console.print(Text.assemble(("nanoGPT", "bold"), f": {plan.nanogpt.condition}"))
     if plan.nanogpt and plan.onecard and plan.nanogpt.memory.fits is False and plan.onecard.memory.fits:
         console.print(Text("nanoGPT does not fit, onecard does:", style="bold"), plan.train_command, soft_wrap=True)
 
@@ -150,11 +156,12 @@ def _place_lines(place: Place | None, available_bytes: int | None) -> Iterator[L
         yield "card", "none known: name one with --gpu, or a size with --vram"
         return
     card = place.card
+    named = f" (named by {place.source})" if place.source else ""
     speed = f", {units.flops(card.peak_flops)} dense 16-bit" if card.peak_flops else ""
     estimate = " (estimate)" if "estimate" in card.allocatable_source else ""
     yield (
         "card",
-        f"{card.name}: {units.mib(card.vram_bytes)} by the driver, "
+        f"{card.name}{named}: {units.mib(card.vram_bytes)} by the driver, "
         f"{units.gib(card.allocatable_bytes)} for torch{estimate}{speed}",
     )
     held = ", ".join(f"{p.name} {units.mib(p.used_bytes) if p.used_bytes else '?'}" for p in place.programs[:4])

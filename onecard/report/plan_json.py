@@ -9,7 +9,7 @@ from onecard.plan.advice import Fix
 from onecard.plan.budget import Proposal
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Candidate, Fit
-from onecard.plan.loss import LossForecast
+from onecard.plan.loss import LossForecast, why_no_forecast
 from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.place import Place
 from onecard.plan.ranges import Range
@@ -38,6 +38,7 @@ def plan_json(plan: Plan, *, seen: Seen | None = None) -> dict[str, Any]:
             "onecard": _trainer_json(plan.onecard) if plan.onecard else None,
         },
         "loss": _loss_json(plan.loss, plan.tokens_per_parameter) if plan.loss else None,
+        "why_no_loss": why_no_forecast(plan.config) or None,
         "fixes": [_fix_json(fix, plan) for fix in plan.fixes],
         "findings": [finding.as_json() for finding in plan.findings],
     }
@@ -48,11 +49,13 @@ def plan_json(plan: Plan, *, seen: Seen | None = None) -> dict[str, Any]:
     if plan.sensitivity is not None:
         made["sensitivity"] = [asdict(change) for change in plan.sensitivity]
     if seen is not None:
-        predicted = plan.first.memory.process_bytes
+        memory = plan.first.memory
+        comparable = memory.knows_context and seen.process_bytes is not None
         made["seen"] = asdict(seen) | {
             "other_bytes": seen.other_bytes,
-            "predicted_bytes": predicted,
-            "unexplained_bytes": seen.process_bytes - predicted,
+            "predicted_bytes": memory.process_bytes,
+            "predicted_with_context": memory.knows_context,
+            "unexplained_bytes": (seen.process_bytes or 0) - memory.process_bytes if comparable else None,
         }
     return made
 
@@ -79,6 +82,7 @@ def _trainer_json(planned: TrainerPlan) -> dict[str, Any]:
             {"name": part.name, "phase": part.phase, "bytes": part.size_bytes, "why": part.why} for part in memory.parts
         ],
         "assumptions": list(memory.assumptions),
+        "condition": planned.condition,
         "speed": _speed_json(speed) | {"nearest_measured": planned.nearest_measured} if speed else None,
     }
 
@@ -167,7 +171,8 @@ def _proposal_json(proposal: Proposal) -> dict[str, Any]:
         "params": count_params(proposal.config).nanogpt,
         "tokens": proposal.config.total_tokens,
         "process_bytes": proposal.process_bytes,
-        "seconds": round(proposal.seconds),
+        "seconds": round(proposal.seconds.likely),
+        "seconds_range": _whole(proposal.seconds),
         "tokens_per_second": _whole(proposal.speed.tokens_per_second),
         "loss": asdict(proposal.loss.final) if proposal.loss else None,
     }
@@ -189,4 +194,5 @@ def _place_json(place: Place, available_bytes: int | None) -> dict[str, Any]:
         "context_bytes": card.context_bytes,
         "peak_flops": card.peak_flops,
         "source": "; ".join(filter(None, (card.vram_source, card.allocatable_source, card.peak_source))),
+        "named_by": place.source or None,
     }

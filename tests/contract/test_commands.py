@@ -108,7 +108,10 @@ MISTAKES = [
     (["plan", "--gpu", "4070", "--hours", "1e9"], "bad-budget", "--hours 48"),
     (["plan", "--gpu", "4070", "--hours", "0"], "bad-budget", "--hours 48"),
     (["plan", "--gpu", "4070", "--hours", "5", "--explain"], "two-questions", "--write FILE.py"),
-    (["plan", "--gpu", "4070", "--tokens", "1B", "--seen", "4GiB"], "two-questions", "--write FILE.py"),
+    (["plan", "--gpu", "4070", "--tokens", "1B", "--seen", "4GiB"], "two-questions", "FILE.py --seen 4096MiB"),
+    (["plan", "--gpu", "4070", "--hours", "5", "--params", "60M"], "two-questions", "FILE.py --fit --params 60000000"),
+    (["plan", "--gpu", "4070", "--hours", "5", "--vocab_size=65"], "no-loss-law", "without a budget"),
+    (["plan", "--gpu", "4070", "--fit", "--params", "60M", "--init_from=gpt2"], "params-of-weights", "--fit alone"),
     (["plan", "--gpu", "4070", "--fit", "--params", "900B"], "params-out-of-reach", "--params 3.78B"),
     (["plan", "--gpu", "4070", "--tokens", "0"], "bad-budget", "--tokens 10B"),
     (["plan", "--gpu", "4070", "--fit", "--params", "0"], "bad-params", "--params 124M"),
@@ -505,3 +508,38 @@ def test_the_patch_of_a_fit_by_size_says_the_shape(onecard: Command, params: str
     patch = fit["patch"] if fit["patch"] else fit["smallest"]["patch"]
     assert shape <= patch.keys()
     assert any("n_layer=24 has no say" in warning for warning in done["warnings"])
+
+
+NVIDIA_SMI = """\
+|   0  NVIDIA GeForce RTX 4070        Off |   00000000:01:00.0  On |                  N/A |
+| 30%   61C    P2            178W /  200W |    6582MiB /  12282MiB |     98%      Default |
+|    0   N/A  N/A           35811      C   python                                 4464MiB |
+"""
+
+
+def test_the_card_is_the_one_that_nvidia_smi_names(onecard: Command) -> None:
+    done = onecard("plan", "--nvidia-smi", "-", "--json", stdin=NVIDIA_SMI).json
+    assert done["gpu"]["name"] == "GeForce RTX 4070"
+    assert done["gpu"]["named_by"] == "the nvidia-smi text"
+    assert done["gpu"]["other_bytes"] == (6582 - 4464) * 2**20
+    named = onecard("plan", "--gpu", "4070", "--json").json
+    assert done["seen"]["predicted_bytes"] == named["trainers"]["nanogpt"]["process_bytes"]
+    unknown = NVIDIA_SMI.replace("GeForce RTX 4070", "Voodoo 5 5500   ")
+    done = onecard("plan", "--nvidia-smi", "-", "--json", stdin=unknown).json
+    assert (done["gpu"], done["seen"]["unexplained_bytes"]) == (None, None)
+
+
+def test_a_card_that_was_typed_is_not_overruled_by_nvidia_smi(onecard: Command) -> None:
+    done = onecard("plan", "--nvidia-smi", "-", "--gpu", "H200", "--json", stdin=NVIDIA_SMI).json
+    assert (done["gpu"]["named_by"], done["gpu"]["other_bytes"]) == (None, 0)
+    assert "H200" in done["gpu"]["name"]
+
+
+def test_a_written_proposal_fits_when_it_is_planned_again(onecard: Command) -> None:
+    where = ["--gpu", "RTX 4070", "--other", "2.1GiB"]
+    made = onecard("plan", *where, "--hours", "6", "--write", "x.py", "--json").json["proposals"][0]
+    again = onecard("plan", "x.py", *where, "--trainer", made["trainer"], "--json")
+    assert again.code == 0
+    planned = again.json["trainers"][made["trainer"]]
+    assert (planned["fits"], planned["process_bytes"]) == (True, made["process_bytes"])
+    assert planned["speed"]["seconds_total_range"] == made["seconds_range"]

@@ -1,14 +1,24 @@
 """What a program may import, and nothing else: light to import, typed, documented with an example."""
 
+import dataclasses
 import inspect
+import re
 import subprocess
 import sys
+import types
 import typing
 
 import pytest
 
 import onecard
 import onecard.plan
+from onecard.doctor.case import Case, Facts
+from onecard.doctor.compare import Comparison
+from onecard.doctor.diagnose import Diagnosis
+from onecard.findings import Finding
+from onecard.plan.make import Plan, TrainerPlan
+from onecard.plan.memory.predict import Memory
+from onecard.plan.speed import Speed
 from tests.contract.conftest import ROOT
 
 NAMES = ["OnecardError", "Run", "__version__", "compare_runs", "diagnose", "load_run", "make_plan"]
@@ -45,6 +55,31 @@ def test_to_pandas_is_typed_and_shows_an_example() -> None:
     assert ">>> " in (onecard.Run.to_pandas.__doc__ or "")
     assert typing.get_overloads(onecard.Run.to_pandas) == []
     assert "DataFrame" in str(onecard.Run.to_pandas.__annotations__["return"])
+
+
+def unnamed(kind: type, page: str) -> list[str]:
+    """The public fields, properties and methods of a dataclass that its section of the page does not list."""
+    section = re.search(rf"^##+ `(?:onecard\.)?{kind.__name__}`\n(.*?)(?=^##|\Z)", page, re.M | re.S)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    members = {
+        *fields,
+        *(name for name, member in vars(kind).items() if not isinstance(member, types.MemberDescriptorType)),
+    }
+    listed = re.findall(r"^- `(\w+)", section[1], re.M) if section else []
+    return sorted(name for name in members if not name.startswith("_") and name not in listed)
+
+
+def test_every_field_of_an_answer_is_in_the_reference() -> None:
+    page = (ROOT / "docs/reference/python.md").read_text()
+    for kind in (Plan, Diagnosis, Comparison, onecard.Run, TrainerPlan, Memory, Speed, Finding, Case, Facts):
+        assert not unnamed(kind, page), kind.__name__
+
+
+def test_the_check_of_fields_sees_one_that_is_missing() -> None:
+    page = (ROOT / "docs/reference/python.md").read_text()
+    assert unnamed(Plan, page.replace("- `fits: ", "- ")) == ["fits"]
+    assert unnamed(Comparison, page.replace("- `winners: ", "- ")) == ["winners"]
+    assert "findings" in unnamed(Diagnosis, page.replace("## `Diagnosis`", "## `Diagnoses`"))
 
 
 def test_every_public_name_is_in_the_reference() -> None:

@@ -2,7 +2,7 @@
 
 from math import log
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onecard.config.resolve import resolve
@@ -12,7 +12,9 @@ from onecard.plan.cards import find_card
 from onecard.plan.fit import RECOMPUTATION, fit_config, fit_onecard
 from onecard.plan.intent import intent_findings
 from onecard.plan.loss import forecast_loss
+from onecard.plan.make import make_plan
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.place import Place
 from onecard.plan.speed import TrainerName, predict_speed
 from onecard.units import GIB
 
@@ -117,6 +119,21 @@ def test_a_written_config_says_nothing_that_contradicts_it(
         resolved = resolve(config_text(proposal), filename="written.py")
         assert intent_findings(resolved) == []
         assert resolved.config.n_embd == proposal.config.n_embd
+
+
+@settings(max_examples=4, deadline=None)
+@example(6, 2.1, "nanogpt")
+@given(st.floats(0.5, 200), st.floats(0, 9), st.sampled_from(["nanogpt", "onecard"]))
+def test_a_written_config_fits_as_written_when_planned_again(
+    hours: float, other_gib: float, trainer: TrainerName
+) -> None:
+    place = Place(card=CARD, other_bytes=round(other_gib * GIB))
+    plan = make_plan(resolve(None), place, trainer=trainer, budget=Budget(seconds=hours * 3600))
+    for proposal in plan.proposals or ():
+        again = make_plan(resolve(config_text(proposal), filename="written.py"), place, trainer=trainer)
+        assert again.fits
+        assert again.first.memory.process_bytes == proposal.process_bytes
+        assert again.first.memory.is_safe(place.available_bytes)
 
 
 @given(configs.filter(lambda c: c.vocab_size >= 8192), st.integers(100, 10_000))

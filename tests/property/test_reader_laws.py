@@ -3,6 +3,7 @@
 import random
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -107,15 +108,49 @@ def test_a_written_config_reads_back_the_same(config: RunConfig) -> None:
     assert resolve(text, filename="c.py").config == config
 
 
+def conditions() -> st.SearchStrategy[str]:
+    """Expressions with `not`, `and`, `or`, comparisons and choices, over values and the names of a config."""
+    values = st.sampled_from(
+        ["0", "1", "2.5", "True", "False", "None", "''", "'a'", "'ab'", "n_layer", "(1, 'a')", "[]"]
+    )
+    signs = st.sampled_from("< <= > >= == != and or in is + // is\tnot not\tin".split(" "))
+    return st.recursive(
+        values,
+        lambda inner: (
+            st.builds("(not {})".format, inner)
+            | st.builds("({} {} {})".format, inner, signs, inner)
+            | st.builds("({} {} {} {} {})".format, inner, signs, inner, signs, inner)
+            | st.builds("({} if {} else {})".format, inner, inner, inner)
+        ),
+        max_leaves=8,
+    )
+
+
+@given(conditions())
+@example("(1, 'a') == [1, 'a']")
+@example("1 is True")
+def test_a_condition_has_the_value_python_gives_it_or_none(text: str) -> None:
+    found = read_config(f"key = {text}", DEFAULTS)
+    if "key" in found.values:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `1 is 1` is frowned upon
+            meant = eval(text, {"n_layer": DEFAULTS["n_layer"]})
+        read = found.values["key"]
+        assert read == (list(meant) if isinstance(meant, tuple) else meant), text
+        assert isinstance(read, bool) == isinstance(meant, bool), text
+
+
 SEEDS = [
     "out_dir = 'out'\nn_layer = 5 * 8\nlearning_rate = 6e-4 # max\nname = f'{n_layer}-{out_dir}'\nx = [1, 2, (3)]\n",
     "import time\nfrom a import *\nif n_layer > 3:\n    n_layer += 1\nfor i in range(3): pass\nexec('x=1')\n",
     "a = max(1, min(2, int('3')))\nb = round(2.5, 1) ** -2 % 7 // 3\nc = -a + +b\nd = 'x' + str(a) * 2\n",
     "def f(x, *y, **z):\n    return lambda: x\nclass A: n_layer = 1\nwith open('f') as g: pass\n",
+    "a = not n_layer\nb = 1 < n_layer <= 9 != n_embd\nc = a and b or 0 in [1]\nd = 1 if a else 2 if b is None else 3\n",
     "a, b = b, a = 1, 2\n(c := 3)\nmatch a:\n    case {'k': v, **rest}: pass\ndel n_layer\nn_layer: int = 4\n",
 ]
 WORDS = (
     "n_layer = ( ) [ ] ' \" * ** \\ # : { } @ -> ... := 1e308 1_000 0x 0b1 é 🙂 lambda: await yield async else if str( "
+    "not and or < == in is "
     "import\tos __import__('os').abort() round(1,-10**9) 'a'*10**9 f'{x!r:>9}'"
 )
 PIECES = [*WORDS.split(" "), "\n", "\t", "\r", "\f", "\x00", "\ud800", "9" * 50]

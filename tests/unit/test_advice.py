@@ -74,6 +74,15 @@ def test_closing_programs_takes_nothing_off_the_run_but_gives_room() -> None:
     assert "2,150 MiB more room" in fix.why
 
 
+def test_programs_cannot_give_back_more_than_the_card_has() -> None:
+    room = RTX_4070.allocatable_bytes
+    memory = predict_nanogpt(config(), RTX_4070, available_bytes=0)
+    found = ranked_fixes(config(), RTX_4070, memory, available_bytes=0, other_bytes=room + GIB)
+    (fix,) = (each for each in found if each.name == "close-other-programs")
+    assert f"{room / MIB:,.0f} MiB more room" in fix.why
+    assert fix.fits == (memory.process_bytes <= room)
+
+
 def test_cures_come_first_and_the_cheapest_of_them_leads() -> None:
     ranked = [fix for fix in fixes(config()).values() if fix.saves_bytes and fix.name != "best-combination"]
     cures = [fix.fits for fix in ranked]
@@ -169,8 +178,10 @@ def test_a_run_with_room_to_spare_is_not_told_to_shrink() -> None:
 
 def test_a_cure_by_less_than_the_error_is_called_so_and_stands_behind_the_safe_ones() -> None:
     asked = config(n_layer=13, n_head=21, n_embd=1344, batch_size=8, gradient_accumulation_steps=64)
-    ours = predict_onecard(asked, RTX_4070, available_bytes=AVAILABLE)
-    found = ranked_fixes(asked, RTX_4070, ours, available_bytes=AVAILABLE, trainer="onecard")
+    recomputed = predict_onecard(asked.replace({"grad_checkpoint": "selective"}), RTX_4070)
+    room = recomputed.process_bytes + recomputed.error_bytes // 2
+    ours = predict_onecard(asked, RTX_4070, available_bytes=room)
+    found = ranked_fixes(asked, RTX_4070, ours, available_bytes=room, trainer="onecard")
     selective = next(fix for fix in found if fix.name == "selective")
     assert (selective.fits, selective.safe) == (True, False)
     full = next(fix for fix in found if fix.name == "full")

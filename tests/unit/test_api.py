@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,49 @@ def test_keys_change_a_config_and_are_checked_like_flags() -> None:
         onecard.make_plan(gpu="none", batchsize=4)
     assert refused.value.name == "unknown-key"
     assert "batch_size" in refused.value.fix
+
+
+def test_a_mapping_is_checked_like_keywords_and_starts_from_nanogpts_defaults() -> None:
+    with pytest.raises(onecard.OnecardError) as refused:
+        onecard.make_plan({"n_layers": 3}, gpu="none")
+    assert (refused.value.name, refused.value.fix) == ("unknown-key", "did you mean n_layer=3 ?")
+    with pytest.raises(onecard.OnecardError, match="n_layers is not a config key"):
+        onecard.diagnose("train.log", config={"n_layers": 3})
+    bare = onecard.make_plan({}, gpu="4070", n_layer=6)
+    assert bare.config == onecard.make_plan({"n_layer": 6}, gpu="4070").config
+    assert bare.config.dataset == "openwebtext"
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy", reason="needs numpy")
+    plan = onecard.make_plan(
+        {"n_layer": numpy.int64(6)}, vram_bytes=numpy.int64(2**40), batch_size=numpy.int32(4), compile=numpy.False_
+    )
+    assert (plan.config.n_layer, plan.config.batch_size, plan.config.compile) == (6, 4, False)
+    assert plan.fits is True
+
+
+def test_a_mapping_takes_the_shape_of_what_it_starts_from(folder: Path) -> None:
+    run = folder.parent / "model"
+    run.mkdir()
+    shape = {"model_type": "gpt2", "n_layer": 3, "n_head": 4, "n_embd": 64, "n_positions": 128, "vocab_size": 300}
+    (run / "config.json").write_text(json.dumps(shape))
+    plan = onecard.make_plan({"init_from": run}, gpu="none")
+    assert (plan.config.n_layer, plan.config.n_embd, plan.config.vocab_size) == (3, 64, 300)
+
+
+def test_amounts_are_whole_numbers_of_any_kind_or_text_as_the_command_takes_it() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        floats = onecard.make_plan(gpu="RTX 4070", tokens=1e9, other_bytes=2.0**30)
+    assert floats.proposals is not None
+    steps = [proposal.config.max_iters for proposal in floats.proposals]
+    assert all(type(step) is int for step in steps)
+    texts = onecard.make_plan(gpu="RTX 4070", tokens="1B", other_bytes="1GiB")
+    assert [proposal.config.max_iters for proposal in texts.proposals or ()] == steps
+    assert onecard.make_plan({}, vram_bytes="1TiB").available_bytes == 2**40
+    fitted = onecard.make_plan(gpu="RTX 4070", trainer="nanogpt", fit=True, params="12M")
+    assert fitted.params.nanogpt == pytest.approx(12e6, rel=0.1)
 
 
 def test_a_plan_fits_searches_and_proposes_as_the_command_does() -> None:
@@ -179,6 +223,20 @@ def test_a_run_without_records_is_an_empty_table(tmp_path: Path) -> None:
         {"vram_bytes": -5},
         {"vram_bytes": 12},
         {"other_bytes": -1},
+        {"tokens": 1.5},
+        {"tokens": math.inf},
+        {"tokens": True},
+        {"tokens": "many"},
+        {"tokens": [1]},
+        {"tokens": 10**400},
+        {"fit": True, "params": 0.5},
+        {"hours": "two"},
+        {"hours": 10**400},
+        {"hours": True},
+        {"vram_bytes": "lots"},
+        {"vram_bytes": 2**30 + 0.5},
+        {"vram_bytes": object()},
+        {"other_bytes": "12"},  # of what?
     ],
 )
 def test_a_number_that_cannot_be_is_refused_in_three_parts(asked: dict[str, object]) -> None:
@@ -192,5 +250,31 @@ def test_a_number_that_cannot_be_is_refused_in_three_parts(asked: dict[str, obje
 def test_a_plan_refuses_what_the_command_refuses() -> None:
     with pytest.raises(onecard.OnecardError, match="--params needs --fit"):
         onecard.make_plan(gpu="RTX 4070", params=350_000_000)
+    with pytest.raises(onecard.OnecardError, match="12345"):
+        onecard.make_plan(gpu=12345)  # type: ignore[arg-type]
     with pytest.raises(onecard.OnecardError, match="'foo' is no trainer"):
         onecard.make_plan(gpu="RTX 4070", trainer="foo")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "typed"),
+    [
+        ({"hours": 4, "params": 124e6}, ["--hours", "4", "--params", "124M"]),
+        ({"hours": 4, "params": 124e6, "fit": True}, ["--hours", "4", "--params", "124M", "--fit"]),
+        ({"tokens": "1B", "sensitivity": True}, ["--tokens", "1B", "--sensitivity"]),
+        ({"hours": 0, "sensitivity": False}, ["--hours", "0"]),
+    ],
+)
+def test_questions_that_exclude_each_other_do_so_as_in_the_command(asked: dict[str, Any], typed: list[str]) -> None:
+    with pytest.raises(onecard.OnecardError) as refused:
+        onecard.make_plan(gpu="RTX 4070", **asked)
+    assert refused.value.as_json() == answered("plan", "--gpu", "RTX 4070", *typed)
+
+
+def test_the_doctor_refuses_amounts_that_cannot_be(folder: Path) -> None:
+    for asked in ({"other_bytes": -1}, {"train_tokens": 1.5}, {"val_tokens": "many"}):
+        with pytest.raises(onecard.OnecardError):
+            onecard.diagnose(folder, **asked)  # type: ignore[arg-type]
+    (found,) = onecard.diagnose(folder, train_tokens="1B", val_tokens=1e6, other_bytes="2GiB")
+    assert (found.case.data.train_tokens, found.case.data.val_tokens) == (10**9, 10**6)
+    assert found.case.other_bytes == 2**31

@@ -15,7 +15,7 @@ from onecard.plan.counts import count_params
 from onecard.plan.make import Plan, make_plan
 from onecard.plan.memory.predict import predict_nanogpt
 from onecard.plan.place import Place
-from onecard.units import GIB
+from onecard.units import GIB, duration
 
 RTX_4070 = find_card("RTX 4070")
 AVAILABLE = RTX_4070.allocatable_bytes - round(2.1 * GIB)
@@ -33,14 +33,14 @@ def weekend() -> list[Proposal]:
 
 def test_a_weekend_is_used_and_not_overdrawn(weekend: list[Proposal]) -> None:
     for proposal in weekend:
-        assert 0.85 * 48 * 3600 < proposal.seconds <= 48 * 3600
+        assert 0.85 * 48 * 3600 < proposal.seconds.likely <= 48 * 3600
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.floats(0.1, 100))
 def test_no_budget_is_overdrawn(hours: float) -> None:
     for proposal in proposals(hours):
-        assert proposal.seconds <= hours * 3600
+        assert proposal.seconds.likely <= hours * 3600
 
 
 def test_the_proposed_run_fits_beside_the_desktop(weekend: list[Proposal]) -> None:
@@ -161,3 +161,36 @@ def test_the_shortest_run_has_a_warm_up_and_evaluations_in_proportion() -> None:
         assert proposal.settings["eval_interval"].source == (
             f"about {round(config.max_iters / config.eval_interval)} evaluations"
         )
+
+
+def test_the_hours_are_a_range_in_the_written_file(weekend: list[Proposal]) -> None:
+    best = weekend[0]
+    assert best.seconds.low < best.seconds.likely < best.seconds.high
+    low, high = duration(best.seconds.low), duration(best.seconds.high)
+    assert f"about {duration(best.seconds.likely)} ({low} to {high})." in config_text(best)
+
+
+def test_each_proposal_says_why_it_has_its_shape(weekend: list[Proposal]) -> None:
+    best, second = (proposal.settings["n_layer"].source for proposal in weekend)
+    assert best == "lowest predicted loss for the budget"
+    assert second == "lowest predicted loss of models at most 55 % as large"
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"), [("vocab_size = 65", "not of letters"), ("init_from = 'gpt2-medium'", "from scratch")]
+)
+def test_where_no_loss_is_foretold_no_run_is_chosen_and_the_reason_is_said(config: str, reason: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        make_plan(resolve(config, filename="c.py"), Place(card=RTX_4070), budget=Budget(seconds=5 * 3600))
+    assert refused.value.name == "no-loss-law"
+    assert reason in refused.value.why
+
+
+def test_what_the_file_says_is_written_but_for_what_is_of_that_run() -> None:
+    text = "weight_decay = 0.2\nloss_chunk = 512\nwandb_run_name = 'mine-900M'\neval_only = True\n"
+    place, budget = Place(card=RTX_4070), Budget(seconds=5 * 3600)
+    for trainer, kept in (("nanogpt", {"weight_decay"}), ("onecard", {"weight_decay", "loss_chunk"})):
+        plan = make_plan(resolve(text, filename="c.py"), place, trainer=trainer, budget=budget)  # type: ignore[arg-type]
+        assert plan.proposals
+        written = resolve(config_text(plan.proposals[0]), filename="w.py").asked
+        assert written.keys() & {"weight_decay", "loss_chunk", "wandb_run_name", "eval_only"} == kept

@@ -17,7 +17,7 @@ def test_two_minutes_of_training_on_every_card(name: str) -> None:
     card = find_card(name)
     run = first_run(DEFAULT, card, card.allocatable_bytes, train_tokens=CORPUS)
     assert run is not None
-    speed = predict_speed(run, card)
+    speed = predict_speed(run, card, "onecard")
     assert speed is not None
     seconds = run.total_tokens / speed.tokens_per_second.likely
     assert seconds <= 1.05 * SECONDS or run.max_iters == 100, "a slow card makes the fewest updates that show anything"

@@ -1,6 +1,7 @@
 """--fit: the fastest config that fits, the tokens per update kept, or the least that would fit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -260,3 +261,26 @@ def test_a_command_quotes_a_path_with_spaces() -> None:
     fit = fit_onecard(config(gradient_accumulation_steps=1, grad_checkpoint="full"), find_card("H200"), 130 * GIB)
     assert fit.best
     assert fit.best.command("my configs/a.py") == "onecard train 'my configs/a.py' --grad_checkpoint=none"
+
+
+def test_without_the_environment_no_way_asks_for_expandable_segments() -> None:
+    asked = config(n_layer=8, n_head=10, n_embd=640, batch_size=512, gradient_accumulation_steps=1)
+    free = fit_config(asked, RTX_4070, BESIDE_A_DESKTOP).best
+    plain = fit_config(asked, RTX_4070, BESIDE_A_DESKTOP, expandable_segments=False)
+    assert free
+    assert free.expandable_segments, "this run shows nothing any more: choose another"
+    assert plain.best
+    assert not any(candidate.expandable_segments for candidate in plain.candidates)
+    assert predict_nanogpt(plain.best.config, RTX_4070, available_bytes=BESIDE_A_DESKTOP).is_safe(BESIDE_A_DESKTOP)
+
+
+def test_a_gain_that_rounds_to_nothing_is_none() -> None:
+    asked = config(n_head=16, n_embd=1024, batch_size=8, gradient_accumulation_steps=64)
+    fit = fit_config(asked, RTX_4070, BESIDE_A_DESKTOP)
+    other = fit.passed_over
+    assert other
+    assert other.speed
+    assert fit.best
+    hardly = replace(other.speed, tokens_per_second=other.speed.tokens_per_second.mapped(lambda rate: rate * 1.0004))
+    same = replace(fit, candidates=(replace(fit.best, speed=other.speed), replace(other, speed=hardly)))
+    assert "would be as fast" in same.why

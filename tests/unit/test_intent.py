@@ -1,5 +1,7 @@
 """Comments and names against values: what the plan says when they part."""
 
+from dataclasses import replace
+
 import pytest
 
 from onecard.config.resolve import resolve
@@ -139,3 +141,16 @@ def test_a_size_that_no_width_reaches_is_told_without_a_shape() -> None:
     (finding,) = intent_findings(resolve(text, filename="c.py"))
     assert finding.what == "the comment says ~1M; this config is 3.32M (n_embd=64)"
     assert (finding.patch, finding.fix) == ({}, "mend the words")
+
+
+def test_where_params_decides_the_shape_the_words_about_its_size_are_moot() -> None:
+    resolved = resolve("n_embd = 384\n# a 125M model\n", filename="c.py")
+    assert [finding.rule for finding in intent_findings(resolved)] == ["params-mismatch"]
+    by_size = replace(resolved, origins={**resolved.origins, "n_embd": "--params"})
+    assert intent_findings(by_size) == []
+
+
+def test_the_heads_of_trained_weights_are_no_finding() -> None:
+    text = "n_embd = 380\nn_head = 10\n"
+    assert [finding.rule for finding in intent_findings(resolve(text, filename="c.py"))] == ["odd-head-size"]
+    assert intent_findings(resolve(f"{text}init_from = 'runs/mine'\n", filename="c.py")) == []

@@ -117,6 +117,31 @@ def test_of_a_short_context_only_the_top_is_unknown() -> None:
     assert usual.caution == ""
 
 
+@pytest.mark.parametrize("vocab_size", [8192, 16384, 32000, 49152, 65536, 100277])
+def test_another_tokenizer_widens_the_range_and_is_said(vocab_size: int) -> None:
+    ours, theirs = (forecast_loss(config(max_iters=20_000, vocab_size=size)) for size in (vocab_size, 50304))
+    assert ours
+    assert theirs
+    assert ours.final.high - ours.final.low > 4 * (theirs.final.high - theirs.final.low)
+    assert f"vocabulary of {vocab_size:,} is not GPT-2's" in ours.caution
+
+
+@pytest.mark.parametrize("vocab_size", [50257, 50264, 50304, 50432, 50688, 51200])
+def test_paddings_of_gpt2s_vocabulary_are_gpt2s(vocab_size: int) -> None:
+    forecast = forecast_loss(config(max_iters=20_000, vocab_size=vocab_size))
+    assert forecast
+    assert forecast.caution == ""
+    assert forecast.final.high - forecast.final.low < 0.25
+
+
+def test_of_a_run_from_trained_weights_nothing_is_said() -> None:
+    run = config(max_iters=20_000, init_from="gpt2")
+    assert forecast_loss(run) is None
+    assert loss_at(run, 10_000) is None
+    assert "from scratch" in why_no_forecast(run)
+
+
 def test_a_missing_forecast_has_its_reason() -> None:
+    assert why_no_forecast(config(max_iters=1)) == ""
     assert why_no_forecast(config(max_iters=0)) == "no update is made"
     assert "letters" in why_no_forecast(config(vocab_size=65))

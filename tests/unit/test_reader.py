@@ -28,6 +28,24 @@ def values(text: str) -> dict[str, object]:
         ("round(2.7)", 3),
         ("True", True),
         ("None", None),
+        ("not True", False),
+        ("not n_layer", False),
+        ("n_layer == 12", True),
+        ("n_layer != 12 or out_dir == 'out'", True),
+        ("0 < n_layer <= 12 < n_embd", True),
+        ("0 < n_layer < 12 < n_embd", False),
+        ("'gpt' in out_dir", False),
+        ("n_layer not in (6, 24)", True),
+        ("None is None", True),
+        ("n_layer is not None", True),
+        ("0 or 'out' or 3", "out"),  # the operand itself, as in Python
+        ("n_layer and 0.1", 0.1),
+        ("0 and 5", 0),
+        ("64 if n_layer > 6 else 128", 64),
+        ("1 if n_layer > 24 else 2 if n_layer > 6 else 3", 2),
+        ("8 if not 1 > 2 and True else 4", 8),
+        ("n_embd // n_layer if n_layer else 0", 64),
+        ("5 if n_layer else 1 / 0", 5),  # Python does not divide here either
     ],
 )
 def test_plain_values_are_read(text: str, value: object) -> None:
@@ -71,14 +89,25 @@ def test_a_later_line_wins() -> None:
         "lambda: 3",
         "[i for i in range(3)]",
         "{'a': 1}",
-        "n_layer if True else 3",
+        "n_layer if load() else 3",
+        "n_layer if True else load()",  # one name that is not known, wherever it stands
+        "True or undefined_name",
+        "5 if n_layer else torch.cuda.is_available()",
+        "not undefined_name",
+        "not load()",
+        "1 < load()",
+        "n_layer < 'a'",
+        "1 in 2",
+        "n_layer is 12",  # which of equal numbers are one object is Python's affair
+        "(1, 2) == [1, 2]",  # a tuple is read as a list
+        "[1] in [[1]]",
+        "1 / 0 or 5",
+        "True if (n_head := 3) else 4",
         "n_layer.bit_length()",
         "undefined_name",
         "max()",
         "int('x')",
         "int(key=3)",
-        "not True",
-        "1 < 2",
         "a[0]",
     ],
 )
@@ -103,6 +132,8 @@ def test_everything_else_is_unresolved_not_guessed(source: str) -> None:
         "class max_iters: pass",
         "del max_iters",
         "other = (max_iters := 5)",
+        "other = True or (max_iters := 5)",
+        "max_iters = 5 if load() else 6",
         "match 3:\n    case max_iters: pass",
         "max_iters, other = load()",
         "[max_iters, *rest] = [1, 2, 3]",
@@ -173,6 +204,9 @@ def test_reading_never_runs_the_file(tmp_path: Path) -> None:
         f"import pathlib; pathlib.Path({str(trap)!r}).touch()\n"
         f"__import__('pathlib').Path({str(trap)!r}).touch()\n"
         f"n_layer = open({str(trap)!r}, 'w') or 3\n"
+        f"n_layer = 3 if True else open({str(trap)!r}, 'w')\n"
+        f"n_layer = not open({str(trap)!r}, 'w')\n"
+        f"n_layer = 1 < open({str(trap)!r}, 'w')\n"
         f"x = f\"{{open({str(trap)!r}, 'w')}}\"\n"
     )
     read_config(text, DEFAULTS)
@@ -184,6 +218,9 @@ def test_reading_never_runs_the_file(tmp_path: Path) -> None:
     [
         ("12", 12),
         ("5*8", 40),
+        ("not True", False),
+        ("6 if True else 4", 6),
+        ("this or that", "this or that"),
         ("1e-3", 1e-3),
         ("True", True),
         ("float16", "float16"),

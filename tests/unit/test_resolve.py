@@ -1,8 +1,13 @@
 """defaults < file < flags, with the origin of every value and clear refusals."""
 
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+
 import pytest
 
-from onecard.config.resolve import resolve
+from onecard.config.plain import plain
+from onecard.config.resolve import resolve, resolve_mapping
 from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
 from onecard.errors import ConfigError
 
@@ -122,6 +127,100 @@ def test_unresolved_is_a_warning_until_it_matters() -> None:
     assert error.name == "unresolved-key"
     assert "--n_layer=VALUE" in error.fix
     assert resolve("n_layer = layers()", flags=[("n_layer", "3")]).config.n_layer == 3
+
+
+def test_all_keys_that_only_code_says_are_told_in_one_error() -> None:
+    error = refused("n_layer = layers()\nn_head, n_embd = shape()\nwandb_run_name = now()\nbatch_size = 4\n")
+    assert error.what == "c.py, lines 1 and 2: the values of n_layer, n_head and n_embd are not known"
+    assert error.why.endswith("never run: n_layer = layers(); n_head, n_embd = shape()")
+    assert error.fix == "say them on the command line: --n_layer=VALUE --n_head=VALUE --n_embd=VALUE"
+    assert error.name == "unresolved-key"
+    left = refused("n_layer = layers()\nn_head, n_embd = shape()\n", n_layer="6", n_head="6")
+    assert left.what == "c.py:2: the value of n_embd is not known"
+
+
+def test_a_star_import_is_told_once() -> None:
+    error = refused("from base import *\n")
+    assert error.what.startswith("c.py:1: the values of gradient_accumulation_steps, batch_size, ")
+    assert error.why.count("from base import *") == 1
+    assert refused("from base import *\n").what == error.what
+
+
+def test_a_switch_may_be_said_with_a_condition() -> None:
+    found = resolve("compile = not True\nbatch_size = 8 if n_layer > 6 else 16\nbias = device == 'cpu'\n").config
+    assert (found.compile, found.batch_size, found.bias) == (False, 8, False)
+
+
+def test_a_mapping_is_over_nanogpts_defaults() -> None:
+    assert resolve_mapping({}).config == RunConfig()
+    found = resolve_mapping({"n_layer": 6}, flags=[("n_head", "6")])
+    assert (found.config.n_layer, found.config.n_head, found.config.block_size) == (6, 6, 1024)
+    assert (found.origins["n_layer"], found.origins["n_head"]) == ("config:1", "--n_head")
+    assert found.source == "config"
+
+
+def test_an_unknown_key_of_a_mapping_is_refused_as_a_flag_is() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_mapping({"n_layers": 3, "batch_size": 4, "datset": "a b", 7: 8})  # type: ignore[dict-item]
+    assert caught.value.name == "unknown-key"
+    assert caught.value.what == "n_layers, datset and 7 are not config keys"
+    assert caught.value.fix == "did you mean n_layer=3 dataset='a b' ?"
+    assert refused(None, n_layr="6", hed="2").what == "--n_layr and --hed are not config keys"
+
+
+def test_values_of_a_mapping_are_checked_not_read_as_text() -> None:
+    for key, value in (("dropout", float("nan")), ("n_layer", 10**30), ("n_layer", "12"), ("init_from", [1])):
+        with pytest.raises(ConfigError) as caught:
+            resolve_mapping({key: value})
+        assert caught.value.name == "bad-value"
+        assert caught.value.what.startswith(f"{key}={value!r}")
+
+
+class Scalar:
+    """A number of another library, with the method it is known by."""
+
+    def __init__(self, method: str, value: object) -> None:
+        self.method, self.value = method, value
+
+    def __getattr__(self, name: str) -> object:
+        if name != self.method:
+            raise AttributeError(name)
+        return lambda: self.value
+
+
+class Name(str, Enum):  # noqa: UP042  # the older way, whose str() is the name
+    SHORT = "gpt2"
+
+
+@pytest.mark.parametrize(
+    ("value", "same"),
+    [
+        (Scalar("item", True), True),
+        (Scalar("__index__", 6), 6),
+        (Scalar("__float__", 0.5), 0.5),
+        (Decimal("0.5"), 0.5),
+        (Path("a/b"), "a/b"),
+        (Name.SHORT, "gpt2"),
+        (True, True),
+        (None, None),
+        ([1], [1]),
+        (b"12", b"12"),
+    ],
+)
+def test_a_value_of_another_library_is_pythons_own(value: object, same: object) -> None:
+    found = plain(value)
+    assert (type(found), found) == (type(same), same)
+
+
+def test_numpys_scalars_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy", reason="needs numpy")
+    keys = {"n_layer": numpy.int64(6), "dropout": numpy.float32(0.5), "compile": numpy.bool_(False)}
+    keys |= {"learning_rate": numpy.float64(1e-3), "dataset": numpy.str_("x"), "batch_size": numpy.array(4)}
+    found = resolve_mapping(keys).config
+    assert (found.n_layer, found.dropout, found.compile) == (6, 0.5, False)
+    assert (found.learning_rate, found.dataset, found.batch_size) == (1e-3, "x", 4)
+    with pytest.raises(ConfigError, match="is not a whole number"):
+        resolve_mapping({"n_layer": numpy.array([1, 2])})
 
 
 def test_nanogpts_own_dtype_line_means_auto() -> None:

@@ -19,7 +19,7 @@ from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.memory.onecard.run import onecard_tape
 from onecard.plan.memory.replay import RanOut, Replay, ReservedPeak, replay
 from onecard.plan.memory.tape import Tape
-from onecard.units import MIB
+from onecard.units import KIB, MIB
 
 PHASES = ("eval0", "train", "eval")  # both trainers evaluate first, train, and evaluate again
 PROCESS = "process"  # the phase of what is not any phase's own: cache and context
@@ -244,7 +244,8 @@ def _why_nanogpt(config: RunConfig, tag: str, phase: str, size_bytes: int) -> st
     """One line with the arithmetic a person can check."""
     if tag == tags.LOGITS_AND_LOSS:
         one = config.batch_size * config.block_size * config.vocab_size * _item(config)
-        return f"{size_bytes / one:.3g} x {one / MIB:,.0f} MiB of logits: {_logits_held(phase, config)}"
+        shown = f"{one / MIB:,.0f} MiB" if one >= MIB else f"{one / KIB:,.0f} KiB"
+        return f"{size_bytes / one:.3g} x {shown} of logits: {_logits_held(phase, config)}"
     return _why(config, tag, size_bytes)
 
 

@@ -129,7 +129,7 @@ def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -
     plain = nanogpt.memory_bound(config, dtype, costs, backward)
     again = 1 + (_REMADE[config.grad_checkpoint] if backward else 0.0)
     is_narrow = config.compile and dtype != "float32"
-    flops = _OUR_GELU if is_narrow and config.grad_checkpoint != "full" else 1.0
+    flops = _OUR_GELU if is_narrow and not (backward and config.grad_checkpoint == "full") else 1.0  # full has torch's
     kernels = plain.kernels * again
     if backward and _reruns_in_python(config):
         kernels = plain.kernels + nanogpt.memory_bound(config, dtype, costs, False).kernels

@@ -1,0 +1,22 @@
+"""Values of other libraries as Python's own: a scalar of numpy or torch, a decimal, a path."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+
+def plain(value: object) -> Any:
+    """The number, text, truth or None that a value stands for; what stands for none of them comes back as it is."""
+    if isinstance(value, str):
+        return str.__str__(value)  # an enum's text, not its name
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    # item is what arrays and tensors of one element have; of numpy's truths nothing else tells that they are none
+    for method in ("item", "__index__", "__float__"):
+        with suppress(AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError):
+            return getattr(value, method)()
+    return value

@@ -1,0 +1,20 @@
+"""Runs that start from trained weights: their shape is given, and what may be chosen is which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onecard.config.resolve import resolve
+from onecard.config.schema import RunConfig
+
+OPENAI_WEIGHTS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # from the smallest
+SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "vocab_size", "bias")  # of weights; a context may be cut shorter
+
+
+def smaller_weights(config: RunConfig) -> Iterator[RunConfig]:
+    """The same run from each smaller set of OpenAI's weights, the largest first; nothing where it has other weights."""
+    if config.init_from not in OPENAI_WEIGHTS:
+        return
+    for name in reversed(OPENAI_WEIGHTS[: OPENAI_WEIGHTS.index(config.init_from)]):
+        weights = resolve(f"init_from = {name!r}").config
+        yield config.replace({"init_from": name, **{key: getattr(weights, key) for key in SHAPE_KEYS}})

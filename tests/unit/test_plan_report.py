@@ -1,0 +1,155 @@
+"""The plan as it is read: what is to be pasted is in one piece, figures have their range, verdicts their condition."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from onecard.config.resolve import resolve
+from onecard.plan.budget import Budget
+from onecard.plan.cards import find_card
+from onecard.plan.fit import EXPANDABLE, flags_of
+from onecard.plan.make import Plan, make_plan
+from onecard.plan.place import Place
+from onecard.plan.seen import Seen
+from onecard.report.advice import print_fixes, print_proposals
+from onecard.report.memory import print_seen
+from onecard.report.plan import print_plan
+from onecard.report.plan_json import plan_json
+from onecard.units import GIB, MIB
+
+RTX_4070 = find_card("RTX 4070")
+BESIDE_A_DESKTOP = Place(card=RTX_4070, other_bytes=round(2.1 * GIB))
+
+
+def paper(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), width=width, color_system=None)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def planned(text: str, place: Place | None = BESIDE_A_DESKTOP, **options: object) -> Plan:
+    return make_plan(resolve(text, filename="c.py"), place, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_what_is_to_be_pasted_is_never_broken(width: int) -> None:
+    plan = planned("batch_size = 16\ncompile = False\ndropout = 0.1\nvocab_size = 50257\n")
+    console = paper(width)
+    print_fixes(plan.fixes, console)
+    lines = [line.strip() for line in written(console).splitlines()]
+    assert any(fix.environment for fix in plan.fixes)
+    for fix in plan.fixes:
+        pieces = [fix.environment, flags_of(fix.patch, fix.trainer), *fix.code.split("; ")]
+        for piece in filter(None, pieces):
+            assert any(piece in line for line in lines), piece
+    assert EXPANDABLE in lines
+
+
+def test_every_fix_has_its_figures_on_one_line() -> None:
+    plan = planned("batch_size = 16\n")
+    console = paper()
+    print_fixes(plan.fixes, console)
+    said = written(console)
+    for fix in plan.fixes:
+        assert f"{fix.saves_bytes / MIB:,.0f}" in said
+    assert "what is free, at the fastest micro-batch that fits" in said
+
+
+def test_proposed_hours_are_a_range_on_screen_and_in_json() -> None:
+    plan = make_plan(resolve(None), BESIDE_A_DESKTOP, budget=Budget(seconds=6 * 3600))
+    assert plan.proposals
+    best = plan.proposals[0]
+    console = paper(120)
+    print_proposals(plan.proposals, console)
+    seconds = best.seconds
+    assert f"{seconds.likely / 3600:.1f} ({seconds.low / 3600:.1f} to {seconds.high / 3600:.1f})" in written(console)
+    said = plan_json(plan)["proposals"][0]
+    assert said["seconds_range"] == {name: round(getattr(seconds, name)) for name in ("low", "likely", "high")}
+    assert said["seconds"] == said["seconds_range"]["likely"]
+
+
+@pytest.mark.parametrize(("text", "flags"), [("vocab_size = 8192\n", []), ("n_layer = 6\n", [("vocab_size", "8192")])])
+def test_the_vocabulary_nanogpt_must_be_told_stands_beside_its_verdict(text: str, flags: list[tuple[str, str]]) -> None:
+    plan = make_plan(resolve(text, filename="c.py", flags=flags), BESIDE_A_DESKTOP)
+    console = paper()
+    print_plan(plan, console)
+    said = " ".join(written(console).split())
+    assert "8,192 if told" in said
+    assert "meta.pkl beside the data" in said
+    assert "it builds 50,304" in said
+    assert "meta.pkl" in plan_json(plan)["trainers"]["nanogpt"]["condition"]
+    assert plan_json(plan)["trainers"]["onecard"]["condition"] == ""
+
+
+@pytest.mark.parametrize("text", ["n_layer = 6", "vocab_size = 50304", "init_from = 'gpt2'"])
+def test_what_nanogpt_builds_of_itself_has_no_condition(text: str) -> None:
+    plan = planned(text)
+    assert plan.nanogpt
+    assert plan.nanogpt.condition == ""
+
+
+def test_a_proposal_for_nanogpt_says_what_its_vocabulary_needs() -> None:
+    plan = planned("vocab_size = 32000", budget=Budget(seconds=6 * 3600))
+    assert plan.proposals
+    console = paper()
+    print_proposals(plan.proposals, console)
+    assert "hold for a vocabulary of 32,000" in " ".join(written(console).split())
+
+
+def test_without_a_card_the_driver_and_the_plan_are_not_compared() -> None:
+    seen = Seen(process_bytes=4464 * MIB)
+    plan = planned("n_embd = 384", None)
+    console = paper(120)
+    print_seen(seen, plan.first.memory, console)
+    assert "unexplained" not in written(console)
+    assert "name the card with --gpu" in written(console)
+    said = plan_json(plan, seen=seen)["seen"]
+    assert (said["unexplained_bytes"], said["predicted_with_context"]) == (None, False)
+
+
+def test_with_a_card_what_is_unexplained_is_the_difference() -> None:
+    plan = planned("n_embd = 384")
+    seen = Seen(process_bytes=plan.first.memory.process_bytes + 20 * MIB)
+    console = paper(120)
+    print_seen(seen, plan.first.memory, console)
+    assert "+20" in written(console)
+    assert plan_json(plan, seen=seen)["seen"]["unexplained_bytes"] == 20 * MIB
+
+
+def test_where_no_process_is_told_the_whole_card_is_compared() -> None:
+    plan = planned("n_embd = 384")
+    seen = Seen(used_bytes=plan.first.memory.process_bytes + 500 * MIB, total_bytes=12282 * MIB)
+    console = paper(120)
+    print_seen(seen, plan.first.memory, console)
+    assert "not told for a process" in written(console)
+    assert "+500" in written(console)
+    assert plan_json(plan, seen=seen)["seen"]["unexplained_bytes"] is None
+
+
+def test_the_card_that_a_text_named_is_said_to_be_so() -> None:
+    place = replace(BESIDE_A_DESKTOP, source="the nvidia-smi text")
+    console = paper(120)
+    print_plan(planned("n_embd = 384", place), console)
+    assert "GeForce RTX 4070 (named by the nvidia-smi text)" in written(console)
+    assert plan_json(planned("n_embd = 384", place))["gpu"]["named_by"] == "the nvidia-smi text"
+
+
+def test_one_is_one_sequence_and_one_micro_batch() -> None:
+    console = paper(120)
+    print_plan(planned("batch_size = 1\ngradient_accumulation_steps = 1\nblock_size = 512"), console)
+    assert "1 sequence x 1 micro-batch x 512 tokens" in written(console)
+
+
+@pytest.mark.parametrize("params", [774_000_000, 1_500_000_000])
+def test_the_largest_that_would_fit_is_of_the_depth_that_was_asked_for(params: int) -> None:
+    plan = planned("n_layer = 12", Place(card=find_card("RTX 3060 12GB")), fit=True, params=params)
+    assert plan.fit
+    assert plan.fit.smallest
+    console = paper(200)
+    print_plan(plan, console)
+    assert f"the largest model of {plan.config.n_layer} layers that would: " in written(console)
