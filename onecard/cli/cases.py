@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.cli.flags import Flag
@@ -106,7 +107,7 @@ def cases_of(
 def runs_at(path: str) -> Iterator[LoggedRun]:
     """The runs of a path: a run folder, a folder of them, a log file, or standard input."""
     from onecard.cli.files import neighbour
-    from onecard.runs.folder import RECORDS, load_run, runs_in
+    from onecard.runs.folder import RECORDS, is_config_of_run, load_run, runs_in
     from onecard.runs.foreign import read_logs
     from onecard.runs.logged import logged_run
 
@@ -119,6 +120,8 @@ def runs_at(path: str) -> Iterator[LoggedRun]:
             for folder in runs_in(place) or (place,):
                 yield logged_run(load_run(folder))
             return
+        if is_config_of_run(place):
+            raise _config_no_log(place)
         with place.open("rb") as file:
             yield from read_logs(file, source=path)
     except FileNotFoundError as problem:
@@ -135,6 +138,21 @@ def runs_at(path: str) -> Iterator[LoggedRun]:
             fix="name a run folder or a log file",
             name="unreadable-file",
         ) from problem
+
+
+def _config_no_log(place: Path) -> ConfigError:
+    """The error for a config where a log should be: what it can be given to, and the run it is of."""
+    from onecard.runs.folder import RECORDS
+
+    planned = f"onecard plan {quote(str(place))}"
+    run = place.parent
+    there = (run / RECORDS).is_file()
+    return ConfigError(
+        f"{place} is a config, and no log",
+        why="it says what was meant to run, not what happened" + (f"; that is in {run / RECORDS}" if there else ""),
+        fix=f"onecard doctor {quote(str(run))}   (or, for what it needs: {planned})" if there else planned,
+        name="config-no-log",
+    )
 
 
 def doctors_card(name: str | None) -> Card | None:

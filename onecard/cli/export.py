@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from onecard.data.tokenizers import Tokenizer
     from onecard.runs.folder import Run
     from onecard.train.snapshot import Snapshot
+
+_ELSEWHERE = "choose another place with --out FOLDER"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +84,8 @@ def export(
     if kind == "nanogpt":
         done = _to_nanogpt(target, snapshot, config, found, tokenizer)
     else:
-        name = push or found.path.resolve().name
-        done = _to_hf(target, snapshot, config, found, tokenizer, name=name, note=note)
+        done = _to_hf(target, snapshot, config, found, tokenizer, push=push, note=note)
+    done = replace(done, notes=(*snapshot.notes, *done.notes))
     address = hf_hub.push(target, push, private=private) if push else None
     _show(done, snapshot.step, address, as_json=as_json)
     return 0
@@ -206,20 +208,23 @@ def _to_hf(
     run: Run,
     tokenizer: Tokenizer | None,
     *,
-    name: str,
+    push: str | None,
     note: str | None,
 ) -> Exported:
     """Written beside, then renamed: a folder that is there is whole."""
     from onecard.data.hf_tokenizer import tokenizer_files
     from onecard.report.model_card import model_card
-    from onecard.runs.files import half_written, sync_folder, write_durably, writing
+    from onecard.runs.files import MAKE_ROOM, check_space, half_written, sync_folder, write_durably, writing
     from onecard.train import hf_folder
 
     new = half_written(target)
     texts = tokenizer_files(tokenizer, block_size=config.block_size) if tokenizer else {}
     named = tokenizer.name if tokenizer else None
-    texts["README.md"] = model_card(run, config, name=name, step=snapshot.step, tokenizer=named)
-    with writing(target, instead="choose another place with --out FOLDER"):
+    name, place = push or run.path.resolve().name, push or f"./{target.resolve().name}"
+    texts["README.md"] = model_card(run, config, name=name, place=place, step=snapshot.step, tokenizer=named)
+    room = f"{MAKE_ROOM}, or {_ELSEWHERE}"
+    with writing(target, instead=_ELSEWHERE, room=room):
+        check_space(target, needed_bytes=hf_folder.needed_bytes(config), room=room)
         shutil.rmtree(new, ignore_errors=True)
         try:
             new.mkdir(parents=True)

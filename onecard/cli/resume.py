@@ -36,7 +36,7 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     from onecard.config.resolve import checked
     from onecard.config.schema import KEYS
     from onecard.report.talk import print_warnings
-    from onecard.runs.folder import CHECKPOINTS, CONFIG
+    from onecard.runs.folder import CHECKPOINTS, CONFIG, config_in
     from onecard.train.checkpoint import made_under
     from onecard.train.trackers import logger_names
 
@@ -59,6 +59,8 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     said = [*_other_place(before, after, had_data=had_data), *_schedule_changes(before, after, run.last_step)]
     if made and edited:
         said.insert(0, f"{run.path / CONFIG} has changed since {made.name}: {_changes(before, after, edited)}")
+    if config_in(run.path) is None:
+        said.insert(0, f"{run.path / CONFIG} is damaged or gone: the settings are those of the last start record")
     print_warnings(said, console(stderr=True))
     return after
 
@@ -276,7 +278,7 @@ def _schedule_changes(before: RunConfig, after: RunConfig, step: int) -> list[st
     was, now = learning_rate(before, step), learning_rate(after, step)
     found = []
     if abs(now - was) > 0.01 * was:
-        found.append(f"the learning rate goes from {was:.2g} to {now:.2g} at step {step:,}: the schedule has changed")
+        found.append(f"the learning rate goes from {was:.3g} to {now:.3g} at step {step:,}: the schedule has changed")
     if after.decay_lr and after.max_iters > max(after.lr_decay_iters, before.max_iters):
         found.append(
             f"from step {after.lr_decay_iters:,} on the learning rate stays at min_lr={after.min_lr:.2g}; "

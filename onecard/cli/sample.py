@@ -61,10 +61,10 @@ def sample(
 
     found = load_run(Path(run))
     config = config_of(found.path, found.config)
-    chosen = checkpoint_of(found.path, best=best)
+    chosen, passed_over = checkpoint_of(found.path, best=best)
     tokenizer = tokenizer_of(found.path, config)
     device, note = device_here(config)
-    notes = [note] if note else []
+    notes = [*passed_over, *([note] if note else [])]
     if not as_json:
         print_warnings(notes, console(stderr=True))
     model = GPT(config).to(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.cli.library import console
@@ -44,7 +45,7 @@ def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
         raise ConfigError(
             f"{run / CONFIG} is damaged: {problem.what}",
             why="it holds the settings of the run, and these are none",
-            fix=f"write it anew from the last start record of {run / RECORDS}",
+            fix=f"rm {quote(str(run / CONFIG))}   (they are read from the last start record of {run / RECORDS} then)",
             name="damaged-run",
         ) from problem
 

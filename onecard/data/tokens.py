@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -42,6 +43,10 @@ class TokenFile:
     dtype: TokenType
     first_byte: int
     count: int
+
+    @property
+    def end_byte(self) -> int:
+        return self.first_byte + self.count * np.dtype(STORED[self.dtype]).itemsize
 
     def mapped(self) -> npt.NDArray[Any]:
         """The tokens, read from disk when they are looked at."""
@@ -106,12 +111,24 @@ class Tokens:
             filled = 0
             index = bisect.bisect_right(self._begins, start) - 1
             while filled < length:  # a window may go on in the next file
+                self._check_whole(index)
                 begin = start + filled - self._begins[index]
                 part = self._mapped[index][begin : begin + length - filled]
                 row[filled : filled + len(part)] = part
                 filled += len(part)
                 index += 1
         return rows
+
+    def _check_whole(self, index: int) -> None:
+        """ConfigError if a file was cut short since it was opened: to look behind its end would kill this process."""
+        file, opened = self.files[index], self._mapped[index].base
+        if isinstance(opened, mmap.mmap) and opened.size() < file.end_byte:
+            raise ConfigError(
+                f"{file.path} was cut short while it was in use",
+                why=f"it had {file.end_byte:,} bytes and has {opened.size():,}: something has written over it",
+                fix="put the file back as it was; a run then goes on from its last checkpoint with --resume",
+                name="token-file-cut",
+            )
 
     def chunks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """The whole sequence in pieces of its stored type, each with the position of its first token."""

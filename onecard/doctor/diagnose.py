@@ -120,21 +120,24 @@ def _recorded(case: Case, *, already: Collection[str]) -> list[Finding]:
     at the whole run its own verdict counts, and that may be silence."""
     found = {record.finding.rule: record for record in case.run.records if isinstance(record, FindingRecord)}
     return [
-        _of_then(record, _missing(case, rule))
+        _of_then(case, record, _missing(case, rule))
         for rule, record in found.items()
         if rule not in already and (rule not in NAMES or _missing(case, rule)) and _in_todays_words(record.finding)
     ]
 
 
-def _of_then(record: FindingRecord, missing: str | None) -> Finding:
-    """A finding of a run that trained, said to be from then; its patch is not for a run that has gone on."""
+def _of_then(case: Case, record: FindingRecord, missing: str | None) -> Finding:
+    """A finding of a run that trained, said to be from then. Its patch stands where nothing but what is `missing` here
+    could have changed the verdict, for what the run has not changed itself since."""
     found = record.finding
+    now = case.resolved.config.model_dump() if case.resolved else {}
+    standing = {key: value for key, value in found.patch.items() if now.get(key) != value} if missing else {}
     return replace(
         found,
         what=f"found at step {record.step:,}, while it trained: {found.what}",
         fix=f"{found.fix} (as of then: {missing} has the whole run judged)" if missing else found.fix,
         seen=(f"step {record.step:,}: finding, {found.rule}", *found.seen),
-        patch={},
+        patch=standing,
     )
 
 

@@ -71,8 +71,11 @@ def check_space(path: Path, *, needed_bytes: int, room: str = MAKE_ROOM) -> None
     """Refuse before writing `path`: a full disk is easier to understand with both numbers."""
     free_bytes = shutil.disk_usage(_existing(path)).free
     if needed_bytes > free_bytes:
+        needed, free = units.size(needed_bytes), units.size(free_bytes)
+        if needed == free:
+            needed, free = f"{needed_bytes:,} bytes", f"{free_bytes:,}"
         raise _disk_full(
-            f"{path} needs {units.size(needed_bytes)} and the disk has {units.size(free_bytes)} free",
+            f"{path} needs {needed} and the disk has {free} free",
             why=f"the space is looked at before anything is written; {UNTOUCHED}",
             path=path,
             room=room,
@@ -126,7 +129,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _disk_full(what: str, *, why: str, path: Path, room: str) -> MachineError:
-    fix = f"{room} (see `df -h {_existing(path)}`), then go on (a run: with --resume)"
+    fix = f"{room} (see `df -h {_existing(path)}`), then the same again (a run: with --resume)"
     return MachineError(what, why=why, fix=fix, name="disk-full")
 
 

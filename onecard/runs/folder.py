@@ -160,21 +160,25 @@ class RunFolder:
         """The run as a reader sees it now."""
         return load_run(self.path)
 
-    def close(self) -> None:
+    def close(self, *, in_error: bool = False) -> None:
+        """Let others write. Who leaves in an error leaves a name in the lock: without an end, the run was cut off."""
         if not self._closed:
             self._closed = True
             os.close(self._records)
-            self._lock.close()
+            self._lock.close(keep_name=in_error)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.close(in_error=error is not None)
 
 
 def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
-    """A locked folder for a run from the beginning. One that holds a checkpoint is refused: it would be lost."""
+    """A locked folder for a run from the beginning. One that holds a checkpoint is refused: it would be lost.
+
+    Nothing is written, the lock neither, into a folder that is refused and is no run's.
+    """
     with writing(path):
         if path.exists() and not path.is_dir():
             raise ConfigError(
@@ -190,16 +194,12 @@ def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
                 fix="choose another folder with --out_dir=PATH",
                 name="not-a-run",
             )
+        if not _is_ours(path):
+            _refuse_checkpoints(path)
         path.mkdir(parents=True, exist_ok=True)
     lock = Lock(path / LOCK)
     try:
-        if saved := checkpoints_in(path):
-            raise ConfigError(
-                f"{path} holds a run already, saved at step {saved[-1].step:,}",
-                why="starting again in the same folder would mix two runs and overwrite the checkpoints",
-                fix=f"onecard train --resume {quote(str(path))}   (or choose another folder with --out_dir=PATH)",
-                name="run-exists",
-            )
+        _refuse_checkpoints(path)
         folder = RunFolder(path, lock=lock, config=config)
     except BaseException:
         lock.close()
@@ -212,8 +212,21 @@ def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
     return folder
 
 
+def _refuse_checkpoints(path: Path) -> None:
+    if saved := checkpoints_in(path):
+        raise ConfigError(
+            f"{path} holds a run already, saved at step {saved[-1].step:,}",
+            why="starting again in the same folder would mix two runs and overwrite the checkpoints",
+            fix=f"onecard train --resume {quote(str(path))}   (or choose another folder with --out_dir=PATH)",
+            name="run-exists",
+        )
+
+
 def resume_run(path: Path) -> RunFolder:
-    """The locked folder of a run that exists, with its config. Whether there is a checkpoint, `checkpoints` says."""
+    """The locked folder of a run that exists, with its config. Whether there is a checkpoint, `checkpoints` says.
+
+    Where config.json is damaged or gone, the settings are those of the last start record.
+    """
     _settings_of(path)  # nothing is written, the lock neither, before this is known to be a run
     lock = Lock(path / LOCK)
     try:
@@ -242,17 +255,20 @@ def load_run(path: Path | str) -> Run:
             fix=f"ls -l {quote(str(folder))}   (shows who may read it)",
             name="unreadable-run",
         ) from problem
-    config: Mapping[str, object] | None = _config_in(folder)
-    if config is None:
-        starts = [record.config for record in history.records if isinstance(record, Start)]
-        config = starts[-1] if starts else {}
-    return Run(folder, config, history, checkpoints_in(folder))
+    config = config_in(folder)
+    stated = config if config is not None else _last_started(history)
+    return Run(folder, stated or {}, history, checkpoints_in(folder))
+
+
+def _last_started(history: History) -> dict[str, object] | None:
+    """The settings in the last start record; None where there is none."""
+    return next((dict(record.config) for record in reversed(history.records) if isinstance(record, Start)), None)
 
 
 def is_run(path: Path) -> bool:
     """Whether a folder can be read as a run's."""
     try:
-        return (path / RECORDS).is_file() or _is_settings(_config_in(path))
+        return (path / RECORDS).is_file() or _is_settings(config_in(path))
     except (OSError, ValueError):
         return False
 
@@ -290,19 +306,25 @@ def checkpoint_step(name: str) -> int | None:
 
 
 def _settings_of(path: Path) -> dict[str, object]:
-    """The config.json of a run; ConfigError where there is no run, or none with readable settings."""
+    """The settings of a run; ConfigError where there is no run, or none with readable settings."""
     if not _is_ours(path):
         raise _no_run(path)
-    config = _config_in(path)
-    if config is None:
-        there = (path / CONFIG).is_file()
-        what, how = ("damaged", "is no JSON object") if there else ("missing", "is not there")
-        raise _damaged(path, f"{path / CONFIG} is {what}", how)
-    return config
+    settings = config_in(path)
+    if settings is None:
+        settings = _last_started(load_run(path).history)
+    if settings is None:
+        is_there = (path / CONFIG).is_file()
+        raise ConfigError(
+            f"{path / CONFIG} is {'damaged' if is_there else 'missing'}",
+            why=f"it holds the settings of the run, and {RECORDS} has no start record to read them from",
+            fix="put back a copy of it, or begin a new run in another folder with --out_dir=PATH",
+            name="damaged-run",
+        )
+    return settings
 
 
-def _config_in(path: Path) -> dict[str, object] | None:
-    """The content of config.json; None if it is missing or no JSON object."""
+def config_in(path: Path) -> dict[str, object] | None:
+    """The content of a folder's config.json; None if it is missing or no JSON object."""
     try:
         config = json.loads((path / CONFIG).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -310,9 +332,14 @@ def _config_in(path: Path) -> dict[str, object] | None:
     return config if isinstance(config, dict) else None
 
 
+def is_config_of_run(path: Path) -> bool:
+    """Whether a file is the config.json of a run."""
+    return path.name == CONFIG and path.is_file() and is_run(path.parent)
+
+
 def _is_ours(path: Path) -> bool:
     """Whether a folder is a run's beyond doubt: only such a one is written to where it has a config.json."""
-    return _holds_records(path) or _is_settings(_config_in(path))
+    return _holds_records(path) or _is_settings(config_in(path))
 
 
 def _is_settings(config: Mapping[str, object] | None) -> bool:
@@ -334,22 +361,13 @@ def _holds_records(path: Path) -> bool:
     return not first or holds_record(first)
 
 
-def _damaged(path: Path, what: str, how: str) -> ConfigError:
-    return ConfigError(
-        what,
-        why=f"it holds the settings of the run, and {how}",
-        fix=f"write it anew from the last start record of {path / RECORDS}, then resume",
-        name="damaged-run",
-    )
-
-
 def _no_run(path: Path) -> ConfigError:
     near = [run.name for folder in (path, path.parent) for run in runs_in(folder) if run != path]
     beside = f"; near it are: {', '.join(near[:5])}" if near else ""
     other = f"its {CONFIG} has other keys than a run's, and there are no {RECORDS} of one"
     return ConfigError(
         f"there is no run in {path}",
-        why=(other if _config_in(path) is not None else f"a run is a folder with {CONFIG} and {RECORDS}") + beside,
+        why=(other if config_in(path) is not None else f"a run is a folder with {CONFIG} and {RECORDS}") + beside,
         fix="give the folder of a run, such as runs/default",
         name="no-such-run",
     )

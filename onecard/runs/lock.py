@@ -34,7 +34,8 @@ class InUse(OnecardError):
 class Lock:
     """Held from construction until `close`; InUse while another process holds it.
 
-    The file says who holds it; it stays behind, and means nothing alone.
+    The file says who holds it. It stays behind, and means nothing alone: with a name in it, that whoever is named did
+    not go in peace.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,18 +56,20 @@ class Lock:
             raise
         _held.add(self._descriptor)
 
-    def close(self) -> None:
-        """Let go; the process that ends without it lets go as well."""
+    def close(self, *, keep_name: bool = False) -> None:
+        """Let go; the process that ends without it lets go as well, and leaves its name as `keep_name` does."""
         if self._descriptor in _held:
             _held.discard(self._descriptor)
             with suppress(OSError):
-                os.ftruncate(self._descriptor, 0)  # where only the name in the file counts, let that go too
+                if not keep_name:
+                    os.ftruncate(self._descriptor, 0)  # where only the name in the file counts, let that go too
                 _release(self._descriptor)  # closing is not enough while a forked child is still to close its copy
             os.close(self._descriptor)
 
 
 def left_behind(path: Path) -> bool:
-    """Whether the process that a lock file names is gone without having let go: it was killed, or lost its power.
+    """Whether the process that a lock file names is gone, or holds it no more, and did not take its name out: it was
+    killed, lost its power, or left in an error.
 
     False where nobody is named, and where it cannot be seen from here: on another machine, or under Windows.
     """
@@ -74,7 +77,16 @@ def left_behind(path: Path) -> bool:
     if holder is None or sys.platform == "win32":
         return False
     pid, host = holder
-    return host == socket.gethostname() and pid != os.getpid() and not _lives_here(pid, host)
+    if host != socket.gethostname():
+        return False
+    return not _held_here(path) if pid == os.getpid() else not _lives_here(pid, host)
+
+
+def _held_here(path: Path) -> bool:
+    """Whether this process holds the lock in a file."""
+    with suppress(OSError):
+        return any(os.path.samestat(os.fstat(descriptor), path.stat()) for descriptor in _held)
+    return False
 
 
 def _take(descriptor: int) -> bool | None:

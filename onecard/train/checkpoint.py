@@ -6,7 +6,9 @@ What lies on the disk, and how it survives a kill or a power cut, is in `checkpo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from onecard.config.schema import RunConfig
-from onecard.errors import OnecardError
-from onecard.runs.files import sync_folder, write_atomically
+from onecard.errors import MachineError, OnecardError
+from onecard.runs.files import MAKE_ROOM, sync_folder, write_atomically, writing
 from onecard.runs.folder import checkpoint_name, checkpoint_step
 from onecard.train import checkpoint_files
 from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, BadCheckpoint
@@ -25,6 +27,7 @@ from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, BadCh
 # What must be equal to go on: another value would be another model, or another text.
 SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
 IDENTITY_KEYS = (*SHAPE_KEYS, "dataset", "optimizer", "param_dtype")
+_FEWER = f"{MAKE_ROOM}, or keep fewer checkpoints with --keep_checkpoints=1"
 
 
 class ResumeMismatch(OnecardError):
@@ -71,6 +74,21 @@ class Found:
     path: Path | None
     skipped: tuple[tuple[Path, str], ...]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each checkpoint that was passed over, with the one that is used instead."""
+        used = f": {self.path.name} is used" if self.path else ""
+        return tuple(f"{path.name} is damaged ({why}) and was passed over{used}" for path, why in self.skipped)
+
+    def none_whole(self, run: Path) -> OnecardError:
+        """The error for a run all of whose checkpoints are damaged."""
+        return OnecardError(
+            f"no checkpoint of {run} is whole",
+            why="; ".join(f"{path.name}: {why}" for path, why in self.skipped[:3]),
+            fix="put back a copy of one, or start a new run with another --out_dir; nothing was changed",
+            name="damaged-checkpoint",
+        )
+
 
 # Saving
 
@@ -86,7 +104,8 @@ def save(
     """The new checkpoint's path, under `folder`; when this returns, a power cut does not lose it.
 
     A whole checkpoint of this step is left as it is: the same run at the same step has nothing new to say, and
-    replacing it would mean a moment without either.
+    replacing it would mean a moment without either. On a disk that is too full, checkpoints that would be deleted
+    after this one is written are deleted before.
     """
     path = folder / checkpoint_name(state.step)
     with checkpoint_files.changing(path):
@@ -95,19 +114,43 @@ def save(
             sync_folder(folder.parent)
         checkpoint_files.clear_leftovers(folder)
         if path.exists():
-            if _problem(path) is None:
+            if problem_of(path) is None:
                 return path
             checkpoint_files.delete(path)
-        checkpoint_files.write(
-            path,
-            {MODEL: dict(model.named_parameters()), OPTIMIZER: _optimizer_tensors(model, optimizer)},
-            {
-                **asdict(state),
-                "config": config.model_dump(),
-                "rng": _rng_states(next(model.parameters()).device),
-            },
-        )
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    tensors = {MODEL: weights, OPTIMIZER: _optimizer_tensors(model, optimizer)}
+    rest = {**asdict(state), "config": config.model_dump(), "rng": _rng_states(next(model.parameters()).device)}
+    keep = config.keep_checkpoints
+    room = _FEWER if keep > 2 and _superfluous(folder, step=state.step, keep=1) else MAKE_ROOM
+
+    def write() -> None:
+        with checkpoint_files.changing(path, room=room):
+            checkpoint_files.write(path, tensors, rest, room=room)
+
+    try:
+        write()
+    except MachineError as refused:
+        if refused.name != "disk-full" or not _made_room(path, checkpoint_files.needed_bytes(tensors), keep=keep):
+            raise
+        write()
     return path
+
+
+def _made_room(path: Path, needed_bytes: int, *, keep: int) -> bool:
+    """Whether there is room for `path` now: after deleting what is deleted anyway once it is written.
+
+    The newest whole checkpoint stays until then, whatever `keep` says; and nothing is deleted if that is not enough.
+    """
+    newest = latest_good(path.parent).path
+    old = _superfluous(path.parent, step=step_of(newest), keep=max(1, keep - 1)) if newest else []
+    if not old or shutil.disk_usage(path.parent).free + sum(map(_size_bytes, old)) < needed_bytes:
+        return False
+    _delete(old)
+    return True
+
+
+def _size_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.iterdir())
 
 
 def mark_best(folder: Path, *, step: int, val_loss: float) -> None:
@@ -130,14 +173,47 @@ def prune(folder: Path, *, saved: Path, keep: int) -> list[Path]:
 
     Later steps than `saved` are deleted too: a run only goes on from before them because they are damaged.
     """
+    old = _superfluous(folder, step=step_of(saved), keep=keep)
+    _delete(old)
+    return old
+
+
+def _superfluous(folder: Path, *, step: int, keep: int) -> list[Path]:
+    """All checkpoints but the best and the newest `keep` up to `step`."""
     marked = best(folder)
     kept = {marked.step} if marked else set()
-    kept |= set([step for step in map(step_of, checkpoints(folder)) if step <= step_of(saved)][:keep])
-    old = [path for path in checkpoints(folder) if step_of(path) not in kept]
-    for path in old:
+    kept |= set([found for found in map(step_of, checkpoints(folder)) if found <= step][:keep])
+    return [path for path in checkpoints(folder) if step_of(path) not in kept]
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
         with checkpoint_files.changing(path):
             checkpoint_files.delete(path)
-    return old
+
+
+def mark_best_left(folder: Path, evaluated: Mapping[int, float], *, step: int) -> Best | None:
+    """The best of a run that goes on from `step`, marked: the lowest validation loss whose checkpoint is there, whole.
+
+    `evaluated` are the validation losses by step. The mark alone would not do (a kill may come between an evaluation
+    and its mark), nor would what the checkpoint itself remembers: it was written before its evaluation. A loss before
+    the first update counts without a checkpoint too; then nothing is marked.
+    """
+    marked = best(folder)
+    losses = dict(evaluated) | ({marked.step: marked.val_loss} if marked else {})
+    there = {step_of(path): path for path in checkpoints(folder)}
+    found = sorted((loss, at) for at, loss in losses.items() if at <= step and math.isfinite(loss))
+
+    def whole(at: int) -> bool:
+        return at in there and problem_of(there[at]) is None
+
+    left = next((Best(step=at, val_loss=loss) for loss, at in found if at == 0 or whole(at)), None)
+    if left is None or (left.step == 0 and not whole(0)):
+        with writing(folder / BEST):
+            (folder / BEST).unlink(missing_ok=True)
+    elif left != marked:
+        mark_best(folder, step=left.step, val_loss=left.val_loss)
+    return left
 
 
 # Loading
@@ -162,7 +238,7 @@ def latest_good(folder: Path) -> Found:
     """The newest checkpoint whose files have the sizes and checksums they were saved with."""
     skipped: list[tuple[Path, str]] = []
     for path in checkpoints(folder):
-        problem = _problem(path)
+        problem = problem_of(path)
         if problem is None:
             return Found(path, tuple(skipped))
         skipped.append((path, problem))
@@ -213,7 +289,8 @@ def verify(path: Path) -> None:
     checkpoint_files.verified_state(path, [MODEL, OPTIMIZER])
 
 
-def _problem(path: Path) -> str | None:
+def problem_of(path: Path) -> str | None:
+    """Why a checkpoint is not what was saved; None of one that is whole."""
     try:
         verify(path)
     except BadCheckpoint as bad:

@@ -30,14 +30,13 @@ from torch import Tensor
 
 from onecard import units
 from onecard.errors import OnecardError
-from onecard.runs.files import check_space, half_written, sync_file, sync_folder, write_durably, writing
+from onecard.runs.files import MAKE_ROOM, check_space, half_written, sync_file, sync_folder, write_durably, writing
 
 SCHEMA = 1
 MODEL, OPTIMIZER, STATE, BEST = "model.safetensors", "optimizer.safetensors", "state.json", "best.json"
 
 _NEW, _GONE = ".new-", ".gone-"
 _STATE_LIMIT_BYTES = 16 * units.MIB  # a state.json is some 30 KB; a huge one is not ours
-_ROOM = "make room, or keep fewer checkpoints with --keep_checkpoints=1"
 
 
 class BadCheckpoint(OnecardError):
@@ -50,10 +49,10 @@ class BadCheckpoint(OnecardError):
 
 
 @contextmanager
-def changing(path: Path) -> Iterator[None]:
+def changing(path: Path, *, room: str = MAKE_ROOM) -> Iterator[None]:
     """Inside, what the disk refuses becomes the error for the checkpoint `path`, and nothing stays half-written."""
     try:
-        with writing(path, room=_ROOM):
+        with writing(path, room=room):
             try:
                 yield
             except SafetensorError as error:
@@ -70,10 +69,11 @@ def as_os_error(error: SafetensorError) -> OSError:
     return OSError(int(in_text[1]), os.strerror(int(in_text[1]))) if in_text else OSError(str(error))
 
 
-def write(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+def write(
+    path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], *, room: str = MAKE_ROOM
+) -> None:
     """Make the folder `path` of `tensors` (file name -> its tensors) and of what else there is to say, as JSON."""
-    sizes = [tensor.nbytes for named in tensors.values() for tensor in named.values()]
-    check_space(path, needed_bytes=sum(sizes) + units.MIB, room=_ROOM)
+    check_space(path, needed_bytes=needed_bytes(tensors), room=room)
     new = path.with_name(_NEW + path.name)
     new.mkdir()
     files = {name: _write_tensors(new / name, named) for name, named in tensors.items()}
@@ -84,6 +84,11 @@ def write(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mappin
     sync_folder(new)
     new.rename(path)
     sync_folder(path.parent)
+
+
+def needed_bytes(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
+    """What a checkpoint of these tensors takes on the disk, at most."""
+    return sum(tensor.nbytes for named in tensors.values() for tensor in named.values()) + units.MIB
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ its GPT-2 always has biases, so a model without any is written with zeros, and m
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from onecard import units
 from onecard.config.hf_config import NO_BIAS, gpt2_shape
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
-from onecard.runs.files import check_space, sync_file, write_durably
+from onecard.runs.files import sync_file, write_durably
 from onecard.train.checkpoint_files import as_os_error
 from onecard.train.snapshot import Snapshot, checked_weights, load_tensors, not_gpt2, parameter_shapes
 
@@ -106,13 +108,18 @@ def _without_zeros(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 # Writing
 
 
+def needed_bytes(config: RunConfig) -> int:
+    """What the folder of a model takes on the disk, at most: float32 weights, and biases even where it has none."""
+    with_biases = parameter_shapes(config.replace({"bias": True}))
+    return 4 * sum(math.prod(size) for size in with_biases.values()) + 2 * units.MIB
+
+
 def write(folder: Path, snapshot: Snapshot, config: RunConfig, *, end_of_text: int | None) -> None:
     """Put the model and its two configs into `folder`, which exists; OSError if the disk refuses."""
     tensors = {name: _as_hf(name, tensor) for name, tensor in snapshot.weights.items()}
     if not config.bias:
         with_biases = parameter_shapes(config.replace({"bias": True}))
         tensors |= {name: torch.zeros(size) for name, size in with_biases.items() if name not in tensors}
-    check_space(folder / WEIGHTS, needed_bytes=sum(tensor.nbytes for tensor in tensors.values()) + 2**20)
     try:
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     except SafetensorError as error:

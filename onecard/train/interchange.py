@@ -46,7 +46,7 @@ def holds_model(path: Path) -> bool:
 def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Snapshot:
     """The newest whole checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses that one."""
     run = load_run(path)
-    folder = checkpoint_of(path, best=best)
+    folder, notes = checkpoint_of(path, best=best)
     state = checkpoint_files.verified_state(folder, [MODEL, OPTIMIZER])
     saved = state["config"]
     tensors = load_file(folder / MODEL)
@@ -66,28 +66,45 @@ def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Sna
         step=state["step"],
         val_loss=measured[-1] if measured else state["best_val_loss"],
         config=run.config,
+        notes=notes,
     )
 
 
-def checkpoint_of(path: Path, *, best: bool) -> Path:
-    """The checkpoint folder of a run that is meant by "the newest" or "the best"."""
-    folder = path / CHECKPOINTS
-    marked = checkpoint.best(folder) if best else None
-    if best and marked is None:
-        raise ConfigError(
-            f"{path} has no best checkpoint",
-            why="none was marked: a run marks one at every evaluation that is better than all before",
-            fix="leave --best out: the newest checkpoint is used",
-            name="no-best-checkpoint",
-        )
-    if marked:
-        return folder / checkpoint_name(marked.step)
-    found = checkpoint.latest_good(folder)
+def checkpoint_of(path: Path, *, best: bool) -> tuple[Path, tuple[str, ...]]:
+    """The checkpoint folder of a run that is meant by "the newest" or "the best", and what was passed over for it."""
+    if best:
+        return _best_checkpoint(path), ()
+    found = checkpoint.latest_good(path / CHECKPOINTS)
     if found.path is None and found.skipped:
-        checkpoint.verify(found.skipped[0][0])  # says what is damaged
+        raise found.none_whole(path)
     if found.path is None:
         raise _no_checkpoint(load_run(path))
-    return found.path
+    return found.path, found.notes
+
+
+def _best_checkpoint(path: Path) -> Path:
+    """The checkpoint of a run that is marked as its best; where there is none any more, the error says what is used
+    without --best."""
+    folder = path / CHECKPOINTS
+    marked = checkpoint.best(folder)
+    what = f"{path} has no best checkpoint"
+    why = "none was marked: a run marks one at every evaluation that is better than all before"
+    if marked:
+        best = folder / checkpoint_name(marked.step)
+        problem = checkpoint.problem_of(best) if best.is_dir() else "it is not there any more"
+        if problem is None:
+            return best
+        what = f"the best checkpoint of {path}, {best.name}, is {'damaged' if best.is_dir() else 'gone'}"
+        why = f"{problem}; its validation loss was {marked.val_loss:.4f}"
+    found = checkpoint.latest_good(folder)
+    if found.path is None:
+        raise found.none_whole(path) if found.skipped else _no_checkpoint(load_run(path))
+    raise ConfigError(
+        what,
+        why=why,
+        fix=f"leave --best out: step {checkpoint.step_of(found.path):,}, the newest that is whole, is used then",
+        name="no-best-checkpoint",
+    )
 
 
 def _no_checkpoint(run: Run) -> ConfigError:

@@ -6,7 +6,8 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from onecard.plan.counts import mfu
 from onecard.plan.evaluation import eval_batch_size
 from onecard.plan.memory.device import device_of
 from onecard.plan.memory.predict import context_of_onecard
-from onecard.runs.folder import CHECKPOINTS, RunFolder
+from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name
 from onecard.runs.records import Checkpoint, End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
 from onecard.train import checkpoint
 from onecard.train.evaluate import evaluate
@@ -36,6 +37,7 @@ from onecard.train.profiling import profiled_steps
 from onecard.train.trainer import Shrunk, Trainer
 from onecard.train.watched import Watched
 
+LONGEST_ERROR = 300  # characters of an error that are recorded
 PATIENCE = 20  # updates without a loss: float16 may lose one for a moment, but no run comes back from twenty
 
 
@@ -141,24 +143,43 @@ class _Loop:
         if resume:  # nothing can be refused any more: the run goes on with these settings
             self.folder.write_config(self.config.model_dump())
         self._record_start(resumed_from)
+        try:
+            end = self._end(self._trained())
+            self._record(end)
+        except BaseException as error:
+            self._record_fault(error)
+            raise
+        return Finished(end=end, measured_memory=self.snapshot.measured)
+
+    def _trained(self) -> EndReason:
+        """Why training stopped, saved."""
         began = time.perf_counter()
         with Interrupt() as interrupt:
             try:
-                reason = self._steps(interrupt, began)
+                return self._steps(interrupt, began)
             except OutOfMemory:
                 self._save("out of memory")
-                reason = "out-of-memory"
+                return "out-of-memory"
             finally:
                 self.trainer.close()
-        end = End(
+
+    def _end(self, reason: EndReason, more: Mapping[str, object] | None = None) -> End:
+        return End(
             step=self.trainer.step,
             tokens=self.trainer.tokens,
             reason=reason,
             best_val_loss=self.trainer.best_val_loss,
             seconds=self.trainer.elapsed_seconds,
+            more=more or {},
         )
-        self._record(end)
-        return Finished(end=end, measured_memory=self.snapshot.measured)
+
+    def _record_fault(self, error: BaseException) -> None:
+        """Record how the run ended, if that can be written: on a full disk the lock that is left behind must do."""
+        stopped = isinstance(error, KeyboardInterrupt)
+        (said, *_) = str(error).splitlines() or [type(error).__name__]
+        end = self._end("interrupted") if stopped else self._end("error", {"error": said[:LONGEST_ERROR]})
+        with suppress(OnecardError):
+            self.folder.append(end)
 
     def _steps(self, interrupt: Interrupt, began: float) -> EndReason:
         trainer, config = self.trainer, self.config
@@ -269,7 +290,7 @@ class _Loop:
         self._start_counting_peaks()
         if best:
             trainer.best_val_loss = found.val.mean
-            if trainer.step:
+            if (self.checkpoints / checkpoint_name(trainer.step)).is_dir():  # before the first update there may be none
                 checkpoint.mark_best(self.checkpoints, step=trainer.step, val_loss=found.val.mean)
         for finding in self.watched.new_findings():
             self._record(FindingRecord(step=trainer.step, finding=finding))
@@ -351,15 +372,10 @@ class _Loop:
 
     def _resume(self) -> str | None:
         found = checkpoint.latest_good(self.checkpoints)
-        for path, why in found.skipped:
-            self.on_note(f"{path.name} is damaged ({why}) and was passed over")
+        for note in found.notes:
+            self.on_note(note)
         if found.path is None and found.skipped:
-            raise OnecardError(
-                f"no checkpoint of {self.folder.path} is whole",
-                why="; ".join(f"{path.name}: {why}" for path, why in found.skipped[:3]),
-                fix="put back a copy of one, or start a new run with another --out_dir; nothing was changed",
-                name="damaged-checkpoint",
-            )
+            raise found.none_whole(self.folder.path)
         if found.path is None:
             return None
         trainer = self.trainer
@@ -371,8 +387,21 @@ class _Loop:
             data_fingerprint=trainer.dataset.fingerprint,
         )
         trainer.restore(state)
-        self.watched.add_all(self.folder.read().records)
+        before = self.folder.read()
+        self._take_up_best(before)
+        self.watched.add_all(before.records)
         return str(found.path.relative_to(self.folder.path))
+
+    def _take_up_best(self, run: Run) -> None:
+        """Go on with the best of the run so far, as far as it is left on the disk; says what is not."""
+        marked = checkpoint.best(self.checkpoints)
+        evaluated = {found.step: found.val_loss for found in run.evals if found.val_loss is not None}
+        left = checkpoint.mark_best_left(self.checkpoints, evaluated, step=self.trainer.step)
+        if left or marked:
+            self.trainer.best_val_loss = left.val_loss if left else None
+        if marked and (left is None or left.val_loss > marked.val_loss):
+            now = f"step {left.step:,} is the best that is left" if left else "none that was evaluated is left"
+            self.on_note(f"the best checkpoint, {checkpoint_name(marked.step)}, is gone or damaged: {now}")
 
     def _record_start(self, resumed_from: str | None) -> None:
         self._record(

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onecard import units
 from onecard.config.resolve import assignments
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
-from onecard.runs.files import check_space, half_written, sync_file, sync_folder, writing
+from onecard.runs.files import MAKE_ROOM, check_space, half_written, sync_file, sync_folder, writing
 from onecard.train.checkpoint import SHAPE_KEYS
 from onecard.train.snapshot import Snapshot, checked_weights, load_tensors, not_gpt2
 
@@ -135,9 +136,12 @@ def write(path: Path, snapshot: Snapshot, config: RunConfig, *, fused: bool) -> 
     }
     moments = [moment for named in snapshot.moments.values() for moment in named.values()]
     temporary = half_written(path)
-    with writing(path, instead="choose another place with --out PATH"):
+    elsewhere = "choose another place with --out FOLDER"
+    room = f"{MAKE_ROOM}, or {elsewhere}"
+    with writing(path, instead=elsewhere, room=room):
+        needed = sum(tensor.nbytes for tensor in (*snapshot.weights.values(), *moments)) + units.MIB
+        check_space(path, needed_bytes=needed, room=room)
         path.parent.mkdir(parents=True, exist_ok=True)
-        check_space(path, needed_bytes=sum(tensor.nbytes for tensor in (*snapshot.weights.values(), *moments)) + 2**20)
         try:
             with temporary.open("wb") as file:  # opened here: torch would say "unexpected pos" of a full disk
                 torch.save(content, file)

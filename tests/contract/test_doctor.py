@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from onecard.config.schema import RunConfig
 from onecard.doctor.live import evaluation_above_training
 from onecard.findings import Finding
 from onecard.plan.loss import law
@@ -324,7 +325,20 @@ def test_what_the_doctor_sees_of_the_whole_run_replaces_what_was_found_on_the_wa
         assert repeated["what"] == "found at step 250, while it trained: as it was then"
         assert repeated["fix"] == "f (as of then: --data DIR has the whole run judged)"
         assert repeated["patch"] == {}
-    assert "dropout" not in str(unsized.get("prescription"))
+    assert "dropout" not in str(unsized.get("prescription")), "the run has none already"
+
+
+def test_a_patch_of_then_is_in_the_command_where_only_the_size_of_the_data_is_missing(
+    onecard: Command, tmp_path: Path
+) -> None:
+    on_the_way = [then("needless-dropout", patch={"dropout": 0.0}), then("a-later-rule", patch={"n_layer": 3})]
+    own_run(tmp_path / "work" / "r", *on_the_way, dropout=0.1)
+    (run,) = onecard("doctor", "r", "--json").json["runs"]
+    assert by_rule(run)["needless-dropout"]["patch"] == {"dropout": 0.0}
+    assert "--dropout=0.0" in run["prescription"]["command"]
+    assert "--dropout=0.1" not in run["prescription"]["command"]
+    assert "--n_layer=3" not in run["prescription"]["command"], "of what is not known here, nothing is prescribed"
+    assert "--dropout=0.0" in onecard("doctor", "r").stdout
 
 
 def test_the_command_names_a_folder_that_is_free(onecard: Command, tmp_path: Path) -> None:
@@ -406,6 +420,14 @@ def test_how_a_run_of_ours_ended_is_told_and_nothing_foretold(
     assert words in str(by_rule(run)["stopped-early"]["what"])
     assert "forecast" not in run
     assert f"ended: {reason}" in onecard("doctor", "r").stdout
+
+
+def test_an_error_that_was_recorded_is_told(onecard: Command, tmp_path: Path) -> None:
+    said = replace(ended("error"), more={"error": "the disk is full"})
+    own_run(tmp_path / "work" / "r", said, lr_decay_iters=40)  # of the run, not of its schedule
+    (run,) = onecard("doctor", "r", "--json").json["runs"]
+    what = "ended at step 291 of 1,000 (29%): an error: the disk is full"
+    assert by_rule(run)["stopped-early"]["what"] == what
 
 
 def test_a_run_of_ours_without_an_end_may_still_go(onecard: Command, tmp_path: Path) -> None:
@@ -499,6 +521,20 @@ def test_nothing_readable_is_exit_2_and_a_sentence(onecard: Command, tmp_path: P
     assert shown.code == 2
     assert len(shown.stderr.splitlines()) == 3
     assert onecard("doctor", "-", "--json", stdin=content).json["error"]["why"]
+
+
+def test_a_config_is_no_log(onecard: Command, tmp_path: Path) -> None:
+    own_run(tmp_path / "work" / "r")
+    for command in ("doctor", "compare"):
+        shown = onecard(command, "r/config.json", *(["r"] if command == "compare" else []))
+        what, why, fix = shown.stderr.splitlines()
+        assert (shown.code, what) == (2, "error: r/config.json is a config, and no log  [config-no-log]")
+        assert "r/records.jsonl" in why
+        assert fix.strip() == "fix: onecard doctor r   (or, for what it needs: onecard plan r/config.json)"
+    whole = RunConfig.model_validate({}).model_dump()
+    (tmp_path / "work" / "r" / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "work" / "r" / "records.jsonl").unlink()
+    assert "fix: onecard plan r/config.json" in onecard("doctor", "r/config.json").stderr
 
 
 def test_a_folder_that_is_no_run_is_told(onecard: Command, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -554,3 +555,78 @@ def test_too_little_space_is_seen_before_writing(folder: Path, monkeypatch: pyte
         run.save(folder)
     assert refused.value.name == "disk-full"
     assert list(folder.iterdir()) == []
+
+
+def with_room_for(checkpoints: float, monkeypatch: pytest.MonkeyPatch, folder: Path, *, each_takes: float = 1) -> None:
+    """A disk that holds so many checkpoints of TINY, and says what is free; to delete one frees `each_takes`."""
+    run = Run()
+    run.train(1)
+    each = checkpoint_files.needed_bytes(
+        {"m": dict(run.model.named_parameters()), "o": checkpoint._optimizer_tensors(run.model, run.optimizer)}
+    )
+
+    def usage(_: Path) -> Any:
+        free = checkpoints * each - each * len(checkpoint.checkpoints(folder))
+        return SimpleNamespace(free=max(0, int(free)))
+
+    monkeypatch.setattr(checkpoint_files.shutil, "disk_usage", usage)
+    monkeypatch.setattr(checkpoint, "_size_bytes", lambda _: each_takes * each)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_on_a_full_disk_what_goes_anyway_goes_before(folder: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
+    run = saved_run(folder, 1, 2)
+    run.config = TINY.replace({"keep_checkpoints": keep})
+    with_room_for(2.5, monkeypatch, folder)
+    run.train(1)
+    run.save(folder)
+    assert steps(folder) == [3, 2], "the newest whole one stays until the next is written"
+    checkpoint.verify(folder / "step-00000003")
+
+
+def test_the_best_and_the_newest_whole_one_are_never_deleted_for_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = saved_run(folder, 1, 2, 3, 4)
+    run.config = TINY.replace({"keep_checkpoints": 1})
+    checkpoint.mark_best(folder, step=1, val_loss=2.0)
+    flip(folder / "step-00000004" / checkpoint.MODEL)
+    with_room_for(3.5, monkeypatch, folder)
+    run.step = 3
+    run.train(2)
+    run.save(folder)
+    assert steps(folder) == [5, 3, 1]
+
+
+def test_nothing_is_deleted_where_it_would_not_be_enough(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = saved_run(folder, 1, 2, 3)
+    run.config = TINY.replace({"keep_checkpoints": 1})
+    with_room_for(3.1, monkeypatch, folder, each_takes=0.4)
+    run.train(1)
+    with pytest.raises(MachineError) as refused:
+        run.save(folder)
+    assert refused.value.name == "disk-full"
+    assert steps(folder) == [3, 2, 1]
+
+
+def test_fewer_checkpoints_are_offered_only_where_that_makes_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = saved_run(folder, 1, 2, 3)
+    run.config = TINY.replace({"keep_checkpoints": 4})
+    with_room_for(3.5, monkeypatch, folder)
+    run.train(1)
+    with pytest.raises(MachineError) as refused:
+        run.save(folder)
+    assert "--keep_checkpoints=1" in refused.value.fix
+    run.config = TINY.replace({"keep_checkpoints": 1})
+    run.save(folder)
+    assert steps(folder)[0] == 4
+    run.config = TINY.replace({"keep_checkpoints": 4})
+    for path in checkpoint.checkpoints(folder)[1:]:
+        shutil.rmtree(path)
+    with_room_for(1.5, monkeypatch, folder)
+    run.train(1)
+    with pytest.raises(MachineError) as refused:
+        run.save(folder)
+    assert "--keep_checkpoints" not in refused.value.fix

@@ -623,6 +623,84 @@ def test_a_full_disk_leaves_nothing_half_written(
     assert onecard("export", "r", "--to", kind, "--out", "published").code == 0
 
 
+@pytest.mark.parametrize("kind", ["hf", "nanogpt"])
+def test_too_full_a_disk_is_told_with_a_command_that_works_and_two_numbers_that_differ(
+    onecard: Any, trained: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
+        done = onecard("export", "r", "--to", kind, "--out", "there/published")
+    assert (done.code, done.error) == (3, "disk-full")
+    (looked_at,) = re.findall("`df -h (.*)`", done.err)
+    assert Path(looked_at).is_dir()
+    assert "--out FOLDER" in done.err
+    needs, has = re.findall(r"needs (\S+ \S+) and the disk has (.*) free", done.err)[0]
+    assert needs != has
+
+
+# Checkpoints that are damaged or gone
+
+
+def damage(step: int) -> None:
+    (Path("r/checkpoints") / f"step-{step:08d}" / MODEL).write_bytes(b"cut off")
+
+
+READING = [("sample", "r", "--length", "3"), ("export", "r", "--to", "hf"), ("export", "r", "--to", "nanogpt")]
+
+
+@pytest.mark.parametrize("arguments", READING, ids=lambda arguments: " ".join(arguments[::3]))
+def test_an_older_checkpoint_is_used_with_a_word_about_it(
+    onecard: Any, trained: Path, arguments: tuple[str, ...]
+) -> None:
+    damage(8)
+    said = "step-00000008 is damaged (model.safetensors has 7 bytes of "
+    done = onecard(*arguments)
+    assert done.code == 0
+    (note,) = [line for line in done.err.splitlines() if said in line]
+    assert note.endswith("and was passed over: step-00000004 is used")
+    shutil.rmtree("r/export", ignore_errors=True)
+    told = json.loads(onecard(*arguments, "--json").out)
+    assert told["step"] == 4
+    assert told["notes"][0].startswith(said)
+
+
+@pytest.mark.parametrize("arguments", READING, ids=lambda arguments: " ".join(arguments[::3]))
+def test_a_best_that_is_lost_is_told_with_what_works(onecard: Any, trained: Path, arguments: tuple[str, ...]) -> None:
+    Path("r/checkpoints/best.json").write_text(json.dumps({"step": 4, "val_loss": 3.25}))
+    damage(4)
+    done = onecard(*arguments, "--best")
+    assert done.error == "no-best-checkpoint"
+    assert "the best checkpoint of r, step-00000004, is damaged" in done.err
+    shutil.rmtree("r/checkpoints/step-00000004")
+    done = onecard(*arguments, "--best")
+    assert done.error == "no-best-checkpoint"
+    assert "step-00000004, is gone" in done.err
+    assert "fix: leave --best out: step 8, the newest that is whole, is used then" in done.err
+    assert json.loads(onecard(*arguments, "--json").out)["step"] == 8
+    damage(8)
+    for best in ([], ["--best"]):
+        done = onecard(*arguments, *best)
+        assert done.error == "damaged-checkpoint"
+        assert "rm -r" not in done.err
+    shutil.rmtree("r/checkpoints/step-00000008")
+    assert onecard(*arguments, "--best").error == "no-checkpoint"
+
+
+# The model card
+
+
+def test_the_card_loads_the_model_from_beside_its_folder(onecard: Any, trained: Path) -> None:
+    assert onecard("export", "r", "--to", "hf", "--out", "there/published").code == 0
+    card = Path("there/published/README.md").read_text()
+    (code,) = re.findall("```python\n(from transformers.*?)```", card, re.DOTALL)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir("there")
+        read: dict[str, Any] = {}
+        exec(code, read)
+    assert read["model"].config.n_layer == 2
+    assert "hf upload USER/NAME ./published" in card
+
+
 # The hub
 
 

@@ -176,6 +176,30 @@ def test_a_checkpoint_of_an_older_version_goes_on_as_it_did(onecard: Any, traine
     assert onecard("train", "--resume", "r", "--max_iters=5").code == 0
 
 
+# A config.json that is damaged or gone
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"n_layer": "x"}'])
+def test_settings_that_are_lost_are_read_from_the_last_start(onecard: Any, trained: Path, content: str | None) -> None:
+    before = load_run(trained).config
+    config = trained / "config.json"
+    if content is None:
+        config.unlink()
+    else:
+        config.write_text(content)
+    said = onecard("train", "--resume", "r", "--max_iters=5")
+    if content and "n_layer" in content:
+        assert said.code == 2
+        command = said.err.splitlines()[2].partition("fix: ")[2].partition("   (")[0]
+        assert command == "rm r/config.json"
+        config.unlink()
+        said = onecard("train", "--resume", "r", "--max_iters=5")
+    assert said.code == 0, said.err
+    assert "r/config.json is damaged or gone: the settings are those of the last start record" in said.err
+    assert json.loads(config.read_text()) == {**before, "max_iters": 5}, "written anew"
+    assert "damaged or gone" not in onecard("train", "--resume", "r", "--max_iters=6").err
+
+
 # The device
 
 

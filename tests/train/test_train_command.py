@@ -206,7 +206,7 @@ def test_a_damaged_config_is_told_in_three_lines(tmp_path: Path, environment: di
         assert shown.returncode == 2, shown.stderr
         assert shown.stderr.count("\n") == 3
         assert shown.stderr.splitlines()[0].endswith("n_layer='x' is not a whole number  [damaged-run]")
-        assert "r/records.jsonl" in shown.stderr
+        assert "fix: rm r/config.json   (they are read from the last start record" in shown.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +23,8 @@ from onecard.errors import MachineError, OnecardError  # noqa: E402
 from onecard.plan.evaluation import eval_tokens  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step  # noqa: E402
-from onecard.train import trainer  # noqa: E402
+from onecard.train import checkpoint, loop, trainer  # noqa: E402
+from onecard.train.evaluate import Evaluation, SplitLoss  # noqa: E402
 from onecard.train.loop import _Loop, train  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.oom import smaller_micro_batch  # noqa: E402
@@ -356,9 +360,48 @@ def test_what_failed_in_evaluation_is_freed_before_the_next_try(
 
 
 def test_other_errors_are_not_swallowed(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GPT, "loss", failing_at(GPT.loss, 3, ValueError("a bug")))
+    monkeypatch.setattr(GPT, "loss", failing_at(GPT.loss, 3, ValueError("a bug\nin two lines")))
     with pytest.raises(ValueError, match="a bug"):
         run(tiny(), dataset, tmp_path / "run")
+    end = load_run(tmp_path / "run").end
+    assert end
+    assert (end.step, end.reason, end.more) == (1, "error", {"error": "a bug"}), "the doctor can tell"
+
+
+def test_a_second_interrupt_is_recorded_as_one(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GPT, "loss", failing_at(GPT.loss, 3, KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(), dataset, tmp_path / "run")
+    end = load_run(tmp_path / "run").end
+    assert end
+    assert end.reason == "interrupted"
+
+
+def test_a_run_that_cannot_even_record_its_end_was_cut_off(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+
+    def full(descriptor: int, content: bytes) -> int:
+        if b'"kind":"checkpoint"' in content or b'"kind":"end"' in content:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, content)
+
+    path = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(MachineError) as refused:
+            run(tiny(), dataset, path)
+    assert refused.value.name == "disk-full"
+    assert load_run(path).end is None
+    assert load_run(path).cut_off
+    with resume_run(path):
+        assert not load_run(path).cut_off, "somebody is at it"
+    assert not load_run(path).cut_off
+    run(tiny(), dataset, path, resume=True)
+    assert load_run(path).finished
 
 
 @pytest.mark.parametrize(
@@ -449,3 +492,112 @@ def test_a_graph_that_cannot_be_recorded_is_told_at_once_and_once(
         (2, "operation not permitted when stream is capturing")
     ]
     assert losses(tmp_path / "failing") == losses(tmp_path / "plain")
+
+
+# The best checkpoint of a run that goes on
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Validation losses by step, to be filled in by the test; every evaluation gives what is said here."""
+    said: dict[int, float] = {}
+    real = _Loop._evaluate
+
+    def at_its_step(self: Any) -> None:
+        found = Evaluation(
+            train=SplitLoss(mean=1.0, error=0.1),
+            val=SplitLoss(mean=said[self.trainer.step], error=0.1),
+            tokens_read=1,
+            seconds=0.0,
+            batch_size=1,
+        )
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(loop, "evaluate", lambda *_, **__: found)
+            real(self)
+
+    monkeypatch.setattr(_Loop, "_evaluate", at_its_step)
+    return said
+
+
+def marked(path: Path) -> tuple[int, float]:
+    found = checkpoint.best(path / "checkpoints")
+    assert found
+    return found.step, found.val_loss
+
+
+def longer(steps: int, **keys: Any) -> RunConfig:
+    return tiny(max_iters=steps, eval_interval=4, keep_checkpoints=1, **keys)
+
+
+def test_the_best_survives_however_often_a_finished_run_is_extended(
+    dataset: Dataset, tmp_path: Path, measured: dict[int, float]
+) -> None:
+    measured.update({0: 9.0, 4: 4.0, 6: 3.0, 7: 3.5, 8: 3.4, 9: 3.3, 10: 3.2})
+    path = tmp_path / "run"
+    run(longer(4), dataset, path)
+    run(longer(6), dataset, path, resume=True)
+    for steps in (7, 9, 10):
+        seen = run(longer(steps), dataset, path, resume=True)
+        assert isinstance(seen[-1], End)
+        assert seen[-1].best_val_loss == 3.0
+        assert marked(path) == (6, 3.0)
+    assert {saved.step for saved in load_run(path).checkpoints} == {6, 10}
+
+
+def test_a_kill_between_an_evaluation_and_its_mark_loses_no_best(
+    dataset: Dataset, tmp_path: Path, measured: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured.update({0: 9.0, 4: 4.0, 6: 3.0, 7: 3.5})
+    path = tmp_path / "run"
+    run(longer(4), dataset, path)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "mark_best", failing_at(checkpoint.mark_best, 1, RuntimeError("killed")))
+        with pytest.raises(RuntimeError, match="killed"):
+            run(longer(6), dataset, path, resume=True)
+    assert marked(path) == (4, 4.0)
+    run(longer(7), dataset, path, resume=True)
+    assert marked(path) == (6, 3.0)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut", "unmarked"])
+def test_a_best_that_is_lost_is_forgotten_and_the_best_that_is_left_is_told(
+    dataset: Dataset, tmp_path: Path, measured: dict[int, float], damage: str
+) -> None:
+    measured.update({0: 9.0, 4: 3.0, 6: 4.0, 8: 5.0, 9: 4.5, 10: 3.9})
+    path = tmp_path / "run"
+    run(longer(4), dataset, path)
+    run(longer(6), dataset, path, resume=True)
+    best = path / "checkpoints" / "step-00000004"
+    if damage == "deleted":
+        shutil.rmtree(best)
+    elif damage == "cut":
+        (best / "model.safetensors").write_bytes(b"")
+    else:
+        (path / "checkpoints" / "best.json").unlink()
+    notes: list[str] = []
+    with resume_run(path) as folder:
+        train(longer(9), folder, dataset, resume=True, on_record=lambda _: None, on_note=notes.append)
+    if damage == "unmarked":
+        assert marked(path) == (4, 3.0), "the records still say which it is"
+        return
+    assert marked(path) == (6, 4.0)
+    assert notes == ["the best checkpoint, step-00000004, is gone or damaged: step 6 is the best that is left"]
+    run(longer(10), dataset, path, resume=True)
+    assert marked(path) == (10, 3.9), "a better one than what is left is the best"
+
+
+def test_a_resume_leaves_what_an_undisturbed_run_leaves(
+    dataset: Dataset, tmp_path: Path, measured: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured.update({0: 2.0, 4: 4.0, 8: 3.0})  # nothing is better than before the first update
+    ends = []
+    for name in ("whole", "cut"):
+        path = tmp_path / name
+        if name == "cut":
+            with monkeypatch.context() as patched:
+                patched.setattr(GPT, "loss", failing_at(GPT.loss, 11, RuntimeError("the power went")))
+                with pytest.raises(RuntimeError, match="power"):
+                    run(longer(8), dataset, path)
+        ends.append(run(longer(8), dataset, path, resume=name == "cut")[-1])
+        assert not (path / "checkpoints" / "best.json").exists()
+    assert [end.best_val_loss for end in ends if isinstance(end, End)] == [2.0, 2.0]

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -364,3 +366,18 @@ def test_the_fingerprint_follows_the_tokens_not_the_place(tmp_path: Path) -> Non
     swapped = opened(nanogpt_folder(tmp_path / "d", train=range(100), val=range(1000)))
     assert first.fingerprint == copy.fingerprint
     assert len({first.fingerprint, other.fingerprint, swapped.fingerprint}) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cuts no file that is mapped")
+def test_a_file_that_is_cut_while_it_is_in_use_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    path = tmp_path / "train.bin"
+    np.arange(60_000, dtype="<u2").tofile(path)
+    tokens = Tokens([token_file(path)])
+    path.rename(tmp_path / "kept.bin")
+    np.arange(10, dtype="<u2").tofile(path)
+    assert tokens.read(59_000, 2).tolist() == [59_000, 59_001], "another file under its name does no harm"
+    os.truncate(tmp_path / "kept.bin", 100)
+    with pytest.raises(ConfigError) as caught:
+        tokens.read(59_000, 2)
+    assert caught.value.name == "token-file-cut"
+    assert "it had 120,000 bytes and has 100" in caught.value.why

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,28 @@ def test_a_damaged_config_is_read_from_the_last_start(run: RunFolder) -> None:
     run.append(start(0))
     (run.path / "config.json").write_text("{")
     assert load_run(run.path).config == CONFIG
+    run.close()
+    with resume_run(run.path) as resumed:
+        assert resumed.config == CONFIG
+
+
+def test_a_stranger_with_checkpoints_of_his_own_gets_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "his" / "checkpoints" / "step-00000004").mkdir(parents=True)
+    with pytest.raises(ConfigError) as caught:
+        create_run(tmp_path / "his", config=CONFIG)
+    assert caught.value.name == "run-exists"
+    assert [path.name for path in (tmp_path / "his").iterdir()] == ["checkpoints"]
+
+
+def test_who_leaves_in_an_error_leaves_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with suppress(ZeroDivisionError), create_run(path, config=CONFIG):
+        assert not load_run(path).cut_off, "it is at work"
+        raise ZeroDivisionError
+    assert load_run(path).cut_off
+    with resume_run(tmp_path / "a"):
+        pass
+    assert not load_run(tmp_path / "a").cut_off
 
 
 def test_the_missing_run_error_names_runs_nearby(run: RunFolder) -> None:

@@ -7,11 +7,13 @@ from math import sqrt
 from shlex import quote
 
 from onecard import units
+from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import above, known, messages, planned_steps, said, shown, unless_fine_tuning, vals
 from onecard.doctor.predict import loss_at
 from onecard.findings import Finding
 from onecard.plan import recipe
+from onecard.plan.schedule import DECAY_SHARE, learning_rate
 
 FACTOR = 4  # above and below the table
 HIGHEST_END = 0.2  # of the peak
@@ -65,7 +67,8 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
     """A learning rate that does not reach its end with the run.
 
     What it sees: lr_decay_iters differs from max_iters; or decay_lr is off; or min_lr is more than a fifth of
-    learning_rate.
+    learning_rate. The same of onecard's schedule=wsd, whose rate falls only in the last fifth of lr_decay_iters: a run
+    that ends before never comes down at all.
 
     Why it matters: the last stretch of falling learning rate is where much of the loss is gained. A cosine 25 % longer
     than the run is measurably worse (Chinchilla, appendix B).
@@ -73,11 +76,10 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
     What to do: lr_decay_iters equal to max_iters, min_lr a tenth of learning_rate.
 
     When it is wrong: in a run that is meant to be continued, or to be cooled down later, and in a test of a few
-    updates, which has nothing to gain. Fine-tuning at a constant rate is usual, so there it is only told. Silent about
-    schedules of onecard's that are no cosine: they have ends of their own.
+    updates, which has nothing to gain. Fine-tuning at a constant rate is usual, so there it is only told.
     """
     config = known(case, "max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate")
-    if config is None or not config.max_iters or config.schedule != "cosine":
+    if config is None or not config.max_iters:
         return
     tenth = float(f"{config.learning_rate / 10:.2g}")
     patch: dict[str, object] = {}
@@ -86,7 +88,7 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
         told.append("decay_lr is off: the rate never falls")
         patch["decay_lr"] = True
     if config.lr_decay_iters != config.max_iters:
-        told.append(f"the rate falls over {config.lr_decay_iters:,} updates, the run makes {config.max_iters:,}")
+        told.append(_falls(config))
         patch["lr_decay_iters"] = config.max_iters
     if config.learning_rate and above(config.min_lr, HIGHEST_END * config.learning_rate):
         told.append(f"it ends at {config.min_lr:g}, {config.min_lr / config.learning_rate:.0%} of its peak")
@@ -94,17 +96,30 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
     told = told[:1] if not config.decay_lr else told  # where it would fall to, and when, is then idle
     if not told:
         return
+    source = "Chinchilla, appendix B" if config.schedule == "cosine" else "arXiv 2405.18392"
     finding = Finding(
         rule="decay-horizon",
         severity="warn",
         sure="high",
         what="; ".join(told),
-        why="the end of a full decay is where much of the loss is gained (Chinchilla, appendix B)",
+        why=f"the end of a full decay is where much of the loss is gained ({source})",
         fix=" ".join(f"--{key}={value}" for key, value in patch.items()),
         seen=said(case, "max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate"),
         patch=patch,
     )
     yield unless_fine_tuning(finding, config)
+
+
+def _falls(config: RunConfig) -> str:
+    """When the rate of a schedule falls, against how long the run is; of wsd also where it then ends."""
+    if config.schedule == "cosine":
+        return f"the rate falls over {config.lr_decay_iters:,} updates, the run makes {config.max_iters:,}"
+    last = learning_rate(config, config.max_iters - 1)
+    at_the_end = f", and ends at {last / config.learning_rate:.0%} of the full rate" if config.learning_rate else ""
+    return (
+        f"the rate falls in the last {DECAY_SHARE:.0%} of {config.lr_decay_iters:,} updates, the run makes "
+        f"{config.max_iters:,}{at_the_end}"
+    )
 
 
 def warmup_length(case: Case) -> Iterator[Finding]:
@@ -167,10 +182,10 @@ def stopped_early(case: Case) -> Iterator[Finding]:
     end = min(config.lr_decay_iters, config.max_iters) if config and config.decay_lr else planned_steps(case)
     fault = FAULTS.get(case.end.reason) if case.end else None
     if fault:
-        yield _failed(case, fault, last or 0, end)
+        yield _failed(case, fault, last or 0, planned_steps(case))
         return
     if case.run.cut_off:
-        yield _cut_off(case, last or 0, end)
+        yield _cut_off(case, last or 0, planned_steps(case))
         return
     if last is None or not end or last <= 0 or last >= UNFINISHED * end:
         return
@@ -198,11 +213,17 @@ def _failed(case: Case, fault: str, last: int, end: int | None) -> Finding:
         rule="stopped-early",
         severity="error",
         sure="high",
-        what=f"ended at step {last:,}" + (f" of {end:,} ({last / end:.0%})" if end else "") + f": {fault}",
+        what=f"ended at step {last:,}" + (f" of {end:,} ({last / end:.0%})" if end else "") + f": {fault}{_said(case)}",
         why="the run recorded so itself; what the rest of it would bring is lost",
         fix=f"mend the cause (the other findings, or what the run printed last), then {_resumed(case)}",
         seen=(f"step {case.end.step:,}: end, {case.end.reason}", *_last_seen(case, last)),
     )
+
+
+def _said(case: Case) -> str:
+    """What the error was that a run of ours ended in, where it recorded it."""
+    error = case.end.more.get("error") if case.end else None
+    return f": {error}" if error else ""
 
 
 def _cut_off(case: Case, last: int, end: int | None) -> Finding:
@@ -212,8 +233,8 @@ def _cut_off(case: Case, last: int, end: int | None) -> Finding:
         severity="warn",
         sure="high",
         what=f"cut off at step {last:,}" + (f" of {end:,} ({last / end:.0%})" if end else ""),
-        why="its process is gone and recorded no end: it was killed (kill -9, or the system short of memory), or the "
-        "machine went down",
+        why="its process is gone and recorded no end: it was killed (kill -9, or the system short of memory), its "
+        "disk was full, or the machine went down",
         fix=f"{_resumed(case)}   (from its last checkpoint)",
         seen=_last_seen(case, last),
     )

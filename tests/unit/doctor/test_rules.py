@@ -277,6 +277,17 @@ class TestTheSchedule:
         assert the("decay-horizon", case(changed(min_lr=3e-4))).patch == {"min_lr": 6e-5}
         assert the("decay-horizon", case(changed(lr_decay_iters=600_000))).patch == {"lr_decay_iters": 10_000}
 
+    def test_a_rate_that_falls_only_at_the_end_must_have_its_end(self) -> None:
+        wsd = {"schedule": "wsd", "max_iters": 30, "learning_rate": 1e-3, "min_lr": 1e-4}
+        never = the("decay-horizon", case(changed(**wsd, lr_decay_iters=400, warmup_iters=5)))
+        assert never.what == (
+            "the rate falls in the last 20% of 400 updates, the run makes 30, and ends at 100% of the full rate"
+        )
+        assert never.patch == {"lr_decay_iters": 30}
+        over = the("decay-horizon", case(changed(**wsd, lr_decay_iters=20, warmup_iters=5)))
+        assert over.what.endswith("the run makes 30, and ends at 10% of the full rate")
+        assert found("decay-horizon", case(changed(**wsd, lr_decay_iters=30, warmup_iters=5))) == []
+
     def test_a_log_that_ends_is_not_finished_and_says_what_finishing_would_bring(self) -> None:
         finding = the("stopped-early", case(records=learning(5000)))
         assert finding.what.startswith("not finished")
