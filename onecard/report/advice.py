@@ -16,7 +16,7 @@ from onecard.config.schema import RunConfig
 from onecard.plan.advice import Fix
 from onecard.plan.budget import FEWEST_STEPS, Proposal, config_text
 from onecard.plan.counts import count_params
-from onecard.plan.fit import PROGRAMS, Candidate, Fit, flags_of
+from onecard.plan.fit import Candidate, Fit
 from onecard.plan.loss import LossForecast
 from onecard.plan.make import Plan, vocabulary_condition
 from onecard.plan.ranges import Range
@@ -37,8 +37,9 @@ def _range(quantity: Range) -> str:
     return f"{quantity.likely:.2f} ({quantity.low:.2f} to {quantity.high:.2f})"
 
 
-def print_fixes(fixes: Sequence[Fix], console: Console) -> None:
+def print_fixes(plan: Plan, console: Console) -> None:
     """What to change: cures of the same run first, the cheapest leading. Below each is how, in one piece to paste."""
+    fixes = plan.fixes
     console.print()
     width = min(max(len(fix.what) for fix in fixes), max(20, console.width - len(_figures("", "", ""))))
     console.print(Text(f"{'what to change':<{width}}{_figures('saves MiB', 'speed', 'fits')}", style="bold"))
@@ -48,8 +49,8 @@ def print_fixes(fixes: Sequence[Fix], console: Console) -> None:
         what, *more = textwrap.wrap(fix.what, width)
         figures = _figures(f"{fix.saves_bytes / units.MIB:,.0f}", _speed_change(fix), fits)
         console.print(Text("\n".join([f"{what:<{width}}{figures}".rstrip(), *more])), soft_wrap=True)
-        program = "" if fix.trainer == first else PROGRAMS[fix.trainer]
-        command = " ".join(word for word in (fix.environment, program, flags_of(fix.patch, fix.trainer)) if word)
+        is_run = fix.patch or fix.environment or fix.trainer != first
+        command = fix.command(plan.source, plan.typed) if is_run else ""
         for line in filter(None, (command, *fix.code.split("; "))):
             console.print(Text(f"  {line}"), soft_wrap=True)
         if not (command or fix.code):

@@ -33,7 +33,7 @@ def print_plan(plan: Plan, console: Console, *, explain: bool = False) -> None:
     for name, planned in plan.trainers.items():
         print_memory(planned.memory, console, trainer=name, available_bytes=plan.available_bytes)
     if plan.fixes and needs_fixing(plan):
-        print_fixes(plan.fixes, console)
+        print_fixes(plan, console)
     if plan.fit:
         print_fit(plan.fit, plan, console)
     if plan.sensitivity is not None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from onecard.config.resolve import resolve
 from onecard.plan.budget import Budget
 from onecard.plan.cards import find_card
-from onecard.plan.fit import EXPANDABLE, flags_of
+from onecard.plan.fit import EXPANDABLE
 from onecard.plan.make import Plan, make_plan
 from onecard.plan.place import Place
 from onecard.plan.seen import Seen
@@ -40,20 +40,20 @@ def planned(text: str, place: Place | None = BESIDE_A_DESKTOP, **options: object
 def test_what_is_to_be_pasted_is_never_broken(width: int) -> None:
     plan = planned("batch_size = 16\ncompile = False\ndropout = 0.1\nvocab_size = 50257\n")
     console = paper(width)
-    print_fixes(plan.fixes, console)
+    print_fixes(plan, console)
     lines = [line.strip() for line in written(console).splitlines()]
     assert any(fix.environment for fix in plan.fixes)
     for fix in plan.fixes:
-        pieces = [fix.environment, flags_of(fix.patch, fix.trainer), *fix.code.split("; ")]
-        for piece in filter(None, pieces):
-            assert any(piece in line for line in lines), piece
-    assert EXPANDABLE in lines
+        is_run = fix.patch or fix.environment or fix.trainer == "onecard"
+        for piece in filter(None, [is_run and fix.command("c.py"), *fix.code.split("; ")]):
+            assert piece in lines
+    assert f"{EXPANDABLE} python train.py c.py" in lines
 
 
 def test_every_fix_has_its_figures_on_one_line() -> None:
     plan = planned("batch_size = 16\n")
     console = paper()
-    print_fixes(plan.fixes, console)
+    print_fixes(plan, console)
     said = written(console)
     for fix in plan.fixes:
         assert f"{fix.saves_bytes / MIB:,.0f}" in said
