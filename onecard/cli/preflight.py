@@ -68,7 +68,7 @@ def checked(
 
     The refusal's command names the config file it came from, and keeps the flags that were typed.
     """
-    from onecard.plan.fit import train_command
+    from onecard.plan.command import train_command
 
     place, memory = place_of_run(config), predicted(config)
     if place is None or memory is None:

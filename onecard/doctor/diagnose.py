@@ -21,7 +21,7 @@ from onecard.doctor.rules import NAMES, RULES, RULES_ACROSS, rule_name
 from onecard.doctor.trend import Trend, trend
 from onecard.findings import Finding, Sureness
 from onecard.plan.cards import Card
-from onecard.plan.fit import EXPANDABLE, train_command
+from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.speed import TrainerName
 from onecard.runs.folder import Run
 from onecard.runs.logged import LoggedRun, logged_run

@@ -10,7 +10,8 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.asked import Asked
 from onecard.plan.cards import Card
-from onecard.plan.fit import EXPANDABLE, Candidate, fit_config, fit_onecard, from_smaller_weights, train_command
+from onecard.plan.command import EXPANDABLE, train_command
+from onecard.plan.fit import Candidate, fit_config, fit_onecard, from_smaller_weights
 from onecard.plan.memory.predict import Memory, predict_onecard
 from onecard.plan.remedies import Remedy, free_remedies, micro_batch_of, recomputing, remedies
 from onecard.plan.speed import TrainerName

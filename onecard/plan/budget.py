@@ -14,10 +14,11 @@ from onecard.errors import UsageError
 from onecard.plan import recipe
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.fit import HEAD_SIZE, Fit, fit_config, fit_onecard
+from onecard.plan.fit import Fit, fit_config, fit_onecard
 from onecard.plan.loss import LossForecast, forecast_loss, why_no_forecast
 from onecard.plan.ranges import Range
 from onecard.plan.recipe import Setting
+from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
 TRAINING_SHARE = 0.97  # of the hours; the rest goes to starting and compiling

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
-from math import log
-from shlex import quote
 from typing import Any, TypeVar
 
 from onecard import units
-from onecard.config.schema import NANOGPT_KEYS, RunConfig
+from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
+from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.counts import count_params
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.pretrained import smaller_weights
+from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
-EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-GPT2_WIDTH_PER_LAYER = 64  # 768 / 12
-HEAD_SIZE = 64  # what GPT-2 uses and every attention kernel likes
 SHORTEST_BLOCK = 64  # a context below it is none
 MAX_MICRO_BATCH = 512  # beyond, no card gets faster
 STATE_BYTES_PER_PARAMETER = 16  # at every update: weight, gradient and two moments of AdamW, all float32
 RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: ever less memory, ever more work
-PROGRAMS: dict[TrainerName, str] = {"nanogpt": "python train.py", "onecard": "onecard train"}
 
 T = TypeVar("T")
-
-
-def train_command(
-    source: str | None, patch: Mapping[str, Any], *, environment: str = "", trainer: TrainerName = "nanogpt"
-) -> str:
-    """The line that starts a trainer with a patch."""
-    words = (environment, PROGRAMS[trainer], quote(source) if source else "", flags_of(patch, trainer))
-    return " ".join(word for word in words if word)
-
-
-def flags_of(patch: Mapping[str, Any], trainer: TrainerName) -> str:
-    """The patch as a trainer is told it on the command line: nanoGPT refuses keys it does not know."""
-    known = NANOGPT_KEYS if trainer == "nanogpt" else patch.keys()
-    return " ".join(quote(f"--{key}={value}") for key, value in patch.items() if key in known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,24 +266,6 @@ def _is_safe(candidate: Candidate) -> bool:
 
 def _fits(candidate: Candidate) -> bool:
     return candidate.fits
-
-
-def shape_for_params(config: RunConfig, wanted: int) -> RunConfig:
-    """The shape whose nanoGPT count is nearest to `wanted`, with heads of 64; of those as near, the most like GPT-2."""
-
-    def distance(shape: RunConfig) -> float:
-        likeness = abs(log(shape.n_embd / shape.n_layer / GPT2_WIDTH_PER_LAYER))
-        return abs(log(count_params(shape).nanogpt / wanted)) + 0.01 * likeness
-
-    return min(_shapes(config), key=distance)
-
-
-def _shapes(config: RunConfig) -> Iterator[RunConfig]:
-    for n_layer in sorted({*range(2, 25), 28, 30, 32, 36, 40, 48, config.n_layer}):
-        for n_head in range(1, 41):
-            width = n_head * HEAD_SIZE
-            if 16 <= width / n_layer <= 200:
-                yield config.model_copy(update={"n_layer": n_layer, "n_head": n_head, "n_embd": width})
 
 
 def _candidate(

@@ -14,14 +14,16 @@ from onecard.findings import Finding
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.budget import DECIDED, Budget, Proposal, propose
 from onecard.plan.cards import Card
+from onecard.plan.command import train_command
 from onecard.plan.counts import Params, count_params, flops_per_token
-from onecard.plan.fit import Fit, fit_config, fit_onecard, shape_for_params, train_command
+from onecard.plan.fit import Fit, fit_config, fit_onecard
 from onecard.plan.intent import intent_findings
 from onecard.plan.loss import LossForecast, forecast_loss
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.precision import settled
 from onecard.plan.sensitivity import Change, single_changes
+from onecard.plan.shape import shape_for_params
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
 
 MOST_PARAMS = 10**13  # beyond every model there is

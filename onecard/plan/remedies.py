@@ -8,7 +8,8 @@ from typing import Any
 
 from onecard.config.schema import RunConfig
 from onecard.plan.asked import Asked
-from onecard.plan.fit import HEAD_SIZE, RECOMPUTATION, micro_batches
+from onecard.plan.fit import RECOMPUTATION, micro_batches
+from onecard.plan.shape import HEAD_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
-from onecard.plan.fit import EXPANDABLE
+from onecard.plan.command import EXPANDABLE
 from onecard.plan.make import room_caution
 from onecard.plan.memory.predict import PROCESS, Memory
 from onecard.plan.seen import Seen

@@ -8,8 +8,9 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card, plain_card
 from onecard.plan.counts import count_params
-from onecard.plan.fit import Fit, fit_config, fit_onecard, held_bytes, shape_for_params
+from onecard.plan.fit import Fit, fit_config, fit_onecard, held_bytes
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
+from onecard.plan.shape import shape_for_params
 from onecard.plan.speed import predict_speed
 from onecard.units import GIB, MIB
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from onecard.config.resolve import resolve
 from onecard.plan.budget import Budget
 from onecard.plan.cards import find_card
-from onecard.plan.fit import EXPANDABLE
+from onecard.plan.command import EXPANDABLE
 from onecard.plan.make import Plan, make_plan
 from onecard.plan.place import Place
 from onecard.plan.seen import Seen

@@ -11,7 +11,7 @@ from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, said
 from onecard.doctor.oom import Cause, OutOfMemory, cause, out_of_memory, tensor_of
 from onecard.doctor.repair import PLANNED, memory_of, repaired
 from onecard.findings import Finding, Severity
-from onecard.plan.fit import EXPANDABLE
+from onecard.plan.command import EXPANDABLE
 
 STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
 CAST_BYTES_PER_PARAM = 2  # autocast's copies
