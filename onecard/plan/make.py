@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from onecard import units
 from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
-from onecard.config.schema import RunConfig, not_built
+from onecard.config.schema import GPT2_VOCABULARIES, RunConfig, not_built
 from onecard.errors import UsageError
 from onecard.findings import Finding
 from onecard.plan.advice import Fix, ranked_fixes
@@ -27,7 +27,7 @@ from onecard.plan.shape import shape_for_params
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
 
 MOST_PARAMS = 10**13  # beyond every model there is
-NANOGPT_VOCABULARY = 50304  # what its train.py builds unless the data's meta.pkl says otherwise
+_, NANOGPT_VOCABULARY = GPT2_VOCABULARIES  # what its train.py builds unless the data's meta.pkl says otherwise
 FAR_OFF = 0.1  # of the parameters asked for
 _SHAPE = ("n_layer", "n_head", "n_embd")  # what --params decides
 
