@@ -4,9 +4,9 @@
 
 Each row runs in its own process: compile and warm up, then the median of ten steps, the update alone, evaluation
 steps, and one profiled step whose kernels are summed by kind. Rows go in groups (`--jobs 8`): a group compiles
-together, and when all of it is ready its rows are timed one after the other on an otherwise idle machine. `--cores 2`
-gives each row of a group two cores of its own, as `taskset -c 2,3` would. `python_seconds` is a fixed loop of Python,
-timed before every step: how fast the processor was meanwhile (docs/explain/speed.md).
+together, and when all of it is ready its rows are timed one after the other on an otherwise idle machine, and on cores
+that nobody else uses (bench/quiet_core.py): `steps` are the seconds of each with those of the loop beside it,
+`python_seconds` the loop at its fastest, `free_seconds` the median of ten steps with the threads on any core.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+from quiet_core import time_quietly
+
 COLUMNS = "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps vocab_size".split()
 MEASURED = (
-    "ok step_seconds step_seconds_p95 update_seconds eval_iter_seconds tokens_per_second "
+    "ok update_seconds eval_iter_seconds "
     "gemm_seconds attention_seconds triton_seconds loss_seconds other_seconds busy_seconds kernels "
-    "warmup_seconds cores python_seconds device torch date"
+    "warmup_seconds free_seconds python_seconds steps device torch date"
 ).split()
 KINDS = {  # the first kind with a word in the kernel's name; attention kernels are built with cutlass too
     "attention": ("fmha", "flash", "attention", "cudnn"),
@@ -44,14 +47,6 @@ def wait_for_group(group: Path, size: int) -> None:
     (group / f"ready-{os.getpid()}").touch()
     while len(list(group.glob("ready-*"))) < size:
         time.sleep(0.2)
-
-
-def python_seconds() -> float:
-    """Seconds of a fixed loop: what the processor gives a single thread just now."""
-    start, found = time.perf_counter(), dict.fromkeys(range(64), 0)
-    for number in range(20_000):
-        found[number & 63] = (number * 7) ^ len(found)
-    return time.perf_counter() - start
 
 
 def measure_row(row: dict[str, str], nanogpt: Path, group: Path, size: int) -> dict[str, Any]:
@@ -129,16 +124,16 @@ def measure_row(row: dict[str, str], nanogpt: Path, group: Path, size: int) -> d
     for _ in range(3):
         step()
     found: dict[str, Any] = {"ok": True, "warmup_seconds": time.perf_counter() - began}
-    found["cores"] = len(os.sched_getaffinity(0))
     torch.cuda.empty_cache()  # the others of the group warm up on the same card
     wait_for_group(group, size)
     with (group / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for _ in range(2):
             step()
-        loops, seconds = zip(*((python_seconds(), step()) for _ in range(10)), strict=True)
+        free = [step() for _ in range(10)]
+        timed = time_quietly(step)
         updates = []
-        for _ in range(3):
+        for _ in range(5):
             micro_steps()
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -162,11 +157,8 @@ def measure_row(row: dict[str, str], nanogpt: Path, group: Path, size: int) -> d
     found |= {f"{kind}_seconds": spent for kind, spent in kinds.items()}
     found["busy_seconds"] = sum(kinds.values())
     found["kernels"] = kernels
-    found["step_seconds"] = median(seconds)
-    found["step_seconds_p95"] = max(seconds)
-    found["python_seconds"] = median(loops)
+    found |= {"free_seconds": median(free), "python_seconds": timed.fastest, "steps": timed.text}
     found["update_seconds"] = median(updates)
-    found["tokens_per_second"] = c.batch_size * c.block_size * c.gradient_accumulation_steps / median(seconds)
     found |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
     return found
 
@@ -179,9 +171,6 @@ def run_group(rows: list[dict[str, str]], args: argparse.Namespace) -> list[dict
         def run(row: dict[str, str]) -> dict[str, Any]:
             command = [sys.executable, __file__, "--worker", json.dumps(row), "--nanogpt", str(args.nanogpt)]
             command += ["--group", folder, "--size", str(len(rows))]
-            if args.cores:
-                first = rows.index(row) * args.cores
-                command = ["taskset", "-c", f"{first}-{first + args.cores - 1}", *command]
             try:
                 done = subprocess.run(
                     command, capture_output=True, text=True, timeout=args.timeout, env=os.environ | threads
@@ -203,7 +192,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=400)
-    parser.add_argument("--cores", type=int, default=0, help="of each row of a group, and of no other")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--group", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)

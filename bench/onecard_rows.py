@@ -5,7 +5,8 @@
 Each row of `rows.csv` is one config (a column is a key of RunConfig; empty is the default) and runs in its own process
 with its own compile cache: an evaluation, updates, an evaluation. Memory does not depend on what else runs on the card,
 so a group of rows is measured together; with `--speed` the group then waits, and its rows are timed one after the
-other on an otherwise idle machine: the median of ten updates, and one profiled update whose kernels are summed by kind.
+other on an otherwise idle machine: the median of ten updates (eager ones on quiet cores: bench/quiet_core.py), and one
+profiled update whose kernels are summed by kind.
 `--traces DIR` also writes every allocation and free of the rows whose `trace` column is not empty.
 """
 
@@ -28,6 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from nanogpt_memory import process_bytes, write_trace
 from nanogpt_speed import KINDS, wait_for_group
+from quiet_core import time_quietly
 
 PHASES = ("eval0", "train", "eval")
 MEMORY = (
@@ -37,7 +39,8 @@ MEMORY = (
 )
 SPEED = (
     "warmup_seconds step_seconds step_seconds_p95 tokens_per_second gemm_seconds attention_seconds triton_seconds "
-    "loss_seconds other_seconds busy_seconds span_seconds kernels eval_iter_seconds loss sm_mhz watts"
+    "loss_seconds other_seconds busy_seconds span_seconds kernels eval_iter_seconds loss sm_mhz watts "
+    "timed_steps"
 ).split()
 NOT_KEYS = {"set", "trace", "sdp"}
 WARM_UP = 3
@@ -127,7 +130,7 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
             phase = "train"
             for number in range(WARM_UP):
                 mark(f"step{number}")
-                update = trainer.update(shrunk.append)
+                trainer.update(shrunk.append)
                 if not number:
                     found["warmup_seconds"] = time.perf_counter() - began
             found["process_bytes"] = process_bytes()
@@ -151,18 +154,22 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
                     fcntl.flock(lock, fcntl.LOCK_EX)
                     for _ in range(5):
                         trainer.update(shrunk.append)
-                    updates, clocks = [], []
-                    for _ in range(10):
-                        updates.append(trainer.update(shrunk.append))
+                    clocks = []
+
+                    def step() -> float:
+                        seconds = trainer.update(shrunk.append).seconds
                         clocks.append((torch.cuda.clock_rate(), torch.cuda.power_draw() / 1000))
+                        return seconds
+
+                    # Compiled, a graph waits for no host, and at the card's power limit a pause would flatter it.
+                    seconds = [step() for _ in range(10)] if config.compile else time_quietly(step).quiet
                     found["eval_iter_seconds"] = evaluation()
                     with profile(activities=[ProfilerActivity.CUDA]) as prof:
-                        trainer.update(shrunk.append)
+                        found["loss"] = trainer.update(shrunk.append).loss
                         torch.cuda.synchronize()
-                seconds = sorted(update.seconds for update in updates)
-                found["loss"] = update.loss
+                found["timed_steps"] = len(seconds)
                 found["sm_mhz"], found["watts"] = (median(each) for each in zip(*clocks, strict=True))
-                found["step_seconds"], found["step_seconds_p95"] = median(seconds), seconds[-1]
+                found["step_seconds"], found["step_seconds_p95"] = median(seconds), max(seconds)
                 found["tokens_per_second"] = config.tokens_per_step / median(seconds)
                 found |= kernel_seconds(prof)
                 found["top"] = top_kernels(prof)

@@ -23,6 +23,7 @@ from statistics import median
 
 import numpy as np
 
+from bench.quiet_core import parsed
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card
 from onecard.plan.speed.measured import MEASURED_RUNS, MeasuredRun
@@ -56,6 +57,7 @@ class Row:
     kernels: float | None = None  # that ran in one step
     update_seconds: float | None = None  # clipping and AdamW alone
     evaluation_seconds: float | None = None  # one evaluation batch
+    pace: float = 1.0  # how long its processor took for what the others' took one second
 
     @property
     def name(self) -> str:
@@ -91,28 +93,41 @@ def row_config(columns: dict[str, str]) -> RunConfig:
     return RunConfig().replace({key: int(columns[key]) for key in _WHOLE} | switches | rest)
 
 
+LOOP_SECONDS = (
+    1.47e-3  # of bench/quiet_core.py: the processor of the rows the host's costs are fitted to, at its median
+)
+
+
 def profiled_rows(path: Path, *, timed: bool) -> list[Row]:
-    """Rows of bench/nanogpt_speed.py; `timed` if the machine was idle, otherwise only kernels count."""
+    """Rows of bench/nanogpt_speed.py; not `timed` if the machine was not idle, so that only kernels count."""
     with path.open() as file:
         found = [columns for columns in csv.DictReader(file) if columns["ok"] == "True"]
     rows = []
     for columns in found:
         kinds = {kind: float(columns[f"{kind}_seconds"]) for kind in "gemm attention triton loss other".split()}
         mixed = kinds["attention"] == 0.0  # the first batch counted float32 attention as products
+        quiet = "steps" in columns  # otherwise timed on cores that others shared: right where the card decides
         rows.append(
             Row(
                 config=row_config(columns),
                 card=H200,
-                step_seconds=float(columns["step_seconds"]) if timed else None,
+                step_seconds=_step_seconds(columns) if timed else None,
                 matmul_seconds=None if mixed else kinds["gemm"],
                 attention_seconds=None if mixed else kinds["attention"],
                 rest_seconds=kinds["triton"] + kinds["loss"] + kinds["other"],
                 kernels=int(columns["kernels"]),
-                update_seconds=float(columns["update_seconds"]) if timed else None,
-                evaluation_seconds=float(columns["eval_iter_seconds"]) if timed else None,
+                update_seconds=float(columns["update_seconds"]) if quiet else None,
+                evaluation_seconds=float(columns["eval_iter_seconds"]) if quiet else None,
+                pace=float(columns["python_seconds"]) / LOOP_SECONDS if quiet else 1.0,
             )
         )
     return rows
+
+
+def _step_seconds(columns: dict[str, str]) -> float | None:
+    if "steps" in columns:
+        return parsed(columns["steps"], float(columns["python_seconds"])).seconds
+    return float(columns["step_seconds"])
 
 
 CHECKS = (  # drawn at random, and set aside
@@ -120,43 +135,30 @@ CHECKS = (  # drawn at random, and set aside
     "nanogpt_h200_speed_host_check.csv",
     "nanogpt_h200_speed_host_kinds_check.csv",
 )
+QUIET, QUIET_CHECK = GOLDEN / "nanogpt_h200_speed_quiet.csv", GOLDEN / "nanogpt_h200_speed_quiet_check.csv"
 
 
-def repeats() -> list[list[Row]]:
-    """All four measurements of each config that was set aside, looked at, and measured three times again."""
-    drawn = [row for name in CHECKS for row in profiled_rows(GOLDEN / name, timed=True)]
-    again = profiled_rows(GOLDEN / "nanogpt_h200_speed_again.csv", timed=True)
-    taken = [row for row in drawn if any(row.config == other.config for other in again)]
-    return [[row, *(other for other in again if other.config == row.config)] for row in taken]
+def drawn_rows() -> list[Row]:
+    """All 32 configs set aside by 2026-11-15, as measured on quiet cores; as drawn where the card decides."""
+    quiet = profiled_rows(QUIET_CHECK, timed=True)
+    drawn = (row for name in CHECKS for row in profiled_rows(GOLDEN / name, timed=True))
+    return [next((other for other in quiet if other.config == row.config), row) for row in drawn]
 
 
-def threes(*names: str) -> list[list[Row]]:
-    """All three measurements of each config of some files."""
-    rows = [row for name in names for row in profiled_rows(GOLDEN / name, timed=True)]
-    configs = list(dict.fromkeys(row.config for row in rows))
-    return [[row for row in rows if row.config == config] for config in configs]
-
-
-def host_kinds() -> list[list[Row]]:
-    """All three measurements of each config that tells the host's costs apart."""
-    return threes("nanogpt_h200_speed_host_kinds.csv")
-
-
-def last_set_aside() -> list[list[Row]]:
-    """All three measurements of each config set aside last."""
-    return threes(CHECKS[-1], "nanogpt_h200_speed_host_kinds_check_again.csv")
+def quiet_rows() -> list[Row]:
+    """One row, of medians, for each config that the host's costs are fitted to."""
+    with QUIET.open() as file:
+        names = [columns["set"] for columns in csv.DictReader(file)]
+    rows = [row for row, name in zip(profiled_rows(QUIET, timed=True), names, strict=True) if name != "both passes"]
+    configs = dict.fromkeys(row.config for row in rows if row.step_seconds)
+    return [median_row([row for row in rows if row.config == config]) for config in configs]
 
 
 def median_row(rows: list[Row]) -> Row:
     """One row for several measurements of a config: the median of everything measured."""
     names = [field.name for field in fields(Row) if field.name not in ("config", "card")]
-    return replace(rows[0], **{name: median(getattr(row, name) for row in rows) for name in names})
-
-
-def set_aside_rows(name: str) -> list[Row]:
-    """Rows of a file of CHECKS that no fit has used: all but those measured again."""
-    taken = [rows[0].config for rows in repeats()]
-    return [row for row in profiled_rows(GOLDEN / name, timed=True) if row.config not in taken]
+    measured = {name: [value for row in rows if (value := getattr(row, name)) is not None] for name in names}
+    return replace(rows[0], **{name: median(values) if values else None for name, values in measured.items()})
 
 
 def first_rows() -> list[Row]:
@@ -178,14 +180,15 @@ _KERNEL_NAMES = ("matmul_seconds", "attention_seconds", "rest_seconds")
 
 
 def h200_rows() -> list[Row]:
-    """Everything the H200's rates are fitted to."""
+    """Everything the H200's rates are fitted to: kernels and steps that the card decides, then steps on quiet cores."""
+    quiet = [replace(row, **dict.fromkeys(_KERNEL_NAMES)) for row in quiet_rows()]
+    again = {row.config for row in quiet}
     clean = profiled_rows(GOLDEN / "nanogpt_h200_speed.csv", timed=True)
-    busy = profiled_rows(GOLDEN / "nanogpt_h200_speed_kernels.csv", timed=False)
     host = profiled_rows(GOLDEN / "nanogpt_h200_speed_host.csv", timed=True)
-    # Times alone: eight shapes alike would pull the card's rates to theirs.
-    thrice = (replace(median_row(rows), **dict.fromkeys(_KERNEL_NAMES)) for rows in host_kinds())
-    again = [row for row in busy if not any(row.config == other.config for other in clean)]
-    return [*first_rows(), *clean, *host, *(median_row(rows) for rows in repeats()), *thrice, *again]
+    busy = profiled_rows(GOLDEN / "nanogpt_h200_speed_kernels.csv", timed=False)
+    more = [row for row in busy if not any(row.config == other.config for other in clean)]
+    shared = [*first_rows(), *clean, *host, *more]
+    return [*(replace(row, step_seconds=None) if row.config in again else row for row in shared), *quiet]
 
 
 def rtx_4070_rows() -> list[Row]:
@@ -221,6 +224,7 @@ START = replace(
         update_seconds=1e-3,
         tensor_seconds=10e-6,
         step_seconds=2e-3,
+        stumble_seconds=15e-6,
     ),
     costs=Costs(pointwise_flops=1000, loss_flops=100, attention_flops=100, dropout_flops=300),
 )
@@ -243,17 +247,24 @@ def update_alone_seconds(config: RunConfig, card: Card, rates: Rates) -> float:
     return host_update_seconds(work, rates.host) + adamw
 
 
+def paced(rates: Rates, row: Row) -> Rates:
+    """The rates as the processor of a row allows."""
+    host = {name: row.pace * getattr(rates.host, name) for name in HOST_NAMES}
+    return replace(rates, host=Host(**host))
+
+
 def residuals(rates: Rates, rows: Iterable[Row]) -> list[float]:
     """Weighted logarithms of predicted over measured."""
     found = []
     for row in rows:
-        times = step_times(row.config, row.card, rates)
+        rates_here = paced(rates, row)
+        times = step_times(row.config, row.card, rates_here)
         for weight, predicted, measured in (
             (STEP_WEIGHT, times.step, row.step_seconds),
             (MATMUL_WEIGHT, times.matmuls, row.matmul_seconds),
             (ATTENTION_WEIGHT, times.attention, row.attention_seconds),
             (REST_WEIGHT, times.memory_bound + times.loss + times.optimizer, row.rest_seconds),
-            (UPDATE_WEIGHT, update_alone_seconds(row.config, row.card, rates), row.update_seconds),
+            (UPDATE_WEIGHT, update_alone_seconds(row.config, row.card, rates_here), row.update_seconds),
         ):
             if measured:
                 found.append(weight * math.log(predicted / measured))
@@ -322,8 +333,10 @@ def errors_of(rows: list[Row], fit_rows: list[Row], fit: Callable[[list[Row]], R
             continue
         others = [other for other in fit_rows if not row.same_config(other)]
         without = None if len(others) == len(fit_rows) else fit(others)
-        predicted = row.config.tokens_per_step / step_times(row.config, row.card, rates).step
-        left_out = row.step_seconds / step_times(row.config, row.card, without).step - 1 if without else None
+        predicted = row.config.tokens_per_step / step_times(row.config, row.card, paced(rates, row)).step
+        left_out = (
+            row.step_seconds / step_times(row.config, row.card, paced(without, row)).step - 1 if without else None
+        )
         found.append(Error(row, predicted, predicted / row.tokens_per_second - 1, left_out))
     return found
 

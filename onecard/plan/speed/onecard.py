@@ -42,8 +42,8 @@ def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
 
 
 def _reruns_in_python(config: RunConfig) -> bool:
-    """Whether Python runs every block's forward pass again, launch by launch."""
-    return config.grad_checkpoint == "full" and not config.compile
+    """Whether Python runs blocks, or the parts of them that are remade, again, launch by launch."""
+    return config.grad_checkpoint != "none" and not config.compile
 
 
 def evaluations(config: RunConfig) -> int:
@@ -131,7 +131,7 @@ def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -
     is_narrow = config.compile and dtype != "float32"
     flops = _OUR_GELU if is_narrow and not (backward and config.grad_checkpoint == "full") else 1.0  # full has torch's
     kernels = plain.kernels * again
-    if backward and _reruns_in_python(config):
+    if backward and config.grad_checkpoint == "full" and not config.compile:
         kernels = plain.kernels + nanogpt.memory_bound(config, dtype, costs, False).kernels
     return Work(
         vector_flops=plain.vector_flops * again * flops,

@@ -105,12 +105,11 @@ def _doubts(config: RunConfig, card: Card, trainer: TrainerName, *, launches_mat
     """Why a prediction is less sure than the card's own rows make it."""
     doubts = []
     if launches_matter:
-        seen = ": on another machine some took up to 1.8 times as long" if trainer == "nanogpt" else ""
-        doubts.append(f"launches matter here, and the processor is not known{seen}")
+        doubts.append(
+            "launches matter here, and the processor is not known: on shared cores up to 1.7 times as long"
+        )
     if trainer == "onecard" and card.name not in {run.card for run in ONECARD_RUNS}:
         doubts.append("nobody timed our trainer on it")
-    elif trainer == "onecard" and not config.compile:
-        doubts.append("our trainer was timed compiled")
     return doubts
 
 
@@ -159,7 +158,7 @@ def _host_seconds(work: StepWork, host: Host, *, micros: int) -> float:
     """Seconds the host needs for a step, were the card never in its way."""
     launching = work.started(micros) * host.launch_seconds + work.added(micros) * host.addition_seconds
     besides = 0.0 if work.recorded else host.micro_batch_seconds
-    loading = micros * (besides + work.sequences * host.sequence_seconds)
+    loading = micros * (besides + work.sequences * host.sequence_seconds + work.stumbles * host.stumble_seconds)
     return launching + loading + host_update_seconds(work, host)
 
 

@@ -70,6 +70,7 @@ class StepWork:
     tensors: int  # parameters' tensors, which the host walks through in an update
     sequences: int  # of a micro-batch, which the host copies one by one; 0 where another thread does
     reruns: int = 0  # blocks of a micro-batch that Python runs a second time, for the backward pass
+    stumbles: float = 0.0  # launches of a micro-batch for which Python has to map memory first
     recorded: bool = False  # a micro-batch, its sum of gradients included, is a CUDA graph: the host starts it as one
 
     def sums(self, micros: int) -> int:
