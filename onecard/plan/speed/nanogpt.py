@@ -30,8 +30,8 @@ def nanogpt_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
 
 # CPython keeps the frames of a thread in chunks of 2,048 slots. A compiled backward pass is one function, with a slot
 # for every tensor it names and every argument. Where it leaves less of the chunk than a kernel's launcher needs, each
-# launch maps a new chunk and unmaps it again. Slots were counted in TorchInductor's code of 2 to 24 layers; 1,698 and
-# 1,880 did not stumble, 1,744 to 1,842 did (Python 3.12).
+# launch maps a new chunk and unmaps it again. Slots were counted in TorchInductor's code of 2 to 24 layers; 1,676 and
+# 1,880 did not stumble, 1,744 to 1,844 did (Python 3.12).
 _STUMBLING_FRAMES = range(1720, 1865)
 
 
