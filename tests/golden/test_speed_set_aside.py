@@ -72,11 +72,9 @@ def test_no_fit_uses_them() -> None:
     assert not [row.name for row in [*DRAWN, *NEW, *LAST] if row.config in fitted]
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in [*DRAWN, *NEW, *LAST] if row.config.dtype != "float32"], ids=lambda row: row.name
-)
-def test_kernels_of_16_bit_rows_are_counted_within_a_tenth(row: Row) -> None:
-    assert kernels(row.config) == pytest.approx(row.kernels, rel=0.10)
+@pytest.mark.parametrize("row", [*DRAWN, *NEW, *LAST], ids=lambda row: row.name)
+def test_kernels_are_counted_within_a_tenth_and_in_float32_within_14_percent(row: Row) -> None:
+    assert kernels(row.config) == pytest.approx(row.kernels, rel=0.14 if row.config.dtype == "float32" else 0.10)
 
 
 def test_with_their_threads_on_any_core_the_same_processes_took_up_to_1_7_times_as_long() -> None:

@@ -157,7 +157,7 @@ def memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) ->
         vector_flops=N * C * (L + 1) * token_flops,
         moved_bytes=N * C * (L + 1) * token_bytes + P * cast_bytes,
         kernels=_pointwise_kernels(config, half) * L + 33 if backward else _forward_kernels(config, half) * L + 13,
-        splits=_splits(config) * L if backward else 0,
+        splits=_splits(config, half) * L if backward else 0,
     )
 
 
@@ -174,9 +174,10 @@ def _pointwise_kernels(config: RunConfig, half: bool) -> float:
     return kernels
 
 
-def _splits(config: RunConfig) -> float:
+def _splits(config: RunConfig, half: bool) -> float:
     """Zeros and sums of a layer's products: the more tokens, the more of the gradients of weights are split."""
-    return min(8.0, config.batch_size * config.block_size / 2048)
+    tokens = config.batch_size * config.block_size
+    return min(16.0, tokens / 512) if not half and not config.compile else min(8.0, tokens / 2048)
 
 
 def _forward_kernels(config: RunConfig, half: bool) -> float:
