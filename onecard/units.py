@@ -6,6 +6,7 @@ Base units everywhere inside; this is the only module that divides by 2**30.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -27,7 +28,9 @@ _BYTES = {
     "tb": 10**12,
 }
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_NUMBER_AND_UNIT = re.compile(r"\s*(\d[\d,_]*(?:\.\d+)?(?:e\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
+# A comma marks thousands and nothing else: half of Europe writes 2,1 for 2.1, which must never become 21.
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)"
+_NUMBER_AND_UNIT = re.compile(rf"\s*({_WHOLE}(?:\.\d+)?(?:e\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
@@ -49,6 +52,16 @@ def _scaled(text: str, scales: dict[str, int]) -> int:
     if number * scale > 2**63:
         raise ValueError(text)
     return round(number * scale)
+
+
+def with_point(text: str, *, parse: Callable[[str], int]) -> str | None:
+    """ "2.1GiB" for "2,1GiB", where `parse` takes that; None where a comma for a point is not what is wrong."""
+    meant = text.strip().replace(",", ".", 1)
+    try:
+        parse(meant)
+    except ValueError:
+        return None
+    return meant if "," in text else None
 
 
 def mib(size_bytes: int) -> str:

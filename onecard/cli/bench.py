@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import INTERRUPTED, KeyCommand, console, json_option, needs_torch
 from onecard.cli.plan import read_config
@@ -30,8 +31,8 @@ WARM_UP = 5  # updates before: compiling, recording, settling
 
 
 @click.command(cls=KeyCommand, short_help="Measure speed and memory here, beside nanoGPT if you name its folder.")
-@click.argument("config", required=False)
-@click.option("--nanogpt", metavar="DIR", help="A nanoGPT checkout; its model.py is imported and run.")
+@click.argument("config", required=False, type=PathType())
+@click.option("--nanogpt", type=PathType(), metavar="DIR", help="A nanoGPT checkout; its model.py is imported and run.")
 @click.option(
     "--batches", metavar="N,N", help="Micro-batches to try, at equal tokens per update; default the config's."
 )
@@ -44,7 +45,7 @@ WARM_UP = 5  # updates before: compiling, recording, settling
     help="Measure each this many times, each with another seed.",
 )
 @click.option("--updates", default=WARM_UP + 2 * TIMED, show_default=True, help="Updates of each measurement.")
-@click.option("--plot", metavar="FILE", help="Draw the losses at equal tokens (SVG).")
+@click.option("--plot", type=PathType(), metavar="FILE", help="Draw the losses at equal tokens (SVG).")
 @json_option
 @click.pass_obj
 def bench(flags: list[Flag], /, **options: Any) -> int:

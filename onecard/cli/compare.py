@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onecard.cli.cases import cases_of, doctors_card, found_config, runs_at, stated_config, stdin_once
+from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, no_flags
 from onecard.cli.plan import complete_card
@@ -33,10 +34,18 @@ class Options:
 
 
 @click.command(cls=KeyCommand, short_help="Which run is better, by which measure, and what changed.")
-@click.argument("path", nargs=-1)
-@click.option("--config", metavar="CONFIG", multiple=True, help="The config of a log: once for all, or once per path.")
+@click.argument("path", nargs=-1, type=PathType())
+@click.option(
+    "--config",
+    type=PathType(),
+    metavar="CONFIG",
+    multiple=True,
+    help="The config of a log: once for all, or once per path.",
+)
 @click.option("--gpu", metavar="NAME", shell_complete=complete_card, help='The card they ran on ("RTX 4070").')
-@click.option("--plot", metavar="FILE", help="Draw the losses over tokens and hours: .svg, .html or .png.")
+@click.option(
+    "--plot", type=PathType(), metavar="FILE", help="Draw the losses over tokens and hours: .svg, .html or .png."
+)
 @json_option
 @click.pass_obj
 def compare(flags: list[Flag], /, **typed: object) -> int:

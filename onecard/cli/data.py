@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import INTERRUPTED, Commands, CountType, KeyCommand, console, json_option, no_flags
 from onecard.errors import MachineError, UsageError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 DOWNLOADS = "downloads"  # below onecard's home
+LEAST_SHARD_TOKENS = 10_000  # of fewer, even a small corpus would be thousands of files
 
 
 @click.group(cls=Commands, short_help="Text into tokens: FineWeb, parquet, JSON lines, text.")
@@ -57,8 +59,8 @@ class Options:
 
 
 @data.command(cls=KeyCommand, short_help="Make token files of a source; go on if it was stopped.")
-@click.argument("source", nargs=-1, required=True)
-@click.option("--out", required=True, metavar="DIR", help="The folder to make, or to go on with.")
+@click.argument("source", nargs=-1, required=True, type=PathType())
+@click.option("--out", required=True, type=PathType(), metavar="DIR", help="The folder to make, or to go on with.")
 @click.option("--tokens", type=CountType(), metavar="N", help="Stop after so many: 100M, 2.5B. Default: everything.")
 @click.option("--ranks", metavar="FILE", help="GPT-2's r50k_base.tiktoken, where tiktoken's cache has none.")
 @click.option("--format", type=click.Choice(["onecard", "nanogpt", "llmc"]), default="onecard", help="Of the files.")
@@ -147,14 +149,21 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
     from onecard.config.resolve import checked, flag_values
     from onecard.data.manifest import Settings
 
-    for option, number in (("--tokens", options.tokens), ("--shard", options.shard)):
-        if number is not None and not 1 <= number < (2**31 if option == "--shard" else 2**63):
-            raise UsageError(
-                f"{option} {number} is not possible",
-                why="it is a number of tokens, from 1" + (" to 2,147,483,647" if option == "--shard" else ""),
-                fix=f"{option} 100M",
-                name="bad-number",
-            )
+    if options.tokens is not None and not 1 <= options.tokens < 2**63:
+        raise UsageError(
+            f"--tokens {options.tokens} is not possible",
+            why="it is a number of tokens, from 1",
+            fix="--tokens 100M",
+            name="bad-number",
+        )
+    if not LEAST_SHARD_TOKENS <= options.shard < 2**31:
+        raise UsageError(
+            f"--shard {options.shard} is not possible",
+            why=f"it is the tokens of one file, from {LEAST_SHARD_TOKENS:,} to 2,147,483,647; a run keeps every file "
+            "open, and systems allow a program 1,000 or so",
+            fix="--shard 100M",
+            name="bad-number",
+        )
     if options.val_share is not None and not 0 <= options.val_share < 1:  # nan, too
         raise UsageError(
             f"--val-share {options.val_share:g} is not possible",
@@ -225,7 +234,7 @@ def _source(options: Options) -> Source | str:
 
 
 @data.command(short_help="What is in a data folder, whether it is whole, how it reads.")
-@click.argument("folder")
+@click.argument("folder", type=PathType())
 @click.option(
     "--samples", default=2, type=click.IntRange(0, 100), metavar="N", help="Of each split.", show_default=True
 )
@@ -238,10 +247,11 @@ def info(flags: list[Flag], /, folder: str, samples: int, as_json: bool) -> int:
 
     What is in a data folder (onecard's, nanoGPT's or llm.c's): counts, checksums verified, samples as text.
 
-    Exit 1 if a file is not what was written.
+    Exit 1 if a file is not what was written, or no run could use it.
     """
     no_flags(flags, "data info")
     _needs_numpy()
+    from onecard.data.checks import data_findings
     from onecard.data.dataset import checked_files, open_dataset
     from onecard.data.manifest import read_meta
     from onecard.data.samples import samples as samples_of
@@ -253,12 +263,14 @@ def info(flags: list[Flag], /, folder: str, samples: int, as_json: bool) -> int:
     talk = console(stderr=True)
     with talk.status("reading") if talk.is_terminal else nullcontext():
         checked = checked_files(dataset)
+        findings = data_findings(dataset)
     shown = samples_of(dataset, count=samples)
     if as_json:
-        click.echo(json.dumps(info_json(dataset, meta, checked, shown)))
+        click.echo(json.dumps(info_json(dataset, meta, checked, shown, findings)))
     else:
-        print_info(dataset, meta, checked, shown, console())
-    return 1 if False in checked.values() else 0
+        print_info(dataset, meta, checked, shown, findings, console())
+    unusable = any(finding.severity == "error" for finding in findings)
+    return 1 if unusable or False in checked.values() else 0
 
 
 def _cores() -> int:

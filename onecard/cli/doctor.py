@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onecard.cli.cases import cases_of, config_beside, doctors_card, found_config, runs_at, stated_config, stdin_once
+from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
 from onecard.cli.plan import complete_card
@@ -40,16 +41,18 @@ class Options:
 
 
 @click.command(cls=KeyCommand, short_help="What is wrong with a run, the evidence, and the patch.")
-@click.argument("path", nargs=-1)
-@click.option("--config", metavar="CONFIG", help="The nanoGPT config the log was made with (read, never run).")
+@click.argument("path", nargs=-1, type=PathType())
+@click.option(
+    "--config", type=PathType(), metavar="CONFIG", help="The nanoGPT config the log was made with (read, never run)."
+)
 @click.option("--gpu", metavar="NAME", shell_complete=complete_card, help='The card it ran on ("RTX 4070").')
 @click.option("--other", type=SizeType(), metavar="SIZE", help="Memory that other programs hold on the card.")
-@click.option("--data", metavar="DIR", help="The data folder, for the number of tokens in each split.")
+@click.option("--data", type=PathType(), metavar="DIR", help="The data folder, for the number of tokens in each split.")
 @click.option("--train_tokens", type=CountType(), metavar="N", help="Tokens in the training data.")
 @click.option("--val_tokens", type=CountType(), metavar="N", help="Tokens in the validation data.")
 @click.option("--explain", metavar="RULE", help="What a rule sees, why it matters, what to do, when it is wrong.")
 @click.option("--final", is_flag=True, help="The log is complete: no more is to come.")
-@click.option("--html", metavar="FILE", help="Write one page with charts.")
+@click.option("--html", type=PathType(), metavar="FILE", help="Write one page with charts.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, for pasting into an issue.")
 @json_option
 @click.pass_obj

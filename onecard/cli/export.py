@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import console, json_option, needs_torch, no_flags
 from onecard.errors import ConfigError, OnecardError, UsageError
@@ -37,9 +38,9 @@ class Exported:
 
 
 @click.command(short_help="A run as a nanoGPT checkpoint or a Hugging Face folder.")
-@click.argument("run")
+@click.argument("run", type=PathType())
 @click.option("--to", "kind", type=click.Choice(["nanogpt", "hf"]), required=True, help="Whose format.")
-@click.option("--out", metavar="FOLDER", help="Where to; default a new folder in RUN/export.")
+@click.option("--out", type=PathType(), metavar="FOLDER", help="Where to; default a new folder in RUN/export.")
 @click.option("--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest.")
 @click.option("--push", metavar="USER/NAME", help="With --to hf: upload the folder to the Hugging Face hub, too.")
 @click.option("--private", is_flag=True, help="With --push: a repository only you see.")

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import click
 
 from onecard.config.names import nearest
+from onecard.config.paths import expanded, refuse_empty
 from onecard.config.reader import MAX_FILE_BYTES
 from onecard.errors import ConfigError, MachineError, UsageError
 from onecard.runs.files import DISK_FULL, cannot_write, free_name, half_written
 
 
-def read_text(source: Path | BinaryIO, *, kind: str = "config file") -> str:
-    """The text of a file, at most 64 KiB of it ever read, whatever it is."""
+class PathType(click.ParamType):  # type: ignore[type-arg]  # generic in click >= 8.5 only
+    """The name of a file or folder, as text: never empty, ~ expanded."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        refuse_empty(_as_typed(param), value)
+        return expanded(value)
+
+
+def _as_typed(param: click.Parameter) -> str:
+    """`--write`, `CONFIG`"""
+    return param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+
+
+def read_text(source: Path | BinaryIO, *, kind: str = "config file", otherwise: str | None = None) -> str:
+    """The text of a file, at most 64 KiB of it ever read, whatever it is.
+
+    `otherwise` is what to type where there is none and none is near; without it, what the command does without one.
+    """
     name = str(source) if isinstance(source, Path) else "standard input"
     try:
         if isinstance(source, Path):
@@ -25,7 +48,7 @@ def read_text(source: Path | BinaryIO, *, kind: str = "config file") -> str:
         raise ConfigError(
             f"there is no file {name}",
             why=f"looked for a {kind} from the folder {Path.cwd().name}/",
-            fix=neighbour(Path(name)),
+            fix=neighbour(Path(name), otherwise=otherwise or _without_config()),
             name="no-such-file",
         ) from problem
     except (OSError, ValueError) as problem:
@@ -49,7 +72,16 @@ def _unreadable(name: str, kind: str, why: str) -> ConfigError:
     )
 
 
-def neighbour(path: Path, *, otherwise: str = "onecard plan (with no file) plans a small default") -> str:
+def _without_config() -> str:
+    """What to type instead of the config that is not there: the command that was typed, without it."""
+    context = click.get_current_context(silent=True)
+    command = context.command_path if context else "onecard plan"
+    if context and any("--config" in param.opts for param in context.command.params):
+        return f"name a file that is there, or {command} without --config"
+    return f"{command} (with no file) takes a small default"
+
+
+def neighbour(path: Path, *, otherwise: str) -> str:
     """The file that was probably meant."""
     try:
         known = sorted(found.name for found in path.parent.iterdir())
@@ -89,7 +121,7 @@ def _create(path: Path, content: bytes, *, mode: str = "xb") -> None:
 
 def write_bytes(path: Path, content: bytes, *, option: str, overwrite: bool = True) -> None:
     """The same for what is no text: all of it, or on a full disk what was there before."""
-    try:
+    with _named_by(option, path):
         if not overwrite:
             _create(path, content)
         elif path.exists() and not path.is_file():  # a pipe or a device, such as /dev/stdout
@@ -99,6 +131,24 @@ def write_bytes(path: Path, content: bytes, *, option: str, overwrite: bool = Tr
             temporary = half_written(whole)
             _create(temporary, content, mode="wb")
             temporary.replace(whole)
+
+
+def check_writable(path: Path, *, option: str) -> None:
+    """Refuse a file that cannot be written, before what it is to hold has taken its time; nothing is changed."""
+    with _named_by(option, path):
+        if path.is_fifo():  # to open one waits for its reader
+            return
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.resolve().unlink()
+
+
+@contextmanager
+def _named_by(option: str, path: Path) -> Iterator[None]:
+    """Inside, what the system says of a file that `option` named becomes three lines."""
+    try:
+        yield
     except FileExistsError as problem:
         raise ConfigError(
             f"{path} exists already",

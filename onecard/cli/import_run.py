@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onecard import units
+from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
 from onecard.cli.tokenizer import keep_tokenizer_in
@@ -27,7 +28,7 @@ NOT_TAKEN = frozenset("out_dir device backend".split())
 
 
 @click.command("import", cls=KeyCommand, short_help="A run from a nanoGPT checkpoint or a Hugging Face GPT-2.")
-@click.argument("source", metavar="CKPT_OR_FOLDER")
+@click.argument("source", metavar="CKPT_OR_FOLDER", type=PathType())
 @click.option("--download", is_flag=True, help="Fetch a model by its name from the Hugging Face hub.")
 @json_option
 @click.pass_obj
@@ -64,9 +65,11 @@ def import_run(flags: list[Flag], /, source: str, download: bool, as_json: bool)
 
 def bring(source: str, *, download: bool = False) -> tuple[Path, Snapshot]:
     """(where it lay, the model): a file, a folder, or a name in Hugging Face's cache; the hub only if told so."""
+    from onecard.config.paths import expanded
     from onecard.train import hf_hub
     from onecard.train.interchange import read_snapshot
 
+    source = expanded(source)
     path: Path | None = Path(source)
     if not Path(source).exists() and not source.endswith((".pt", ".pth", ".bin")):  # those can only mean a file
         path = hf_hub.download(source) if download else hf_hub.cached_folder(source)

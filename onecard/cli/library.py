@@ -53,18 +53,20 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in click >
     name = "size"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        from onecard.units import MIB, parse_bytes
+        from onecard.units import MIB, parse_bytes, with_point
 
         if isinstance(value, int):
             return value
-        option, example = param.opts[0], "2.1GiB (or 2150MiB)"
+        option = param.opts[0]
         try:
             size = parse_bytes(value)
-            if not 0 < size < MIB or value.strip()[-1].isalpha():
+            has_unit, is_zero = value.strip()[-1].isalpha(), not value.strip(" 0.")
+            if has_unit or is_zero or size >= MIB:
                 return size
             example = f"{value.strip()}{'GiB' if size <= MOST_GIB_OF_A_CARD else 'MiB'} ?"  # 12, or 4464
         except ValueError:
-            pass
+            meant = with_point(value, parse=parse_bytes)
+            example = f"{meant} ?" if meant else "2.1GiB (or 2150MiB)"
         raise UsageError(
             f"{value!r} is not a size",
             why=f"{option} takes a number and a unit",
@@ -79,15 +81,16 @@ class CountType(click.ParamType):  # type: ignore[type-arg]
     name = "count"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        from onecard.units import parse_count
+        from onecard.units import parse_count, with_point
 
         try:
             return value if isinstance(value, int) else parse_count(value)
         except ValueError:
+            meant = with_point(value, parse=parse_count)
             raise UsageError(
                 f"{value!r} is not a number",
                 why=f"{param.opts[0]} takes a number, with M or B if it is large",
-                fix=f"{param.opts[0]} 124M",
+                fix=f"{param.opts[0]} {f'{meant} ?' if meant else '124M'}",
                 name="bad-number",
             ) from None
 

@@ -59,7 +59,7 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
         click.echo(error.format_message())
         return 0
     except click.UsageError as error:
-        return _fail(usage_error(error), as_json="--json" in rest)
+        return _fail(usage_error(error, rest, cli), as_json="--json" in rest)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except SystemExit:

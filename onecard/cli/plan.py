@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option, place_here
 from onecard.errors import ConfigError, MachineError, UsageError
@@ -51,7 +53,7 @@ class Options:
 
 
 @click.command(cls=KeyCommand, short_help="Will it fit, how fast, how good, what to change: before launch.")
-@click.argument("config", required=False)
+@click.argument("config", required=False, type=PathType())
 @click.option("--gpu", metavar="NAME", shell_complete=complete_card, help='A card ("RTX 4070"), auto, or none.')
 @click.option("--vram", type=SizeType(), metavar="SIZE", help="A card of this size; the CUDA context is taken off it.")
 @click.option("--other", type=SizeType(), metavar="SIZE", help="Memory that other programs hold on the card.")
@@ -60,11 +62,15 @@ class Options:
 @click.option("--params", type=CountType(), metavar="N", help="With --fit: choose the shape for N parameters too.")
 @click.option("--hours", type=float, metavar="H", help="What to train in H hours.")
 @click.option("--tokens", type=CountType(), metavar="N", help="What to train on N tokens.")
-@click.option("--write", metavar="FILE", help="With --hours or --tokens: save the proposed config.")
+@click.option("--write", type=PathType(), metavar="FILE", help="With --hours or --tokens: save the proposed config.")
 @click.option("--sensitivity", is_flag=True, help="Re-plan with each setting halved, doubled or switched.")
 @click.option("--seen", type=SizeType(), metavar="SIZE", help="What the driver showed for the process.")
-@click.option("--nvidia-smi", metavar="FILE", help="The same from nvidia-smi's output; - is standard input.")
-@click.option("--timeline", metavar="FILE.svg", help="Draw memory through one step and one evaluation.")
+@click.option(
+    "--nvidia-smi", type=PathType(), metavar="FILE", help="The same from nvidia-smi's output; - is standard input."
+)
+@click.option(
+    "--timeline", type=PathType(), metavar="FILE.svg", help="Draw memory through one step and one evaluation."
+)
 @click.option("--explain", is_flag=True, help="Every key, its value and where it came from.")
 @json_option
 @click.pass_obj
@@ -97,8 +103,7 @@ def check(options: Options) -> None:
     """UsageError where what is asked for does not go together."""
     from onecard.units import MIB
 
-    hours, tokens = options.hours, options.tokens
-    budget = f"--hours {hours:g}" if hours is not None else f"--tokens {tokens}" if tokens is not None else None
+    budget = " ".join(_budget(options)[:2])
     of_one_config = {
         "--fit --params": options.params,
         "--sensitivity": options.sensitivity or None,
@@ -200,12 +205,50 @@ def _show(options: Options, made: Plan, seen: Seen | None) -> None:
     from onecard.report.plan import print_plan
     from onecard.report.talk import print_warnings
 
-    print_warnings(made.resolved.warnings, console(stderr=True))
+    unheeded = []
+    if options.fit and made.proposals is not None:
+        unheeded = [f"--fit has no say beside {_budget(options)[0]}: what is proposed fits already"]
+    print_warnings([*made.resolved.warnings, *unheeded], console(stderr=True))
     print_plan(made, console(), explain=options.explain)
+    if made.proposals == ():
+        console().print(f"  fix: {_enough(options, made)}", soft_wrap=True, markup=False)
     if seen:
         print_seen(seen, made.first.memory, console())
     if options.write and made.proposals:
         console(stderr=True).print(f"wrote {options.write}")
+
+
+def _budget(options: Options) -> list[str]:
+    """The budget as words to type."""
+    hours = [] if options.hours is None else ["--hours", f"{options.hours:g}"]
+    return hours + ([] if options.tokens is None else ["--tokens", str(options.tokens)])
+
+
+def _enough(options: Options, made: Plan) -> str:
+    """What to type where no run can be proposed: a budget for which one can, as was tried; without one, --fit."""
+    from onecard.plan.budget import budget_of
+    from onecard.plan.make import make_plan
+
+    for larger in _larger(options):
+        budget = budget_of(hours=larger.hours, tokens=larger.tokens)
+        if make_plan(made.resolved, made.place, trainer=options.trainer, budget=budget).proposals:
+            return f"{' '.join(_budget(larger))} is enough for one"
+    return f"no budget is enough, for want of memory; --fit instead of {_budget(options)[0]} says what fits"
+
+
+def _larger(options: Options) -> Iterator[Options]:
+    """Ten times the hours, the tokens or both, then a hundred times, as far as there are budgets."""
+    from onecard.plan.budget import MOST_HOURS, MOST_TOKENS
+
+    for power in range(1, 15):
+        more: dict[str, Any] = {}
+        if options.hours is not None and (hours := options.hours * 10**power) <= MOST_HOURS:
+            more["hours"] = hours
+        if options.tokens is not None and (tokens := options.tokens * 10**power) <= MOST_TOKENS:
+            more["tokens"] = tokens
+        yield from (replace(options, **{name: amount}) for name, amount in more.items())
+        if len(more) == 2:
+            yield replace(options, **more)
 
 
 def read_config(config: str | None, flags: list[Flag]) -> Resolved:
@@ -257,13 +300,15 @@ def _seen(options: Options) -> Seen | None:
     nvidia_smi = options.nvidia_smi
     if nvidia_smi is None:
         return None if options.seen is None else Seen(process_bytes=options.seen)
-    text = read_text(sys.stdin.buffer if nvidia_smi == "-" else Path(nvidia_smi), kind="nvidia-smi output")
+    piped = "nvidia-smi | onecard plan CONFIG --nvidia-smi -"
+    source = sys.stdin.buffer if nvidia_smi == "-" else Path(nvidia_smi)
+    text = read_text(source, kind="nvidia-smi output", otherwise=piped)
     found = read_nvidia_smi(text)
     if found is None:
         raise UsageError(
             f"{nvidia_smi} shows no computing process and its memory",
             why="nvidia-smi's table lists processes of type C, and what their card holds; this text has none",
-            fix="while the run trains: nvidia-smi | onecard plan CONFIG --nvidia-smi -",
+            fix=f"while the run trains: {piped}",
             name="no-process-seen",
         )
     return found

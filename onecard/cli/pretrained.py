@@ -28,11 +28,12 @@ class Pretrained:
 def with_pretrained_shape(resolved: Resolved) -> Resolved:
     """The config with the shape of the folder that init_from names, if it names one: a GPT-2's or a run's."""
     from onecard.config.hf_config import gpt2_shape
+    from onecard.config.paths import expanded
     from onecard.config.resolve import with_shape
     from onecard.runs.folder import is_run
 
     name = resolved.config.init_from
-    folder = Path(name)
+    folder = Path(expanded(name))
     if not resolved.config.starts_pretrained or not (folder / "config.json").is_file():
         return resolved
     try:

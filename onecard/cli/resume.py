@@ -70,11 +70,11 @@ def is_finished(run: Run, config: RunConfig) -> bool:
     if not run.finished or run.last_step < config.max_iters:
         return False
     talk = console(stderr=True)
-    if not run.checkpoints:
+    if not run.checkpoints and run.last_step:  # a run of no updates never had any
         talk.print(f"{run.path} was finished, and its checkpoints are gone: it begins again at step 0", soft_wrap=True)
         return False
     talk.print(f"{run.path} is finished: step {run.last_step:,} of {config.max_iters:,}", soft_wrap=True)
-    longer = {**_typed(run, config), "max_iters": 2 * run.last_step}
+    longer = {**_typed(run, config), "max_iters": 2 * run.last_step or max(1, config.lr_decay_iters)}
     talk.print(f"to train longer: {_resume_command(run, longer)}", soft_wrap=True)
     return True
 

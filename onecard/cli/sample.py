@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import console, json_option, needs_torch, no_flags
 
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Text from a trained run.")
-@click.argument("run")
+@click.argument("run", type=PathType())
 @click.option("--prompt", metavar="TEXT", help="What the text begins with; without it, the model begins one.")
 @click.option("--length", default=500, type=click.IntRange(min=1), metavar="N", help="Tokens to add.")
 @click.option("--temperature", default=0.8, type=float, metavar="T", help="0 takes the likeliest token each time.")
 @click.option("--top-k", default=200, type=click.IntRange(min=1), metavar="K", help="Consider the K likeliest tokens.")
 @click.option("--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest.")
-@click.option("--sample-seed", default=1337, type=int, metavar="N", help="Another seed, another text.")
+@click.option(
+    "--sample-seed", default=1337, type=click.IntRange(0, 2**63 - 1), metavar="N", help="Another seed, another text."
+)
 @json_option
 @click.pass_obj
 def sample(
@@ -70,6 +73,7 @@ def sample(
     model = GPT(config).to(device)
     checkpoint.load(chosen, model=model, optimizer=None, config=config)
     options = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k, "seed": sample_seed}
+    options["vocab_size"] = tokenizer.vocab_size
     given = new_text(tokenizer, config.vocab_size) if prompt is None else tokenizer.encode(prompt)
     tokens = generate(model, given, **options)  # type: ignore[arg-type]
     text = ""

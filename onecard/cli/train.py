@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
 
+from onecard.cli.files import PathType, check_writable
 from onecard.cli.flags import Flag
 from onecard.cli.import_run import put
 from onecard.cli.library import INTERRUPTED, KeyCommand, console, needs_torch
@@ -21,6 +24,7 @@ from onecard.cli.pretrained import check_vocabulary, pretrained
 from onecard.cli.resume import instead_of_anew, is_finished, open_data_again, resumed_config
 from onecard.cli.settle import check_run, config_of, open_data, torch_environment, with_vocabulary
 from onecard.cli.tokenizer import keep_tokenizer_in
+from onecard.config.paths import expanded, refuse_empty
 from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
 
 if TYPE_CHECKING:
@@ -32,15 +36,21 @@ if TYPE_CHECKING:
     from onecard.runs.records import End
     from onecard.train.memory_snapshot import MeasuredMemory
 
-Files = tuple[Path | None, Path | None]  # of --profile and --memory_snapshot
+_FILES = ("--profile", "--memory_snapshot")
+Files = tuple[Path | None, Path | None]  # what these name
 
 
 @click.command(cls=KeyCommand, short_help="Train: survives out-of-memory, loses nothing, resumes exactly.")
-@click.argument("config", required=False)
-@click.option("--resume", metavar="RUN", help="Go on with the run in this folder.")
+@click.argument("config", required=False, type=PathType())
+@click.option("--resume", type=PathType(), metavar="RUN", help="Go on with the run in this folder.")
 @click.option("--fit", is_flag=True, help="First fit the micro-batch to this card, at equal tokens per update.")
-@click.option("--profile", metavar="FILE", help="Write a trace of a few steps, for chrome://tracing.")
-@click.option("--memory_snapshot", metavar="FILE", help="Write measured memory beside planned (JSON), and torch's own.")
+@click.option("--profile", type=PathType(), metavar="FILE", help="Write a trace of a few steps, for chrome://tracing.")
+@click.option(
+    "--memory_snapshot",
+    type=PathType(),
+    metavar="FILE",
+    help="Write measured memory beside planned (JSON), and torch's own.",
+)
 @click.pass_obj
 def train(
     flags: list[Flag],
@@ -72,6 +82,9 @@ def train(
             fix=f"--memory_snapshot {Path(memory_snapshot).with_suffix('.json')}",
         )
     files = Path(profile) if profile else None, Path(memory_snapshot) if memory_snapshot else None
+    for option, file in zip(_FILES, files, strict=True):
+        if file:
+            check_writable(file, option=option)
     if resume:
         _check_same_run(Path(resume), flag_values(flags))
         return _go_on(Path(resume), flag_values(flags), {key: f"--{key}" for key, _ in flags}, files)
@@ -106,6 +119,7 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
     """Train a new run."""
     from onecard.report.talk import print_warnings
 
+    path = _folder_of(resolved)
     os.environ.update(torch_environment(resolved.config, os.environ))
     dataset = open_data(resolved.config)
     resolved, model = pretrained(resolved)
@@ -118,7 +132,7 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
     check_run(run_config, dataset)
     options = _options(files)
     again = _again(config, flags, [*(["--fit"] if fit else []), *options])
-    with _new_folder(_folder_of(resolved), run_config, again=again, options=options) as folder:
+    with _new_folder(path, run_config, again=again, options=options) as folder:
         if model:  # weights from elsewhere become the checkpoint of step 0, and the run goes on from that
             put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
         keep_tokenizer_in(folder.path, dataset)
@@ -147,8 +161,7 @@ def _again(config: str | None, flags: list[Flag], options: list[str]) -> str:
 
 def _options(files: Files) -> list[str]:
     """The options that name files, as they were typed."""
-    named = zip(("--profile", "--memory_snapshot"), files, strict=True)
-    return [f"{option} {quote(str(file))}" for option, file in named if file]
+    return [f"{option} {quote(str(file))}" for option, file in zip(_FILES, files, strict=True) if file]
 
 
 def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], files: Files) -> int:
@@ -195,8 +208,10 @@ def _train(
     memory: Memory | None,
     timed_from: int = 0,
 ) -> int:
+    from onecard.report.console import outlive_disk
     from onecard.report.talk import print_warnings
     from onecard.report.training import TrainingDisplay
+    from onecard.runs.folder import RECORDS
     from onecard.runs.records import Record
     from onecard.train.loop import train as run_loop
     from onecard.train.trackers import Trackers
@@ -206,27 +221,66 @@ def _train(
     def warn(words: str) -> None:
         print_warnings([words], console(stderr=True))
 
-    shown = TrainingDisplay(config, console(), timed_from=timed_from)
-    with shown as display, Trackers(config, folder.path, warn) as trackers:
-
-        def on_record(record: Record) -> None:
-            display(record)
-            trackers(record)
-
-        finished = run_loop(
-            config,
-            folder,
-            dataset,
-            resume=resume,
-            on_record=on_record,
-            on_note=warn,
-            profile=profile,
-            memory_snapshot=snapshot,
-            predicted_process_bytes=memory.process_bytes if memory else None,
+    def go_on_unseen(problem: OSError) -> None:
+        warn(
+            f"standard output cannot be written any more ({problem.strerror}): the run goes on, and what it does "
+            f"is in {folder.path / RECORDS}"
         )
+
+    screen = console()
+    outlive_disk(screen, go_on_unseen)
+    shown = TrainingDisplay(config, screen, timed_from=timed_from)
+    try:
+        with shown as display, Trackers(config, folder.path, warn) as trackers:
+
+            def on_record(record: Record) -> None:
+                display(record)
+                trackers(record)
+
+            finished = run_loop(
+                config,
+                folder,
+                dataset,
+                resume=resume,
+                on_record=on_record,
+                on_note=warn,
+                on_interrupt=_say_at_once,
+                profile=profile,
+                memory_snapshot=snapshot,
+                predicted_process_bytes=memory.process_bytes if memory else None,
+            )
+    except KeyboardInterrupt:
+        _say_what_is_saved(folder)
+        raise
+    if profile:
+        missing = finished.without_trace
+        said = f"{profile} was not written: {missing}" if missing else f"wrote {profile}, for chrome://tracing"
+        console(stderr=True).print(said, soft_wrap=True)
     if snapshot:
         _write_snapshot(snapshot, finished.measured_memory, memory)
     return _farewell(finished.end, folder.path, config)
+
+
+def _say_at_once(words: str) -> None:
+    """Write a line to standard error from inside a signal handler, where nothing that has a buffer may be used."""
+    with suppress(OSError):  # nobody reads it any more
+        line = "\n" * sys.stderr.isatty()  # the cursor may be behind ^C or the live line, which is drawn again below
+        os.write(sys.stderr.fileno(), f"{line}{words}\n".encode())
+
+
+def _say_what_is_saved(folder: RunFolder) -> None:
+    """What is left of a run that was stopped at once."""
+    saved = folder.checkpoints()
+    talk = console(stderr=True)
+    if saved:
+        talk.print(f"stopped at once; the newest checkpoint is that of step {saved[-1].step:,}", soft_wrap=True)
+        talk.print(_to_go_on(folder.path), soft_wrap=True)
+    else:
+        talk.print("stopped at once; nothing was saved: there is no checkpoint yet", soft_wrap=True)
+
+
+def _to_go_on(path: Path) -> str:
+    return f"to go on: onecard train --resume {quote(str(path))}"
 
 
 def _write_snapshot(path: Path, measured: MeasuredMemory | None, planned: Memory | None) -> None:
@@ -266,8 +320,10 @@ def _farewell(end: End, path: Path, config: RunConfig) -> int:
             name="diverged",
         )
     if end.reason == "interrupted":
-        console(stderr=True).print(f"to go on: onecard train --resume {quote(str(path))}", soft_wrap=True)
+        console(stderr=True).print(_to_go_on(path), soft_wrap=True)
         return INTERRUPTED
+    if end.reason == "max_hours":
+        console(stderr=True).print(_to_go_on(path), soft_wrap=True)
     if latest_good(path / CHECKPOINTS).path:
         commands = [*_sampling(path, config), f"onecard doctor {quote(str(path))}   (what could be better)"]
         console(stderr=True).print("next: " + "\n      ".join(commands), soft_wrap=True, markup=False)
@@ -297,5 +353,6 @@ def _last_number(path: Path) -> int:
 def _folder_of(resolved: Resolved) -> Path:
     """nanoGPT's out_dir where it is set; otherwise runs/ and the config's name."""
     if resolved.origins["out_dir"] != "default":
-        return Path(resolved.config.out_dir)
+        refuse_empty("out_dir", resolved.config.out_dir)  # of a config file; a flag was looked at before
+        return Path(expanded(resolved.config.out_dir))
     return Path("runs") / Path(resolved.source or "default").stem.replace(" ", "-")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from onecard.config.names import nearest
 from onecard.errors import UsageError
 
 
-def usage_error(error: click.UsageError) -> UsageError:
-    """The three lines for a problem click found."""
-    command = error.ctx.command_path if error.ctx else "onecard"
+def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Group) -> UsageError:
+    """The three lines for a problem click found in what was typed after the name of a group."""
+    command = error.ctx.command_path if error.ctx else _command_path(typed, group)
     help_line = f"{command} --help"
     match error:
         case click.NoSuchOption(option_name=option):
@@ -19,6 +21,17 @@ def usage_error(error: click.UsageError) -> UsageError:
             said = " ".join(error.format_message().split())  # click lists choices on lines of their own
             return UsageError(said, why="the command needs it", fix=help_line)
     return UsageError(error.format_message().rstrip("."), why=f"this is how {command} was called", fix=help_line)
+
+
+def _command_path(typed: Sequence[str], group: click.Group) -> str:
+    """`onecard data prepare`: click does not say where an option without its value was typed."""
+    path: list[str] = ["onecard"]
+    command: click.Command | None = group
+    for word in typed:
+        if isinstance(command, click.Group) and word in command.commands:
+            path.append(word)
+            command = command.commands[word]
+    return " ".join(path)
 
 
 def unknown_command(word: str, known: list[str], *, group: str = "onecard") -> UsageError:

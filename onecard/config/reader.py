@@ -116,6 +116,14 @@ def read_value(text: str) -> Value:
     return text
 
 
+def is_too_large(text: str) -> bool:
+    """Whether a text is a number, and beyond those that are read."""
+    try:
+        return float(text) > MAX_NUMBER and any(letter.isdigit() for letter in text)  # "inf" is no number
+    except ValueError:
+        return False
+
+
 def evaluate(node: ast.expr | None, names: Names) -> Value:
     """The value of an expression that needs no running; Unresolved otherwise, and where any name in it is not known."""
     if node is None or not _names_read(node) <= names.keys():

@@ -9,9 +9,11 @@ from importlib import resources
 
 from pydantic import ValidationError
 
+from onecard import units
 from onecard.config.names import nearest
+from onecard.config.paths import PATH_KEYS, expanded, refuse_empty
 from onecard.config.plain import plain
-from onecard.config.reader import ConfigFile, NotAConfig, Value, read_config, read_value
+from onecard.config.reader import MAX_NUMBER, ConfigFile, NotAConfig, Value, is_too_large, read_config, read_value
 from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig, Text
 from onecard.errors import ConfigError
 
@@ -113,7 +115,7 @@ def _read(text: str, shown: str) -> ConfigFile:
         raise ConfigError(
             f"{shown} sets nothing",
             why="the file is empty or holds only comments",
-            fix="onecard plan (with no file) uses the packaged default",
+            fix="put a line such as `n_layer = 12` into it, or name no file: a small default is packaged",
             name="empty-config",
         )
     # nanoGPT's own default line, copied into many configs, means what `auto` means here
@@ -131,7 +133,11 @@ def flag_values(flags: Iterable[tuple[str, str]]) -> dict[str, object]:
     for key, text in typed.items():
         value = read_value(text)
         is_text = key in _TEXT_KEYS and value is not None  # --tokenizer=2024 names one, --tokenizer=None does not
-        given[key] = text if is_text and not isinstance(value, str) else value
+        value = text if is_text and not isinstance(value, str) else value
+        if key in PATH_KEYS and isinstance(value, str):
+            refuse_empty(f"--{key}", value)
+            value = expanded(value)
+        given[key] = value
     return given
 
 
@@ -267,8 +273,8 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
     shown = _short(first["input"])
     limits = first.get("ctx", {})
     why = f"{key} is: {KEYS[key]} (set by {origins[key]})"
-    if first["type"] == "value_error":  # a size far too small
-        fix = f"--{key}={shown}GiB" if isinstance(first["input"], int) else f"leave {key} out"
+    if first["type"] == "value_error":
+        fix = f"--{key}={_meant_size(first['input'])}"
         return ConfigError(f"{key}={shown} {limits['error']}", why=why, fix=fix, name="bad-value")
     wanted = {
         "int_type": "a whole number",
@@ -284,12 +290,24 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
         "string_too_long": f"text of at most {limits.get('max_length')} characters",
     }.get(first["type"], first["msg"])
     default = RunConfig.model_fields[key].default
+    too_large = (
+        isinstance(first["input"], str) and first["type"] in ("int_type", "float_type") and is_too_large(first["input"])
+    )
     return ConfigError(
-        f"{key}={shown} is not {wanted}",
+        f"{key}={first['input']:.60} is too large: numbers end at {MAX_NUMBER:.0e}"
+        if too_large
+        else f"{key}={shown} is not {wanted}",
         why=why,
         fix=f"--{key}={default}" if default is not None else f"leave {key} out",
         name="bad-value",
     )
+
+
+def _meant_size(value: object) -> str:
+    """The size that was probably meant by what is none: a unit forgotten, or a comma for a point."""
+    if isinstance(value, int | float):
+        return f"{value}GiB"
+    return (units.with_point(value, parse=units.parse_bytes) if isinstance(value, str) else None) or "10GiB"
 
 
 def _short(value: object) -> str:

@@ -7,7 +7,6 @@ One line per key feeds the check, the docs, the JSON schema and the flag. Values
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -26,9 +25,11 @@ def _yes_or_no(value: object) -> object:
 def _size(value: object) -> object:
     size = _whole(value)
     if isinstance(value, str):
-        with suppress(ValueError):
+        try:
             size = units.parse_bytes(value)
-    if isinstance(size, int) and 0 < size < units.MIB:
+        except ValueError:
+            raise ValueError("is not a size") from None
+    if isinstance(size, int | float) and 0 < size < units.MIB:
         raise ValueError(f"is {size:,} bytes, which hold nothing")  # most likely a unit was forgotten
     return size
 

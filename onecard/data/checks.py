@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from shlex import quote
 
-from onecard.data.dataset import Dataset
-from onecard.data.manifest import read_progress
+from onecard import units
+from onecard.data.dataset import Dataset, padded
+from onecard.data.manifest import META, read_progress
 from onecard.data.split import VAL_TOKENS, both_sides
-from onecard.data.tokens import Tokens, first_outside, looks_like_uint32
+from onecard.data.tokens import Tokens, first_outside, largest_id, looks_like_uint32
 from onecard.errors import ConfigError
-from onecard.findings import Finding
+from onecard.findings import Finding, Severity
 from onecard.runs.files import free_name
+
+USUAL_VOCABULARY = 50304  # GPT-2's in whole tiles, which a run has if nothing says another
 
 
 def check_dataset(
@@ -22,18 +26,46 @@ def check_dataset(
     the files once, unless every id they can hold is in the vocabulary.
     """
     for split, tokens in (("train", dataset.train), ("val", dataset.val)):
-        _long_enough(dataset, tokens, split=split, block_size=block_size, eval_block_size=eval_block_size)
-        if not dataset.dtype_is_known and looks_like_uint32(tokens):
-            raise _wrong_dtype(dataset, tokens)
+        if fault := _unusable(dataset, tokens, split=split):
+            raise fault
+        _long_enough(tokens, split=split, block_size=block_size, eval_block_size=eval_block_size)
         if outside := first_outside(tokens, vocab_size=vocab_size):
-            raise _outside(dataset, tokens, *outside, vocab_size=vocab_size)
+            raise _damaged(dataset) or _outside(dataset, tokens, *outside, vocab_size=vocab_size)
     return (_tiny_val(dataset, eval_tokens),) if len(dataset.val) < eval_tokens else ()
 
 
-def _long_enough(dataset: Dataset, tokens: Tokens, *, split: str, block_size: int, eval_block_size: int | None) -> None:
-    names = ", ".join(str(file.path) for file in tokens.files[:3])
-    if len(tokens) < 2:  # too few for any block_size
-        raise _empty(dataset, names, len(tokens), split=split)
+def data_findings(dataset: Dataset) -> tuple[Finding, ...]:
+    """What `check_dataset` would refuse of a run that sets nothing for the data; the first of it, as an error.
+
+    Ids beyond the usual vocabulary, of data that do not say theirs, are a warning: a run can be told of them.
+    """
+    splits = (("train", dataset.train), ("val", dataset.val))
+    for split, tokens in splits:
+        if fault := _unusable(dataset, tokens, split=split):
+            return (_finding(fault, severity="error"),)
+    vocab_size = dataset.model_vocab_size or USUAL_VOCABULARY
+    for _, tokens in splits:
+        if outside := first_outside(tokens, vocab_size=vocab_size):
+            if damage := _damaged(dataset):
+                return (replace(_finding(damage, severity="error"), fix="prepare the data again"),)
+            return (_finding(_outside(dataset, tokens, *outside, vocab_size=vocab_size), severity="warn"),)
+    return ()
+
+
+def _finding(fault: ConfigError, *, severity: Severity) -> Finding:
+    return Finding(rule=fault.name, severity=severity, sure="high", what=fault.what, why=fault.why, fix=fault.fix)
+
+
+def _unusable(dataset: Dataset, tokens: Tokens, *, split: str) -> ConfigError | None:
+    """Why no run can use a split: too few tokens for any block_size, or not of the type they would be read as."""
+    if len(tokens) < 2:
+        return _empty(dataset, tokens, split=split)
+    if not dataset.dtype_is_known and looks_like_uint32(tokens):
+        return _wrong_dtype(dataset, tokens)
+    return None
+
+
+def _long_enough(tokens: Tokens, *, split: str, block_size: int, eval_block_size: int | None) -> None:
     is_val, longest = split == "val", len(tokens) - 1
     key, needed = ("eval_block_size", eval_block_size) if is_val and eval_block_size else ("block_size", block_size)
     if needed > longest:
@@ -41,18 +73,23 @@ def _long_enough(dataset: Dataset, tokens: Tokens, *, split: str, block_size: in
         if not is_val and (eval_block_size or 0) > longest:  # which must not be the longer one
             keys.append("eval_block_size")
         raise ConfigError(
-            f"{names} has {len(tokens):,} tokens, and one sequence needs {needed + 1:,}",
+            f"{_names(tokens)} has {len(tokens):,} tokens, and one sequence needs {needed + 1:,}",
             why=f"{key}={needed} tokens are read, and the one after them is predicted",
             fix=f"{' '.join(f'--{each}={longest}' for each in keys)} or less, or more {split} data",
             name="data-too-short",
         )
 
 
-def _empty(dataset: Dataset, names: str, count: int, *, split: str) -> ConfigError:
+def _names(tokens: Tokens) -> str:
+    return ", ".join(str(file.path) for file in tokens.files[:3])
+
+
+def _empty(dataset: Dataset, tokens: Tokens, *, split: str) -> ConfigError:
     progress = read_progress(dataset.path)
     options = both_sides(progress.counts.lowest, dataset.path) if progress else f"--out {free_name(dataset.path)}"
     return ConfigError(
-        f"{names} has {count} tokens: there is nothing to {'train on' if split == 'train' else 'validate with'}",
+        f"{_names(tokens)} has {units.things(len(tokens), 'token')}: there is nothing to "
+        f"{'train on' if split == 'train' else 'validate with'}",
         why="data are split by document, and none fell on this side"
         if progress
         else "the shortest sequence is one token, and the one after it",
@@ -65,32 +102,47 @@ def _wrong_dtype(dataset: Dataset, tokens: Tokens) -> ConfigError:
     return ConfigError(
         f"{tokens.files[0].path} looks like uint32 tokens, and would be read as uint16",
         why="every second 16-bit value is nearly 0, as the upper halves of 32-bit ids are",
-        fix=f"""echo '{{"dtype": "uint32"}}' > {dataset.path}/meta.json   ("uint16" if the data really is like that)""",
+        fix=f"""echo '{{"dtype": "uint32"}}' > {quote(str(dataset.path / META))}   """
+        """("uint16" if the data really is like that)""",
         name="wrong-dtype",
     )
 
 
+def _damaged(dataset: Dataset) -> ConfigError | None:
+    """That the data have an id which they say they have not: no vocab_size makes up for it."""
+    own = dataset.vocab_size
+    for tokens in (dataset.train, dataset.val):
+        if own and (outside := first_outside(tokens, vocab_size=own)):
+            position, token = outside
+            path, index = tokens.file_at(position)
+            return ConfigError(
+                f"{path} has token id {token:,} at position {index:,}, and this data has {own:,} tokens, "
+                "as it says of itself",
+                why="the file is damaged or of another type, or its meta.json or meta.pkl is that of other data",
+                fix=f"onecard data info {quote(str(dataset.path))}   (compares checksums, where there are any), "
+                "then prepare the data again",
+                name="token-out-of-range",
+            )
+    return None
+
+
 def _outside(dataset: Dataset, tokens: Tokens, position: int, token: int, *, vocab_size: int) -> ConfigError:
     path, index = tokens.file_at(position)
-    if dataset.vocab_size and token >= dataset.vocab_size:
-        return ConfigError(
-            f"{path} has token id {token:,} at position {index:,}, and this data has {dataset.vocab_size:,} tokens, "
-            "as it says of itself",
-            why="the file is damaged or of another type, or its meta.json or meta.pkl is that of other data",
-            fix=f"onecard data info {quote(str(dataset.path))}   (compares checksums, where there are any), "
-            "then prepare the data again",
-            name="token-out-of-range",
-        )
     own = dataset.vocab_size
-    enough = 50304 if token < 50304 else -(-(token + 1) // 64) * 64
     return ConfigError(
         f"{path} has token id {token:,} at position {index:,}, and vocab_size is {vocab_size:,}",
         why="ids go from 0 to vocab_size - 1; the data was made with a larger vocabulary, or is of another type",
         fix=f"--vocab_size={own} (what this data says of itself)"
         if own
-        else f"--vocab_size={enough} (or what the tokenizer of this data has), or prepare the data again",
+        else f"--vocab_size={_enough(dataset)} (or what the tokenizer of this data has), or prepare the data again",
         name="token-out-of-range",
     )
+
+
+def _enough(dataset: Dataset) -> int:
+    """A vocabulary that has every id of both splits: the usual one, or whole tiles."""
+    largest = max(largest_id(dataset.train), largest_id(dataset.val))
+    return max(USUAL_VOCABULARY, padded(largest + 1))
 
 
 def _tiny_val(dataset: Dataset, eval_tokens: int) -> Finding:

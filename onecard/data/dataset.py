@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from onecard.config.names import nearest
+from onecard.config.paths import expanded
 from onecard.data.hub import NAMED
 from onecard.data.manifest import META, PROGRESS, bad_meta, read_meta, read_progress
 from onecard.data.nanogpt_meta import MAX_BYTES
@@ -64,8 +65,8 @@ def open_dataset(
     if name_or_path == EMBEDDED:
         return open_folder(build_stdlib(home, on_progress=on_progress), name=EMBEDDED, home=home, environ=environ)
     for place in search:
-        if _looks_like_data(place / name_or_path):
-            return open_folder(place / name_or_path, name=name_or_path, home=home, environ=environ)
+        if _looks_like_data(folder := place / expanded(name_or_path)):
+            return open_folder(folder, name=name_or_path, home=home, environ=environ)
     known = [EMBEDDED, *(child.name for place in search for child in _children(place) if _looks_like_data(child))]
     near = nearest(name_or_path, known)
     raise ConfigError(

@@ -8,6 +8,7 @@ the tokens: a magic number that also names the type, a version, the number of to
 from __future__ import annotations
 
 import bisect
+import errno
 import hashlib
 import mmap
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, MachineError
 
 TokenType = Literal["uint16", "uint32"]
 Array = npt.NDArray[np.int64]
@@ -93,7 +94,12 @@ class Tokens:
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
         self.files = tuple(files)
-        self._mapped = [file.mapped() for file in self.files]
+        try:
+            self._mapped = [file.mapped() for file in self.files]
+        except OSError as problem:
+            if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            raise _too_many(self.files, problem) from problem
         self._begins = [0, *accumulate(file.count for file in self.files)]
 
     def __len__(self) -> int:
@@ -177,6 +183,11 @@ def first_outside(tokens: Tokens, *, vocab_size: int) -> tuple[int, int] | None:
     return None
 
 
+def largest_id(tokens: Tokens) -> int:
+    """The largest id there is; -1 without tokens."""
+    return max((int(chunk.max()) for _, chunk in tokens.chunks()), default=-1)
+
+
 def looks_like_uint32(tokens: Tokens) -> bool:
     """Whether uint16 tokens are really halves of uint32 ones: every second value is tiny, the others are not.
 
@@ -209,6 +220,15 @@ def header(count: int, *, dtype: TokenType) -> bytes:
     (magic, version), _ = next(known for known in _HEADERS.items() if known[1] == dtype)
     numbers[:3] = magic, version, count
     return numbers.tobytes()
+
+
+def _too_many(files: Sequence[TokenFile], problem: OSError) -> MachineError:
+    return MachineError(
+        f"{len(files):,} token files cannot be open at once, those of {files[0].path.parent}",
+        why=f"the system says: {problem.strerror or problem}",
+        fix=f"ulimit -n {2 * len(files) + 1024}, or prepare the data in fewer files: --shard 100M",
+        name="too-many-files",
+    )
 
 
 def _damaged(path: Path, why: str) -> ConfigError:

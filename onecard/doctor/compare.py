@@ -41,13 +41,31 @@ FINAL: dict[Measure, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Standing:
+    """The runs by one metric: those that nothing beyond noise keeps from being the best, and those that are worse."""
+
+    best: tuple[int, ...]
+    beaten: tuple[int, ...]  # none: no difference within noise
+
+    @property
+    def winner(self) -> int | None:
+        """The best run; None where several tie for it."""
+        return self.best[0] if len(self.best) == 1 and self.beaten else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class AtEqual:
     """The losses of all runs at the same tokens or seconds; a run that has none there is None."""
 
     axis: Axis
     place: float
     readings: tuple[Reading | None, ...]
-    winner: int | None  # None: no difference within noise
+    standing: Standing
+
+    @property
+    def winner(self) -> int | None:
+        """The run with the lowest loss; None where several tie for it."""
+        return self.standing.winner
 
     @property
     def lead(self) -> float | None:
@@ -82,10 +100,15 @@ class Comparison:
     at_equal_tokens: tuple[AtEqual, ...]  # the last is where the shortest run ends
     at_equal_seconds: tuple[AtEqual, ...]
     passings: tuple[Passing, ...]
-    winners: Mapping[str, int | None]  # by metric; None: no difference within noise
-    predicted_process_bytes: tuple[int | None, ...]  # under nanoGPT, as the driver would show
+    standings: Mapping[str, Standing]  # by metric
+    predicted_process_bytes: tuple[int | None, ...]  # under nanoGPT; without a context where no card is known
     alone: Mapping[int, tuple[Alone, ...]]  # by run: its changes against run 0, each predicted by itself
     cautions: tuple[str, ...]
+
+    @property
+    def winners(self) -> dict[str, int | None]:
+        """The best run by metric; None where several tie for it."""
+        return {metric: standing.winner for metric, standing in self.standings.items()}
 
     @property
     def together(self) -> tuple[str, ...]:
@@ -110,7 +133,7 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
         at_equal_tokens=by_tokens,
         at_equal_seconds=by_seconds,
         passings=tuple(_passings(cases, compared)),
-        winners=_winners(cases, measure, compared, by_tokens, by_seconds),
+        standings=_standings(cases, measure, compared, by_tokens, by_seconds),
         predicted_process_bytes=tuple(_predicted_bytes(case) for case in cases),
         alone=_alone(cases),
         cautions=tuple(caution.text for caution in told),
@@ -131,47 +154,47 @@ def _at_equal(curves: Sequence[Curve], axis: Axis) -> Iterator[AtEqual]:
     for place in (share * min(ends) for share in SHARES):
         readings = tuple(read_at(curve, axis, place) for curve in curves)
         if sum(reading is not None for reading in readings) > 1:
-            yield AtEqual(axis=axis, place=place, readings=readings, winner=_lowest(readings))
+            yield AtEqual(axis=axis, place=place, readings=readings, standing=_lowest(readings))
 
 
-def _lowest(readings: Sequence[Reading | None]) -> int | None:
-    """The run with the lowest loss; None if the next is as good within noise. A loss that is no number is the worst."""
-    ordered = sorted(
-        (reading.loss if math.isfinite(reading.loss) else math.inf, reading.noise, run)
+def _lowest(readings: Sequence[Reading | None]) -> Standing:
+    """The run with the lowest loss and all as good within noise, before the others. No number is the worst loss."""
+    losses = {
+        run: (reading.loss if math.isfinite(reading.loss) else math.inf, reading.noise)
         for run, reading in enumerate(readings)
         if reading
+    }
+    lowest, lowest_noise = min(losses.values())
+    beaten = tuple(
+        run for run, (loss, noise) in losses.items() if loss - lowest > BEYOND_NOISE * math.hypot(noise, lowest_noise)
     )
-    if len(ordered) < 2:
-        return None
-    (best, best_noise, run), (second, second_noise, _) = ordered[:2]
-    return run if second - best > BEYOND_NOISE * math.hypot(best_noise, second_noise) else None
+    return Standing(best=tuple(run for run in losses if run not in beaten), beaten=beaten)
 
 
-def _highest_speed(values: Sequence[float | None]) -> int | None:
-    known = [Reading(loss=-value, noise=SPEED_NOISE * value) if value is not None else None for value in values]
-    return _lowest(known)
+def _highest_speed(values: Sequence[float | None]) -> Standing:
+    return _lowest([Reading(loss=-value, noise=SPEED_NOISE * value) if value is not None else None for value in values])
 
 
-def _winners(
+def _standings(
     cases: Sequence[Case],
     measure: Measure | None,
     curves: Sequence[Curve],
     by_tokens: Sequence[AtEqual],
     by_seconds: Sequence[AtEqual],
-) -> dict[str, int | None]:
-    """The best run per metric, of the metrics that at least two runs have."""
-    winners: dict[str, int | None] = {}
+) -> dict[str, Standing]:
+    """Who is best per metric, of the metrics that at least two runs have."""
+    standings: dict[str, Standing] = {}
     for metric in ("tokens_per_second", "mfu"):
         values = [getattr(case.facts, metric) for case in cases]
         if sum(value is not None for value in values) > 1:
-            winners[metric] = _highest_speed(values)
+            standings[metric] = _highest_speed(values)
     if curves and measure:
-        winners[FINAL[measure]] = _lowest([_final(curve) for curve in curves])
+        standings[FINAL[measure]] = _lowest([_final(curve) for curve in curves])
     if by_tokens:
-        winners["at_equal_tokens"] = by_tokens[-1].winner
+        standings["at_equal_tokens"] = by_tokens[-1].standing
     if by_seconds:
-        winners["at_equal_seconds"] = by_seconds[-1].winner
-    return winners
+        standings["at_equal_seconds"] = by_seconds[-1].standing
+    return standings
 
 
 def _final(curve: Curve) -> Reading:

@@ -128,10 +128,12 @@ def _of_other_memory(name: str) -> UnknownCard | None:
 
 def _unknown(name: str) -> UnknownCard:
     near = _nearest_names(name)
+    _, memory = _model_and_memory(name)
+    size = f"{min(memory, default='8gb').removesuffix('gb')}GiB"
     return UnknownCard(
         f'no card is called "{name}"',
-        why=f"{len(known_cards())} cards are known, and near is {_one_of(near)}" if near else "nothing is near",
-        fix=f'--gpu "{near[0]}"' if near else "onecard gpus lists all; --vram 12GiB plans for any card of that size",
+        why=f"{len(known_cards())} cards are known, and {f'near is {_one_of(near)}' if near else 'none is near'}",
+        fix=f'--gpu "{near[0]}"' if near else f"--vram {size} plans for any card of that size; onecard gpus lists all",
     )
 
 
@@ -173,6 +175,16 @@ def _model_and_memory(name: str) -> tuple[set[str], set[str]]:
     return words - memory, memory
 
 
+def _numbers(name: str) -> list[str]:
+    """`GTX 1080 Ti 11 GB` -> [1080]"""
+    return re.findall(r"\d+", " ".join(_model_and_memory(name)[0]))
+
+
+def _begin(typed: list[str], known: list[str]) -> bool:
+    """Whether each of the numbers that were typed begins one of the known."""
+    return all(any(number.startswith(digits) for number in known) for digits in typed)
+
+
 def _memory_word(card: Card) -> str:
     return f"{_BOX_GB[card.name]:g}gb"
 
@@ -190,12 +202,13 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def _nearest_names(name: str) -> list[str]:
-    """Up to three cards with these words in their name, or else with a name like it."""
+    """Up to three cards with these words in their name, or else with a name like it and the same number."""
     if said := name.strip():
         holding = [card.name for card in known_cards() if re.search(rf"\b{re.escape(said)}\b", card.name, re.I)]
         if holding:
             return holding[:3]
-    plain = {" ".join(sorted(_words(card.name))): card.name for card in known_cards()}
+    alike = [card for card in known_cards() if _begin(_numbers(name), _numbers(card.name))]
+    plain = {" ".join(sorted(_words(card.name))): card.name for card in alike}
     near = difflib.get_close_matches(" ".join(sorted(_words(name))), plain, n=3, cutoff=0.5)
     return [plain[key] for key in near]
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 
 from onecard import units
 from onecard.config.resolve import Resolved
-from onecard.config.schema import KEYS, RunConfig
+from onecard.config.schema import KEYS, MOST_TOKENS, RunConfig
 from onecard.findings import Finding
 from onecard.plan.counts import count_params, shape_for_count
 
 PARAMS_TOLERANCE = 0.15  # "~125M" for 123.59M is how people speak
 TOKENS_TOLERANCE = 0.05
+UPDATE_TOLERANCE = 0.1  # an update of other tokens than that is another run
 
 # As many digits as anybody means; a zero is no size, and no factor (0x10 is a number of another kind).
 _NUMBER = r"(?<![\d.])(?=[\d.]*[1-9])\d{1,6}(?:\.\d{1,6})?(?!\d)"
@@ -150,11 +151,17 @@ def _accumulation_forgotten(resolved: Resolved) -> Iterator[Finding]:
     config, before = resolved.config, resolved.overridden.get("batch_size")
     if not isinstance(before, int) or resolved.origins["gradient_accumulation_steps"].startswith("--"):
         return
-    meant = before * config.gradient_accumulation_steps * config.block_size
-    exact, rest = divmod(before * config.gradient_accumulation_steps, config.batch_size)
-    accumulation = exact if not rest else max(1, round(meant / config.batch_size / config.block_size))
-    if config.tokens_per_step != meant:
-        keeps = "exactly" if not rest else f"nearly: {accumulation * config.batch_size * config.block_size:,}"
+    sequences = before * config.gradient_accumulation_steps
+    meant = sequences * config.block_size
+    if 0 < meant <= MOST_TOKENS and config.tokens_per_step != meant:
+        batch, steps = config.batch_size, max(1, round(sequences / config.batch_size))
+        patch, unkept = {"gradient_accumulation_steps": steps}, ""
+        if not _is_near(batch * steps, sequences):
+            batch, steps = _largest_batch(sequences, at_most=config.batch_size)
+            patch = {"batch_size": batch, "gradient_accumulation_steps": steps}
+            unkept = f"no accumulation keeps it at {config.batch_size}; "
+        kept = batch * steps * config.block_size
+        keeps = "exactly" if kept == meant else f"nearly: {kept:,}"
         yield Finding(
             rule="accumulation-for-target",
             severity="info",
@@ -162,10 +169,21 @@ def _accumulation_forgotten(resolved: Resolved) -> Iterator[Finding]:
             what=f"--batch_size={config.batch_size} makes an update of {config.tokens_per_step:,} tokens; "
             f"the file's {before} x {config.gradient_accumulation_steps} makes {meant:,}",
             why="tokens per update are batch_size x gradient_accumulation_steps x block_size",
-            fix=f"--gradient_accumulation_steps={accumulation} keeps it {keeps}",
+            fix=f"{unkept}{' '.join(f'--{key}={value}' for key, value in patch.items())} keeps it {keeps}",
             seen=(f"batch_size = {before} ({resolved.source}:{resolved.lines.get('batch_size')})",),
-            patch={"gradient_accumulation_steps": accumulation},
+            patch=patch,
         )
+
+
+def _largest_batch(sequences: int, *, at_most: int) -> tuple[int, int]:
+    """The largest micro-batch that some accumulation brings to about so many sequences, and that accumulation."""
+    fewest = -(-sequences // at_most)
+    each = ((round(sequences / steps), steps) for steps in range(fewest, sequences + 1))
+    return next((batch, steps) for batch, steps in each if _is_near(batch * steps, sequences))
+
+
+def _is_near(made: int, wanted: int) -> bool:
+    return abs(made - wanted) <= UPDATE_TOLERANCE * wanted
 
 
 def _vocabulary_unsaid(resolved: Resolved) -> Iterator[Finding]:

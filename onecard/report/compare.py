@@ -12,10 +12,11 @@ from rich.text import Text
 from onecard import units
 from onecard.doctor.alone import Alone, counts
 from onecard.doctor.case import Case
-from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing
+from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing, Standing
 from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading
 from onecard.report.strict import strict, whole
+from onecard.report.tables import print_table
 from onecard.units import MIB
 
 MEASURES = {
@@ -36,7 +37,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for run, case in enumerate(comparison.cases):
         console.print(Text.assemble((run_letter(run), "bold"), f"  {_described(case)}"), soft_wrap=True)
     console.print()
-    console.print(_figures(comparison))
+    print_table(_figures(comparison), console)
     for title, rows in (
         ("at equal tokens", comparison.at_equal_tokens),
         ("at equal hours of training", comparison.at_equal_seconds),
@@ -44,7 +45,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         if rows and comparison.measure:
             console.print()
             console.print(Text(f"{MEASURES[comparison.measure]} {title}", style="bold"))
-            console.print(_at_equal_table(rows, len(comparison.cases)))
+            print_table(_at_equal_table(rows, len(comparison.cases)), console)
     if comparison.passings:
         console.print()
     for passing in comparison.passings:
@@ -86,9 +87,8 @@ def _figures(comparison: Comparison) -> Table:
         cells = [said(case) for case in comparison.cases]
         if any(cells):
             table.add_row(label, *(cell or "?" for cell in cells), _better(comparison, metric))
-    predicted = comparison.predicted_process_bytes
-    if any(predicted):
-        table.add_row("memory, predicted for nanoGPT", *(_mib(size) or "?" for size in predicted), "")
+    if any(comparison.predicted_process_bytes):
+        table.add_row(*_predicted_memory(comparison), "")
     if comparison.curves and comparison.measure:
         ends = [f"{curve.end.loss:.4f}" for curve in comparison.curves]
         table.add_row(f"final {measure}", *ends, _better(comparison, FINAL[comparison.measure]))
@@ -99,11 +99,30 @@ def _figures(comparison: Comparison) -> Table:
     return table
 
 
+def _predicted_memory(comparison: Comparison) -> Iterator[str]:
+    """The label and a cell a run; a figure without the card's context, where no card is known, is called so."""
+    lacking = "without the card's context"
+    known = [case.card is not None for case in comparison.cases]
+    yield "memory, predicted for nanoGPT" + ("" if any(known) else f", {lacking}")
+    for size, has_card in zip(comparison.predicted_process_bytes, known, strict=True):
+        yield (_mib(size) or "?") + (f" {lacking}" if size and not has_card and any(known) else "")
+
+
 def _better(comparison: Comparison, metric: str | None) -> str:
-    if metric is None or metric not in comparison.winners:
-        return ""
-    winner = comparison.winners[metric]
-    return NO_DIFFERENCE if winner is None else run_letter(winner)
+    standing = comparison.standings.get(metric) if metric else None
+    return _standing(standing) if standing else ""
+
+
+def _standing(standing: Standing) -> str:
+    """`A`, or `A, B (over C)` where nothing but noise is between A and B, or that there is nothing else between all."""
+    if not standing.beaten:
+        return NO_DIFFERENCE
+    over = "" if standing.winner is not None else f" (over {_letters(standing.beaten)})"
+    return _letters(standing.best) + over
+
+
+def _letters(runs: Sequence[int]) -> str:
+    return ", ".join(map(run_letter, runs))
 
 
 def memory_bytes(case: Case) -> int | None:
@@ -160,10 +179,8 @@ def _reading(reading: Reading | None) -> str:
 
 
 def _winner(row: AtEqual) -> str:
-    if row.winner is None:
-        return NO_DIFFERENCE
-    lead = row.lead  # None where no other's loss is a number
-    return run_letter(row.winner) + ("" if lead is None else f" by {lead:.3f}")
+    lead = row.lead if row.winner is not None else None  # None, too, where no other's loss is a number
+    return _standing(row.standing) + ("" if lead is None else f" by {lead:.3f}")
 
 
 def passing_sentence(passing: Passing) -> str:
@@ -203,7 +220,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
             *(Text(str(value)) for value in values),
             "" if counts(key) else "(no effect on the result)",
         )
-    console.print(table)
+    print_table(table, console)
     if len(comparison.together) > 1:
         console.print(
             f"These {len(comparison.together)} settings changed together, so the measurement credits no single one.",
@@ -219,7 +236,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
                     style="bold",
                 )
             )
-            console.print(_alone_table(effects))
+            print_table(_alone_table(effects), console)
 
 
 def _alone_table(effects: Sequence[Alone]) -> Table:
@@ -268,7 +285,8 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
             }
             for p in comparison.passings
         ],
-        "winners": dict(comparison.winners),
+        "winners": comparison.winners,
+        "standings": {metric: _standing_json(standing) for metric, standing in comparison.standings.items()},
         "predicted_alone": {
             str(run): [_alone_json(effect) for effect in effects] for run, effects in comparison.alone.items()
         },
@@ -311,10 +329,15 @@ def _at_equal_json(rows: Sequence[AtEqual], unit: str) -> dict[str, object]:
             "loss": [reading.loss if reading else None for reading in row.readings],
             "noise": [reading.noise if reading else None for reading in row.readings],
             "winner": row.winner,
+            **_standing_json(row.standing),
         }
         for row in rows
     ]
     return {**said[-1], "earlier": said[:-1]} if said else {}
+
+
+def _standing_json(standing: Standing) -> dict[str, list[int]]:
+    return {"best": list(standing.best), "beaten": list(standing.beaten)}
 
 
 def _alone_json(effect: Alone) -> Mapping[str, object]:

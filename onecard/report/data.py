@@ -17,6 +17,7 @@ from onecard.data.prepared import Prepared
 from onecard.data.samples import Sample
 from onecard.data.watch import Moment
 from onecard.findings import Finding
+from onecard.report.talk import print_findings
 
 _LINE_SECONDS = 10.0  # between two lines where there is no terminal
 
@@ -118,7 +119,11 @@ def print_prepared(prepared: Prepared, console: Console, *, downloads: Downloads
 
 
 def info_json(
-    dataset: Dataset, meta: Mapping[str, Any], checked: Mapping[str, bool | None], samples: tuple[Sample, ...]
+    dataset: Dataset,
+    meta: Mapping[str, Any],
+    checked: Mapping[str, bool | None],
+    samples: tuple[Sample, ...],
+    findings: tuple[Finding, ...],
 ) -> dict[str, object]:
     """The answer of `data info --json`."""
     splits = {"train": dataset.train, "val": dataset.val}
@@ -144,6 +149,7 @@ def info_json(
             for file in tokens.files
         ],
         "samples": [{"split": sample.split, "position": sample.position, "text": sample.text} for sample in samples],
+        "findings": [finding.as_json() for finding in findings],
     }
 
 
@@ -152,16 +158,17 @@ def print_info(
     meta: Mapping[str, Any],
     checked: Mapping[str, bool | None],
     samples: tuple[Sample, ...],
+    findings: tuple[Finding, ...],
     console: Console,
 ) -> None:
-    """What the data in a folder are, whether they are whole, and how they read."""
+    """What the data in a folder are, whether they are whole, how they read, and what keeps a run from using them."""
     documents = meta.get("documents", {})
     rows = []
     for split, tokens in (("train", dataset.train), ("val", dataset.val)):
         count = f" of {_things(documents[split], 'document')}" if isinstance(documents.get(split), int) else ""
-        rows.append(
-            (split, f"{len(tokens):,} {tokens.files[0].dtype} tokens{count} in {_things(len(tokens.files), 'file')}")
-        )
+        dtype = tokens.files[0].dtype
+        number = f"{len(tokens):,} {dtype} tokens" if dataset.dtype_is_known else f"{len(tokens):,} tokens, as {dtype},"
+        rows.append((split, f"{number}{count} in {_things(len(tokens.files), 'file')}"))
     tokenizer = dataset.tokenizer.name if dataset.tokenizer else "not known"
     size = f", {dataset.vocab_size:,} tokens" if dataset.vocab_size else ""
     rows += [("tokenizer", tokenizer + size), ("fingerprint", dataset.fingerprint)]
@@ -180,6 +187,7 @@ def print_info(
         console.print()
         console.print(Text(f"{sample.split}, from token {sample.position:,}:", style="bold"))
         console.print(Text(sample.text), soft_wrap=True)
+    print_findings(findings, console)
 
 
 def _print_rows(title: str, rows: list[tuple[str, str]], console: Console) -> None:

@@ -134,8 +134,8 @@ def _trainer_column(planned: TrainerPlan, available_bytes: int | None) -> dict[s
     else:
         no = "perhaps not" if memory.is_near(available_bytes) else "no"
         lines["fits"] = f"{no}, {units.mib(memory.process_bytes - available_bytes)} too much"
-    training, evaluating = (memory.phases[name].allocated_bytes / units.MIB for name in ("train", "eval"))
-    lines["allocated"] = f"{training:,.0f} MiB training, {evaluating:,.0f} evaluating"
+    training, *evaluations = (memory.phases[name].allocated_bytes / units.MIB for name in ("train", "eval0", "eval"))
+    lines["allocated"] = f"{training:,.0f} MiB training, {max(evaluations):,.0f} evaluating"
     if speed is None:
         return lines | {"speed": "unknown: no card whose speed is known"}
     low, likely, high = (units.duration(seconds) for seconds in astuple(speed.total_seconds))

@@ -6,12 +6,13 @@ from math import isfinite
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 from rich.text import Text
 
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, matching_cards
+from onecard.report.live_line import APART, LiveLine
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step
 
 PARTED = 0.03  # of the planned memory
@@ -30,7 +31,7 @@ class TrainingDisplay:
         self.console = console
         self.nanogpt = config.log_style == "nanogpt"
         self.live = console.is_terminal and config.log_style == "auto"
-        self._progress: Progress | None = None
+        self._progress: LiveLine | None = None
         self._task = TaskID(0)
         self._val = ""
         self._saved = ""
@@ -40,15 +41,9 @@ class TrainingDisplay:
 
     def __enter__(self) -> Self:
         if self.live:
-            self._progress = Progress(
-                TextColumn("[bold]{task.completed}/{task.total}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(),
-                console=self.console,
-                speed_estimate_period=60,
-            )
-            self._task = self._progress.add_task("starting", total=self.config.max_iters)
+            self._progress = LiveLine(console=self.console, speed_estimate_period=60)
+            starting = {"loss": f"{APART}starting"}
+            self._task = self._progress.add_task("", total=self.config.max_iters, figures=starting)
             self._progress.start()
         return self
 
@@ -90,7 +85,7 @@ class TrainingDisplay:
     def _step(self, record: Step) -> None:
         self._compare_with_plan(record)
         if self._progress:
-            self._progress.update(self._task, completed=record.step, description=self._figures(record))
+            self._progress.update(self._task, completed=record.step, figures=self._figures(record))
         if record.step % self.config.log_interval and record.step != self.config.max_iters:
             return
         if self.nanogpt:
@@ -99,36 +94,36 @@ class TrainingDisplay:
             self._say(f"iter {record.step}: loss {record.loss:.4f}, time {milliseconds:.2f}ms, mfu {share:.2f}%")
         elif not self._progress:
             left = (self.config.max_iters - record.step) * (record.seconds or 0)
-            line = (
-                f"step {record.step:,}/{self.config.max_iters:,}  {self._figures(record)}  {units.duration(left)} left"
-            )
-            self._say(line)
+            figures = "".join(self._figures(record).values())
+            self._say(f"step {record.step:,}/{self.config.max_iters:,}{figures}{APART}{units.duration(left)} left")
 
-    def _figures(self, record: Step) -> str:
-        figures = [f"loss {record.loss:.4f}", *([self._val] if self._val else []), f"lr {record.lr:.1e}"]
+    def _figures(self, record: Step) -> dict[str, str]:
+        """Words by name, as they stand on a line; each brings what parts it from the one before."""
+        figures = {"loss": f"{APART}loss {record.loss:.4f}"}
+        if self._val:
+            figures["val"] = APART + self._val
+        figures["lr"] = f"{APART}lr {record.lr:.1e}"
         if record.tokens_per_second:
-            figures.append(f"{record.tokens_per_second / 1000:,.1f}k tokens/s")
+            figures["speed"] = f"{APART}{record.tokens_per_second / 1000:,.1f}k tokens/s"
         if record.mfu is not None:
-            figures.append(f"MFU {record.mfu:.0%}")
+            figures["mfu"] = f"{APART}MFU {record.mfu:.0%}"
         if (used := self._used_bytes(record)) is not None:
-            figures.append(self._memory(used))
+            figures["memory"] = f"{APART}VRAM {units.gib(used)}"
+            if self._planned_bytes:
+                figures["planned"] = f" of {units.gib(self._planned_bytes)} planned"
+            if self._card:
+                figures["card"] = f", card {units.gib(self._card.vram_bytes)}"
         if record.data_wait_seconds and record.seconds and record.data_wait_seconds > 0.02 * record.seconds:
-            figures.append(f"waiting for data {record.data_wait_seconds / record.seconds:.0%}")
+            figures["waiting"] = f"{APART}waiting for data {record.data_wait_seconds / record.seconds:.0%}"
         if self._saved and self._progress:
-            figures.append(self._saved)
-        return "  ".join(figures)
+            figures["saved"] = APART + self._saved
+        return figures
 
     def _used_bytes(self, record: Step) -> int | None:
         """What the driver shows for the process: the allocator's highest mark and the context."""
         if record.reserved_bytes is None:
             return None
         return record.reserved_bytes + (self._card.context_bytes if self._card else 0)
-
-    def _memory(self, used_bytes: int) -> str:
-        words = f"VRAM {units.gib(used_bytes)}"
-        planned = f" of {units.gib(self._planned_bytes)} planned" if self._planned_bytes else ""
-        card = f", card {units.gib(self._card.vram_bytes)}" if self._card else ""
-        return words + planned + card
 
     def _compare_with_plan(self, record: Step) -> None:
         """Say once if memory is not what was planned; from the third update on nothing new is allocated."""

@@ -46,6 +46,13 @@ def cannot_write(path: Path, problem: OSError, *, instead: str = OTHER_FOLDER, r
             fix=f"look at `ls -ld {_existing(path)}` (a read-only disk, or another user's folder?), or {instead}",
             name="read-only",
         )
+    if link := _dangling(path):
+        return MachineError(
+            f"{path} could not be written",
+            why=f"{link} is a link to {link.readlink()}, which is not there; {UNTOUCHED}",
+            fix=f"mkdir -p {quote(os.path.realpath(link))}   (or {instead})",
+            name="cannot-write",
+        )
     return MachineError(
         f"{path} could not be written",
         why=reason,
@@ -131,6 +138,11 @@ def sync_folder(folder: Path) -> None:
 def _disk_full(what: str, *, why: str, path: Path, room: str) -> MachineError:
     fix = f"{room} (see `df -h {_existing(path)}`), then the same again (a run: with --resume)"
     return MachineError(what, why=why, fix=fix, name="disk-full")
+
+
+def _dangling(path: Path) -> Path | None:
+    """The link on the way to `path`, or itself one, that leads nowhere."""
+    return next((link for link in (path, *path.parents) if link.is_symlink() and not link.exists()), None)
 
 
 def _existing(path: Path) -> Path:

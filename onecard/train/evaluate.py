@@ -43,15 +43,21 @@ def evaluate(
     precision: Precision,
     device: torch.device,
     on_oom: Callable[[int, int | None, str], None],
+    before_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Losses on the same windows every time. Out of memory: `on_oom(before, after, why)`, half the batch, again."""
+    """Losses on the same windows every time. Out of memory: `on_oom(before, after, why)`, half the batch, again.
+
+    What `before_batch` raises ends the evaluation.
+    """
     began = time.perf_counter()
     training = model.training
     model.eval()
     try:
         while True:
             try:
-                losses = [_split(model, windows, batch_size, precision, device) for windows in (train, val)]
+                losses = [
+                    _split(model, windows, batch_size, precision, device, before_batch) for windows in (train, val)
+                ]
                 break
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -74,9 +80,17 @@ def evaluate(
     )
 
 
-def _split(model: GPT, windows: EvalWindows, batch_size: int, precision: Precision, device: torch.device) -> SplitLoss:
+def _split(
+    model: GPT,
+    windows: EvalWindows,
+    batch_size: int,
+    precision: Precision,
+    device: torch.device,
+    before_batch: Callable[[], None],
+) -> SplitLoss:
     means = []
     for x, y in windows.batches(batch_size):
+        before_batch()
         x_BT, y_BT = torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
         with precision.autocast():
             means.append(model.token_losses(x_BT, y_BT).mean(dim=1))

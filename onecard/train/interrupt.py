@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
 
+class Stopped(Exception):
+    """A signal came, and what was under way has been left."""
+
+
 class Interrupt:
-    """While entered, `requested` turns true at the first signal; a second raises KeyboardInterrupt."""
+    """While entered, `requested` turns true at the first signal; a second raises KeyboardInterrupt.
+
+    `on_first` is called at once, inside the signal handler: between any two instructions of the program, so it must not
+    touch what these may be in the middle of, such as a buffered stream.
+    """
 
     NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # not every system has the last
 
-    def __init__(self) -> None:
+    def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
         self.requested = False
+        self._on_first = on_first
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -28,7 +38,13 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def check(self) -> None:
+        """Raise Stopped if a signal came: called wherever work can be left."""
+        if self.requested:
+            raise Stopped
+
     def _asked(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        self._on_first()

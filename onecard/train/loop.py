@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,11 +29,11 @@ from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name
 from onecard.runs.records import Checkpoint, End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
 from onecard.train import checkpoint
 from onecard.train.evaluate import evaluate
-from onecard.train.interrupt import Interrupt
+from onecard.train.interrupt import Interrupt, Stopped
 from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
 from onecard.train.oom import OutOfMemory, first_line, is_out_of_memory
 from onecard.train.precision import allow_tf32, choose_device, choose_precision, limit_memory
-from onecard.train.profiling import profiled_steps
+from onecard.train.profiling import Profiling
 from onecard.train.trainer import Shrunk, Trainer
 from onecard.train.watched import Watched
 
@@ -47,6 +47,7 @@ class Finished:
 
     end: End
     measured_memory: MeasuredMemory | None = None  # where a snapshot was asked for
+    without_trace: str | None = None  # why the trace that was asked for is not there
 
 
 def train(
@@ -57,6 +58,7 @@ def train(
     resume: bool,
     on_record: Callable[[Record], None],
     on_note: Callable[[str], None] = lambda _: None,
+    on_interrupt: Callable[[str], None] = lambda _: None,
     profile: Path | None = None,
     memory_snapshot: Path | None = None,
     predicted_process_bytes: int | None = None,
@@ -64,12 +66,23 @@ def train(
     """Train `config` in `folder`; each record is on disk before `on_record` sees it.
 
     `on_note` hears what no record holds: settings without effect, damaged checkpoints that were passed over.
+    `on_interrupt` hears at the first signal, inside its handler, what follows from it.
     """
     snapshot = MemorySnapshot(memory_snapshot, choose_device(config))
-    with profiled_steps(profile) as after_step:
+    with Profiling(profile) as profiling:
         try:
-            loop = _Loop(config, folder, dataset, on_record, on_note, after_step, snapshot, predicted_process_bytes)
-            return loop.run(resume)
+            loop = _Loop(
+                config,
+                folder,
+                dataset,
+                on_record,
+                on_note,
+                on_interrupt,
+                profiling.after_step,
+                snapshot,
+                predicted_process_bytes,
+            )
+            finished = loop.run(resume)
         except Exception as error:  # what a run itself can do about it, it has done
             if not is_out_of_memory(error):
                 raise
@@ -79,6 +92,7 @@ def train(
                 fix="close what else uses the card (nvidia-smi lists it), or a smaller model: onecard plan --fit",
                 name="out-of-memory",
             ) from error
+    return replace(finished, without_trace=profiling.missing)
 
 
 def card_of(device: torch.device) -> Card | None:
@@ -108,6 +122,7 @@ class _Loop:
         dataset: Dataset,
         on_record: Callable[[Record], None],
         on_note: Callable[[str], None],
+        on_interrupt: Callable[[str], None],
         after_step: Callable[[], None],
         snapshot: MemorySnapshot,
         predicted_process_bytes: int | None,
@@ -133,6 +148,9 @@ class _Loop:
         self.checkpoints = folder.path / CHECKPOINTS
         self.eval_batch_size = eval_batch_size(config)
         self.without_loss = 0  # updates in a row whose loss was no number
+        self.saved_step: int | None = None  # that of the newest checkpoint
+        self.evaluating = False
+        self.interrupt = Interrupt(lambda: on_interrupt(self._what_follows()))
         self.training_peak_bytes = 0
         self.reserved_bytes = 0  # the highest so far
         self.watched = Watched(config, self.card, dataset)
@@ -151,12 +169,25 @@ class _Loop:
             raise
         return Finished(end=end, measured_memory=self.snapshot.measured)
 
+    def _what_follows(self) -> str:
+        """What a request to stop leads to now, and what a second one would cost."""
+        left = "stopping this evaluation" if self.evaluating else "stopping after this step"
+        saving = "" if self.without_loss or self.config.eval_only else ", then saving"
+        unsaved = self.trainer.step - (self.saved_step or 0)
+        updates = f"{unsaved:,} update{'s' * (unsaved != 1)}"
+        since = "" if self.saved_step is None else f" since the checkpoint of step {self.saved_step:,}"
+        return f"{left}{saving}; Ctrl-C again stops at once" + (f" and loses {updates}{since}" if unsaved else "")
+
     def _trained(self) -> EndReason:
         """Why training stopped, saved."""
         began = time.perf_counter()
-        with Interrupt() as interrupt:
+        with self.interrupt:
             try:
-                return self._steps(interrupt, began)
+                return self._steps(began)
+            except Stopped:
+                if not self.config.eval_only:
+                    self._save("interrupted")
+                return "interrupted"
             except OutOfMemory:
                 self._save("out of memory")
                 return "out-of-memory"
@@ -181,7 +212,7 @@ class _Loop:
         with suppress(OnecardError):
             self.folder.append(end)
 
-    def _steps(self, interrupt: Interrupt, began: float) -> EndReason:
+    def _steps(self, began: float) -> EndReason:
         trainer, config = self.trainer, self.config
         fresh = True  # nothing has happened since the start, or since the checkpoint that was resumed from
         while True:
@@ -194,9 +225,7 @@ class _Loop:
                 self._evaluate()
             if last or config.eval_only:
                 return "diverged" if self.without_loss else "finished"
-            if interrupt.requested:
-                self._save("interrupted")
-                return "interrupted"
+            self.interrupt.check()
             if config.max_hours and time.perf_counter() - began > config.max_hours * 3600:
                 self._save("max_hours")
                 return "max_hours"
@@ -254,10 +283,12 @@ class _Loop:
         )
 
     def _evaluate(self) -> None:
+        """Evaluate and record it; one that is interrupted is dropped."""
         trainer = self.trainer
         trainer.free_activations()
         self._start_counting_peaks()
         train, val = trainer.eval_windows
+        self.evaluating = True
         found = evaluate(
             trainer.model,
             train=train,
@@ -266,7 +297,9 @@ class _Loop:
             precision=self.precision,
             device=self.device,
             on_oom=self._eval_shrunk,
+            before_batch=self.interrupt.check,
         )
+        self.evaluating = False
         self.eval_batch_size = found.batch_size
         lowest = math.inf if trainer.best_val_loss is None else trainer.best_val_loss
         best = found.val.mean < lowest  # never, if it is no number
@@ -357,6 +390,7 @@ class _Loop:
             state=trainer.state(),
             config=self.config,
         )
+        self.saved_step = trainer.step
         checkpoint.prune(self.checkpoints, saved=path, keep=self.config.keep_checkpoints)
         marked = checkpoint.best(self.checkpoints)
         self._record(
@@ -387,6 +421,7 @@ class _Loop:
             data_fingerprint=trainer.dataset.fingerprint,
         )
         trainer.restore(state)
+        self.saved_step = trainer.step
         before = self.folder.read()
         self._take_up_best(before)
         self.watched.add_all(before.records)

@@ -21,25 +21,33 @@ def generate(
     temperature: float = 0.8,
     top_k: int | None = 200,
     seed: int = 1337,
+    vocab_size: int | None = None,
 ) -> Iterator[int]:
     """The tokens that follow `prompt_tokens`, one at a time; the same for the same seed, device and weights.
 
-    Temperature 0 takes the likeliest token each time; `top_k` keeps the k likeliest. The model sees the last block_size
-    tokens. It is in evaluation mode while a token is made, and as it was before in between. FloatingPointError if what
-    the model says are no numbers, as after a run that diverged.
+    Temperature 0 takes the likeliest token each time; `top_k` keeps the k likeliest. `vocab_size` is the tokenizer's,
+    where the model's is larger (50304 for 50257): ids beyond it have no text, and are never drawn. The model sees the
+    last block_size tokens. It is in evaluation mode while a token is made, and as it was before in between.
+    FloatingPointError if what the model says are no numbers, as after a run that diverged.
     """
     _check(prompt_tokens, temperature=temperature, top_k=top_k)
-    return _generated(model, list(prompt_tokens), max_new_tokens, temperature, top_k, seed)
+    return _generated(model, list(prompt_tokens), max_new_tokens, temperature, top_k, seed, vocab_size)
 
 
 def _generated(
-    model: GPT, tokens: list[int], max_new_tokens: int, temperature: float, top_k: int | None, seed: int
+    model: GPT,
+    tokens: list[int],
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    vocab_size: int | None,
 ) -> Iterator[int]:
     device = model.lm_head.weight.device
     generator = torch.Generator(device).manual_seed(seed)  # the run's own random numbers stay untouched
     for _ in range(max_new_tokens):
         context_1T = torch.tensor([tokens[-model.config.block_size :]], device=device)
-        token = _pick(_last_logits(model, context_1T), temperature, top_k, generator)
+        token = _pick(_last_logits(model, context_1T)[:vocab_size], temperature, top_k, generator)
         tokens.append(token)
         yield token
 

@@ -86,7 +86,9 @@ MISTAKES = [
     (["plan", "--n_head=7"], "keys-do-not-fit", "multiple of n_head"),
     (["plan", "--batch_size=16000000", "--block_size=1000000"], "keys-do-not-fit", "half a million"),
     (["plan", "--n_layer=-3"], "bad-value", "--n_layer="),
-    (["plan", "nothing.py"], "no-such-file", "onecard plan"),
+    (["plan", "nothing.py"], "no-such-file", "onecard plan (with no file)"),
+    (["doctor", "a.log", "--config", "nothing.py"], "no-such-file", "onecard doctor without --config"),
+    (["plan", "--nvidia-smi", "nothing"], "no-such-file", "nvidia-smi | onecard plan"),
     (["plan", "."], "unreadable-file", "config file"),
     (["plan", "/dev/zero"], "unreadable-file", "config file"),
     (["plan", "--seen", "much"], "bad-size", "--seen"),
@@ -95,11 +97,31 @@ MISTAKES = [
     (["plan", "--timeline", "."], "not-svg", "--timeline drawn.svg"),
     (["bench", "--plot", "b.png"], "not-svg", "--plot b.svg"),
     (["plan", "--trainer", "other"], "usage", "--help"),
-    (["plan", "-"], "empty-config", "onecard plan"),
+    (["plan", "-"], "empty-config", "`n_layer = 12`"),
+    (["plan", ""], "empty-path", "name CONFIG"),
+    (["plan", "--timeline", ""], "empty-path", "after --timeline"),
+    (["plan", "--hours", "5", "--write", ""], "empty-path", "after --write"),
+    (["plan", "--nvidia-smi="], "empty-path", "after --nvidia-smi"),
+    (["plan", "--dataset="], "empty-path", "after --dataset"),
+    (["compare", "a", "b", "--plot", ""], "empty-path", "after --plot"),
+    (["doctor", ""], "empty-path", "name PATH"),
+    (["doctor", "a.log", "--html", ""], "empty-path", "after --html"),
+    (["export", "run", "--to", "hf", "--out", ""], "empty-path", "after --out"),
+    (["bench", "--nanogpt", ""], "empty-path", "after --nanogpt"),
+    (["import", ""], "empty-path", "name CKPT_OR_FOLDER"),
+    (["sample", ""], "empty-path", "name RUN"),
+    (["sample", "run", "--sample-seed", str(2**64)], "usage", "onecard sample --help"),
+    (["sample", "run", "--sample-seed", "-1"], "usage", "onecard sample --help"),
     (["plan", "--gpu", "voodoo"], "unknown-card", "onecard gpus"),
     (["plan", "--gpu", "4060 ti"], "ambiguous-card", '--gpu "GeForce RTX 4060 Ti'),
     (["plan", "--vram", "lots"], "bad-size", "--vram 2.1GiB"),
-    (["plan", "--vram"], "usage", "--help"),
+    (["plan", "--vram"], "usage", "onecard plan --help"),
+    (["data", "prepare", "--out"], "usage", "onecard data prepare --help"),
+    (["plan", "--other", "2,1GiB"], "bad-size", "--other 2.1GiB ?"),
+    (["plan", "--other", "0.5"], "bad-size", "--other 0.5GiB ?"),
+    (["plan", "--other", "2.1"], "bad-size", "--other 2.1GiB ?"),
+    (["plan", "--tokens", "2,5B"], "bad-number", "--tokens 2.5B ?"),
+    (["plan", "--fit", "--params", "12,4M"], "bad-number", "--params 12.4M ?"),
     (["plan", "--vram", "12"], "bad-size", "--vram 12GiB ?"),
     (["plan", "--vram", "3KiB"], "bad-size", "--vram 2.1GiB"),
     (["plan", "--seen", "4464"], "bad-size", "--seen 4464MiB ?"),
@@ -135,6 +157,37 @@ def test_a_mistake_gets_three_lines_and_exit_2(onecard: Command, arguments: list
     assert why.startswith("  why: ")
     assert how.startswith("  fix: ")
     assert fix in how
+
+
+def test_nothing_held_by_other_programs_needs_no_unit(onecard: Command) -> None:
+    assert onecard("plan", "--gpu", "4070", "--other", "0", "--json").json["gpu"]["other_bytes"] == 0
+
+
+def test_a_budget_that_is_too_small_is_answered_with_one_that_is_enough(onecard: Command) -> None:
+    refused = onecard("plan", "--gpu", "4070", "--hours", "0.001")
+    assert refused.code == 1
+    fix = refused.stdout.splitlines()[-1]
+    assert fix.startswith("  fix: --hours ")
+    option, hours = fix.removeprefix("  fix: ").split()[:2]
+    assert onecard("plan", "--gpu", "4070", option, hours).code == 0
+
+
+def test_where_memory_is_what_is_missing_no_budget_is_promised(onecard: Command) -> None:
+    refused = onecard("plan", "--gpu", "4070", "--other", "11.5GiB", "--tokens", "1B")
+    assert refused.code == 1
+    assert "no budget is enough" in refused.stdout.splitlines()[-1]
+
+
+def test_fit_beside_a_budget_is_told_to_have_no_say(onecard: Command) -> None:
+    said = onecard("plan", "--gpu", "4070", "--hours", "5", "--fit")
+    assert said.code == 0
+    assert "--fit has no say beside --hours" in said.stderr
+    assert "--fit" not in onecard("plan", "--gpu", "4070", "--hours", "5").stderr
+
+
+def test_an_options_tilde_is_home_after_an_equals_sign_too(onecard: Command, tmp_path: Path) -> None:
+    assert onecard("plan", "--gpu", "none", "--timeline=~/t.svg", HOME=str(tmp_path)).code == 0
+    assert (tmp_path / "t.svg").is_file()
 
 
 @pytest.mark.parametrize(("arguments", "name", "fix"), [case for case in MISTAKES if case[0][0] in ("plan", "gpus")])

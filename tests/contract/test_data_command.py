@@ -130,6 +130,63 @@ def test_info_reads_nanogpts_folders_and_says_what_it_cannot_know(onecard: Comma
     assert onecard("data", "info", ".", "--json", cwd=tmp_path).json["tokenizer"] is None
 
 
+def pairs_of_bytes(folder: Path, ids: list[int], *, width: int) -> None:
+    """nanoGPT's two files with these ids, each in so many bytes, and nothing that says how many."""
+    for name in ("train.bin", "val.bin"):
+        (folder / name).write_bytes(b"".join(number.to_bytes(width, "little") for number in ids))
+
+
+def test_info_refuses_what_no_run_could_use_and_says_what_train_would(onecard: Command, tmp_path: Path) -> None:
+    pairs_of_bytes(tmp_path, [7919 * number % 50257 for number in range(2000)], width=4)
+    shown = onecard("data", "info", ".", cwd=tmp_path)
+    assert shown.code == 1
+    assert "4,000 tokens, as uint16, in 1 file" in shown.stdout
+    assert "error: train.bin looks like uint32 tokens, and would be read as uint16  [wrong-dtype]" in shown.stdout
+    report = onecard("data", "info", ".", "--json", cwd=tmp_path)
+    (finding,) = report.json["findings"]
+    assert (report.code, finding["rule"], finding["severity"]) == (1, "wrong-dtype", "error")
+    command = finding["fix"].partition("   (")[0]
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    mended = onecard("data", "info", ".", cwd=tmp_path)
+    assert (mended.code, "2,000 uint32 tokens in 1 file" in mended.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(("ids", "nothing"), [([], "0 tokens"), ([5], "1 token")])
+def test_info_refuses_files_without_a_sequence(onecard: Command, tmp_path: Path, ids: list[int], nothing: str) -> None:
+    pairs_of_bytes(tmp_path, ids, width=2)
+    shown = onecard("data", "info", ".", cwd=tmp_path)
+    assert shown.code == 1
+    assert f"error: train.bin has {nothing}: there is nothing to train on  [data-too-short]" in shown.stdout
+    assert "fix: onecard data prepare SOURCE --out " in shown.stdout
+
+
+def test_info_warns_of_ids_that_a_run_must_be_told_of(onecard: Command, tmp_path: Path) -> None:
+    pairs_of_bytes(tmp_path, [1, 60_000, 2, 65_000], width=2)
+    shown = onecard("data", "info", ".", cwd=tmp_path)
+    assert shown.code == 0
+    assert "warn: train.bin has token id 60,000 at position 1" in shown.stdout
+    assert "fix: --vocab_size=65024 " in shown.stdout
+    (tmp_path / "meta.json").write_text('{"vocab_size": 61000}')
+    damaged = onecard("data", "info", ".", cwd=tmp_path)
+    assert damaged.code == 1
+    assert "token id 65,000 at position 3, and this data has 61,000 tokens, as it says of itself" in damaged.stdout
+    assert "fix: prepare the data again" in damaged.stdout
+
+
+def test_more_files_than_can_be_open_are_told_in_three_lines(onecard: Command, tmp_path: Path) -> None:
+    pytest.importorskip("resource", reason="limits of a process are Unix's")
+    for number in range(200):
+        (tmp_path / f"x_train_{number:06}.bin").write_bytes(bytes(range(100)))
+    (tmp_path / "val.bin").write_bytes(bytes(range(100)))
+    command = ["sh", "-c", 'ulimit -n 100; exec "$@"', "sh", sys.executable, "-m", "onecard", "data", "info", "."]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (3, 3), done.stderr
+    assert "200 token files cannot be open at once" in done.stderr
+    assert "fix: ulimit -n " in done.stderr
+
+
 def test_samples_cannot_steer_the_terminal(onecard: Command, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("\x1b[31mred\x07 [bold]not bold[/bold]\n" * 500)
     onecard("data", "prepare", "x.txt", "--out", "out", *BYTES, cwd=tmp_path)
@@ -340,6 +397,8 @@ MISTAKES = [
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--tokens", "many"], "bad-number", "--tokens"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--tokens", "0"], "bad-number", "--tokens"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "0"], "bad-number", "--shard"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "1"], "bad-number", "--shard 100M"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "9999"], "bad-number", "--shard 100M"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "3B"], "bad-number", "--shard"),
     *(
         (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--val-share", share], "bad-number", "--val-share 0.1")

@@ -490,7 +490,7 @@ def test_final_says_that_no_more_is_to_come(onecard: Command, files: Path) -> No
         (["doctor"], "no-run", "onecard doctor runs/default"),
         (["doctor", "train.lgo"], "no-such-file", "train.log"),
         (["doctor", "train.log", "--n_embd=3"], "key-without-config", "--config"),
-        (["doctor", "train.log", "--config", "nothing.py"], "no-such-file", "onecard plan"),
+        (["doctor", "train.log", "--config", "nothing.py"], "no-such-file", "onecard doctor without --config"),
         (["doctor", "train.log", "--gpu", "voodoo"], "unknown-card", "onecard gpus"),
         (["doctor", "train.log", "--train_tokens=lots"], "bad-number", "--train_tokens"),
         (["doctor", "train.log", "--json", "--markdown"], "two-outputs", "leave one"),

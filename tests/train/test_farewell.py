@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 
 from onecard.cli.main import run  # noqa: E402
+from onecard.train.profiling import Profiling  # noqa: E402
 
 TINY = [
     *("--n_layer=1", "--n_head=1", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
@@ -60,6 +62,64 @@ def test_a_model_of_python_is_given_some(offered: Any, capsys: pytest.CaptureFix
     assert sample == ["onecard", "sample", "r", "--prompt", "def "]
     assert run([*sample[1:], "--length", "5"]) == 0
     assert capsys.readouterr().out.startswith("def ")
+
+
+def test_a_vocabulary_larger_than_the_datas_draws_no_token_without_text(
+    offered: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(ONE_LINE, "characters")
+    sample, _ = offered("--dataset=mine", "--vocab_size=300")
+    capsys.readouterr()
+    assert run([*sample[1:], "--prompt", "1 and ", "--length", "50", "--temperature", "9", "--top-k", "300"]) == 0
+    assert len(capsys.readouterr().out) == len("1 and ") + 50 + len("\n")
+
+
+def test_a_run_out_of_hours_says_how_to_go_on(offered: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", *TINY, "--out_dir=r", "--max_hours=1e-9"]) == 0
+    assert "to go on: onecard train --resume r\n" in capsys.readouterr().err
+
+
+def test_a_run_of_no_updates_is_finished_and_has_lost_nothing(offered: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", *TINY, "--out_dir=r", "--max_iters=0"]) == 0
+    capsys.readouterr()
+    assert run(["train", "--resume", "r"]) == 0
+    said = capsys.readouterr()
+    assert "gone" not in said.err
+    assert "r is finished: step 0 of 0\n" in said.err
+    assert not said.out
+    (longer,) = (line.partition("to train longer: ")[2] for line in said.err.splitlines() if "longer" in line)
+    assert run(shlex.split(longer)[1:]) == 0
+    assert "finished at step 2" in capsys.readouterr().out
+
+
+def test_a_profile_that_cannot_be_written_is_refused_before_the_run(
+    offered: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("old.json").write_text("old")
+    for option in ("--profile", "--memory_snapshot"):
+        assert run(["train", *TINY, "--out_dir=r", option, "nowhere/trace.json"]) == 3
+        assert f"{option} trace.json writes into this folder" in capsys.readouterr().err
+        assert run(["train", *TINY, "--out_dir=r", option, "old.json", "--device=nonsense"]) == 2
+    assert not Path("r").exists()
+    assert Path("old.json").read_text() == "old"
+
+
+@pytest.mark.parametrize(("updates", "said"), [(2, "was not written: the run had fewer than 4 updates"), (6, "wrote")])
+def test_a_profile_is_told_of(offered: Any, capsys: pytest.CaptureFixture[str], updates: int, said: str) -> None:
+    assert run(["train", *TINY, "--out_dir=r", f"--max_iters={updates}", "--profile", "trace.json"]) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "trace.json" in line)
+    assert said in line
+    assert Path("trace.json").exists() == (said == "wrote")
+    if said == "wrote":
+        assert json.loads(Path("trace.json").read_text())["traceEvents"]
+
+
+def test_a_trace_that_cannot_be_written_after_all_ends_no_training(tmp_path: Path) -> None:
+    with Profiling(tmp_path / "gone" / "trace.json") as profiling:
+        for _ in range(6):
+            torch.zeros(1).add_(1)
+            profiling.after_step()
+    assert profiling.missing == "No such file or directory"
 
 
 def test_where_no_text_can_be_made_none_is_offered(offered: Any) -> None:

@@ -81,6 +81,14 @@ def test_no_logits_but_the_last_are_made(model: GPT, monkeypatch: pytest.MonkeyP
     assert shapes == [(32,), (32,)]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 50.0])
+@pytest.mark.parametrize("top_k", [None, 3, 200])
+def test_ids_without_text_are_never_drawn(model: GPT, temperature: float, top_k: int | None) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 60, "temperature": temperature, "top_k": top_k}
+    assert max(generate(model, [1], **options)) >= 17, "without a limit they are"
+    assert max(generate(model, [1], **options, vocab_size=17)) < 17
+
+
 @pytest.mark.parametrize("temperature", [1e-45, 1e-300, 1e300, float("inf")])
 def test_any_temperature_gives_a_token(model: GPT, temperature: float) -> None:
     (token,) = generate(model, [3], max_new_tokens=1, temperature=temperature)

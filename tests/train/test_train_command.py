@@ -215,15 +215,49 @@ def test_a_damaged_config_is_told_in_three_lines(tmp_path: Path, environment: di
         (["config.py", "--resume", "r"], "config.py would be ignored"),
         (["--resume", "r", "--fit"], "--fit would be ignored"),
         (["--memory_snapshot", "memory.pickle"], "memory.json"),
+        (["--resume", ""], "--resume is empty"),
+        (["--profile", ""], "--profile is empty"),
+        (["--memory_snapshot", ""], "--memory_snapshot is empty"),
+        ([""], "CONFIG is empty"),
+        (["--out_dir="], "--out_dir is empty"),
+        (["here.py"], "out_dir is empty"),
     ],
 )
 def test_what_would_be_ignored_or_overwritten_is_refused(
     tmp_path: Path, environment: dict[str, str], arguments: list[str], words: str
 ) -> None:
+    (tmp_path / "here.py").write_text("out_dir = ''")
     done = finish("train", *arguments, environment=environment, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 3
+    assert {path.name for path in tmp_path.iterdir()} <= {"here.py", "home"}
+
+
+@pytest.mark.parametrize("typed", [["--out_dir=~/r"], ["tilde.py"]])
+def test_a_tilde_is_the_home_folder(tmp_path: Path, environment: dict[str, str], typed: list[str]) -> None:
+    (tmp_path / "tilde.py").write_text("out_dir = '~/r'\ndataset = 'python-stdlib'")
+    environment |= {"HOME": str(tmp_path / "me")}
+    done = finish("train", *typed, *TINY, "--max_iters=1", environment=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert load_run(tmp_path / "me" / "r").finished
+    assert not (tmp_path / "~").exists()
+    again = finish("train", "--resume", "~/r", "--out_dir=~/r", environment=environment, cwd=tmp_path)
+    assert "is finished" in again.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("streams", ["> /dev/full", "> /dev/full 2>&1"])
+def test_a_full_disk_under_the_output_ends_no_run(tmp_path: Path, environment: dict[str, str], streams: str) -> None:
+    typed = shlex.join(command("train", *TINY, "--max_iters=3", "--log_interval=1", "--out_dir=r"))
+    done = subprocess.run(
+        f"{typed} {streams}", shell=True, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert load_run(tmp_path / "r").finished
+    told = [line for line in done.stderr.splitlines() if "No space left on device" in line]
+    assert len(told) == (0 if "2>&1" in streams else 1)
+    assert all("the run goes on" in line and str(Path("r/records.jsonl")) in line for line in told)
 
 
 def wait_for_step(path: Path, step: int) -> None:
@@ -245,7 +279,7 @@ def test_a_signal_saves_and_exits_130(tmp_path: Path, environment: dict[str, str
         process.send_signal(number)
         _, talk = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "onecard train --resume r" in talk
+    assert talk.index("stopping after this step, then saving") < talk.index("onecard train --resume r")
     run = load_run(tmp_path / "r")
     assert run.end
     assert run.end.reason == "interrupted"

@@ -126,6 +126,20 @@ def test_a_refusal_names_what_is_near(typed: str, near: str) -> None:
     assert caught.value.fix == f'--gpu "{near}"'
 
 
+@pytest.mark.parametrize(("typed", "size"), [("GTX 1080", "8GiB"), ("GTX 1080 Ti 11GB", "11GiB"), ("940mx", "8GiB")])
+def test_a_number_that_no_card_has_is_near_none_and_a_size_is_offered(typed: str, size: str) -> None:
+    with pytest.raises(UnknownCard) as caught:
+        find_card(typed)
+    assert caught.value.fix.startswith(f"--vram {size} ")
+
+
+@pytest.mark.parametrize(("typed", "number"), [("RTX 407", "4070"), ("RTX 2070 max", "2070"), ("4070 tii", "4070")])
+def test_what_is_near_has_the_number_that_was_typed(typed: str, number: str) -> None:
+    with pytest.raises(UnknownCard) as caught:
+        find_card(typed)
+    assert number in caught.value.fix
+
+
 def test_the_rtx_4070_is_what_its_owner_sees() -> None:
     card = find_card("RTX 4070")
     assert card.vram_bytes == 12282 * 2**20

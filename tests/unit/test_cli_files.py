@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from onecard.cli.files import write_text
+from onecard.cli.commands import cli
+from onecard.cli.files import check_writable, read_text, write_text
 from onecard.errors import ConfigError, MachineError
 from onecard.runs.files import free_name
 
@@ -76,6 +78,21 @@ def test_without_overwrite_a_file_is_never_touched(tmp_path: Path) -> None:
     assert (tmp_path / "a.py").read_text() == "first"
 
 
+@pytest.mark.parametrize(
+    ("command", "fix"),
+    [
+        ("plan", "onecard plan (with no file) takes a small default"),
+        ("train", "onecard train (with no file) takes a small default"),
+        ("compare", "name a file that is there, or onecard compare without --config"),
+    ],
+)
+def test_a_missing_config_is_answered_with_the_command_that_was_typed(command: str, fix: str, tmp_path: Path) -> None:
+    onecard = click.Context(cli, info_name="onecard")
+    with click.Context(cli.commands[command], parent=onecard, info_name=command), pytest.raises(ConfigError) as caught:
+        read_text(tmp_path / "nothing.py")
+    assert caught.value.fix == fix
+
+
 def test_a_free_name_is_free_and_can_be_pasted(tmp_path: Path) -> None:
     (tmp_path / "plan.py").touch()
     (tmp_path / "gpt2-1.5b").mkdir()
@@ -84,3 +101,22 @@ def test_a_free_name_is_free_and_can_be_pasted(tmp_path: Path) -> None:
     assert free_name(tmp_path / "plan.py") == str(tmp_path / "plan-3.py")
     assert free_name(tmp_path / "gpt2-1.5b") == str(tmp_path / "gpt2-1.5b-2")
     assert free_name(tmp_path / "my data") == f"'{tmp_path}/my data-2'"
+
+
+def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to("new")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("old", "new", "link", "pipe"):
+        check_writable(tmp_path / name, option="--profile")
+    check_writable(Path(os.devnull), option="--profile")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "old", "pipe"]
+    assert (tmp_path / "old").read_text() == "old"
+
+
+@pytest.mark.parametrize("name", ["", "nowhere/file", "old/file", "a\0b"])
+def test_a_file_that_cannot_be_written_is_refused_with_the_option_that_named_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "old").write_text("old")
+    with pytest.raises(MachineError, match="cannot write") as caught:
+        check_writable(tmp_path / name, option="--profile")
+    assert caught.value.fix.startswith("--profile ")

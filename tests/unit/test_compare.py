@@ -15,7 +15,7 @@ from rich.console import Console
 from onecard.config.resolve import resolve
 from onecard.doctor.alone import single_effects
 from onecard.doctor.case import Case, DataSizes
-from onecard.doctor.compare import Comparison, compare_runs
+from onecard.doctor.compare import Comparison, Standing, _lowest, compare_runs
 from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading, loss_curve, passes, read_at
 from onecard.doctor.facts import make_case
@@ -59,9 +59,9 @@ def evaluated(*losses: float, every: int = 100, seconds: float = 1.0) -> list[st
     return lines
 
 
-def shown(comparison: Comparison) -> str:
+def shown(comparison: Comparison, *, width: int = 160) -> str:
     out = io.StringIO()
-    print_comparison(comparison, Console(file=out, width=160, no_color=True))
+    print_comparison(comparison, Console(file=out, width=width, no_color=True))
     return out.getvalue()
 
 
@@ -146,6 +146,50 @@ def test_noise_is_no_difference() -> None:
     assert "no difference within noise" in shown(compare_runs(runs))
     apart = case(made.nanogpt(steps=5000, noise=0.02, seed=2, log_interval=50, end=3.1))
     assert compare_runs([runs[0], apart]).winners["final_val_loss"] == 1
+
+
+def noisy(*ends: float) -> Comparison:
+    """Runs alike but for where they end, each with its own noise."""
+    return compare_runs(
+        [
+            case(made.nanogpt(steps=5000, noise=0.02, seed=seed, log_interval=50, end=end))
+            for seed, end in enumerate(ends, 1)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("ends", "best", "beaten", "words"),
+    [
+        ((3.3, 3.3, 3.9), (0, 1), (2,), "A, B (over C)"),
+        ((3.9, 3.3, 3.3), (1, 2), (0,), "B, C (over A)"),
+        ((3.3, 3.9, 3.3, 3.9), (0, 2), (1, 3), "A, C (over B, D)"),
+        ((3.3, 3.6, 3.9), (0,), (1, 2), "A"),
+        ((3.3, 3.3, 3.3), (0, 1, 2), (), "no difference within noise"),
+    ],
+)
+def test_runs_that_tie_for_best_are_named_and_those_they_beat(
+    ends: tuple[float, ...], best: tuple[int, ...], beaten: tuple[int, ...], words: str
+) -> None:
+    comparison = noisy(*ends)
+    metrics = ("final_val_loss", "at_equal_tokens", "at_equal_seconds")
+    found = strictly(comparison)
+    for metric in metrics:
+        standing = comparison.standings[metric]
+        assert (standing.best, standing.beaten) == (best, beaten)
+        assert comparison.winners[metric] == (best[0] if len(best) == 1 else None)
+        assert found["standings"][metric] == {"best": list(best), "beaten": list(beaten)}
+        assert found["winners"][metric] == comparison.winners[metric]
+    assert found["at_equal_tokens"]["best"] == list(best)
+    table = shown(comparison)
+    assert re.search(rf"final validation loss  [^A-Za-z]*{re.escape(words)} *\n", table)
+    at_the_end = re.escape(words) + (r" by 0\.\d{3}" if len(best) == 1 else "")
+    assert re.search(rf"819\.20M  [^A-Za-z]*{at_the_end} *\n", table)
+
+
+def test_a_run_with_much_noise_is_not_beaten_for_being_third() -> None:
+    losses = [Reading(loss=3.0, noise=0.01), Reading(loss=3.1, noise=0.01), Reading(loss=3.2, noise=0.5), None]
+    assert _lowest(losses) == Standing(best=(0, 2), beaten=(1,))
 
 
 def test_the_better_run_passes_the_others_end() -> None:
@@ -510,6 +554,29 @@ def test_what_a_run_does_not_say_is_no_difference_and_is_shown_as_unknown() -> N
     assert comparison.config_diff == {"n_embd": (256, 512, UNSAID)}
     assert re.search(r"n_embd +256 +512 +\?", shown(comparison))
     assert strictly(comparison)["config_diff"] == {"n_embd": [256, 512, None]}
+
+
+def predicted_memory(*cards: str | None) -> str:
+    table = shown(compare_runs([case(evaluated(10.0, 5.0, 4.0), card) for card in cards]))
+    return next(line.strip() for line in table.splitlines() if line.startswith("memory, predicted"))
+
+
+def test_predicted_memory_says_where_the_context_is_not_in_it() -> None:
+    without = predicted_memory(None, None)
+    assert re.fullmatch(r"memory, predicted for nanoGPT, without the card's context( +[\d,]+ MiB){2}", without)
+    assert re.fullmatch(r"memory, predicted for nanoGPT( +[\d,]+ MiB){2}", predicted_memory("RTX 4070", "RTX 4070"))
+    one_known = predicted_memory("RTX 4070", None)
+    assert re.fullmatch(r"memory, predicted for nanoGPT +[\d,]+ MiB +[\d,]+ MiB without the card's context", one_known)
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_comparison_has_every_figure_of_a_wide_one(width: int) -> None:
+    for comparison in (quick_and_slow(n_embd=512), noisy(3.3, 3.3, 3.9)):
+        narrow = shown(comparison, width=width)
+        assert "…" not in narrow
+        figures = re.findall(r"\d[\d,.]*\d", shown(comparison, width=400))
+        assert len(figures) > 20
+        assert set(figures) <= set(re.findall(r"\d[\d,.]*\d", narrow))
 
 
 # predicted alone

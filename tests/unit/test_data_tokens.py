@@ -69,6 +69,12 @@ def test_a_dataset_is_found_by_name_under_data(tmp_path: Path, monkeypatch: pyte
     assert open_dataset("data/shakespeare", home=tmp_path).path == Path("data/shakespeare")
 
 
+def test_a_dataset_of_a_config_file_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nanogpt_folder(tmp_path / "mine")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_dataset("~/mine", home=tmp_path).path == tmp_path / "mine"
+
+
 @pytest.mark.parametrize("name", ["shakespere", "", "\0", "x" * 5000, "empty"])
 def test_an_unknown_dataset_is_named_with_its_neighbour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -213,6 +219,25 @@ def test_the_first_id_outside_the_vocabulary_is_found_with_its_place(tmp_path: P
     assert found.name == "token-out-of-range"
     assert "token id 300 at position 700" in found.what
     check_dataset(opened(tmp_path), block_size=8, vocab_size=401)
+
+
+def test_the_vocabulary_that_is_said_to_be_enough_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onecard.data.tokens._CHUNK", 16)
+    train, val = np.zeros(1000, dtype=int), np.zeros(100, dtype=int)
+    train[[10, 900]] = 60_000, 61_000
+    val[90] = 63_999
+    folder = nanogpt_folder(tmp_path, train=train, val=val)
+    found = problem(folder)
+    assert "token id 60,000 at position 10" in found.what
+    assert found.fix.startswith("--vocab_size=64000 ")
+    check_dataset(opened(folder), block_size=8, vocab_size=64000)
+
+
+def test_a_vocabulary_that_the_data_say_but_do_not_keep_is_no_fix(tmp_path: Path) -> None:
+    folder = nanogpt_folder(tmp_path, train=[120] * 100, val=[120] * 50 + [160] * 50)
+    (folder / "meta.json").write_text('{"vocab_size": 150}')
+    found = problem(folder, vocab_size=100)
+    assert "val.bin has token id 160 at position 50, and this data has 150 tokens" in found.what
 
 
 def test_the_scan_goes_on_past_its_first_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,42 @@ def test_a_changed_micro_batch_asks_for_the_accumulation_that_keeps_the_tokens(
     assert intent_findings(resolve(text, filename="c.py", flags=both)) == []
 
 
+@pytest.mark.parametrize(
+    ("sequences", "batch", "patch", "keeps"),
+    [
+        ((16, 4), 1000, (64, 1), "exactly"),
+        ((16, 4), 45, (32, 2), "exactly"),
+        ((61, 1), 45, (30, 2), "nearly: 61,440"),
+        ((3, 1), 2, (1, 3), "exactly"),  # 2 x 2 would be a third too much, and 2 x 1 too little
+        ((1, 1), 7, (1, 1), "exactly"),
+    ],
+)
+def test_where_no_accumulation_keeps_the_tokens_the_largest_batch_that_does_is_named(
+    sequences: tuple[int, int], batch: int, patch: tuple[int, int], keeps: str
+) -> None:
+    text = f"batch_size = {sequences[0]}\ngradient_accumulation_steps = {sequences[1]}\nblock_size = 1024\n"
+    (finding,) = intent_findings(resolve(text, filename="c.py", flags=[("batch_size", str(batch))]))
+    typed = f"--batch_size={patch[0]} --gradient_accumulation_steps={patch[1]}"
+    assert finding.fix == f"no accumulation keeps it at {batch}; {typed} keeps it {keeps}"
+    assert tuple(finding.patch.values()) == patch
+
+
+def test_ten_percent_off_is_nearly_and_more_is_not() -> None:
+    text = "batch_size = 10\ngradient_accumulation_steps = 1\nblock_size = 1000\n"
+    near, far = (
+        intent_findings(resolve(text, filename="c.py", flags=[("batch_size", size)]))[0].fix for size in ("11", "12")
+    )
+    assert near == "--gradient_accumulation_steps=1 keeps it nearly: 11,000"
+    assert far == "no accumulation keeps it at 12; --batch_size=10 --gradient_accumulation_steps=1 keeps it exactly"
+
+
+@pytest.mark.parametrize("before", ["0", "-8", "10**12", "True"])
+def test_a_micro_batch_that_was_none_is_kept_by_nothing(before: str) -> None:
+    text = f"batch_size = {before}\ngradient_accumulation_steps = 1\n"
+    found = intent_findings(resolve(text, filename="c.py", flags=[("batch_size", "8")]))
+    assert [finding.rule for finding in found if finding.patch.get("batch_size", 1) < 1] == []
+
+
 def test_character_data_brings_its_own_vocabulary() -> None:
     (finding,) = intent_findings(resolve("dataset = 'shakespeare_char'", filename="c.py"))
     assert finding.rule == "vocabulary-from-data"

@@ -153,3 +153,14 @@ def test_the_largest_that_would_fit_is_of_the_depth_that_was_asked_for(params: i
     console = paper(200)
     print_plan(plan, console)
     assert f"the largest model of {plan.config.n_layer} layers that would: " in written(console)
+
+
+def test_the_head_and_the_section_below_agree_on_what_evaluation_takes() -> None:
+    plan = make_plan(resolve(None), Place(card=RTX_4070))
+    console = paper(200)
+    print_plan(plan, console)
+    head = next(line for line in written(console).splitlines() if line.startswith("allocated "))
+    for trainer in plan.trainers.values():
+        first, later = (trainer.memory.phases[name].allocated_bytes for name in ("eval0", "eval"))
+        assert first > later, "or the test shows nothing"
+        assert f"{first / MIB:,.0f} evaluating" in head

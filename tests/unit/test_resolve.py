@@ -96,6 +96,36 @@ def test_a_forgotten_unit_is_offered() -> None:
     assert refused(None, memory_limit="12").fix == "--memory_limit=12GiB"
 
 
+def test_a_comma_in_a_size_is_no_point_and_is_offered_as_one() -> None:
+    error = refused(None, memory_limit="9,5GiB")
+    assert error.what == "memory_limit='9,5GiB' is not a size"
+    assert error.fix == "--memory_limit=9.5GiB"
+    assert refused(None, memory_limit="0.5").fix == "--memory_limit=0.5GiB"
+
+
+@pytest.mark.parametrize(("key", "text"), [("seed", "9" * 23), ("learning_rate", "1e308"), ("max_hours", "1e400")])
+def test_a_number_beyond_all_that_are_read_is_too_large_and_still_a_number(key: str, text: str) -> None:
+    assert refused(None, **{key: text}).what.startswith(f"{key}={text} is too large")
+
+
+@pytest.mark.parametrize("text", ["inf", "nan", "much"])
+def test_what_is_no_number_is_not_too_large(text: str) -> None:
+    assert refused(None, learning_rate=text).what == f"learning_rate={text!r} is not a number"
+
+
+@pytest.mark.parametrize("key", ["out_dir", "dataset", "init_from", "tokenizer"])
+def test_a_path_after_an_equals_sign_is_never_empty_and_its_tilde_is_home(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert getattr(resolve(None, flags=[(key, "~/some/x")]).config, key) == "/home/me/some/x"
+    assert getattr(resolve(None, flags=[(key, "a/~b")]).config, key) == "a/~b"
+    for empty in ("", "''", " "):
+        with pytest.raises(ConfigError) as caught:
+            resolve(None, flags=[(key, empty)])
+        assert caught.value.what == f"--{key} is empty"
+
+
 def test_checkpointing_may_be_said_as_yes_or_no() -> None:
     assert resolve(None, flags=[("grad_checkpoint", "true")]).config.grad_checkpoint == "full"
     assert resolve(None, flags=[("grad_checkpoint", "False")]).config.grad_checkpoint == "none"

@@ -429,3 +429,15 @@ def test_the_runs_package_needs_the_standard_library_only() -> None:
     code = "import sys, onecard.runs.folder; print([m for m in ('numpy', 'pydantic', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["link", "link/below"])
+def test_a_link_that_leads_nowhere_is_told_with_what_to_make(tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to("not there")
+    with pytest.raises(MachineError, match="could not be written") as refused:
+        create_run(tmp_path / name, config=CONFIG)
+    assert f"{tmp_path / 'link'} is a link to not there, which is not there" in refused.value.why
+    made = refused.value.fix.partition("   (")[0]
+    assert made == f"mkdir -p '{tmp_path.resolve() / 'not there'}'"
+    subprocess.run(made, shell=True, check=True)
+    create_run(tmp_path / name, config=CONFIG).close()

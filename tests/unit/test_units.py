@@ -15,6 +15,8 @@ from onecard import units
         ("2g", 2 * 2**30),
         ("1,024 KiB", 2**20),
         ("0", 0),
+        ("1,234,567.5 kb", 1_234_567_500),
+        ("12_000", 12_000),
     ],
 )
 def test_sizes_are_read_in_binary_and_decimal_units(text: str, size: int) -> None:
@@ -22,11 +24,26 @@ def test_sizes_are_read_in_binary_and_decimal_units(text: str, size: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["", "lots", "-1GiB", "1..2GiB", "12 parsecs", "1e400", "nan", "9" * 30 + "TB", "٣GiB"]
+    "text",
+    ["", "lots", "-1GiB", "1..2GiB", "12 parsecs", "1e400", "nan", "9" * 30 + "TB", "٣GiB"],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         units.parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["2,1GiB", "11,60GiB", "1,0000", "1234,567", "1,234,5", ",5GiB", "1,GiB"])
+def test_a_comma_marks_thousands_or_nothing(text: str) -> None:
+    with pytest.raises(ValueError):
+        units.parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("2,1GiB", "2.1GiB"), (" 11,60 GB ", "11.60 GB"), ("1,2,3GiB", None), ("2.1", None), ("2,1 parsecs", None)],
+)
+def test_a_comma_for_a_point_is_offered_with_a_point(text: str, meant: str | None) -> None:
+    assert units.with_point(text, parse=units.parse_bytes) == meant
 
 
 def test_a_gigabyte_is_not_a_gibibyte() -> None:
@@ -36,6 +53,9 @@ def test_a_gigabyte_is_not_a_gibibyte() -> None:
 def test_counts_are_read_as_people_write_models() -> None:
     assert units.parse_count("124M") == 124_000_000
     assert units.parse_count("1.5B") == 1_500_000_000
+    assert units.parse_count("1,000,000") == 1_000_000
+    with pytest.raises(ValueError):
+        units.parse_count("2,5B")
 
 
 def test_numbers_print_short() -> None:
