@@ -62,7 +62,9 @@ class Options:
 @click.argument("source", nargs=-1, required=True, type=PathType())
 @click.option("--out", required=True, type=PathType(), metavar="DIR", help="The folder to make, or to go on with.")
 @click.option("--tokens", type=CountType(), metavar="N", help="Stop after so many: 100M, 2.5B. Default: everything.")
-@click.option("--ranks", metavar="FILE", help="GPT-2's r50k_base.tiktoken, where tiktoken's cache has none.")
+@click.option(
+    "--ranks", type=PathType(), metavar="FILE", help="GPT-2's r50k_base.tiktoken, where tiktoken's cache has none."
+)
 @click.option("--format", type=click.Choice(["onecard", "nanogpt", "llmc"]), default="onecard", help="Of the files.")
 @click.option("--subset", metavar="NAME", help="Of a dataset on the hub. Default for FineWeb: sample-10BT.")
 @click.option(

@@ -105,9 +105,7 @@ def _doubts(config: RunConfig, card: Card, trainer: TrainerName, *, launches_mat
     """Why a prediction is less sure than the card's own rows make it."""
     doubts = []
     if launches_matter:
-        doubts.append(
-            "launches matter here, and the processor is not known: on shared cores up to 1.7 times as long"
-        )
+        doubts.append("launches matter here, and the processor is not known: on shared cores up to 1.7 times as long")
     if trainer == "onecard" and card.name not in {run.card for run in ONECARD_RUNS}:
         doubts.append("nobody timed our trainer on it")
     return doubts
