@@ -163,6 +163,8 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
 
                     # Compiled, a graph waits for no host, and at the card's power limit a pause would flatter it.
                     seconds = [step() for _ in range(10)] if config.compile else time_quietly(step).quiet
+                    if not seconds:
+                        sys.exit("no quiet step: others keep every core of this machine busy")
                     found["eval_iter_seconds"] = evaluation()
                     with profile(activities=[ProfilerActivity.CUDA]) as prof:
                         found["loss"] = trainer.update(shrunk.append).loss

@@ -1,7 +1,7 @@
 """Time steps on a core that nobody else uses.
 
-A rented machine's cores are shared: a fixed loop of Python takes 1.6 ms on one and 3.5 on the next, and changes within
-a second. What waits for the host then takes up to twice as long, from one process to another. So every step is
+A rented machine's cores are shared: a fixed loop of Python takes 1.5 ms on one and 3.5 on the next, and changes within
+a second. What waits for the host then takes up to 1.7 times as long, from one process to another. So every step is
 timed between two such loops, on the core that ran them fastest, and counts only if both ran about as fast as the
 fastest did. Linux only.
 """

@@ -91,11 +91,18 @@ def test_where_the_forward_pass_stumbles_too_the_prediction_is_too_fast() -> Non
     assert both.tokens_per_second / speed.tokens_per_second.likely == pytest.approx(0.65, abs=0.03)
 
 
-@pytest.mark.parametrize("row", first_rows(), ids=named)
-def test_the_eight_published_rows_are_within_fifteen_percent(row: Row) -> None:
+@pytest.mark.parametrize("row", [row for row in first_rows() if row.config.batch_size > 4], ids=named)
+def test_the_seven_published_rows_that_the_card_decides_are_within_twelve_percent(row: Row) -> None:
     speed = predict_speed(row.config, row.card)
     assert speed
-    assert speed.tokens_per_second.likely == pytest.approx(row.tokens_per_second, rel=0.15)
+    assert speed.tokens_per_second.likely == pytest.approx(row.tokens_per_second, rel=0.12)
+
+
+def test_the_eighth_was_timed_on_shared_cores_and_is_a_seventh_slower_than_predicted() -> None:
+    (row,) = [row for row in first_rows() if row.config.batch_size == 4]
+    speed = predict_speed(row.config, row.card)
+    assert speed
+    assert speed.tokens_per_second.likely / row.tokens_per_second == pytest.approx(1.144, abs=0.005)
 
 
 @pytest.mark.parametrize("row", LARGE, ids=named)

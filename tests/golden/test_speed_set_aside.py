@@ -4,14 +4,17 @@ Thirty-two were drawn and opened on 2026-11-15, timed on cores that other people
 of that day. On 2026-11-16 the 24 of them that may wait for the host were measured again on quiet cores, with eight new
 ones, and compared with rates fitted to other configs: 28 of these 32 lay inside. The other four led to two things that
 nobody had counted: frames of 24 layers (`stumbles`) and eager float32's missing casts. Seven more were drawn for the
-model that counts them, and predicted before they were measured.
+model that counts them, and predicted before they were measured. Their machine was busy. As they were measured, with
+loops within 1.15 of the fastest and no least number of steps, five lay inside; 1.3 and five steps were set afterwards.
 """
 
 import csv
+from dataclasses import replace
 from statistics import median
 
 import pytest
 
+from bench.quiet_core import parsed
 from bench.speed_errors import (
     CHECKS,
     GOLDEN,
@@ -60,11 +63,32 @@ def test_the_eight_drawn_next_lie_inside() -> None:
     assert not outside(NEW)
 
 
-def test_of_the_last_seven_all_lie_inside_that_had_a_quiet_core() -> None:
-    """Their machine was busy: three had fewer than five quiet steps within eight seconds, and tell nothing."""
+def test_of_the_last_seven_four_had_five_quiet_steps_and_lie_inside() -> None:
     timed = [row for row in LAST if row.step_seconds]
     assert (len(LAST), len(timed)) == (7, 4)
     assert not outside(timed)
+
+
+def test_by_the_rule_under_which_they_were_measured_two_of_the_seven_lie_outside() -> None:
+    """Two eager rows with one quiet step each: whether the model or the machine is wrong is open."""
+    rows = []
+    with QUIET_CHECK.open() as file:
+        for columns in csv.DictReader(file):
+            if columns["set"] == "last":
+                timed = parsed(columns["steps"], float(columns["python_seconds"]))
+                quiet = [seconds for seconds, loop in timed.steps if loop <= 1.15 * timed.fastest]
+                rows.append(replace(LAST[len(rows)], step_seconds=median(quiet)))
+    assert len(rows) == 7
+    assert [row.config.compile for row in outside(rows)] == [False, False]
+
+
+def test_as_first_measured_on_shared_cores_eleven_of_the_32_lie_outside() -> None:
+    assert len(outside([row for name in CHECKS for row in profiled_rows(GOLDEN / name, timed=True)])) == 11
+
+
+@pytest.mark.parametrize("row", DRAWN[12:22], ids=lambda row: row.name)
+def test_kernels_of_the_second_ten_are_counted_within_three_percent(row: Row) -> None:
+    assert kernels(row.config) == pytest.approx(row.kernels, rel=0.03)
 
 
 def test_no_fit_uses_them() -> None:

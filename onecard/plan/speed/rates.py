@@ -56,7 +56,7 @@ H200_RATES = Rates(
     kernel_seconds=1.35e-6,  # the remainder in the rows of 1,024 to 8,192 tokens
     product_seconds=3.75e-6,  # the same, of products and attention
     roofline_power=2.42,  # products of n_embd 256 to 1024: 558 to 767 TFLOP/s
-    host=Host(  # 26 configs timed on cores that nobody shared, all but the last three waiting for the host
+    host=Host(  # 26 configs timed on cores that nobody shared, all but two of them waiting for the host
         launch_seconds=15.3e-6,
         addition_seconds=19.3e-6,
         micro_batch_seconds=0.308e-3,
@@ -67,7 +67,7 @@ H200_RATES = Rates(
         stumble_seconds=13.2e-6,  # four rows of 24 to 26 layers
     ),
     costs=Costs(pointwise_flops=1278, loss_flops=125, attention_flops=191, dropout_flops=648),
-    # 12 rows of our trainer, timed at the power limit (692 of 700 W, SM clock about 1,680 MHz): 1.038; less 1.030, by
+    # 12 rows of our trainer, timed at the power limit (692 of 700 W, SM clock about 1,680 MHz): 1.036; less 1.032, by
     # which nanoGPT took longer than predicted in the same session. So the two compare as they did side by side.
     sustained=1.004,
 )
