@@ -25,7 +25,7 @@ class ModelHub:
     files: Mapping[str, bytes] = field(default_factory=dict)
     address: str = ""
     asked: list[str] = field(default_factory=list)  # "GET /path"
-    tokens: set[str | None] = field(default_factory=set)
+    tokens: set[str | None] = field(default_factory=set)  # of requests about the repository: the client asks others
     created: list[dict[str, Any]] = field(default_factory=list)
     arrived: dict[str, bytes] = field(default_factory=dict)
 
@@ -86,7 +86,8 @@ def serving(hub: ModelHub) -> Iterator[ModelHub]:
         def noted(self) -> str:
             path = unquote(urlsplit(self.path).path)
             hub.asked.append(f"{self.command} {path}")
-            hub.tokens.add(self.headers.get("Authorization"))
+            if path in ("/api/repos/create", api) or path.startswith((f"{api}/", f"/{hub.repo}/")):
+                hub.tokens.add(self.headers.get("Authorization"))
             return path
 
         def send_json(self, value: Any) -> None:
