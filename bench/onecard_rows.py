@@ -72,10 +72,10 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
     from torch.profiler import ProfilerActivity, profile
 
     from onecard.plan.memory.predict import context_of_onecard
+    from onecard.train.device import cap_memory, card_of, choose_device
     from onecard.train.evaluate import evaluate
-    from onecard.train.loop import cap_memory, card_of
     from onecard.train.oom import OutOfMemory
-    from onecard.train.precision import allow_tf32, choose_device, choose_precision
+    from onecard.train.precision import allow_tf32, choose_precision
     from onecard.train.trainer import Trainer
 
     config = run_config(row)

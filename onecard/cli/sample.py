@@ -57,9 +57,9 @@ def sample(
     from onecard.report.talk import print_warnings
     from onecard.runs.folder import checkpoint_step, load_run
     from onecard.train import checkpoint
+    from onecard.train.device import device_here
     from onecard.train.interchange import checkpoint_of, not_numbers
     from onecard.train.model import GPT
-    from onecard.train.precision import device_here
     from onecard.train.sample import generate
 
     found = load_run(Path(run))

@@ -142,7 +142,7 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
 def _new_folder(path: Path, config: RunConfig, *, again: str, options: list[str]) -> RunFolder:
     """A folder for the run; where there is one already, the error has the command for what `again` asked for."""
     from onecard.runs.folder import create_run
-    from onecard.train.precision import choose_device
+    from onecard.train.device import choose_device
 
     choose_device(config)  # where it is missing, no folder is of use
     try:

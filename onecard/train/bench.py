@@ -30,10 +30,10 @@ from onecard.machine import read_gpu
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.plan.schedule import learning_rate
 from onecard.runs.measured import Measured
+from onecard.train.device import cap_memory, card_of, choose_device
 from onecard.train.evaluate import evaluate
-from onecard.train.loop import cap_memory, card_of
 from onecard.train.oom import OutOfMemory, is_out_of_memory
-from onecard.train.precision import Precision, allow_tf32, choose_device, choose_precision
+from onecard.train.precision import Precision, allow_tf32, choose_precision
 from onecard.train.trainer import Trainer
 
 EVAL_WINDOWS = 64  # sequences of the validation loss

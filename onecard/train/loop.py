@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -19,21 +18,21 @@ from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import MachineError, OnecardError
-from onecard.machine import read_gpu
-from onecard.plan.cards import Card, matching_cards
 from onecard.plan.counts import mfu
 from onecard.plan.evaluation import eval_batch_size
 from onecard.plan.memory.device import device_of
 from onecard.plan.memory.predict import context_of_onecard
-from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name
-from onecard.runs.records import Checkpoint, End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
-from onecard.train import checkpoint
+from onecard.runs.folder import RunFolder
+from onecard.runs.records import End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
+from onecard.train.device import cap_memory, card_of, choose_device
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt, Stopped
 from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
 from onecard.train.oom import OutOfMemory, first_line, is_out_of_memory
-from onecard.train.precision import allow_tf32, choose_device, choose_precision, limit_memory
+from onecard.train.peaks import Peaks
+from onecard.train.precision import allow_tf32, choose_precision
 from onecard.train.profiling import Profiling
+from onecard.train.saving import Saving
 from onecard.train.trainer import Shrunk, Trainer
 from onecard.train.watched import Watched
 
@@ -75,14 +74,11 @@ def train(
                 config,
                 folder,
                 dataset,
-                on_record,
-                on_note,
-                on_interrupt,
-                profiling.after_step,
-                snapshot,
-                predicted_process_bytes,
+                heard=_Heard(on_record=on_record, on_note=on_note, on_interrupt=on_interrupt),
+                after_step=profiling.after_step,
+                snapshot=snapshot,
             )
-            finished = loop.run(resume)
+            finished = loop.run(resume=resume, predicted_process_bytes=predicted_process_bytes)
         except Exception as error:  # what a run itself can do about it, it has done
             if not is_out_of_memory(error):
                 raise
@@ -95,23 +91,13 @@ def train(
     return replace(finished, without_trace=profiling.missing)
 
 
-def card_of(device: torch.device) -> Card | None:
-    """The card table's row of a device; None off CUDA and for cards it does not know."""
-    known = matching_cards(torch.cuda.get_device_name(device)) if device.type == "cuda" else ()
-    return known[0] if len(known) == 1 else None
+@dataclass(frozen=True, kw_only=True)
+class _Heard:
+    """Who hears what, as `train` says."""
 
-
-def cap_memory(device: torch.device, limit_bytes: int, *, context_bytes: int) -> None:
-    """From now on the allocator runs out of memory, catchably, before the driver shows more than `limit_bytes`.
-
-    The context is what the driver shows for this process beyond the allocator, or `context_bytes` where that is more
-    (kernels are loaded as they are first used).
-    """
-    torch.zeros(1, device=device)
-    status = read_gpu(device.index or 0)
-    own = next((p.used_bytes for p in status.programs if p.pid == os.getpid()), None) if status else None
-    shown = (own or 0) - torch.cuda.memory_reserved(device)
-    limit_memory(device, limit_bytes, context_bytes=max(context_bytes, shown))
+    on_record: Callable[[Record], None]
+    on_note: Callable[[str], None]
+    on_interrupt: Callable[[str], None]
 
 
 class _Loop:
@@ -120,47 +106,41 @@ class _Loop:
         config: RunConfig,
         folder: RunFolder,
         dataset: Dataset,
-        on_record: Callable[[Record], None],
-        on_note: Callable[[str], None],
-        on_interrupt: Callable[[str], None],
+        *,
+        heard: _Heard,
         after_step: Callable[[], None],
         snapshot: MemorySnapshot,
-        predicted_process_bytes: int | None,
     ) -> None:
         self.config = config
-        self.snapshot = snapshot
-        self.predicted_process_bytes = predicted_process_bytes
-        self.after_step = after_step
         self.folder = folder
-        self.on_record = on_record
+        self.heard = heard
+        self.after_step = after_step
+        self.snapshot = snapshot
         self.device = choose_device(config)
         self.precision = choose_precision(config, self.device)
         allow_tf32(self.device)
         torch.use_deterministic_algorithms(config.deterministic)
-        self.on_note = on_note
         if self.precision.note:
-            on_note(self.precision.note)
+            heard.on_note(self.precision.note)
         self.card = card_of(self.device)
         if config.memory_limit and self.device.type == "cuda":
             context_bytes = context_of_onecard(config, self.card) if self.card else 0
             cap_memory(self.device, config.memory_limit, context_bytes=context_bytes)
         self.trainer = Trainer(config, dataset, self.device, self.precision)
-        self.checkpoints = folder.path / CHECKPOINTS
+        self.saving = Saving(config, folder, self.trainer)
+        self.peaks = Peaks(self.device)
         self.eval_batch_size = eval_batch_size(config)
         self.without_loss = 0  # updates in a row whose loss was no number
-        self.saved_step: int | None = None  # that of the newest checkpoint
         self.evaluating = False
-        self.interrupt = Interrupt(lambda: on_interrupt(self._what_follows()))
-        self.training_peak_bytes = 0
-        self.reserved_bytes = 0  # the highest so far
+        self.interrupt = Interrupt(lambda: heard.on_interrupt(self._what_follows()))
         self.watched = Watched(config, self.card, dataset)
         self.bytes_per_token = bytes_per_token(dataset.val, dataset.tokenizer) if dataset.tokenizer else None
 
-    def run(self, resume: bool) -> Finished:
+    def run(self, *, resume: bool, predicted_process_bytes: int | None) -> Finished:
         resumed_from = self._resume() if resume else None
         if resume:  # nothing can be refused any more: the run goes on with these settings
             self.folder.write_config(self.config.model_dump())
-        self._record_start(resumed_from)
+        self._record_start(resumed_from, predicted_process_bytes)
         try:
             end = self._end(self._trained())
             self._record(end)
@@ -173,10 +153,8 @@ class _Loop:
         """What a request to stop leads to now, and what a second one would cost."""
         left = "stopping this evaluation" if self.evaluating else "stopping after this step"
         saving = "" if self.without_loss or self.config.eval_only else ", then saving"
-        unsaved = self.trainer.step - (self.saved_step or 0)
-        updates = f"{unsaved:,} update{'s' * (unsaved != 1)}"
-        since = "" if self.saved_step is None else f" since the checkpoint of step {self.saved_step:,}"
-        return f"{left}{saving}; Ctrl-C again stops at once" + (f" and loses {updates}{since}" if unsaved else "")
+        lost = self.saving.loss_of_stopping()
+        return f"{left}{saving}; Ctrl-C again stops at once" + (f" and loses {lost}" if lost else "")
 
     def _trained(self) -> EndReason:
         """Why training stopped, saved."""
@@ -257,8 +235,8 @@ class _Loop:
                 elapsed_seconds=trainer.elapsed_seconds,
                 tokens_per_second=rate,
                 mfu=mfu(self.config, tokens_per_second=rate, peak_flops=peak) if peak else None,
-                allocated_bytes=self._training_peak(),
-                reserved_bytes=self._reserved_so_far(),
+                allocated_bytes=self.peaks.allocated_in_training(),
+                reserved_bytes=self.peaks.reserved_in_run(),
                 data_wait_seconds=update.data_wait_seconds,
             )
         )
@@ -286,7 +264,7 @@ class _Loop:
         """Evaluate and record it; one that is interrupted is dropped."""
         trainer = self.trainer
         trainer.free_activations()
-        self._start_counting_peaks()
+        self.peaks.begin()
         train, val = trainer.eval_windows
         self.evaluating = True
         found = evaluate(
@@ -301,8 +279,6 @@ class _Loop:
         )
         self.evaluating = False
         self.eval_batch_size = found.batch_size
-        lowest = math.inf if trainer.best_val_loss is None else trainer.best_val_loss
-        best = found.val.mean < lowest  # never, if it is no number
         self._record(
             Eval(
                 step=trainer.step,
@@ -314,47 +290,28 @@ class _Loop:
                 block_size=self.config.eval_block_size or self.config.block_size,
                 tokens_read=found.tokens_read,
                 seconds=found.seconds,
-                peak_allocated_bytes=self._cuda(torch.cuda.max_memory_allocated),
-                peak_reserved_bytes=self._cuda(torch.cuda.max_memory_reserved),
+                peak_allocated_bytes=self.peaks.allocated(),
+                peak_reserved_bytes=self.peaks.reserved(),
                 bits_per_byte=self._bits_per_byte(found.val.mean),
             )
         )
-        self._check_peak(self._cuda(torch.cuda.max_memory_allocated))
-        self._start_counting_peaks()
-        if best:
-            trainer.best_val_loss = found.val.mean
-            if (self.checkpoints / checkpoint_name(trainer.step)).is_dir():  # before the first update there may be none
-                checkpoint.mark_best(self.checkpoints, step=trainer.step, val_loss=found.val.mean)
+        self._check_peak(self.peaks.allocated())
+        self.peaks.begin()
+        self.saving.evaluated(found.val.mean)
         for finding in self.watched.new_findings():
             self._record(FindingRecord(step=trainer.step, finding=finding))
-
-    def _start_counting_peaks(self) -> None:
-        self._reserved_so_far()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-
-    def _reserved_so_far(self) -> int | None:
-        peak = self._cuda(torch.cuda.max_memory_reserved)
-        self.reserved_bytes = max(self.reserved_bytes, peak or 0)
-        return None if peak is None else self.reserved_bytes
-
-    def _training_peak(self) -> int | None:
-        """Most bytes allocated at a time since the last evaluation, which resets the count."""
-        peak = self._cuda(torch.cuda.max_memory_allocated)
-        self.training_peak_bytes = max(self.training_peak_bytes, peak or 0)
-        return peak
 
     def _check_peak(self, evaluation_bytes: int | None) -> None:
         """Evaluation must not need more than training did: the plan says so, and here it is held to it.
 
         A tiny model's training may peak before cuBLAS has made its last workspace, which is then there in evaluation.
         """
-        allowed = self.training_peak_bytes + device_of(self.card).cublas_workspace_bytes
-        if evaluation_bytes and self.training_peak_bytes and evaluation_bytes > allowed:
+        allowed = self.peaks.highest_in_training + device_of(self.card).cublas_workspace_bytes
+        if evaluation_bytes and self.peaks.highest_in_training and evaluation_bytes > allowed:
             finding = evaluation_above_training(
                 step=self.trainer.step,
                 evaluation_bytes=evaluation_bytes,
-                training_bytes=self.training_peak_bytes,
+                training_bytes=self.peaks.highest_in_training,
                 eval_batch_size=self.eval_batch_size,
                 batch_size=self.trainer.batch_size,
             )
@@ -379,66 +336,17 @@ class _Loop:
 
     def _save(self, reason: str) -> None:
         """Save, unless the loss is no number: weights that are none must not push out those that are."""
-        if self.without_loss:
-            return
-        began = time.perf_counter()
-        trainer = self.trainer
-        path = checkpoint.save(
-            self.checkpoints,
-            model=trainer.model,
-            optimizer=trainer.optimizer,
-            state=trainer.state(),
-            config=self.config,
-        )
-        self.saved_step = trainer.step
-        checkpoint.prune(self.checkpoints, saved=path, keep=self.config.keep_checkpoints)
-        marked = checkpoint.best(self.checkpoints)
-        self._record(
-            Checkpoint(
-                step=trainer.step,
-                tokens=trainer.tokens,
-                path=str(path.relative_to(self.folder.path)),
-                seconds=time.perf_counter() - began,
-                reason=reason,
-                best=bool(marked and marked.step == trainer.step),
-            )
-        )
+        if not self.without_loss:
+            self._record(self.saving.save(reason))
 
     def _resume(self) -> str | None:
-        found = checkpoint.latest_good(self.checkpoints)
-        for note in found.notes:
-            self.on_note(note)
-        if found.path is None and found.skipped:
-            raise found.none_whole(self.folder.path)
-        if found.path is None:
-            return None
-        trainer = self.trainer
-        state = checkpoint.load(
-            found.path,
-            model=trainer.model,
-            optimizer=trainer.optimizer,
-            config=self.config,
-            data_fingerprint=trainer.dataset.fingerprint,
-        )
-        trainer.restore(state)
-        self.saved_step = trainer.step
         before = self.folder.read()
-        self._take_up_best(before)
-        self.watched.add_all(before.records)
-        return str(found.path.relative_to(self.folder.path))
+        resumed_from = self.saving.resume(before, self.heard.on_note)
+        if resumed_from:
+            self.watched.add_all(before.records)
+        return resumed_from
 
-    def _take_up_best(self, run: Run) -> None:
-        """Go on with the best of the run so far, as far as it is left on the disk; says what is not."""
-        marked = checkpoint.best(self.checkpoints)
-        evaluated = {found.step: found.val_loss for found in run.evals if found.val_loss is not None}
-        left = checkpoint.mark_best_left(self.checkpoints, evaluated, step=self.trainer.step)
-        if left or marked:
-            self.trainer.best_val_loss = left.val_loss if left else None
-        if marked and (left is None or left.val_loss > marked.val_loss):
-            now = f"step {left.step:,} is the best that is left" if left else "none that was evaluated is left"
-            self.on_note(f"the best checkpoint, {checkpoint_name(marked.step)}, is gone or damaged: {now}")
-
-    def _record_start(self, resumed_from: str | None) -> None:
+    def _record_start(self, resumed_from: str | None, predicted_process_bytes: int | None) -> None:
         self._record(
             Start(
                 step=self.trainer.step,
@@ -446,7 +354,7 @@ class _Loop:
                 versions={"onecard": __version__, "torch": torch.__version__, "python": platform.python_version()},
                 device=str(self.device),
                 card=self.card.name if self.card else None,
-                predicted_process_bytes=self.predicted_process_bytes,
+                predicted_process_bytes=predicted_process_bytes,
                 resumed_from=resumed_from,
             )
         )
@@ -454,7 +362,4 @@ class _Loop:
     def _record(self, record: Record) -> None:
         self.folder.append(record)
         self.watched.add(record)
-        self.on_record(record)
-
-    def _cuda(self, statistic: Callable[[torch.device], int]) -> int | None:
-        return statistic(self.device) if self.device.type == "cuda" else None
+        self.heard.on_record(record)

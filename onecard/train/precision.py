@@ -1,4 +1,4 @@
-"""Which device and number types a run computes with, and how much of the card's memory it may take."""
+"""Which number types a run computes with."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from onecard import units
 from onecard.config.schema import RunConfig
-from onecard.errors import ConfigError, MachineError
 
 NATIVE_BFLOAT16 = (8, 0)  # compute capability of the first cards that multiply bfloat16 in hardware (Ampere)
 
@@ -35,38 +33,6 @@ class Precision:
         return torch.amp.GradScaler(self.device_type, enabled=self.dtype == torch.float16)
 
 
-def choose_device(config: RunConfig) -> torch.device:
-    """The device of `config.device`; auto is the first CUDA card, else the CPU."""
-    if config.device == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        device = torch.device(config.device)
-    except RuntimeError:
-        raise ConfigError(
-            f"device={config.device} is not a device",
-            why="torch knows cuda, cuda:0, cpu and mps",
-            fix="--device=auto",
-        ) from None
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not available.get(device.type, True):
-        raise MachineError(
-            f"device={config.device}, and torch {torch.__version__} finds no such device here",
-            why="no driver, no card, or a torch built without support for it",
-            fix="--device=auto, or check the driver with nvidia-smi",
-            name="no-gpu",
-        )
-    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
-
-
-def device_here(config: RunConfig) -> tuple[torch.device, str | None]:
-    """The device of `config.device`, or the one there is and a word about it: a text may be made on any."""
-    try:
-        return choose_device(config), None
-    except MachineError:
-        device = choose_device(config.replace({"device": "auto"}))
-        return device, f"device={config.device} is not here: {device.type} is used"
-
-
 def choose_precision(config: RunConfig, device: torch.device) -> Precision:
     """What to compute in: auto is bfloat16 where it is native, else float16 with a scaler; float32 off CUDA."""
     if device.type != "cuda":
@@ -88,27 +54,3 @@ def allow_tf32(device: torch.device) -> None:
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
-
-
-def allocator_fraction(limit_bytes: int, *, context_bytes: int, total_bytes: int) -> float:
-    """The share of the card that PyTorch's allocator may take, so that the driver shows at most `limit_bytes`.
-
-    `context_bytes` is what the process holds beside the allocator, measured after the first tensor: kernels and
-    libraries loaded later add to it, so leave room for them.
-    """
-    allocator_bytes = limit_bytes - context_bytes
-    if allocator_bytes <= 0:
-        raise ConfigError(
-            f"memory_limit={units.mib(limit_bytes)} leaves nothing to train in",
-            why=f"the CUDA context alone takes {units.mib(context_bytes)}",
-            fix=f"--memory_limit={units.mib(context_bytes + units.GIB).replace(' ', '').replace(',', '')}",
-            name="memory-limit",
-        )
-    return min(1.0, allocator_bytes / total_bytes)
-
-
-def limit_memory(device: torch.device, limit_bytes: int, *, context_bytes: int) -> None:
-    """Make the allocator run out of memory, catchably, before the driver shows more than `limit_bytes`."""
-    total_bytes = torch.cuda.get_device_properties(device).total_memory
-    fraction = allocator_fraction(limit_bytes, context_bytes=context_bytes, total_bytes=total_bytes)
-    torch.cuda.set_per_process_memory_fraction(fraction, device)

@@ -1,4 +1,4 @@
-"""Groups, clipping and AdamW as nanoGPT has them; which number types a device gets."""
+"""Groups, clipping and AdamW as nanoGPT has them; number types."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 
 from onecard.config.schema import RunConfig  # noqa: E402
-from onecard.errors import ConfigError, MachineError  # noqa: E402
 from onecard.plan.counts import count_params  # noqa: E402
 from onecard.train import precision  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.optim import clip_gradients, make_optimizer, make_state, parameter_groups, set_learning_rate  # noqa: E402
-from onecard.units import GIB, MIB  # noqa: E402
 
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65, bias=True)
 CPU = torch.device("cpu")
@@ -109,27 +107,3 @@ def test_float32_needs_no_autocast_and_half_does() -> None:
     for dtype, expected in ((torch.float32, False), (torch.bfloat16, True)):
         with precision.Precision(device_type="cpu", dtype=dtype).autocast():
             assert torch.is_autocast_enabled("cpu") is expected
-
-
-def test_cuda_without_a_card_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(MachineError) as refused:
-        precision.choose_device(TINY.replace({"device": "cuda"}))
-    assert (refused.value.exit_code, refused.value.name) == (3, "no-gpu")
-    assert precision.choose_device(TINY) == CPU
-
-
-def test_a_device_nobody_knows_is_the_configs_fault() -> None:
-    with pytest.raises(ConfigError, match="toaster"):
-        precision.choose_device(TINY.replace({"device": "toaster"}))
-
-
-def test_the_allocator_gets_the_limit_without_the_context() -> None:
-    assert precision.allocator_fraction(9 * GIB, context_bytes=1 * GIB, total_bytes=16 * GIB) == 0.5
-    assert precision.allocator_fraction(40 * GIB, context_bytes=1 * GIB, total_bytes=16 * GIB) == 1.0
-
-
-def test_a_limit_below_the_context_is_refused_with_one_that_works() -> None:
-    with pytest.raises(ConfigError) as refused:
-        precision.allocator_fraction(500 * MIB, context_bytes=620 * MIB, total_bytes=12 * GIB)
-    assert refused.value.fix == "--memory_limit=1644MiB"

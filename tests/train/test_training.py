@@ -433,7 +433,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(dataset: Dataset, tmp_path: 
 def test_an_evaluation_above_training_is_reported(evaluation: int | None, reported: bool) -> None:
     looped: Any = _Loop.__new__(_Loop)  # on a CPU there are no peaks to measure
     seen: list[Record] = []
-    looped.card, looped.training_peak_bytes, looped.eval_batch_size = None, 100, 8
+    looped.card, looped.peaks, looped.eval_batch_size = None, SimpleNamespace(highest_in_training=100), 8
     looped.trainer = SimpleNamespace(step=7, batch_size=4)
     looped._record = seen.append
     looped._check_peak(evaluation)

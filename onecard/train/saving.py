@@ -1,0 +1,99 @@
+"""A run's checkpoints as its loop sees them: saved, gone on from, the best kept in mind."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from onecard.config.schema import RunConfig
+from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name
+from onecard.runs.records import Checkpoint
+from onecard.train import checkpoint
+from onecard.train.trainer import Trainer
+
+
+class Saving:
+    """Where a trainer's states go, and which of them is the newest."""
+
+    def __init__(self, config: RunConfig, run: RunFolder, trainer: Trainer) -> None:
+        self._config = config
+        self._run = run
+        self._folder = run.path / CHECKPOINTS
+        self._trainer = trainer
+        self._newest_step: int | None = None
+
+    def save(self, reason: str) -> Checkpoint:
+        """The record of a checkpoint of this step; those that are not to be kept are gone."""
+        began = time.perf_counter()
+        trainer = self._trainer
+        path = checkpoint.save(
+            self._folder,
+            model=trainer.model,
+            optimizer=trainer.optimizer,
+            state=trainer.state(),
+            config=self._config,
+        )
+        self._newest_step = trainer.step
+        checkpoint.prune(self._folder, saved=path, keep=self._config.keep_checkpoints)
+        marked = checkpoint.best(self._folder)
+        return Checkpoint(
+            step=trainer.step,
+            tokens=trainer.tokens,
+            path=str(path.relative_to(self._run.path)),
+            seconds=time.perf_counter() - began,
+            reason=reason,
+            best=bool(marked and marked.step == trainer.step),
+        )
+
+    def loss_of_stopping(self) -> str:
+        """What stopping now, without saving, would lose: "3 updates since the checkpoint of step 8"; "" for nothing."""
+        unsaved = self._trainer.step - (self._newest_step or 0)
+        since = "" if self._newest_step is None else f" since the checkpoint of step {self._newest_step:,}"
+        return f"{unsaved:,} update{'s' * (unsaved != 1)}{since}" if unsaved else ""
+
+    def evaluated(self, val_loss: float) -> None:
+        """Keep this step in mind, and its checkpoint if there is one, should this be the lowest validation loss."""
+        trainer = self._trainer
+        lowest = math.inf if trainer.best_val_loss is None else trainer.best_val_loss
+        if not val_loss < lowest:  # nor if it is no number
+            return
+        trainer.best_val_loss = val_loss
+        if (self._folder / checkpoint_name(trainer.step)).is_dir():  # before the first update there may be none
+            checkpoint.mark_best(self._folder, step=trainer.step, val_loss=val_loss)
+
+    def resume(self, before: Run, on_note: Callable[[str], None]) -> str | None:
+        """Where in the run's folder the checkpoint lies that the trainer now goes on from; None if there is none.
+
+        `on_note` hears which were passed over, and what has become of the best.
+        """
+        found = checkpoint.latest_good(self._folder)
+        for note in found.notes:
+            on_note(note)
+        if found.path is None and found.skipped:
+            raise found.none_whole(self._run.path)
+        if found.path is None:
+            return None
+        trainer = self._trainer
+        state = checkpoint.load(
+            found.path,
+            model=trainer.model,
+            optimizer=trainer.optimizer,
+            config=self._config,
+            data_fingerprint=trainer.dataset.fingerprint,
+        )
+        trainer.restore(state)
+        self._newest_step = trainer.step
+        self._take_up_best(before, on_note)
+        return str(found.path.relative_to(self._run.path))
+
+    def _take_up_best(self, before: Run, on_note: Callable[[str], None]) -> None:
+        """Go on with the best of the run so far, as far as it is left on the disk; says what is not."""
+        marked = checkpoint.best(self._folder)
+        evaluated = {found.step: found.val_loss for found in before.evals if found.val_loss is not None}
+        left = checkpoint.mark_best_left(self._folder, evaluated, step=self._trainer.step)
+        if left or marked:
+            self._trainer.best_val_loss = left.val_loss if left else None
+        if marked and (left is None or left.val_loss > marked.val_loss):
+            now = f"step {left.step:,} is the best that is left" if left else "none that was evaluated is left"
+            on_note(f"the best checkpoint, {checkpoint_name(marked.step)}, is gone or damaged: {now}")
