@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # token files are the same or the run had none yet: both are checked apart).
 RESUMABLE = frozenset(
     "max_iters lr_decay_iters eval_interval log_interval checkpoint_interval keep_checkpoints max_hours "
-    "loggers log_style device batch_size gradient_accumulation_steps".split()
+    "loggers wandb_log wandb_project wandb_run_name log_style device batch_size gradient_accumulation_steps".split()
 )
 _MICRO_BATCH = ("batch_size", "gradient_accumulation_steps")
 _SHOWN_CHANGES = 3
@@ -63,6 +63,17 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
         said.insert(0, f"{run.path / CONFIG} is damaged or gone: the settings are those of the last start record")
     print_warnings(said, console(stderr=True))
     return after
+
+
+def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
+    """The config with the micro-batch that a lack of memory has left the run, unless another is asked for."""
+    from onecard.runs.records import Oom
+
+    found = [record for record in run.records if isinstance(record, Oom) and record.where == "train"]
+    if not found or run.config.get("batch_size") != config.batch_size:
+        return config
+    left = {"batch_size": found[-1].batch_size_after, "gradient_accumulation_steps": found[-1].accumulation_after}
+    return config.replace({key: size for key, size in left.items() if size})
 
 
 def is_finished(run: Run, config: RunConfig) -> bool:
@@ -213,7 +224,7 @@ def _check(
             mended = f"{_new_run_command(run, {'eval_only': True})}   (evaluates the weights of this run)"
         raise ConfigError(
             f"a resumed run cannot change {_changes(before, after, refused)}",
-            why="its weights, data order or records would no longer be of one run"
+            why="all but its length, intervals, loggers, device and micro-batch stays from beginning to end"
             + (f"; {run.path / CONFIG} was edited" if in_file else ""),
             fix=mended,
             name="resume-mismatch",

@@ -21,7 +21,7 @@ from onecard.cli.library import INTERRUPTED, KeyCommand, console, needs_torch
 from onecard.cli.plan import read_config
 from onecard.cli.preflight import checked, larger_default, predicted
 from onecard.cli.pretrained import check_vocabulary, pretrained
-from onecard.cli.resume import instead_of_anew, is_finished, open_data_again, resumed_config
+from onecard.cli.resume import as_it_runs, instead_of_anew, is_finished, open_data_again, resumed_config
 from onecard.cli.settle import check_run, config_of, open_data, torch_environment, with_vocabulary
 from onecard.cli.tokenizer import keep_tokenizer_in
 from onecard.config.paths import expanded, refuse_empty
@@ -176,7 +176,8 @@ def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], 
         if run.imported:  # weights may have come without a tokenizer
             keep_tokenizer_in(folder.path, dataset)
         since = run.imported.step if run.imported else 0
-        return _train(config, folder, dataset, resume=True, files=files, memory=predicted(config), timed_from=since)
+        memory = predicted(as_it_runs(config, run))
+        return _train(config, folder, dataset, resume=True, files=files, memory=memory, timed_from=since)
 
 
 def _folder_to_resume(path: Path) -> RunFolder:

@@ -66,7 +66,7 @@ class RunConfig(BaseModel):
     log_interval: Interval = Field(1, description="updates between printed lines")
     eval_iters: Count = Field(200, description="batches per evaluation and split; costs time, not memory")
     eval_only: YesNo = Field(False, description="evaluate once and stop")
-    always_save_checkpoint: YesNo = Field(True, description="save after every evaluation, not only the best")
+    always_save_checkpoint: YesNo = Field(True, description="nanoGPT's: save not only the best; onecard keeps both")
     init_from: Text = Field("scratch", description="scratch, resume, a GPT-2 name, folder or checkpoint")
     wandb_log: YesNo = Field(False, description="log to Weights & Biases")
     wandb_project: Text = Field("owt", description="Weights & Biases project")
@@ -105,7 +105,9 @@ class RunConfig(BaseModel):
         "none", description="recompute activations in the backward pass (true = full)"
     )
     loss_chunk: Count | None = Field(None, description="tokens whose logits exist at a time; default chosen")
-    checkpoint_interval: Interval | None = Field(None, description="updates between checkpoints; default eval_interval")
+    checkpoint_interval: Interval | None = Field(
+        None, description="updates between checkpoints, besides those at evaluations; default: 15 minutes"
+    )
     keep_checkpoints: Count = Field(2, description="checkpoints kept besides the best")
     seed: Seed = Field(1337, description="seed of weights, data order and dropout")
     deterministic: YesNo = Field(False, description="same bits every time, slower")

@@ -12,6 +12,7 @@ from rich.text import Text
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, matching_cards
+from onecard.plan.memory.predict import context_of_onecard
 from onecard.report.live_line import APART, LiveLine
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step
 
@@ -102,7 +103,8 @@ class TrainingDisplay:
         figures = {"loss": f"{APART}loss {record.loss:.4f}"}
         if self._val:
             figures["val"] = APART + self._val
-        figures["lr"] = f"{APART}lr {record.lr:.1e}"
+        if record.lr is not None:
+            figures["lr"] = f"{APART}lr {record.lr:.1e}"
         if record.tokens_per_second:
             figures["speed"] = f"{APART}{record.tokens_per_second / 1000:,.1f}k tokens/s"
         if record.mfu is not None:
@@ -123,7 +125,7 @@ class TrainingDisplay:
         """What the driver shows for the process: the allocator's highest mark and the context."""
         if record.reserved_bytes is None:
             return None
-        return record.reserved_bytes + (self._card.context_bytes if self._card else 0)
+        return record.reserved_bytes + (context_of_onecard(self.config, self._card) if self._card else 0)
 
     def _compare_with_plan(self, record: Step) -> None:
         """Say once if memory is not what was planned; from the third update on nothing new is allocated."""
@@ -154,6 +156,7 @@ class TrainingDisplay:
         )
 
     def _oom(self, record: Oom) -> None:
+        self._planned_bytes = None  # what was planned is not what runs from here on
         where = "training" if record.where == "train" else "evaluation"
         after = f"now {record.batch_size_after}" if record.batch_size_after else "nothing smaller is left"
         self._say(

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, a closed terminal: the first asks the loop to save and stop, the second stops at once."""
+"""Ctrl-C, SIGTERM, a closed terminal ask the loop to save and stop; Ctrl-C after that stops at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class Stopped(Exception):
 
 
 class Interrupt:
-    """While entered, `requested` turns true at the first signal; a second raises KeyboardInterrupt.
+    """While entered, `requested` turns true at the first signal; Ctrl-C after that raises KeyboardInterrupt.
+
+    Only a person's Ctrl-C does: a terminal that is closed sends SIGHUP twice, from the shell and from the kernel, and
+    what it says is to be saved.
 
     `on_first` is called at once, inside the signal handler: between any two instructions of the program, so it must not
     touch what these may be in the middle of, such as a buffered stream.
@@ -43,8 +46,9 @@ class Interrupt:
         if self.requested:
             raise Stopped
 
-    def _asked(self, _number: int, _frame: FrameType | None) -> None:
-        if self.requested:
+    def _asked(self, number: int, _frame: FrameType | None) -> None:
+        if not self.requested:
+            self.requested = True
+            self._on_first()
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = True
-        self._on_first()

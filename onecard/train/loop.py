@@ -195,10 +195,10 @@ class _Loop:
         fresh = True  # nothing has happened since the start, or since the checkpoint that was resumed from
         while True:
             last = trainer.finished
-            due = trainer.step % config.eval_interval == 0
-            if not fresh and (last or due or trainer.step % self._checkpoint_interval == 0):
+            evaluating = last or trainer.step % config.eval_interval == 0
+            if not fresh and (evaluating or self.saving.due):
                 self._save("finished" if last else "due")
-            if due or last:
+            if evaluating:
                 # after a resume too: the checkpoint was written before this evaluation, which may never have happened
                 self._evaluate()
             if last or config.eval_only:
@@ -213,10 +213,6 @@ class _Loop:
             fresh = False
             if self.without_loss >= PATIENCE:
                 return "diverged"
-
-    @property
-    def _checkpoint_interval(self) -> int:
-        return self.config.checkpoint_interval or self.config.eval_interval
 
     def _update(self) -> None:
         trainer = self.trainer

@@ -12,6 +12,8 @@ from onecard.runs.records import Checkpoint
 from onecard.train import checkpoint
 from onecard.train.trainer import Trainer
 
+LONGEST_UNSAVED_SECONDS = 15 * 60  # what a power cut may cost, where the config names no interval
+
 
 class Saving:
     """Where a trainer's states go, and which of them is the newest."""
@@ -22,6 +24,15 @@ class Saving:
         self._folder = run.path / CHECKPOINTS
         self._trainer = trainer
         self._newest_step: int | None = None
+        self._newest_at = time.monotonic()  # or when training began
+
+    @property
+    def due(self) -> bool:
+        """Whether a checkpoint is due besides those of evaluations."""
+        interval = self._config.checkpoint_interval
+        if interval:
+            return self._trainer.step % interval == 0
+        return time.monotonic() - self._newest_at > LONGEST_UNSAVED_SECONDS
 
     def save(self, reason: str) -> Checkpoint:
         """The record of a checkpoint of this step; those that are not to be kept are gone."""
@@ -34,7 +45,7 @@ class Saving:
             state=trainer.state(),
             config=self._config,
         )
-        self._newest_step = trainer.step
+        self._newest_step, self._newest_at = trainer.step, time.monotonic()
         checkpoint.prune(self._folder, saved=path, keep=self._config.keep_checkpoints)
         marked = checkpoint.best(self._folder)
         return Checkpoint(

@@ -72,6 +72,23 @@ def test_the_first_signal_is_told_at_once_and_the_second_stops() -> None:
     assert said == ["stopping"]
 
 
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
+def test_a_signal_that_no_person_sends_may_come_twice(name: str) -> None:
+    """A closed terminal's SIGHUP comes from the shell and from the kernel: the run is saved all the same."""
+    said: list[str] = []
+    number = getattr(signal, name, None)
+    if number is None:
+        pytest.skip(f"needs {name}, which this system has not")
+    with Interrupt(lambda: said.append("stopping")) as interrupt:
+        for _ in range(3):
+            signal.raise_signal(number)
+        assert said == ["stopping"]
+        with pytest.raises(Stopped):
+            interrupt.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 @pytest.mark.parametrize("step", [0, 4, 6])
 def test_an_interrupted_evaluation_is_dropped_and_made_up_for(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int

@@ -429,6 +429,22 @@ def test_the_last_checkpoints_and_the_best_are_kept(dataset: Dataset, tmp_path: 
     assert len(load_run(tmp_path / "run").checkpoints) <= 3
 
 
+def test_a_quarter_of_an_hour_without_a_checkpoint_is_the_most(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def saved_at(name: str, **keys: Any) -> list[int]:
+        seen = run(tiny(max_iters=6, eval_interval=6, **keys), dataset, tmp_path / name)
+        return [record.step for record in seen if isinstance(record, Checkpoint)]
+
+    assert saved_at("fast") == [6]
+    clock = iter(range(0, 10**9, 400))
+    monkeypatch.setattr("onecard.train.saving.time.monotonic", lambda: next(clock))
+    by_time = saved_at("slow")
+    assert by_time[-1] == 6
+    assert len(by_time) > 1
+    assert saved_at("named", checkpoint_interval=4) == [4, 6], "an interval that is named is kept to"
+
+
 @pytest.mark.parametrize(("evaluation", "reported"), [(100, False), (100 + 40 * MIB, True), (None, False)])
 def test_an_evaluation_above_training_is_reported(evaluation: int | None, reported: bool) -> None:
     looped: Any = _Loop.__new__(_Loop)  # on a CPU there are no peaks to measure

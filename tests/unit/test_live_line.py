@@ -19,7 +19,7 @@ LEAST = len("1234/4750  119 min left")
 WHOLE = re.compile(
     r"1234/4750(?:  [━╸╺ ]{8,24})?  (?:\?|[\d.]+ (?:s|min|h)) left *"
     r"(?:  loss 3\.8912)?(?:  val 3\.9012)?(?:  lr 6\.0e-04)?(?:  29\.3k tokens/s)?(?:  MFU 45%)?"
-    r"(?:  VRAM 9\.58 GiB(?: of 9\.90 GiB planned(?:, card 11\.99 GiB)?)?)?"
+    r"(?:  VRAM 9\.64 GiB(?: of 9\.90 GiB planned(?:, card 11\.99 GiB)?)?)?"
     r"(?:  waiting for data 6%)?(?:  saved at 1,000)?"
 )
 
