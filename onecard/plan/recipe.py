@@ -10,6 +10,7 @@ from typing import Any
 GPT3_LEARNING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (760e6, 2.5e-4), (1.3e9, 2e-4))
 HIGHEST_LEARNING_RATE = 1.2e-3  # best of three tried at 124M with 32,768 tokens per update (docs/explain/speed.md)
 USUAL_TOKENS_PER_STEP = 524_288
+HIGHEST_BETA2 = 0.9999  # averages over 10,000 updates: more than most runs have
 USUAL_BETA2 = 0.95  # nanoGPT's, at that many
 SMALLEST_TOKENS_PER_STEP = 32_768
 SHORT_STEPS = 1000  # of which 100 of warm-up are a tenth
@@ -51,7 +52,7 @@ def beta2(step_tokens: int, usual: float = USUAL_BETA2) -> Setting:
     """AdamW's second decay, in four decimals, that averages over as many tokens as `usual` does at half a million."""
     value = usual ** (step_tokens / USUAL_TOKENS_PER_STEP)
     return Setting(
-        value=min(0.9999, round(value, 4)),
+        value=min(HIGHEST_BETA2, round(value, 4)),
         source=f"{usual:g} at 524,288 tokens, the same half-life in tokens (arXiv 2507.07101)",
     )
 

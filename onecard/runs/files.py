@@ -16,6 +16,7 @@ from onecard.errors import MachineError
 
 OTHER_FOLDER = "choose another folder with --out_dir=PATH"
 MAKE_ROOM = "make room"
+HALF_WRITTEN = ".onecard-new"  # the end of such a file's name
 UNTOUCHED = "what was written before is untouched"
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -104,8 +105,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def half_written(path: Path) -> Path:
-    """Where `write_atomically` works until all of `path` is there; a kill may leave it, the next write replaces it."""
-    return path.with_name(f"{path.name}.tmp")
+    """Where a file or folder is made until all of `path` is there; a kill may leave it, the next write replaces it.
+
+    The name is one that nobody else gives: what lies there already is deleted.
+    """
+    return path.with_name(f".{path.name}{HALF_WRITTEN}")
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -120,6 +124,13 @@ def sync_file(path: Path) -> None:
     """Wait until the content of a file that something else wrote is on the disk."""
     with path.open("r+b") as file:  # Windows syncs only what is open for writing
         os.fsync(file.fileno())
+
+
+def allow_readers(path: Path) -> None:
+    """Give a file that something else wrote the permissions of one that we make; safetensors' are its owner's alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@
         optimizer.safetensors   "exp_avg/transformer.wte.weight" and so on
         state.json              everything else, and the size and SHA-256 of the two files
       best.json                 which step had the lowest validation loss
-      .new-…, .gone-…, ….tmp    half-written or half-deleted: never read, cleared by the next save
+      .new-…, .gone-…, ….onecard-new    half-written or half-deleted: never read, cleared by the next save
 
 A folder is written under another name, flushed to the disk and renamed; it is renamed before it is deleted. Nothing is
 pickled, so loading a checkpoint from the internet runs nothing. One process writes (the run folder's lock sees to it).
@@ -30,7 +30,16 @@ from torch import Tensor
 
 from onecard import units
 from onecard.errors import OnecardError
-from onecard.runs.files import MAKE_ROOM, check_space, half_written, sync_file, sync_folder, write_durably, writing
+from onecard.runs.files import (
+    MAKE_ROOM,
+    allow_readers,
+    check_space,
+    half_written,
+    sync_file,
+    sync_folder,
+    write_durably,
+    writing,
+)
 
 SCHEMA = 1
 MODEL, OPTIMIZER, STATE, BEST = "model.safetensors", "optimizer.safetensors", "state.json", "best.json"
@@ -94,6 +103,7 @@ def needed_bytes(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Size and checksum of the file written and flushed."""
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    allow_readers(path)
     sync_file(path)
     return {"bytes": path.stat().st_size, "sha256": _file_digest(path)}
 

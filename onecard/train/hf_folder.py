@@ -21,7 +21,7 @@ from onecard import units
 from onecard.config.hf_config import NO_BIAS, gpt2_shape
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
-from onecard.runs.files import sync_file, write_durably
+from onecard.runs.files import allow_readers, sync_file, write_durably
 from onecard.train.checkpoint_files import as_os_error
 from onecard.train.snapshot import Snapshot, checked_weights, load_tensors, not_gpt2, parameter_shapes
 
@@ -124,6 +124,7 @@ def write(folder: Path, snapshot: Snapshot, config: RunConfig, *, end_of_text: i
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     except SafetensorError as error:
         raise as_os_error(error) from error
+    allow_readers(folder / WEIGHTS)
     sync_file(folder / WEIGHTS)
     said = {CONFIG: _hf_config(config, end_of_text), GENERATION: _generation_config(config, end_of_text)}
     for name, content in said.items():

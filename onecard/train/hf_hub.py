@@ -37,7 +37,10 @@ def download(name: str) -> Path:
     hub = _hub("downloading")
     try:
         patterns = [CONFIG, "model*.safetensors", SHARDS, *TOKENIZER_FILES]
-        return Path(hub.snapshot_download(_repositories(name)[0], allow_patterns=patterns))
+        folder = Path(hub.snapshot_download(_repositories(name)[0], allow_patterns=patterns))
+        if not any((folder / weights).is_file() for weights in (WEIGHTS, SHARDS)):  # a model of before safetensors
+            hub.snapshot_download(_repositories(name)[0], allow_patterns=[PICKLED])
+        return folder
     except Exception as problem:  # networks fail in many ways, and the library's errors are of many kinds
         raise MachineError(
             f"{name} could not be downloaded",

@@ -22,6 +22,7 @@ from safetensors import SafetensorError  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from onecard.cli.main import run  # noqa: E402
+from onecard.runs.files import HALF_WRITTEN  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
 from onecard.train import checkpoint_files, hf_hub  # noqa: E402
@@ -619,7 +620,7 @@ def test_a_full_disk_leaves_nothing_half_written(
         done = onecard("export", "r", "--to", kind, "--out", "published")
     assert (done.code, done.error) == (3, "disk-full")
     assert [path for path in Path().rglob("published*") if path.is_file()] == []
-    assert not list(Path().rglob("*.tmp"))
+    assert not list(Path().rglob(f".*{HALF_WRITTEN}"))
     assert onecard("export", "r", "--to", kind, "--out", "published").code == 0
 
 
@@ -701,6 +702,16 @@ def test_the_card_loads_the_model_from_beside_its_folder(onecard: Any, trained: 
     assert "hf upload USER/NAME ./published" in card
 
 
+@pytest.mark.parametrize("kind", ["hf", "nanogpt"])
+def test_an_export_touches_nothing_beside_it(onecard: Any, trained: Path, kind: str) -> None:
+    other = Path("model.tmp")
+    other.mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    assert onecard("export", "r", "--to", kind, "--out", "model").code == 0
+    assert (other / "thesis.txt").read_text() == "years of work"
+    assert all(path.stat().st_mode & 0o044 for path in Path("model").iterdir()), "a group may read what is published"
+
+
 # The hub
 
 
@@ -753,6 +764,16 @@ def test_a_download_is_asked_for_once_and_then_cached(onecard: Any, model_hub: M
     model_hub.asked.clear()
     assert onecard("import", "me/model", "--dataset=python-stdlib", "--out_dir=again").code == 0
     assert model_hub.asked == []
+
+
+def test_a_model_of_before_safetensors_is_downloaded_too(onecard: Any, model_hub: ModelHub, tmp_path: Path) -> None:
+    torch.save(load_file(tmp_path / "uploaded" / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    pickled = (tmp_path / "pytorch_model.bin").read_bytes()
+    kept = {name: raw for name, raw in model_hub.files.items() if name != "model.safetensors"}
+    model_hub.files = {**kept, "pytorch_model.bin": pickled}
+    done = onecard("import", "me/model", "--download", "--dataset=python-stdlib")
+    assert done.code == 0, done.err
+    assert load_run("runs/model").config["n_embd"] == 32
 
 
 def test_a_push_that_fails_keeps_the_folder(monkeypatch: pytest.MonkeyPatch, onecard: Any, trained: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.errors import ConfigError, MachineError, OnecardError
 from onecard.runs import lock
+from onecard.runs.files import HALF_WRITTEN, allow_readers
 from onecard.runs.folder import (
     CHECKPOINTS,
     RunFolder,
@@ -391,6 +392,21 @@ def test_a_disk_that_fills_up_in_mid_line_loses_that_line_alone(
     assert run.read().records == (step(1), step(2))
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_a_file_of_another_library_gets_the_permissions_that_the_user_gives(
+    tmp_path: Path, mask: int, mode: int
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch(mode=0o600)
+    before = os.umask(mask)
+    try:
+        allow_readers(path)
+        assert os.umask(mask) == mask, "and the mask stays"
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+
+
 def test_a_config_that_cannot_be_written_leaves_the_old_one(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -399,7 +415,7 @@ def test_a_config_that_cannot_be_written_leaves_the_old_one(run: RunFolder, monk
     with pytest.raises(MachineError, match="disk is full"):
         run.write_config({"n_layer": 9})
     assert load_run(run.path).config == CONFIG
-    assert not list(run.path.glob("*.tmp"))
+    assert not list(run.path.glob(f".*{HALF_WRITTEN}"))
 
 
 def test_a_read_only_folder_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

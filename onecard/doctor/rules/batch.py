@@ -135,6 +135,7 @@ def small_batch_betas(case: Case) -> Iterator[Finding]:
         return
     usual = config.beta2 or recipe.USUAL_BETA2  # no power of 0 averages over anything
     beta2 = recipe.beta2(step_tokens, usual).value
+    capped = f", at most {recipe.HIGHEST_BETA2:g}" if beta2 == recipe.HIGHEST_BETA2 else ""
     finding = Finding(
         rule="small-batch-betas",
         severity="warn",
@@ -142,7 +143,7 @@ def small_batch_betas(case: Case) -> Iterator[Finding]:
         what=f"beta2={config.beta2:g} with {step_tokens:,} tokens per update",
         why=f"the second moment averages over {step_tokens / (1 - config.beta2):,.0f} tokens; "
         f"at {TARGET_TOKENS:,} per update it would be {TARGET_TOKENS / (1 - config.beta2):,.0f}",
-        fix=f"--beta2={beta2:g} ({usual:g} ^ ({step_tokens:,} / {TARGET_TOKENS:,})), or a larger "
+        fix=f"--beta2={beta2:g} ({usual:g} ^ ({step_tokens:,} / {TARGET_TOKENS:,}){capped}), or a larger "
         "gradient_accumulation_steps",
         seen=(*said(case, "beta2"), *printed(case, "printed_tokens_per_step")),
         patch={"beta2": beta2},
