@@ -48,15 +48,18 @@ def pages() -> dict[Path, str]:
     return found
 
 
-def output(command: str) -> str:
-    """What a command prints, run in the repository."""
+def output(shown: str) -> str:
+    """What a command prints, run in the repository; its first lines where `| head -20` stands behind it."""
+    command, _, lines = shown.partition(" | head -")
     words = shlex.split(command)
     assert words[0] == "onecard", command
     caught = io.StringIO()
     with redirect_stdout(caught):
         code = run(words[1:])
     assert code in (0, 1), f"{command} ended with {code}: its output is not to be shown"
-    return "".join(line.rstrip() + "\n" for line in caught.getvalue().splitlines())
+    printed = caught.getvalue().splitlines()
+    kept = printed[: int(lines)] if lines else printed
+    return "".join(line.rstrip() + "\n" for line in kept)
 
 
 def config_keys() -> str:
