@@ -207,7 +207,7 @@ def _show(options: Options, made: Plan, seen: Seen | None) -> None:
 
     unheeded = []
     if options.fit and made.proposals is not None:
-        unheeded = [f"--fit has no say beside {_budget(options)[0]}: what is proposed fits already"]
+        unheeded = [f"--fit is ignored beside {_budget(options)[0]}: what is proposed fits already"]
     print_warnings([*made.resolved.warnings, *unheeded], console(stderr=True))
     print_plan(made, console(), explain=options.explain)
     if made.proposals == ():

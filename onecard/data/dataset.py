@@ -56,14 +56,13 @@ def open_dataset(
     home: Path,
     search: Sequence[Path] = SEARCH,
     environ: Mapping[str, str] | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
 ) -> Dataset:
     """The dataset of that name: the embedded one, or a folder in one of `search`, or a path.
 
     `home` holds the embedded corpus, which is built there if needed, and GPT-2's tokenizer file if there is one.
     """
     if name_or_path == EMBEDDED:
-        return open_folder(build_stdlib(home, on_progress=on_progress), name=EMBEDDED, home=home, environ=environ)
+        return open_folder(build_stdlib(home), name=EMBEDDED, home=home, environ=environ)
     for place in search:
         if _looks_like_data(folder := place / expanded(name_or_path)):
             return open_folder(folder, name=name_or_path, home=home, environ=environ)

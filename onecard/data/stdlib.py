@@ -14,7 +14,7 @@ import shutil
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,20 +44,15 @@ def is_val(name: str) -> bool:
     return number < VAL_SHARE * 2**64
 
 
-def build_stdlib(
-    home: Path, *, source: Path | None = None, on_progress: Callable[[int, int], None] | None = None
-) -> Path:
-    """The folder of the corpus: train.bin, val.bin and meta.json, built if it is not there yet.
-
-    `on_progress` is called with the bytes read and the bytes in all.
-    """
+def build_stdlib(home: Path, *, source: Path | None = None) -> Path:
+    """The folder of the corpus: train.bin, val.bin and meta.json, built if it is not there yet."""
     root = source or Path(sysconfig.get_path("stdlib"))
     files = source_files(root)
     listing = hashlib.sha256(repr([(name, size) for name, _, size in files]).encode()).hexdigest()
     folder = home / "data" / f"{NAME}-{platform.python_version()}-{listing[:8]}"
     if _complete(folder):
         return folder
-    documents = _documents(files, on_progress)
+    documents = _documents(files)
     if not documents["train"] or not documents["val"]:
         raise MachineError(
             "this Python has no source of its standard library to train on",
@@ -94,22 +89,15 @@ def source_files(root: Path) -> list[tuple[str, Path, int]]:
     return sorted(found)
 
 
-def _documents(
-    files: list[tuple[str, Path, int]], on_progress: Callable[[int, int], None] | None
-) -> dict[str, list[bytes]]:
+def _documents(files: list[tuple[str, Path, int]]) -> dict[str, list[bytes]]:
     """The texts of both splits, without files that are no UTF-8 text."""
     documents: dict[str, list[bytes]] = {"train": [], "val": []}
-    total_bytes = sum(size for _, _, size in files)
-    read_bytes = 0
-    for name, path, size in files:
+    for name, path, _ in files:
         with suppress(OSError, UnicodeDecodeError):
             text = path.read_bytes()
             text.decode("utf-8")
             if text and b"\0" not in text:
                 documents["val" if is_val(name) else "train"].append(text)
-        read_bytes += size
-        if on_progress:
-            on_progress(read_bytes, total_bytes)
     return documents
 
 

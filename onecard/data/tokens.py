@@ -233,7 +233,7 @@ def _too_many(files: Sequence[TokenFile], problem: OSError) -> MachineError:
 
 def _damaged(path: Path, why: str) -> ConfigError:
     return ConfigError(
-        f"{path} is no whole token file",
+        f"{path} is damaged",
         why=why,
         fix="prepare the data again; a copy or a download that broke off looks like this",
         name="token-file-damaged",

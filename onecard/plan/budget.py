@@ -27,7 +27,7 @@ FEWEST_STEPS = 100  # a run that anything can be said of
 SKETCH_ERROR = 0.005  # nats: what a tenth more speed is worth
 MOST_HOURS = 100_000  # eleven years
 MOST_TOKENS = 10**15  # more text than there is
-# what a budget decides: whoever types one of these beside it is told that it has no say
+# what a budget decides: whoever types one of these beside it is told that it is ignored
 DECIDED = frozenset(
     "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
     "warmup_iters beta2 eval_interval eval_iters eval_only grad_checkpoint compile".split()

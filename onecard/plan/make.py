@@ -253,7 +253,7 @@ def _unheeded(resolved: Resolved, place: Place | None, budget: Budget | None) ->
     if budget:
         decided = DECIDED | {"dtype"} if resolved.config.dtype == "float32" else DECIDED
         for key in sorted(_asked(resolved).keys() & decided):
-            yield f"{key}={getattr(resolved.config, key)} has no say: the budget decides {key}"
+            yield f"{key}={getattr(resolved.config, key)} is ignored: the budget decides {key}"
 
 
 def _cut_short(config: RunConfig, speed: Speed | None) -> str | None:
@@ -301,7 +301,7 @@ def _reshaped(resolved: Resolved, params: int) -> Resolved:
             name="params-out-of-reach",
         )
     unheeded = [key for key in _SHAPE if resolved.origins[key].startswith("--")]
-    said = (f"{key}={getattr(resolved.config, key)} has no say: --params decides the shape" for key in unheeded)
+    said = (f"{key}={getattr(resolved.config, key)} is ignored: --params decides the shape" for key in unheeded)
     origins = dict(resolved.origins) | dict.fromkeys(_SHAPE, "--params")
     return replace(resolved, config=config, origins=origins, warnings=(*resolved.warnings, *said))
 

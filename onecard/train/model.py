@@ -237,17 +237,17 @@ class GPT(nn.Module):
         """The logits (..., V) of hidden states (..., C): pass the positions you need, not a whole batch."""
         return self.lm_head(x)  # type: ignore[no-any-return]
 
-    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, *, chunk_tokens: int | None = None) -> Tensor:
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats a token (float32) over targets other than -1; chunks as the config says."""
         x_BTC, head_VC = self._hidden_and_head(tokens_BT)
         return chunked.mean_loss(
             x_BTC.flatten(0, 1),
             head_VC,
             targets_BT.flatten(),
-            chunk_tokens=chunk_tokens or self.chunk_tokens,
+            chunk_tokens=self.chunk_tokens,
         )
 
-    def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor, *, chunk_tokens: int | None = None) -> Tensor:
+    def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Cross-entropy losses_BT in nats (float32), 0 where the target is -1; no gradients: for evaluation."""
         with torch.no_grad():
             x_BTC, head_VC = self._hidden_and_head(tokens_BT)
@@ -255,7 +255,7 @@ class GPT(nn.Module):
                 x_BTC.flatten(0, 1),
                 head_VC,
                 targets_BT.flatten(),
-                chunk_tokens=chunk_tokens or self.chunk_tokens,
+                chunk_tokens=self.chunk_tokens,
             )
         return losses_N.view_as(targets_BT)
 
@@ -263,11 +263,6 @@ class GPT(nn.Module):
     def chunk_tokens(self) -> int:
         """Tokens whose logits exist at a time."""
         return self.config.loss_chunk or chunked.default_chunk_tokens(self.config.vocab_size)
-
-    def gradient_checkpointing_enable(self, mode: Recompute = "full") -> None:
-        """From now on every block recomputes as `mode` says; call it before `compile_blocks`."""
-        for block in self.transformer.h:
-            block.recompute = mode  # type: ignore[assignment]
 
     def compile_blocks(self) -> None:
         """Compile the repeated block, and the last norm, in place.

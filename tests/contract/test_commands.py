@@ -181,7 +181,7 @@ def test_where_memory_is_what_is_missing_no_budget_is_promised(onecard: Command)
 def test_fit_beside_a_budget_is_told_to_have_no_say(onecard: Command) -> None:
     said = onecard("plan", "--gpu", "4070", "--hours", "5", "--fit")
     assert said.code == 0
-    assert "--fit has no say beside --hours" in said.stderr
+    assert "--fit is ignored beside --hours" in said.stderr
     assert "--fit" not in onecard("plan", "--gpu", "4070", "--hours", "5").stderr
 
 
@@ -560,7 +560,7 @@ def test_the_patch_of_a_fit_by_size_says_the_shape(onecard: Command, params: str
     shape = {"n_layer", "n_head", "n_embd"}
     patch = fit["patch"] if fit["patch"] else fit["smallest"]["patch"]
     assert shape <= patch.keys()
-    assert any("n_layer=24 has no say" in warning for warning in done["warnings"])
+    assert any("n_layer=24 is ignored" in warning for warning in done["warnings"])
 
 
 NVIDIA_SMI = """\

@@ -92,7 +92,7 @@ def test_a_deterministic_tied_weight_has_the_same_gradient() -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_logits_loss_and_gradients_are_those_of_gpt2_written_out(bias: bool) -> None:
-    config = TINY.replace({"bias": bias})
+    config = TINY.replace({"bias": bias, "loss_chunk": 5})
     model = shaken(made(config).double())
     tokens_BT, targets_BT = batch(config)
     targets_BT[0, 3] = -1
@@ -100,7 +100,7 @@ def test_logits_loss_and_gradients_are_those_of_gpt2_written_out(bias: bool) -> 
     log_p_NV = torch.log_softmax(logits_BTV.flatten(0, 1), dim=1)
     counted = targets_BT.flatten() != -1
     plain = -log_p_NV[counted, targets_BT.flatten()[counted]].mean()
-    ours = model.loss(tokens_BT, targets_BT, chunk_tokens=5)
+    ours = model.loss(tokens_BT, targets_BT)
     torch.testing.assert_close(model.logits(model.hidden(tokens_BT)), logits_BTV, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients(model, ours), gradients(model, plain), rtol=1e-9, atol=1e-12)
@@ -108,7 +108,7 @@ def test_logits_loss_and_gradients_are_those_of_gpt2_written_out(bias: bool) -> 
 
 def test_logits_loss_and_gradients_are_those_of_transformers_gpt2() -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'onecard[dev]'")
-    config = TINY.replace({"bias": True})
+    config = TINY.replace({"bias": True, "loss_chunk": 7})
     theirs = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=config.vocab_size,
@@ -138,7 +138,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers_gpt2() -> None:
     tokens_BT, targets_BT = batch(config)
     logits_BTV = theirs(tokens_BT).logits
     their_loss = functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-    our_loss = ours.loss(tokens_BT, targets_BT, chunk_tokens=7)
+    our_loss = ours.loss(tokens_BT, targets_BT)
     torch.testing.assert_close(ours.logits(ours.hidden(tokens_BT)), logits_BTV, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(our_loss, their_loss, rtol=1e-11, atol=1e-11)
     our_gradients = {name: as_theirs(name, value) for name, value in gradients(ours, our_loss).items()}
@@ -274,14 +274,6 @@ def flops(mode: str) -> int:
 def test_selective_repeats_no_matrix_product_and_full_repeats_them() -> None:
     assert flops("selective") == flops("none")
     assert flops("full") > 1.15 * flops("none")
-
-
-def test_gradient_checkpointing_enable_means_full() -> None:
-    model = GPT(TINY)
-    model.gradient_checkpointing_enable()
-    assert [block.recompute for block in model.transformer.h] == ["full"] * TINY.n_layer
-    model.gradient_checkpointing_enable("selective")
-    assert [block.recompute for block in model.transformer.h] == ["selective"] * TINY.n_layer
 
 
 # Dropout, evaluation, compiling

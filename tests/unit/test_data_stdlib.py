@@ -83,13 +83,6 @@ def test_another_library_is_another_corpus(tmp_path: Path, source: Path) -> None
     assert build_stdlib(tmp_path / "home", source=source) != before
 
 
-def test_progress_ends_at_the_whole(tmp_path: Path, source: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    build_stdlib(tmp_path / "home", source=source, on_progress=lambda done, total: seen.append((done, total)))
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1] > 0
-
-
 def test_a_quicker_process_does_no_harm(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_stdlib(tmp_path / "home", source=source)
     complete = stdlib._complete
