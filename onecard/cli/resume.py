@@ -78,16 +78,26 @@ def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
 
 def is_finished(run: Run, config: RunConfig) -> bool:
     """Whether there is nothing left to do; says so."""
-    if not run.finished or run.last_step < config.max_iters:
-        return False
     talk = console(stderr=True)
     if not run.checkpoints and run.last_step:  # a run of no updates never had any
-        talk.print(f"{run.path} was finished, and its checkpoints are gone: it begins again at step 0", soft_wrap=True)
+        talk.print(f"{_without_checkpoints(run)}: it begins again at step 0", soft_wrap=True)
+        return False
+    if not run.finished or run.last_step < config.max_iters:
         return False
     talk.print(f"{run.path} is finished: step {run.last_step:,} of {config.max_iters:,}", soft_wrap=True)
     longer = {**_typed(run, config), "max_iters": 2 * run.last_step or max(1, config.lr_decay_iters)}
     talk.print(f"to train longer: {_resume_command(run, longer)}", soft_wrap=True)
     return True
+
+
+def _without_checkpoints(run: Run) -> str:
+    """What has become of a run that has updates and no checkpoint."""
+    from onecard.runs.records import Checkpoint
+
+    if not any(isinstance(record, Checkpoint) for record in run.records):
+        return f"{run.path} was cut off at step {run.last_step:,}, before its first checkpoint"
+    reached = "was finished" if run.finished else f"had reached step {run.last_step:,}"
+    return f"{run.path} {reached}, and its checkpoints are gone"
 
 
 def instead_of_anew(
@@ -259,7 +269,11 @@ def _already_beyond(before: RunConfig, after: RunConfig, run: Run, fixing: Mappi
 
 def _step_reached(run: Run) -> int:
     """The step that a resume begins at: that of the newest checkpoint, or of the end; 0 where there is none."""
-    saved = run.checkpoints[-1].step if run.checkpoints else 0
+    from onecard.runs.folder import CHECKPOINTS, checkpoint_step
+    from onecard.train.checkpoint import made_under
+
+    newest = made_under(run.path / CHECKPOINTS)
+    saved = (checkpoint_step(newest.name) or 0) if newest else 0
     return max(saved, run.last_step) if saved and run.finished else saved
 
 

@@ -140,6 +140,28 @@ class RunFolder:
             if not isinstance(record, Step):
                 os.fsync(self._records)
 
+    def follow(self) -> bool:
+        """Whether the folder was moved since; `path` is where it is now. MachineError where nobody can tell."""
+        if self._is_at(self.path):
+            return False
+        place = Path(f"/proc/self/fd/{self._records}")  # Linux knows where an open file is
+        moved = place.readlink().parent if place.is_symlink() else None
+        if moved is None or not self._is_at(moved):
+            raise MachineError(
+                f"{self.path} is gone: it was deleted or moved while its run trained",
+                why="a checkpoint there would be of no run",
+                fix="put the folder back, and type: onecard train --resume " + quote(str(self.path)),
+                name="run-gone",
+            )
+        self.path = moved
+        return True
+
+    def _is_at(self, path: Path) -> bool:
+        try:
+            return os.path.samestat((path / RECORDS).stat(), os.fstat(self._records))
+        except OSError:
+            return False
+
     def _ends_in_newline(self) -> bool:
         size = os.lseek(self._records, 0, os.SEEK_END)
         if size == 0:
@@ -194,6 +216,7 @@ def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
                 fix="choose another folder with --out_dir=PATH",
                 name="not-a-run",
             )
+        _refuse_lost_checkpoints(path)
         if not _is_ours(path):
             _refuse_checkpoints(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -222,12 +245,25 @@ def _refuse_checkpoints(path: Path) -> None:
         )
 
 
+def _refuse_lost_checkpoints(path: Path) -> None:
+    """Refuse a run whose checkpoints are on a disk that is not here: it would begin again, and hide them."""
+    place = path / CHECKPOINTS
+    if place.is_symlink() and not place.exists():
+        raise MachineError(
+            f"{place} leads to {place.readlink()}, where nothing is",
+            why="the checkpoints of a run belong there; their disk may not be mounted",
+            fix=f"mount it, or take the link away: rm {quote(str(place))}",
+            name="checkpoints-not-here",
+        )
+
+
 def resume_run(path: Path) -> RunFolder:
     """The locked folder of a run that exists, with its config. Whether there is a checkpoint, `checkpoints` says.
 
     Where config.json is damaged or gone, the settings are those of the last start record.
     """
     _settings_of(path)  # nothing is written, the lock neither, before this is known to be a run
+    _refuse_lost_checkpoints(path)
     lock = Lock(path / LOCK)
     try:
         return RunFolder(path, lock=lock, config=_settings_of(path))

@@ -110,7 +110,7 @@ def save(
     path = folder / checkpoint_name(state.step)
     with checkpoint_files.changing(path):
         if not folder.is_dir():
-            folder.mkdir(parents=True)
+            folder.mkdir()
             sync_folder(folder.parent)
         checkpoint_files.clear_leftovers(folder)
         if path.exists():
@@ -146,7 +146,7 @@ def _made_room(path: Path, needed_bytes: int, *, keep: int) -> bool:
     if not old or shutil.disk_usage(path.parent).free + sum(map(_size_bytes, old)) < needed_bytes:
         return False
     _delete(old)
-    return True
+    return shutil.disk_usage(path.parent).free >= needed_bytes
 
 
 def _size_bytes(path: Path) -> int:
@@ -164,18 +164,16 @@ def best(folder: Path) -> Best | None:
     try:
         content = json.loads((folder / BEST).read_text())
         return Best(step=int(content["step"]), val_loss=float(content["val_loss"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError):
         return None
 
 
-def prune(folder: Path, *, saved: Path, keep: int) -> list[Path]:
-    """The checkpoints deleted after `saved` was written: all but the newest `keep` and the best.
+def prune(folder: Path, *, saved: Path, keep: int) -> list[str]:
+    """Delete all checkpoints but the newest `keep` and the best, after `saved` was written; notes on those that stay.
 
     Later steps than `saved` are deleted too: a run only goes on from before them because they are damaged.
     """
-    old = _superfluous(folder, step=step_of(saved), keep=keep)
-    _delete(old)
-    return old
+    return _delete(_superfluous(folder, step=step_of(saved), keep=keep))
 
 
 def _superfluous(folder: Path, *, step: int, keep: int) -> list[Path]:
@@ -186,10 +184,16 @@ def _superfluous(folder: Path, *, step: int, keep: int) -> list[Path]:
     return [path for path in checkpoints(folder) if step_of(path) not in kept]
 
 
-def _delete(paths: Iterable[Path]) -> None:
+def _delete(paths: Iterable[Path]) -> list[str]:
+    """Notes on the paths that could not be deleted: no run ends for what it does not need."""
+    notes = []
     for path in paths:
-        with checkpoint_files.changing(path):
+        try:
             checkpoint_files.delete(path)
+        except OSError as problem:
+            why = problem.strerror or problem
+            notes.append(f"{path.name} is not needed any more and could not be deleted ({why}): see {path.parent}")
+    return notes
 
 
 def mark_best_left(folder: Path, evaluated: Mapping[int, float], *, step: int) -> Best | None:
@@ -224,7 +228,9 @@ def checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(
-        (path for path in folder.iterdir() if checkpoint_step(path.name) is not None), key=step_of, reverse=True
+        (path for path in folder.iterdir() if checkpoint_step(path.name) is not None and path.is_dir()),
+        key=step_of,
+        reverse=True,
     )
 
 

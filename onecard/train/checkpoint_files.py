@@ -14,6 +14,7 @@ pickled, so loading a checkpoint from the internet runs nothing. One process wri
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from safetensors import SafetensorError
@@ -29,7 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from onecard import units
-from onecard.errors import OnecardError
+from onecard.errors import MachineError, OnecardError
 from onecard.runs.files import (
     MAKE_ROOM,
     allow_readers,
@@ -44,6 +46,7 @@ from onecard.runs.files import (
 SCHEMA = 1
 MODEL, OPTIMIZER, STATE, BEST = "model.safetensors", "optimizer.safetensors", "state.json", "best.json"
 
+_DAMAGED = (errno.EIO, errno.ENOTDIR, errno.EISDIR)  # no later attempt will read it
 _NEW, _GONE = ".new-", ".gone-"
 _STATE_LIMIT_BYTES = 16 * units.MIB  # a state.json is some 30 KB; a huge one is not ours
 
@@ -52,6 +55,12 @@ class BadCheckpoint(OnecardError):
     """A checkpoint that is not what was saved; `why` says where."""
 
     name = "bad-checkpoint"
+
+
+class UnreadableCheckpoint(MachineError):
+    """A checkpoint that may be whole, and cannot be read here and now: passing it over would lose it."""
+
+    name = "unreadable-checkpoint"
 
 
 # Writing
@@ -111,20 +120,25 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def delete(path: Path) -> None:
     """Remove a checkpoint; killed on the way, it is gone or whole."""
     gone = path.with_name(_GONE + path.name)
-    if gone.exists():
-        shutil.rmtree(gone)
+    _remove(gone)
     path.rename(gone)
-    shutil.rmtree(gone)
+    _remove(gone)
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a killed save or delete left behind."""
+    """Remove what a killed save or delete left behind, as far as the system lets us."""
     for path in folder.iterdir():
         if path.name.startswith((_NEW, _GONE)) or path == half_written(folder / BEST):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            with suppress(OSError):
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove what is there, if anything is; of a link, the link and not where it leads."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 # Reading
@@ -145,6 +159,12 @@ def verified_state(path: Path, names: list[str]) -> dict[str, Any]:
             raise bad(f"{STATE} is too large to be one")
         content = json.loads((path / STATE).read_text())
         digest = content.pop("sha256")
+        if content["schema"] > SCHEMA:
+            raise UnreadableCheckpoint(
+                f"the checkpoint {path.name} is of a newer onecard",
+                why=f"{path / STATE} has schema {content['schema']}, this onecard reads {SCHEMA}",
+                fix="go on with the onecard that wrote it, or a newer one",
+            )
         if content["schema"] != SCHEMA:
             raise bad(f"{STATE} has schema {content['schema']}, this onecard reads {SCHEMA}")
         if digest != _digest(content):
@@ -158,7 +178,13 @@ def verified_state(path: Path, names: list[str]) -> dict[str, Any]:
     except FileNotFoundError as missing:
         raise bad(f"{Path(missing.filename).name} is missing") from None
     except OSError as error:
-        raise bad(f"it cannot be read: {error.strerror}") from None
+        if error.errno in _DAMAGED:
+            raise bad(f"it cannot be read: {error.strerror}") from None
+        raise UnreadableCheckpoint(
+            f"the checkpoint {path.name} cannot be read",
+            why=f"the system says of {error.filename or path}: {error.strerror}",
+            fix=f"ls -l {quote(str(path))}   (shows who may read it; it may be whole, so it is not passed over)",
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError):
         raise bad(f"{STATE} is not what onecard writes") from None
     return content  # type: ignore[no-any-return]

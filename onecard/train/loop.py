@@ -127,7 +127,7 @@ class _Loop:
             context_bytes = context_of_onecard(config, self.card) if self.card else 0
             cap_memory(self.device, config.memory_limit, context_bytes=context_bytes)
         self.trainer = Trainer(config, dataset, self.device, self.precision)
-        self.saving = Saving(config, folder, self.trainer)
+        self.saving = Saving(config, folder, self.trainer, heard.on_note)
         self.peaks = Peaks(self.device)
         self.eval_batch_size = eval_batch_size(config)
         self.without_loss = 0  # updates in a row whose loss was no number
@@ -138,6 +138,8 @@ class _Loop:
 
     def run(self, *, resume: bool, predicted_process_bytes: int | None) -> Finished:
         resumed_from = self._resume() if resume else None
+        if not self.config.eval_only:
+            self.saving.check_space()
         if resume:  # nothing can be refused any more: the run goes on with these settings
             self.folder.write_config(self.config.model_dump())
         self._record_start(resumed_from, predicted_process_bytes)
@@ -337,9 +339,9 @@ class _Loop:
 
     def _resume(self) -> str | None:
         before = self.folder.read()
-        resumed_from = self.saving.resume(before, self.heard.on_note)
-        if resumed_from:
-            self.watched.add_all(before.records)
+        resumed_from = self.saving.resume(before)
+        if resumed_from:  # how the part before ended is not news
+            self.watched.add_all(record for record in before.records if not isinstance(record, End))
         return resumed_from
 
     def _record_start(self, resumed_from: str | None, predicted_process_bytes: int | None) -> None:

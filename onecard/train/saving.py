@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.runs.files import check_space
 from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name
 from onecard.runs.records import Checkpoint
 from onecard.train import checkpoint
@@ -16,15 +19,30 @@ LONGEST_UNSAVED_SECONDS = 15 * 60  # what a power cut may cost, where the config
 
 
 class Saving:
-    """Where a trainer's states go, and which of them is the newest."""
+    """Where a trainer's states go, and which of them is the newest.
 
-    def __init__(self, config: RunConfig, run: RunFolder, trainer: Trainer) -> None:
+    `on_note` hears of checkpoints that were passed over or could not be deleted, and where a moved run is now.
+    """
+
+    def __init__(self, config: RunConfig, run: RunFolder, trainer: Trainer, on_note: Callable[[str], None]) -> None:
         self._config = config
         self._run = run
-        self._folder = run.path / CHECKPOINTS
         self._trainer = trainer
+        self._on_note = on_note
         self._newest_step: int | None = None
         self._newest_at = time.monotonic()  # or when training began
+
+    @property
+    def _folder(self) -> Path:
+        if self._run.follow():
+            self._on_note(f"the run was moved, and goes on in {self._run.path}")
+        return self._run.path / CHECKPOINTS
+
+    def check_space(self) -> None:
+        """Refuse a disk without room for the first checkpoint, before an hour's work finds none."""
+        if not checkpoint.checkpoints(self._folder):
+            weights = sum(parameter.nbytes for parameter in self._trainer.model.parameters())
+            check_space(self._folder, needed_bytes=3 * weights + units.MIB)  # and two moments
 
     @property
     def due(self) -> bool:
@@ -37,17 +55,18 @@ class Saving:
     def save(self, reason: str) -> Checkpoint:
         """The record of a checkpoint of this step; those that are not to be kept are gone."""
         began = time.perf_counter()
-        trainer = self._trainer
+        trainer, folder = self._trainer, self._folder
         path = checkpoint.save(
-            self._folder,
+            folder,
             model=trainer.model,
             optimizer=trainer.optimizer,
             state=trainer.state(),
             config=self._config,
         )
         self._newest_step, self._newest_at = trainer.step, time.monotonic()
-        checkpoint.prune(self._folder, saved=path, keep=self._config.keep_checkpoints)
-        marked = checkpoint.best(self._folder)
+        for note in checkpoint.prune(folder, saved=path, keep=self._config.keep_checkpoints):
+            self._on_note(note)
+        marked = checkpoint.best(folder)
         return Checkpoint(
             step=trainer.step,
             tokens=trainer.tokens,
@@ -70,17 +89,15 @@ class Saving:
         if not val_loss < lowest:  # nor if it is no number
             return
         trainer.best_val_loss = val_loss
-        if (self._folder / checkpoint_name(trainer.step)).is_dir():  # before the first update there may be none
-            checkpoint.mark_best(self._folder, step=trainer.step, val_loss=val_loss)
+        folder = self._folder
+        if (folder / checkpoint_name(trainer.step)).is_dir():  # before the first update there may be none
+            checkpoint.mark_best(folder, step=trainer.step, val_loss=val_loss)
 
-    def resume(self, before: Run, on_note: Callable[[str], None]) -> str | None:
-        """Where in the run's folder the checkpoint lies that the trainer now goes on from; None if there is none.
-
-        `on_note` hears which were passed over, and what has become of the best.
-        """
+    def resume(self, before: Run) -> str | None:
+        """Where in the run's folder the checkpoint lies that the trainer now goes on from; None if there is none."""
         found = checkpoint.latest_good(self._folder)
         for note in found.notes:
-            on_note(note)
+            self._on_note(note)
         if found.path is None and found.skipped:
             raise found.none_whole(self._run.path)
         if found.path is None:
@@ -95,10 +112,10 @@ class Saving:
         )
         trainer.restore(state)
         self._newest_step = trainer.step
-        self._take_up_best(before, on_note)
+        self._take_up_best(before)
         return str(found.path.relative_to(self._run.path))
 
-    def _take_up_best(self, before: Run, on_note: Callable[[str], None]) -> None:
+    def _take_up_best(self, before: Run) -> None:
         """Go on with the best of the run so far, as far as it is left on the disk; says what is not."""
         marked = checkpoint.best(self._folder)
         evaluated = {found.step: found.val_loss for found in before.evals if found.val_loss is not None}
@@ -107,4 +124,4 @@ class Saving:
             self._trainer.best_val_loss = left.val_loss if left else None
         if marked and (left is None or left.val_loss > marked.val_loss):
             now = f"step {left.step:,} is the best that is left" if left else "none that was evaluated is left"
-            on_note(f"the best checkpoint, {checkpoint_name(marked.step)}, is gone or damaged: {now}")
+            self._on_note(f"the best checkpoint, {checkpoint_name(marked.step)}, is gone or damaged: {now}")

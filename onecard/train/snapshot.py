@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +116,7 @@ def not_gpt2(source: Path, why: str) -> ConfigError:
 def load_tensors(path: Path) -> Any:
     """What a torch file holds, tensors on the CPU; only data is read, and a file that wants to run code is refused."""
     try:
+        _check_parts(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: what cannot be read is refused below
             # not mapped: nanoGPT saves over its ckpt.pt in place, and a mapped file would change under us
@@ -126,8 +128,26 @@ def load_tensors(path: Path) -> Any:
             fix="give the path of a ckpt.pt, e.g. out/ckpt.pt",
             name="no-such-file",
         ) from None
+    except ConfigError:
+        raise
     except Exception as problem:  # damaged files raise nearly anything
         raise _unreadable(path, problem) from problem
+
+
+def _check_parts(path: Path) -> None:
+    """Refuse a file whose checksums say that it is not what was saved: torch does not look at them."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as file:
+        unchecked = all(part.CRC == 0 for part in file.infolist())  # torch.serialization.set_crc32_options(False)
+        damaged = None if unchecked else file.testzip()
+    if damaged:
+        raise ConfigError(
+            f"{path} is damaged",
+            why=f"{damaged} in it does not match its checksum: a bit has flipped, or a copy went wrong",
+            fix="copy or save it again",
+            name="damaged-checkpoint",
+        )
 
 
 def _unreadable(path: Path, problem: Exception) -> ConfigError:

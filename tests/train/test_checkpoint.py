@@ -76,6 +76,8 @@ class Run:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """Where the checkpoints of a run go, whose folder is there."""
+    (tmp_path / "run").mkdir()
     return tmp_path / "run" / "checkpoints"
 
 
@@ -290,13 +292,82 @@ def steps(folder: Path) -> list[int]:
 def test_the_last_two_and_the_best_are_kept(folder: Path) -> None:
     run = saved_run(folder, 1, 2, 3, 4)
     checkpoint.mark_best(folder, step=1, val_loss=2.5)
-    deleted = checkpoint.prune(folder, saved=folder / "step-00000004", keep=2)
-    assert [path.name for path in deleted] == ["step-00000002"]
+    assert checkpoint.prune(folder, saved=folder / "step-00000004", keep=2) == []
     assert steps(folder) == [4, 3, 1]
     assert checkpoint.best(folder) == checkpoint.Best(step=1, val_loss=2.5)
     run.train(1)
     checkpoint.prune(folder, saved=run.save(folder), keep=1)
     assert steps(folder) == [5, 1]
+
+
+def test_what_cannot_be_deleted_is_noted_and_ends_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = saved_run(folder, 1, 2)
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_files.shutil, "rmtree", refuse)
+        (note,) = checkpoint.prune(folder, saved=folder / "step-00000002", keep=1)
+        assert "step-00000001" in note
+        assert "Operation not permitted" in note
+        run.train(1)
+        run.save(folder)  # what is left of it is in nobody's way
+    assert steps(folder) == [3, 2]
+    run.train(1)
+    run.save(folder)
+    assert not list(folder.glob(".gone-*")), "it is cleared once it can be"
+
+
+def test_of_a_checkpoint_that_was_moved_and_linked_the_link_goes(folder: Path, tmp_path: Path) -> None:
+    saved_run(folder, 1, 2)
+    (folder / "step-00000001").rename(tmp_path / "elsewhere")
+    (folder / "step-00000001").symlink_to(tmp_path / "elsewhere")
+    assert checkpoint.latest_good(folder).path == folder / "step-00000002"
+    assert checkpoint.prune(folder, saved=folder / "step-00000002", keep=1) == []
+    assert steps(folder) == [2]
+    assert (tmp_path / "elsewhere" / checkpoint.MODEL).is_file()
+
+
+def test_files_and_dead_links_with_a_checkpoints_name_are_none(folder: Path) -> None:
+    saved_run(folder, 1)
+    (folder / "step-99999999").write_text("a file")
+    (folder / "step-00000070").symlink_to("nowhere")
+    assert checkpoint.latest_good(folder) == checkpoint.Found(folder / "step-00000001", ())
+    assert checkpoint.prune(folder, saved=folder / "step-00000001", keep=1) == []
+
+
+@pytest.mark.parametrize(("number", "passed_over"), [(errno.EIO, True), (errno.EACCES, False), (errno.EMFILE, False)])
+def test_only_damage_is_passed_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, passed_over: bool
+) -> None:
+    """A checkpoint that somebody else may read is whole: to pass it over would mean to delete it later."""
+    saved_run(folder, 1, 2)
+    real = checkpoint_files._file_digest
+
+    def unreadable(path: Path) -> str:
+        if path.parent.name == "step-00000002":
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path)
+
+    monkeypatch.setattr(checkpoint_files, "_file_digest", unreadable)
+    if passed_over:
+        assert checkpoint.latest_good(folder).path == folder / "step-00000001"
+        return
+    with pytest.raises(checkpoint_files.UnreadableCheckpoint, match="step-00000002 cannot be read") as refused:
+        checkpoint.latest_good(folder)
+    assert os.strerror(number) in refused.value.why
+
+
+def test_a_checkpoint_of_a_newer_onecard_is_not_passed_over(folder: Path) -> None:
+    saved_run(folder, 1, 2)
+    path = folder / "step-00000002" / checkpoint_files.STATE
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    content["schema"] = checkpoint_files.SCHEMA + 1
+    path.write_text(json.dumps(content | {"sha256": checkpoint_files._digest(content)}))
+    with pytest.raises(checkpoint_files.UnreadableCheckpoint, match="newer onecard"):
+        checkpoint.latest_good(folder)
 
 
 def test_damaged_later_checkpoints_do_not_push_out_the_good_one(folder: Path) -> None:
@@ -313,7 +384,7 @@ def test_damaged_later_checkpoints_do_not_push_out_the_good_one(folder: Path) ->
 def test_a_mark_that_cannot_be_read_is_no_mark(folder: Path) -> None:
     folder.mkdir(parents=True)
     assert checkpoint.best(folder) is None
-    for text in ("", "[]", '{"step": "x", "val_loss": 1}', '{"step": 1}'):
+    for text in ("", "[]", '{"step": "x", "val_loss": 1}', '{"step": 1}', '{"step": 1e400, "val_loss": 1}'):
         (folder / checkpoint.BEST).write_text(text)
         assert checkpoint.best(folder) is None
 

@@ -449,3 +449,46 @@ def test_what_no_run_can_be_is_three_lines(onecard: Any, trained: Path, name: st
     said = onecard("train", "--resume", name)
     assert (said.code, said.err.count("\n")) == (2, 3)
     assert said.err.splitlines()[0].endswith("[no-such-run]")
+
+
+# Checkpoints that are not there
+
+
+def test_a_run_whose_checkpoints_are_gone_says_so_before_it_begins_again(trained: Path, onecard: Any) -> None:
+    shutil.rmtree(trained / "checkpoints")
+    done = onecard("train", "--resume", "r", "--max_iters=4", "--lr_decay_iters=4")
+    assert done.code == 0
+    assert "r was finished, and its checkpoints are gone: it begins again at step 0" in done.err
+    lines = (trained / "records.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["kind"] != "end"]  # as if it had been killed
+    (trained / "records.jsonl").write_text("\n".join(kept) + "\n")
+    shutil.rmtree(trained / "checkpoints")
+    done = onecard("train", "--resume", "r")
+    assert "r had reached step 4, and its checkpoints are gone: it begins again at step 0" in done.err
+
+
+@pytest.mark.parametrize("arguments", [("--resume", "r"), (*TINY, "--dataset=numbers", "--out_dir=r")])
+def test_checkpoints_on_a_disk_that_is_not_mounted_are_waited_for(
+    trained: Path, onecard: Any, arguments: tuple[str, ...]
+) -> None:
+    (trained / "checkpoints").rename("disk")
+    (trained / "checkpoints").symlink_to("../unmounted")
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    refused = onecard("train", *arguments)
+    assert refused.code == 3
+    assert "r/checkpoints leads to ../unmounted, where nothing is" in refused.err
+    assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
+    (trained / "checkpoints").unlink()
+    (trained / "checkpoints").symlink_to("../disk")
+    assert onecard("train", "--resume", "r", "--max_iters=4").code == 0
+
+
+def test_an_empty_folder_with_a_checkpoints_name_is_no_step_reached(trained: Path, onecard: Any) -> None:
+    (trained / "checkpoints" / "step-00000070").mkdir()
+    assert onecard("train", "--resume", "r", "--max_iters=4").code == 0
+    assert load_run("r").last_step == 4
+
+
+def test_another_project_of_weights_and_biases_may_be_named(trained: Path, onecard: Any) -> None:
+    done = onecard("train", "--resume", "r", "--max_iters=4", "--wandb_project=another")
+    assert done.code == 0, done.err

@@ -429,6 +429,62 @@ def test_the_last_checkpoints_and_the_best_are_kept(dataset: Dataset, tmp_path: 
     assert len(load_run(tmp_path / "run").checkpoints) <= 3
 
 
+def test_a_run_that_is_moved_meanwhile_goes_on_where_it_is(dataset: Dataset, tmp_path: Path) -> None:
+    config, before, after = tiny(), tmp_path / "before", tmp_path / "after"
+    run(config, dataset, tmp_path / "undisturbed")
+    said: list[str] = []
+
+    def move(record: Record) -> None:
+        if isinstance(record, Step) and record.step == 2:
+            before.rename(after)
+
+    with create_run(before, config=config.model_dump()) as folder:
+        train(config, folder, dataset, resume=False, on_record=move, on_note=said.append)
+        assert folder.path == after
+    assert said == [f"the run was moved, and goes on in {after}"]
+    assert not before.exists()
+    assert losses(after) == losses(tmp_path / "undisturbed")
+    assert {saved.step for saved in load_run(after).checkpoints} >= {4, 8}
+
+
+def test_a_run_that_is_deleted_meanwhile_ends_in_words(dataset: Dataset, tmp_path: Path) -> None:
+    config, path = tiny(), tmp_path / "run"
+
+    def delete(record: Record) -> None:
+        if isinstance(record, Step) and record.step == 2:
+            shutil.rmtree(path)
+
+    with create_run(path, config=config.model_dump()) as folder, pytest.raises(MachineError, match="is gone") as gone:
+        train(config, folder, dataset, resume=False, on_record=delete)
+    assert gone.value.name == "run-gone"
+    assert not path.exists(), "no ghost of it is made"
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_refused_before_the_first_update(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(free=2**18)
+    monkeypatch.setattr("onecard.runs.files.shutil.disk_usage", lambda _: free)
+    with pytest.raises(MachineError) as refused:
+        run(tiny(), dataset, tmp_path / "run")
+    assert refused.value.name == "disk-full"
+    assert load_run(tmp_path / "run").steps == ()
+    run(tiny(eval_only=True), dataset, tmp_path / "evaluated")  # saves nothing
+
+
+def test_how_the_part_before_ended_is_no_finding_of_the_next(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(max_iters=40, lr_decay_iters=40, eval_interval=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, "loss", failing_at(GPT.loss, 50, RuntimeError("the power went")))
+        with pytest.raises(RuntimeError, match="power"):
+            run(config, dataset, tmp_path / "run")
+    seen = run(config, dataset, tmp_path / "run", resume=True)
+    rules = {record.finding.rule for record in seen if isinstance(record, FindingRecord)}
+    assert "stopped-early" not in rules
+
+
 def test_a_quarter_of_an_hour_without_a_checkpoint_is_the_most(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
