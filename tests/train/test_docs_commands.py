@@ -34,7 +34,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A nanoGPT folder: config, data, checkpoint; a GPT-2 folder beside it, and a finished run."""
     monkeypatch.chdir(tmp_path)
-    for name, value in {"ONECARD_HOME": home, "WANDB_MODE": "disabled", "TRACKIO_DIR": tmp_path / "trackio"}.items():
+    for name, value in {"ONECARD_HOME": home, "WANDB_MODE": "disabled"}.items():
         monkeypatch.setenv(name, str(value))
     data = tmp_path / "data" / "mine"
     data.mkdir(parents=True)
