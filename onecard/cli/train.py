@@ -286,7 +286,7 @@ def _to_go_on(path: Path) -> str:
 
 def _write_snapshot(path: Path, measured: MeasuredMemory | None, planned: Memory | None) -> None:
     from onecard.cli.files import write_text
-    from onecard.report.snapshot import snapshot_json
+    from onecard.report.memory_snapshot import snapshot_json
     from onecard.train.memory_snapshot import viz_file
 
     talk = console(stderr=True)

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 
 from onecard.config.resolve import resolve  # noqa: E402
 from onecard.plan.memory.predict import predict_onecard  # noqa: E402
-from onecard.report.snapshot import snapshot_json  # noqa: E402
+from onecard.report.memory_snapshot import snapshot_json  # noqa: E402
 from onecard.train.memory_snapshot import REST, MemorySnapshot, holds_logits, live_at_peak  # noqa: E402
 
 
