@@ -64,6 +64,9 @@ class _Lasting(TextIOBase):
         except OSError as problem:
             self._give_up(problem)
 
+    def close(self) -> None:
+        """Nothing: the stream is its owner's, whose descriptor may be another file's when this is collected."""
+
     def _give_up(self, problem: OSError) -> None:
         if problem.errno not in _BROKEN:
             raise problem

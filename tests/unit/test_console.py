@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import sys
@@ -61,6 +62,14 @@ def test_other_mistakes_of_a_stream_are_not_swallowed(descriptor: int) -> None:
 def test_talk_on_a_full_disk_is_dropped(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Failing(errno.ENOSPC, descriptor))
     PlainConsole(stderr=True).print("talk")
+
+
+def test_one_that_is_collected_late_touches_no_descriptor(descriptor: int) -> None:
+    console = PlainConsole(file=Failing(errno.ENOSPC, descriptor))
+    outlive_disk(console)
+    del console  # its stream was never flushed; by now the number may be that of another file
+    gc.collect()
+    assert not os.path.samestat(os.fstat(descriptor), Path(os.devnull).stat())
 
 
 def test_what_outlives_its_disk_prints_as_before(capsys: pytest.CaptureFixture[str]) -> None:
