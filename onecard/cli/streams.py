@@ -1,4 +1,4 @@
-"""The output streams of the process: open, and able to show every sentence in their encoding."""
+"""The standard streams of the process: open, and able to show every sentence in their encoding."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SPELLED = str.maketrans({"×": "x", "±": "+-", "█": "#", "░": ".", "→": 
 
 
 def prepare_streams() -> None:
-    """Make standard output and error safe to print to, whatever the shell and the locale made of them."""
-    codecs.register_error("onecard.spelled", _spelled)
-    for name in ("stdout", "stderr"):
+    """Make standard input, output and error safe to use, whatever the shell and the locale made of them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the shell: `onecard plan >&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123  # for as long as the process runs
-        stream = getattr(sys, name)
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123  # for as long as the process runs
+    codecs.register_error("onecard.spelled", _spelled)
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="onecard.spelled")
 

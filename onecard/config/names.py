@@ -5,7 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+SHORTEST_BEGINNING = 4  # letters; fewer begin a name by chance
+
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word nearest to `word`, hyphens and case aside; None if nothing is near."""
-    return next(iter(difflib.get_close_matches(word.replace("-", "_").lower(), list(known), n=1, cutoff=0.6)), None)
+    """The known word that `word` alone begins, or else is nearest to, hyphens and case aside; None if none is near."""
+    meant, names = _plain(word), {_plain(name): name for name in known}
+    begun = [name for name in names if name.startswith(meant)] if len(meant) >= SHORTEST_BEGINNING else []
+    near = begun if len(begun) == 1 else difflib.get_close_matches(meant, names, n=1, cutoff=0.6)
+    return names[near[0]] if near else None
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_").lower()

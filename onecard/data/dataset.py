@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -27,11 +27,13 @@ from onecard.data.stdlib import NAME as EMBEDDED
 from onecard.data.stdlib import build_stdlib
 from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
-from onecard.data.tokens import Tokens, TokenType, fingerprint, token_file
+from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file
 from onecard.errors import ConfigError
+from onecard.units import MIB
 
 SEARCH = (Path("data"), Path())
 TILE = 64  # of the products that make logits: with another vocabulary they are slower, and need a copy more
+SMALL_BYTES = 64 * MIB  # of token files that are held against their checksums whenever they are opened: 0.05 s
 LARGE_VOCABULARY = 1024  # from here on the time of these products matters
 
 
@@ -106,8 +108,10 @@ def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, st
         except (OSError, ValueError) as problem:
             raise ConfigError(
                 f"{folder / 'meta.pkl'} cannot be used: {problem}",
-                why="it should hold the vocabulary of the data, as nanoGPT's prepare.py writes it",
-                fix=f"run `python {folder}/prepare.py` again, or remove the file and give --vocab_size=N",
+                why="it should hold the vocabulary of the data in plain numbers and texts, as nanoGPT's prepare.py "
+                "writes it, and nothing else of it is run: not even NumPy's numbers are plain",
+                fix=f"run `python {folder}/prepare.py` again, with int(…) around a vocab_size of NumPy's; or remove "
+                "the file and give --vocab_size=N",
                 name="bad-meta",
             ) from problem
         vocab_size = vocab_size or nanogpt.vocab_size
@@ -119,6 +123,9 @@ def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, st
     too_many = vocab_size is not None and vocab_size > 2**16  # ids that uint16 cannot hold
     dtype: TokenType = stated or ("uint32" if too_many else "uint16")
     train, val = (_split(folder, split, meta=meta, dtype=dtype) for split in ("train", "val"))
+    files = train.files + val.files
+    small = sum(file.end_byte for file in files) <= SMALL_BYTES
+    changed = small and False in _checked(folder, meta, files).values()  # by how little, no sample can tell
     return Dataset(
         name=name,
         path=folder,
@@ -127,8 +134,8 @@ def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, st
         vocab_size=vocab_size,
         model_vocab_size=model_vocab_size,
         tokenizer=tokenizer,
-        fingerprint=fingerprint(train, val),
-        dtype_is_known=stated is not None or too_many or all(file.first_byte for file in train.files + val.files),
+        fingerprint=fingerprint(train, val, whole=changed),
+        dtype_is_known=stated is not None or too_many or all(file.first_byte for file in files),
     )
 
 
@@ -137,17 +144,19 @@ def padded(vocab_size: int) -> int:
     return vocab_size if vocab_size < LARGE_VOCABULARY else -(-vocab_size // TILE) * TILE
 
 
-def checked_files(dataset: Dataset, *, on_file: Callable[[Path], None] = lambda path: None) -> dict[str, bool | None]:
+def checked_files(dataset: Dataset) -> dict[str, bool | None]:
     """Whether each file is what meta.json's sha256 promises; None if it promises nothing.
 
-    `on_file` hears which is next. Reads everything: a minute per 50 GB or so.
+    Reads everything: a minute per 50 GB or so.
     """
-    meta = read_meta(dataset.path)
-    promised = {name: digest for split in ("train", "val") for name, _, digest in _entries(dataset.path, meta, split)}
+    return _checked(dataset.path, read_meta(dataset.path), dataset.train.files + dataset.val.files)
+
+
+def _checked(folder: Path, meta: Mapping[str, Any], files: Sequence[TokenFile]) -> dict[str, bool | None]:
+    promised = {name: digest for split in ("train", "val") for name, _, digest in _entries(folder, meta, split)}
     checked: dict[str, bool | None] = {}
-    for stored in dataset.train.files + dataset.val.files:
+    for stored in files:
         digest = promised.get(stored.path.name)
-        on_file(stored.path)
         if digest is None:
             checked[stored.path.name] = None
             continue

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from onecard.config.names import nearest
 from onecard.data.tokenizer_json import JsonTokenizer
 from onecard.data.tokenizers import (
     GPT2_FILE,
@@ -43,7 +44,7 @@ def find_tokenizer(name: str, *, ranks: Path | None, home: Path, environ: Mappin
             f"there is no tokenizer {name}",
             why=f"it is none of {', '.join(NAMES)}, and {path} cannot be used: "
             f"{getattr(problem, 'strerror', None) or problem}",
-            fix="--tokenizer=gpt2, or the path of a Hugging Face tokenizer.json",
+            fix=f"--tokenizer={nearest(name, NAMES) or NAMES[0]}, or the path of a Hugging Face tokenizer.json",
             name="no-such-tokenizer",
         ) from problem
 

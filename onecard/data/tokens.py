@@ -161,13 +161,14 @@ class Tokens:
                 yield mapped[start : start + length + 1] if piece == pieces - 1 else mapped[start : start + length]
 
 
-def fingerprint(*splits: Tokens) -> str:
+def fingerprint(*splits: Tokens, whole: bool) -> str:
     """Names the data by its content, wherever it lies: sizes, types, and a spread sample (hashing all would take
-    minutes for a large corpus), as 16 hex digits."""
+    minutes for a large corpus), as 16 hex digits; or, if `whole`, every token."""
     digest = hashlib.sha256()
     for tokens in splits:
         digest.update(repr([(file.dtype, file.count) for file in tokens.files]).encode())
-        for piece in tokens.sample(pieces=64, length=2048):
+        pieces = (chunk for _, chunk in tokens.chunks()) if whole else tokens.sample(pieces=64, length=2048)
+        for piece in pieces:
             digest.update(piece.tobytes())
     return digest.hexdigest()[:16]
 

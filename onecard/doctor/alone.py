@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.loss import forecast_loss
-from onecard.plan.memory.predict import predict_nanogpt
+from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.precision import settled
-from onecard.plan.speed import predict_speed
+from onecard.plan.speed import TrainerName, predict_speed
 
 # Keys that change what is computed; the others name things, or change how often it is looked at.
 _NAMES = frozenset(
@@ -20,6 +20,9 @@ _NAMES = frozenset(
 _COMPUTED = frozenset(
     "n_layer n_head n_embd block_size vocab_size dropout bias dtype compile "
     "batch_size gradient_accumulation_steps".split()
+)
+_COMPUTED_BY_ONECARD = frozenset(
+    "grad_checkpoint loss_chunk expandable_segments eval_batch_size eval_block_size".split()
 )
 
 
@@ -38,10 +41,10 @@ def counts(key: str) -> bool:
     return key not in _NAMES
 
 
-def single_effects(before: RunConfig, after: RunConfig, card: Card | None) -> tuple[Alone, ...]:
-    """Each change from one config to another, planned by itself on top of the first."""
+def single_effects(before: RunConfig, after: RunConfig, card: Card | None, trainer: TrainerName) -> tuple[Alone, ...]:
+    """Each change from one config to another, planned by itself on top of the first, under the trainer of the first."""
     before, after = settled(before, card), settled(after, card)
-    return tuple(_effect(before, group, after, card) for group in _groups(before, after))
+    return tuple(_effect(before, group, after, card, trainer) for group in _groups(before, after))
 
 
 def _groups(before: RunConfig, after: RunConfig) -> Iterator[Sequence[str]]:
@@ -60,37 +63,41 @@ def _groups(before: RunConfig, after: RunConfig) -> Iterator[Sequence[str]]:
     yield from ((key,) for key in changed if key not in schedule)
 
 
-def _effect(before: RunConfig, group: Sequence[str], after: RunConfig, card: Card | None) -> Alone:
+def _effect(
+    before: RunConfig, group: Sequence[str], after: RunConfig, card: Card | None, trainer: TrainerName
+) -> Alone:
     changes = {key: (getattr(before, key), getattr(after, key)) for key in group}
     try:
         changed = before.replace({key: value for key, (_, value) in changes.items()})
     except ValueError:  # such as a width that the heads do not divide
         changed = None
-    if changed is None or not set(group) <= NANOGPT_KEYS | {"vocab_size"}:
+    own = _COMPUTED_BY_ONECARD if trainer == "onecard" else frozenset()
+    if changed is None or not set(group) <= NANOGPT_KEYS | {"vocab_size"} | own:
         return Alone(
             changes=changes,
             tokens_per_second_ratio=None,
             process_bytes_difference=None,
             final_loss_difference=None,
         )
-    computed = bool(_COMPUTED & set(group))
+    computed = bool((_COMPUTED | own) & set(group))
     return Alone(
         changes=changes,
-        tokens_per_second_ratio=_speed_ratio(before, changed, card) if computed else 1.0,
-        process_bytes_difference=_more_bytes(before, changed, card) if computed else 0,
+        tokens_per_second_ratio=_speed_ratio(before, changed, card, trainer) if computed else 1.0,
+        process_bytes_difference=_more_bytes(before, changed, card, trainer) if computed else 0,
         final_loss_difference=_loss_difference(before, changed),
     )
 
 
-def _speed_ratio(before: RunConfig, changed: RunConfig, card: Card | None) -> float | None:
-    first, second = predict_speed(before, card), predict_speed(changed, card)
+def _speed_ratio(before: RunConfig, changed: RunConfig, card: Card | None, trainer: TrainerName) -> float | None:
+    first, second = predict_speed(before, card, trainer), predict_speed(changed, card, trainer)
     if first is None or second is None:
         return None
     return second.tokens_per_second.likely / first.tokens_per_second.likely
 
 
-def _more_bytes(before: RunConfig, changed: RunConfig, card: Card | None) -> int:
-    return predict_nanogpt(changed, card).process_bytes - predict_nanogpt(before, card).process_bytes
+def _more_bytes(before: RunConfig, changed: RunConfig, card: Card | None, trainer: TrainerName) -> int:
+    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
+    return predict(changed, card).process_bytes - predict(before, card).process_bytes
 
 
 def _loss_difference(before: RunConfig, changed: RunConfig) -> float | None:

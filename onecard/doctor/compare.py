@@ -23,9 +23,8 @@ from onecard.doctor.curves import (
     same_windows,
 )
 from onecard.doctor.facts import make_case
+from onecard.doctor.repair import memory_of, trainer_of
 from onecard.plan.cards import Card
-from onecard.plan.memory.predict import predict_nanogpt
-from onecard.plan.precision import settled
 from onecard.runs.folder import Run
 from onecard.runs.logged import LoggedRun, logged_run
 
@@ -101,7 +100,7 @@ class Comparison:
     at_equal_seconds: tuple[AtEqual, ...]
     passings: tuple[Passing, ...]
     standings: Mapping[str, Standing]  # by metric
-    predicted_process_bytes: tuple[int | None, ...]  # under nanoGPT; without a context where no card is known
+    predicted_process_bytes: tuple[int | None, ...]  # under its trainer, else nanoGPT; no context if no card is known
     alone: Mapping[int, tuple[Alone, ...]]  # by run: its changes against run 0, each predicted by itself
     cautions: tuple[str, ...]
 
@@ -148,7 +147,7 @@ def _case(run: Run | LoggedRun | Case, card: Card | None) -> Case:
 
 
 def _at_equal(curves: Sequence[Curve], axis: Axis) -> Iterator[AtEqual]:
-    ends = [end for curve in curves if (end := curve.last(axis))]
+    ends = [end for curve in curves if (end := curve.last(axis) or 0) > 0]
     if len(ends) < 2:
         return
     for place in (share * min(ends) for share in SHARES):
@@ -224,7 +223,7 @@ def _passings(cases: Sequence[Case], curves: Sequence[Curve]) -> Iterator[Passin
 def _predicted_bytes(case: Case) -> int | None:
     if case.resolved is None:
         return None
-    return predict_nanogpt(settled(case.resolved.config, case.card), case.card).process_bytes
+    return memory_of(case, case.resolved.config, case.card).process_bytes
 
 
 def _alone(cases: Sequence[Case]) -> dict[int, tuple[Alone, ...]]:
@@ -232,7 +231,7 @@ def _alone(cases: Sequence[Case]) -> dict[int, tuple[Alone, ...]]:
     if first is None:
         return {}
     return {
-        run: single_effects(first.config, case.resolved.config, cases[0].card)
+        run: single_effects(first.config, case.resolved.config, cases[0].card, trainer_of(cases[0]))
         for run, case in enumerate(cases)
         if run and case.resolved is not None
     }

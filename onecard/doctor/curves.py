@@ -140,7 +140,7 @@ def read_at(curve: Curve, axis: Axis, place: float) -> Reading | None:
     lost, end = _place(curve.lost, axis) if curve.lost else None, curve.last(axis)
     if lost is not None and end is not None and lost <= place <= end * (1 + 1e-9):
         return Reading(loss=curve.end.loss, noise=0.0)
-    known = [(math.log(x), point.loss) for point in curve.points if (x := _place(point, axis))]
+    known = [(math.log(x), point.loss) for point in curve.points if (x := _place(point, axis) or 0) > 0]
     if not known or place <= 0 or not known[0][0] <= math.log(place) <= known[-1][0] + 1e-9:
         return None
     after = min(bisect_left(known, math.log(place), key=lambda pair: pair[0]), len(known) - 1)

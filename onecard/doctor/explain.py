@@ -30,11 +30,11 @@ def explain(name: str) -> Explanation:
         if rule_name(rule) == wanted:
             return _read(wanted, inspect.getdoc(rule) or "")
     known = [*NAMES, *map(rule_name, LIVE)]
-    near = nearest(wanted, [name.replace("-", "_") for name in known])
+    near = nearest(wanted, known)
     raise UsageError(
         f'there is no rule "{name}"',
         why=f"{len(NAMES)} rules are known, such as {', '.join(NAMES[:3])}",
-        fix=f"onecard doctor --explain {near.replace('_', '-')}" if near else "docs/reference/rules.md lists them all",
+        fix=f"onecard doctor --explain {near}" if near else "docs/reference/rules.md lists them all",
         name="unknown-rule",
     )
 

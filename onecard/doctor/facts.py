@@ -39,8 +39,8 @@ def make_case(
     cardless = _without_card(run, resolved)
     tokens_per_step = _tokens_per_step(run, resolved)
     each = tokens_per_step if run.steps_told else None
-    steps = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Step))
-    evals = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Eval))
+    steps = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Step) and _possible(r))
+    evals = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Eval) and _possible(r))
     return Case(
         run=run,
         resolved=resolved,
@@ -76,6 +76,11 @@ def _tokens_per_step(run: LoggedRun, resolved: Resolved | None) -> int | None:
 
 
 R = TypeVar("R", Step, Eval)
+
+
+def _possible(record: Step | Eval) -> bool:
+    """Whether a record can be of a run: none is before its beginning."""
+    return record.step >= 0 and (record.tokens or 0) >= 0
 
 
 def _with_tokens(record: R, tokens_per_step: int | None) -> R:

@@ -102,7 +102,7 @@ def trainer_of(case: Case) -> TrainerName:
     return "onecard" if case.run.format == "onecard" else "nanogpt"
 
 
-def memory_of(case: Case, config: RunConfig, card: Card, *, available_bytes: int) -> Memory:
+def memory_of(case: Case, config: RunConfig, card: Card | None, *, available_bytes: int | None = None) -> Memory:
     """The memory a config needs under the trainer of the case."""
     predict = predict_onecard if trainer_of(case) == "onecard" else predict_nanogpt
     return predict(settled(config, card), card, available_bytes=available_bytes)

@@ -15,6 +15,8 @@ from onecard.doctor.case import Case
 from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing, Standing
 from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading
+from onecard.doctor.repair import trainer_of
+from onecard.report.memory import TRAINER_NAMES
 from onecard.report.strict import strict, whole
 from onecard.report.tables import print_table
 from onecard.units import MIB
@@ -100,12 +102,20 @@ def _figures(comparison: Comparison) -> Table:
 
 
 def _predicted_memory(comparison: Comparison) -> Iterator[str]:
-    """The label and a cell a run; a figure without the card's context, where no card is known, is called so."""
-    lacking = "without the card's context"
-    known = [case.card is not None for case in comparison.cases]
-    yield "memory, predicted for nanoGPT" + ("" if any(known) else f", {lacking}")
-    for size, has_card in zip(comparison.predicted_process_bytes, known, strict=True):
-        yield (_mib(size) or "?") + (f" {lacking}" if size and not has_card and any(known) else "")
+    """The label and a cell a run; what is to be said of every figure stands in the label."""
+    sizes = comparison.predicted_process_bytes
+    notes = [_prediction_notes(case) for case in comparison.cases]
+    predicted = [note for note, size in zip(notes, sizes, strict=True) if size is not None]
+    shared = [note for note in predicted[0] if all(note in each for each in predicted)]
+    yield "memory, predicted" + "".join(shared)
+    for size, said in zip(sizes, notes, strict=True):
+        yield "?" if size is None else units.mib(size) + "".join(note for note in said if note not in shared)
+
+
+def _prediction_notes(case: Case) -> Sequence[str]:
+    """Whose memory was predicted, and what it lacks where no card is known."""
+    whose = f" for {TRAINER_NAMES[trainer_of(case)]}"
+    return (whose,) if case.card else (whose, ", without the card's context")
 
 
 def _better(comparison: Comparison, metric: str | None) -> str:
@@ -317,7 +327,9 @@ def _run_json(comparison: Comparison, run: int) -> Iterator[tuple[str, object]]:
     yield "seconds", whole(facts.seconds)
     yield "last_step", facts.last_step
     yield "reserved_bytes", memory_bytes(case)
-    yield "predicted_process_bytes", comparison.predicted_process_bytes[run]
+    size = comparison.predicted_process_bytes[run]
+    yield "predicted_process_bytes", size
+    yield "predicted_for", None if size is None else trainer_of(case)
     yield "gpu", case.card.name if case.card else None
 
 

@@ -17,23 +17,24 @@ from onecard.data.prepared import Prepared
 from onecard.data.samples import Sample
 from onecard.data.watch import Moment
 from onecard.findings import Finding
+from onecard.report.live_line import redraws
 from onecard.report.talk import print_findings
 
-_LINE_SECONDS = 10.0  # between two lines where there is no terminal
+_LINE_SECONDS = 10.0  # between two lines where no bar is drawn
 
 
 class PrepareDisplay:
-    """Shows how far a preparation is: a bar on a terminal, a line now and then elsewhere. Use it in a `with`."""
+    """Shows how far a preparation is: a bar where it can redraw it, else a line now and then. Use it in a `with`."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self.console = console
-        self.quiet = quiet and not console.is_terminal
+        self.quiet = quiet and not redraws(console)
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._shown_at = 0.0
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
+        if redraws(self.console):
             self._bar = Progress(
                 BarColumn(bar_width=24), TextColumn("{task.description}", markup=False), console=self.console
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.progress import Progress, Task
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -17,6 +17,11 @@ APART = "  "  # between two figures
 GIVEN_UP = ("bar", "saved", "card", "planned", "lr", "mfu", "waiting", "memory", "speed", "val", "loss", "left")
 BAR_CELLS, LEAST_BAR_CELLS = 24, 8
 LEFT_CELLS = len("119 min left")  # what follows stays where it is as the time runs down
+
+
+def redraws(console: Console) -> bool:
+    """Whether a line can be drawn over: on a terminal that is not dumb."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 class LiveLine(Progress):

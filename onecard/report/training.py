@@ -13,7 +13,7 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, matching_cards
 from onecard.plan.memory.predict import context_of_onecard
-from onecard.report.live_line import APART, LiveLine
+from onecard.report.live_line import APART, LiveLine, redraws
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step
 
 PARTED = 0.03  # of the planned memory
@@ -31,9 +31,10 @@ class TrainingDisplay:
         self.timed_from = timed_from
         self.console = console
         self.nanogpt = config.log_style == "nanogpt"
-        self.live = console.is_terminal and config.log_style == "auto"
+        self.live = redraws(console) and config.log_style == "auto"
         self._progress: LiveLine | None = None
         self._task = TaskID(0)
+        self._last: Step | None = None  # the update that the live line shows
         self._val = ""
         self._saved = ""
         self._planned_bytes: int | None = None
@@ -63,6 +64,7 @@ class TrainingDisplay:
             case Checkpoint() if not self.nanogpt:
                 self._saved = f"saved at {record.step:,}"
                 self._say(f"saved {record.path} ({record.reason}, {record.seconds or 0:.1f} s)", style="dim")
+                self._redraw()
             case Oom():
                 self._oom(record)
             case FindingRecord(finding=found):
@@ -85,8 +87,8 @@ class TrainingDisplay:
 
     def _step(self, record: Step) -> None:
         self._compare_with_plan(record)
-        if self._progress:
-            self._progress.update(self._task, completed=record.step, figures=self._figures(record))
+        self._last = record
+        self._redraw()
         if record.step % self.config.log_interval and record.step != self.config.max_iters:
             return
         if self.nanogpt:
@@ -97,6 +99,11 @@ class TrainingDisplay:
             left = (self.config.max_iters - record.step) * (record.seconds or 0)
             figures = "".join(self._figures(record).values())
             self._say(f"step {record.step:,}/{self.config.max_iters:,}{figures}{APART}{units.duration(left)} left")
+
+    def _redraw(self) -> None:
+        """Bring the live line up to date: its last update with the last evaluation and the last save."""
+        if self._progress and self._last:
+            self._progress.update(self._task, completed=self._last.step, figures=self._figures(self._last))
 
     def _figures(self, record: Step) -> dict[str, str]:
         """Words by name, as they stand on a line; each brings what parts it from the one before."""
@@ -145,6 +152,7 @@ class TrainingDisplay:
         if record.val_loss is None or record.train_loss is None:
             return
         self._val = f"val {record.val_loss:.4f}"
+        self._redraw()
         if self.nanogpt:
             self._say(f"step {record.step}: train loss {record.train_loss:.4f}, val loss {record.val_loss:.4f}")
             return

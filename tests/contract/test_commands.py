@@ -402,6 +402,17 @@ def test_a_closed_output_changes_no_answer(command: str, code: int) -> None:
     assert in_bash(f"onecard {command} >&- 2>&-").returncode == code
 
 
+@pytest.mark.parametrize(
+    "command", ["plan -", "plan --nvidia-smi -", "doctor -", "data prepare - --out {out} --tokenizer=bytes"]
+)
+def test_a_closed_input_is_an_empty_one(command: str, tmp_path: Path) -> None:
+    command = f"onecard {command.format(out=tmp_path / 'out')}"
+    closed, empty = in_bash(f"{command} <&-"), in_bash(f"{command} </dev/null")
+    assert closed.returncode == 2
+    assert len(closed.stderr.splitlines()) == 3
+    assert (closed.stdout, closed.stderr) == (empty.stdout, empty.stderr)
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
 def test_an_encoding_without_our_signs_gets_them_spelled(encoding: str) -> None:
     done = in_bash("onecard plan configs/gpt2_30m.py --gpu 4070 | cat", encoding=encoding)

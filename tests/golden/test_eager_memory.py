@@ -47,7 +47,6 @@ def name_of(index: int) -> str:
 
 
 FITTING = [index for index, row in enumerate(ROWS) if row["ok"] == "True"]
-CAPPED = [index for index, row in enumerate(ROWS) if row["cap_gib"]]
 
 
 @cache
@@ -90,13 +89,6 @@ def test_the_first_evaluation_is_right_but_for_the_batch_that_train_py_holds(ind
     row = ROWS[index]
     held_bytes = 2 * 8 * int(row["batch_size"]) * int(row["block_size"])
     assert predicted(index).phases["eval0"].allocated_bytes == int(row["eval0_alloc"]) + held_bytes
-
-
-@pytest.mark.parametrize("index", CAPPED, ids=name_of)
-def test_a_run_under_a_cap_fits_exactly_if_it_did(index: int) -> None:
-    row, done = ROWS[index], predicted(index)
-    assert done.ok == (row["ok"] == "True")
-    assert (done.ran_out.phase if done.ran_out else "") == row["oom_phase"]
 
 
 @pytest.mark.parametrize("row", ODD_ROWS, ids=lambda row: "-".join(row[key] for key in [*WHOLE, "dtype"]))

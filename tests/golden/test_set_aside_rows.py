@@ -1,10 +1,10 @@
 """Rows set aside before the descriptions were written, and only compared when they were done.
 
 Measured on an NVIDIA H200, torch 2.11.0+cu130, 2026-11-15, by bench/nanogpt_memory.py. Shapes, batches, vocabularies,
-dtypes and allocator settings drawn at random (nanogpt_h200_check.csv), and runs under a cap chosen between what they
-allocate and what they would reserve (nanogpt_h200_caps*.csv). These rows shared Inductor's cache on disk: what one had
-timed, another did not time again. test_own_cache_rows.py has rows with a cache each, as the plan assumes; a row that
-missed a limit here was measured again there, and counts as measured there.
+dtypes and allocator settings drawn at random (nanogpt_h200_check.csv); test_capped_memory.py has those under a cap.
+These rows shared Inductor's cache on disk: what one had timed, another did not time again. test_own_cache_rows.py has
+rows with a cache each, as the plan assumes; a row that missed a limit here was measured again there, and counts as
+measured there.
 """
 
 import pytest
@@ -17,7 +17,6 @@ from onecard.plan.memory.replay import replay
 CHECK = measured_rows(GOLDEN / "nanogpt_h200_check.csv")
 EAGER = [row for row in CHECK if not row.config.compile]
 COMPILED = [row for row in CHECK if row.config.compile]
-CAPPED = [*measured_rows(GOLDEN / "nanogpt_h200_caps.csv"), *measured_rows(GOLDEN / "nanogpt_h200_caps_check.csv")]
 MEASURED_AGAIN = {row.name: row for row in measured_rows(GOLDEN / "nanogpt_h200_own_cache.csv")}
 WITH_A_SHARED_CACHE = {"6/8/512 T1024 B4x4 V32768 float16 compiled"}  # misses a limit as first measured
 
@@ -65,10 +64,3 @@ def test_the_process_is_exact_where_a_row_with_a_shared_cache_was_measured_again
     (old,) = [row for row in CHECK if row.name == name]
     assert abs(old.process_error) > 0.05  # else it need not be told apart
     assert MEASURED_AGAIN[name].process_error == 0
-
-
-@pytest.mark.parametrize("row", CAPPED, ids=named)
-def test_under_a_cap_the_verdict_is_right(row: Measured) -> None:
-    assert row.predicted.ok == row.ok
-    if row.predicted.ran_out:
-        assert row.predicted.ran_out.phase == row.columns["oom_phase"]

@@ -34,14 +34,16 @@ counts = st.none() | st.integers(0, 2**60)
 
 @st.composite
 def records(draw: st.DrawFn) -> list[Step | Eval]:
-    rows = draw(st.lists(st.tuples(st.integers(0, 10**9), numbers, st.none() | numbers, st.booleans()), max_size=40))
+    places = st.integers(0, 10**9) | st.integers(-(10**9), 10**9)
+    row = st.tuples(places, st.none() | places, numbers, st.none() | numbers, st.booleans())
     made: list[Step | Eval] = []
-    for number, loss, other, is_step in rows:
+    for number, tokens, loss, other, is_step in draw(st.lists(row, max_size=40)):
         if is_step:
             more = {"printed_mfu": other, "printed_tokens_per_second": loss, "printed_seconds": other}
-            made.append(step(number, loss, seconds=other, lr=other, **more))
+            update = step(number, loss, seconds=other, lr=other, **more)
+            made.append(replace(update, tokens=tokens, elapsed_seconds=other))
         else:
-            made.append(evaluation(number, other, loss, bits=other))
+            made.append(replace(evaluation(number, other, loss, bits=other), tokens=tokens))
     return made
 
 
@@ -145,27 +147,21 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def check(made: list[Case], *, final: bool) -> None:
-    diagnoses = diagnose_cases(made, final=final)
-    json.dumps(diagnoses_json(diagnoses), allow_nan=False)
-    assert diagnoses_html(diagnoses).count("<section") == diagnoses_markdown(diagnoses).count("## x.log") == len(made)
-    for diagnosis in diagnoses:
-        for finding in diagnosis.findings:
-            assert finding.seen, finding.rule
-        print_diagnosis(diagnosis, Console(file=io.StringIO(), width=120))
+@pytest.mark.parametrize("examples", [60, pytest.param(600, marks=pytest.mark.slow)])
+def test_no_run_is_too_odd_for_the_doctor(examples: int) -> None:
+    @given(st.lists(cases(), min_size=1, max_size=2), st.booleans())
+    @settings(max_examples=examples, deadline=None)
+    def answered(made: list[Case], final: bool) -> None:
+        diagnoses = diagnose_cases(made, final=final)
+        json.dumps(diagnoses_json(diagnoses), allow_nan=False)
+        sections = diagnoses_html(diagnoses).count("<section")
+        assert sections == diagnoses_markdown(diagnoses).count("## x.log") == len(made)
+        for diagnosis in diagnoses:
+            for finding in diagnosis.findings:
+                assert finding.seen, finding.rule
+            print_diagnosis(diagnosis, Console(file=io.StringIO(), width=120))
 
-
-@given(st.lists(cases(), min_size=1, max_size=2), st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_no_run_is_too_odd_for_the_doctor(made: list[Case], final: bool) -> None:
-    check(made, final=final)
-
-
-@pytest.mark.slow
-@given(st.lists(cases(), min_size=1, max_size=2), st.booleans())
-@settings(max_examples=600, deadline=None)
-def test_nor_are_many(made: list[Case], final: bool) -> None:
-    check(made, final=final)
+    answered()
 
 
 @given(st.lists(cases(), min_size=2, max_size=3))

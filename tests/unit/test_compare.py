@@ -22,6 +22,8 @@ from onecard.doctor.facts import make_case
 from onecard.doctor.rules.stability import loss_nan
 from onecard.errors import MachineError
 from onecard.plan.cards import find_card
+from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.precision import settled
 from onecard.report.compare import comparison_json, passing_sentence, print_comparison
 from onecard.report.compare_plot import plot_html, plot_png, plot_svg
 from onecard.runs.foreign import read_logs
@@ -104,6 +106,28 @@ def test_a_single_low_point_is_no_passing() -> None:
     assert found is not None
     assert found.point.step > 400
     assert passes(curve, Reading(loss=3.0, noise=0.0)) is None
+
+
+def test_what_lies_before_the_beginning_of_a_run_is_passed_over() -> None:
+    run = own(0.0).run
+    early = [replace(record, step=number) for number, record in zip((-250, -1), run.records, strict=False)]
+    odd = [replace(record, tokens=-1) for record in run.records[:1]]
+    comparison = compare_runs([own(0.03), replace(run, records=(*early, *odd, *run.records))])
+    assert comparison.curves[1].points == compare_runs([own(0.03), run]).curves[1].points
+    assert comparison.winners["at_equal_tokens"] == 1
+
+
+def test_a_time_below_nothing_is_none_to_read_a_loss_at() -> None:
+    started = [replace(each, more={"elapsed_seconds": each.step - 1000.0}) for each in own(0.0).evals]
+    curve = loss_curve(
+        compare_runs([LoggedRun(source="odd", format="onecard", records=tuple(started))]).cases[0], "val_loss"
+    )
+    assert curve.points[0].seconds == -750.0
+    assert read_at(curve, "seconds", 100.0) is None
+    assert read_at(curve, "seconds", 375.0) is not None
+    backwards = [replace(each, more={"elapsed_seconds": -1.0}) for each in own(0.0).evals]
+    runs = [LoggedRun(source="odd", format="onecard", records=tuple(each)) for each in (backwards, started, started)]
+    assert [row.place for row in compare_runs(runs).at_equal_seconds] == [1000.0, 2000.0, 4000.0]
 
 
 # who is better
@@ -230,7 +254,9 @@ def test_nan_never_wins() -> None:
 # evaluations on the same windows
 
 
-def own(lift: float, *, tokens_read: int = 8192, dataset: str = "fineweb") -> Case:
+def own(
+    lift: float, *, tokens_read: int = 8192, dataset: str = "fineweb", card: str | None = None, **config: object
+) -> Case:
     """A run of ours with 20 evaluations on a smooth curve, `lift` above it, each with a standard error of 0.05."""
     evals = [
         Eval(
@@ -249,8 +275,10 @@ def own(lift: float, *, tokens_read: int = 8192, dataset: str = "fineweb") -> Ca
         )
         for number in range(250, 5001, 250)
     ]
-    run = LoggedRun(source="own", format="onecard", records=tuple(evals), config={**SMALL, "dataset": dataset})
-    return make_case(run, config=None, card=None, data=DataSizes())
+    run = LoggedRun(
+        source="own", format="onecard", records=tuple(evals), config={**SMALL, "dataset": dataset, **config}
+    )
+    return make_case(run, config=None, card=find_card(card) if card else None, data=DataSizes())
 
 
 def test_the_choice_of_the_windows_is_no_difference_between_runs_that_share_them() -> None:
@@ -556,17 +584,40 @@ def test_what_a_run_does_not_say_is_no_difference_and_is_shown_as_unknown() -> N
     assert strictly(comparison)["config_diff"] == {"n_embd": [256, 512, None]}
 
 
-def predicted_memory(*cards: str | None) -> str:
-    table = shown(compare_runs([case(evaluated(10.0, 5.0, 4.0), card) for card in cards]))
+def foreign(card: str | None) -> Case:
+    return case(evaluated(10.0, 5.0, 4.0), card)
+
+
+def predicted_memory(*cases: Case | LoggedRun) -> str:
+    table = shown(compare_runs(cases), width=200)
     return next(line.strip() for line in table.splitlines() if line.startswith("memory, predicted"))
 
 
 def test_predicted_memory_says_where_the_context_is_not_in_it() -> None:
-    without = predicted_memory(None, None)
+    without = predicted_memory(foreign(None), foreign(None))
     assert re.fullmatch(r"memory, predicted for nanoGPT, without the card's context( +[\d,]+ MiB){2}", without)
-    assert re.fullmatch(r"memory, predicted for nanoGPT( +[\d,]+ MiB){2}", predicted_memory("RTX 4070", "RTX 4070"))
-    one_known = predicted_memory("RTX 4070", None)
-    assert re.fullmatch(r"memory, predicted for nanoGPT +[\d,]+ MiB +[\d,]+ MiB without the card's context", one_known)
+    both_known = predicted_memory(foreign("RTX 4070"), foreign("RTX 4070"))
+    assert re.fullmatch(r"memory, predicted for nanoGPT( +[\d,]+ MiB){2}", both_known)
+    one_known = predicted_memory(foreign("RTX 4070"), foreign(None))
+    assert re.fullmatch(r"memory, predicted for nanoGPT +[\d,]+ MiB +[\d,]+ MiB, without the card's context", one_known)
+
+
+def test_memory_is_predicted_for_the_trainer_of_each_run_and_named_by_it() -> None:
+    ours = own(0.0, card="RTX 4070")
+    assert re.fullmatch(r"memory, predicted for onecard( +[\d,]+ MiB){2}", predicted_memory(ours, ours))
+    mixed = predicted_memory(ours, foreign("RTX 4070"))
+    assert re.fullmatch(r"memory, predicted +[\d,]+ MiB for onecard +[\d,]+ MiB for nanoGPT", mixed)
+    mixed = predicted_memory(ours, foreign(None), LoggedRun(source="bare", format="onecard", records=()))
+    assert re.search(r"MiB for onecard +[\d,]+ MiB for nanoGPT, without the card's context +\?$", mixed)
+    comparison = compare_runs([ours, foreign("RTX 4070")])
+    planned = [
+        predict(settled(each.resolved.config, each.card), each.card).process_bytes
+        for predict, each in zip((predict_onecard, predict_nanogpt), comparison.cases, strict=True)
+        if each.resolved
+    ]
+    assert list(comparison.predicted_process_bytes) == planned
+    assert planned[0] < planned[1], "logits in chunks"
+    assert [run["predicted_for"] for run in strictly(comparison)["runs"]] == ["onecard", "nanogpt"]
 
 
 @pytest.mark.parametrize("width", [40, 60])
@@ -586,7 +637,7 @@ def test_each_change_is_planned_by_itself() -> None:
     card = find_card("RTX 4070")
     first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
     second = first.replace({"n_embd": 512, "batch_size": 4, "gradient_accumulation_steps": 80, "learning_rate": 1e-3})
-    batch, width, rate = single_effects(first, second, card)
+    batch, width, rate = single_effects(first, second, card, "nanogpt")
     assert set(batch.changes) == {"batch_size", "gradient_accumulation_steps"}  # the same tokens, cut differently
     assert batch.final_loss_difference is None
     assert batch.process_bytes_difference is not None
@@ -601,10 +652,31 @@ def test_each_change_is_planned_by_itself() -> None:
 
 def test_a_change_that_cannot_stand_alone_says_so() -> None:
     first = resolve("n_embd = 384\nn_head = 6\nn_layer = 2").config
-    (both,) = single_effects(first, first.replace({"n_embd": 320, "n_head": 5}), None)
+    (both,) = single_effects(first, first.replace({"n_embd": 320, "n_head": 5}), None, "nanogpt")
     assert set(both.changes) == {"n_embd", "n_head"}
     assert both.tokens_per_second_ratio is None  # no card
     assert both.process_bytes_difference is not None
+
+
+def test_each_change_is_planned_under_the_trainer_of_the_first_run() -> None:
+    ours, wider = (own(0.0, card="RTX 4070", n_embd=width) for width in (256, 512))
+    theirs = case(evaluated(10.0, 5.0, 4.0), dataset="fineweb")
+    (by_onecard,), (by_nanogpt,) = (compare_runs([first, wider]).alone[1] for first in (ours, theirs))
+    assert by_onecard.changes == by_nanogpt.changes == {"n_embd": (256, 512)}
+    assert by_onecard.process_bytes_difference != by_nanogpt.process_bytes_difference
+    assert by_onecard.tokens_per_second_ratio != by_nanogpt.tokens_per_second_ratio
+
+
+def test_what_only_onecard_has_is_planned_for_onecard_and_not_guessed_for_nanogpt() -> None:
+    first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
+    second = first.replace({"grad_checkpoint": "full"})
+    (ours,) = single_effects(first, second, find_card("RTX 4070"), "onecard")
+    assert ours.process_bytes_difference is not None
+    assert ours.process_bytes_difference < 0
+    assert ours.tokens_per_second_ratio is not None
+    assert ours.tokens_per_second_ratio < 1
+    (theirs,) = single_effects(first, second, find_card("RTX 4070"), "nanogpt")
+    assert (theirs.process_bytes_difference, theirs.tokens_per_second_ratio) == (None, None)
 
 
 def test_predictions_are_labelled() -> None:

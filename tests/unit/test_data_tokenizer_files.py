@@ -114,6 +114,23 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: str | None) ->
     assert caught.value.name == "no-such-tokenizer"
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("char", "characters"),
+        ("Byte", "bytes"),
+        ("gpt-2", "gpt2"),
+        ("gpt3", "gpt2"),
+        ("bpe8k", "bpe"),
+        ("x.json", "gpt2"),
+    ],
+)
+def test_the_tokenizer_that_was_meant_is_offered(name: str, meant: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_tokenizer(name, ranks=None, home=tmp_path, environ={})
+    assert caught.value.fix == f"--tokenizer={meant}, or the path of a Hugging Face tokenizer.json"
+
+
 def test_a_tokenizer_json_is_found_by_its_folder_and_knows_its_end(tmp_path: Path) -> None:
     model = library.Tokenizer(library.models.WordLevel({"a": 0, "b": 1, "</s>": 5, "?": 2}, unk_token="?"))
     model.pre_tokenizer = library.pre_tokenizers.Whitespace()

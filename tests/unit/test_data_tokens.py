@@ -332,6 +332,16 @@ def test_a_pickle_that_does_something_is_refused_and_does_nothing(
     assert not (tmp_path / "attacked").exists()
 
 
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_number_of_numpys_is_not_read_and_the_way_to_a_plain_one_is_told(tmp_path: Path, protocol: int) -> None:
+    nanogpt_folder(tmp_path)
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": np.int64(65)}, protocol))
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path)
+    assert caught.value.name == "bad-meta"
+    assert "int(…) around a vocab_size of NumPy's" in caught.value.fix
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -391,6 +401,30 @@ def test_the_fingerprint_follows_the_tokens_not_the_place(tmp_path: Path) -> Non
     swapped = opened(nanogpt_folder(tmp_path / "d", train=range(100), val=range(1000)))
     assert first.fingerprint == copy.fingerprint
     assert len({first.fingerprint, other.fingerprint, swapped.fingerprint}) == 3
+
+
+def promised(folder: Path, ids: Any) -> Path:
+    """A folder whose meta.json has the checksum of train.bin."""
+    raw = (nanogpt_folder(folder, train=ids) / "train.bin").read_bytes()
+    entry = {"file": "train.bin", "tokens": len(ids), "sha256": hashlib.sha256(raw).hexdigest()}
+    (folder / "meta.json").write_text(json.dumps({"train": [entry]}))
+    return folder
+
+
+def test_one_changed_token_of_small_data_changes_the_fingerprint_and_nothing_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = np.arange(1_000_000) % 65_536
+    bare = opened(nanogpt_folder(tmp_path / "bare", train=ids)).fingerprint
+    folder = promised(tmp_path / "promised", ids)
+    assert opened(folder).fingerprint == bare, "as it was before anybody looked at checksums"
+    found = {bare}
+    for changed in (5, 6):
+        write(folder / "train.bin", np.where(np.arange(len(ids)) == 10_000, changed, ids))  # not in the sample
+        found.add(opened(folder).fingerprint)
+    assert len(found) == 3
+    monkeypatch.setattr("onecard.data.dataset.SMALL_BYTES", len(ids))
+    assert opened(folder).fingerprint == bare, "all of large data is not read unasked"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cuts no file that is mapped")

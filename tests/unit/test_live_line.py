@@ -8,9 +8,11 @@ import pytest
 from rich.console import Console
 
 from onecard.config.resolve import resolve
+from onecard.data.watch import Moment
+from onecard.report.data import PrepareDisplay, moment_line
 from onecard.report.live_line import LiveLine
 from onecard.report.training import TrainingDisplay
-from onecard.runs.records import Checkpoint
+from onecard.runs.records import Checkpoint, Record
 from onecard.units import GIB
 from tests import made_records as made
 
@@ -22,6 +24,11 @@ WHOLE = re.compile(
     r"(?:  VRAM 9\.64 GiB(?: of 9\.90 GiB planned(?:, card 11\.99 GiB)?)?)?"
     r"(?:  waiting for data 6%)?(?:  saved at 1,000)?"
 )
+
+
+@pytest.fixture(autouse=True)
+def a_usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
 
 
 def drawn(text: str) -> list[str]:
@@ -75,6 +82,52 @@ def test_a_narrow_terminal_goes_without_the_least_first() -> None:
 def test_what_a_usual_terminal_has_room_for() -> None:
     for word in ("1234/4750", "left", "loss", "val", "tokens/s", "VRAM"):
         assert word in trained_on_a_card(80)
+
+
+def watched(*records: Record) -> list[str]:
+    """What a display of sixty updates writes to a terminal."""
+    out = io.StringIO()
+    console = Console(file=out, width=160, force_terminal=True, color_system=None, legacy_windows=False)
+    with TrainingDisplay(resolve("max_iters = 60\nlog_interval = 20").config, console) as display:
+        for record in (made.start(0, resumed_from=None), *records):
+            display(record)
+    return drawn(out.getvalue())
+
+
+def saved(number: int) -> Checkpoint:
+    return Checkpoint(step=number, tokens=None, path=f"step-{number}", seconds=1.0, reason="evaluated", best=True)
+
+
+def evaluated(number: int, val_loss: float) -> Record:
+    return replace(made.evaluation(number, val_loss=val_loss), train_loss=3.0)
+
+
+def test_the_last_line_has_the_last_evaluation_and_the_last_save() -> None:
+    before = (evaluated(50, 3.1773), saved(50), made.step(60))
+    assert "val 3.1773" in watched(*before)[-1]
+    assert "val 3.1761" in watched(*before, evaluated(60, 3.1761))[-1]
+    last = watched(*before, evaluated(60, 3.1761), saved(60), made.end(60, "finished"))[-1]
+    assert last.startswith("60/60")
+    assert "val 3.1761" in last
+    assert last.endswith("saved at 60")
+
+
+@pytest.mark.parametrize("terminal", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_redraw_gets_lines(terminal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", terminal)
+    steps = [made.step(number, seconds=1.0) for number in range(1, 61)]
+    assert [line.split("  ")[0] for line in watched(*steps)[1:]] == ["step 20/60", "step 40/60", "step 60/60"]
+
+
+def test_nor_is_a_bar_drawn_there_for_a_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = io.StringIO()
+    moment = Moment(
+        phase="preparing", tokens=5, documents=1, share=0.5, begun_share=0.0, seconds=5.0, tokens_per_second=1.0
+    )
+    with PrepareDisplay(Console(file=out, width=160, force_terminal=True, color_system=None)) as display:
+        display(moment)
+    assert out.getvalue() == moment_line(moment) + "\n"
 
 
 def live(*, width: int, completed: int, seconds_per_step: float) -> list[str]:

@@ -25,15 +25,12 @@ def test_sizes_are_read_in_binary_and_decimal_units(text: str, size: int) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["", "lots", "-1GiB", "1..2GiB", "12 parsecs", "1e400", "nan", "9" * 30 + "TB", "٣GiB"],
+    [
+        *("", "lots", "-1GiB", "1..2GiB", "12 parsecs", "1e400", "nan", "9" * 30 + "TB", "٣GiB"),
+        *("2,1GiB", "11,60GiB", "1,0000", "1234,567", "1,234,5", ",5GiB", "1,GiB"),  # a comma marks thousands
+    ],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        units.parse_bytes(text)
-
-
-@pytest.mark.parametrize("text", ["2,1GiB", "11,60GiB", "1,0000", "1234,567", "1,234,5", ",5GiB", "1,GiB"])
-def test_a_comma_marks_thousands_or_nothing(text: str) -> None:
     with pytest.raises(ValueError):
         units.parse_bytes(text)
 
