@@ -62,6 +62,9 @@ def make_plan(
     from onecard.plan.budget import budget_of
 
     asked = _asked(
+        gpu=_text(gpu),
+        vram=_amount("vram_bytes", vram_bytes),
+        other=_amount("other_bytes", other_bytes),
         trainer=trainer,
         fit=fit,
         params=_amount("params", params),
@@ -71,7 +74,7 @@ def make_plan(
     )
     return make.make_plan(
         _resolved(config, keys),
-        place_named(_text(gpu), _amount("vram_bytes", vram_bytes), _amount("other_bytes", other_bytes)),
+        place_named(asked.gpu, asked.vram, asked.other),
         trainer=asked.trainer,
         fit=asked.fit,
         params=asked.params,

@@ -23,7 +23,15 @@ class PathType(click.ParamType):  # type: ignore[type-arg]  # generic in click >
     name = "path"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        refuse_empty(_as_typed(param), value)
+        named = _as_typed(param)
+        refuse_empty(named, value)
+        if value.startswith("--"):
+            raise UsageError(
+                f"{named} needs the name of a file or folder",
+                why=f"{value} behind it is an option",
+                fix=f"{named} NAME {value}, or {named} ./{value} if that is its name",
+                name="no-name",
+            )
         return expanded(value)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -116,10 +115,12 @@ def check(options: Options) -> None:
     if budget and beside:
         option, typed = beside.split()[-1], of_one_config[beside]
         again = beside if typed is True else f"{beside} {quote(str(typed))}"
+        named, place = [quote(options.config)] if options.config else [], _place_typed(options)
         raise UsageError(
             f"{option} does not go with {budget.split()[0]}",
             why=f"{budget.split()[0]} proposes configs that fit, and {option} is about a config there is",
-            fix=f"onecard plan {budget} --write FILE.py, then onecard plan FILE.py {again}",
+            fix=f"{' '.join(['onecard plan', *named, *place, budget])} --write FILE.py, "
+            f"then {' '.join(['onecard plan FILE.py', again, *place])}",
             name="two-questions",
         )
     if options.write and options.hours is None and options.tokens is None:
@@ -133,6 +134,15 @@ def check(options: Options) -> None:
         from onecard.cli.files import check_svg
 
         check_svg(options.timeline, option="--timeline")
+
+
+def _place_typed(options: Options) -> list[str]:
+    """The card and what it has, as words to type."""
+    from onecard.units import MIB
+
+    sizes = {"--vram": options.vram, "--other": options.other}
+    words = {"--gpu": options.gpu} | {option: size and f"{size / MIB:.0f}MiB" for option, size in sizes.items()}
+    return [f"{option} {quote(word)}" for option, word in words.items() if word]
 
 
 def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
@@ -205,10 +215,7 @@ def _show(options: Options, made: Plan, seen: Seen | None) -> None:
     from onecard.report.plan import print_plan
     from onecard.report.talk import print_warnings
 
-    unheeded = []
-    if options.fit and made.proposals is not None:
-        unheeded = [f"--fit is ignored beside {_budget(options)[0]}: what is proposed fits already"]
-    print_warnings([*made.resolved.warnings, *unheeded], console(stderr=True))
+    print_warnings(made.resolved.warnings, console(stderr=True))
     print_plan(made, console(), explain=options.explain)
     if made.proposals == ():
         console().print(f"  fix: {_enough(options, made)}", soft_wrap=True, markup=False)
@@ -225,30 +232,12 @@ def _budget(options: Options) -> list[str]:
 
 
 def _enough(options: Options, made: Plan) -> str:
-    """What to type where no run can be proposed: a budget for which one can, as was tried; without one, --fit."""
-    from onecard.plan.budget import budget_of
-    from onecard.plan.make import make_plan
-
-    for larger in _larger(options):
-        budget = budget_of(hours=larger.hours, tokens=larger.tokens)
-        if make_plan(made.resolved, made.place, trainer=options.trainer, budget=budget).proposals:
-            return f"{' '.join(_budget(larger))} is enough for one"
-    return f"no budget is enough, for want of memory; --fit instead of {_budget(options)[0]} says what fits"
-
-
-def _larger(options: Options) -> Iterator[Options]:
-    """Ten times the hours, the tokens or both, then a hundred times, as far as there are budgets."""
-    from onecard.plan.budget import MOST_HOURS, MOST_TOKENS
-
-    for power in range(1, 15):
-        more: dict[str, Any] = {}
-        if options.hours is not None and (hours := options.hours * 10**power) <= MOST_HOURS:
-            more["hours"] = hours
-        if options.tokens is not None and (tokens := options.tokens * 10**power) <= MOST_TOKENS:
-            more["tokens"] = tokens
-        yield from (replace(options, **{name: amount}) for name, amount in more.items())
-        if len(more) == 2:
-            yield replace(options, **more)
+    """What to type where no run can be proposed: the least budget for which one can; without one, --fit."""
+    if made.enough is None:
+        return f"no budget is enough, for want of memory; --fit instead of {_budget(options)[0]} says what fits"
+    seconds, tokens = made.enough.seconds, made.enough.tokens
+    enough = replace(options, hours=None if seconds is None else seconds / 3600, tokens=tokens)
+    return f"{' '.join(_budget(enough))} is enough for one"
 
 
 def read_config(config: str | None, flags: list[Flag]) -> Resolved:

@@ -111,10 +111,10 @@ def _read(text: str, shown: str) -> ConfigFile:
             fix="a config is lines such as `n_layer = 12`; see configs/ for examples",
             name="unreadable-config",
         ) from problem
-    if not (file.values or file.unresolved or file.code):
+    if not text.strip() and not shown.endswith(".py"):  # a .py that says nothing is one of nanoGPT's configs
         raise ConfigError(
             f"{shown} sets nothing",
-            why="the file is empty or holds only comments",
+            why="it is empty",
             fix="put a line such as `n_layer = 12` into it, or name no file: a small default is packaged",
             name="empty-config",
         )
@@ -164,6 +164,8 @@ def _listed(words: Iterable[str]) -> str:
 
 def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list[str]:
     warnings = []
+    if not (file.values or file.unresolved or file.code):
+        warnings.append(f"{shown} sets nothing: nanoGPT's defaults apply")
     unused = _unused(file)
     ignored = [key for key in unused if key in KEYS]
     unknown = [key for key in unused if key not in KEYS]
@@ -325,6 +327,9 @@ def _mismatch(said: str, origins: Mapping[str, str]) -> ConfigError:
             fix = f"--n_head={width // 64}, heads of 64, or {fix}"
     elif "batch_size" in keys:
         fix = "about half a million tokens are usual: --batch_size=8 --gradient_accumulation_steps=64 --block_size=1024"
+    elif "eval_block_size" in keys:
+        longest = re.findall(r"=(\d+)", said)[-1]
+        fix = f"--eval_block_size={longest}, or leave it out: evaluations then read block_size tokens"
     else:
         fix = "make the first no larger than the second"
     return ConfigError(

@@ -11,9 +11,10 @@ from onecard.config.schema import RunConfig
 from onecard.plan.asked import Asked
 from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
+from onecard.plan.evaluation import eval_batch_size, eval_sequences
 from onecard.plan.fit import Candidate, fit_config, fit_onecard, from_smaller_weights
 from onecard.plan.memory.predict import Memory, predict_onecard
-from onecard.plan.remedies import Remedy, free_remedies, micro_batch_of, recomputing, remedies
+from onecard.plan.remedies import RECOMPUTED, Remedy, evaluating, free_remedies, micro_batch_of, recomputing, remedies
 from onecard.plan.speed import TrainerName
 
 
@@ -60,8 +61,9 @@ def ranked_fixes(
     if ours and trainer == "nanogpt":
         fixes += _with_our_trainer(asked, ours)
     useful = sorted((fix for fix in fixes if fix.saves_bytes > 0), key=_rank)
-    more = (*_best_combination(asked), *_smaller_weights(asked), *_not_in_the_config(asked, other_bytes))
-    return [*useful, *more]
+    told = [fix.patch for fix in useful]
+    together = [fix for fix in _best_combination(asked) if fix.code or fix.patch not in told]
+    return [*useful, *together, *_smaller_weights(asked), *_not_in_the_config(asked, other_bytes)]
 
 
 def _replanned(asked: Asked, remedy: Remedy) -> Memory:
@@ -106,36 +108,51 @@ def _with_our_trainer(asked: Asked, ours: Memory) -> Iterator[Fix]:
             yield _fix(asked, both, memory, trainer="onecard")
     if ours.fits is False and asked.available_bytes is not None:
         best = fit_onecard(asked.config, asked.card, asked.available_bytes).best
-        if best and best.config.batch_size != asked.config.batch_size:
-            fitted = Remedy(
-                name="onecard-fit",
-                what=f"{what}, {micro_batch_of(best.config.batch_size)}, same tokens per update",
-                why="the fastest micro-batch and recomputation that fit",
-                patch=best.patch,
-            )
+        if best and best.patch.keys() - {"grad_checkpoint"}:  # which alone is told above
+            fitted = Remedy(name="onecard-fit", what=f"{what}, {_way(best)}", why=_FASTEST_WAY, patch=best.patch)
             yield _fix(asked, fitted, best, trainer="onecard")
 
 
+_FASTEST_WAY = "the fastest micro-batch and recomputation that fit"
+
+
+def _way(best: Candidate) -> str:
+    """`8 sequences a micro-batch, same tokens per update`: what our trainer does otherwise, in a candidate."""
+    patch, words = best.patch, []
+    if "batch_size" in patch:
+        words += [micro_batch_of(patch["batch_size"]), "same tokens per update"]
+    elif mode := patch.get("grad_checkpoint"):
+        words.append(RECOMPUTED[mode][0])
+    if "eval_batch_size" in patch:
+        words.append(evaluating(patch["eval_batch_size"]))
+    return ", ".join(words)
+
+
 def _best_combination(asked: Asked) -> Iterator[Fix]:
-    """All that costs no speed, and the fastest micro-batch that then fits: of nanoGPT's run, without enough room."""
+    """All that costs no speed, and the fastest way that then fits: of a run without enough room."""
     config, room_bytes = asked.config, asked.room_bytes
-    if asked.trainer != "nanogpt" or room_bytes is None:
+    if room_bytes is None:
         return
     free = [remedy for remedy in free_remedies(asked) if not remedy.expandable_segments]  # the fit tries those itself
     patch = {key: value for remedy in free for key, value in remedy.patch.items()}
-    best = fit_config(config.replace(patch), asked.card, room_bytes, returns_logits=False).best
+    if asked.trainer == "nanogpt":
+        best = fit_config(config.replace(patch), asked.card, room_bytes, returns_logits=False).best
+    else:
+        best = fit_onecard(config.replace(patch), asked.card, room_bytes).best
     if best is None:
         return
+    ways = [f"{key}={value}" for key, value in best.patch.items() if key == "grad_checkpoint"]
     together = Remedy(
         name="best-combination",
         what="what is free, at the fastest micro-batch that fits",
-        why=" + ".join([*(remedy.name for remedy in free), f"batch_size={best.config.batch_size}"]),
+        why=" + ".join([*(remedy.name for remedy in free), f"batch_size={best.config.batch_size}", *ways]),
         patch={key: value for key, value in best.config.model_dump().items() if value != getattr(config, key)},
         code="; ".join(remedy.code for remedy in free if remedy.code),
         expandable_segments=best.expandable_segments,
         returns_logits=False,
     )
-    yield _fix(asked, together, best, trainer="nanogpt")
+    if together.patch or together.code:
+        yield _fix(asked, together, best, trainer=asked.trainer)
 
 
 def _smaller_weights(asked: Asked) -> Iterator[Fix]:
@@ -173,13 +190,16 @@ def _not_in_the_config(asked: Asked, other_bytes: int) -> Iterator[Fix]:
             fits=None if available_bytes is None else memory.process_bytes <= available_bytes + room_bytes,
             why=f"takes nothing off this run; gives it up to {units.mib(room_bytes)} more room",
         )
-    if memory.peak_phase.name == "train":
-        yield Fix(
-            name="eval-iters",
-            what="fewer eval_iters, or a smaller evaluation batch",
-            trainer=asked.trainer,
-            slowdown=0.0,
-            fits=memory.fits,
-            safe=asked.is_safe(memory),
-            why="0 MiB: evaluation keeps no graph and peaks below training; eval_iters only sets how long it takes",
-        )
+    if asked.trainer == "onecard" and eval_batch_size(asked.config) > eval_sequences(asked.config):
+        return  # an evaluation is one batch, which fewer eval_iters make smaller
+    below = memory.peak_phase.name == "train"
+    yield Fix(
+        name="eval-iters",
+        what="fewer eval_iters, or a smaller evaluation batch" if below else "fewer eval_iters",
+        trainer=asked.trainer,
+        slowdown=0.0,
+        fits=memory.fits,
+        safe=asked.is_safe(memory),
+        why=f"0 MiB: evaluation keeps no graph{' and peaks below training' if below else ''}; "
+        "eval_iters only sets how long it takes",
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,26 +14,33 @@ from onecard.errors import UsageError
 from onecard.plan import recipe
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.fit import Fit, fit_config, fit_onecard
-from onecard.plan.loss import LossForecast, forecast_loss, why_no_forecast
+from onecard.plan.evaluation import eval_tokens, standard_error
+from onecard.plan.fit import RECOMPUTATION
+from onecard.plan.ladder import Means, shapes
+from onecard.plan.loss import LossForecast, forecast_loss, optimal_params_for_tokens, why_no_forecast
+from onecard.plan.memory.nanogpt.loop import EVAL_ITERS, MICRO_STEPS
 from onecard.plan.ranges import Range
 from onecard.plan.recipe import Setting
 from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
-TRAINING_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
-EVALUATIONS = 40  # over the run
+RUN_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
+EVALUATION_SHARE = 0.03  # of the run, for evaluations and the checkpoints that go with them
+MOST_EVALUATIONS, FEWER_EVALUATIONS = 40, 10  # below the second, each reads less
+EVALUATED_TOKENS = 524_288  # of a split: a standard error of 0.02
+LEAST_EVAL_ITERS = EVAL_ITERS  # from there on an evaluation takes the same memory
 FEWEST_STEPS = 100  # a run that anything can be said of
-SKETCH_ERROR = 0.005  # nats: what a tenth more speed is worth
 MOST_HOURS = 100_000  # eleven years
 MOST_TOKENS = 10**15  # more text than there is
 # what a budget decides: whoever types one of these beside it is told that it is ignored
 DECIDED = frozenset(
     "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
-    "warmup_iters beta2 eval_interval eval_iters eval_only grad_checkpoint compile".split()
+    "warmup_iters beta2 eval_interval eval_iters eval_only init_from grad_checkpoint compile".split()
 )
 _NAMES = ("wandb_project", "wandb_run_name")  # in a file, those of the run it is, and not of the one proposed instead
-SMALLER_SHARE = 0.55  # "the smaller model trained longer" has at most this share of the parameters
+SMALLER_SHARE = 0.55  # the smaller model has at most this share of the parameters
+LARGER_SHARE = 1.8  # and the larger one, of which a word is said, at least this
+NEAR_OPTIMAL = 1.5  # as a factor: a model within it of the optimal size is called compute-optimal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +55,11 @@ class Proposal:
     speed: Speed
     loss: LossForecast | None
     out_dir: str
+    note: str = ""  # what else could be had, and for what
 
     @property
     def seconds(self) -> Range:
         return self.speed.total_seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sketch:
-    """A shape with the length it would run for: speed only, memory not yet looked at."""
-
-    config: RunConfig
-    loss: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +69,25 @@ class Budget:
     seconds: float | None = None
     tokens: int | None = None
 
-    def steps(self, config: RunConfig, speed: Speed | None) -> int:
-        """Updates the budget pays for, evaluations and checkpoints included."""
-        bounds = []
+    def in_whole_steps(self, block_size: int) -> Budget:
+        """The budget with as many tokens as whole updates take, of the size that so many tokens call for."""
+        if self.tokens is None:
+            return self
+        sizes = [sequences * block_size for sequences in recipe.sequences_per_step(block_size)]
+        enough = [size for size in sizes if self.tokens >= recipe.ENOUGH_STEPS * size]
+        return replace(self, tokens=self.tokens - self.tokens % max(enough, default=sizes[0]))
+
+    def steps(self, config: RunConfig, means: Means) -> int:
+        """Updates that are paid for, with their share of evaluations and checkpoints or the least of them."""
+        bounds: list[float] = []
         if self.tokens is not None:
             bounds.append(self.tokens // config.tokens_per_step)
-        if self.seconds is not None and speed is not None and config.max_iters:
-            each = speed.total_seconds.likely / config.max_iters
-            bounds.append(int(self.seconds * TRAINING_SHARE / each))
-        return min(bounds, default=0)
+        if self.seconds is not None:
+            run_seconds = RUN_SHARE * self.seconds
+            most = min(EVALUATION_SHARE * run_seconds, _between(config, means, _wanted_iters(config), MOST_EVALUATIONS))
+            between = max(most, _between(config, means, LEAST_EVAL_ITERS, 1))
+            bounds.append((run_seconds - between) / _step_seconds(config, means))
+        return max(0, math.floor(min(bounds)))
 
 
 def budget_of(*, hours: float | None, tokens: int | None) -> Budget | None:
@@ -95,30 +105,6 @@ def budget_of(*, hours: float | None, tokens: int | None) -> Budget | None:
     return Budget(seconds=None if hours is None else hours * 3600, tokens=tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Means:
-    """What a run is made with."""
-
-    card: Card
-    available_bytes: int
-    budget: Budget
-    trainer: TrainerName
-    asked: Mapping[str, Any]  # keys that somebody typed, with their values
-
-    def speed(self, config: RunConfig) -> Speed | None:
-        return predict_speed(config, self.card, self.trainer)
-
-    def steps(self, config: RunConfig) -> int:
-        """Updates the budget pays for."""
-        return self.budget.steps(config, self.speed(config))
-
-    def fit(self, config: RunConfig) -> Fit:
-        """The fastest way that fits as a config file says it: nothing that only the environment could ask for."""
-        if self.trainer == "onecard":
-            return fit_onecard(config, self.card, self.available_bytes)
-        return fit_config(config, self.card, self.available_bytes, expandable_segments=False)
-
-
 def propose(
     config: RunConfig,
     card: Card,
@@ -128,11 +114,78 @@ def propose(
     trainer: TrainerName = "nanogpt",
     asked: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Proposal]:
-    """The run of the lowest predicted loss within the budget, beside it a smaller one trained longer; [] if none.
+    """The run to make within the budget, and beside it one of a smaller model; [] if none can be made.
+
+    With hours, it is that of the lowest predicted loss: what a card can compute in them is spent best. Tokens alone
+    bound no compute, so there it is the run for which they are compute-optimal.
 
     Under nanoGPT by default: what fits and is paid for there, onecard runs too. Keys that were `asked` for stay as they
     are in the config, but for those that the budget decides. UsageError where no law foretells a loss to choose by.
     """
+    means = Means(card=card, available_bytes=available_bytes, trainer=trainer)
+    base = _base(config, means, asked)
+    budget = budget.in_whole_steps(base.block_size)
+    models = shapes(base)
+    if budget.seconds is None and budget.tokens is not None:
+        best, name, why = _for_tokens(models, budget, means)
+    else:
+        best, name, why = _lowest(models, budget, means), "lowest loss", "lowest predicted loss for the budget"
+    if best is None:
+        return []
+    params = count_params(best).total
+    first = _settled(best, name, why, means, asked)
+    if budget.seconds is None:
+        first = replace(first, note=_larger(models, params, budget, means))
+    smaller = _lowest([m for m in models if count_params(m).total <= SMALLER_SHARE * params], budget, means)
+    if smaller is None:
+        return [first]
+    name = _name_of_smaller(smaller, best, budget)
+    why = f"lowest predicted loss of models at most {SMALLER_SHARE * 100:.0f} % as large"
+    return [first, _settled(smaller, name, why, means, asked)]
+
+
+def least_budget(
+    config: RunConfig,
+    card: Card,
+    available_bytes: int,
+    budget: Budget,
+    *,
+    trainer: TrainerName = "nanogpt",
+    asked: Mapping[str, Any] = MappingProxyType({}),
+) -> Budget | None:
+    """The least budget of the same kinds, and no less than this one, in two digits, for which a run can be proposed.
+
+    None where no budget is enough, for want of memory.
+    """
+    means = Means(card=card, available_bytes=available_bytes, trainer=trainer)
+    base = _base(config, means, asked)
+    sequences = recipe.sequences_per_step(base.block_size)[0]
+    least_seconds = math.inf
+    for shape in sorted(shapes(base), key=means.least_seconds_per_token):
+        if means.least_seconds_per_token(shape) * FEWEST_STEPS * sequences * base.block_size > least_seconds:
+            break
+        if way := means.way(shape, sequences):
+            training = FEWEST_STEPS * _step_seconds(way, means)
+            whole = max(training / (1 - EVALUATION_SHARE), training + _between(way, means, LEAST_EVAL_ITERS, 1))
+            least_seconds = min(least_seconds, whole / RUN_SHARE)
+    if least_seconds == math.inf:
+        return None
+    seconds, tokens = budget.seconds, budget.tokens
+    if seconds is not None:
+        seconds = max(seconds, 3600 * _rounded_up(least_seconds / 3600))
+    if tokens is not None:
+        tokens = max(tokens, round(_rounded_up(FEWEST_STEPS * sequences * base.block_size)))
+    return Budget(seconds=seconds, tokens=tokens)
+
+
+def _rounded_up(amount: float) -> float:
+    """The next number of two digits."""
+    unit = 10.0 ** (math.floor(math.log10(amount)) - 1)
+    return math.ceil(amount / unit * (1 + 1e-9)) * unit
+
+
+def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfig:
+    """The config that proposals are made of, without what a budget decides; UsageError where no law speaks of it."""
     if why := why_no_forecast(config.replace({"max_iters": 1})):
         raise UsageError(
             "no run can be proposed for a budget",
@@ -140,152 +193,225 @@ def propose(
             fix="onecard plan CONFIG, without a budget, says whether this run fits and how long it takes",
             name="no-loss-law",
         )
-    unsaid = ("init_from", "eval_only", *(key for key in _NAMES if key not in asked))
-    config = config.replace({key: RunConfig.model_fields[key].default for key in unsaid})
-    means = _Means(card=card, available_bytes=available_bytes, budget=budget, trainer=trainer, asked=asked)
-    sketches = sorted(_sketches(config, means), key=lambda sketch: sketch.loss)
-    best = _best_that_fits("lowest loss", "lowest predicted loss for the budget", sketches, means)
+    unsaid = ("init_from", "eval_only", "eval_iters", *(key for key in _NAMES if key not in asked))
+    made: dict[str, Any] = {key: RunConfig.model_fields[key].default for key in unsaid} | {"compile": True}
+    if "dropout" not in asked:
+        made["dropout"] = 0.0
+    if means.trainer == "nanogpt" and config.dtype == "float32":
+        made["dtype"] = means.card.best_dtype()
+    return config.replace({**made, "grad_checkpoint": RECOMPUTATION[0]})
+
+
+def _for_tokens(models: Sequence[RunConfig], budget: Budget, means: Means) -> tuple[RunConfig | None, str, str]:
+    """The run nearest in size to the compute-optimal one for the budget's tokens, what to call it, and why it is it."""
+    optimal = optimal_params_for_tokens(budget.tokens or 1)
+    off = {model: math.log(count_params(model).total / optimal) for model in models}
+    runs = (_run(model, budget, means) for model in sorted(models, key=lambda model: abs(off[model])))
+    best = next(filter(None, runs), None)
+    meant = f"{units.count(round(optimal))} parameters are compute-optimal for the tokens (arXiv 2404.10102)"
     if best is None:
-        return []
-    limit = SMALLER_SHARE * count_params(best.config).total
-    smaller = [sketch for sketch in sketches if count_params(sketch.config).total <= limit]
-    why = f"lowest predicted loss of models at most {SMALLER_SHARE:.0%} as large".replace("%", " %")
-    second = _best_that_fits("smaller, trained longer", why, smaller, means)
-    return [best, second] if second else [best]
+        return None, "", ""
+    share = count_params(best).total / optimal
+    if share > NEAR_OPTIMAL:
+        return best, "smallest", f"the smallest that is proposed: {meant}"
+    if share < 1 / NEAR_OPTIMAL:
+        bound = "that is proposed" if best.n_embd == models[-1].n_embd else "that fits"
+        return best, f"largest {bound}", f"the largest {bound}: {meant}"
+    return best, "compute-optimal", meant
 
 
-def _sketches(config: RunConfig, means: _Means) -> Iterator[_Sketch]:
-    """Every sensible shape, run as long as the budget allows at a usual micro-batch."""
-    for n_layer in (4, 6, 8, 10, 12, 16, 20, 24, 30, 36):
-        for n_head in range(2, 26, 2):  # widths of a multiple of 128 suit the card
-            width = n_head * HEAD_SIZE
-            if not 40 <= width / n_layer <= 86:  # GPT-2's family lies between 33 and 64; wider is faster
-                continue
-            shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": width}
-            batch = {"batch_size": 8, "gradient_accumulation_steps": 8, "max_iters": 1000}
-            usual = {"compile": True} | ({} if "dropout" in means.asked else {"dropout": 0.0})
-            base = config.replace(usual | shape | batch)
-            steps = means.steps(base)
-            forecast = forecast_loss(base.model_copy(update={"max_iters": steps}))
-            if steps >= FEWEST_STEPS and forecast:
-                yield _Sketch(config=base.model_copy(update={"max_iters": steps}), loss=forecast.final.likely)
+def _larger(models: Sequence[RunConfig], params: int, budget: Budget, means: Means) -> str:
+    """A sentence on what a larger model makes of the same tokens, and takes; empty where none fits."""
+    for model in sorted(models, key=lambda model: count_params(model).total):
+        if count_params(model).total >= LARGER_SHARE * params and (run := _run(model, budget, means)):
+            loss, speed = forecast_loss(run), predict_speed(run, means.card, means.trainer)
+            if loss and speed:
+                return (
+                    f"a larger model gets further with the same tokens, and takes longer: "
+                    f"{units.count(count_params(run).nanogpt)} ({run.n_layer} x {run.n_embd}) reach "
+                    f"{loss.final.likely:.2f} in about {units.duration(speed.total_seconds.likely)}"
+                )
+    return ""
 
 
-def _best_that_fits(name: str, why: str, sketches: list[_Sketch], means: _Means) -> Proposal | None:
-    """The settled run of the lowest loss, of sketches by their loss; None if none can be settled.
+def _name_of_smaller(smaller: RunConfig, best: RunConfig, budget: Budget) -> str:
+    if budget.seconds is None:
+        return "smaller, past optimal"
+    return "smaller, trained longer" if smaller.total_tokens > best.total_tokens else "smaller, in less time"
 
-    A sketch that promises less than what was settled before is passed over. So are those about as large as one that
-    did not fit, or only in micro-batches so small that it fell short of its promise: they would too.
+
+def _lowest(models: Sequence[RunConfig], budget: Budget, means: Means) -> RunConfig | None:
+    """The run of the lowest predicted loss; None if none can be made.
+
+    Models are looked at by what they would reach at a speed they cannot exceed, until no other could do better.
     """
-    best: Proposal | None = None
-    too_large = math.inf  # parameters
-    for sketch in sketches:
-        params = count_params(sketch.config).total
-        if params >= too_large or (best and sketch.loss > _likely(best) + SKETCH_ERROR):
-            continue
-        proposal = _settle(name, why, sketch.config, means)
-        if proposal is None:
-            too_large = 0.8 * params
-            continue
-        if _likely(proposal) > sketch.loss + SKETCH_ERROR:
-            too_large = 0.9 * params
-        if best is None or _likely(proposal) < _likely(best):
-            best = proposal
+    hoped = {model: _likely(_at_best(model, budget, means)) for model in models}
+    best: RunConfig | None = None
+    for model in sorted(models, key=lambda model: (hoped[model], count_params(model).total)):
+        if best and hoped[model] >= _likely(best):
+            break
+        run = _run(model, budget, means)
+        if run and (best is None or _likely(run) < _likely(best)):
+            best = run
     return best
 
 
-def _likely(proposal: Proposal) -> float:
-    return proposal.loss.final.likely if proposal.loss else math.inf
+def _likely(run: RunConfig) -> float:
+    forecast = forecast_loss(run)
+    return forecast.final.likely if forecast else math.inf
 
 
-def _settle(name: str, why: str, config: RunConfig, means: _Means) -> Proposal | None:
-    """The run with its micro-batch, length and recipe; None if no micro-batch fits safely. `why` it has its shape."""
-    step = recipe.tokens_per_step(config.total_tokens)
-    sequences = max(1, step.value // config.block_size)
-    fit = means.fit(config.replace({"batch_size": sequences, "gradient_accumulation_steps": 1}))
-    if fit.best is None or not fit.best.safe:
-        return None
-    run = fit.best.config
-    steps = means.steps(run)
-    settings: dict[str, Setting] = {}
-    for _ in range(2):  # the second time with the evaluations of the first paid for
-        settings = _settings(run, steps, step, fit.best.process_bytes, means)
-        settings["n_layer"] = Setting(value=run.n_layer, source=why)
-        run = run.replace({key: setting.value for key, setting in settings.items()})
-        steps = means.steps(run)
-    while steps < run.max_iters:  # evaluations as often as now take more than was thought
-        if steps < FEWEST_STEPS:
-            return None
-        settings |= _length(steps, run.eval_interval)
-        run = run.replace({key: setting.value for key, setting in settings.items()})
-        steps = means.steps(run)
-    speed = means.speed(run)
-    assert speed  # the sketches had one
+def _at_best(model: RunConfig, budget: Budget, means: Means) -> RunConfig:
+    """The model with more tokens than any way to run it reads within the budget, in updates of one sequence."""
+    tokens = float("inf") if budget.tokens is None else budget.tokens
+    if budget.seconds is not None:
+        tokens = min(tokens, budget.seconds / means.least_seconds_per_token(model))
+    steps = math.ceil(tokens / model.block_size)
+    return model.model_copy(update={"batch_size": 1, "gradient_accumulation_steps": 1, "max_iters": steps})
+
+
+def _run(model: RunConfig, budget: Budget, means: Means) -> RunConfig | None:
+    """The model with the micro-batch and the updates that read most tokens; None if it does not fit or is too short.
+
+    Updates are the larger the longer the run: of those that are many enough, those that read most, and the largest.
+    """
+    at_best = _at_best(model, budget, means).total_tokens
+    best: RunConfig | None = None
+    for number, sequences in enumerate(recipe.sequences_per_step(model.block_size)):
+        fewest = recipe.ENOUGH_STEPS if number else FEWEST_STEPS
+        if at_best < fewest * sequences * model.block_size:
+            break
+        way = means.way(model, sequences)
+        steps = budget.steps(way, means) if way else 0
+        if way and steps >= fewest and (best is None or steps * way.tokens_per_step >= best.total_tokens):
+            best = way.model_copy(update={"max_iters": steps})
+    return best and _evaluated(best, means)
+
+
+def _step_seconds(config: RunConfig, means: Means) -> float:
+    """Seconds of an update, and of the checkpoints that are asked for every so many."""
+    times = means.times(config)
+    saving = times.checkpoint / config.checkpoint_interval if config.checkpoint_interval else 0.0
+    return times.step + saving
+
+
+def _between(config: RunConfig, means: Means, eval_iters: int, evaluations: int) -> float:
+    """Seconds of an evaluation before the first update, and of so many more with a checkpoint each."""
+    times = means.times(config.model_copy(update={"eval_iters": eval_iters}))
+    return times.evaluation + evaluations * (times.evaluation + times.checkpoint)
+
+
+def _wanted_iters(config: RunConfig) -> int:
+    """eval_iters for as many tokens as make a loss sure enough."""
+    return max(LEAST_EVAL_ITERS, math.ceil(EVALUATED_TOKENS / (config.batch_size * config.block_size)))
+
+
+def _evaluated(run: RunConfig, means: Means) -> RunConfig:
+    """The run with as many evaluations, of as many tokens, as their share of the time pays for."""
+    training = run.max_iters * _step_seconds(run, means)
+    share = EVALUATION_SHARE / (1 - EVALUATION_SHARE) * training
+
+    def evaluations(eval_iters: int) -> int:
+        first, all_of_two = (_between(run, means, eval_iters, number) for number in (0, 1))
+        return math.floor((share - first) / (all_of_two - first))
+
+    eval_iters = _wanted_iters(run)
+    while eval_iters > LEAST_EVAL_ITERS and evaluations(eval_iters) < FEWER_EVALUATIONS:
+        eval_iters = max(LEAST_EVAL_ITERS, eval_iters // 2)
+    number = max(1, min(MOST_EVALUATIONS, evaluations(eval_iters)))
+    interval = 10 * math.ceil(run.max_iters / number / 10)
+    return run.model_copy(update={"eval_iters": eval_iters, "eval_interval": interval})
+
+
+def _settled(run: RunConfig, name: str, why: str, means: Means, asked: Mapping[str, Any]) -> Proposal:
+    """The proposal of a run: its recipe, and the source of every value. `why` it has its shape."""
+    process_bytes = means.process_bytes(run)
+    settings = _settings(run, means, asked, process_bytes) | {"n_layer": Setting(value=run.n_layer, source=why)}
+    run = run.replace({key: setting.value for key, setting in settings.items()})
+    speed = predict_speed(run, means.card, means.trainer)
+    assert speed  # it was chosen by it
     return Proposal(
         name=name,
         trainer=means.trainer,
         config=run,
         settings=settings,
-        process_bytes=fit.best.process_bytes,
+        process_bytes=process_bytes,
         speed=speed,
         loss=forecast_loss(run),
-        out_dir=run.out_dir if "out_dir" in means.asked else f"out-{run.n_layer}x{run.n_embd}",
+        out_dir=run.out_dir if "out_dir" in asked else f"out-{run.n_layer}x{run.n_embd}",
     )
 
 
-def _settings(run: RunConfig, steps: int, step: Setting, process_bytes: int, means: _Means) -> dict[str, Setting]:
+def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_bytes: int) -> dict[str, Setting]:
     """Every value of the run and where it comes from."""
 
     def kept(key: str, source: str = "the config's") -> Setting:
         value = getattr(run, key)
-        return Setting(value=value, source="as asked" if means.asked.get(key) == value else source)
+        return Setting(value=value, source="as asked" if asked.get(key) == value else source)
 
-    params = count_params(run).total
+    params, steps = count_params(run).total, run.max_iters
     rate = recipe.learning_rate(params)
-    interval = max(10, round(steps / EVALUATIONS / 10) * 10)
     recomputation = {}
     if run.grad_checkpoint != "none":
         why = "makes room for the fastest micro-batch; a key of onecard's"
         recomputation["grad_checkpoint"] = Setting(value=run.grad_checkpoint, source=why)
     told = {key: kept(key) for key in ("vocab_size", "bias")}
+    however = "" if run.gradient_accumulation_steps >= MICRO_STEPS else ", however many make an update"
+    fits = f"fastest that fits{however}, to 1 %: {units.mib(process_bytes)} predicted"
+    per_step = recipe.tokens_per_step_source(run.block_size, run.sequences_per_step, steps)
     made: dict[str, Setting] = {
         "n_layer": kept("n_layer"),
         "n_head": Setting(value=run.n_head, source=f"heads of {HEAD_SIZE}"),
         "n_embd": Setting(value=run.n_embd, source=f"{params:,} parameters"),
         "block_size": kept("block_size", "GPT-2's, or the config's"),
         **{key: setting for key, setting in told.items() if not _is_default(run, key)},
-        "batch_size": Setting(value=run.batch_size, source=f"fastest that fits: {units.mib(process_bytes)} predicted"),
-        "gradient_accumulation_steps": Setting(value=run.gradient_accumulation_steps, source=step.source),
+        "batch_size": Setting(value=run.batch_size, source=fits),
+        "gradient_accumulation_steps": Setting(value=run.gradient_accumulation_steps, source=per_step),
         **recomputation,
         "dropout": kept("dropout", "pretraining under four epochs needs none (arXiv 2305.16264)"),
         "learning_rate": rate,
         "min_lr": Setting(value=float(f"{rate.value / 10:.2g}"), source="a tenth of the highest (Chinchilla)"),
-        **_length(steps, interval),
+        "max_iters": Setting(value=steps, source="what the budget pays for"),
+        "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
+        "warmup_iters": recipe.warmup(steps),
+        "eval_interval": Setting(value=run.eval_interval, source=_interval_source(run, means)),
         "beta2": recipe.beta2(run.tokens_per_step),
         "dtype": kept("dtype", "what this card computes fastest"),
         "compile": Setting(value=True, source="faster and smaller"),
-        "eval_iters": Setting(value=100, source="a standard error of about 0.02"),
+        "eval_iters": Setting(value=run.eval_iters, source=_iters_source(run, means)),
     }
-    known = RunConfig.model_fields.keys() if means.trainer == "onecard" else NANOGPT_KEYS
-    rest = [key for key in RunConfig.model_fields if key in known - made.keys() - {"dataset", "out_dir"}]
-    return made | {key: kept(key) for key in rest if not _is_default(run, key)}
+    rest = [key for key in RunConfig.model_fields if key not in made.keys() | {"dataset", "out_dir"}]
+    sources = {"eval_batch_size": "at most the config's: what fits"}
+    return made | {
+        key: _marked(key, kept(key, sources.get(key, "the config's"))) for key in rest if not _is_default(run, key)
+    }
+
+
+def _interval_source(run: RunConfig, means: Means) -> str:
+    times, number = means.times(run), round(run.max_iters / run.eval_interval)
+    between = times.evaluations * times.evaluation + times.checkpoints * times.checkpoint
+    share = between / (between + run.max_iters * times.step)
+    return f"about {units.things(number, 'evaluation')}, with their checkpoints {100 * share:.1f} % of the time"
+
+
+def _iters_source(run: RunConfig, means: Means) -> str:
+    ours = means.trainer == "onecard"
+    tokens = eval_tokens(run) if ours else run.eval_iters * run.batch_size * run.block_size
+    return f"{units.count(tokens)} tokens of a split: a standard error of about {standard_error(tokens):.1g}"
+
+
+def _marked(key: str, setting: Setting) -> Setting:
+    """The setting, said to be nothing to nanoGPT where it is onecard's own."""
+    ours = "" if key in NANOGPT_KEYS else "; a key of onecard's, which nanoGPT does not heed"
+    return replace(setting, source=setting.source + ours)
 
 
 def _is_default(run: RunConfig, key: str) -> bool:
     return bool(getattr(run, key) == RunConfig.model_fields[key].default)
 
 
-def _length(steps: int, eval_interval: int) -> dict[str, Setting]:
-    return {
-        "max_iters": Setting(value=steps, source="what the budget pays for"),
-        "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
-        "warmup_iters": recipe.warmup(steps),
-        "eval_interval": Setting(value=eval_interval, source=f"about {round(steps / eval_interval)} evaluations"),
-    }
-
-
 def config_text(proposal: Proposal) -> str:
-    """A nanoGPT config file, each key with its reason; keys of onecard's only where its trainer was asked for."""
+    """A config file, each key with its reason. nanoGPT runs it too: keys of onecard's are nothing to it."""
     low, likely, high = (units.duration(seconds) for seconds in astuple(proposal.seconds))
     lines = [
         f"# Proposed by onecard: {proposal.name}, {units.count(count_params(proposal.config).nanogpt)} parameters,",

@@ -42,6 +42,11 @@ def flops_per_token(config: RunConfig) -> int:
     return 6 * count_params(config).nanogpt + attention
 
 
+def needed_flops_per_token(config: RunConfig) -> int:
+    """FLOPs without which no token is trained on: causal attention looks at half the pairs that MFU counts."""
+    return flops_per_token(config) - 6 * config.n_layer * config.n_embd * config.block_size
+
+
 def mfu(config: RunConfig, *, tokens_per_second: float, peak_flops: float) -> float:
     """Share of a card's dense tensor peak that training at this speed uses."""
     return flops_per_token(config) * tokens_per_second / peak_flops

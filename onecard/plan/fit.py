@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.counts import count_params
+from onecard.plan.evaluation import smaller_eval_batch
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.pretrained import smaller_weights
+from onecard.plan.search import STATE_BYTES_PER_PARAMETER, largest, start_of_search
 from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
+WORTH_SAYING = 0.1  # how much faster another number of sequences must be
+NEAR = 0.05  # how far it may be from the number asked for
 SHORTEST_BLOCK = 64  # a context below it is none
 MAX_MICRO_BATCH = 512  # beyond, no card gets faster
-STATE_BYTES_PER_PARAMETER = 16  # at every update: weight, gradient and two moments of AdamW, all float32
 RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: ever less memory, ever more work
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,32 @@ class Fit:
         return (unsafe,) if self.best and not self.best.safe else ()
 
     @cached_property
+    def neighbour(self) -> Candidate | None:
+        """The best of about as many sequences per update where those asked for split badly; None if it is no faster."""
+        if self.best is None or self.best.speed is None:
+            return None
+        config = _splitting_better(self.best, self.card, self.available_bytes)
+        if config is None:
+            return None
+        found = (fit_onecard if self.trainer == "onecard" else fit_config)(config, self.card, self.available_bytes).best
+        if found is None or not found.safe or found.speed is None:
+            return None
+        gain = found.speed.tokens_per_second.likely / self.best.speed.tokens_per_second.likely - 1
+        return found if gain > WORTH_SAYING else None
+
+    @property
+    def note(self) -> str:
+        """That a neighbouring number of sequences per update would be faster; empty where none is."""
+        if not (self.best and self.best.speed and (other := self.neighbour) and other.speed):
+            return ""
+        rate, now = other.speed.tokens_per_second.likely, self.best.speed.tokens_per_second.likely
+        config, number = other.config, self.asked.sequences_per_step
+        return (
+            f"{number:,} sequences an update split badly: {config.sequences_per_step:,}, as {config.batch_size} x "
+            f"{config.gradient_accumulation_steps}, would make {rate:,.0f} tokens/s ({rate / now - 1:+.0%})"
+        )
+
+    @cached_property
     def smallest(self) -> Candidate | None:
         """Where nothing fits: the least change that does, safely; None where no such change is known.
 
@@ -190,11 +217,13 @@ def fit_config(
     def search(enough: Callable[[Candidate], bool]) -> bool:
         """Whether there is a micro-batch that is enough; all that were looked at are in `tried`."""
         sizes = micro_batches(config)
-        largest = _largest(sizes, lambda size: enough(attempt(size, False))) or 0
+        ways = [_with_batch(base, size) for size in sizes]
+        start = start_of_search(ways, card, available_bytes, "nanogpt")
+        most = largest(sizes, lambda size: enough(attempt(size, False)), start=start) or 0
         # the same micro-batch without the environment variable is the simpler answer, and one step more is rare
-        larger = [size for size in sizes if size > largest]
+        larger = [size for size in sizes if size > most]
         if expandable_segments and larger and enough(attempt(larger[0], True)):
-            _largest(larger[1:], lambda size: enough(attempt(size, True)))
+            largest(larger[1:], lambda size: enough(attempt(size, True)), start=0)
         return any(map(enough, tried.values()))
 
     if not is_hopeless(config, card, available_bytes) and not search(_is_safe):
@@ -207,17 +236,23 @@ def fit_config(
 def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> Fit:
     """The fastest way to run `config` under onecard's trainer: micro-batch and recomputation free, all else as asked.
 
-    Memory grows with the micro-batch and falls with recomputation, so for each kind the largest that fits is found by
-    halving, among those that would be faster than what was found before. What fits by less than predictions may be off
-    is taken only where nothing fits safely.
+    But where only large evaluation batches keep a way from fitting, they have no more tokens than a micro-batch.
+    Memory grows with the micro-batch and falls with recomputation, so for each kind the largest that fits is looked for
+    among those that would be faster than what was found before. What fits by less than predictions may be off is taken
+    only where nothing fits safely.
     """
     tried: dict[RunConfig, Candidate] = {}
 
     def attempt(way: RunConfig) -> Candidate:
         if way not in tried:
-            memory = predict_onecard(way, card, available_bytes=available_bytes)
-            tried[way] = _candidate(config, way, card, memory, available_bytes, "onecard")
+            tried[way] = planned(way)
+            if not tried[way].safe and (sequences := smaller_eval_batch(way)):
+                tried[way] = planned(way.replace({"eval_batch_size": sequences}))
         return tried[way]
+
+    def planned(way: RunConfig) -> Candidate:
+        memory = predict_onecard(way, card, available_bytes=available_bytes)
+        return _candidate(config, way, card, memory, available_bytes, "onecard")
 
     def search(enough: Callable[[Candidate], bool]) -> bool:
         """Whether there is a way that is enough; all that were looked at are in `tried`."""
@@ -226,7 +261,11 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
             ways = [_with_batch(config, size).replace({"grad_checkpoint": mode}) for size in micro_batches(config)]
             ranks = {way.batch_size: _rank(way, predict_speed(way, card, "onecard")) for way in ways}
             faster = [way for way in ways if best is None or ranks[way.batch_size] > best.rank]
-            _largest(faster, lambda way: enough(attempt(way)))
+            largest(
+                faster,
+                lambda way: enough(attempt(way)),
+                start=start_of_search(faster, card, available_bytes, "onecard"),
+            )
             best = max(filter(enough, tried.values()), key=lambda each: each.rank, default=None)
         return best is not None
 
@@ -302,19 +341,34 @@ def micro_batches(config: RunConfig) -> list[int]:
     return [size for size in range(1, min(number, MAX_MICRO_BATCH) + 1) if number % size == 0]
 
 
-def _largest(ways: Sequence[T], fits: Callable[[T], bool]) -> T | None:
-    """The last that fits of ways that need ever more memory, by halving; None if none does."""
-    low, high = -1, len(ways)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(ways[middle]) else (low, middle)
-    return ways[low] if low >= 0 else None
+def _splitting_better(best: Candidate, card: Card | None, available_bytes: int) -> RunConfig | None:
+    """The best's run with the nearest number of sequences that splits into micro-batches as large as there is room for.
+
+    None where they are not more than half as large again as the best's.
+    """
+    config, number = best.config, best.config.sequences_per_step
+
+    def has_room(size: int) -> bool:
+        way = config.replace({"batch_size": size, "gradient_accumulation_steps": 1})
+        return start_of_search([way], card, available_bytes, best.trainer) == 0
+
+    sizes = range(1, min(number, MAX_MICRO_BATCH) + 1)
+    room = largest(sizes, has_room, start=config.batch_size) or 0
+    if 2 * room <= 3 * config.batch_size:
+        return None
+    away = range(1, round(NEAR * number) + 1)
+    for near in (number + step * sign for step in away for sign in (1, -1)):
+        if size := next((size for size in range(room, room // 2, -1) if near % size == 0), None):
+            return config.replace({"batch_size": size, "gradient_accumulation_steps": near // size})
+    return None
 
 
 def _frugal(asked: RunConfig, card: Card | None, trainer: TrainerName) -> RunConfig:
     """The same run in as little memory as a trainer can make it: micro-batches of one sequence."""
-    base = asked.replace({"grad_checkpoint": RECOMPUTATION[-1]}) if trainer == "onecard" else _compiled(asked, card)
-    return _with_batch(base, 1)
+    if trainer == "nanogpt":
+        return _with_batch(_compiled(asked, card), 1)
+    base = _with_batch(asked, 1).replace({"grad_checkpoint": RECOMPUTATION[-1]})
+    return base.replace({"eval_batch_size": 1}) if smaller_eval_batch(base) else base
 
 
 def _attempts(
@@ -371,6 +425,7 @@ def _smaller(asked: RunConfig, card: Card | None, available_bytes: int, trainer:
     if asked.eval_block_size:
         shorter["eval_block_size"] = min(asked.eval_block_size, shorter["block_size"])
     for ways in (shapes, [shape.replace(shorter) for shape in shapes]):
-        if found := _largest(ways, lambda shape: attempt(shape) is not None):
+        start = start_of_search(ways, card, available_bytes, trainer)
+        if found := largest(ways, lambda shape: attempt(shape) is not None, start=start):
             return attempt(found)
     return None

@@ -16,7 +16,7 @@ from onecard.plan.counts import count_params
 from onecard.plan.ranges import Range, around
 
 E, A, B, ALPHA, BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
-LAW_SOURCE = "Chinchilla law, Besiroglu et al. 2024 (arXiv 2404.10102)"
+LAW_SOURCE = "the Chinchilla law, refitted (arXiv 2404.10102)"
 
 SMALLEST_VOCABULARY = 8192  # below, tokens are letters or bytes, and nats per token mean something else
 GPT2_SIZES = range(50257, 51201)  # GPT-2's own, and rounded up to a multiple of anything up to 1,024
@@ -156,6 +156,11 @@ def optimal_params(compute_flops: float) -> float:
     """Parameters that reach the lowest loss for 6·N·D FLOPs, by the law."""
     ratio = (ALPHA * A / (BETA * B)) ** (1 / (ALPHA + BETA))
     return float(ratio * (compute_flops / 6) ** (BETA / (ALPHA + BETA)))
+
+
+def optimal_params_for_tokens(tokens: float) -> float:
+    """Parameters of the run whose compute is best spent on `tokens`, by the law."""
+    return float((ALPHA * A / (BETA * B) * tokens**BETA) ** (1 / ALPHA))
 
 
 def _spread(dataset: Dataset, tokens_per_parameter: float) -> float:

@@ -12,7 +12,8 @@ from onecard.config.schema import GPT2_VOCABULARIES, RunConfig, not_built
 from onecard.errors import UsageError
 from onecard.findings import Finding
 from onecard.plan.advice import Fix, ranked_fixes
-from onecard.plan.budget import DECIDED, Budget, Proposal, propose
+from onecard.plan.asked import is_roomy
+from onecard.plan.budget import DECIDED, Budget, Proposal, least_budget, propose
 from onecard.plan.cards import Card
 from onecard.plan.command import train_command
 from onecard.plan.counts import Params, count_params, flops_per_token
@@ -60,6 +61,7 @@ class Plan:
     fixes: tuple[Fix, ...] = ()
     fit: Fit | None = None  # asked for with --fit
     proposals: tuple[Proposal, ...] | None = None  # asked for with --hours or --tokens
+    enough: Budget | None = None  # where nothing can be proposed: the least budget of the kind for which something can
     sensitivity: tuple[Change, ...] | None = None
     findings: tuple[Finding, ...] = ()
 
@@ -73,6 +75,15 @@ class Plan:
         planned = self.nanogpt or self.onecard
         assert planned, "a plan is of at least one trainer"
         return planned
+
+    @property
+    def in_need(self) -> TrainerName:
+        """Whose run the fixes are of: nanoGPT's, if it was asked for, unless onecard's alone lacks room."""
+        return max(self.trainers, key=lambda name: self._need(self.trainers[name].memory))
+
+    def _need(self, memory: Memory) -> tuple[bool, bool]:
+        available = self.available_bytes
+        return memory.fits is False, available is not None and not is_roomy(memory, available)
 
     @property
     def trainers(self) -> dict[TrainerName, TrainerPlan]:
@@ -136,7 +147,8 @@ def make_plan(
 ) -> Plan:
     """The plan of a resolved config at a place (None: no card known), with what is asked for beside it.
 
-    With both trainers, what is fitted is onecard's run; what is proposed for a budget fits both.
+    With both trainers, what is fitted is onecard's run; what is proposed for a budget fits both. Beside a budget
+    nothing is fitted.
     """
     if trainer not in get_args(Trainers):
         named = " or ".join(map(repr, get_args(Trainers)))
@@ -150,27 +162,30 @@ def make_plan(
                 name="params-without-fit",
             )
         resolved = _reshaped(resolved, params)
-    resolved = replace(resolved, warnings=(*resolved.warnings, *_unheeded(resolved, place, budget)))
+    unheeded = _unheeded(resolved, place, budget, trainer=trainer, fit=fit)
+    resolved = replace(resolved, warnings=(*resolved.warnings, *unheeded))
     card = place.card if place else None
     config = settled(resolved.config, card)
     available_bytes = available(config, place)
     one: TrainerName = "onecard" if trainer == "onecard" else "nanogpt"
     if (fit or budget) and available_bytes is None:
         raise _needs_a_card("--fit" if fit else "a budget")
-    proposals = None
+    proposals, enough = None, None
     if budget and available_bytes is not None:
         if card is None or predict_speed(config, card) is None:
             raise _needs_a_card("a budget", "its speed is not known")
-        base = _to_propose_from(resolved, config)
-        proposals = tuple(propose(base, card, available_bytes, budget, trainer=one, asked=_asked(resolved)))
+        spent_on = (_to_propose_from(resolved, config), card, available_bytes, budget)
+        proposals = tuple(propose(*spent_on, trainer=one, asked=_asked(resolved)))
+        enough = None if proposals else least_budget(*spent_on, trainer=one, asked=_asked(resolved))
     fitted = None
-    if fit and available_bytes is not None:
+    if fit and not budget and available_bytes is not None:
         fitted = (fit_config if trainer == "nanogpt" else fit_onecard)(config, card, available_bytes)
         if params is not None:
             fitted = fitted.with_shape({key: getattr(config, key) for key in _SHAPE})
     nanogpt = None if trainer == "onecard" else _under_nanogpt(resolved, config, card, available_bytes)
     onecard = None if trainer == "nanogpt" else _under_onecard(config, card, available_bytes)
-    if onecard and (cut := _cut_short(config, onecard.speed)):
+    run = proposals[0].config if proposals else config
+    if onecard and not (budget and not proposals) and (cut := _cut_short(run, predict_speed(run, card, "onecard"))):
         resolved = replace(resolved, warnings=(*resolved.warnings, cut))
     plan = Plan(
         resolved=resolved,
@@ -184,16 +199,17 @@ def make_plan(
         loss=forecast_loss(config),
         fit=fitted,
         proposals=proposals,
+        enough=enough,
         sensitivity=tuple(single_changes(config, card, trainer=one)) if sensitivity else None,
         findings=tuple(_most_urgent_first(intent_findings(resolved))),
     )
     fixes = ranked_fixes(
         config,
         card,
-        plan.first.memory,
+        plan.trainers[plan.in_need].memory,
         available_bytes=available_bytes,
         other_bytes=place.other_bytes if place else 0,
-        trainer=one,
+        trainer=plan.in_need,
         ours=onecard.memory if onecard else None,
     )
     return replace(plan, fixes=tuple(fixes))
@@ -239,21 +255,37 @@ def _asked(resolved: Resolved) -> dict[str, Any]:
     return {key: getattr(config, key) for key, origin in resolved.origins.items() if origin.startswith("--")}
 
 
-def _unheeded(resolved: Resolved, place: Place | None, budget: Budget | None) -> Iterator[str]:
+def _unheeded(
+    resolved: Resolved, place: Place | None, budget: Budget | None, *, trainer: Trainers, fit: bool
+) -> Iterator[str]:
     """What was asked for and is not part of this plan."""
     if place is None and (limit := resolved.config.memory_limit):
         yield (
             f"memory_limit={units.gib(limit)} is of a card that is not known: name it with --gpu, "
             f"or plan a card of that size with --vram {limit / units.GIB:g}GiB"
         )
+    if place is not None and not (device := resolved.config.device).startswith(("auto", "cuda")):
+        yield f"device={device} would not use the {place.card.name}: memory and speed here are of that card"
     for key, value in not_built(resolved.config).items():
         yield f"{key}={value} is not built yet: the plan is without it, and `onecard train` will refuse it"
     if resolved.config.eval_only and not budget:
         yield "eval_only=True makes one evaluation and no update: what is said of training below does not happen"
     if budget:
-        decided = DECIDED | {"dtype"} if resolved.config.dtype == "float32" else DECIDED
-        for key in sorted(_asked(resolved).keys() & decided):
-            yield f"{key}={getattr(resolved.config, key)} is ignored: the budget decides {key}"
+        yield from _decided(resolved, trainer)
+    if budget and fit:
+        option = "--tokens" if budget.seconds is None else "--hours"
+        yield f"--fit is ignored beside {option}: what is proposed fits already"
+
+
+def _decided(resolved: Resolved, trainer: Trainers) -> Iterator[str]:
+    """Keys that were typed, and that the budget decides otherwise."""
+    config = resolved.config
+    halved = {"dtype"} if config.dtype == "float32" and trainer != "onecard" else set()
+    as_proposed = {"compile": True, "init_from": "scratch", "eval_only": False}
+    for key in sorted(_asked(resolved).keys() & (DECIDED | halved)):
+        value = getattr(config, key)
+        if key not in as_proposed or value != as_proposed[key]:
+            yield f"{key}={value} is ignored: the budget decides {key}"
 
 
 def _cut_short(config: RunConfig, speed: Speed | None) -> str | None:

@@ -20,6 +20,10 @@ class Range:
     def contains(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def at_most(self, bound: float) -> Range:
+        """The same, but not above a bound."""
+        return Range(low=min(self.low, bound), likely=min(self.likely, bound), high=min(self.high, bound))
+
     def mapped(self, function: Callable[[float], float]) -> Range:
         """The range of a monotonic function of this quantity."""
         low, likely, high = function(self.low), function(self.likely), function(self.high)

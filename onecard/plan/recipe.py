@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, log, log2, sqrt
+from math import exp, log, sqrt
 from typing import Any
 
 # GPT-3 (arXiv 2005.14165), table 2.1: parameters and learning rate, half a million tokens per update
 GPT3_LEARNING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (760e6, 2.5e-4), (1.3e9, 2e-4))
-HIGHEST_LEARNING_RATE = 1.2e-3  # best of three tried at 124M with 32,768 tokens per update (docs/explain/speed.md)
+HIGHEST_LEARNING_RATE = 1.2e-3  # best of three tried at 124M with 32,768 tokens per update
 USUAL_TOKENS_PER_STEP = 524_288
 HIGHEST_BETA2 = 0.9999  # averages over 10,000 updates: more than most runs have
 USUAL_BETA2 = 0.95  # nanoGPT's, at that many
 SMALLEST_TOKENS_PER_STEP = 32_768
+ENOUGH_STEPS = 3000  # updates; where larger ones would leave fewer, they are made smaller
 SHORT_STEPS = 1000  # of which 100 of warm-up are a tenth
 
 
@@ -27,25 +28,54 @@ class Setting:
 def learning_rate(params: int) -> Setting:
     """AdamW's highest learning rate for a model of `params`, in two digits."""
     rate = float(f"{usual_learning_rate(params):.2g}")
-    return Setting(value=rate, source="GPT-3 table 2.1, interpolated; below 125M with 1/sqrt(params)")
+    return Setting(value=rate, source=_rate_source(params))
+
+
+def _rate_source(params: int) -> str:
+    (smallest, highest), *_, (largest, lowest) = GPT3_LEARNING_RATES
+    if params > largest:
+        return f"GPT-3 table 2.1: {lowest:g} at {largest / 1e9:g}B, where we stop following it"
+    if params > smallest:
+        return "GPT-3 table 2.1, interpolated"
+    scaled = _scaled_rate(params)
+    below = f"GPT-3's {highest:g} at {smallest / 1e6:g}M with 1/sqrt(params)"
+    if scaled <= HIGHEST_LEARNING_RATE:
+        return below
+    return f"the best of three we tried at 124M, and no more; {below} would be {scaled:.2g}"
+
+
+def _scaled_rate(params: int) -> float:
+    smallest, highest = GPT3_LEARNING_RATES[0]
+    return highest * sqrt(smallest / params)
 
 
 def usual_learning_rate(params: int) -> float:
     """GPT-3's learning rate for a model of `params`, interpolated on both logarithms."""
     points = GPT3_LEARNING_RATES
     if params <= points[0][0]:
-        return min(HIGHEST_LEARNING_RATE, points[0][1] * sqrt(points[0][0] / params))
+        return min(HIGHEST_LEARNING_RATE, _scaled_rate(params))
     below = max((point for point in points if point[0] <= params), key=lambda point: point[0])
     above = min((point for point in points if point[0] > params), key=lambda point: point[0], default=below)
     share = 0.0 if above == below else log(params / below[0]) / log(above[0] / below[0])
     return exp(log(below[1]) + share * log(above[1] / below[1]))
 
 
-def tokens_per_step(total_tokens: int) -> Setting:
-    """Tokens per update: half a million for long runs, fewer where that would leave under 4,000 updates."""
-    wanted = 2 ** round(log2(max(1, total_tokens / 4000)))
-    value = max(SMALLEST_TOKENS_PER_STEP, min(USUAL_TOKENS_PER_STEP, wanted))
-    return Setting(value=value, source="GPT-3's half million, or fewer to make some 4,000 updates (arXiv 2507.07101)")
+def sequences_per_step(block_size: int) -> list[int]:
+    """Sequences per update to choose from: of 32,768 tokens, twice as many … up to half a million."""
+    choices = [max(1, SMALLEST_TOKENS_PER_STEP // block_size)]
+    while 2 * choices[-1] * block_size <= USUAL_TOKENS_PER_STEP:
+        choices.append(2 * choices[-1])
+    return choices
+
+
+def tokens_per_step_source(block_size: int, sequences: int, steps: int) -> str:
+    """Why a run of so many updates has so many sequences each."""
+    choices = sequences_per_step(block_size)
+    if sequences == choices[-1]:
+        return "GPT-3's half million tokens an update"
+    if steps >= ENOUGH_STEPS:
+        return f"fewer tokens an update than GPT-3's half million, for {ENOUGH_STEPS:,} updates (arXiv 2507.07101)"
+    return f"{sequences * block_size:,} tokens, the fewest an update: the run is short (arXiv 2507.07101)"
 
 
 def beta2(step_tokens: int, usual: float = USUAL_BETA2) -> Setting:

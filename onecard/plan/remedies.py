@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.asked import Asked
-from onecard.plan.fit import RECOMPUTATION, micro_batches
+from onecard.plan.evaluation import smaller_eval_batch
+from onecard.plan.fit import RECOMPUTATION, SHORTEST_BLOCK, micro_batches
+from onecard.plan.search import largest, start_of_search
 from onecard.plan.shape import HEAD_SIZE
 
 
@@ -53,6 +56,13 @@ def free_remedies(asked: Asked) -> Iterator[Remedy]:
         )
     if of_nanogpt:
         yield from _edits_of_nanogpt(config)
+    elif sequences := smaller_eval_batch(config):
+        yield Remedy(
+            name="smaller-eval-batch",
+            what=evaluating(sequences),
+            why="evaluation then needs less than training; the same sequences are read, so its loss stays",
+            patch={"eval_batch_size": sequences},
+        )
     if config.dropout and not config.starts_pretrained:  # few tokens are learned by heart the sooner without it
         why = "masks are kept; pretraining needs none"
         yield Remedy(name="no-dropout", what="no dropout", why=why, patch={"dropout": 0.0})
@@ -63,6 +73,11 @@ def free_remedies(asked: Asked) -> Iterator[Remedy]:
             why="less is lost between blocks; nothing else changes",
             expandable_segments=True,
         )
+
+
+def evaluating(sequences: int) -> str:
+    """`evaluate one sequence at a time`, `evaluate 8 sequences at a time`"""
+    return f"evaluate {'one sequence' if sequences == 1 else f'{sequences} sequences'} at a time"
 
 
 def _edits_of_nanogpt(config: RunConfig) -> Iterator[Remedy]:
@@ -85,7 +100,7 @@ def _edits_of_nanogpt(config: RunConfig) -> Iterator[Remedy]:
         )
 
 
-_RECOMPUTED = {
+RECOMPUTED = {
     "selective": ("norms and GELU computed twice", "what is cheap to make again is not kept for the backward pass"),
     "full": ("every block computed twice", "of every block only its input is kept for the backward pass"),
 }
@@ -94,7 +109,7 @@ _RECOMPUTED = {
 def recomputing(config: RunConfig) -> Iterator[Remedy]:
     """More recomputation than the config has, under onecard's trainer."""
     for mode in RECOMPUTATION[RECOMPUTATION.index(config.grad_checkpoint) + 1 :]:
-        what, why = _RECOMPUTED[mode]
+        what, why = RECOMPUTED[mode]
         yield Remedy(name=mode, what=what, why=why, patch={"grad_checkpoint": mode})
 
 
@@ -120,6 +135,14 @@ def _smaller(asked: Asked) -> Iterator[Remedy]:
             patch=patch,
             same_run=False,
         )
+    if asked.memory.peak_phase.name != "train" and (read := _evaluated_context_that_fits(asked)):
+        yield Remedy(
+            name="shorter-eval-block",
+            what=f"evaluate contexts of {units.things(read['eval_block_size'], 'token')}",
+            why="fewer tokens are read, and a loss at another context length is another quantity",
+            patch=read,
+            same_run=False,
+        )
     if not config.starts_pretrained and (narrower := _width_that_fits(asked)):
         what = f"n_embd={narrower['n_embd']} with heads of {HEAD_SIZE}"
         yield Remedy(name="smaller-model", what=what, why="another, smaller model", patch=narrower, same_run=False)
@@ -138,6 +161,15 @@ def _micro_batch_that_fits(asked: Asked) -> dict[str, int] | None:
     return _first_that_fits(asked, patches)
 
 
+def _evaluated_context_that_fits(asked: Asked) -> dict[str, int] | None:
+    """The longest half, quarter … of the evaluated context with which the run fits; the shortest if none does."""
+    if asked.trainer == "nanogpt":
+        return None  # no key of nanoGPT's
+    length = asked.config.eval_block_size or asked.config.block_size
+    halves = [length >> halvings for halvings in range(1, length.bit_length())]
+    return _first_that_fits(asked, [{"eval_block_size": each} for each in halves if each >= SHORTEST_BLOCK])
+
+
 def _width_that_fits(asked: Asked) -> dict[str, int] | None:
     """The widest narrower model with heads of 64 that fits; the narrowest if none does."""
     widths = range((asked.config.n_embd - 1) // HEAD_SIZE * HEAD_SIZE, 0, -HEAD_SIZE)
@@ -145,9 +177,10 @@ def _width_that_fits(asked: Asked) -> dict[str, int] | None:
 
 
 def _first_that_fits(asked: Asked, patches: list[dict[str, int]]) -> dict[str, int] | None:
-    """Of patches that need ever less memory the first that fits, by halving; the last if none does."""
-    low, high = 0, len(patches) - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if asked.is_safe_with(patches[middle]) else (middle + 1, high)
-    return patches[low] if patches else None
+    """Of patches that need ever less memory the first that fits; the last if none does."""
+    if not patches or asked.available_bytes is None:
+        return None
+    ways = patches[::-1]
+    configs = [asked.config.replace(patch) for patch in ways]
+    start = start_of_search(configs, asked.card, asked.available_bytes, asked.trainer)
+    return largest(ways, asked.is_safe_with, start=start) or ways[0]

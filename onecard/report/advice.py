@@ -24,13 +24,22 @@ from onecard.report.tables import print_table
 
 
 def loss_lines(loss: LossForecast) -> list[str]:
-    """Where it ends, what more would buy if that is known, and what to think of it where the law is stretched."""
-    end = f"{_range(loss.final)} nats at the end, perplexity {loss.perplexity.likely:.0f} ({loss.dataset})"
+    """Where it ends and comes by, what more would buy where that is known, and what it stands on, if firmly."""
+    low, likely, high = (f"{each:,.0f}" for each in astuple(loss.perplexity))
+    end = f"predicted {_range(loss.final)} nats at the end, perplexity {likely} ({low} to {high})"
+    way = ", ".join(f"{_range(at)} at step {step:,}" for step, at in _some_steps(loss))
     more = (
         f"twice the tokens would take off about {loss.double_tokens.likely:.2f}, twice the parameters "
         f"{loss.double_params.likely:.2f} (each ±50 %)"
     )
-    return [end, *([more] if loss.double_tokens.likely else []), *([loss.caution] if loss.caution else [])]
+    basis = f"by {'; '.join(loss.sources)}"
+    return [line for line in (end, way, more if loss.double_tokens.likely else "", basis, loss.caution) if line]
+
+
+def _some_steps(loss: LossForecast) -> list[tuple[int, Range]]:
+    """The first, the middle and the last of the steps on the way whose loss is known."""
+    way = [*loss.milestones.items()][:-1]  # the last is the end
+    return [way[0], way[len(way) // 2], way[-1]] if len(way) > 3 else way
 
 
 def _range(quantity: Range) -> str:
@@ -42,14 +51,15 @@ def print_fixes(plan: Plan, console: Console) -> None:
     fixes = plan.fixes
     console.print()
     width = min(max(len(fix.what) for fix in fixes), max(20, console.width - len(_figures("", "", ""))))
-    console.print(Text(f"{'what to change':<{width}}{_figures('saves MiB', 'speed', 'fits')}", style="bold"))
-    first = fixes[-1].trainer  # what cannot be changed in the config stands last, and speaks of the run as asked
+    title = "what to change" + (" under onecard" if plan.nanogpt and plan.in_need == "onecard" else "")
+    width = max(width, len(title))
+    console.print(Text(f"{title:<{width}}{_figures('saves MiB', 'speed', 'fits')}", style="bold"))
     for fix in fixes:
         fits = {True: "yes" if fix.safe else "barely", False: "no", None: "?"}[fix.fits]
         what, *more = textwrap.wrap(fix.what, width)
         figures = _figures(f"{fix.saves_bytes / units.MIB:,.0f}", _speed_change(fix), fits)
         console.print(Text("\n".join([f"{what:<{width}}{figures}".rstrip(), *more])), soft_wrap=True)
-        is_run = fix.patch or fix.environment or fix.trainer != first
+        is_run = fix.patch or fix.environment or fix.trainer != plan.in_need
         command = fix.command(plan.source, plan.typed) if is_run else ""
         for line in filter(None, (command, *fix.code.split("; "))):
             console.print(Text(f"  {line}"), soft_wrap=True)
@@ -102,6 +112,8 @@ def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
     print_table(table, console)
     if fit.passed_over:
         console.print(f"chosen: {fit.why}", soft_wrap=True)
+    if fit.note:
+        console.print(fit.note, soft_wrap=True)
     for warning in fit.warnings:
         console.print(Text.assemble(("warning", "yellow"), f": {warning}"))
     if plan.nanogpt and ours:
@@ -156,6 +168,8 @@ def print_proposals(proposals: Sequence[Proposal], console: Console) -> None:
             _range(proposal.loss.final) if proposal.loss else "?",
         )
     print_table(table, console)
+    if note := proposals[0].note:
+        console.print(Text(note))
     if proposals[0].trainer == "nanogpt":
         console.print(Text("speed and memory are nanoGPT's; onecard's own: --trainer onecard", style="dim"))
         if condition := vocabulary_condition(proposals[0].config.vocab_size):

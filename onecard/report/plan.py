@@ -15,6 +15,7 @@ from onecard.plan.asked import is_roomy
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.place import Place
+from onecard.plan.speed import Speed
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
 from onecard.report.memory import TRAINER_NAMES, print_memory, print_sensitivity
 from onecard.report.tables import print_table
@@ -44,6 +45,7 @@ def print_plan(plan: Plan, console: Console, *, explain: bool = False) -> None:
         print_origins(plan, console)
 
 
+HIGH_MFU = 0.9  # from here on it is said that attention is counted whole
 Line = tuple[str, str]  # a label, or nothing where the line goes on, and what it says
 
 
@@ -140,15 +142,30 @@ def _trainer_column(planned: TrainerPlan, available_bytes: int | None) -> dict[s
         return lines | {"speed": "unknown: no card whose speed is known"}
     low, likely, high = (units.duration(seconds) for seconds in astuple(speed.total_seconds))
     return lines | {
-        "speed": f"{speed.tokens_per_second.likely / 1000:,.1f}k tokens/s (±{speed.spread:.0%})",
-        "": f"{speed.micro_batch_seconds.likely * 1000:,.0f} ms a micro-batch, MFU {speed.mfu:.0%}",
+        "speed": f"{speed.tokens_per_second.likely / 1000:,.1f}k tokens/s ({_spread(speed)})",
+        "": f"{speed.micro_batch_seconds.likely * 1000:,.0f} ms a micro-batch, MFU {speed.mfu:.0%}{_counted(speed)}",
         "the run takes": f"{likely} ({low} to {high})",
     }
 
 
+def _spread(speed: Speed) -> str:
+    """`±15%`; where the card's peak bounds it, `-15% to +3%`"""
+    rate = speed.tokens_per_second
+    less, more = 1 - rate.low / rate.likely, rate.high / rate.likely - 1
+    return f"±{speed.spread:.0%}" if more > 0.99 * speed.spread else f"-{less:.0%} to +{more:.0%}, the card's peak"
+
+
+def _counted(speed: Speed) -> str:
+    """What an MFU near or above 100 % counts besides what the card computes."""
+    if speed.mfu < HIGH_MFU:
+        return ""
+    return f" ({speed.needed_share:.0%} if only causal attention counts)"
+
+
 def needs_fixing(plan: Plan) -> bool:
     """Whether the run does not fit, or with less than a tenth of the card to spare."""
-    return plan.available_bytes is not None and not is_roomy(plan.first.memory, plan.available_bytes)
+    memory = plan.trainers[plan.in_need].memory
+    return plan.available_bytes is not None and not is_roomy(memory, plan.available_bytes)
 
 
 def _place_lines(place: Place | None, available_bytes: int | None) -> Iterator[Line]:

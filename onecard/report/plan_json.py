@@ -91,6 +91,7 @@ def _speed_json(speed: Speed) -> dict[str, Any]:
     return {
         "tokens_per_second": _whole(speed.tokens_per_second),
         "mfu": speed.mfu,
+        "mfu_causal": speed.needed_share,
         "seconds_total": round(speed.total_seconds.likely),
         "seconds_total_range": _whole(speed.total_seconds),
         "seconds_per_micro_batch": asdict(speed.micro_batch_seconds),
@@ -143,6 +144,7 @@ def _fit_json(fit: Fit, plan: Plan) -> dict[str, Any]:
         "why": fit.why,
         "candidates": [_candidate_json(candidate) for candidate in fit.candidates],
         "smallest": _candidate_json(fit.smallest) if fit.smallest else None,
+        "note": fit.note or None,
         "warnings": list(fit.warnings),
     }
 
@@ -165,6 +167,7 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
 def _proposal_json(proposal: Proposal) -> dict[str, Any]:
     return {
         "name": proposal.name,
+        "note": proposal.note,
         "trainer": proposal.trainer,
         "config": {key: setting.value for key, setting in proposal.settings.items()},
         "sources": {key: setting.source for key, setting in proposal.settings.items()},

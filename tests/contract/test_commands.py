@@ -132,6 +132,10 @@ MISTAKES = [
     (["plan", "--gpu", "4070", "--hours", "5", "--explain"], "two-questions", "--write FILE.py"),
     (["plan", "--gpu", "4070", "--tokens", "1B", "--seen", "4GiB"], "two-questions", "FILE.py --seen 4096MiB"),
     (["plan", "--gpu", "4070", "--hours", "5", "--params", "60M"], "two-questions", "FILE.py --fit --params 60000000"),
+    (["plan", "a.py", "--gpu", "4070", "--hours", "5", "--explain"], "two-questions", "plan a.py --gpu 4070 --hours 5"),
+    (["plan", "--vram", "8GiB", "--hours", "5", "--explain"], "two-questions", "FILE.py --explain --vram 8192MiB"),
+    (["plan", "--hours", "5", "--write", "--fit"], "no-name", "--write NAME"),
+    (["plan", "--eval_block_size=2048"], "keys-do-not-fit", "--eval_block_size="),
     (["plan", "--gpu", "4070", "--hours", "5", "--vocab_size=65"], "no-loss-law", "without a budget"),
     (["plan", "--gpu", "4070", "--fit", "--params", "60M", "--init_from=gpt2"], "params-of-weights", "--fit alone"),
     (["plan", "--gpu", "4070", "--fit", "--params", "900B"], "params-out-of-reach", "--params 3.78B"),
@@ -172,6 +176,13 @@ def test_a_budget_that_is_too_small_is_answered_with_one_that_is_enough(onecard:
     assert onecard("plan", "--gpu", "4070", option, hours).code == 0
 
 
+def test_of_two_budgets_that_are_too_small_the_least_of_each_is_named(onecard: Command) -> None:
+    refused = onecard("plan", "--gpu", "4070", "--hours", "0.0001", "--tokens", "5")
+    assert refused.code == 1
+    assert refused.stdout.splitlines()[-1] == "  fix: --hours 0.0033 --tokens 3300000 is enough for one"
+    assert onecard("plan", "--gpu", "4070", "--hours", "0.0033", "--tokens", "3300000").code == 0
+
+
 def test_where_memory_is_what_is_missing_no_budget_is_promised(onecard: Command) -> None:
     refused = onecard("plan", "--gpu", "4070", "--other", "11.5GiB", "--tokens", "1B")
     assert refused.code == 1
@@ -183,6 +194,10 @@ def test_fit_beside_a_budget_is_told_to_have_no_say(onecard: Command) -> None:
     assert said.code == 0
     assert "--fit is ignored beside --hours" in said.stderr
     assert "--fit" not in onecard("plan", "--gpu", "4070", "--hours", "5").stderr
+    answer = onecard("plan", "--gpu", "4070", "--hours", "5", "--fit", "--json").json
+    assert answer["warnings"] == ["--fit is ignored beside --hours: what is proposed fits already"]
+    assert answer.get("fit") is None
+    assert answer["proposals"]
 
 
 def test_an_options_tilde_is_home_after_an_equals_sign_too(onecard: Command, tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Laws of advice: a fit fits, keeps the tokens, and more room or time never makes it worse."""
 
 from math import log
+from typing import get_args
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
-from onecard.plan.budget import Budget, config_text, propose
+from onecard.plan.budget import Budget, Proposal, config_text, propose
 from onecard.plan.cards import find_card
 from onecard.plan.fit import RECOMPUTATION, fit_config, fit_onecard
 from onecard.plan.intent import intent_findings
@@ -93,21 +94,53 @@ def test_more_recomputation_never_needs_more_memory_and_is_never_faster(config: 
     assert rates == sorted(rates, reverse=True)
 
 
-@settings(max_examples=6)
-@given(st.floats(1, 50), st.floats(1.1, 5))
-def test_more_hours_never_predict_a_worse_loss(hours: float, factor: float) -> None:
-    base = RunConfig().replace({"dataset": "fineweb", "dtype": "bfloat16"})
-    short, long = (propose(base, CARD, 9 * GIB, Budget(seconds=h * 3600))[0] for h in (hours, hours * factor))
-    assert short.loss
-    assert long.loss
-    assert long.loss.final.likely <= short.loss.final.likely + 1e-3
+CARDS = st.sampled_from(["RTX 3060", "RTX 4070", "RTX 4090", "H200"])
+TRAINERS = st.sampled_from(get_args(TrainerName))
+FACTORS = st.floats(-3, 0.7).map(lambda power: 1 + 10**power)  # from a thousandth more to six times
+
+
+@settings(max_examples=25, deadline=None)
+@example(0.19, 0.2 / 0.19, "H200", "nanogpt", 1024)
+@example(0.604, 0.61 / 0.604, "RTX 4070", "onecard", 1024)
+@example(0.06, 0.07 / 0.06, "RTX 4090", "onecard", 1024)
+@given(st.floats(-1.7, 2.3).map(lambda power: 10**power), FACTORS, CARDS, TRAINERS, st.sampled_from([1000, 1024]))
+def test_more_hours_never_predict_a_worse_loss(
+    hours: float, factor: float, card: str, trainer: TrainerName, block_size: int
+) -> None:
+    base, place = (
+        RunConfig().replace({"dataset": "fineweb", "dtype": "bfloat16", "block_size": block_size}),
+        find_card(card),
+    )
+    budgets = [Budget(seconds=h * 3600) for h in (hours, hours * factor)]
+    short, long = (propose(base, place, place.allocatable_bytes, budget, trainer=trainer) for budget in budgets)
+    if short:
+        assert _likely(long[0]) <= _likely(short[0])
+    for proposals, budget in zip((short, long), budgets, strict=True):
+        assert all(proposal.seconds.likely <= (budget.seconds or 0) for proposal in proposals)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(6.6, 12).map(lambda power: 10**power), FACTORS, CARDS, TRAINERS)
+def test_more_tokens_never_predict_a_worse_loss(tokens: float, factor: float, card: str, trainer: TrainerName) -> None:
+    base, place = RunConfig().replace({"dataset": "fineweb", "dtype": "bfloat16"}), find_card(card)
+    less, more = (
+        propose(base, place, place.allocatable_bytes, Budget(tokens=round(number)), trainer=trainer)[0]
+        for number in (tokens, tokens * factor)
+    )
+    assert _likely(more) <= _likely(less)
+    assert less.config.total_tokens <= tokens
+
+
+def _likely(proposal: Proposal) -> float:
+    assert proposal.loss
+    return proposal.loss.final.likely
 
 
 @settings(max_examples=5, deadline=None)
 @given(
-    st.floats(0.5, 1000),
-    st.sampled_from(["RTX 3060", "RTX 4070", "RTX 4090", "H200"]),
-    st.sampled_from(["nanogpt", "onecard"]),
+    st.floats(0.02, 1000),
+    CARDS,
+    TRAINERS,
     st.sampled_from([8192, 32000, 50304, 100277]),
 )
 def test_a_written_config_says_nothing_that_contradicts_it(
@@ -123,7 +156,7 @@ def test_a_written_config_says_nothing_that_contradicts_it(
 
 @settings(max_examples=4, deadline=None)
 @example(6, 2.1, "nanogpt")
-@given(st.floats(0.5, 200), st.floats(0, 9), st.sampled_from(["nanogpt", "onecard"]))
+@given(st.floats(0.02, 200), st.floats(0, 9), TRAINERS)
 def test_a_written_config_fits_as_written_when_planned_again(
     hours: float, other_gib: float, trainer: TrainerName
 ) -> None:

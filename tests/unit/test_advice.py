@@ -2,12 +2,17 @@
 
 import pytest
 
+from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.cards import find_card
-from onecard.plan.make import room_caution
+from onecard.plan.evaluation import smaller_eval_batch
+from onecard.plan.fit import fit_onecard
+from onecard.plan.make import make_plan, room_caution
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.place import Place
 from onecard.plan.speed import predict_speed
+from onecard.report.plan import needs_fixing
 from onecard.units import GIB, MIB
 
 RTX_4070 = find_card("RTX 4070")
@@ -160,8 +165,8 @@ def test_fixes_of_our_own_run_are_planned_with_our_trainer() -> None:
     memory = predict_onecard(large, RTX_4070, available_bytes=AVAILABLE)
     found = ranked_fixes(large, RTX_4070, memory, available_bytes=AVAILABLE, trainer="onecard")
     names = {fix.name for fix in found}
-    assert {"selective", "full", "smaller-micro-batch", "shorter-block", "smaller-model"} <= names
-    assert not {"return-only-the-loss", "expandable-segments", "best-combination", "onecard-train"} & names
+    assert {"selective", "full", "smaller-micro-batch", "shorter-block", "smaller-model", "best-combination"} <= names
+    assert not {"return-only-the-loss", "expandable-segments", "onecard-train", "smaller-eval-batch"} & names
     for fix in found:
         assert fix.command("my.py").startswith("onecard train my.py")
         if fix.patch:
@@ -210,3 +215,63 @@ def test_a_run_that_only_fits_once_its_kernels_are_tuned_fits_barely() -> None:
     assert "times its kernels" in caution
     wider = predict_nanogpt(config(n_embd=576, dropout=0.1), RTX_4070, available_bytes=AVAILABLE)
     assert (wider.fits, wider.first_run_out) == (False, None)
+
+
+LARGE_EVALUATION = config(batch_size=2, gradient_accumulation_steps=40, eval_batch_size=384)
+SMALL_ROOM = round(5.5 * GIB)
+
+
+def test_where_evaluation_is_the_peak_its_batch_is_the_first_cure_and_costs_nothing() -> None:
+    memory = predict_onecard(LARGE_EVALUATION, RTX_4070, available_bytes=SMALL_ROOM)
+    assert (memory.fits, memory.peak_phase.name) == (False, "eval")
+    first, *others = ranked_fixes(LARGE_EVALUATION, RTX_4070, memory, available_bytes=SMALL_ROOM, trainer="onecard")
+    assert (first.name, first.patch) == ("smaller-eval-batch", {"eval_batch_size": 2})
+    assert (first.fits, first.safe, first.same_run, first.slowdown) == (True, True, True, 0.0)
+    after = predict_onecard(LARGE_EVALUATION.replace(first.patch), RTX_4070, available_bytes=SMALL_ROOM)
+    assert first.saves_bytes == memory.process_bytes - after.process_bytes > GIB
+    assert after.peak_phase.name == "train"
+    found = {fix.name: fix for fix in others}
+    assert "another quantity" in found["shorter-eval-block"].why
+    assert not found["shorter-eval-block"].same_run
+    together = found["best-combination"]
+    assert together.patch["eval_batch_size"] < 384
+    assert together.slowdown is not None
+    assert together.slowdown <= 0
+    assert found["eval-iters"].why.startswith("0 MiB")
+
+
+def test_an_evaluation_of_one_batch_is_not_told_that_eval_iters_saves_nothing() -> None:
+    asked = LARGE_EVALUATION.replace({"eval_iters": 4})  # 8 sequences of the 384 that a batch may have
+    memory = predict_onecard(asked, RTX_4070, available_bytes=SMALL_ROOM)
+    found = ranked_fixes(asked, RTX_4070, memory, available_bytes=SMALL_ROOM, trainer="onecard")
+    assert "eval-iters" not in {fix.name for fix in found}
+
+
+def test_evaluation_batches_of_no_more_tokens_than_a_micro_batch_are_left_alone() -> None:
+    short = LARGE_EVALUATION.replace({"eval_batch_size": 16, "eval_block_size": 128})
+    assert smaller_eval_batch(short) is None
+    assert smaller_eval_batch(short.replace({"eval_batch_size": 17})) == 16
+    assert smaller_eval_batch(LARGE_EVALUATION.replace({"eval_batch_size": None})) is None
+
+
+def test_fixes_are_for_the_trainer_that_does_not_fit() -> None:
+    flags = [("batch_size", "2"), ("gradient_accumulation_steps", "40"), ("eval_batch_size", "384")]
+    card = RTX_4070.with_memory(SMALL_ROOM)
+    plan = make_plan(resolve("n_layer = 12", filename="base.py", flags=flags), Place(card=card))
+    assert plan.nanogpt
+    assert plan.onecard
+    assert (plan.nanogpt.memory.fits, plan.onecard.memory.fits, plan.exit_code) == (True, False, 1)
+    assert {fix.trainer for fix in plan.fixes} == {"onecard"}
+    assert needs_fixing(plan)
+    roomy = make_plan(resolve("n_layer = 12", filename="base.py", flags=flags[:2]), Place(card=card))
+    assert {fix.trainer for fix in roomy.fixes} >= {"nanogpt"}
+
+
+def test_a_fit_keeps_the_evaluation_batch_unless_it_alone_is_too_large() -> None:
+    fit = fit_onecard(LARGE_EVALUATION.replace({"eval_batch_size": 1024}), RTX_4070, SMALL_ROOM)
+    assert fit.best
+    assert fit.best.safe
+    assert fit.best.config.eval_batch_size == fit.best.config.batch_size > 2
+    roomy = fit_onecard(LARGE_EVALUATION, RTX_4070, RTX_4070.allocatable_bytes)
+    assert roomy.best
+    assert "eval_batch_size" not in roomy.best.patch

@@ -2,14 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card, plain_card
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Fit, fit_config, fit_onecard, held_bytes
+from onecard.plan.make import make_plan
+from onecard.plan.memory import predict
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
+from onecard.plan.memory.replay import Replay
+from onecard.plan.place import Place
+from onecard.plan.search import largest
 from onecard.plan.shape import shape_for_params
 from onecard.plan.speed import predict_speed
 from onecard.units import GIB, MIB
@@ -285,3 +292,62 @@ def test_a_gain_that_rounds_to_nothing_is_none() -> None:
     hardly = replace(other.speed, tokens_per_second=other.speed.tokens_per_second.mapped(lambda rate: rate * 1.0004))
     same = replace(fit, candidates=(replace(fit.best, speed=other.speed), replace(other, speed=hardly)))
     assert "would be as fast" in same.why
+
+
+@pytest.mark.parametrize("start", [-1, 0, 3, 9, 40])
+@pytest.mark.parametrize("count", [0, 1, 2, 17])
+def test_the_largest_that_fits_is_found_from_wherever_the_search_starts(start: int, count: int) -> None:
+    ways = list(range(count))
+    for fitting in range(-1, count):
+        found = largest(ways, lambda way, most=fitting: way <= most, start=start)  # type: ignore[misc]
+        assert found == (fitting if fitting >= 0 else None)
+
+
+def test_a_search_that_starts_well_looks_twice() -> None:
+    looks: list[int] = []
+    assert largest(range(100), lambda way: looks.append(way) or way <= 60, start=60) == 60  # type: ignore[func-returns-value]
+    assert looks == [60, 61]
+
+
+@pytest.mark.parametrize(
+    ("card", "params", "layers", "most"), [("RTX 4090", 774_000_000, 12, 26), ("RTX 4070", None, 24, 26)]
+)
+def test_a_plan_with_a_fit_replays_few_runs(
+    card: str, params: int | None, layers: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a plan takes is what its replays take: by halving there were 49 of the first, which took 2.7 seconds."""
+    replays: list[int] = []
+    real = predict.replay
+
+    def counted(*tape: Any, **settings: Any) -> Replay:
+        replays.append(1)
+        return real(*tape, **settings)
+
+    monkeypatch.setattr(predict, "replay", counted)
+    flags = [
+        ("n_layer", str(layers)),
+        ("n_embd", "1024"),
+        ("n_head", "16"),
+        ("max_iters", "1234"),
+    ]  # not planned before
+    plan = make_plan(
+        resolve("n_layer = 12", filename="a.py", flags=flags), Place(card=find_card(card)), fit=True, params=params
+    )
+    assert plan.fit
+    assert plan.fit.best
+    assert plan.fixes
+    assert 0 < len(replays) <= most, len(replays)
+
+
+def test_a_number_of_sequences_that_splits_badly_is_told_its_neighbour() -> None:
+    prime = config(batch_size=1, gradient_accumulation_steps=479)
+    for fit in (fit_onecard(prime, RTX_4070, BESIDE_A_DESKTOP), fit_config(prime, RTX_4070, BESIDE_A_DESKTOP)):
+        assert fit.best
+        assert fit.best.config.batch_size == 1
+        assert fit.neighbour
+        assert fit.neighbour.safe
+        assert fit.neighbour.config.sequences_per_step == 480
+        assert fit.neighbour.speed
+        assert fit.note.startswith("479 sequences an update split badly: 480, as ")
+        assert f"{fit.neighbour.speed.tokens_per_second.likely:,.0f} tokens/s" in fit.note
+    assert not fit_onecard(config(), RTX_4070, BESIDE_A_DESKTOP).note

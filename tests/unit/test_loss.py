@@ -5,7 +5,15 @@ import math
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.loss import dataset_of, forecast_loss, law, loss_at, optimal_params, why_no_forecast
+from onecard.plan.loss import (
+    dataset_of,
+    forecast_loss,
+    law,
+    loss_at,
+    optimal_params,
+    optimal_params_for_tokens,
+    why_no_forecast,
+)
 from onecard.plan.ranges import Range
 
 
@@ -93,6 +101,11 @@ def test_the_optimal_size_for_a_compute_budget_is_optimal() -> None:
     least = law(best, flops / 6 / best)
     for factor in (0.7, 1.4):
         assert law(best * factor, flops / 6 / (best * factor)) > least
+
+
+def test_the_optimal_size_for_tokens_is_that_for_their_compute() -> None:
+    best = optimal_params(1e19)
+    assert optimal_params_for_tokens(1e19 / 6 / best) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("keys", [{"block_size": 1, "max_iters": 100}, {"max_iters": 1, "batch_size": 1}])

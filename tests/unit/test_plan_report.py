@@ -164,3 +164,53 @@ def test_the_head_and_the_section_below_agree_on_what_evaluation_takes() -> None
         first, later = (trainer.memory.phases[name].allocated_bytes for name in ("eval0", "eval"))
         assert first > later, "or the test shows nothing"
         assert f"{first / MIB:,.0f} evaluating" in head
+
+
+def test_the_loss_says_that_it_is_predicted_by_what_and_where_it_is_on_the_way() -> None:
+    plan = planned("dataset = 'fineweb'\nmax_iters = 20000\n")
+    console = paper(200)
+    print_plan(plan, console)
+    said = written(console)
+    loss = plan.loss
+    assert loss
+    assert f"predicted {loss.final.likely:.2f} ({loss.final.low:.2f} to {loss.final.high:.2f}) nats" in said
+    assert f"perplexity {loss.perplexity.likely:.0f} ({loss.perplexity.low:.0f} to {loss.perplexity.high:.0f})" in said
+    assert f"{loss.milestones[5000].likely:.2f}" in said.split(" at step 5,000")[0][-25:]
+    assert "at step 20,000" not in said, "that is the end"
+    for source in loss.sources:
+        assert source in said
+
+
+def test_a_loss_of_a_short_run_has_no_steps_on_the_way() -> None:
+    console = paper(200)
+    print_plan(planned("max_iters = 100\n"), console)
+    assert "predicted" in written(console)
+    assert "at step" not in written(console)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_a_run_that_would_not_use_the_card_says_so(device: str) -> None:
+    (warning,) = planned(f"device = '{device}'\n").resolved.warnings
+    assert warning.startswith(f"device={device} would not use the GeForce RTX 4070")
+    assert not planned("device = 'cuda:0'\n").resolved.warnings
+    assert not planned(f"device = '{device}'\n", None).resolved.warnings
+
+
+def test_an_mfu_near_100_percent_says_what_it_counts_and_a_range_ends_at_the_peak() -> None:
+    console = paper(200)
+    print_plan(planned("n_layer = 48\nn_head = 25\nn_embd = 1600\nbatch_size = 16\n"), console)
+    said = written(console)
+    assert "if only causal attention counts)" in said
+    assert "the card's peak)" in said
+    console = paper(200)
+    print_plan(planned("batch_size = 8\n"), console)
+    assert "causal" not in written(console)
+    assert "(±15%)" in written(console)
+
+
+def test_fixes_of_onecards_run_alone_are_headed_so() -> None:
+    plan = planned("batch_size = 2\neval_batch_size = 384\n", Place(card=RTX_4070.with_memory(round(5.5 * GIB))))
+    console = paper(120)
+    print_plan(plan, console)
+    assert "what to change under onecard" in written(console)
+    assert "  onecard train c.py --eval_batch_size=2\n" in written(console)

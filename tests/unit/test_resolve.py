@@ -268,9 +268,22 @@ def test_none_is_no_name() -> None:
     assert refused(None, wandb_project="None").what == "wandb_project=None is not text"
 
 
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_nothing_at_all_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(text, filename="standard input")
+    assert caught.value.name == "empty-config"
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "'just a string'"])
-def test_a_file_that_sets_nothing_is_refused(text: str) -> None:
-    assert refused(text).name == "empty-config"
+def test_a_config_file_that_sets_nothing_has_nanogpts_defaults_and_says_so(text: str) -> None:
+    found = resolve(text, filename="mine.py", flags=[("n_layer", "6")])
+    assert found.config == RunConfig(n_layer=6)
+    assert found.warnings == ("mine.py sets nothing: nanoGPT's defaults apply",)
+
+
+def test_a_longer_evaluated_context_gets_a_flag_to_paste() -> None:
+    assert refused(None, block_size="512", eval_block_size="2048").fix.startswith("--eval_block_size=512,")
 
 
 def test_what_is_not_python_is_refused_with_the_line() -> None:

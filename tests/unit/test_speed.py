@@ -6,7 +6,8 @@ import pytest
 
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card, known_cards, plain_card
-from onecard.plan.speed import MEASURED_RUNS, Speed, nearest_measured, predict_speed
+from onecard.plan.counts import flops_per_token
+from onecard.plan.speed import MEASURED_RUNS, Speed, TrainerName, nearest_measured, predict_speed
 from onecard.plan.speed.nanogpt import checkpoints, evaluations, nanogpt_step
 from onecard.plan.speed.rates import H200_RATES, overlapped, tensor_peak
 from onecard.plan.speed.work import StepWork
@@ -214,6 +215,37 @@ def test_every_card_of_the_table_gets_a_speed_below_its_peak() -> None:
         assert 0.02 < speed_of(GPT2, card).mfu < 1.0, card.name
 
 
+@pytest.mark.parametrize("trainer", ["nanogpt", "onecard"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"block_size": 8192, "batch_size": 1},
+        {"n_layer": 48, "n_head": 25, "n_embd": 1600, "batch_size": 16},
+        {"n_layer": 48, "n_head": 32, "n_embd": 8192, "batch_size": 64},
+    ],
+    ids=str,
+)
+def test_no_speed_in_a_range_is_more_than_the_products_alone_allow(trainer: TrainerName, keys: dict[str, int]) -> None:
+    config = GPT2.replace(keys)
+    C, L, T, V = config.n_embd, config.n_layer, config.block_size, config.vocab_size
+    needed = 6 * (12 * L * C * C + V * C) + 6 * L * C * T  # of causal attention half the pairs
+    for card in known_cards():
+        speed = predict_speed(config, card, trainer)
+        if speed and card.peak_flops:
+            rate = speed.tokens_per_second
+            assert rate.high * needed <= tensor_peak(card, card.best_dtype()) * 1.0001, card.name
+            assert rate.low < rate.likely <= rate.high
+            assert sum(part.seconds for part in speed.parts[:6]) == pytest.approx(speed.step_seconds.likely)
+
+
+def test_an_mfu_above_100_percent_is_of_pairs_that_causal_attention_leaves_out() -> None:
+    speed = predict_speed(GPT2.replace({"block_size": 8192, "batch_size": 1}), RTX_4070, "onecard")
+    assert speed
+    assert speed.mfu > 1 > speed.needed_share
+    short = speed_of(GPT2)
+    assert short.needed_share == pytest.approx(short.mfu * (1 - 6 * 12 * 768 * 1024 / flops_per_token(GPT2)))
+
+
 def test_things_at_once_take_between_the_longest_and_the_sum() -> None:
     assert overlapped(1.0, 3.0, 4.0) == pytest.approx(7.0)
     assert overlapped(2.0, 3.0, 4.0) == pytest.approx(5.0)
@@ -240,6 +272,25 @@ def test_the_nearest_run_is_named_with_what_differs() -> None:
     assert "float32" in far
     assert "no compile" in far
     assert farther > distance
+
+
+MEASURED = GPT2.replace({"batch_size": 16, "gradient_accumulation_steps": 8, "dtype": "bfloat16"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "the same here"),
+        ({"vocab_size": 50257}, "here: vocab_size 50257"),
+        ({"dropout": 0.2}, "here: dropout 0.2"),
+        ({"n_head": 6}, "here: n_head 6"),
+        ({"gradient_accumulation_steps": 1}, "here: gradient_accumulation_steps 1"),
+        ({"bias": True}, "here: biases"),
+    ],
+    ids=str,
+)
+def test_only_a_run_that_is_the_same_is_called_so(keys: dict[str, object], said: str) -> None:
+    assert nearest_measured(MEASURED.replace(keys), H200)[0].endswith(f"; {said}")
 
 
 def test_the_nearest_run_needs_no_card() -> None:

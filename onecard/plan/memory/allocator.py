@@ -151,12 +151,15 @@ class CachingAllocator:
 
     def malloc(self, size_bytes: int) -> Block:
         """A block of at least `size_bytes`; raises OutOfMemory at the limit."""
-        size = rounded(size_bytes)
+        return self.malloc_rounded(rounded(size_bytes))
+
+    def malloc_rounded(self, size: int) -> Block:
+        """The same for a size that is rounded already."""
         pool = self.small if size <= SMALL_BYTES else self.large
         keys = pool.keys
         at = bisect_left(keys, size << _ADDRESS_BITS)
         if at < len(keys):
-            if self.expandable:
+            if self.expandable and at + 1 < len(keys):
                 at = self._best_expandable(pool, at)
             block = pool.blocks.pop(keys.pop(at))
         else:
@@ -184,7 +187,7 @@ class CachingAllocator:
     def _merge(self, block: Block) -> None:
         """try_merge_blocks with both neighbours: same segment, free, and alike in being mapped."""
         before = block.prev
-        if before is not None and not before.allocated and before.mapped == block.mapped:
+        if before is not None and not before.allocated and before.mapped is block.mapped:
             self._forget(before)
             block.address = before.address
             block.size += before.size
@@ -192,7 +195,7 @@ class CachingAllocator:
             if block.prev is not None:
                 block.prev.next = block
         after = block.next
-        if after is not None and not after.allocated and after.mapped == block.mapped:
+        if after is not None and not after.allocated and after.mapped is block.mapped:
             self._forget(after)
             block.size += after.size
             block.next = after.next
@@ -248,13 +251,13 @@ class CachingAllocator:
     @staticmethod
     def _best_expandable(pool: _Pool, at: int) -> int:
         """get_free_block: a block that can grow counts as large as it can become, so others are taken before it."""
-
-        def size_it_can_reach(block: Block) -> int:
-            after = block.next
-            return block.size + (after.size if after is not None and not after.mapped else 0)
-
         keys, blocks = pool.keys, pool.blocks
-        while at + 1 < len(keys) and size_it_can_reach(blocks[keys[at + 1]]) < size_it_can_reach(blocks[keys[at]]):
+        while at + 1 < len(keys):
+            after = blocks[keys[at]].next
+            if after is None or after.mapped:  # it cannot grow, and none behind it is smaller
+                return at
+            if _reach(blocks[keys[at + 1]]) >= _reach(blocks[keys[at]]):
+                return at
             at += 1
         return at
 
@@ -318,6 +321,12 @@ class CachingAllocator:
         self.reserved_bytes -= block.size
         self._merge(block)
         insort(pool.unmapped, block, key=lambda unmapped: unmapped.address)
+
+
+def _reach(block: Block) -> int:
+    """Bytes an expandable block can become."""
+    after = block.next
+    return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
 def _places(pool: _Pool, size: int) -> Iterator[Block]:

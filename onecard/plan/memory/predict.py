@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
-from onecard.plan.counts import count_params
-from onecard.plan.memory import tags
 from onecard.plan.memory.device import Device, device_of
 from onecard.plan.memory.kernels import FLOAT
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.nanogpt.eager.run import eager_tape
-from onecard.plan.memory.onecard.chunks import loss_chunks
 from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.memory.onecard.run import onecard_tape
 from onecard.plan.memory.replay import RanOut, Replay, ReservedPeak, replay
-from onecard.plan.memory.tape import Tape
-from onecard.units import KIB, MIB
+from onecard.plan.memory.tape import Tape, parts_at
+from onecard.plan.memory.why import item_bytes, why_nanogpt, why_onecard
+from onecard.units import MIB
 
 PHASES = ("eval0", "train", "eval")  # both trainers evaluate first, train, and evaluate again
 PROCESS = "process"  # the phase of what is not any phase's own: cache and context
 ROUNDING = "block rounding"
 SLACK = "allocator slack"
+BEFORE = "before its first batch"  # the moment of a phase that starts with more than it ever adds to
 CONTEXT = "context"
 
 # What the driver shows beyond the context once a CUDA graph has been recorded: the same in 15 of 16 runs of 2 to 12
@@ -57,20 +56,61 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a trainer allocates and frees, under which allocator, and how its parts are explained."""
+
+    make_tape: Callable[[], Tape]
+    why: Callable[[str, str, str, int], str]  # of a tag, in a phase, at a moment, with its bytes
+    expandable_segments: bool
+    context: Part
+
+    def replayed(self, tape: Tape, *, available_bytes: int | None = None) -> Replay:
+        """The tape under the allocator, which gets what is available to the process but for its context."""
+        limit = None if available_bytes is None else max(0, available_bytes - self.context.size_bytes)
+        return replay(tape, expandable_segments=self.expandable_segments, limit_bytes=limit)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
-    """A run's memory under one trainer."""
+    """A run's memory under one trainer. Searches ask for many and look at few, so what explains it is made when asked.
+
+    `tape` is written again then: of a deep model it is large, and not kept.
+    """
 
     phases: dict[str, Phase]
-    parts: tuple[Part, ...]
-    context_bytes: int
     process_bytes: int  # what the driver shows: all that was reserved, and the context
     error_bytes: int  # how far that may be off
     fits: bool | None  # None where no card is known
-    ran_out: str | None  # the phase in which memory runs out
     tight: bool  # fits only because the allocator gives its cache back when it hits the limit
     assumptions: tuple[str, ...]
-    tape: Tape
+    available_bytes: int | None
+    description: Description = field(repr=False, compare=False)
+    peaks: dict[str, ReservedPeak] = field(repr=False)
     first_run_out: str | None = None  # where the first run runs out, which times its kernels; later ones fit
+
+    @property
+    def context_bytes(self) -> int:
+        return self.description.context.size_bytes
+
+    @cached_property
+    def tape(self) -> Tape:
+        """Every allocation and free of the run."""
+        return self.description.make_tape()
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What is alive at the peak of every phase, and what completes the largest to the process."""
+        parts = [part for name in PHASES for part in _parts(self.tape, self.peaks[name], self.description.why)]
+        slack = self.process_bytes - self.context_bytes - self.peak_phase.allocated_bytes
+        parts.append(Part(name=SLACK, phase=PROCESS, size_bytes=slack, why="cached for reuse, or lost between blocks"))
+        return (*parts, self.description.context)
+
+    @cached_property
+    def ran_out(self) -> str | None:
+        """Where memory runs out, `training, backward pass of the loss`; None where it does not."""
+        if self.fits is not False:
+            return None
+        return _where(self.tape, self.description.replayed(self.tape, available_bytes=self.available_bytes).ran_out)
 
     @property
     def peak_phase(self) -> Phase:
@@ -96,6 +136,7 @@ class Memory:
         return sorted((p for p in self.parts if p.phase == phase), key=lambda part: -part.size_bytes)
 
 
+@lru_cache(maxsize=2)  # a tape is large, and the same with expandable segments
 def nanogpt_tape(config: RunConfig, device: Device, *, cold: bool = True, returns_logits: bool = True) -> Tape:
     """Every allocation and free of nanoGPT's model under nanoGPT's loop.
 
@@ -120,21 +161,28 @@ def predict_nanogpt(
     Of its first run, unless that runs out and the next, whose kernels are tuned, does not: where segments only just
     hold everything, the buffers with which kernels are timed decide how the rest falls, by as much as the logits take.
     """
+    return _predict_nanogpt(config, card, available_bytes, expandable_segments, returns_logits)
+
+
+@lru_cache(maxsize=64)  # a plan, its fixes and its fit ask for the same runs
+def _predict_nanogpt(
+    config: RunConfig, card: Card | None, available_bytes: int | None, expandable_segments: bool, returns_logits: bool
+) -> Memory:
     device = device_of(card)
 
     def memory(*, cold: bool) -> Memory:
-        return _memory(
-            nanogpt_tape(config, device, cold=cold, returns_logits=returns_logits),
-            context=_context(card.context_bytes, card.context_source) if card else NO_CONTEXT,
-            card=card,
-            available_bytes=available_bytes,
+        description = Description(
+            make_tape=partial(nanogpt_tape, config, device, cold=cold, returns_logits=returns_logits),
+            why=partial(why_nanogpt, config),
             expandable_segments=expandable_segments,
-            why=partial(_why_nanogpt, config),
-            assumptions=tuple(_assumptions(config, device, card, expandable_segments)),
+            context=_context(card.context_bytes, card.context_source) if card else NO_CONTEXT,
+        )
+        return _memory(
+            description, card, available_bytes, tuple(_assumptions(config, device, card, expandable_segments))
         )
 
     first = memory(cold=True)
-    if not first.ran_out or not config.compile or available_bytes is None:
+    if first.fits is not False or not config.compile or available_bytes is None:
         return first
     if first.peak_phase.allocated_bytes + first.context_bytes > available_bytes:
         return first  # and so every run
@@ -144,6 +192,11 @@ def predict_nanogpt(
 
 def predict_onecard(config: RunConfig, card: Card | None, *, available_bytes: int | None = None) -> Memory:
     """The memory of a run under onecard's own trainer on a card, with the allocator settings of the config."""
+    return _predict_onecard(config, card, available_bytes)
+
+
+@lru_cache(maxsize=64)
+def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int | None) -> Memory:
     device = device_of(card)
     context = NO_CONTEXT
     if card:
@@ -151,15 +204,13 @@ def predict_onecard(config: RunConfig, card: Card | None, *, available_bytes: in
         context = _context(
             context_of_onecard(config, card), card.context_source + (graph if records_graph(config) else "")
         )
-    return _memory(
-        onecard_tape(config, device),
-        context=context,
-        card=card,
-        available_bytes=available_bytes,
+    description = Description(
+        make_tape=partial(onecard_tape, config, device),
+        why=partial(why_onecard, config),
         expandable_segments=config.expandable_segments,
-        why=partial(_why_onecard, config),
-        assumptions=tuple(_onecard_assumptions(config, device, card)),
+        context=context,
     )
+    return _memory(description, card, available_bytes, tuple(_onecard_assumptions(config, device, card)))
 
 
 def context_of_onecard(config: RunConfig, card: Card) -> int:
@@ -175,42 +226,29 @@ NO_CONTEXT = _context(0, "no card is known")
 
 
 def _memory(
-    tape: Tape,
-    *,
-    context: Part,
-    card: Card | None,
-    available_bytes: int | None,
-    expandable_segments: bool,
-    why: Callable[[str, str, int], str],
-    assumptions: tuple[str, ...],
+    description: Description, card: Card | None, available_bytes: int | None, assumptions: tuple[str, ...]
 ) -> Memory:
-    """A tape replayed, and once more under the limit where it would go beyond; `why` explains a tag in a phase."""
-    free_run = replay(tape, expandable_segments=expandable_segments)
-    context_bytes = context.size_bytes
-    limited: Replay | None = None
-    if available_bytes is not None and free_run.reserved_bytes + context_bytes > available_bytes:
-        limit = max(0, available_bytes - context_bytes)
-        limited = replay(tape, expandable_segments=expandable_segments, limit_bytes=limit)
-    tight = limited is not None and limited.ok
-    run = limited if limited and tight else free_run
-    ran_out = limited.ran_out if limited else None
-    phases = {name: _phase(tape, run.phases[name]) for name in PHASES}
-    parts = [part for name in PHASES for part in _parts(tape, run.phases[name], why)]
-    peak = max(phases.values(), key=lambda phase: phase.allocated_bytes)
-    slack = run.reserved_bytes - peak.allocated_bytes
-    parts.append(Part(name=SLACK, phase=PROCESS, size_bytes=slack, why="cached for reuse, or lost between blocks"))
-    parts.append(context)
+    """What is described, replayed, and once more under the limit where it would go beyond and might yet fit."""
+    tape = description.make_tape()
+    run = description.replayed(tape)
+    fits, tight = None if available_bytes is None else True, False
+    context_bytes = description.context.size_bytes
+    if available_bytes is not None and run.reserved_bytes + context_bytes > available_bytes:
+        most = max(run.phases.values(), key=lambda peak: peak.allocated_bytes)
+        needed = sum(parts_at(tape, most.event).values()) + context_bytes  # at that moment, by any allocator
+        limited = description.replayed(tape, available_bytes=available_bytes) if needed <= available_bytes else None
+        fits = tight = limited is not None and limited.ok
+        run = limited if limited and tight else run
     return Memory(
-        phases=phases,
-        parts=tuple(parts),
-        context_bytes=context_bytes,
+        phases={name: _phase(tape, run.phases[name]) for name in PHASES},
         process_bytes=run.reserved_bytes + context_bytes,
         error_bytes=_error_bytes(run.reserved_bytes, card),
-        fits=None if available_bytes is None else ran_out is None,
-        ran_out=_where(tape, ran_out),
+        fits=fits,
         tight=tight,
         assumptions=assumptions,
-        tape=tape,
+        available_bytes=available_bytes,
+        description=description,
+        peaks=run.phases,
     )
 
 
@@ -222,66 +260,23 @@ def _error_bytes(reserved_bytes: int, card: Card | None) -> int:
 
 
 def _phase(tape: Tape, peak: ReservedPeak) -> Phase:
+    begins = next(start for start, name in tape.phases if name == peak.phase)
     return Phase(
         name=peak.phase,
         allocated_bytes=peak.allocated_bytes,
         reserved_bytes=peak.reserved_bytes,
-        moment=tape.moment_at(peak.event),
+        moment=tape.moment_at(peak.event) if peak.event >= begins else BEFORE,
     )
 
 
-def _parts(tape: Tape, peak: ReservedPeak, why: Callable[[str, str, int], str]) -> Iterator[Part]:
-    alive = peak.parts(tape)
+def _parts(tape: Tape, peak: ReservedPeak, why: Callable[[str, str, str, int], str]) -> Iterator[Part]:
+    alive, moment = peak.parts(tape), tape.moment_at(peak.event)
     for tag, size in alive.items():
-        yield Part(name=tag, phase=peak.phase, size_bytes=size, why=why(tag, peak.phase, size))
+        yield Part(name=tag, phase=peak.phase, size_bytes=size, why=why(tag, peak.phase, moment, size))
     unsplit = peak.allocated_bytes - sum(alive.values())
     if unsplit:
         larger = "blocks up to 1 MiB larger than asked for: too little left over to split off"
         yield Part(name=ROUNDING, phase=peak.phase, size_bytes=unsplit, why=larger)
-
-
-def _why_nanogpt(config: RunConfig, tag: str, phase: str, size_bytes: int) -> str:
-    """One line with the arithmetic a person can check."""
-    if tag == tags.LOGITS_AND_LOSS:
-        one = config.batch_size * config.block_size * config.vocab_size * _item(config)
-        shown = f"{one / MIB:,.0f} MiB" if one >= MIB else f"{one / KIB:,.0f} KiB"
-        return f"{size_bytes / one:.3g} x {shown} of logits: {_logits_held(phase, config)}"
-    return _why(config, tag, size_bytes)
-
-
-def _why_onecard(config: RunConfig, tag: str, phase: str, size_bytes: int) -> str:
-    """The same for onecard's trainer, where logits exist for a chunk of tokens at a time."""
-    if tag == tags.LOGITS_AND_LOSS:
-        chunk = max(loss_chunks(config, training=phase == "train"))
-        one = chunk * config.vocab_size * _item(config)
-        return f"logits of {chunk:,} tokens at a time, {one / MIB:,.0f} MiB, which become their own gradient"
-    return _why(config, tag, size_bytes)
-
-
-def _item(config: RunConfig) -> int:
-    """Bytes of a value in the compute type."""
-    return FLOAT if config.dtype == "float32" else 2
-
-
-def _why(config: RunConfig, tag: str, size_bytes: int) -> str:
-    params = count_params(config).total
-    match tag:
-        case tags.WEIGHTS | tags.GRADIENTS | tags.OPTIMIZER_STATE | tags.WEIGHT_CASTS:
-            return f"{size_bytes / params:.2g} bytes x {params:,} parameters: {tags.TAGS[tag]}"
-        case tags.ACTIVATIONS | tags.ATTENTION:
-            each = size_bytes / (config.batch_size * config.block_size) / config.n_layer / config.n_embd
-            return f"{each:.3g} bytes x n_embd x n_layer a token: {tags.TAGS[tag]}"
-    return tags.TAGS[tag]
-
-
-def _logits_held(phase: str, config: RunConfig) -> str:
-    if phase == "eval0":
-        return "the step's own and the last step's" + ("" if config.compile else ", log-softmax, its float32 copy")
-    if phase == "eval":
-        return "also the training loop's, stale" + ("" if config.compile else ", log-softmax, its float32 copy")
-    if config.compile:
-        return "held, gradient, and zeros for the returned ones"
-    return "held, log-softmax, its float32 copy and gradient"
 
 
 def _where(tape: Tape, ran_out: RanOut | None) -> str | None:
@@ -322,7 +317,7 @@ def _about_card(config: RunConfig, device: Device, card: Card | None) -> Iterato
 def _padded_vocabulary(config: RunConfig) -> Iterator[str]:
     """What Inductor decides by timing (fx_passes/pad_mm.py) where it compiles the head: with the bytes at stake."""
     aligned, tokens = _aligned(config), config.batch_size * config.block_size
-    logits_bytes = tokens * config.vocab_size * _item(config)
+    logits_bytes = tokens * config.vocab_size * item_bytes(config)
     if config.vocab_size % aligned and logits_bytes >= MIB:
         at_stake = f"copies of {logits_bytes / MIB:,.0f} MiB"
         if config.dtype == "float32":  # the head's own gradient is then made late or early (Shape.possible_paddings)
@@ -347,4 +342,4 @@ def _not_modelled(config: RunConfig, device: Device) -> Iterator[str]:
 
 def _aligned(config: RunConfig) -> int:
     """Elements of 16 bytes: what matrix products like their sizes to be multiples of."""
-    return 16 // _item(config)
+    return 16 // item_bytes(config)

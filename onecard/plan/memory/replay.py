@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from onecard.plan.memory.allocator import Block, CachingAllocator, OutOfMemory
-from onecard.plan.memory.tape import Peak, Tape
+from onecard.plan.memory.tape import Peak, Tape, rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class Replay:
 def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | None = None) -> Replay:
     """What the allocator holds in each phase of the tape, in bytes; `limit_bytes` bounds what it may reserve."""
     allocator = CachingAllocator(expandable_segments=expandable_segments, limit_bytes=limit_bytes)
-    malloc, free = allocator.malloc, allocator.free
+    malloc, free = allocator.malloc_rounded, allocator.free
     handles: dict[int, Block] = {}
-    sizes, events = tape.sizes, tape.events
+    sizes, events = [rounded(size) for size in tape.sizes], tape.events
     found: dict[str, ReservedPeak] = {}
     for start, end, name, taken, orders in _stretches(tape):
         for size in taken:
@@ -60,7 +60,7 @@ def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | 
             try:
                 handles[event] = malloc(sizes[event])
             except OutOfMemory:
-                return Replay(found, RanOut(name, index, sizes[event]), allocator.peak_reserved_bytes)
+                return Replay(found, RanOut(name, index, tape.sizes[event]), allocator.peak_reserved_bytes)
             if allocator.allocated_bytes > best:
                 best, at = allocator.allocated_bytes, index
         if name in found and found[name].allocated_bytes >= best:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
-from onecard.plan.counts import count_params, mfu
+from onecard.plan.counts import count_params, mfu, needed_flops_per_token
 from onecard.plan.ranges import Range, within
 from onecard.plan.speed.measured import ONECARD_RUNS
 from onecard.plan.speed.nanogpt import nanogpt_step
@@ -20,6 +20,7 @@ from onecard.plan.speed.rates import (
     calibration,
     matmul_flops_per_second,
     overlapped,
+    tensor_peak,
     work_seconds,
 )
 from onecard.plan.speed.work import MicroBatch, StepWork, TrainerName
@@ -41,13 +42,14 @@ class Speed:
     """How fast a run will be."""
 
     tokens_per_second: Range
-    mfu: float  # share of this card's tensor peak at the likely speed
+    mfu: float  # share of this card's tensor peak at the likely speed, all pairs of attention counted as nanoGPT does
+    needed_share: float  # the same without the pairs that causal attention leaves out: never above 1
     micro_batch_seconds: Range
     step_seconds: Range  # one update, without evaluation
     total_seconds: Range  # max_iters updates with evaluations and checkpoints; compiling is not in it
     parts: tuple[SpeedPart, ...]  # add up to a step and its share of evaluations and checkpoints
     basis: str
-    spread: float  # tokens per second lie within ± this share
+    spread: float  # tokens per second lie within ± this share, and are not above what the card can do
     host_bound: bool  # launches, not the card, decide
 
 
@@ -82,15 +84,17 @@ def predict_speed(config: RunConfig, card: Card | None, trainer: TrainerName = "
         return None
     known = calibration(card)
     times = step_times(config, card, known.rates, trainer)
+    fastest = config.tokens_per_step / least_seconds(config, card)
     doubts = _doubts(config, card, trainer, launches_matter=times.host_share > _LAUNCHES_MATTER)
     unsure = doubts or config.dtype == "float32"
     spread = max(known.spread, UNSURE_SPREAD) if unsure else known.spread
-    tokens_per_second = within(config.tokens_per_step / times.step, spread)
+    tokens_per_second = within(config.tokens_per_step / times.step, spread).at_most(fastest)
     step_seconds = tokens_per_second.mapped(lambda speed: config.tokens_per_step / speed)
     total = run_seconds(config, times)
     return Speed(
         tokens_per_second=tokens_per_second,
         mfu=mfu(config, tokens_per_second=tokens_per_second.likely, peak_flops=card.peak_flops),
+        needed_share=needed_flops_per_token(config) * tokens_per_second.likely / card.peak_flops,
         micro_batch_seconds=step_seconds.mapped(lambda seconds: seconds / config.gradient_accumulation_steps),
         step_seconds=step_seconds,
         total_seconds=step_seconds.mapped(lambda seconds: total * seconds / times.step),
@@ -99,6 +103,15 @@ def predict_speed(config: RunConfig, card: Card | None, trainer: TrainerName = "
         spread=spread,
         host_bound=times.host_bound,
     )
+
+
+def least_seconds(config: RunConfig, card: Card) -> float:
+    """Seconds of a step that were nothing but its products, at the published rate: no step takes less.
+
+    Clocks above the published ones may make single products faster, but a step is more than its products.
+    """
+    dtype = card.best_dtype() if config.dtype == "auto" else config.dtype
+    return config.tokens_per_step * needed_flops_per_token(config) / tensor_peak(card, dtype)
 
 
 def _doubts(config: RunConfig, card: Card, trainer: TrainerName, *, launches_matter: bool) -> list[str]:
@@ -137,8 +150,9 @@ def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName
     card_seconds = sum(spent) + optimizer
     host_seconds = _host_seconds(work, rates.host, micros=micros) + micros * work.reruns * rates.our_rerun_seconds
     waiting = overlapped(_HOST_OVERLAP_POWER, card_seconds, host_seconds) - card_seconds
+    impossible = max(0.0, least_seconds(config, card) - card_seconds - waiting - pause)
     return StepTimes(
-        matmuls=spent.matmuls,
+        matmuls=spent.matmuls + impossible,
         attention=spent.attention,
         memory_bound=spent.memory_bound,
         loss=spent.loss,

@@ -7,6 +7,7 @@ the least.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from onecard.plan.memory.inductor.graph import ITEM, Graph
 
@@ -17,6 +18,18 @@ NO_SIZE = 1 << 200  # more bytes than any buffer has, however absurd the config
 def peak_of(alive: list[int]) -> int:
     """The largest of some estimates, or 0 (the identity of Inductor's maximum)."""
     return max(0, max(alive))
+
+
+class Order(NamedTuple):
+    """Kernels in some order, and what Inductor makes of it."""
+
+    kernels: list[int]
+    last_uses: list[int]  # positions, by buffer
+    alive: list[int]  # bytes, by position
+
+    @property
+    def peak(self) -> int:
+        return peak_of(self.alive)
 
 
 class Schedule:
@@ -64,16 +77,19 @@ class Schedule:
         self.buffers = buffers
         self.output_bytes = sum([self.bytes[buffer] for buffer in graph.outputs])
 
-    def best_order(self) -> list[int]:
+    def best_order(self) -> Order:
         """The order with the least estimated peak; program order wins a tie, then the order of trial."""
-        order = list(range(self.count))
-        best, least = order, peak_of(self.estimate(order))
+        best = self.estimated(list(range(self.count)))
         for attempt in (self.least_peak_first, self.breadth_first, self.depth_first):
-            order = attempt()
-            peak = peak_of(self.estimate(order))
-            if peak < least:
-                best, least = order, peak
+            order = self.estimated(attempt())
+            if order.peak < best.peak:
+                best = order
         return best
+
+    def estimated(self, kernels: list[int]) -> Order:
+        """An order of the kernels, with when each buffer is last used and what is then alive."""
+        last = self.last_uses(kernels)
+        return Order(kernels, last, self.estimate(kernels, last))
 
     def last_uses(self, order: list[int]) -> list[int]:
         """The position of each buffer's last reader (its own kernel's if none, NEVER for outputs)."""
@@ -93,7 +109,7 @@ class Schedule:
                 last.append(NEVER)  # an unread input, or a result nobody takes
         return last
 
-    def estimate(self, order: list[int]) -> list[int]:
+    def estimate(self, order: list[int], last_uses: list[int]) -> list[int]:
         """Bytes alive at each position, as Inductor counts them (before any reuse).
 
         2.11 takes outputs off at the start instead of never (end_step = -1; 2.13 corrects it), so the numbers may be
@@ -106,7 +122,7 @@ class Schedule:
         for at, index in enumerate(order):
             change[at] += self.appears[index]
             change[at + 1] -= self.internal[index]
-        for size, last in zip(self.bytes, self.last_uses(order), strict=True):
+        for size, last in zip(self.bytes, last_uses, strict=True):
             if last != NEVER:
                 change[last + 1] -= size
         alive, now = [], 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from onecard.plan.memory.inductor.graph import ITEM, Graph, Kernel
-from onecard.plan.memory.inductor.order import NEVER, Schedule, peak_of
+from onecard.plan.memory.inductor.order import NEVER, Order, Schedule, peak_of
 from onecard.plan.memory.tags import WORKSPACE
 from onecard.plan.memory.tape import Tape
 
@@ -99,12 +99,11 @@ def compiled(graph: Graph) -> Program:
 class _Plan:
     """The wrapper's lines, written kernel by kernel: allocate or reuse, run, free (codegen/wrapper.py)."""
 
-    def __init__(self, graph: Graph, schedule: Schedule, order: list[int]) -> None:
-        self.graph, self.schedule, self.order = graph, schedule, order
-        self.last = schedule.last_uses(order)
-        self.alive = schedule.estimate(order)  # kept up to date: a buffer that is reused later lives on until then
-        self.peak = peak_of(self.alive)
-        self.dying: list[list[int]] = [[] for _ in order]
+    def __init__(self, graph: Graph, schedule: Schedule, order: Order) -> None:
+        self.graph, self.schedule, self.order = graph, schedule, order.kernels
+        self.last, self.peak = order.last_uses, order.peak
+        self.alive = order.alive  # kept up to date: a buffer that is reused later lives on until then
+        self.dying: list[list[int]] = [[] for _ in order.kernels]
         for buffer, at in enumerate(self.last):
             if at < NEVER:
                 self.dying[at].append(buffer)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from onecard.config.schema import RunConfig
-from onecard.plan.evaluation import eval_batch_size
 from onecard.units import MIB
 
 CHUNK_BYTES = 400 * MIB  # of logits in half precision; every chunk is a pass over the weight's gradient: ADR 0005
@@ -38,10 +36,3 @@ def _chunk_size(tokens: int, chunk_tokens: int) -> int:
     pieces = -(-tokens // chunk_tokens)
     even = -(-tokens // max(1, pieces))
     return max(1, min(chunk_tokens, -(-even // TILE_TOKENS) * TILE_TOKENS))
-
-
-def loss_chunks(config: RunConfig, *, training: bool) -> list[int]:
-    """Tokens of some chunks of a micro-batch, or of an evaluation batch: the largest is among them."""
-    sequences = config.batch_size if training else eval_batch_size(config)
-    length = config.block_size if training else config.eval_block_size or config.block_size
-    return some_chunk_sizes(sequences * length, config.loss_chunk or default_chunk_tokens(config.vocab_size))

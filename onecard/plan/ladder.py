@@ -1,0 +1,157 @@
+"""The shapes to choose from, and the fastest way to run each on a card: the same whatever there is to spend.
+
+A larger budget never gets a worse run because of it: it pays for all that a smaller one pays for, and for longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from onecard.config.schema import RunConfig
+from onecard.plan.cards import Card
+from onecard.plan.counts import count_params
+from onecard.plan.evaluation import eval_batch_size, smaller_eval_batch
+from onecard.plan.fit import RECOMPUTATION, is_hopeless, micro_batches
+from onecard.plan.memory.nanogpt.loop import EVAL_ITERS, MICRO_STEPS
+from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.recipe import sequences_per_step
+from onecard.plan.shape import HEAD_SIZE
+from onecard.plan.speed import TrainerName
+from onecard.plan.speed.predict import StepTimes, step_times
+from onecard.plan.speed.rates import calibration
+
+LAYERS = (4, 6, 8, 10, 12, 16, 20, 24, 30)
+HEADS = range(2, 34, 2)  # widths of a multiple of 128 suit the card
+WIDTH_PER_LAYER = (64, 86)  # GPT-2's family lies between 33 and 64; wider is faster
+WORTH_MORE_WORK = 0.99  # recomputation, and more room by it, must make an update at least this much shorter
+
+
+def shapes(config: RunConfig) -> list[RunConfig]:
+    """A model like the config's in every sensible shape, smallest first."""
+    least, most = WIDTH_PER_LAYER
+    found = [
+        config.model_copy(update={"n_layer": n_layer, "n_head": n_head, "n_embd": n_head * HEAD_SIZE})
+        for n_layer in LAYERS
+        for n_head in HEADS
+        if least <= n_head * HEAD_SIZE / n_layer <= most
+    ]
+    return sorted(found, key=lambda shape: count_params(shape).total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a run is made with."""
+
+    card: Card  # of known speed
+    available_bytes: int
+    trainer: TrainerName
+
+    def times(self, config: RunConfig) -> StepTimes:
+        """Likely seconds of a step, an evaluation and a checkpoint."""
+        return step_times(config, self.card, calibration(self.card).rates, self.trainer)
+
+    def least_seconds_per_token(self, shape: RunConfig) -> float:
+        """What no way to run a shape goes below: as if there were room for any micro-batch, and many to an update."""
+        sequences = sequences_per_step(shape.block_size)[-1]
+        return min(self.times(way).step for way in _ways(shape, sequences)) / (sequences * shape.block_size)
+
+    def way(self, shape: RunConfig, sequences: int) -> RunConfig | None:
+        """The fastest micro-batch and recomputation, for so many sequences an update, that fit safely; None if none do.
+
+        Of recomputation no more than is worth its work: what is found may be 1 % slower than another way.
+        As a config file says it: nothing that only the environment could ask for.
+        """
+        best, best_seconds = None, float("inf")
+        for mode in RECOMPUTATION if self.trainer == "onecard" else RECOMPUTATION[:1]:
+            ways = _ways(shape.model_copy(update={"grad_checkpoint": mode}), sequences)
+            seconds = {way.batch_size: self.times(way).step for way in ways}
+            faster = [way for way in ways if seconds[way.batch_size] < WORTH_MORE_WORK * best_seconds]
+            largest = _largest_micro_batch(self, _one_by_one(faster[0])) if faster else 0
+            roomy = [way for way in faster if way.batch_size <= largest]
+            if roomy:
+                best = min(roomy, key=lambda way: (seconds[way.batch_size], -way.batch_size))
+                best_seconds = seconds[best.batch_size]
+        return self.with_room(best) if best and best.eval_batch_size else best
+
+    def with_room(self, way: RunConfig) -> RunConfig | None:
+        """The way if it fits safely; with smaller evaluation batches if it does so then; else None."""
+        if self._is_safe(way):
+            return way
+        if self.trainer == "onecard" and (sequences := smaller_eval_batch(way)):
+            smaller = way.model_copy(update={"eval_batch_size": sequences})
+            return smaller if self._is_safe(smaller) else None
+        return None
+
+    def _is_safe(self, way: RunConfig) -> bool:
+        """Whether it fits safely however many micro-batches make an update: one or two take no more than several."""
+        several = way.model_copy(update={"gradient_accumulation_steps": MICRO_STEPS})
+        return _room(self, _bare(several))[1]
+
+    def process_bytes(self, way: RunConfig) -> int:
+        """What the driver will show for the process."""
+        return _room(self, _bare(way))[0]
+
+
+def _ways(shape: RunConfig, sequences: int) -> list[RunConfig]:
+    """The shape in every micro-batch that makes so many sequences an update, the smallest first."""
+    whole = shape.model_copy(update={"batch_size": sequences, "gradient_accumulation_steps": 1})
+    return [
+        shape.model_copy(update={"batch_size": size, "gradient_accumulation_steps": sequences // size})
+        for size in micro_batches(whole)
+    ]
+
+
+def _one_by_one(way: RunConfig) -> RunConfig:
+    return way.model_copy(update={"batch_size": 1, "gradient_accumulation_steps": 1})
+
+
+@lru_cache(maxsize=1024)
+def _largest_micro_batch(means: Means, shape: RunConfig) -> int:
+    """Sequences of the largest micro-batch in which a shape fits safely, however many make an update; 0 if none does.
+
+    What is found for a smaller shape is the most there can be, and for less recomputation the least: we look on from
+    there, downwards and upwards.
+    """
+    ways = _ways(shape, sequences_per_step(shape.block_size)[-1])
+    mode = RECOMPUTATION.index(shape.grad_checkpoint)
+    if mode:
+        less = shape.model_copy(update={"grad_checkpoint": RECOMPUTATION[mode - 1]})
+        largest = _largest_micro_batch(means, less)
+        seconds = float("inf")
+        for way in (way for way in ways if way.batch_size > largest):
+            last, seconds = seconds, means.times(way).step
+            if seconds > WORTH_MORE_WORK * last or not means.with_room(way):
+                break
+            largest = way.batch_size
+        return largest
+    smaller = _smaller(shape)
+    most = _largest_micro_batch(means, smaller) if smaller else ways[-1].batch_size
+    return next((way.batch_size for way in reversed(ways) if way.batch_size <= most and means.with_room(way)), 0)
+
+
+def _smaller(shape: RunConfig) -> RunConfig | None:
+    """The narrowest shape as deep; of that one, the narrowest of those next in depth. None for the smallest."""
+    narrowest = {each.n_layer: each for each in reversed(shapes(shape))}
+    if shape.n_embd > narrowest[shape.n_layer].n_embd:
+        return narrowest[shape.n_layer]
+    return narrowest.get(max((depth for depth in narrowest if depth < shape.n_layer), default=0))
+
+
+def _bare(way: RunConfig) -> RunConfig:
+    """The way as far as memory is concerned: more updates, evaluations and micro-batches take no more of it."""
+    usual = {key: RunConfig.model_fields[key].default for key in ("max_iters", "eval_interval")}
+    micros = min(MICRO_STEPS, way.gradient_accumulation_steps)
+    several = EVAL_ITERS * -(-eval_batch_size(way) // way.batch_size)
+    iters = min(way.eval_iters, several)
+    return way.model_copy(update={**usual, "gradient_accumulation_steps": micros, "eval_iters": iters})
+
+
+@lru_cache(maxsize=4096)
+def _room(means: Means, way: RunConfig) -> tuple[int, bool]:
+    """Bytes of the process, and whether they fit safely."""
+    if is_hopeless(way, means.card, means.available_bytes):
+        return 0, False
+    predict = predict_onecard if means.trainer == "onecard" else predict_nanogpt
+    memory = predict(way, means.card, available_bytes=means.available_bytes)
+    return memory.process_bytes, memory.is_safe(means.available_bytes)

@@ -1,0 +1,87 @@
+"""Why a part of a phase's peak takes what it takes: one line with the arithmetic a person can check.
+
+Training keeps what its backward pass will ask for; an evaluation keeps no graph, so the same tag means less there.
+"""
+
+from __future__ import annotations
+
+from onecard.config.schema import RunConfig
+from onecard.plan.counts import count_params
+from onecard.plan.evaluation import eval_batch_size, eval_sequences
+from onecard.plan.memory import tags
+from onecard.plan.memory.kernels import FLOAT
+from onecard.plan.memory.onecard.chunks import default_chunk_tokens, some_chunk_sizes
+from onecard.units import KIB, MIB
+
+TRAINING = "train"  # of the phases; the others are evaluations
+LOSSES_ALONE = "losses; no logits at this moment"
+
+
+def why_nanogpt(config: RunConfig, tag: str, phase: str, moment: str, size_bytes: int) -> str:
+    """Of a part under nanoGPT's loop, at the moment when the phase peaks; its evaluations have training's batches."""
+    tokens = config.batch_size * config.block_size
+    if tag != tags.LOGITS_AND_LOSS:
+        return _why(config, tag, phase, size_bytes, tokens)
+    one = tokens * config.vocab_size * item_bytes(config)
+    if size_bytes < one:
+        return LOSSES_ALONE
+    return f"{size_bytes / one:.3g} x {_size(one)} of logits: {_logits_held(config, phase, moment)}"
+
+
+def why_onecard(config: RunConfig, tag: str, phase: str, moment: str, size_bytes: int) -> str:
+    """The same for onecard's trainer, where logits exist for a chunk of tokens at a time."""
+    tokens = config.batch_size * config.block_size
+    if phase != TRAINING:
+        sequences = min(eval_batch_size(config), eval_sequences(config))
+        tokens = sequences * (config.eval_block_size or config.block_size)
+    if tag != tags.LOGITS_AND_LOSS:
+        return _why(config, tag, phase, size_bytes, tokens)
+    chunk = max(some_chunk_sizes(tokens, config.loss_chunk or default_chunk_tokens(config.vocab_size)))
+    one = chunk * config.vocab_size * item_bytes(config)
+    if size_bytes < one:
+        return LOSSES_ALONE
+    then = "which become their own gradient" if phase == TRAINING else "gone once their losses are known"
+    return f"logits of {chunk:,} tokens at a time, {_size(one)}, {then}"
+
+
+def item_bytes(config: RunConfig) -> int:
+    """Bytes of a value in the compute type."""
+    return FLOAT if config.dtype == "float32" else 2
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:,.0f} MiB" if size_bytes >= MIB else f"{size_bytes / KIB:,.0f} KiB"
+
+
+def _why(config: RunConfig, tag: str, phase: str, size_bytes: int, tokens: int) -> str:
+    params = count_params(config).total
+    each = size_bytes / tokens / config.n_embd
+    match tag:
+        case tags.GRADIENTS if phase != TRAINING:
+            return f"{size_bytes / params:.2g} bytes x {params:,} parameters: {_IN_EVALUATION[tag]}"
+        case tags.WEIGHTS | tags.GRADIENTS | tags.OPTIMIZER_STATE | tags.WEIGHT_CASTS:
+            return f"{size_bytes / params:.2g} bytes x {params:,} parameters: {tags.TAGS[tag]}"
+        case tags.ACTIVATIONS | tags.ATTENTION if phase == TRAINING:
+            return f"{each / config.n_layer:.3g} bytes x n_embd x n_layer a token: {tags.TAGS[tag]}"
+        case tags.ACTIVATIONS | tags.ATTENTION:
+            return f"{each:.3g} bytes x n_embd a token, {tokens:,} of them: {_IN_EVALUATION[tag]}"
+    return tags.TAGS[tag]
+
+
+_IN_EVALUATION = {
+    tags.GRADIENTS: "the last update's, given back before the first batch is read",
+    tags.ACTIVATIONS: "of the layer at hand; no graph is kept",
+    tags.ATTENTION: "q, k, v, output of the layer at hand",
+}
+
+
+def _logits_held(config: RunConfig, phase: str, moment: str) -> str:
+    copies = (
+        [] if config.compile else ["log-softmax"] if config.dtype == "float32" else ["log-softmax, its float32 copy"]
+    )
+    if phase == TRAINING:
+        if config.compile:
+            return "held, gradient, and zeros for the returned ones"
+        return f"held, {copies[0]} and gradient"
+    held = ["the last step's"] + (["the training loop's stale ones"] if phase == "eval" else [])
+    return ", ".join(["the step's own", *held, *copies] if moment == "head and loss" else held)

@@ -1,0 +1,57 @@
+"""The largest of many ways that fits: a rough sum says where to look first, so that few need to be planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from onecard.config.schema import RunConfig
+from onecard.plan.cards import Card
+from onecard.plan.counts import count_params
+from onecard.plan.memory.onecard.chunks import CHUNK_BYTES
+from onecard.plan.speed import TrainerName
+
+STATE_BYTES_PER_PARAMETER = 16  # at every update: weight, gradient and two moments of AdamW, all float32
+
+T = TypeVar("T")
+
+
+def largest(ways: Sequence[T], fits: Callable[[T], bool], *, start: int) -> T | None:
+    """The last that fits of ways that need ever more memory; None if none does.
+
+    Looked for from the `start`-th on in strides that double, then by halving: of a good start two looks are enough.
+    """
+    low, high = -1, len(ways)
+    at, stride = max(0, min(start, high - 1)), 1
+    while high - low > 1:
+        low, high = (at, high) if fits(ways[at]) else (low, at)
+        if low > -1 and high < len(ways):
+            at = (low + high) // 2
+        else:
+            at = min(low + stride, high - 1) if low > -1 else max(high - stride, 0)
+            stride *= 2
+    return ways[low] if low >= 0 else None
+
+
+def start_of_search(ways: Sequence[RunConfig], card: Card | None, available_bytes: int, trainer: TrainerName) -> int:
+    """Which of ways that need ever more memory to look at first: the last that fits, by a rough sum."""
+    room_bytes = available_bytes - (card.context_bytes if card else 0)
+    return sum(_rough_bytes(way, trainer) <= room_bytes for way in ways) - 1
+
+
+# Bytes a token, n_layer and n_embd that half precision keeps, and of a logit under nanoGPT: read off predictions of 40M
+# to 774M parameters, which they meet within a quarter.
+_KEPT_BYTES = {"none": 34, "selective": 20, "full": 4}
+_LOGIT_BYTES = 7
+_CAST_BYTES = 2  # of a parameter
+
+
+def _rough_bytes(config: RunConfig, trainer: TrainerName) -> float:
+    """About what PyTorch reserves for a run."""
+    tokens, wide = config.batch_size * config.block_size, 2 if config.dtype == "float32" else 1
+    kept = _KEPT_BYTES[config.grad_checkpoint if trainer == "onecard" else "none"] * config.n_embd * config.n_layer
+    logits = tokens * config.vocab_size * _LOGIT_BYTES
+    if trainer == "onecard":
+        logits = min(tokens * config.vocab_size * 2, CHUNK_BYTES)
+    state = (STATE_BYTES_PER_PARAMETER + _CAST_BYTES) * count_params(config).total
+    return state + wide * (tokens * kept + logits)
