@@ -43,7 +43,7 @@ for diagnosis in onecard.diagnose("out/train.log", config="train_fineweb.py", gp
     print([finding.what for finding in diagnosis.findings])
 ```
 
-What a user can mend is an `onecard.OnecardError`: `what`, `why` and `fix` are the three lines the command would print,
+What a user can mend is an `onecard.OnecardError`: `what`, `why` and `fix` are three lines like those of the command,
 `name` the kebab-case name, `exit_code` the command's. `onecard.__version__` is the version.
 
 Below, a `Config` is the path of a nanoGPT file, a mapping of keys, or None; a `Source` is a path or a `Run`. An

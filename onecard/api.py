@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex
 
@@ -15,9 +14,8 @@ from onecard.errors import UsageError
 from onecard.runs.folder import Run, load_run
 
 if TYPE_CHECKING:
-    from onecard.cli.cases import Stated
-    from onecard.cli.plan import Options
-    from onecard.config.resolve import Resolved
+    from onecard.ask.config import Flags, Named
+    from onecard.ask.runs import Stated
     from onecard.doctor.compare import Comparison
     from onecard.doctor.diagnose import Diagnosis
     from onecard.plan.make import Plan
@@ -57,29 +55,22 @@ def make_plan(
     >>> plan.fits, plan.params.nanogpt
     (True, 123587328)
     """
-    from onecard.cli.plan import place_named
+    from onecard.ask.config import config_to_plan
+    from onecard.ask.place import place_named
     from onecard.plan import make
     from onecard.plan.budget import budget_of
 
-    asked = _asked(
-        gpu=_text(gpu),
-        vram=_amount("vram_bytes", vram_bytes),
-        other=_amount("other_bytes", other_bytes),
+    card, vram, other = _text(gpu), _amount("vram_bytes", vram_bytes), _amount("other_bytes", other_bytes)
+    hours, tokens, params = _hours(hours), _amount("tokens", tokens), _amount("params", params)
+    _check(hours=hours, tokens=tokens, params=params, sensitivity=sensitivity or None)
+    return make.make_plan(
+        config_to_plan(_named(config), _flags(keys), gpu=card, vram=vram),
+        place_named(card, vram, other),
         trainer=trainer,
         fit=fit,
-        params=_amount("params", params),
-        hours=_hours(hours),
-        tokens=_amount("tokens", tokens),
+        params=params,
+        budget=budget_of(hours=hours, tokens=tokens),
         sensitivity=sensitivity,
-    )
-    return make.make_plan(
-        _resolved(config, keys),
-        place_named(asked.gpu, asked.vram, asked.other),
-        trainer=asked.trainer,
-        fit=asked.fit,
-        params=asked.params,
-        budget=budget_of(hours=asked.hours, tokens=asked.tokens),
-        sensitivity=asked.sensitivity,
     )
 
 
@@ -103,7 +94,7 @@ def diagnose(
     ...     for finding in diagnosis.findings:
     ...         print(finding.rule, finding.severity, finding.patch)
     """
-    from onecard.cli.cases import cases_of, doctors_card
+    from onecard.ask.runs import cases_of, doctors_card
     from onecard.doctor.case import DataSizes
     from onecard.doctor.diagnose import diagnose_cases
 
@@ -128,7 +119,7 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
     >>> found.winners["final_val_loss"], found.config_diff["n_embd"]  # doctest: +SKIP
     (1, (384, 768))
     """
-    from onecard.cli.cases import cases_of, doctors_card
+    from onecard.ask.runs import cases_of, doctors_card
     from onecard.doctor import compare
     from onecard.doctor.case import DataSizes
 
@@ -155,7 +146,7 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
 
 def _runs(source: Source, stated: Stated | None) -> tuple[Iterable[LoggedRun], Stated]:
     """The runs of a source and their config: the one given, else the one found beside a log, as the commands do."""
-    from onecard.cli.cases import found_config, runs_at
+    from onecard.ask.runs import found_config, runs_at
     from onecard.runs.logged import logged_run
 
     if isinstance(source, Run):
@@ -165,24 +156,24 @@ def _runs(source: Source, stated: Stated | None) -> tuple[Iterable[LoggedRun], S
 
 def _stated(config: Config) -> Stated | None:
     """The config that was given, read as the commands read it; None for none."""
-    from onecard.cli.cases import stated_config
+    from onecard.ask.config import config_named
+    from onecard.ask.runs import stated_config
 
     if isinstance(config, Mapping):
-        return _resolved(config, {}), {}
+        return config_named(config, []), {}
     return None if config is None else stated_config(str(config), [])
 
 
-def _resolved(config: Config, keys: Mapping[str, object]) -> Resolved:
-    """The config under changed keys, checked as files and flags are."""
-    from onecard.cli.plan import read_config
-    from onecard.cli.pretrained import with_pretrained_shape
-    from onecard.config.plain import plain
-    from onecard.config.resolve import resolve_mapping
+def _named(config: Config) -> Named:
+    """A config as the commands name it, or a mapping as it is."""
+    return config if isinstance(config, Mapping) else _text(config)
 
-    flags = [(key, str(plain(value))) for key, value in keys.items()]
-    if isinstance(config, Mapping):
-        return with_pretrained_shape(resolve_mapping(config, flags=flags))
-    return read_config(_text(config), flags)
+
+def _flags(keys: Mapping[str, object]) -> Flags:
+    """Changed keys as flags, so that they are checked as those are."""
+    from onecard.config.plain import plain
+
+    return [(key, str(plain(value))) for key, value in keys.items()]
 
 
 def _text(value: object) -> str | None:
@@ -190,27 +181,27 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _asked(**given: object) -> Options:
-    """What is asked for as the options of the command, which says what goes together; UsageError where it does not."""
-    from onecard.cli.plan import Options, check
+def _check(**asked: object) -> None:
+    """UsageError where what is asked for does not go together."""
+    from onecard.ask.questions import check_questions
 
-    unasked = dict.fromkeys(field.name for field in fields(Options))
-    options = Options(**{**unasked, **given})  # type: ignore[arg-type]  # of the types that make_plan names
-    check(options)
-    return options
+    check_questions(
+        {name: name for name, value in asked.items() if value is not None},
+        apart=lambda budget, beside: f"make_plan with {budget}, then with {beside} for a config that it proposes",
+    )
 
 
 def _amount(keyword: str, value: Amount | None) -> int | None:
     """A whole number, of a number of any kind or of text as the command reads it; UsageError for anything else."""
-    import click
-
-    from onecard.cli.library import CountType, SizeType
     from onecard.config.plain import plain
+    from onecard.units import NotAnAmount, typed_bytes, typed_count
 
-    of_bytes, number = keyword.endswith("_bytes"), plain(value)
+    of_bytes, number, meant = keyword.endswith("_bytes"), plain(value), None
     if isinstance(number, str):
-        option = click.Option([f"--{keyword.removesuffix('_bytes')}"])
-        return (SizeType() if of_bytes else CountType()).convert(number, option, None)
+        try:
+            return (typed_bytes if of_bytes else typed_count)(number)
+        except NotAnAmount as problem:
+            meant = problem.meant
     if isinstance(number, float) and number.is_integer():
         number = int(number)  # 1e9
     if number is None or (type(number) is int and 0 <= number <= MOST):
@@ -219,7 +210,7 @@ def _amount(keyword: str, value: Amount | None) -> int | None:
     raise UsageError(
         f"{keyword}={value!r} is not a {'size in bytes' if of_bytes else 'count'}",
         why=f"{keyword} takes a whole number from 0 to 2**63, or text such as {example}",
-        fix=f'{keyword}="{example}"',
+        fix=f'{keyword}="{meant or example}"',
         name="bad-size" if of_bytes else "bad-number",
     )
 

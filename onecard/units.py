@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
+MOST_GIB_OF_A_CARD = 288  # a bare number up to here is meant in GiB
+
 # Card boxes and `free` say GB; allocators say GiB. A bare K/M/G/T is binary, as nvidia-smi and PyTorch mean it.
 _BYTES = {
     "": 1,
@@ -52,6 +54,34 @@ def _scaled(text: str, scales: dict[str, int]) -> int:
     if number * scale > 2**63:
         raise ValueError(text)
     return round(number * scale)
+
+
+class NotAnAmount(ValueError):
+    """Text that is no amount; `meant` is what probably was, None where that cannot be known."""
+
+    def __init__(self, text: str, *, meant: str | None) -> None:
+        super().__init__(text)
+        self.meant = meant
+
+
+def typed_bytes(text: str) -> int:
+    """Bytes in a size as typed: with a unit, unless it is 0 or a MiB at least; NotAnAmount for anything else."""
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        raise NotAnAmount(text, meant=with_point(text, parse=parse_bytes)) from None
+    has_unit, is_zero = text.strip()[-1].isalpha(), not text.strip(" 0.")
+    if has_unit or is_zero or size >= MIB:
+        return size
+    raise NotAnAmount(text, meant=f"{text.strip()}{'GiB' if size <= MOST_GIB_OF_A_CARD else 'MiB'}")  # 12, or 4464
+
+
+def typed_count(text: str) -> int:
+    """Things in a number as typed; NotAnAmount for anything else."""
+    try:
+        return parse_count(text)
+    except ValueError:
+        raise NotAnAmount(text, meant=with_point(text, parse=parse_count)) from None
 
 
 def with_point(text: str, *, parse: Callable[[str], int]) -> str | None:

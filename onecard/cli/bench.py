@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onecard.cli.files import PathType
+from onecard.ask.config import config_named, open_data, with_vocabulary
+from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import INTERRUPTED, KeyCommand, console, json_option, needs_torch
-from onecard.cli.plan import read_config
-from onecard.cli.settle import check_run, open_data, torch_environment, with_vocabulary
+from onecard.cli.settle import check_run, torch_environment
 from onecard.errors import ConfigError, OnecardError, UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
             why=f"{WARM_UP} warm up, and a median needs at least {TIMED}",
             fix=f"--updates {WARM_UP + TIMED}",
         )
-    resolved = read_config(options["config"], flags)
+    resolved = config_named(options["config"], flags, otherwise=without_config())
     dataset = open_data(resolved.config)
     config = with_vocabulary(resolved, dataset)
     check_run(config, dataset)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.cli.cases import cases_of, doctors_card, found_config, runs_at, stated_config, stdin_once
-from onecard.cli.files import PathType
+from onecard.ask.runs import cases_of, doctors_card, found_config, runs_at, stated_config, stdin_once
+from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, no_flags
 from onecard.cli.plan import complete_card
@@ -104,7 +104,7 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
     from onecard.doctor.case import DataSizes
 
     card = doctors_card(options.gpu)
-    named = [stated_config(config, []) for config in options.config]
+    named = [stated_config(config, [], otherwise=without_config()) for config in options.config]
     if len(named) == 1:
         named *= len(options.path)
     cases: list[Case] = []

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.cli.cases import cases_of, config_beside, doctors_card, found_config, runs_at, stated_config, stdin_once
-from onecard.cli.files import PathType
+from onecard.ask.runs import cases_of, config_beside, doctors_card, found_config, runs_at, stated_config, stdin_once
+from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
 from onecard.cli.plan import complete_card
@@ -120,7 +120,7 @@ def _diagnose(options: Options, flags: list[Flag]) -> tuple[list[Diagnosis], lis
     from onecard.doctor.diagnose import diagnose_cases
 
     card, data = doctors_card(options.gpu), _sizes(options)
-    named = stated_config(options.config, flags) if options.config is not None else None
+    named = stated_config(options.config, flags, otherwise=without_config()) if options.config is not None else None
     cases: list[Case] = []
     talk: list[str] = []
     for path in options.path:

@@ -171,7 +171,7 @@ class NanogptData:
 
 def _nanogpt_data(config: RunConfig, target: Path) -> NanogptData:
     """Where nanoGPT, on this machine, finds a train.bin and a val.bin of plain uint16 tokens."""
-    from onecard.cli.settle import open_data
+    from onecard.ask.config import open_data
     from onecard.train.nanogpt_checkpoint import nanogpt_config
 
     named = str(nanogpt_config(config)["dataset"])

@@ -1,4 +1,4 @@
-"""Files at the edge: text in, text out, or three lines saying why not."""
+"""Files that options name: written whole, or three lines saying why not."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
-from onecard.config.names import nearest
+from onecard.ask.text import THERE
 from onecard.config.paths import expanded, refuse_empty
-from onecard.config.reader import MAX_FILE_BYTES
 from onecard.errors import ConfigError, MachineError, UsageError
 from onecard.runs.files import DISK_FULL, cannot_write, free_name, half_written
 
@@ -40,63 +39,13 @@ def _as_typed(param: click.Parameter) -> str:
     return param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
 
 
-def read_text(source: Path | BinaryIO, *, kind: str = "config file", otherwise: str | None = None) -> str:
-    """The text of a file, at most 64 KiB of it ever read, whatever it is.
-
-    `otherwise` is what to type where there is none and none is near; without it, what the command does without one.
-    """
-    name = str(source) if isinstance(source, Path) else "standard input"
-    try:
-        if isinstance(source, Path):
-            with source.open("rb") as file:
-                raw = file.read(MAX_FILE_BYTES + 1)
-        else:
-            raw = source.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError as problem:
-        raise ConfigError(
-            f"there is no file {name}",
-            why=f"looked for a {kind} from the folder {Path.cwd().name}/",
-            fix=neighbour(Path(name), otherwise=otherwise or _without_config()),
-            name="no-such-file",
-        ) from problem
-    except (OSError, ValueError) as problem:
-        raise _unreadable(name, kind, getattr(problem, "strerror", None) or str(problem)) from problem
-    if len(raw) > MAX_FILE_BYTES:
-        raise _unreadable(
-            name, kind, f"it is larger than {MAX_FILE_BYTES // 1024} KiB, and this should be a page of text"
-        )
-    if b"\0" in raw:
-        raise _unreadable(name, kind, "it is a binary file")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise _unreadable(name, kind, f"byte {problem.start} is not UTF-8 text") from problem
-
-
-def _unreadable(name: str, kind: str, why: str) -> ConfigError:
-    example = "such as config/train_gpt2.py; a checkpoint or data file is none" if kind == "config file" else "as text"
-    return ConfigError(
-        f"{name} cannot be read as a {kind}", why=why, fix=f"name a {kind}, {example}", name="unreadable-file"
-    )
-
-
-def _without_config() -> str:
+def without_config() -> str:
     """What to type instead of the config that is not there: the command that was typed, without it."""
     context = click.get_current_context(silent=True)
     command = context.command_path if context else "onecard plan"
     if context and any("--config" in param.opts for param in context.command.params):
-        return f"name a file that is there, or {command} without --config"
+        return f"{THERE}, or {command} without --config"
     return f"{command} (with no file) takes a small default"
-
-
-def neighbour(path: Path, *, otherwise: str) -> str:
-    """The file that was probably meant."""
-    try:
-        known = sorted(found.name for found in path.parent.iterdir())
-    except OSError:
-        known = []
-    meant = nearest(path.name, known)
-    return f"did you mean {quote(str(path.parent / meant))} ?" if meant else otherwise
 
 
 def check_svg(path: str, *, option: str) -> None:

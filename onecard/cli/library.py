@@ -15,8 +15,6 @@ from onecard.errors import MachineError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from onecard.plan.place import Place
-
 
 class Commands(click.Group):
     """A group that answers an unknown command with the nearest one."""
@@ -53,26 +51,17 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in click >
     name = "size"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        from onecard.units import MIB, parse_bytes, with_point
+        from onecard.units import NotAnAmount, typed_bytes
 
-        if isinstance(value, int):
-            return value
-        option = param.opts[0]
         try:
-            size = parse_bytes(value)
-            has_unit, is_zero = value.strip()[-1].isalpha(), not value.strip(" 0.")
-            if has_unit or is_zero or size >= MIB:
-                return size
-            example = f"{value.strip()}{'GiB' if size <= MOST_GIB_OF_A_CARD else 'MiB'} ?"  # 12, or 4464
-        except ValueError:
-            meant = with_point(value, parse=parse_bytes)
-            example = f"{meant} ?" if meant else "2.1GiB (or 2150MiB)"
-        raise UsageError(
-            f"{value!r} is not a size",
-            why=f"{option} takes a number and a unit",
-            fix=f"{option} {example}",
-            name="bad-size",
-        )
+            return value if isinstance(value, int) else typed_bytes(value)
+        except NotAnAmount as problem:
+            raise UsageError(
+                f"{value!r} is not a size",
+                why=f"{param.opts[0]} takes a number and a unit",
+                fix=f"{param.opts[0]} {f'{problem.meant} ?' if problem.meant else '2.1GiB (or 2150MiB)'}",
+                name="bad-size",
+            ) from None
 
 
 class CountType(click.ParamType):  # type: ignore[type-arg]
@@ -81,35 +70,22 @@ class CountType(click.ParamType):  # type: ignore[type-arg]
     name = "count"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        from onecard.units import parse_count, with_point
+        from onecard.units import NotAnAmount, typed_count
 
         try:
-            return value if isinstance(value, int) else parse_count(value)
-        except ValueError:
-            meant = with_point(value, parse=parse_count)
+            return value if isinstance(value, int) else typed_count(value)
+        except NotAnAmount as problem:
             raise UsageError(
                 f"{value!r} is not a number",
                 why=f"{param.opts[0]} takes a number, with M or B if it is large",
-                fix=f"{param.opts[0]} {f'{meant} ?' if meant else '124M'}",
+                fix=f"{param.opts[0]} {f'{problem.meant} ?' if problem.meant else '124M'}",
                 name="bad-number",
             ) from None
 
 
-MOST_GIB_OF_A_CARD = 288  # a bare number up to here is meant in GiB
-
 INTERRUPTED = 130  # exit code
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
-
-
-def place_here(device: str = "auto") -> Place | None:
-    """This machine's card `device` (auto, cuda, cuda:1), with what other programs hold now; None if NVML knows none."""
-    from onecard.machine import read_gpu
-    from onecard.plan.place import place_of
-
-    number = device.partition(":")[2]
-    status = read_gpu(int(number) if number.isdecimal() else 0)
-    return place_of(status) if status else None
 
 
 def needs_torch(why: str) -> None:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from onecard.cli.files import PathType
+from onecard.ask.config import config_to_plan
+from onecard.ask.place import place_named
+from onecard.ask.questions import check_questions
+from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
-from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option, place_here
-from onecard.errors import ConfigError, MachineError, UsageError
+from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
+from onecard.errors import UsageError
 
 if TYPE_CHECKING:
-    from onecard.config.resolve import Resolved
     from onecard.plan.make import Plan
-    from onecard.plan.place import Place
     from onecard.plan.seen import Seen
 
 
@@ -87,7 +88,7 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
     from onecard.report.plan_json import plan_json
 
     options = Options(**typed)  # type: ignore[arg-type]  # click made them by these names
-    check(options)
+    _check(options)
     seen = _seen(options)
     made = _make(options, flags, seen)
     _write_files(options, made)
@@ -98,31 +99,33 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
     return made.exit_code
 
 
-def check(options: Options) -> None:
+def _check(options: Options) -> None:
     """UsageError where what is asked for does not go together."""
     from onecard.units import MIB
 
-    budget = " ".join(_budget(options)[:2])
-    of_one_config = {
-        "--fit --params": options.params,
-        "--sensitivity": options.sensitivity or None,
-        "--explain": options.explain or None,
-        "--seen": None if options.seen is None else f"{options.seen / MIB:.0f}MiB",
-        "--nvidia-smi": options.nvidia_smi,
-        "--timeline": options.timeline,
+    values = {
+        "hours": None if options.hours is None else f"{options.hours:g}",
+        "tokens": options.tokens,
+        "params": options.params,
+        "sensitivity": options.sensitivity or None,
+        "explain": options.explain or None,
+        "seen": None if options.seen is None else f"{options.seen / MIB:.0f}MiB",
+        "nvidia_smi": options.nvidia_smi,
+        "timeline": options.timeline,
     }
-    beside = next((option for option, typed in of_one_config.items() if typed is not None), None)
-    if budget and beside:
-        option, typed = beside.split()[-1], of_one_config[beside]
-        again = beside if typed is True else f"{beside} {quote(str(typed))}"
+    typed = {name: value for name, value in values.items() if value is not None}
+    asked = {name: f"--{name.replace('_', '-')}" for name in typed}
+
+    def again(name: str) -> str:
+        words = asked[name] if typed[name] is True else f"{asked[name]} {quote(str(typed[name]))}"
+        return f"--fit {words}" if name == "params" else words
+
+    def apart(budget: str, beside: str) -> str:
         named, place = [quote(options.config)] if options.config else [], _place_typed(options)
-        raise UsageError(
-            f"{option} does not go with {budget.split()[0]}",
-            why=f"{budget.split()[0]} proposes configs that fit, and {option} is about a config there is",
-            fix=f"{' '.join(['onecard plan', *named, *place, budget])} --write FILE.py, "
-            f"then {' '.join(['onecard plan FILE.py', again, *place])}",
-            name="two-questions",
-        )
+        proposed = " ".join(["onecard plan", *named, *place, again(budget), "--write FILE.py"])
+        return f"{proposed}, then {' '.join(['onecard plan FILE.py', again(beside), *place])}"
+
+    check_questions(asked, apart=apart)
     if options.write and options.hours is None and options.tokens is None:
         raise UsageError(
             "--write needs --hours or --tokens",
@@ -150,11 +153,7 @@ def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
     from onecard.plan.make import make_plan
 
     budget = budget_of(hours=options.hours, tokens=options.tokens)
-    resolved = read_config(options.config, [*_beside(options.config, flags), *flags])
-    if options.config not in (None, "-"):
-        resolved = replace(resolved, source=options.config)  # as typed, so that commands to paste find the file
-    if options.vram is None and options.gpu in (None, "auto"):  # a named card's plan is the same on every machine
-        resolved = _with_data_vocabulary(resolved)
+    resolved = config_to_plan(options.config, flags, gpu=options.gpu, vram=options.vram, otherwise=without_config())
     shown = seen.place if seen and options.gpu is None and options.vram is None else None
     place = shown.with_memory(vram_bytes=None, other_bytes=options.other) if shown else None
     return make_plan(
@@ -166,34 +165,6 @@ def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
         budget=budget,
         sensitivity=options.sensitivity,
     )
-
-
-def _beside(config: str | None, flags: list[Flag]) -> list[Flag]:
-    """A folder for a new run like the one in the folder that was named: commands to paste do not start that again."""
-    from onecard.runs.files import free_path
-    from onecard.runs.folder import is_run
-
-    if config is None or not is_run(Path(config)) or "out_dir" in dict(flags):
-        return []
-    return [("out_dir", str(free_path(Path(config))))]
-
-
-def _with_data_vocabulary(resolved: Resolved) -> Resolved:
-    """With the vocab_size that `train` would take from the data; as it was where they are not here."""
-    from onecard.cli.settle import open_data, with_vocabulary
-    from onecard.config.resolve import PACKAGED_DEFAULT
-    from onecard.errors import OnecardError
-
-    if resolved.origins["dataset"] == PACKAGED_DEFAULT:
-        return resolved
-    try:
-        dataset = open_data(resolved.config)
-    except OnecardError:
-        return resolved
-    config = with_vocabulary(resolved, dataset)
-    if config == resolved.config:
-        return resolved
-    return replace(resolved, config=config, origins={**resolved.origins, "vocab_size": str(dataset.path)})
 
 
 def _write_files(options: Options, made: Plan) -> None:
@@ -240,50 +211,9 @@ def _enough(options: Options, made: Plan) -> str:
     return f"{' '.join(_budget(enough))} is enough for one"
 
 
-def read_config(config: str | None, flags: list[Flag]) -> Resolved:
-    """The config of a file, a run folder, standard input (-) or the packaged default, under flags.
-
-    The shape is init_from's.
-    """
-    from onecard.cli.files import read_text
-    from onecard.cli.pretrained import with_pretrained_shape
-    from onecard.config.resolve import resolve
-    from onecard.runs.folder import CONFIG
-
-    if config is None:
-        return with_pretrained_shape(resolve(None, flags=flags))
-    path = Path(config)
-    if path.is_dir() and (path / CONFIG).is_file():
-        path /= CONFIG
-    text = read_text(sys.stdin.buffer if config == "-" else path)
-    name = "standard input" if config == "-" else path.name
-    if path.suffix == ".json":
-        text = _said_in_json(text, name)
-    return with_pretrained_shape(resolve(text, filename=name, flags=flags))
-
-
-def _said_in_json(text: str, name: str) -> str:
-    """A run's config.json as a config file says it, but for our own keys that say nothing new."""
-    from onecard.config.resolve import assignments
-    from onecard.config.schema import NANOGPT_KEYS, RunConfig
-
-    fields = RunConfig.model_fields
-    unsaid = {key: field.default for key, field in fields.items() if key not in {*NANOGPT_KEYS, "vocab_size"}}
-    try:
-        found = {key: value for key, value in json.loads(text).items() if key.isidentifier()}
-        return assignments({key: value for key, value in found.items() if key not in unsaid or value != unsaid[key]})
-    except (ValueError, AttributeError, RecursionError) as problem:
-        raise ConfigError(
-            f"{name} is not the config of a run",
-            why="a run's config.json is one JSON object of keys and values",
-            fix="name a nanoGPT config file, or a run folder",
-            name="unreadable-file",
-        ) from problem
-
-
 def _seen(options: Options) -> Seen | None:
     """What the driver showed, as typed or as nvidia-smi printed it."""
-    from onecard.cli.files import read_text
+    from onecard.ask.text import read_text
     from onecard.plan.seen import Seen, read_nvidia_smi
 
     nvidia_smi = options.nvidia_smi
@@ -301,33 +231,3 @@ def _seen(options: Options) -> Seen | None:
             name="no-process-seen",
         )
     return found
-
-
-def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place | None:
-    """The card that was named, or this machine's; None where there is none."""
-    from onecard.plan.cards import find_card, plain_card
-    from onecard.plan.place import Place
-    from onecard.units import MIB
-
-    for option, size_bytes, least_bytes in (("--vram", vram, MIB), ("--other", other, 0)):
-        if size_bytes is not None and size_bytes < least_bytes:
-            raise UsageError(
-                f"{option} of {size_bytes:,} bytes is no size of a card's memory",
-                why=f"it takes at least {least_bytes:,} bytes",
-                fix=f"{option} 2.1GiB",
-                name="bad-size",
-            )
-    if gpu not in (None, "auto", "none"):
-        return Place(card=find_card(gpu)).with_memory(vram_bytes=vram, other_bytes=other)
-    if gpu == "auto" or (gpu is None and vram is None):
-        place = place_here()
-        if place:
-            return place.with_memory(vram_bytes=vram, other_bytes=other)
-        if gpu == "auto":
-            raise MachineError(
-                "no NVIDIA card answers on this machine",
-                why="NVML, the driver's own interface, is not there or does not respond",
-                fix='name the card to plan for: --gpu "RTX 4070"',
-                name="no-gpu",
-            )
-    return Place(card=plain_card(vram), other_bytes=other or 0) if vram is not None else None

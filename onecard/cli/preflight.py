@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onecard import units
+from onecard.ask.place import place_here
 from onecard.cli.flags import Flag
-from onecard.cli.library import console, place_here
+from onecard.cli.library import console
 from onecard.errors import DoesNotFit, MachineError
 
 if TYPE_CHECKING:

@@ -1,8 +1,7 @@
-"""init_from: the shape of a model that exists already (no torch needed), and the model."""
+"""init_from: a model that exists already, and whether its tokens are the data's."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -23,31 +22,6 @@ class Pretrained:
 
     source: Path
     snapshot: Snapshot
-
-
-def with_pretrained_shape(resolved: Resolved) -> Resolved:
-    """The config with the shape of the folder that init_from names, if it names one: a GPT-2's or a run's."""
-    from onecard.config.hf_config import gpt2_shape
-    from onecard.config.paths import expanded
-    from onecard.config.resolve import with_shape
-    from onecard.runs.folder import is_run
-
-    name = resolved.config.init_from
-    folder = Path(expanded(name))
-    if not resolved.config.starts_pretrained or not (folder / "config.json").is_file():
-        return resolved
-    try:
-        said = json.loads((folder / "config.json").read_bytes())
-        keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
-        shape = {key: said[key] for key in keys} if is_run(folder) else gpt2_shape(said)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        raise ConfigError(
-            f"init_from={name} is not a GPT-2 that onecard can train",
-            why=str(problem)[:160],
-            fix="give a Hugging Face folder whose config.json says model_type gpt2, a run folder, or a ckpt.pt",
-            name="not-gpt2",
-        ) from problem
-    return with_shape(resolved, shape, origin=f"init_from={name}")
 
 
 def pretrained(resolved: Resolved) -> tuple[Resolved, Pretrained | None]:

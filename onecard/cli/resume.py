@@ -7,8 +7,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from onecard.ask.config import open_data
 from onecard.cli.library import console
-from onecard.cli.settle import check_run, config_of, open_data
+from onecard.cli.settle import check_run, config_of
 from onecard.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,8 +1,7 @@
-"""What is settled before a model runs: the config of a run folder, torch's environment, the data, the vocabulary."""
+"""What is settled before a model runs: the config of a run folder, torch's environment, whether it can work."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -12,7 +11,6 @@ from onecard.cli.library import console
 from onecard.errors import ConfigError
 
 if TYPE_CHECKING:
-    from onecard.config.resolve import Resolved
     from onecard.config.schema import RunConfig
     from onecard.data.dataset import Dataset
 
@@ -48,25 +46,6 @@ def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
             fix=f"rm {quote(str(run / CONFIG))}   (they are read from the last start record of {run / RECORDS} then)",
             name="damaged-run",
         ) from problem
-
-
-def open_data(config: RunConfig) -> Dataset:
-    """The dataset a config names."""
-    from onecard.data.dataset import open_dataset
-    from onecard.data.stdlib import cache_home
-
-    return open_dataset(config.dataset, home=cache_home(os.environ))
-
-
-def with_vocabulary(resolved: Resolved, dataset: Dataset) -> RunConfig:
-    """vocab_size: the user's, else the data's, else GPT-2's, rounded up as nanoGPT does."""
-    from onecard.config.resolve import PACKAGED_DEFAULT
-    from onecard.config.schema import RunConfig
-
-    if resolved.origins["vocab_size"] not in ("default", PACKAGED_DEFAULT):
-        return resolved.config
-    usual = RunConfig.model_fields["vocab_size"].default
-    return resolved.config.replace({"vocab_size": dataset.model_vocab_size or usual})
 
 
 def check_run(config: RunConfig, dataset: Dataset) -> None:

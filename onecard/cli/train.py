@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.cli.files import PathType, check_writable
+from onecard.ask.config import config_named, open_data, with_vocabulary
+from onecard.cli.files import PathType, check_writable, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.import_run import put
 from onecard.cli.library import INTERRUPTED, KeyCommand, console, needs_torch
-from onecard.cli.plan import read_config
 from onecard.cli.preflight import checked, larger_default, predicted
 from onecard.cli.pretrained import check_vocabulary, pretrained
 from onecard.cli.resume import as_it_runs, instead_of_anew, is_finished, open_data_again, resumed_config
-from onecard.cli.settle import check_run, config_of, open_data, torch_environment, with_vocabulary
+from onecard.cli.settle import check_run, config_of, torch_environment
 from onecard.cli.tokenizer import keep_tokenizer_in
 from onecard.config.paths import expanded, refuse_empty
 from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
@@ -88,7 +88,7 @@ def train(
     if resume:
         _check_same_run(Path(resume), flag_values(flags))
         return _go_on(Path(resume), flag_values(flags), {key: f"--{key}" for key, _ in flags}, files)
-    resolved = read_config(config, flags)
+    resolved = config_named(config, flags, otherwise=without_config())
     if resolved.config.init_from != "resume":
         return _begin(resolved, config, flags, fit=fit, files=files)
     if fit:

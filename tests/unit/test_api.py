@@ -14,6 +14,7 @@ import pytest
 import onecard
 import onecard.api
 from onecard.report.compare import comparison_json
+from onecard.report.plan_json import plan_json
 from onecard.runs.folder import create_run
 from tests.made_records import start, step
 
@@ -247,6 +248,21 @@ def test_a_number_that_cannot_be_is_refused_in_three_parts(asked: dict[str, obje
     assert refused.value.fix
 
 
+@pytest.mark.parametrize(
+    ("asked", "fix"),
+    [
+        ({"vram_bytes": "12"}, 'vram_bytes="12GiB"'),
+        ({"other_bytes": "2,1GiB"}, 'other_bytes="2.1GiB"'),
+        ({"tokens": "2,5B"}, 'tokens="2.5B"'),
+        ({"tokens": "many"}, 'tokens="124M"'),
+    ],
+)
+def test_text_that_is_no_amount_is_answered_with_what_was_meant(asked: dict[str, Any], fix: str) -> None:
+    with pytest.raises(onecard.OnecardError) as refused:
+        onecard.make_plan(gpu="RTX 4070", **asked)
+    assert refused.value.fix == fix
+
+
 def test_a_plan_refuses_what_the_command_refuses() -> None:
     with pytest.raises(onecard.OnecardError, match="--params needs --fit"):
         onecard.make_plan(gpu="RTX 4070", params=350_000_000)
@@ -262,13 +278,49 @@ def test_a_plan_refuses_what_the_command_refuses() -> None:
         ({"hours": 4, "params": 124e6}, ["--hours", "4", "--params", "124M"]),
         ({"hours": 4, "params": 124e6, "fit": True}, ["--hours", "4", "--params", "124M", "--fit"]),
         ({"tokens": "1B", "sensitivity": True}, ["--tokens", "1B", "--sensitivity"]),
-        ({"hours": 0, "sensitivity": False}, ["--hours", "0"]),
     ],
 )
 def test_questions_that_exclude_each_other_do_so_as_in_the_command(asked: dict[str, Any], typed: list[str]) -> None:
     with pytest.raises(onecard.OnecardError) as refused:
         onecard.make_plan(gpu="RTX 4070", **asked)
-    assert refused.value.as_json() == answered("plan", "--gpu", "RTX 4070", *typed)
+    error = answered("plan", "--gpu", "RTX 4070", *typed)["error"]
+    assert refused.value.name == error["name"]
+    assert (refused.value.what, refused.value.why) == (error["what"].replace("--", ""), error["why"].replace("--", ""))
+    assert "--" not in refused.value.fix
+
+
+def test_a_question_that_is_not_asked_excludes_nothing() -> None:
+    with pytest.raises(onecard.OnecardError) as refused:
+        onecard.make_plan(gpu="RTX 4070", hours=0, sensitivity=False)
+    assert refused.value.as_json() == answered("plan", "--gpu", "RTX 4070", "--hours", "0")
+
+
+@pytest.mark.parametrize(
+    ("place", "vocab_size"),
+    [({}, 97), ({"gpu": "none"}, 50304), ({"gpu": "RTX 4070"}, 50304), ({"vram_bytes": 2**33}, 50304)],
+)
+def test_a_plan_takes_the_vocabulary_of_the_data_where_the_command_does(
+    tmp_path: Path, place: dict[str, Any], vocab_size: int
+) -> None:
+    data = tmp_path / "small"
+    data.mkdir()
+    for split in ("train", "val"):
+        (data / f"{split}.bin").write_bytes(bytes(4000))
+    (data / "meta.json").write_text(json.dumps({"schema": 1, "dtype": "uint16", "vocab_size": 97}))
+    keys = {"dataset": str(data), "n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16}
+    config = tmp_path / "config.py"
+    config.write_text("".join(f"{key} = {value!r}\n" for key, value in keys.items()))
+    said = answered("plan", str(config), *[f"--{key.removesuffix('_bytes')}={value}" for key, value in place.items()])
+    found = plan_json(onecard.make_plan(config, **place))
+    assert {key: found[key] for key in ("config", "origins")} == {key: said[key] for key in ("config", "origins")}
+    assert said["config"]["vocab_size"] == vocab_size
+    assert onecard.make_plan(keys, **place).config.vocab_size == vocab_size
+
+
+def test_a_plan_of_a_run_is_the_commands(folder: Path) -> None:
+    said = answered("plan", str(folder), "--gpu", "RTX 4070")
+    assert plan_json(onecard.make_plan(folder, gpu="RTX 4070")) == said
+    assert said["config"]["out_dir"] == f"{folder}-2"  # another run is begun, and this one left alone
 
 
 def test_the_doctor_refuses_amounts_that_cannot_be(folder: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import click
 import pytest
 
+from onecard.ask.config import config_named
 from onecard.cli.commands import cli
-from onecard.cli.files import check_writable, read_text, write_text
+from onecard.cli.files import check_writable, without_config, write_text
 from onecard.errors import ConfigError, MachineError
 from onecard.runs.files import free_name
 
@@ -89,7 +90,7 @@ def test_without_overwrite_a_file_is_never_touched(tmp_path: Path) -> None:
 def test_a_missing_config_is_answered_with_the_command_that_was_typed(command: str, fix: str, tmp_path: Path) -> None:
     onecard = click.Context(cli, info_name="onecard")
     with click.Context(cli.commands[command], parent=onecard, info_name=command), pytest.raises(ConfigError) as caught:
-        read_text(tmp_path / "nothing.py")
+        config_named(str(tmp_path / "nothing.py"), [], otherwise=without_config())
     assert caught.value.fix == fix
 
 

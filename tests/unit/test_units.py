@@ -43,6 +43,32 @@ def test_a_comma_for_a_point_is_offered_with_a_point(text: str, meant: str | Non
     assert units.with_point(text, parse=units.parse_bytes) == meant
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("12GiB", 12 * 2**30), ("4464m", 4464 * 2**20), (" 0 ", 0), ("0.0", 0), ("12884901888", 12 * 2**30)],
+)
+def test_a_typed_size_has_a_unit_or_needs_none(text: str, size: int) -> None:
+    assert units.typed_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("12", "12GiB"), ("0.5", "0.5GiB"), ("4464 ", "4464MiB"), ("2,1GiB", "2.1GiB"), ("lots", None), ("", None)],
+)
+def test_a_size_that_is_none_says_what_was_meant(text: str, meant: str | None) -> None:
+    with pytest.raises(units.NotAnAmount) as refused:
+        units.typed_bytes(text)
+    assert refused.value.meant == meant
+
+
+def test_a_typed_count_is_a_number_or_says_what_was_meant() -> None:
+    assert units.typed_count("124M") == 124_000_000
+    for text, meant in (("12,4M", "12.4M"), ("many", None)):
+        with pytest.raises(units.NotAnAmount) as refused:
+            units.typed_count(text)
+        assert refused.value.meant == meant
+
+
 def test_a_gigabyte_is_not_a_gibibyte() -> None:
     assert units.parse_bytes("12GiB") - units.parse_bytes("12GB") == 884_901_888
 

@@ -1,4 +1,4 @@
-"""Paths as typed -> cases: the runs there, each with its config; what doctor and compare share."""
+"""Paths as typed -> cases: the runs there, each with its config, as the doctor and comparisons take them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.cli.flags import Flag
-from onecard.cli.plan import read_config
+from onecard.ask.config import STDIN, Flags, config_as_typed
+from onecard.ask.text import THERE, neighbour, read_text
 from onecard.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from onecard.doctor.case import Case, DataSizes
     from onecard.plan.cards import Card
     from onecard.runs.logged import LoggedRun
-
-STDIN = "-"
 
 
 def stdin_once(*sources: str | None) -> None:
@@ -45,7 +43,7 @@ def config_beside(path: str) -> Path | None:
 Stated = tuple["Resolved | None", dict[str, object]]  # a config; of one that no trainer takes, what it says
 
 
-def found_config(path: str, flags: list[Flag]) -> tuple[Stated, list[str]]:
+def found_config(path: str, flags: Flags) -> tuple[Stated, list[str]]:
     """The config beside a log, and a sentence about it; one that cannot be read is left alone, as nobody named it."""
     beside = config_beside(path)
     if beside is None:
@@ -58,16 +56,10 @@ def found_config(path: str, flags: list[Flag]) -> tuple[Stated, list[str]]:
         return (None, {}), [f"config of {path}: not {beside.name}, found beside it: {problem.what}"]
 
 
-def named_config(config: str, flags: list[Flag]) -> Resolved:
-    """The config that was named; its source is as typed, so that commands to paste find the file."""
-    resolved = read_config(config, flags)
-    return resolved if config == STDIN else replace(resolved, source=config)
-
-
-def stated_config(config: str, flags: list[Flag]) -> Stated:
+def stated_config(config: str, flags: Flags, *, otherwise: str = THERE) -> Stated:
     """The config that was named; of one whose heads do not divide, what it states instead."""
     try:
-        return named_config(config, flags), {}
+        return config_as_typed(config, flags, otherwise=otherwise), {}
     except ConfigError as problem:
         stated = _shape_of(config) if problem.name == "keys-do-not-fit" else {}
         if not stated:
@@ -77,10 +69,9 @@ def stated_config(config: str, flags: list[Flag]) -> Stated:
 
 def _shape_of(config: str) -> dict[str, object]:
     """What a config file says, for one whose keys do not fit together."""
-    from onecard.cli.files import read_text
-    from onecard.config.reader import read_config as read_file
+    from onecard.config.reader import read_config
 
-    return dict(read_file(read_text(Path(config)), {}).values) if config != STDIN else {}
+    return dict(read_config(read_text(Path(config)), {}).values) if config != STDIN else {}
 
 
 def cases_of(
@@ -106,7 +97,6 @@ def cases_of(
 
 def runs_at(path: str) -> Iterator[LoggedRun]:
     """The runs of a path: a run folder, a folder of them, a log file, or standard input."""
-    from onecard.cli.files import neighbour
     from onecard.runs.folder import RECORDS, is_config_of_run, load_run, runs_in
     from onecard.runs.foreign import read_logs
     from onecard.runs.logged import logged_run

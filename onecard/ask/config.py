@@ -1,0 +1,151 @@
+"""What a user names as a config -> Resolved, with the shape of the weights and the vocabulary of the data it names."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onecard.ask.text import THERE, read_text
+from onecard.errors import ConfigError, OnecardError
+
+if TYPE_CHECKING:
+    from onecard.config.resolve import Resolved
+    from onecard.config.schema import RunConfig
+    from onecard.data.dataset import Dataset
+
+STDIN = "-"
+
+Named = str | Mapping[str, object] | None  # a path or -, keys and values, or the packaged default
+Flags = Sequence[tuple[str, str]]  # keys and values as typed
+
+
+def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Resolved:
+    """The config of a file, a run folder, standard input (-), a mapping or the packaged default, under flags.
+
+    The shape is init_from's. `otherwise` is what to do where there is no such file.
+    """
+    from onecard.config.resolve import resolve, resolve_mapping
+    from onecard.runs.folder import CONFIG
+
+    if config is None:
+        return with_pretrained_shape(resolve(None, flags=flags))
+    if not isinstance(config, str):
+        return with_pretrained_shape(resolve_mapping(config, flags=flags))
+    path = Path(config)
+    if path.is_dir() and (path / CONFIG).is_file():
+        path /= CONFIG
+    text = read_text(sys.stdin.buffer if config == STDIN else path, otherwise=otherwise)
+    name = "standard input" if config == STDIN else path.name
+    if path.suffix == ".json":
+        text = _said_in_json(text, name)
+    return with_pretrained_shape(resolve(text, filename=name, flags=flags))
+
+
+def _said_in_json(text: str, name: str) -> str:
+    """A run's config.json as a config file says it, but for our own keys that say nothing new."""
+    from onecard.config.resolve import assignments
+    from onecard.config.schema import NANOGPT_KEYS, RunConfig
+
+    fields = RunConfig.model_fields
+    unsaid = {key: field.default for key, field in fields.items() if key not in {*NANOGPT_KEYS, "vocab_size"}}
+    try:
+        found = {key: value for key, value in json.loads(text).items() if key.isidentifier()}
+        return assignments({key: value for key, value in found.items() if key not in unsaid or value != unsaid[key]})
+    except (ValueError, AttributeError, RecursionError) as problem:
+        raise ConfigError(
+            f"{name} is not the config of a run",
+            why="a run's config.json is one JSON object of keys and values",
+            fix="name a nanoGPT config file, or a run folder",
+            name="unreadable-file",
+        ) from problem
+
+
+def config_as_typed(config: Named, flags: Flags, *, otherwise: str = THERE) -> Resolved:
+    """The same; its source is as typed, so that commands to paste find the file."""
+    resolved = config_named(config, flags, otherwise=otherwise)
+    return replace(resolved, source=config) if isinstance(config, str) and config != STDIN else resolved
+
+
+def config_to_plan(
+    config: Named, flags: Flags, *, gpu: str | None, vram: int | None, otherwise: str = THERE
+) -> Resolved:
+    """The config of a plan for the card that is named: for this machine's, with the vocabulary of the data here."""
+    resolved = config_as_typed(config, [*_beside(config, flags), *flags], otherwise=otherwise)
+    if vram is None and gpu in (None, "auto"):  # a named card's plan is the same on every machine
+        return _with_data_vocabulary(resolved)
+    return resolved
+
+
+def _beside(config: Named, flags: Flags) -> Flags:
+    """A folder for a new run like the one in the folder that was named: commands to paste do not start that again."""
+    from onecard.runs.files import free_path
+    from onecard.runs.folder import is_run
+
+    if not isinstance(config, str) or not is_run(Path(config)) or "out_dir" in dict(flags):
+        return []
+    return [("out_dir", str(free_path(Path(config))))]
+
+
+def with_pretrained_shape(resolved: Resolved) -> Resolved:
+    """The config with the shape of the folder that init_from names, if it names one: a GPT-2's or a run's."""
+    from onecard.config.hf_config import gpt2_shape
+    from onecard.config.paths import expanded
+    from onecard.config.resolve import with_shape
+    from onecard.runs.folder import is_run
+
+    name = resolved.config.init_from
+    folder = Path(expanded(name))
+    if not resolved.config.starts_pretrained or not (folder / "config.json").is_file():
+        return resolved
+    try:
+        said = json.loads((folder / "config.json").read_bytes())
+        keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
+        shape = {key: said[key] for key in keys} if is_run(folder) else gpt2_shape(said)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ConfigError(
+            f"init_from={name} is not a GPT-2 that onecard can train",
+            why=str(problem)[:160],
+            fix="give a Hugging Face folder whose config.json says model_type gpt2, a run folder, or a ckpt.pt",
+            name="not-gpt2",
+        ) from problem
+    return with_shape(resolved, shape, origin=f"init_from={name}")
+
+
+def _with_data_vocabulary(resolved: Resolved) -> Resolved:
+    """With the vocab_size that `train` would take from the data; as it was where they are not here."""
+    from onecard.config.resolve import PACKAGED_DEFAULT
+
+    if resolved.origins["dataset"] == PACKAGED_DEFAULT:
+        return resolved
+    try:
+        dataset = open_data(resolved.config)
+    except OnecardError:
+        return resolved
+    config = with_vocabulary(resolved, dataset)
+    if config == resolved.config:
+        return resolved
+    return replace(resolved, config=config, origins={**resolved.origins, "vocab_size": str(dataset.path)})
+
+
+def open_data(config: RunConfig) -> Dataset:
+    """The dataset a config names."""
+    from onecard.data.dataset import open_dataset
+    from onecard.data.stdlib import cache_home
+
+    return open_dataset(config.dataset, home=cache_home(os.environ))
+
+
+def with_vocabulary(resolved: Resolved, dataset: Dataset) -> RunConfig:
+    """vocab_size: the user's, else the data's, else GPT-2's, rounded up as nanoGPT does."""
+    from onecard.config.resolve import PACKAGED_DEFAULT
+    from onecard.config.schema import RunConfig
+
+    if resolved.origins["vocab_size"] not in ("default", PACKAGED_DEFAULT):
+        return resolved.config
+    usual = RunConfig.model_fields["vocab_size"].default
+    return resolved.config.replace({"vocab_size": dataset.model_vocab_size or usual})

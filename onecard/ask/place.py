@@ -1,0 +1,50 @@
+"""The card a user names, or this machine's -> a place to plan for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onecard.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from onecard.plan.place import Place
+
+
+def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place | None:
+    """The card that was named, or this machine's; None where there is none."""
+    from onecard.plan.cards import find_card, plain_card
+    from onecard.plan.place import Place
+    from onecard.units import MIB
+
+    for option, size_bytes, least_bytes in (("--vram", vram, MIB), ("--other", other, 0)):
+        if size_bytes is not None and size_bytes < least_bytes:
+            raise UsageError(
+                f"{option} of {size_bytes:,} bytes is no size of a card's memory",
+                why=f"it takes at least {least_bytes:,} bytes",
+                fix=f"{option} 2.1GiB",
+                name="bad-size",
+            )
+    if gpu not in (None, "auto", "none"):
+        return Place(card=find_card(gpu)).with_memory(vram_bytes=vram, other_bytes=other)
+    if gpu == "auto" or (gpu is None and vram is None):
+        place = place_here()
+        if place:
+            return place.with_memory(vram_bytes=vram, other_bytes=other)
+        if gpu == "auto":
+            raise MachineError(
+                "no NVIDIA card answers on this machine",
+                why="NVML, the driver's own interface, is not there or does not respond",
+                fix='name the card to plan for: --gpu "RTX 4070"',
+                name="no-gpu",
+            )
+    return Place(card=plain_card(vram), other_bytes=other or 0) if vram is not None else None
+
+
+def place_here(device: str = "auto") -> Place | None:
+    """This machine's card `device` (auto, cuda, cuda:1), with what other programs hold now; None if NVML knows none."""
+    from onecard.machine import read_gpu
+    from onecard.plan.place import place_of
+
+    number = device.partition(":")[2]
+    status = read_gpu(int(number) if number.isdecimal() else 0)
+    return place_of(status) if status else None
