@@ -53,3 +53,15 @@ class DoesNotFit(OnecardError):
 
     name = "does-not-fit"
     exit_code = 1
+
+
+def first_line(error: BaseException, longest: int = 600) -> str:
+    """What an error says, in one line of at most `longest` characters; what it is, where it says nothing."""
+    (said, *_) = str(error).strip().splitlines() or [type(error).__name__]
+    return said[:longest]
+
+
+def kind_and_line(error: BaseException, longest: int = 600) -> str:
+    """`ValueError: what it says`; what it is alone, where it says nothing"""
+    kind, said = type(error).__name__, first_line(error, longest)
+    return f"{kind}: {said}" if str(error).strip() else kind

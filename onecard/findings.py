@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 Severity = Literal["info", "warn", "error", "fatal"]
+SEVERITIES: tuple[Severity, ...] = ("fatal", "error", "warn", "info")  # the most urgent first
 Sureness = Literal["high", "medium", "low"]
 
 

@@ -96,6 +96,7 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
     from onecard.config.hf_config import gpt2_shape
     from onecard.config.paths import expanded
     from onecard.config.resolve import with_shape
+    from onecard.config.schema import SHAPE_KEYS
     from onecard.runs.folder import is_run
 
     name = resolved.config.init_from
@@ -104,8 +105,7 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
         return resolved
     try:
         said = json.loads((folder / "config.json").read_bytes())
-        keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
-        shape = {key: said[key] for key in keys} if is_run(folder) else gpt2_shape(said)
+        shape = {key: said[key] for key in SHAPE_KEYS} if is_run(folder) else gpt2_shape(said)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise ConfigError(
             f"init_from={name} is not a GPT-2 that onecard can train",

@@ -25,11 +25,6 @@ def place_of_run(config: RunConfig) -> Place | None:
     return place_here(config.device) if config.device == "auto" or config.device.startswith("cuda") else None
 
 
-def available_bytes(config: RunConfig, place: Place) -> int:
-    """What the driver may show for the run: what is free now, or less if the config says so."""
-    return min(place.available_bytes, config.memory_limit or place.available_bytes)
-
-
 def larger_default(config: RunConfig, flags: Sequence[Flag], *, train_tokens: int) -> RunConfig:
     """The packaged default, made larger where there is a card and nobody asked for a shape; says so."""
     from onecard.plan.counts import count_params
@@ -38,7 +33,7 @@ def larger_default(config: RunConfig, flags: Sequence[Flag], *, train_tokens: in
     place = place_of_run(config)
     if place is None or {key for key, _ in flags} - HARMLESS:
         return config
-    larger = first_run(config, place.card, available_bytes(config, place), train_tokens=train_tokens)
+    larger = first_run(config, place.card, place.available_bytes_for(config), train_tokens=train_tokens)
     if larger is None:
         return config
     console(stderr=True).print(
@@ -59,7 +54,7 @@ def predicted(config: RunConfig) -> Memory | None:
     place = place_of_run(config)
     if place is None:
         return None
-    return predict_onecard(settled(config, place.card), place.card, available_bytes=available_bytes(config, place))
+    return predict_onecard(settled(config, place.card), place.card, available_bytes=place.available_bytes_for(config))
 
 
 def checked(
@@ -83,7 +78,7 @@ def checked(
         return config, None
     if memory.fits is not False and not fit:
         return config, memory
-    free = available_bytes(config, place)
+    free = place.available_bytes_for(config)
     fitted = _fitted(config, place, free)
     if fit and fitted is not None:
         return fitted, predicted(fitted)

@@ -168,6 +168,7 @@ class RunConfig(BaseModel):
 
 KEYS: dict[str, str] = {key: field.description or "" for key, field in RunConfig.model_fields.items()}
 NANOGPT_KEYS: frozenset[str] = frozenset(list(KEYS)[: list(KEYS).index("vocab_size")])
+SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")  # a model has them for life
 GPT2_VOCABULARIES = (50257, 50304)  # GPT-2's as it is, and as nanoGPT rounds it up
 
 # Keys that later versions will honour, with the value that means "as now".

@@ -13,7 +13,7 @@ from typing import Any
 from onecard.config.names import nearest
 from onecard.data.extras import extra
 from onecard.data.sources import Source, SourceFile, has_data_suffix, kind_of
-from onecard.errors import ConfigError, MachineError, OnecardError
+from onecard.errors import ConfigError, MachineError, OnecardError, first_line
 
 NAMED = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
 DEFAULT_SUBSET = "sample-10BT"  # of those two: 10 billion tokens
@@ -142,7 +142,7 @@ def told(repo: str) -> Iterator[None]:
 def _explained(repo: str, problem: Exception) -> OnecardError:
     page = f"https://huggingface.co/datasets/{repo}"
     kinds = {each.__name__ for each in type(problem).__mro__}
-    said = next(iter(str(problem).strip().splitlines()), "")[:160] or type(problem).__name__
+    said = first_line(problem, 160)
     if "GatedRepoError" in kinds:
         return ConfigError(
             f"{repo} is open only to those who accepted its terms",

@@ -19,7 +19,7 @@ from onecard.doctor.predict import Forecast, predict_end
 from onecard.doctor.repair import PLANNED, Repair, next_folder, repaired, trainer_of
 from onecard.doctor.rules import NAMES, RULES, RULES_ACROSS, rule_name
 from onecard.doctor.trend import Trend, trend
-from onecard.findings import Finding, Sureness
+from onecard.findings import SEVERITIES, Finding, Sureness
 from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.speed import TrainerName
@@ -27,7 +27,6 @@ from onecard.runs.folder import Run
 from onecard.runs.logged import LoggedRun, logged_run
 from onecard.runs.records import FindingRecord, Record, Step
 
-SEVERITIES = ("fatal", "error", "warn", "info")
 SCHEDULE = frozenset({"learning_rate", "min_lr", "decay_lr", "lr_decay_iters", "max_iters"})
 DRAWN_BY_CARD = ("n_layer", "n_head", "n_embd", "block_size")  # by onecard's default, where nobody sets them
 STANDARD_INPUT = "standard input"  # the source of a config that no command can name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onecard import units
-from onecard.config.schema import RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import epochs, known
 from onecard.plan import recipe
@@ -20,8 +20,7 @@ from onecard.plan.precision import settled
 from onecard.plan.ranges import Range
 from onecard.plan.speed import TrainerName, predict_speed
 
-SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")  # a checkpoint has one, and keeps it
-PLANNED = (*SHAPE, "batch_size", "gradient_accumulation_steps", "dropout", "compile", "dtype")
+PLANNED = (*SHAPE_KEYS, "batch_size", "gradient_accumulation_steps", "dropout", "compile", "dtype")
 FITTING = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint", "compile")  # what makes a run smaller
 NAMED_STEP = 10_000  # where people compare runs
 
@@ -62,7 +61,7 @@ def repaired(case: Case, patch: Mapping[str, object]) -> Repair | None:
     if config is None or not patch:
         return None
     whole: dict[str, Any] = dict(patch)
-    new_run = any(key in whole and whole[key] != getattr(config, key) for key in SHAPE)
+    new_run = any(key in whole and whole[key] != getattr(config, key) for key in SHAPE_KEYS)
     try:
         if new_run:
             whole = _what_goes_with_a_new_shape(case, config, whole)

@@ -10,7 +10,7 @@ from onecard import units
 from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
 from onecard.config.schema import GPT2_VOCABULARIES, RunConfig, not_built
 from onecard.errors import UsageError
-from onecard.findings import Finding
+from onecard.findings import SEVERITIES, Finding
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.asked import is_roomy
 from onecard.plan.budget import DECIDED, Budget, Proposal, least_budget, propose
@@ -166,7 +166,7 @@ def make_plan(
     resolved = replace(resolved, warnings=(*resolved.warnings, *unheeded))
     card = place.card if place else None
     config = settled(resolved.config, card)
-    available_bytes = available(config, place)
+    available_bytes = place.available_bytes_for(config) if place else None
     one: TrainerName = "onecard" if trainer == "onecard" else "nanogpt"
     if (fit or budget) and available_bytes is None:
         raise _needs_a_card("--fit" if fit else "a budget")
@@ -360,13 +360,5 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
     )
 
 
-def available(config: RunConfig, place: Place | None) -> int | None:
-    """Bytes the driver may show for the process: what the card has left, and no more than memory_limit."""
-    if place is None:
-        return None
-    return min(place.available_bytes, config.memory_limit or place.available_bytes)
-
-
 def _most_urgent_first(findings: Iterable[Finding]) -> list[Finding]:
-    order = ("fatal", "error", "warn", "info")
-    return sorted(findings, key=lambda finding: order.index(finding.severity))
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from onecard.config.schema import RunConfig
 from onecard.machine import GpuStatus, Program
 from onecard.plan.cards import Card, matching_cards, plain_card
 
@@ -21,6 +22,10 @@ class Place:
     def available_bytes(self) -> int:
         """What the driver may show for our process before the card is full."""
         return max(0, self.card.allocatable_bytes - self.other_bytes)
+
+    def available_bytes_for(self, config: RunConfig) -> int:
+        """The same for a run: no more than its memory_limit."""
+        return min(self.available_bytes, config.memory_limit or self.available_bytes)
 
     def with_memory(self, *, vram_bytes: int | None, other_bytes: int | None) -> Place:
         """The same place with another size of card, or another share held by others; None keeps what is."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onecard.config.resolve import resolve
-from onecard.config.schema import RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 
 OPENAI_WEIGHTS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # from the smallest
-SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "vocab_size", "bias")  # of weights; a context may be cut shorter
+OF_WEIGHTS = tuple(key for key in SHAPE_KEYS if key != "block_size")  # a context may be cut shorter
 
 
 def smaller_weights(config: RunConfig) -> Iterator[RunConfig]:
@@ -17,4 +17,4 @@ def smaller_weights(config: RunConfig) -> Iterator[RunConfig]:
         return
     for name in reversed(OPENAI_WEIGHTS[: OPENAI_WEIGHTS.index(config.init_from)]):
         weights = resolve(f"init_from = {name!r}").config
-        yield config.replace({"init_from": name, **{key: getattr(weights, key) for key in SHAPE_KEYS}})
+        yield config.replace({"init_from": name, **{key: getattr(weights, key) for key in OF_WEIGHTS}})

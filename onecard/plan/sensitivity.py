@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
-from onecard.plan.pretrained import SHAPE_KEYS
+from onecard.plan.pretrained import OF_WEIGHTS
 from onecard.plan.speed import TrainerName
 
 SCALED = ("batch_size", "block_size", "n_embd", "n_layer", "vocab_size")
@@ -44,7 +44,7 @@ def single_changes(config: RunConfig, card: Card | None, trainer: TrainerName = 
 def _neighbours(config: RunConfig, switched: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Any, RunConfig]]:
     steps: list[tuple[str, Any]] = []
     for key in SCALED:
-        if config.starts_pretrained and key in SHAPE_KEYS:
+        if config.starts_pretrained and key in OF_WEIGHTS:
             continue  # given with the weights
         value = getattr(config, key)
         steps += [(key, value // 2), (key, value * 2)]

@@ -12,7 +12,7 @@ from onecard import units
 from onecard.doctor.diagnose import Diagnosis
 from onecard.doctor.evidence import noise, place, planned_steps
 from onecard.doctor.explain import Explanation
-from onecard.findings import Finding, Severity
+from onecard.findings import SEVERITIES, Finding, Severity
 from onecard.plan.ranges import Range
 
 FORMATS = {
@@ -76,10 +76,9 @@ def unknown(diagnosis: Diagnosis) -> str:
 def verdict(diagnosis: Diagnosis) -> str:
     """`1 error, 2 warnings, 5 notes`, or that the run is healthy."""
     counts = [
-        (severity, sum(finding.severity == severity for finding in diagnosis.findings))
-        for severity in ("fatal", "error", "warn", "info")
+        (severity, sum(finding.severity == severity for finding in diagnosis.findings)) for severity in SEVERITIES
     ]
-    told = ", ".join(f"{n} {SINGULARS[s] if n == 1 else PLURALS[s]}" for s, n in counts if n)  # type: ignore[index]
+    told = ", ".join(f"{n} {SINGULARS[s] if n == 1 else PLURALS[s]}" for s, n in counts if n)
     if not diagnosis.healthy:
         return told
     if diagnosis.evidence and not diagnosis.judged:

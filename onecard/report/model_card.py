@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from onecard import units
-from onecard.config.schema import RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.plan.counts import count_params
 from onecard.runs.folder import Run
 from onecard.runs.records import Checkpoint, Start, Step
@@ -20,7 +20,8 @@ tags: [gpt2, onecard]
 ---
 """
 SHOWN_KEYS = (
-    *("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout"),
+    *SHAPE_KEYS,
+    "dropout",
     *("batch_size", "gradient_accumulation_steps", "max_iters", "optimizer", "learning_rate", "min_lr", "schedule"),
     *("warmup_iters", "lr_decay_iters", "weight_decay", "beta1", "beta2", "grad_clip", "dtype", "param_dtype", "seed"),
 )

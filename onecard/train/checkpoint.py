@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import MachineError, OnecardError
 from onecard.runs.files import MAKE_ROOM, sync_folder, write_atomically, writing
 from onecard.runs.folder import checkpoint_name, checkpoint_step
@@ -25,7 +25,6 @@ from onecard.train import checkpoint_files
 from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, BadCheckpoint
 
 # What must be equal to go on: another value would be another model, or another text.
-SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
 IDENTITY_KEYS = (*SHAPE_KEYS, "dataset", "optimizer", "param_dtype")
 _FEWER = f"{MAKE_ROOM}, or keep fewer checkpoints with --keep_checkpoints=1"
 

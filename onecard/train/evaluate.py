@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from onecard.data.windows import EvalWindows
+from onecard.errors import first_line
 from onecard.train.model import GPT
-from onecard.train.oom import OutOfMemory, first_line, is_out_of_memory, release_memory
+from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory
 from onecard.train.precision import Precision
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from onecard.config.names import nearest
 from onecard.data.extras import extra
-from onecard.errors import ConfigError, MachineError
+from onecard.errors import ConfigError, MachineError, first_line
 from onecard.train.hf_folder import CONFIG, PICKLED, SHARDS, WEIGHTS
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
@@ -44,7 +44,7 @@ def download(name: str) -> Path:
     except Exception as problem:  # networks fail in many ways, and the library's errors are of many kinds
         raise MachineError(
             f"{name} could not be downloaded",
-            why=f"huggingface_hub says: {_first_line(problem)}",
+            why=f"huggingface_hub says: {first_line(problem, 160)}",
             fix=f"look at https://huggingface.co/{_repositories(name)[0]}, or copy its folder here and name that",
             name="download-failed",
         ) from problem
@@ -88,7 +88,7 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
     except Exception as problem:
         raise MachineError(
             f"{folder} is written, and could not be pushed to {repository}",
-            why=f"huggingface_hub says: {_first_line(problem)}",
+            why=f"huggingface_hub says: {first_line(problem, 160)}",
             fix=f"hf upload {repository} {folder}",
             name="push-failed",
         ) from problem
@@ -101,7 +101,3 @@ def _hub(purpose: str) -> Any:
 
 def _repositories(name: str) -> tuple[str, ...]:
     return (f"{OPENAI}/{name}", name) if name in OPENAI_MODELS else (name,)
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:160]

@@ -17,7 +17,7 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
-from onecard.errors import MachineError, OnecardError
+from onecard.errors import MachineError, OnecardError, first_line
 from onecard.plan.counts import mfu
 from onecard.plan.evaluation import eval_batch_size
 from onecard.plan.memory.device import device_of
@@ -28,7 +28,7 @@ from onecard.train.device import cap_memory, card_of, choose_device
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt, Stopped
 from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
-from onecard.train.oom import OutOfMemory, first_line, is_out_of_memory
+from onecard.train.oom import OutOfMemory, is_out_of_memory
 from onecard.train.peaks import Peaks
 from onecard.train.precision import allow_tf32, choose_precision
 from onecard.train.profiling import Profiling
@@ -187,8 +187,7 @@ class _Loop:
     def _record_fault(self, error: BaseException) -> None:
         """Record how the run ended, if that can be written: on a full disk the lock that is left behind must do."""
         stopped = isinstance(error, KeyboardInterrupt)
-        (said, *_) = str(error).splitlines() or [type(error).__name__]
-        end = self._end("interrupted") if stopped else self._end("error", {"error": said[:LONGEST_ERROR]})
+        end = self._end("interrupted") if stopped else self._end("error", {"error": first_line(error, LONGEST_ERROR)})
         with suppress(OnecardError):
             self.folder.append(end)
 

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from onecard import units
 from onecard.config.resolve import assignments
-from onecard.config.schema import NANOGPT_KEYS, RunConfig
+from onecard.config.schema import NANOGPT_KEYS, SHAPE_KEYS, RunConfig
 from onecard.runs.files import MAKE_ROOM, check_space, half_written, sync_file, sync_folder, writing
-from onecard.train.checkpoint import SHAPE_KEYS
 from onecard.train.snapshot import Snapshot, checked_weights, load_tensors, not_gpt2
 
 NAME = "ckpt.pt"

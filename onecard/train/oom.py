@@ -33,8 +33,3 @@ def release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line; what it is, where it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:600]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onecard.config.schema import RunConfig
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, first_line
 from onecard.train.model import GPT
 
 
@@ -21,7 +21,7 @@ from onecard.train.model import GPT
 class Snapshot:
     """A model, checked to be a GPT-2, under nanoGPT's names."""
 
-    shape: Mapping[str, Any]  # the keys of checkpoint.SHAPE_KEYS
+    shape: Mapping[str, Any]  # the keys of schema.SHAPE_KEYS
     weights: Mapping[str, Tensor]  # float32, by nanoGPT's names; the tied head once, as transformer.wte.weight
     moments: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # AdamW's, by parameter; {}: none yet
     step: int = 0
@@ -160,7 +160,7 @@ def _unreadable(path: Path, problem: Exception) -> ConfigError:
             fix="get the file from whom you trust, and save it again there with plain numbers, texts and tensors only",
             name="unsafe-checkpoint",
         )
-    why = f"torch says: {said.splitlines()[0][:160] if said else type(problem).__name__}"
+    why = f"torch says: {first_line(problem, 160)}"
     fix = "give a whole ckpt.pt as nanoGPT's train.py writes it (a copy may have been cut off)"
     if not isinstance(problem, OSError) and not _may_be_pickle(path):
         why = "it does not begin as the files that torch.save writes: it is a log, a config or something else"

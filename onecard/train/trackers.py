@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 
 from onecard.config.names import nearest
 from onecard.config.schema import RunConfig
-from onecard.errors import ConfigError, MachineError
+from onecard.errors import ConfigError, MachineError, kind_and_line
 from onecard.runs.records import End, Eval, Record, Start, Step
 
 Values = Mapping[str, float]
@@ -136,9 +136,8 @@ class Trackers:
                 act(*arguments)
         except Exception as problem:
             self._open.pop(name, None)
-            said = (str(problem).strip().splitlines() or [""])[0][:160]
             self._on_warning(
-                f"{name} failed and is left out from here on ({type(problem).__name__}: {said}); "
+                f"{name} failed and is left out from here on ({kind_and_line(problem, 160)}); "
                 "training goes on, and records.jsonl has everything"
             )
 

@@ -17,13 +17,14 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
+from onecard.errors import first_line
 from onecard.plan.evaluation import eval_sequences
 from onecard.plan.memory.onecard.graph import records_graph
 from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
 from onecard.train.graph import RecordedMicroBatch, zero_gradients
 from onecard.train.model import GPT
-from onecard.train.oom import OutOfMemory, first_line, is_out_of_memory, release_memory, smaller_micro_batch
+from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory, smaller_micro_batch
 from onecard.train.optim import clip_gradients, make_optimizer, make_state, set_learning_rate
 from onecard.train.precision import Precision
 

@@ -12,6 +12,7 @@ from onecard.doctor.case import DataSizes
 from onecard.doctor.diagnose import WATCHED_STEPS, watch
 from onecard.doctor.live import doctor_failed
 from onecard.doctor.rules import rule_name
+from onecard.errors import kind_and_line
 from onecard.findings import Finding
 from onecard.plan.cards import Card
 from onecard.runs.records import FindingRecord, Record, Step
@@ -54,6 +55,4 @@ class Watched:
 
 def _failure(mistake: Exception) -> Finding:
     """That the doctor failed, with the traceback as its evidence."""
-    (said, *_) = str(mistake).splitlines() or [""]
-    name = type(mistake).__name__ + (f": {said[:300]}" if said else "")
-    return doctor_failed(name, "".join(traceback.format_exception(mistake)).splitlines())
+    return doctor_failed(kind_and_line(mistake, 300), "".join(traceback.format_exception(mistake)).splitlines())

@@ -12,7 +12,7 @@ from onecard.plan.fit import fit_config, fit_onecard
 from onecard.plan.make import Plan, Trainers, make_plan
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import Place
-from onecard.plan.pretrained import OPENAI_WEIGHTS, SHAPE_KEYS, smaller_weights
+from onecard.plan.pretrained import OF_WEIGHTS, OPENAI_WEIGHTS, smaller_weights
 from onecard.units import GIB, MIB
 
 FINE_TUNE = "dataset = 'shakespeare'\nbatch_size = 1\ngradient_accumulation_steps = 32\nmax_iters = 20\ndropout = 0.1\n"
@@ -36,7 +36,7 @@ def test_no_patch_changes_the_shape_the_vocabulary_or_dropout(weights: str, trai
     plan = planned(weights, trainer=trainer)
     assert patches(plan)
     for patch in patches(plan):
-        assert not {*SHAPE_KEYS, "dropout"} & patch.keys(), patch
+        assert not {*OF_WEIGHTS, "dropout"} & patch.keys(), patch
     names = {fix.name for fix in plan.fixes}
     assert not {"pad-the-vocabulary", "smaller-model", "no-dropout"} & names
 
@@ -97,4 +97,4 @@ def test_no_loss_is_foretold_and_no_shape_varied() -> None:
     plan = planned("gpt2", sensitivity=True)
     assert plan.loss is None
     assert plan.sensitivity
-    assert not set(SHAPE_KEYS) & {change.key for change in plan.sensitivity}
+    assert not set(OF_WEIGHTS) & {change.key for change in plan.sensitivity}

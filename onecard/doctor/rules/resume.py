@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from onecard import units
+from onecard.config.schema import SHAPE_KEYS
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import above, from_scratch, known, only_told, place, printed, said, shown, vals
 from onecard.doctor.facts import ROUNDED_PARAMS
-from onecard.doctor.repair import SHAPE
 from onecard.findings import Finding
 from onecard.plan.counts import count_params
 from onecard.plan.schedule import learning_rate
@@ -171,16 +171,16 @@ def out_dir_reused(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
 
     When it is wrong: if the first folder was moved away in between, or the runs are of different machines.
     """
-    config = known(case, "out_dir", "dataset", *SHAPE)
+    config = known(case, "out_dir", "dataset", *SHAPE_KEYS)
     if config is None or case.run.format == "onecard":
         return
     for other in others:
-        theirs = known(other, "out_dir", "dataset", *SHAPE)
+        theirs = known(other, "out_dir", "dataset", *SHAPE_KEYS)
         if theirs is None or theirs.out_dir != config.out_dir or not from_scratch(case):
             continue
         assert case.resolved
         unsaid = case.resolved.origins["out_dir"] == "default"
-        differing = [key for key in ("dataset", *SHAPE) if getattr(theirs, key) != getattr(config, key)]
+        differing = [key for key in ("dataset", *SHAPE_KEYS) if getattr(theirs, key) != getattr(config, key)]
         if not differing or (unsaid and other.run.source != case.run.source):
             continue
         changes = ", ".join(f"{key} {getattr(theirs, key)} and {getattr(config, key)}" for key in differing)

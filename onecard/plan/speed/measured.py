@@ -6,7 +6,7 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.plan.cards import Card, find_card
 from onecard.plan.counts import count_params
 from onecard.plan.speed.work import TrainerName
@@ -40,8 +40,7 @@ class MeasuredRun(NamedTuple):
     @property
     def params(self) -> int:
         """Parameters as nanoGPT counts them."""
-        keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
-        return count_params(RunConfig.model_validate({key: getattr(self, key) for key in keys})).nanogpt
+        return count_params(RunConfig.model_validate({key: getattr(self, key) for key in SHAPE_KEYS})).nanogpt
 
     @property
     def tokens(self) -> int:
