@@ -412,10 +412,11 @@ def _is_default(run: RunConfig, key: str) -> bool:
 
 def config_text(proposal: Proposal) -> str:
     """A config file, each key with its reason. nanoGPT runs it too: keys of onecard's are nothing to it."""
-    low, likely, high = (units.duration(seconds) for seconds in astuple(proposal.seconds))
+    unit, seconds = ("hours", 3600) if proposal.seconds.likely >= 3600 else ("minutes", 60)
+    low, likely, high = (f"{each / seconds:,.1f}" for each in astuple(proposal.seconds))
     lines = [
         f"# Proposed by onecard: {proposal.name}, {units.count(count_params(proposal.config).nanogpt)} parameters,",
-        f"# {units.count(proposal.config.total_tokens)} tokens, about {likely} ({low} to {high}).",
+        f"# {units.count(proposal.config.total_tokens)} tokens, about {likely} {unit} ({low} to {high}).",
         f"dataset = {proposal.config.dataset!r}",
         f"out_dir = {proposal.out_dir!r}",
     ]

@@ -20,7 +20,7 @@ from onecard.plan.make import Plan, make_plan
 from onecard.plan.memory.predict import predict_nanogpt
 from onecard.plan.place import Place
 from onecard.plan.speed import TrainerName
-from onecard.units import GIB, duration
+from onecard.units import GIB
 
 RTX_4070 = find_card("RTX 4070")
 AVAILABLE = RTX_4070.allocatable_bytes - round(2.1 * GIB)
@@ -326,8 +326,8 @@ def test_the_shortest_run_has_a_warm_up_and_evaluations_in_proportion() -> None:
 def test_the_hours_are_a_range_in_the_written_file(weekend: list[Proposal]) -> None:
     best = weekend[0]
     assert best.seconds.low < best.seconds.likely < best.seconds.high
-    low, high = duration(best.seconds.low), duration(best.seconds.high)
-    assert f"about {duration(best.seconds.likely)} ({low} to {high})." in config_text(best)
+    hours = (seconds / 3600 for seconds in (best.seconds.likely, best.seconds.low, best.seconds.high))
+    assert "about {:.1f} hours ({:.1f} to {:.1f}).".format(*hours) in config_text(best), "all in one unit"
 
 
 def test_each_proposal_says_why_it_has_its_shape(weekend: list[Proposal]) -> None:
