@@ -119,17 +119,23 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
 def _with_data_vocabulary(resolved: Resolved) -> Resolved:
     """With the vocab_size that `train` would take from the data; as it was where they are not here."""
     from onecard.config.resolve import PACKAGED_DEFAULT
+    from onecard.data.stdlib import NAME as EMBEDDED
+    from onecard.data.stdlib import VOCABULARY
 
     if resolved.origins["dataset"] == PACKAGED_DEFAULT:
         return resolved
-    try:
-        dataset = open_data(resolved.config)
-    except OnecardError:
-        return resolved
-    config = with_vocabulary(resolved, dataset)
+    origin: str = EMBEDDED
+    size: int | None = VOCABULARY  # which a plan need not build to know
+    if resolved.config.dataset != EMBEDDED:
+        try:
+            dataset = open_data(resolved.config)
+        except OnecardError:
+            return resolved
+        origin, size = str(dataset.path), dataset.model_vocab_size
+    config = with_vocabulary(resolved, size)
     if config == resolved.config:
         return resolved
-    return replace(resolved, config=config, origins={**resolved.origins, "vocab_size": str(dataset.path)})
+    return replace(resolved, config=config, origins={**resolved.origins, "vocab_size": origin})
 
 
 def open_data(config: RunConfig) -> Dataset:
@@ -140,12 +146,12 @@ def open_data(config: RunConfig) -> Dataset:
     return open_dataset(config.dataset, home=cache_home(os.environ))
 
 
-def with_vocabulary(resolved: Resolved, dataset: Dataset) -> RunConfig:
-    """vocab_size: the user's, else the data's, else GPT-2's, rounded up as nanoGPT does."""
+def with_vocabulary(resolved: Resolved, size: int | None) -> RunConfig:
+    """vocab_size: the user's, else the data's, which is `size`, else GPT-2's, rounded up as nanoGPT does."""
     from onecard.config.resolve import PACKAGED_DEFAULT
     from onecard.config.schema import RunConfig
 
     if resolved.origins["vocab_size"] not in ("default", PACKAGED_DEFAULT):
         return resolved.config
     usual = RunConfig.model_fields["vocab_size"].default
-    return resolved.config.replace({"vocab_size": dataset.model_vocab_size or usual})
+    return resolved.config.replace({"vocab_size": size or usual})

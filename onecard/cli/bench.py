@@ -71,7 +71,7 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
         )
     resolved = config_named(options["config"], flags, otherwise=without_config())
     dataset = open_data(resolved.config)
-    config = with_vocabulary(resolved, dataset)
+    config = with_vocabulary(resolved, dataset.model_vocab_size)
     check_run(config, dataset)
     configs = [_with_batch(config, size) for size in _sizes(options["batches"], config)]
     checkout = _checkout(options["nanogpt"])

@@ -68,13 +68,15 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
 
 def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
     """The config with the micro-batch that a lack of memory has left the run, unless another is asked for."""
-    from onecard.runs.records import Oom
+    from onecard.runs.folder import CHECKPOINTS
+    from onecard.train.checkpoint import made_under
 
-    found = [record for record in run.records if isinstance(record, Oom) and record.where == "train"]
-    if not found or run.config.get("batch_size") != config.batch_size:
+    made = made_under(run.path / CHECKPOINTS)
+    asked, left = (made and made.micro_batches) or (config.batch_size, config.batch_size)
+    if asked != config.batch_size or left == asked:
         return config
-    left = {"batch_size": found[-1].batch_size_after, "gradient_accumulation_steps": found[-1].accumulation_after}
-    return config.replace({key: size for key, size in left.items() if size})
+    micros = -(-config.sequences_per_step // left)
+    return config.replace({"batch_size": left, "gradient_accumulation_steps": micros})
 
 
 def is_finished(run: Run, config: RunConfig) -> bool:

@@ -60,7 +60,11 @@ def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tu
         default = resources.files("onecard.config").joinpath("packaged_default.py").read_text()
         return _under_flags(_read(default, PACKAGED_DEFAULT), flags, shown=PACKAGED_DEFAULT, packaged=True)
     shown = filename or "config"
-    return _under_flags(_read(text, shown), flags, shown=shown)
+    file = _read(text, shown)
+    resolved = _under_flags(file, flags, shown=shown)
+    if file.values or file.unresolved or file.code:
+        return resolved
+    return replace(resolved, warnings=(f"{shown} sets nothing: nanoGPT's defaults apply", *resolved.warnings))
 
 
 def resolve_mapping(keys: Mapping[str, object], *, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
@@ -164,8 +168,6 @@ def _listed(words: Iterable[str]) -> str:
 
 def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list[str]:
     warnings = []
-    if not (file.values or file.unresolved or file.code):
-        warnings.append(f"{shown} sets nothing: nanoGPT's defaults apply")
     unused = _unused(file)
     ignored = [key for key in unused if key in KEYS]
     unknown = [key for key in unused if key not in KEYS]

@@ -26,6 +26,7 @@ from onecard.errors import MachineError
 from onecard.runs.files import sync_folder, writing
 
 NAME = "python-stdlib"
+VOCABULARY = 256  # bytes
 VAL_SHARE = 0.05
 _NOT_CORPUS = frozenset("test tests idle_test site-packages dist-packages __pycache__ lib-dynload".split())
 _STALE_SECONDS = 3600.0
@@ -65,7 +66,7 @@ def build_stdlib(home: Path, *, source: Path | None = None) -> Path:
         _remove_stale(folder.parent)
         building = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
         try:
-            meta: dict[str, object] = {"schema": 1, "name": NAME, "dtype": "uint16", "vocab_size": 256}
+            meta: dict[str, object] = {"schema": 1, "name": NAME, "dtype": "uint16", "vocab_size": VOCABULARY}
             meta |= {"tokenizer": "bytes", "source": f"standard library of Python {platform.python_version()}"}
             for split, texts in documents.items():
                 meta[split] = [write_tokens(building / f"{split}.bin", _tokens(texts), dtype="uint16")]

@@ -14,7 +14,7 @@ from onecard.errors import UsageError
 from onecard.plan import recipe
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.evaluation import eval_tokens, standard_error
+from onecard.plan.evaluation import eval_tokens, smaller_eval_batch, standard_error
 from onecard.plan.fit import RECOMPUTATION
 from onecard.plan.ladder import Means, shapes
 from onecard.plan.loss import LossForecast, forecast_loss, optimal_params_for_tokens, why_no_forecast
@@ -325,6 +325,8 @@ def _evaluated(run: RunConfig, means: Means) -> RunConfig:
 
 def _settled(run: RunConfig, name: str, why: str, means: Means, asked: Mapping[str, Any]) -> Proposal:
     """The proposal of a run: its recipe, and the source of every value. `why` it has its shape."""
+    if sequences := smaller_eval_batch(run):  # chosen for nanoGPT, which has no such key, it fits under onecard too
+        run = run.model_copy(update={"eval_batch_size": sequences})
     process_bytes = means.process_bytes(run)
     settings = _settings(run, means, asked, process_bytes) | {"n_layer": Setting(value=run.n_layer, source=why)}
     run = run.replace({key: setting.value for key, setting in settings.items()})

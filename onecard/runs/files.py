@@ -127,10 +127,14 @@ def sync_file(path: Path) -> None:
 
 
 def allow_readers(path: Path) -> None:
-    """Give a file that something else wrote the permissions of one that we make; safetensors' are its owner's alone."""
+    """Give a file that something else wrote the permissions of one that we make; safetensors' are its owner's alone.
+
+    Where the disk knows no permissions, or lets nobody change them, they stay.
+    """
     mask = os.umask(0)
     os.umask(mask)
-    path.chmod(0o666 & ~mask)
+    with suppress(OSError):
+        path.chmod(0o666 & ~mask)
 
 
 def sync_folder(folder: Path) -> None:

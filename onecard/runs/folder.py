@@ -141,20 +141,26 @@ class RunFolder:
                 os.fsync(self._records)
 
     def follow(self) -> bool:
-        """Whether the folder was moved since; `path` is where it is now. MachineError where nobody can tell."""
+        """Whether the folder was moved since; `path` is where it is now. MachineError where it is gone."""
         if self._is_at(self.path):
             return False
         place = Path(f"/proc/self/fd/{self._records}")  # Linux knows where an open file is
         moved = place.readlink().parent if place.is_symlink() else None
-        if moved is None or not self._is_at(moved):
+        if moved and self._is_at(moved):
+            self.path = moved
+            return True
+        try:
+            self.path.stat()  # another file of records may have been put there
+        except (FileNotFoundError, NotADirectoryError) as problem:
             raise MachineError(
                 f"{self.path} is gone: it was deleted or moved while its run trained",
                 why="a checkpoint there would be of no run",
                 fix="put the folder back, and type: onecard train --resume " + quote(str(self.path)),
                 name="run-gone",
-            )
-        self.path = moved
-        return True
+            ) from problem
+        except OSError:  # who writes there will hear it
+            pass
+        return False
 
     def _is_at(self, path: Path) -> bool:
         try:

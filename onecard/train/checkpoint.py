@@ -64,6 +64,7 @@ class MadeUnder:
     name: str
     config: Mapping[str, Any]
     data_fingerprint: str | None
+    micro_batches: tuple[int, int] | None = None  # as in TrainingState
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,12 @@ def made_under(folder: Path) -> MadeUnder | None:
             content = checkpoint_files.verified_state(path, [])
         except BadCheckpoint:
             continue
-        return MadeUnder(name=path.name, config=content["config"], data_fingerprint=content["data_fingerprint"])
+        return MadeUnder(
+            name=path.name,
+            config=content["config"],
+            data_fingerprint=content["data_fingerprint"],
+            micro_batches=content.get("micro_batches"),
+        )
     return None
 
 

@@ -14,10 +14,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 
 from onecard.cli.main import run  # noqa: E402
+from onecard.cli.resume import as_it_runs  # noqa: E402
+from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
 from onecard.train import checkpoint_files  # noqa: E402
-from onecard.train.checkpoint import IDENTITY_KEYS  # noqa: E402
+from onecard.train.checkpoint import IDENTITY_KEYS, MadeUnder  # noqa: E402
 
 TINY = [
     *("--n_layer=1", "--n_head=1", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
@@ -492,3 +494,17 @@ def test_an_empty_folder_with_a_checkpoints_name_is_no_step_reached(trained: Pat
 def test_another_project_of_weights_and_biases_may_be_named(trained: Path, onecard: Any) -> None:
     done = onecard("train", "--resume", "r", "--max_iters=4", "--wandb_project=another")
     assert done.code == 0, done.err
+
+
+def test_the_plan_of_a_resumed_run_is_of_the_micro_batch_it_goes_on_with(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = RunConfig(batch_size=8, gradient_accumulation_steps=6)
+    left: list[Any] = [None, (8, 8), (8, 4), (8, 5), (4, 2)]
+    found = []
+    for micro_batches in left:
+        made = MadeUnder(name="step-00000003", config={}, data_fingerprint=None, micro_batches=micro_batches)
+        monkeypatch.setattr("onecard.train.checkpoint.made_under", lambda _, made=made: made)
+        planned = as_it_runs(asked, load_run(trained))
+        found.append((planned.batch_size, planned.gradient_accumulation_steps))
+    assert found == [(8, 6), (8, 6), (4, 12), (5, 10), (8, 6)], "one that is asked for anew is taken"

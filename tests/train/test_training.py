@@ -447,6 +447,21 @@ def test_a_run_that_is_moved_meanwhile_goes_on_where_it_is(dataset: Dataset, tmp
     assert {saved.step for saved in load_run(after).checkpoints} >= {4, 8}
 
 
+def test_another_file_of_records_in_the_folder_ends_nothing(dataset: Dataset, tmp_path: Path) -> None:
+    """As an editor leaves it, which writes a new file and renames it."""
+    config, path = tiny(), tmp_path / "run"
+
+    def edit(record: Record) -> None:
+        if isinstance(record, Step) and record.step == 2:
+            shutil.copy(path / "records.jsonl", path / "edited")
+            (path / "edited").rename(path / "records.jsonl")
+
+    with create_run(path, config=config.model_dump()) as folder:
+        finished = train(config, folder, dataset, resume=False, on_record=edit)
+    assert finished.end.reason == "finished"
+    assert {saved.step for saved in load_run(path).checkpoints} == {4, 8}
+
+
 def test_a_run_that_is_deleted_meanwhile_ends_in_words(dataset: Dataset, tmp_path: Path) -> None:
     config, path = tiny(), tmp_path / "run"
 

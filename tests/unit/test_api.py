@@ -13,6 +13,7 @@ import pytest
 
 import onecard
 import onecard.api
+from onecard.plan.budget import config_text
 from onecard.report.compare import comparison_json
 from onecard.report.plan_json import plan_json
 from onecard.runs.folder import create_run
@@ -90,6 +91,29 @@ def test_a_mapping_takes_the_shape_of_what_it_starts_from(folder: Path) -> None:
     (run / "config.json").write_text(json.dumps(shape))
     plan = onecard.make_plan({"init_from": run}, gpu="none")
     assert (plan.config.n_layer, plan.config.n_embd, plan.config.vocab_size) == (3, 64, 300)
+
+
+def test_a_plan_of_the_embedded_text_knows_its_vocabulary_and_builds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONECARD_HOME", str(tmp_path / "home"))
+    assert onecard.make_plan({"dataset": "python-stdlib"}).resolved.config.vocab_size == 256
+    assert not (tmp_path / "home").exists()
+
+
+def test_an_empty_mapping_under_keywords_sets_something() -> None:
+    assert onecard.make_plan({}, n_layer=4, gpu="RTX 4070").resolved.warnings == ()
+
+
+def test_what_is_proposed_for_nanogpt_fits_under_onecard_too(tmp_path: Path) -> None:
+    """Whatever evaluation batch the config asks for, of which nanoGPT knows nothing."""
+    small: dict[str, Any] = {"gpu": "RTX 4070", "vram_bytes": "4GiB"}
+    (proposal, *_) = onecard.make_plan({"eval_batch_size": 512}, hours=24, **small).proposals or ()
+    (tmp_path / "proposed.py").write_text(config_text(proposal))
+    again = onecard.make_plan(tmp_path / "proposed.py", **small)
+    assert again.nanogpt and again.onecard  # noqa: PT018
+    assert again.nanogpt.memory.fits
+    assert again.onecard.memory.fits
 
 
 def test_amounts_are_whole_numbers_of_any_kind_or_text_as_the_command_takes_it() -> None:

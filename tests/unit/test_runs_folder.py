@@ -407,6 +407,15 @@ def test_a_file_of_another_library_gets_the_permissions_that_the_user_gives(
     assert path.stat().st_mode & 0o777 == mode
 
 
+def test_a_disk_without_permissions_keeps_them_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    (tmp_path / "model.safetensors").touch()
+    allow_readers(tmp_path / "model.safetensors")
+
+
 def test_a_config_that_cannot_be_written_leaves_the_old_one(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
