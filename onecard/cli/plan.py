@@ -169,7 +169,7 @@ def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
 
 def _write_files(options: Options, made: Plan) -> None:
     from onecard.cli.files import write_text
-    from onecard.plan.budget import config_text
+    from onecard.plan.proposal import config_text
     from onecard.report.timeline import timeline_svg
 
     if options.timeline:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from onecard import units
-from onecard.config.schema import NANOGPT_KEYS, RunConfig
+from onecard.config.schema import RunConfig
 from onecard.errors import UsageError
 from onecard.plan import recipe
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.evaluation import eval_tokens, smaller_eval_batch, standard_error
 from onecard.plan.fit import RECOMPUTATION
 from onecard.plan.ladder import Means, shapes
-from onecard.plan.loss import LossForecast, forecast_loss, optimal_params_for_tokens, why_no_forecast
-from onecard.plan.memory.nanogpt.loop import EVAL_ITERS, MICRO_STEPS
-from onecard.plan.ranges import Range
-from onecard.plan.recipe import Setting
-from onecard.plan.shape import HEAD_SIZE
-from onecard.plan.speed import Speed, TrainerName, predict_speed
+from onecard.plan.loss import forecast_loss, optimal_params_for_tokens, why_no_forecast
+from onecard.plan.memory.nanogpt.loop import EVAL_ITERS
+from onecard.plan.proposal import Proposal, settled_proposal
+from onecard.plan.speed import TrainerName, predict_speed
 
 RUN_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
 EVALUATION_SHARE = 0.03  # of the run, for evaluations and the checkpoints that go with them
@@ -41,25 +38,6 @@ _NAMES = ("wandb_project", "wandb_run_name")  # in a file, those of the run it i
 SMALLER_SHARE = 0.55  # the smaller model has at most this share of the parameters
 LARGER_SHARE = 1.8  # and the larger one, of which a word is said, at least this
 NEAR_OPTIMAL = 1.5  # as a factor: a model within it of the optimal size is called compute-optimal
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """A run to make: its config, every setting's source, and what to expect."""
-
-    name: str
-    trainer: TrainerName  # whose speed and memory they are
-    config: RunConfig
-    settings: Mapping[str, Setting]
-    process_bytes: int
-    speed: Speed
-    loss: LossForecast | None
-    out_dir: str
-    note: str = ""  # what else could be had, and for what
-
-    @property
-    def seconds(self) -> Range:
-        return self.speed.total_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +111,7 @@ def propose(
     if best is None:
         return []
     params = count_params(best).total
-    first = _settled(best, name, why, means, asked)
+    first = settled_proposal(best, name, why, means, asked)
     if budget.seconds is None:
         first = replace(first, note=_larger(models, params, budget, means))
     smaller = _lowest([m for m in models if count_params(m).total <= SMALLER_SHARE * params], budget, means)
@@ -141,7 +119,7 @@ def propose(
         return [first]
     name = _name_of_smaller(smaller, best, budget)
     why = f"lowest predicted loss of models at most {SMALLER_SHARE * 100:.0f} % as large"
-    return [first, _settled(smaller, name, why, means, asked)]
+    return [first, settled_proposal(smaller, name, why, means, asked)]
 
 
 def least_budget(
@@ -321,107 +299,3 @@ def _evaluated(run: RunConfig, means: Means) -> RunConfig:
     number = max(1, min(MOST_EVALUATIONS, evaluations(eval_iters)))
     interval = 10 * math.ceil(run.max_iters / number / 10)
     return run.model_copy(update={"eval_iters": eval_iters, "eval_interval": interval})
-
-
-def _settled(run: RunConfig, name: str, why: str, means: Means, asked: Mapping[str, Any]) -> Proposal:
-    """The proposal of a run: its recipe, and the source of every value. `why` it has its shape."""
-    if sequences := smaller_eval_batch(run):  # chosen for nanoGPT, which has no such key, it fits under onecard too
-        run = run.model_copy(update={"eval_batch_size": sequences})
-    process_bytes = means.process_bytes(run)
-    settings = _settings(run, means, asked, process_bytes) | {"n_layer": Setting(value=run.n_layer, source=why)}
-    run = run.replace({key: setting.value for key, setting in settings.items()})
-    speed = predict_speed(run, means.card, means.trainer)
-    assert speed  # it was chosen by it
-    return Proposal(
-        name=name,
-        trainer=means.trainer,
-        config=run,
-        settings=settings,
-        process_bytes=process_bytes,
-        speed=speed,
-        loss=forecast_loss(run),
-        out_dir=run.out_dir if "out_dir" in asked else f"out-{run.n_layer}x{run.n_embd}",
-    )
-
-
-def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_bytes: int) -> dict[str, Setting]:
-    """Every value of the run and where it comes from."""
-
-    def kept(key: str, source: str = "the config's") -> Setting:
-        value = getattr(run, key)
-        return Setting(value=value, source="as asked" if asked.get(key) == value else source)
-
-    params, steps = count_params(run).total, run.max_iters
-    rate = recipe.learning_rate(params)
-    recomputation = {}
-    if run.grad_checkpoint != "none":
-        why = "makes room for the fastest micro-batch; a key of onecard's"
-        recomputation["grad_checkpoint"] = Setting(value=run.grad_checkpoint, source=why)
-    told = {key: kept(key) for key in ("vocab_size", "bias")}
-    however = "" if run.gradient_accumulation_steps >= MICRO_STEPS else ", however many make an update"
-    fits = f"fastest that fits{however}, to 1 %: {units.mib(process_bytes)} predicted"
-    per_step = recipe.tokens_per_step_source(run.block_size, run.sequences_per_step, steps)
-    made: dict[str, Setting] = {
-        "n_layer": kept("n_layer"),
-        "n_head": Setting(value=run.n_head, source=f"heads of {HEAD_SIZE}"),
-        "n_embd": Setting(value=run.n_embd, source=f"{params:,} parameters"),
-        "block_size": kept("block_size", "GPT-2's, or the config's"),
-        **{key: setting for key, setting in told.items() if not _is_default(run, key)},
-        "batch_size": Setting(value=run.batch_size, source=fits),
-        "gradient_accumulation_steps": Setting(value=run.gradient_accumulation_steps, source=per_step),
-        **recomputation,
-        "dropout": kept("dropout", "pretraining under four epochs needs none (arXiv 2305.16264)"),
-        "learning_rate": rate,
-        "min_lr": Setting(value=float(f"{rate.value / 10:.2g}"), source="a tenth of the highest (Chinchilla)"),
-        "max_iters": Setting(value=steps, source="what the budget pays for"),
-        "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
-        "warmup_iters": recipe.warmup(steps),
-        "eval_interval": Setting(value=run.eval_interval, source=_interval_source(run, means)),
-        "beta2": recipe.beta2(run.tokens_per_step),
-        "dtype": kept("dtype", "what this card computes fastest"),
-        "compile": Setting(value=True, source="faster and smaller"),
-        "eval_iters": Setting(value=run.eval_iters, source=_iters_source(run, means)),
-    }
-    rest = [key for key in RunConfig.model_fields if key not in made.keys() | {"dataset", "out_dir"}]
-    sources = {"eval_batch_size": "at most the config's: what fits"}
-    return made | {
-        key: _marked(key, kept(key, sources.get(key, "the config's"))) for key in rest if not _is_default(run, key)
-    }
-
-
-def _interval_source(run: RunConfig, means: Means) -> str:
-    times, number = means.times(run), round(run.max_iters / run.eval_interval)
-    between = times.evaluations * times.evaluation + times.checkpoints * times.checkpoint
-    share = between / (between + run.max_iters * times.step)
-    return f"about {units.things(number, 'evaluation')}, with their checkpoints {100 * share:.1f} % of the time"
-
-
-def _iters_source(run: RunConfig, means: Means) -> str:
-    ours = means.trainer == "onecard"
-    tokens = eval_tokens(run) if ours else run.eval_iters * run.batch_size * run.block_size
-    return f"{units.count(tokens)} tokens of a split: a standard error of about {standard_error(tokens):.1g}"
-
-
-def _marked(key: str, setting: Setting) -> Setting:
-    """The setting, said to be nothing to nanoGPT where it is onecard's own."""
-    ours = "" if key in NANOGPT_KEYS else "; a key of onecard's, which nanoGPT does not heed"
-    return replace(setting, source=setting.source + ours)
-
-
-def _is_default(run: RunConfig, key: str) -> bool:
-    return bool(getattr(run, key) == RunConfig.model_fields[key].default)
-
-
-def config_text(proposal: Proposal) -> str:
-    """A config file, each key with its reason. nanoGPT runs it too: keys of onecard's are nothing to it."""
-    unit, seconds = ("hours", 3600) if proposal.seconds.likely >= 3600 else ("minutes", 60)
-    low, likely, high = (f"{each / seconds:,.1f}" for each in astuple(proposal.seconds))
-    lines = [
-        f"# Proposed by onecard: {proposal.name}, {units.count(count_params(proposal.config).nanogpt)} parameters,",
-        f"# {units.count(proposal.config.total_tokens)} tokens, about {likely} {unit} ({low} to {high}).",
-        f"dataset = {proposal.config.dataset!r}",
-        f"out_dir = {proposal.out_dir!r}",
-    ]
-    for key, setting in proposal.settings.items():
-        lines.append(f"{key} = {setting.value!r}".ljust(40) + f" # {setting.source}")
-    return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from onecard.errors import UsageError
 from onecard.findings import SEVERITIES, Finding
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.asked import is_roomy
-from onecard.plan.budget import DECIDED, Budget, Proposal, least_budget, propose
+from onecard.plan.budget import DECIDED, Budget, least_budget, propose
 from onecard.plan.cards import Card
 from onecard.plan.command import train_command
 from onecard.plan.counts import Params, count_params, flops_per_token
@@ -23,6 +23,7 @@ from onecard.plan.loss import LossForecast, forecast_loss
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.precision import settled
+from onecard.plan.proposal import Proposal
 from onecard.plan.sensitivity import Change, single_changes
 from onecard.plan.shape import shape_for_params
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed

@@ -14,11 +14,12 @@ from rich.text import Text
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.advice import Fix
-from onecard.plan.budget import FEWEST_STEPS, Proposal, config_text
+from onecard.plan.budget import FEWEST_STEPS
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Candidate, Fit
 from onecard.plan.loss import LossForecast
 from onecard.plan.make import Plan, vocabulary_condition
+from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.ranges import Range
 from onecard.report.tables import print_table
 

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from onecard.plan.advice import Fix
-from onecard.plan.budget import Proposal
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Candidate, Fit
 from onecard.plan.loss import LossForecast, why_no_forecast
 from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.place import Place
+from onecard.plan.proposal import Proposal
 from onecard.plan.ranges import Range
 from onecard.plan.seen import Seen
 from onecard.plan.speed import Speed

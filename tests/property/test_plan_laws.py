@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
-from onecard.plan.budget import Budget, Proposal, config_text, propose
+from onecard.plan.budget import Budget, propose
 from onecard.plan.cards import find_card
 from onecard.plan.fit import RECOMPUTATION, fit_config, fit_onecard
 from onecard.plan.intent import intent_findings
@@ -16,6 +16,7 @@ from onecard.plan.loss import forecast_loss
 from onecard.plan.make import make_plan
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
+from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.speed import TrainerName, predict_speed
 from onecard.units import GIB
 
