@@ -96,3 +96,9 @@ def test_attention_of_an_evaluation_is_that_of_one_layer() -> None:
         for part in of_evaluation(memory, ATTENTION):
             assert part.why.endswith("q, k, v, output of the layer at hand")
             assert f"{part.size_bytes / (16 * 1024) / 768:.3g} bytes x n_embd a token" in part.why
+
+
+def test_what_explains_a_prediction_is_kept_without_its_tape() -> None:
+    memory = predict_onecard(config(), RTX_4070)
+    assert memory.parts is memory.parts
+    assert memory.tape is not memory.tape, "it is large, and predictions are kept for a while"

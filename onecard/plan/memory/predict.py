@@ -92,7 +92,7 @@ class Memory:
     def context_bytes(self) -> int:
         return self.description.context.size_bytes
 
-    @cached_property
+    @property
     def tape(self) -> Tape:
         """Every allocation and free of the run."""
         return self.description.make_tape()
@@ -100,7 +100,8 @@ class Memory:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """What is alive at the peak of every phase, and what completes the largest to the process."""
-        parts = [part for name in PHASES for part in _parts(self.tape, self.peaks[name], self.description.why)]
+        tape = self.tape
+        parts = [part for name in PHASES for part in _parts(tape, self.peaks[name], self.description.why)]
         slack = self.process_bytes - self.context_bytes - self.peak_phase.allocated_bytes
         parts.append(Part(name=SLACK, phase=PROCESS, size_bytes=slack, why="cached for reuse, or lost between blocks"))
         return (*parts, self.description.context)
@@ -110,7 +111,8 @@ class Memory:
         """Where memory runs out, `training, backward pass of the loss`; None where it does not."""
         if self.fits is not False:
             return None
-        return _where(self.tape, self.description.replayed(self.tape, available_bytes=self.available_bytes).ran_out)
+        tape = self.tape
+        return _where(tape, self.description.replayed(tape, available_bytes=self.available_bytes).ran_out)
 
     @property
     def peak_phase(self) -> Phase:
