@@ -57,13 +57,15 @@ def test_measured_speeds_lie_inside_ranges_no_wider_than_twenty_percent(row: Row
     assert within(likely, speed.spread).contains(row.tokens_per_second)
 
 
-def test_without_their_pace_one_of_them_lies_outside() -> None:
-    (slow,) = [
-        row
-        for row in TIMED
-        if not predict_speed(row.config, row.card).tokens_per_second.contains(row.tokens_per_second)
-    ]  # type: ignore[union-attr]
-    assert slow.pace == pytest.approx(1.18, abs=0.01)
+def test_without_their_pace_they_lie_inside_too() -> None:
+    """The host's costs are stated for the middle of the processors seen, so a range holds the others."""
+    paces = [row.pace for row in TIMED if row.card == H200]
+    assert min(paces) < 0.9
+    assert max(paces) > 1.05
+    for row in TIMED:
+        speed = predict_speed(row.config, row.card)
+        assert speed
+        assert speed.tokens_per_second.contains(row.tokens_per_second), row.name
 
 
 def test_on_quiet_cores_four_configs_measured_twice_are_within_nine_percent() -> None:
@@ -88,7 +90,7 @@ def test_where_the_forward_pass_stumbles_too_the_prediction_is_too_fast() -> Non
     (both,) = [row for row in profiled_rows(QUIET, timed=True) if row.config.n_layer == 22]
     speed = predict_speed(both.config, both.card)
     assert speed
-    assert both.tokens_per_second / speed.tokens_per_second.likely == pytest.approx(0.65, abs=0.03)
+    assert both.tokens_per_second / speed.tokens_per_second.likely == pytest.approx(0.70, abs=0.01)
 
 
 @pytest.mark.parametrize("row", [row for row in first_rows() if row.config.batch_size > 4], ids=named)
@@ -98,11 +100,11 @@ def test_the_seven_published_rows_that_the_card_decides_are_within_twelve_percen
     assert speed.tokens_per_second.likely == pytest.approx(row.tokens_per_second, rel=0.12)
 
 
-def test_the_eighth_was_timed_on_shared_cores_and_is_a_seventh_slower_than_predicted() -> None:
+def test_the_eighth_was_timed_on_shared_cores_and_is_a_tenth_slower_than_predicted() -> None:
     (row,) = [row for row in first_rows() if row.config.batch_size == 4]
     speed = predict_speed(row.config, row.card)
     assert speed
-    assert speed.tokens_per_second.likely / row.tokens_per_second == pytest.approx(1.144, abs=0.005)
+    assert speed.tokens_per_second.likely / row.tokens_per_second == pytest.approx(1.102, abs=0.005)
 
 
 @pytest.mark.parametrize("row", LARGE, ids=named)

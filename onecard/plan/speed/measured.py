@@ -118,12 +118,17 @@ ONECARD_RUNS = (  # of our own trainer
     MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 1_097_177, _OURS),
     MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 4, 50304, "float16", 0.0, True, 1_674_526, _OURS),
     MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 201_854, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 39, 50304, "float16", 0.0, True, 507_443, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 12, 26, 50304, "float16", 0.0, True, 521_875, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 26, 12, 50304, "float16", 0.0, True, 547_934, _OURS),
     *(
         run._replace(grad_checkpoint="selective")
         for run in (
+            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 12, 50304, "bfloat16", 0.0, True, 507_388, _OURS),
             MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 546_348, _OURS),
             MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 40, 6, 50304, "bfloat16", 0.0, True, 564_063, _OURS),
             MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 4, 12, 50304, "bfloat16", 0.0, True, 177_024, _OURS),
+            MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 6, 50304, "bfloat16", 0.0, True, 198_049, _OURS),
         )
     ),
     MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 64, 4, 50304, "bfloat16", 0.0, True, 494_976, _OURS)._replace(
