@@ -6,7 +6,7 @@ Base units everywhere inside; this is the only module that divides by 2**30.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -111,6 +111,16 @@ def size(size_bytes: int) -> str:
     return mib(size_bytes) if size_bytes >= MIB else f"{size_bytes / KIB:,.0f} KiB"
 
 
+def as_typed(size_bytes: int) -> str:
+    """`12GiB`, `1.5GiB`, `11GB`: as people type a size; all the bytes where two decimals of no unit say exactly it."""
+    for unit in ("GiB", "GB", "MiB", "MB"):
+        scale = _BYTES[unit.lower()]
+        number = f"{size_bytes / scale:.2f}".rstrip("0").rstrip(".")
+        if round(float(number) * scale) == size_bytes:
+            return number + unit
+    return str(size_bytes)
+
+
 def count(things: float) -> str:
     """`40.56M`, `10.49B`, `512`: short enough for a sentence."""
     for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
@@ -127,6 +137,12 @@ def flops(per_second: float) -> str:
 def things(count: int, name: str) -> str:
     """`1 head`, `12 heads`"""
     return f"{count:,} {name}" + ("" if count == 1 else "s")
+
+
+def listed(words: Iterable[str]) -> str:
+    """`a, b and c`"""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def duration(seconds: float) -> str:

@@ -3,9 +3,9 @@
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from onecard.runs.records import End, Eval, Start, Step
+from onecard.runs.records import End, Eval, Oom, Start, Step
 
-T = TypeVar("T", Start, Step, Eval, End)
+T = TypeVar("T", Start, Step, Eval, Oom, End)
 
 
 def _bare(kind: type[T], **known: Any) -> T:
@@ -26,3 +26,7 @@ def evaluation(number: int, *, val_loss: float = 3.0, block_size: int = 64) -> E
 
 def end(number: int, reason: str = "interrupted") -> End:
     return _bare(End, step=number, reason=reason)
+
+
+def oom(number: int) -> Oom:
+    return _bare(Oom, step=number, where="train", batch_size_before=8, message="out of memory")

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from onecard.runs.logged import LoggedRun
 
 
+DOCTOR = "onecard doctor runs/default (or a log file, or - for standard input)"
+
+
 def stdin_once(*sources: str | None) -> None:
     """UsageError if standard input is named more than once."""
     if sources.count(STDIN) > 1:
@@ -95,8 +98,11 @@ def cases_of(
         )
 
 
-def runs_at(path: str) -> Iterator[LoggedRun]:
-    """The runs of a path: a run folder, a folder of them, a log file, or standard input."""
+def runs_at(path: str, *, otherwise: str = DOCTOR) -> Iterator[LoggedRun]:
+    """The runs of a path: a run folder, a folder of them, a log file, or standard input.
+
+    `otherwise` is what to type where there is none and none is near.
+    """
     from onecard.runs.folder import RECORDS, is_config_of_run, load_run, runs_in
     from onecard.runs.foreign import read_logs
     from onecard.runs.logged import logged_run
@@ -118,7 +124,7 @@ def runs_at(path: str) -> Iterator[LoggedRun]:
         raise ConfigError(
             f"there is no file {path}",
             why=f"looked for a run or a log from the folder {Path.cwd().name}/",
-            fix=neighbour(place, otherwise="onecard doctor runs/default (or a log file, or - for standard input)"),
+            fix=neighbour(place, otherwise=otherwise),
             name="no-such-file",
         ) from problem
     except (OSError, ValueError) as problem:

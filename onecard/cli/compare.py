@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from onecard.doctor.compare import Comparison
 
 
+EXAMPLE = "onecard compare runs/a runs/b   (or log files)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of the command, as typed."""
@@ -79,7 +82,7 @@ def _check(options: Options) -> None:
         raise UsageError(
             "onecard compare needs runs or logs",
             why="it lays runs side by side, and none is named",
-            fix="onecard compare runs/a runs/b   (or log files)",
+            fix=EXAMPLE,
             name="no-run",
         )
     stdin_once(*options.path, *options.config)
@@ -112,7 +115,7 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
     for number, path in enumerate(options.path):
         stated, taken = (named[number], []) if named else found_config(path, [])
         talk += taken
-        cases += cases_of(runs_at(path), stated, card=card, data=DataSizes())
+        cases += cases_of(runs_at(path, otherwise=EXAMPLE), stated, card=card, data=DataSizes())
     if len(cases) < 2:
         first = quote(options.path[0])
         raise UsageError(

@@ -25,25 +25,33 @@ def place_of_run(config: RunConfig) -> Place | None:
     return place_here(config.device) if config.device == "auto" or config.device.startswith("cuda") else None
 
 
-def larger_default(config: RunConfig, flags: Sequence[Flag], *, train_tokens: int) -> RunConfig:
+def larger_default(config: RunConfig, flags: Sequence[Flag], *, train_tokens: int, val_tokens: int) -> RunConfig:
     """The packaged default, made larger where there is a card and nobody asked for a shape; says so."""
     from onecard.plan.counts import count_params
     from onecard.plan.first_run import first_run
+    from onecard.plan.speed import predict_speed
 
     place = place_of_run(config)
     if place is None or {key for key, _ in flags} - HARMLESS:
         return config
-    larger = first_run(config, place.card, place.available_bytes_for(config), train_tokens=train_tokens)
+    available = place.available_bytes_for(config)
+    larger = first_run(config, place.card, available, train_tokens=train_tokens, val_tokens=val_tokens)
     if larger is None:
         return config
+    speed = predict_speed(larger, place.card, "onecard")
+    takes = f": about {_roughly(speed.total_seconds.likely)}, after some seconds of compiling" if speed else ""
     console(stderr=True).print(
         f"no config, and {place.card.name} here: {larger.n_layer} layers, {larger.n_embd} wide "
         f"({units.count(count_params(larger).nanogpt)} parameters), {larger.batch_size} x "
-        f"{larger.gradient_accumulation_steps} sequences of {larger.block_size}, {larger.max_iters:,} updates: "
-        "about two minutes",
+        f"{larger.gradient_accumulation_steps} sequences of {larger.block_size}, {larger.max_iters:,} updates{takes}",
         soft_wrap=True,
     )
     return larger
+
+
+def _roughly(seconds: float) -> str:
+    """A predicted time without digits that nobody can predict."""
+    return f"{seconds:.0f} s" if seconds < 120 else units.duration(seconds)
 
 
 def predicted(config: RunConfig) -> Memory | None:

@@ -127,7 +127,7 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
     print_warnings([*resolved.warnings, *notes], console(stderr=True))
     run_config = with_vocabulary(resolved, dataset.model_vocab_size)
     if config is None:
-        run_config = larger_default(run_config, flags, train_tokens=len(dataset.train))
+        run_config = larger_default(run_config, flags, train_tokens=len(dataset.train), val_tokens=len(dataset.val))
     run_config, memory = checked(run_config, fit=fit, source=config, typed=flags)
     check_run(run_config, dataset)
     options = _options(files)

@@ -153,17 +153,11 @@ def _refuse_unknown(given: Mapping[str, str], *, sign: str = "") -> None:
     meant = [f"{sign}{near}={given[key]}" for key in unknown if (near := nearest(key, KEYS))]
     are = "is not a config key" if len(unknown) == 1 else "are not config keys"
     raise ConfigError(
-        f"{_listed(sign + key for key in unknown)} {are}",
+        f"{units.listed(sign + key for key in unknown)} {are}",
         why="a key must be named exactly, so that a typo cannot pass silently",
         fix=f"did you mean {' '.join(meant)} ?" if meant else "onecard plan --explain lists all keys",
         name="unknown-key",
     )
-
-
-def _listed(words: Iterable[str]) -> str:
-    """`a, b and c`"""
-    *others, last = words
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list[str]:
@@ -197,10 +191,10 @@ def _not_known(keys: Sequence[str], file: ConfigFile, shown: str) -> ConfigError
     """Keys that a plan needs and only code says, all in one error."""
     lines = list(dict.fromkeys(file.lines[key] for key in keys))
     code = list(dict.fromkeys(file.unresolved[key].splitlines()[0] for key in keys))
-    where = f"{shown}:{lines[0]}" if len(lines) == 1 else f"{shown}, lines {_listed(map(str, lines))}"
+    where = f"{shown}:{lines[0]}" if len(lines) == 1 else f"{shown}, lines {units.listed(map(str, lines))}"
     one = len(keys) == 1
     return ConfigError(
-        f"{where}: the {'value' if one else 'values'} of {_listed(keys)} {'is' if one else 'are'} not known",
+        f"{where}: the {'value' if one else 'values'} of {units.listed(keys)} {'is' if one else 'are'} not known",
         why=f"{'it comes' if one else 'they come'} from code, and configs are read, never run: {'; '.join(code)}",
         fix=f"say {'it' if one else 'them'} on the command line: {' '.join(f'--{key}=VALUE' for key in keys)}",
         name="unresolved-key",

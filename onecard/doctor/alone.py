@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
+from onecard.config.schema import KEYS, NOT_BUILT_YET, RunConfig
+from onecard.config.shown import same_value
 from onecard.plan.cards import Card
-from onecard.plan.loss import forecast_loss
-from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.loss import forecast_loss, guessing
+from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.precision import settled
 from onecard.plan.speed import TrainerName, predict_speed
 
@@ -24,6 +25,12 @@ _COMPUTED = frozenset(
 _COMPUTED_BY_ONECARD = frozenset(
     "grad_checkpoint loss_chunk expandable_segments eval_batch_size eval_block_size".split()
 )
+_NOT_PLANNED = frozenset({"deterministic", *NOT_BUILT_YET})
+_BATCH = ("batch_size", "gradient_accumulation_steps")
+# What leaves every update as it is, but for rounding.
+_LEARNS_THE_SAME = frozenset(
+    "compile grad_checkpoint loss_chunk expandable_segments eval_batch_size memory_limit".split()
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +38,10 @@ class Alone:
     """One change and its predicted effects; None where nothing can be said."""
 
     changes: Mapping[str, tuple[object, object]]  # key -> before, after
-    tokens_per_second_ratio: float | None
-    process_bytes_difference: int | None
-    final_loss_difference: float | None
+    tokens_per_second_ratio: float | None = None
+    process_bytes_difference: int | None = None
+    final_loss_difference: float | None = None
+    fits: bool | None = None  # with it, on the card and under memory_limit; None, too, where it did not fit before
 
 
 def counts(key: str) -> bool:
@@ -41,19 +49,26 @@ def counts(key: str) -> bool:
     return key not in _NAMES
 
 
-def single_effects(before: RunConfig, after: RunConfig, card: Card | None, trainer: TrainerName) -> tuple[Alone, ...]:
-    """Each change from one config to another, planned by itself on top of the first, under the trainer of the first."""
+def single_effects(
+    before: RunConfig, after: RunConfig, card: Card | None, trainer: TrainerName, *, cardless: bool = False
+) -> tuple[Alone, ...]:
+    """Each change from one config to another, planned by itself on top of the first, under the trainer of the first.
+
+    `cardless`: the first ran without a card and none is meant, so that neither memory nor speed is planned.
+    """
+    if cardless:  # both trainers compute in float32 there
+        before, after = (config.replace({"dtype": "float32"}) for config in (before, after))
     before, after = settled(before, card), settled(after, card)
-    return tuple(_effect(before, group, after, card, trainer) for group in _groups(before, after))
+    planner = _Planner(before=before, card=card, trainer=trainer, cardless=cardless)
+    return tuple(planner.effect({key: getattr(after, key) for key in group}) for group in _groups(before, after))
 
 
 def _groups(before: RunConfig, after: RunConfig) -> Iterator[Sequence[str]]:
     """Keys that changed, together where one alone would be another thing: a batch cut differently, heads of a width."""
-    changed = [key for key in KEYS if counts(key) and getattr(before, key) != getattr(after, key)]
-    batch = ("batch_size", "gradient_accumulation_steps")
-    if before.sequences_per_step == after.sequences_per_step and batch[0] in changed:
-        yield batch
-        changed = [key for key in changed if key not in batch]
+    changed = [key for key in KEYS if counts(key) and not same_value(getattr(before, key), getattr(after, key))]
+    if before.sequences_per_step == after.sequences_per_step and _BATCH[0] in changed:
+        yield _BATCH
+        changed = [key for key in changed if key not in _BATCH]
     if "n_embd" in changed and "n_head" in changed:
         yield ("n_embd", "n_head")
         changed = [key for key in changed if key not in ("n_embd", "n_head")]
@@ -63,47 +78,86 @@ def _groups(before: RunConfig, after: RunConfig) -> Iterator[Sequence[str]]:
     yield from ((key,) for key in changed if key not in schedule)
 
 
-def _effect(
-    before: RunConfig, group: Sequence[str], after: RunConfig, card: Card | None, trainer: TrainerName
-) -> Alone:
-    changes = {key: (getattr(before, key), getattr(after, key)) for key in group}
-    try:
-        changed = before.replace({key: value for key, (_, value) in changes.items()})
-    except ValueError:  # such as a width that the heads do not divide
-        changed = None
-    own = _COMPUTED_BY_ONECARD if trainer == "onecard" else frozenset()
-    if changed is None or not set(group) <= NANOGPT_KEYS | {"vocab_size"} | own:
+@dataclass(frozen=True, kw_only=True)
+class _Planner:
+    """A run as it was, and what the plan says of it with something changed."""
+
+    before: RunConfig
+    card: Card | None
+    trainer: TrainerName
+    cardless: bool
+
+    def effect(self, patch: Mapping[str, object]) -> Alone:
+        changes = {key: (getattr(self.before, key), value) for key, value in patch.items()}
+        try:
+            changed = self.before.replace(patch)
+        except ValueError:  # such as a width that the heads do not divide
+            return Alone(changes=changes)
+        loss = _loss_difference(self.before, changed, patch.keys())
+        own = _COMPUTED_BY_ONECARD
+        computed = patch.keys() & (_COMPUTED | own if self.trainer == "onecard" else _COMPUTED)
+        unknown = patch.keys() & (_NOT_PLANNED if self.trainer == "onecard" else _NOT_PLANNED | own)
+        if unknown or (computed and self.cardless):
+            return Alone(changes=changes, final_loss_difference=loss)
+        if computed:
+            return Alone(
+                changes=changes,
+                tokens_per_second_ratio=self._speed_ratio(changed),
+                process_bytes_difference=self._memory(changed).process_bytes - self._memory(self.before).process_bytes,
+                final_loss_difference=loss,
+                fits=self._fits(changed),
+            )
+        fits = self._fits(changed) if "memory_limit" in patch else None
+        if fits is False:  # the updates stay, in smaller micro-batches
+            return Alone(changes=changes, final_loss_difference=loss, fits=fits)
         return Alone(
             changes=changes,
-            tokens_per_second_ratio=None,
-            process_bytes_difference=None,
-            final_loss_difference=None,
+            tokens_per_second_ratio=1.0,
+            process_bytes_difference=0,
+            final_loss_difference=loss,
+            fits=fits,
         )
-    computed = bool((_COMPUTED | own) & set(group))
-    return Alone(
-        changes=changes,
-        tokens_per_second_ratio=_speed_ratio(before, changed, card, trainer) if computed else 1.0,
-        process_bytes_difference=_more_bytes(before, changed, card, trainer) if computed else 0,
-        final_loss_difference=_loss_difference(before, changed),
-    )
+
+    def _speed_ratio(self, changed: RunConfig) -> float | None:
+        first, second = (predict_speed(config, self.card, self.trainer) for config in (self.before, changed))
+        if first is None or second is None:
+            return None
+        return second.tokens_per_second.likely / first.tokens_per_second.likely
+
+    def _memory(self, config: RunConfig, available_bytes: int | None = None) -> Memory:
+        predict = predict_onecard if self.trainer == "onecard" else predict_nanogpt
+        return predict(config, self.card, available_bytes=available_bytes)
+
+    def _fits(self, changed: RunConfig) -> bool | None:
+        """Whether the run fits with a change; None where the prediction is too near to tell."""
+        room, before = self._room(changed), self._room(self.before)
+        if room is None or before is None or self._memory(self.before).process_bytes > before:
+            return None
+        if self._memory(changed).process_bytes <= room:
+            return True
+        memory = self._memory(changed, room)
+        return None if memory.is_near(room) else memory.fits
+
+    def _room(self, config: RunConfig) -> int | None:
+        """What the driver may show for the process; nanoGPT knows no limit."""
+        if self.card is None:
+            return None
+        limit = config.memory_limit if self.trainer == "onecard" else None
+        return min(self.card.allocatable_bytes, limit or self.card.allocatable_bytes)
 
 
-def _speed_ratio(before: RunConfig, changed: RunConfig, card: Card | None, trainer: TrainerName) -> float | None:
-    first, second = predict_speed(before, card, trainer), predict_speed(changed, card, trainer)
-    if first is None or second is None:
-        return None
-    return second.tokens_per_second.likely / first.tokens_per_second.likely
+def _loss_difference(before: RunConfig, changed: RunConfig, keys: Iterable[str]) -> float | None:
+    """By the scaling law, which knows parameters and tokens and nothing else; None for what it does not know.
 
-
-def _more_bytes(before: RunConfig, changed: RunConfig, card: Card | None, trainer: TrainerName) -> int:
-    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
-    return predict(changed, card).process_bytes - predict(before, card).process_bytes
-
-
-def _loss_difference(before: RunConfig, changed: RunConfig) -> float | None:
-    """By the scaling law, which knows parameters and tokens and nothing else; None for what it does not know."""
+    Nothing is what a batch cut differently changes, or other ways to the same update.
+    """
+    keys = set(keys)
+    if keys <= _LEARNS_THE_SAME or keys == set(_BATCH):
+        return 0.0
     first, second = forecast_loss(before), forecast_loss(changed)
-    if first is None or second is None or before.vocab_size != changed.vocab_size:
+    if first is None or second is None or keys & {"vocab_size", "dataset"}:  # a loss over other tokens, or other text
         return None
+    if any(forecast.final.likely == guessing(before) for forecast in (first, second)):
+        return None  # so few tokens that the law says nothing
     difference = second.final.likely - first.final.likely
     return difference if abs(difference) > 1e-9 else None

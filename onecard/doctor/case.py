@@ -12,7 +12,7 @@ from onecard.runs.records import End, Eval, Step
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSizes:
-    """Tokens in each split, where somebody said so."""
+    """Tokens in each split, where somebody said so or the run recorded them."""
 
     train_tokens: int | None = None
     val_tokens: int | None = None

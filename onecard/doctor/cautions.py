@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from onecard import units
 from onecard.doctor.case import Case
 from onecard.doctor.config_diff import known_settings
-from onecard.doctor.curves import STEPS_PER_POINT, Curve, Measure
+from onecard.doctor.curves import FEWEST_STEPS, STEPS_PER_POINT, Axis, Curve, Measure, read_at, steps_per_point
 from onecard.doctor.evidence import ASSUMED_NOISE, finite, from_scratch, loss_of, lost_at, no_number, place
 from onecard.runs.records import Eval, Step
+from onecard.units import listed
 
 # An untrained model's loss is ln(vocabulary) or more: letters begin below, words' parts above.
 LETTERS_BEGIN_BELOW, WORD_PARTS_BEGIN_ABOVE = 8.0, 9.0
@@ -30,37 +32,87 @@ def _forbidding(why: str) -> Caution:
 
 def cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[Curve]) -> Iterator[Caution]:
     """What is to be known of losses that are compared by a measure (None: there is none in common)."""
+    yield from _twice(cases)
     if measure is None:
         yield Caution("the runs have no loss in common: nothing is said about which is better")
         return
-    yield from _tokens(cases, measure)
-    yield from _contexts(cases, measure)
-    datasets = _stated(cases, "dataset")
+    unlike = (*_tokens(cases, measure), *_contexts(cases, measure))
+    yield from unlike
+    names, datasets = _names(cases), _stated(cases, "dataset")
     if len(datasets) > 1:
-        yield Caution(f"the data differ ({', '.join(datasets)}): a loss is of its own validation set")
-    names = _names(cases)
+        yield Caution(f"the data differ ({listed(datasets)}): a loss is of its own validation set")
     yield from _lost(cases, curves, names)
-    for name, case in zip(names, cases, strict=True):
-        if not case.run.steps_told:
-            yield Caution(f"no line of {name} tells its step: nothing is said about equal tokens or hours")
+    untold = [name for name, case in zip(names, cases, strict=True) if not case.run.steps_told]
+    for name in untold:
+        yield Caution(f"no line of {name} tells its step: nothing is said about equal tokens or hours")
+    if len(curves) > 1 and not untold and not any(caution.forbids for caution in unlike):
+        yield from _unread(curves, names)
+    yield from _noise(cases, measure, curves, names)
+
+
+def _noise(cases: Sequence[Case], measure: Measure, curves: Sequence[Curve], names: Sequence[str]) -> Iterator[Caution]:
+    """What the points of the curves are where they are no evaluations, and where their noise is assumed."""
     if measure == "train_loss":
-        yield Caution(f"not all runs evaluated: training losses are compared, as medians of {STEPS_PER_POINT} steps")
+        short = [name for name, case in zip(names, cases, strict=True) if steps_per_point(case.steps) == 1]
+        each = f"; single steps of {listed(short)}, with fewer than {FEWEST_STEPS}" if short else ""
+        yield Caution(
+            f"not all runs evaluated: the losses are of training, as medians of {STEPS_PER_POINT} steps{each}"
+        )
     assumed = [name for name, curve in zip(names, curves, strict=True) if not curve.noise_known]
     if assumed:
+        losses = "training losses" if measure == "train_loss" else "evaluations"
         yield Caution(
-            f"too few evaluations to see their noise in {', '.join(assumed)}: {ASSUMED_NOISE:g} is assumed, as of "
+            f"too few {losses} to see their noise in {listed(assumed)}: {ASSUMED_NOISE:g} (marked *) is assumed, as of "
             "nanoGPT's 200 batches"
         )
+
+
+def _twice(cases: Sequence[Case]) -> Iterator[Caution]:
+    """Which of the runs are one and the same."""
+    for number, case in enumerate(cases):
+        same = next((one for one in cases[:number] if one.run.records and _is_same(one, case)), None)
+        if same is None:
+            continue
+        one, other = same.run.source, case.run.source
+        named = f"{other} is named twice" if one == other else f"{one} and {other} hold the same records"
+        yield Caution(f"{named}: a run is compared with itself")
+
+
+def _is_same(one: Case, other: Case) -> bool:
+    return one.run.records == other.run.records and known_settings(one) == known_settings(other)
+
+
+def _unread(curves: Sequence[Curve], names: Sequence[str]) -> Iterator[Caution]:
+    """Why no losses stand side by side at equal tokens, or at equal hours."""
+    axes: tuple[tuple[Axis, str, Callable[[float], str]], ...] = (
+        ("tokens", "tokens", lambda tokens: f"{units.count(tokens)} tokens"),
+        ("seconds", "hours", units.duration),
+    )
+    for axis, word, said in axes:
+        ends = {name: end for name, curve in zip(names, curves, strict=True) if (end := curve.last(axis) or 0) > 0}
+        if len(ends) < 2:
+            unknown = [name for name, curve in zip(names, curves, strict=True) if curve.last(axis) is None]
+            begun = [name for name in names if name not in (*ends, *unknown)]
+            why = f"those of {listed(unknown)} are not known" if unknown else f"{listed(begun)} ends where it begins"
+            yield Caution(f"nothing is said at equal {word}: {why}")
+            continue
+        shortest = min(ends, key=lambda name: ends[name])
+        if sum(read_at(curve, axis, ends[shortest]) is not None for curve in curves) < 2:
+            yield Caution(
+                f"nothing is said at equal {word}: where {shortest} ends, after {said(ends[shortest])}, no other run "
+                "has a loss"
+            )
 
 
 def different_tokens(cases: Sequence[Case]) -> str | None:
     """That the tokens are not the same, by what is stated or by where untrained models begin; None if they may be."""
     sizes = _stated(cases, "vocab_size")
     if len(sizes) > 1:
-        return f"the vocabularies differ ({', '.join(sizes)})"
+        return f"the vocabularies differ ({listed(sizes)})"
     begins = [loss for case in cases if (loss := _untrained_loss(case)) is not None]
     if begins and min(begins) < LETTERS_BEGIN_BELOW and max(begins) > WORD_PARTS_BEGIN_ABOVE:
-        return f"the losses begin at {min(begins):.1f} and {max(begins):.1f}: the vocabularies cannot be the same"
+        told = dict.fromkeys(f"{loss:.1f}" for loss in begins)
+        return f"the losses begin at {listed(told)}: the vocabularies cannot be the same"
     return None
 
 
@@ -94,10 +146,10 @@ def _contexts(cases: Sequence[Case], measure: Measure) -> Iterator[Caution]:
     read = [{found.block_size or context for found in case.evals} for case, context in zip(cases, trained, strict=True)]
     if measure == "train_loss":
         read = [{context} for context in trained]
-    lengths = {length for each in read for length in each if length is not None}
+    lengths = dict.fromkeys(length for each in read for length in each if length is not None)
     if len(lengths) < 2:
         return
-    told = ", ".join(f"{length:,}" for length in sorted(lengths))
+    told = listed(f"{length:,}" for length in lengths)
     if all(each == {context} for each, context in zip(read, trained, strict=True)):
         yield Caution(f"the context lengths differ ({told}): a longer one lowers the loss by itself")
     else:
@@ -140,6 +192,6 @@ def _names(cases: Sequence[Case]) -> list[str]:
 
 
 def _stated(cases: Sequence[Case], key: str) -> list[str]:
-    """The different values of a key, as far as they are known."""
-    values = {value for case in cases if (value := known_settings(case).get(key)) is not None}
-    return sorted(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
+    """The different values of a key in the order of the runs, as far as they are known."""
+    values = dict.fromkeys(value for case in cases if (value := known_settings(case).get(key)) is not None)
+    return [f"{value:,}" if isinstance(value, int) else str(value) for value in values]

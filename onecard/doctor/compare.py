@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from onecard.doctor.alone import Alone, counts, single_effects
+from onecard.config.shown import same_value
+from onecard.doctor.alone import Alone, single_effects
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.cautions import cautions, different_tokens
-from onecard.doctor.config_diff import config_diff
+from onecard.doctor.config_diff import UNSAID, config_diff, idle_settings
 from onecard.doctor.curves import (
     Axis,
     Curve,
@@ -96,11 +97,12 @@ class Comparison:
     measure: Measure | None  # None: the runs measured nothing in common
     curves: tuple[Curve, ...]
     config_diff: Mapping[str, tuple[object, ...]]
+    idle: Mapping[str, str]  # of these, the keys without effect on what was computed, and why
     at_equal_tokens: tuple[AtEqual, ...]  # the last is where the shortest run ends
     at_equal_seconds: tuple[AtEqual, ...]
     passings: tuple[Passing, ...]
     standings: Mapping[str, Standing]  # by metric
-    predicted_process_bytes: tuple[int | None, ...]  # under its trainer, else nanoGPT; no context if no card is known
+    predicted_process_bytes: tuple[int | None, ...]  # under its trainer, else nanoGPT; no context without a card
     alone: Mapping[int, tuple[Alone, ...]]  # by run: its changes against run 0, each predicted by itself
     cautions: tuple[str, ...]
 
@@ -112,7 +114,12 @@ class Comparison:
     @property
     def together(self) -> tuple[str, ...]:
         """Settings that differ and count: where there are several, the measurement credits no single one."""
-        return tuple(key for key in self.config_diff if counts(key))
+        return tuple(key for key in self.config_diff if key not in self.idle)
+
+    def changed_from_first(self, run: int) -> tuple[str, ...]:
+        """Those of them in which a run is known to differ from run 0."""
+        rows = {key: (self.config_diff[key][0], self.config_diff[key][run]) for key in self.together}
+        return tuple(key for key, (a, b) in rows.items() if UNSAID not in (a, b) and not same_value(a, b))
 
 
 def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = None) -> Comparison:
@@ -123,12 +130,14 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
     curves = tuple(loss_curve(case, measure, same_windows=same) for case in cases) if measure else ()
     told = tuple(cautions(cases, measure, curves))
     compared = () if any(caution.forbids for caution in told) else curves
+    differing = config_diff(cases)
     by_tokens, by_seconds = tuple(_at_equal(compared, "tokens")), tuple(_at_equal(compared, "seconds"))
     return Comparison(
         cases=cases,
         measure=measure,
         curves=curves,
-        config_diff=config_diff(cases),
+        config_diff=differing,
+        idle=idle_settings(cases, differing),
         at_equal_tokens=by_tokens,
         at_equal_seconds=by_seconds,
         passings=tuple(_passings(cases, compared)),
@@ -201,10 +210,13 @@ def _final(curve: Curve) -> Reading:
 
 
 def _passings(cases: Sequence[Case], curves: Sequence[Curve]) -> Iterator[Passing]:
-    """For each pair in which one ends lower, when it passed the other's end; unsaid where nothing tells its steps."""
+    """For each pair in which one ends lower by more than noise, when it passed the other's end; unsaid where nothing
+    tells its steps."""
     for (passed, higher), (passer, lower) in permutations(enumerate(curves), 2):
         end = higher.end
-        if higher.lost or lower.lost or lower.end.loss >= end.loss or not cases[passer].run.steps_told:
+        if higher.lost or lower.lost or not cases[passer].run.steps_told:
+            continue
+        if _lowest((_final(lower), _final(higher))).winner != 0:
             continue
         if crossing := passes(lower, _final(higher)):
             yield Passing(
@@ -221,7 +233,7 @@ def _passings(cases: Sequence[Case], curves: Sequence[Curve]) -> Iterator[Passin
 
 
 def _predicted_bytes(case: Case) -> int | None:
-    if case.resolved is None:
+    if case.resolved is None or _without_card(case):
         return None
     return memory_of(case, case.resolved.config, case.card).process_bytes
 
@@ -230,8 +242,14 @@ def _alone(cases: Sequence[Case]) -> dict[int, tuple[Alone, ...]]:
     first = cases[0].resolved
     if first is None:
         return {}
+    card, trainer, cardless = cases[0].card, trainer_of(cases[0]), _without_card(cases[0])
     return {
-        run: single_effects(first.config, case.resolved.config, cases[0].card, trainer_of(cases[0]))
+        run: single_effects(first.config, case.resolved.config, card, trainer, cardless=cardless)
         for run, case in enumerate(cases)
         if run and case.resolved is not None
     }
+
+
+def _without_card(case: Case) -> bool:
+    """Whether it ran without a card and none is named: what is planned for a card would be nothing to it."""
+    return case.cardless is not None and case.card is None

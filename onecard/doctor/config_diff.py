@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from onecard.config.shown import same_value
+from onecard.doctor.alone import counts
 from onecard.doctor.case import Case
+from onecard.runs.records import Oom
 
 
 class Unsaid:
@@ -32,4 +35,27 @@ def config_diff(cases: Sequence[Case]) -> dict[str, tuple[object, ...]]:
 
 def _differ(row: Sequence[object]) -> bool:
     said = [value for value in row if value is not UNSAID]
-    return any(value != said[0] for value in said)
+    return any(not same_value(value, said[0]) for value in said)
+
+
+def idle_settings(cases: Sequence[Case], differing: Iterable[str]) -> dict[str, str]:
+    """Of settings that differ, those without effect on what the runs computed, each with the reason."""
+    computed = {computed_in(case) for case in cases}
+    reasons = {key: "no effect on the result" for key in differing if not counts(key)}
+    if len(computed) == 1 and (only := computed.pop()):
+        reasons["dtype"] = f"no effect: {only} in {'both' if len(cases) == 2 else 'all'}"
+    if not any(isinstance(record, Oom) for case in cases for record in case.run.records):
+        reasons["memory_limit"] = "no effect: none ran out of memory"
+    if not any(case.end and case.end.reason == "max_hours" for case in cases):
+        reasons["max_hours"] = "no effect: none ran that long"
+    return {key: reasons[key] for key in differing if key in reasons}
+
+
+def computed_in(case: Case) -> str | None:
+    """The type a run computed in; None where nothing tells."""
+    if case.cardless:
+        return "float32"  # whatever is asked for, under both trainers
+    dtype = known_settings(case).get("dtype")
+    if dtype == "auto":
+        return case.card.best_dtype() if case.card else None
+    return dtype if isinstance(dtype, str) else None

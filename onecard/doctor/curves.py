@@ -20,6 +20,7 @@ Measure = Literal["val_loss", "bits_per_byte", "train_loss"]
 Axis = Literal["tokens", "seconds"]
 
 STEPS_PER_POINT = 20  # of training losses, whose single values scatter too much
+FEWEST_STEPS = 5 * STEPS_PER_POINT  # below, single values are all there is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,7 @@ def common_measure(cases: Sequence[Case], *, same_tokens: bool = True) -> Measur
 
 
 def loss_curve(case: Case, measure: Measure, *, same_windows: bool = False) -> Curve:
-    """The curve of a run; training losses are medians of twenty steps.
+    """The curve of a run; training losses are medians of twenty steps, of a short run single ones.
 
     `same_windows`: the curve beside it was measured on the same ones, and what these few windows are is no difference.
     """
@@ -218,9 +219,14 @@ def _values(case: Case, measure: Measure) -> list[tuple[int, float]]:
     return [(step, loss) for step, loss in pairs if loss is not None]
 
 
+def steps_per_point(steps: Sequence[Step]) -> int:
+    """Training losses that make a point of a curve."""
+    return STEPS_PER_POINT if sum(math.isfinite(step.loss) for step in steps) >= FEWEST_STEPS else 1
+
+
 def _medians(steps: Sequence[Step]) -> Iterator[tuple[int, float]]:
     """Medians of twenty, at the middle step: at the last, a run that is logged less often would seem to be late."""
-    size = STEPS_PER_POINT if len(steps) >= 5 * STEPS_PER_POINT else 1
+    size = steps_per_point(steps)
     for first in range(0, len(steps), size):
         group = steps[first : first + size]
         yield round(median(step.step for step in group)), median(step.loss for step in group)

@@ -45,7 +45,7 @@ def make_case(
         run=run,
         resolved=resolved,
         card=card,
-        data=data,
+        data=_data_sizes(run, said=data),
         facts=_facts(
             run,
             resolved,
@@ -67,6 +67,15 @@ def _without_card(run: LoggedRun, resolved: Resolved | None) -> str | None:
     devices = [record.device for record in run.records if isinstance(record, Start)]
     device = devices[-1] if devices else resolved.config.device if resolved else None
     return device if device in ("cpu", "mps") else None
+
+
+def _data_sizes(run: LoggedRun, *, said: DataSizes) -> DataSizes:
+    """The sizes that were said, else those that a run of ours recorded when it last began."""
+    train, val = said.train_tokens, said.val_tokens
+    for start in reversed([record for record in run.records if isinstance(record, Start)]):
+        train = start.train_tokens if train is None else train
+        val = start.val_tokens if val is None else val
+    return DataSizes(train_tokens=train, val_tokens=val)
 
 
 def _tokens_per_step(run: LoggedRun, resolved: Resolved | None) -> int | None:

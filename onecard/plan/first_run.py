@@ -1,6 +1,11 @@
-"""The packaged default, made larger for a card: what `onecard train` does with no config where there is a GPU."""
+"""The packaged default, made larger for a card: what `onecard train` does with no config where there is a GPU.
+
+Its settings are such that the doctor has nothing to warn of (tests/unit/test_first_run.py asks it).
+"""
 
 from __future__ import annotations
+
+from math import ceil
 
 from onecard.config.schema import RunConfig
 from onecard.plan import recipe
@@ -8,15 +13,31 @@ from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.fit import fit_onecard
 
-SECONDS = 120  # of training, as predicted
-TOKENS_PER_STEP = 65_536
-TOKENS_PER_PARAMETER = 4  # fewer would teach the larger model less than a smaller one learns
+SECONDS = 120  # of training at most, as predicted
+TOKENS_PER_STEP = recipe.SMALLEST_TOKENS_PER_STEP  # more updates, and so a warm-up of 100 that is not too long
+FEWEST_STEPS = 100  # fewer show nothing
+TOKENS_PER_PARAMETER = 2.5  # fewer would teach the larger model less than a smaller one learns: a rule of thumb
 PASSES = 4  # over the data at most: repeated data is nearly as good as new up to there (arXiv 2305.16264)
-SHAPES = ((12, 12, 768, 1024), (12, 8, 512, 1024), (8, 8, 512, 512), (6, 6, 384, 512), (4, 4, 256, 256))
+INTERVALS = 4  # between evaluations: one before the first update, one after the last, and three on the way
+EVALUATION_SHARE = 0.05  # of the time, if a token took as long as in training; it takes less
+# The wider of two fills a large card better: by the plan 13M in 4 layers of 512 are as fast as 11M in 6 of 384.
+SHAPES = (
+    (12, 12, 768, 1024),
+    (12, 8, 512, 1024),
+    (8, 8, 512, 512),
+    (4, 8, 512, 512),
+    (6, 6, 384, 512),
+    (4, 4, 256, 256),
+)
 
 
-def first_run(config: RunConfig, card: Card, available_bytes: int, *, train_tokens: int) -> RunConfig | None:
+def first_run(
+    config: RunConfig, card: Card, available_bytes: int, *, train_tokens: int, val_tokens: int
+) -> RunConfig | None:
     """The largest shape that learns something in two minutes, in the micro-batches that fit; None if nothing does."""
+    most_steps = PASSES * train_tokens // TOKENS_PER_STEP
+    if most_steps < FEWEST_STEPS:
+        return None
     for n_layer, n_head, n_embd, block_size in SHAPES:
         shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "block_size": block_size}
         sequences = TOKENS_PER_STEP // block_size
@@ -25,23 +46,32 @@ def first_run(config: RunConfig, card: Card, available_bytes: int, *, train_toke
         speed = fit.best.speed if fit.best else None
         if not fit.best or not speed:
             continue
-        tokens = min(SECONDS * speed.tokens_per_second.likely, PASSES * train_tokens)
+        in_time = int(SECONDS * speed.tokens_per_second.likely / TOKENS_PER_STEP)
+        steps = min(max(FEWEST_STEPS, in_time), most_steps)
         params = count_params(larger).total
-        if tokens < TOKENS_PER_PARAMETER * params and (n_layer, n_head, n_embd, block_size) != SHAPES[-1]:
+        enough = min(in_time, most_steps) * TOKENS_PER_STEP >= TOKENS_PER_PARAMETER * params
+        if not enough and (n_layer, n_head, n_embd, block_size) != SHAPES[-1]:
             continue
-        steps = max(100, round(tokens / TOKENS_PER_STEP))
-        rate = float(recipe.learning_rate(params).value)
+        rate = recipe.learning_rate(params).value
         return fit.best.config.replace(
             {
                 "dtype": config.dtype,
                 "max_iters": steps,
                 "lr_decay_iters": steps,
-                "warmup_iters": steps // 20,
+                "warmup_iters": recipe.warmup(steps).value,
                 "learning_rate": rate,
-                "min_lr": rate / 10,
+                "min_lr": recipe.min_lr(rate).value,
                 "beta2": recipe.beta2(TOKENS_PER_STEP).value,
-                "eval_interval": max(1, steps // 4),
+                "eval_interval": ceil(steps / INTERVALS),
+                "eval_iters": _eval_iters(fit.best.config, steps, val_tokens),
                 "log_interval": max(1, steps // 40),
             }
         )
     return None
+
+
+def _eval_iters(config: RunConfig, steps: int, val_tokens: int) -> int:
+    """Micro-batches of each split in an evaluation: as many as the validation data has and the share of time allows."""
+    splits_read = 2 * (INTERVALS + 1)
+    affordable = EVALUATION_SHARE / (1 - EVALUATION_SHARE) * steps * TOKENS_PER_STEP / splits_read
+    return max(1, int(min(affordable, val_tokens) / (config.batch_size * config.block_size)))

@@ -88,7 +88,7 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
         **recomputation,
         "dropout": kept("dropout", "pretraining under four epochs needs none (arXiv 2305.16264)"),
         "learning_rate": rate,
-        "min_lr": Setting(value=float(f"{rate.value / 10:.2g}"), source="a tenth of the highest (Chinchilla)"),
+        "min_lr": recipe.min_lr(rate.value),
         "max_iters": Setting(value=steps, source="what the budget pays for"),
         "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
         "warmup_iters": recipe.warmup(steps),

@@ -31,6 +31,11 @@ def learning_rate(params: int) -> Setting:
     return Setting(value=rate, source=_rate_source(params))
 
 
+def min_lr(highest: float) -> Setting:
+    """The learning rate at the end, in two digits: 0.0012 / 10 is 0.00011999999999999999."""
+    return Setting(value=float(f"{highest / 10:.2g}"), source="a tenth of the highest (Chinchilla)")
+
+
 def _rate_source(params: int) -> str:
     (smallest, highest), *_, (largest, lowest) = GPT3_LEARNING_RATES
     if params > largest:

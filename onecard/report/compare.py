@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
-from onecard.doctor.alone import Alone, counts
+from onecard.config.shown import shown
+from onecard.doctor.alone import Alone
 from onecard.doctor.case import Case
 from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing, Standing
 from onecard.doctor.config_diff import UNSAID
@@ -50,7 +51,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             print_table(_at_equal_table(rows, len(comparison.cases)), console)
     if comparison.passings:
         console.print()
-    for passing in comparison.passings:
+    for passing in first_passings(comparison):
         console.print(Text(passing_sentence(passing)), soft_wrap=True)
     for caution in comparison.cautions:
         console.print(Text.assemble(("note", "yellow"), f": {caution}"), soft_wrap=True)
@@ -60,7 +61,21 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 def _described(case: Case) -> str:
     config = case.resolved.source if case.resolved else None
     origin = "" if not config or config == case.run.source else f", config {config}"
-    return f"{case.run.source}: {case.run.format}{origin}" + ("" if case.resolved else ", config not known")
+    known = "" if case.resolved else ", config not known"
+    return f"{case.run.source}: {case.run.format}{origin}{known}{_unfinished(case)}"
+
+
+def _unfinished(case: Case) -> str:
+    """`, at update 11,000 of 12,000`: its schedule was not over, so its last loss is not the one it was made for.
+
+    Of another program's run the last updates may only not have been printed.
+    """
+    to_go, last = case.facts.steps_to_go, case.facts.last_step
+    unprinted = case.resolved.config.log_interval if case.resolved and case.run.format != "onecard" else 0
+    if not to_go or last is None or to_go <= unprinted:
+        return ""
+    why = f" ({case.end.reason})" if case.end else ""
+    return f", at update {last:,} of {last + to_go:,}{why}"
 
 
 Row = tuple[str, Callable[[Case], str | None], str | None]  # label, what a run has, the metric it decides
@@ -74,6 +89,9 @@ def _figures(comparison: Comparison) -> Table:
         table.add_column(run_letter(run), justify="right")
     table.add_column("better")
     measure = MEASURES.get(comparison.measure or "", "loss")
+    cards = [_card(case) for case in comparison.cases]
+    if len(set(cards)) > 1:
+        table.add_row("card", *(card or "?" for card in cards), "")
     rows: tuple[Row, ...] = (
         ("parameters", lambda case: _count(case.facts.params or case.facts.params_total), None),
         ("tokens per update", lambda case: _whole(case.facts.tokens_per_step), None),
@@ -95,7 +113,8 @@ def _figures(comparison: Comparison) -> Table:
         ends = [f"{curve.end.loss:.4f}" for curve in comparison.curves]
         table.add_row(f"final {measure}", *ends, _better(comparison, FINAL[comparison.measure]))
         noises = [f"± {curve.point_noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
-        table.add_row("  noise of one evaluation", *noises, "")
+        point = "median" if comparison.measure == "train_loss" else "evaluation"
+        table.add_row(f"  noise of one {point}", *noises, "")
     if comparison.measure == "val_loss" and any(map(_bits, comparison.cases)):
         table.add_row("final bits per byte", *(_bits(case) or "?" for case in comparison.cases), "")
     return table
@@ -133,6 +152,11 @@ def _standing(standing: Standing) -> str:
 
 def _letters(runs: Sequence[int]) -> str:
     return ", ".join(map(run_letter, runs))
+
+
+def _card(case: Case) -> str | None:
+    """What it ran on; None where nothing tells."""
+    return case.cardless or (case.card.name if case.card else None)
 
 
 def memory_bytes(case: Case) -> int | None:
@@ -193,6 +217,24 @@ def _winner(row: AtEqual) -> str:
     return _standing(row.standing) + ("" if lead is None else f" by {lead:.3f}")
 
 
+def first_passings(comparison: Comparison) -> list[Passing]:
+    """Of each run, the one that passes its end first: by the clock, else by the tokens, else by the updates."""
+    found: dict[int, Passing] = {}
+    for passing in comparison.passings:
+        first = found.get(passing.passed)
+        if first is None or _sooner(passing, first):
+            found[passing.passed] = passing
+    return list(found.values())
+
+
+def _sooner(one: Passing, other: Passing) -> bool:
+    if one.seconds is not None and other.seconds is not None:
+        return one.seconds < other.seconds
+    if one.tokens is not None and other.tokens is not None:
+        return one.tokens < other.tokens
+    return one.step < other.step
+
+
 def passing_sentence(passing: Passing) -> str:
     """`B passes A's final loss (3.5228) after 12.4 h ± 0.4 h …; A took 21.7 h …`"""
     passer, passed = run_letter(passing.passer), run_letter(passing.passed)
@@ -219,34 +261,45 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
         return
     console.print()
     console.print(Text("what changed", style="bold"))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("key")
-    for run in range(len(comparison.cases)):
-        table.add_column(run_letter(run), overflow="fold")
-    table.add_column("")
-    for key, values in sorted(comparison.config_diff.items(), key=lambda pair: not counts(pair[0])):
-        table.add_row(
-            Text(key),
-            *(Text(str(value)) for value in values),
-            "" if counts(key) else "(no effect on the result)",
-        )
-    print_table(table, console)
-    if len(comparison.together) > 1:
-        console.print(
-            f"These {len(comparison.together)} settings changed together, so the measurement credits no single one.",
-            markup=False,
-            soft_wrap=True,
-        )
+    print_table(_changes_table(comparison), console)
+    _print_together(comparison, console)
     for run, effects in comparison.alone.items():
         if effects:
             console.print()
-            console.print(
-                Text(
-                    f"predicted, not measured: what each change from A to {run_letter(run)} would do to A by itself",
-                    style="bold",
-                )
-            )
+            title = f"predicted, not measured: what each change from A to {run_letter(run)} would do to A by itself"
+            console.print(Text(title, style="bold"))
             print_table(_alone_table(effects), console)
+    if comparison.cases[0].card is None and any(
+        effect.tokens_per_second_ratio is None for effects in comparison.alone.values() for effect in effects
+    ):
+        console.print("?: a plan needs a card: --gpu NAME", markup=False, soft_wrap=True)
+
+
+def _changes_table(comparison: Comparison) -> Table:
+    """A row a key, those without effect last, each with the reason."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("key", min_width=max(map(len, comparison.config_diff)))
+    for run in range(len(comparison.cases)):
+        table.add_column(run_letter(run), overflow="fold")
+    table.add_column("")
+    for key, values in sorted(comparison.config_diff.items(), key=lambda row: row[0] in comparison.idle):
+        idle = comparison.idle.get(key)
+        table.add_row(Text(key), *(Text(_value(key, value)) for value in values), f"({idle})" if idle else "")
+    return table
+
+
+def _value(key: str, value: object) -> str:
+    return repr(value) if value is UNSAID else shown(key, value)
+
+
+def _print_together(comparison: Comparison, console: Console) -> None:
+    """Which runs differ from the first in several settings, so that a measurement credits no single one."""
+    for run in range(1, len(comparison.cases)):
+        changed = len(comparison.changed_from_first(run))
+        if changed > 1:
+            pair = "These" if len(comparison.cases) == 2 else f"From A to {run_letter(run)},"
+            said = f"{pair} {changed} settings changed together, so the measurement credits no single one."
+            console.print(said, markup=False, soft_wrap=True)
 
 
 def _alone_table(effects: Sequence[Alone]) -> Table:
@@ -254,18 +307,23 @@ def _alone_table(effects: Sequence[Alone]) -> Table:
     for heading in ("change", "tokens/s", "memory", "final loss"):
         table.add_column(heading, justify="left" if heading == "change" else "right", overflow="fold")
     for effect in effects:
-        ratio, size, loss = (
-            effect.tokens_per_second_ratio,
-            effect.process_bytes_difference,
-            effect.final_loss_difference,
-        )
+        ratio, loss = effect.tokens_per_second_ratio, effect.final_loss_difference
+        changes = effect.changes.items()
         table.add_row(
-            Text(", ".join(f"{key} {before} → {after}" for key, (before, after) in effect.changes.items())),
+            Text(", ".join(f"{key} {shown(key, before)} → {shown(key, after)}" for key, (before, after) in changes)),
             "?" if ratio is None else "same" if abs(ratio - 1) < 0.005 else f"{100 * (ratio - 1):+.0f} %",
-            "?" if size is None else "same" if abs(size) < MIB else f"{size / MIB:+,.0f} MiB",
-            "the law is silent" if loss is None else f"{loss:+.3f}",
+            _more_memory(effect),
+            "the law is silent" if loss is None else "same" if abs(loss) < 0.0005 else f"{loss:+.3f}",
         )
     return table
+
+
+def _more_memory(effect: Alone) -> str:
+    size = effect.process_bytes_difference
+    if size is None:
+        return "does not fit" if effect.fits is False else "?"
+    more = "same" if abs(size) < MIB else f"{size / MIB:+,.0f} MiB"
+    return f"{more}: does not fit" if effect.fits is False else more
 
 
 def comparison_json(comparison: Comparison) -> dict[str, object]:
@@ -279,6 +337,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
             for key, values in comparison.config_diff.items()
         },
         "changed_together": list(comparison.together),
+        "changed_without_effect": dict(comparison.idle),
         "at_equal_tokens": _at_equal_json(comparison.at_equal_tokens, "tokens"),
         "at_equal_seconds": _at_equal_json(comparison.at_equal_seconds, "seconds"),
         "crossings": [
@@ -326,6 +385,7 @@ def _run_json(comparison: Comparison, run: int) -> Iterator[tuple[str, object]]:
     yield "tokens", facts.tokens
     yield "seconds", whole(facts.seconds)
     yield "last_step", facts.last_step
+    yield "steps_to_go", facts.steps_to_go
     yield "reserved_bytes", memory_bytes(case)
     size = comparison.predicted_process_bytes[run]
     yield "predicted_process_bytes", size
@@ -358,4 +418,5 @@ def _alone_json(effect: Alone) -> Mapping[str, object]:
         "tokens_per_second_ratio": effect.tokens_per_second_ratio,
         "process_bytes_difference": effect.process_bytes_difference,
         "final_loss_difference": effect.final_loss_difference,
+        "fits": effect.fits,
     }

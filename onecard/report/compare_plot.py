@@ -14,11 +14,12 @@ from onecard.doctor.compare import Comparison
 from onecard.doctor.curves import Axis, Curve
 from onecard.errors import MachineError
 from onecard.report.axis import round_values
-from onecard.report.compare import MEASURES, passing_sentence, run_letter
+from onecard.report.compare import MEASURES, first_passings, passing_sentence, run_letter
 
 SUFFIXES = (".svg", ".html", ".png")
 WIDTH, HEIGHT = 1100, 470
 PANEL, LEFT, TOP, BOTTOM, GAP = 430, 64, 56, 96, 110
+NAMES_A_ROW, NAME_HEIGHT, LONGEST_NAME = 3, 16, 48  # of the runs, below the panels; characters of a name
 MOST_POINTS = 500
 LARGEST = 1e12  # a range of losses beyond which no axis helps
 # Told apart by dashes and by the letter at their ends; the colours only help.
@@ -44,26 +45,33 @@ class Line:
 
 def plot_svg(comparison: Comparison) -> str:
     """The picture as SVG text: loss over tokens on the left, over hours of training on the right."""
-    body = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>']
+    rows = -(-len(comparison.cases) // NAMES_A_ROW)
+    height = HEIGHT + NAME_HEIGHT * max(0, rows - 2)
+    body = [f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>']
     measure = MEASURES.get(comparison.measure or "", "loss")
     body.append(_text(LEFT, 26, measure.capitalize(), size=16, weight="bold"))
     for number, (axis, label, shown) in enumerate(_PANELS):
         left = LEFT + number * (PANEL + GAP)
         body += _panel(_lines(comparison.curves, axis), left=left, label=label, shown=shown)
     for run, case in enumerate(comparison.cases):
-        body.append(
-            _text(LEFT + 360 * (run % 3), HEIGHT - 34 + 16 * (run // 3), f"{run_letter(run)}: {case.run.source}")
-        )
+        row, column = divmod(run, NAMES_A_ROW)
+        name = _end(case.run.source, LONGEST_NAME)
+        body.append(_text(LEFT + 360 * column, HEIGHT - 34 + NAME_HEIGHT * row, f"{run_letter(run)}: {name}"))
     named = escape(f"{measure} of " + ", ".join(case.run.source for case in comparison.cases))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'font-family="sans-serif" role="img" aria-label="{named}">{"".join(body)}</svg>\n'
     )
 
 
+def _end(name: str, most: int) -> str:
+    """A name, or the end of a long one: there paths differ."""
+    return name if len(name) <= most else "…" + name[1 - most :]
+
+
 def plot_html(comparison: Comparison) -> str:
     """One page that needs nothing else: the picture, and who passes whom."""
-    sentences = "".join(f"<p>{escape(passing_sentence(passing))}</p>" for passing in comparison.passings)
+    sentences = "".join(f"<p>{escape(passing_sentence(passing))}</p>" for passing in first_passings(comparison))
     cautions = "".join(f"<p>Note: {escape(caution)}</p>" for caution in comparison.cautions)
     title = escape("Comparison of " + ", ".join(case.run.source for case in comparison.cases))
     return (

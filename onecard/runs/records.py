@@ -28,6 +28,8 @@ class Start:
     card: str | None
     predicted_process_bytes: int | None  # the plan's figure, to hold against what is measured
     resumed_from: str | None  # the checkpoint; None for a run from the beginning
+    train_tokens: int | None = None  # of the data, in each split; folders of older versions do not say
+    val_tokens: int | None = None
     more: Mapping[str, object] = field(default_factory=dict)
 
 

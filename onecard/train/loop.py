@@ -353,6 +353,8 @@ class _Loop:
                 card=self.card.name if self.card else None,
                 predicted_process_bytes=predicted_process_bytes,
                 resumed_from=resumed_from,
+                train_tokens=len(self.trainer.dataset.train),
+                val_tokens=len(self.trainer.dataset.val),
             )
         )
 

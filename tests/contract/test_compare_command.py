@@ -205,6 +205,12 @@ def test_a_mistake_gets_three_lines(onecard: Command, logs: Path, arguments: lis
     assert shown.stderr.count("why: ") == 1
 
 
+def test_a_path_that_is_not_there_is_answered_with_this_command(onecard: Command, logs: Path) -> None:
+    far, near = (onecard("compare", "small.log", name, cwd=logs).stderr for name in ("runs/nothing", "larg.log"))
+    assert "fix: onecard compare runs/a runs/b   (or log files)" in far
+    assert "fix: did you mean large.log ?" in near
+
+
 def test_no_number_in_the_json_is_infinite(onecard: Command, logs: Path) -> None:
     sick = logs / "sick.log"
     lines = [f"step {n}: train loss nan, val loss nan\niter {n}: loss inf, time 1.00ms\n" for n in range(9)]

@@ -328,6 +328,22 @@ def test_what_the_doctor_sees_of_the_whole_run_replaces_what_was_found_on_the_wa
     assert "dropout" not in str(unsized.get("prescription")), "the run has none already"
 
 
+def test_a_run_that_recorded_the_size_of_its_data_is_judged_by_it_and_by_nothing_else(
+    onecard: Command, tmp_path: Path
+) -> None:
+    sized = replace(BEGIN, train_tokens=20_000_000, val_tokens=5000)
+    own_run(tmp_path / "work" / "r", then("too-many-epochs"), then("needless-dropout"), begin=sized)
+    (run,) = onecard("doctor", "r", "--json").json["runs"]
+    rules = [finding["rule"] for finding in run["findings"]]
+    assert rules.count("too-many-epochs") == 1, "not the finding of then beside it"
+    assert "7.6 times" in str(by_rule(run)["too-many-epochs"]["what"])
+    assert "needless-dropout" not in rules, "the whole run is judged, and silence is a verdict"
+    assert "5,000 tokens" in str(by_rule(run)["val-set-tiny"]["what"])
+    assert not [what for what in run["summary"]["not_said"] if "data" in what]
+    (other,) = onecard("doctor", "r", "--json", "--train_tokens=1B", "--val_tokens=10M").json["runs"]
+    assert not {"too-many-epochs", "val-set-tiny"} & by_rule(other).keys(), "what is said wins"
+
+
 def test_a_patch_of_then_is_in_the_command_where_only_the_size_of_the_data_is_missing(
     onecard: Command, tmp_path: Path
 ) -> None:

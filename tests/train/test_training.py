@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from onecard.config.resolve import resolve  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
+from onecard.doctor.diagnose import diagnose  # noqa: E402
 from onecard.errors import MachineError, OnecardError  # noqa: E402
 from onecard.plan.evaluation import eval_tokens  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
@@ -537,6 +538,20 @@ def test_the_doctor_looks_on_and_tells_each_thing_once(dataset: Dataset, tmp_pat
     assert all(isinstance(seen[seen.index(record) - 1], Eval | FindingRecord) for record in findings)
     again = run(config.replace({"max_iters": 50}), dataset, tmp_path / "run", resume=True)
     assert not {record.finding.rule for record in again if isinstance(record, FindingRecord)} & set(rules)
+
+
+def test_the_folder_of_a_run_tells_the_doctor_the_size_of_its_data(dataset: Dataset, tmp_path: Path) -> None:
+    config = tiny(max_iters=4, lr_decay_iters=4, dropout=0.2)
+    seen = run(config, dataset, tmp_path / "run")
+    begun = next(record for record in seen if isinstance(record, Start))
+    assert (begun.train_tokens, begun.val_tokens) == (len(dataset.train), len(dataset.val))
+    assert "needless-dropout" in {record.finding.rule for record in seen if isinstance(record, FindingRecord)}
+    found = diagnose(load_run(tmp_path / "run"))
+    assert (found.case.data.train_tokens, found.case.data.val_tokens) == (len(dataset.train), len(dataset.val))
+    assert not [what for what in found.unknown if "data" in what]
+    (dropout,) = [finding for finding in found.findings if finding.rule == "needless-dropout"]
+    assert "while it trained" not in dropout.what, "the doctor can look for itself"
+    assert dropout.sure == "high"
 
 
 def test_a_mistake_of_the_doctors_is_told_once_and_ends_no_training(

@@ -24,12 +24,14 @@ from onecard.errors import MachineError
 from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.precision import settled
-from onecard.report.compare import comparison_json, passing_sentence, print_comparison
+from onecard.plan.speed import TrainerName
+from onecard.report.compare import _alone_table, comparison_json, passing_sentence, print_comparison
 from onecard.report.compare_plot import plot_html, plot_png, plot_svg
 from onecard.runs.foreign import read_logs
 from onecard.runs.logged import LoggedRun
 from onecard.runs.records import Eval
 from tests import made_logs as made
+from tests import made_records
 
 SMALL = {**made.SMALL, "gradient_accumulation_steps": 40, "eval_interval": 250, "vocab_size": 50304}
 
@@ -228,6 +230,27 @@ def test_the_better_run_passes_the_others_end() -> None:
     assert "A took 4 min, 163.84M tokens" in sentence
 
 
+def test_a_run_that_is_lower_by_noise_alone_passes_nothing() -> None:
+    comparison = noisy(3.3, 3.3)
+    assert comparison.winners["final_val_loss"] is None
+    assert comparison.curves[0].end.loss != comparison.curves[1].end.loss
+    assert comparison.passings == ()
+    assert noisy(3.3, 3.9).passings != ()
+
+
+def test_of_many_runs_the_first_to_pass_each_is_told() -> None:
+    ends = ((3.6, 0.25), (3.5, 0.25), (3.1, 0.25), (3.1, 0.5))
+    runs = [case(made.nanogpt(end=end, seconds=seconds), wandb_run_name=f"{end}-{seconds}") for end, seconds in ends]
+    comparison = compare_runs(runs)
+    assert {(passing.passer, passing.passed) for passing in comparison.passings} == {
+        *((1, 0), (2, 0), (3, 0)),
+        *((2, 1), (3, 1)),
+    }
+    told = [line.partition(" after ")[0] for line in shown(comparison).splitlines() if " passes " in line]
+    assert [sentence.partition(" final")[0] for sentence in told] == ["C passes A's", "C passes B's"]
+    assert plot_html(comparison).count(" passes ") == 2
+
+
 def test_any_number_of_runs_is_compared() -> None:
     runs = [case(made.nanogpt(end=end), wandb_run_name=f"run{end}") for end in (3.6, 3.5, 3.1, 3.4)]
     comparison = compare_runs(runs)
@@ -338,8 +361,45 @@ def test_letters_and_word_parts_are_told_apart_by_where_they_begin() -> None:
 def test_other_data_and_other_contexts_are_said() -> None:
     comparison = compare_runs([case(made.nanogpt()), case(made.nanogpt(), dataset="other", block_size=256)])
     assert len(comparison.cautions) == 3  # and the noise is assumed
-    assert "context lengths differ (256, 512)" in comparison.cautions[0]
-    assert "data differ (openwebtext, other)" in comparison.cautions[1]
+    assert "context lengths differ (512 and 256)" in comparison.cautions[0]
+    assert "data differ (openwebtext and other)" in comparison.cautions[1]
+
+
+def test_what_differs_is_named_in_the_order_of_the_runs() -> None:
+    for first, second in (("openwebtext", "fineweb"), ("fineweb", "openwebtext")):
+        comparison = compare_runs([case(made.nanogpt(), dataset=name) for name in (first, second)])
+        assert any(f"the data differ ({first} and {second})" in caution for caution in comparison.cautions)
+    three = [with_vocabulary(size, bits=False) for size in (50304, 256, 1024)]
+    assert "the vocabularies differ (50,304, 256 and 1,024)" in compare_runs(three).cautions[0]
+
+
+def test_a_run_that_is_named_twice_is_told() -> None:
+    log = case(made.nanogpt(), wandb_run_name="one")
+    copied = replace(log, run=replace(log.run, source="copy.log"))
+    assert compare_runs([log, log]).cautions[0] == "one.log is named twice: a run is compared with itself"
+    assert compare_runs([log, copied]).cautions[0].startswith("one.log and copy.log hold the same records")
+    other = case(made.nanogpt(end=3.1), wandb_run_name="one")
+    assert not any("itself" in caution for caution in compare_runs([log, other]).cautions)
+
+
+def unread(*cases: Case | LoggedRun) -> list[str]:
+    found = compare_runs(cases).cautions
+    return [caution.removeprefix("nothing is said at equal ") for caution in found if "nothing is said at" in caution]
+
+
+def test_why_nothing_is_said_at_equal_tokens_or_hours_is_told() -> None:
+    first, second = (read_logs(made.as_bytes(made.llmc_main(steps=n)), source=f"{n}.log")[0] for n in (1000, 2000))
+    assert unread(first, second) == [
+        "tokens: those of 1000.log and 2000.log are not known",
+        "hours: those of 1000.log and 2000.log are not known",
+    ]
+    slow = case(evaluated(10.0, 5.0, 4.0, seconds=9.0), wandb_run_name="slow")
+    quick = case(evaluated(10.0, 5.0, 4.0, seconds=1.0), wandb_run_name="quick")
+    assert unread(slow, quick) == ["hours: where quick.log ends, after 3 min, no other run has a loss"]
+    begun = case(evaluated(10.0), wandb_run_name="begun")
+    assert unread(slow, begun) == [f"{axis}: begun.log ends where it begins" for axis in ("tokens", "hours")]
+    assert unread(quick, case(evaluated(10.0, 5.0, 4.1))) == []
+    assert unread(quick, case(evaluated(10.0, 5.0), vocab_size=256)) == [], "the losses do not compare at all"
 
 
 def evaluated_over(context: int, *, block_size: int = 512) -> Case:
@@ -353,7 +413,8 @@ def evaluated_over(context: int, *, block_size: int = 512) -> Case:
 def test_losses_over_other_contexts_of_evaluation_are_not_compared() -> None:
     comparison = compare_runs([evaluated_over(512), evaluated_over(256)])
     assert comparison.config_diff == {"eval_block_size": (512, 256)}
-    assert "the losses do not compare: the contexts they were evaluated over differ (256, 512" in comparison.cautions[0]
+    said = "the losses do not compare: the contexts they were evaluated over differ (512 and 256 tokens"
+    assert said in comparison.cautions[0]
     assert comparison.at_equal_tokens == comparison.passings == ()
     assert not any("loss" in metric for metric in comparison.winners)
 
@@ -377,7 +438,7 @@ def test_runs_with_other_tokens_are_compared_in_bits_per_byte_where_both_have_th
     assert comparison.winners["final_bits_per_byte"] == 0
     assert comparison.at_equal_tokens[-1].winner == 0
     assert comparison.cautions[0] == (
-        "the vocabularies differ (256, 50,304): compared in bits per byte of the text, which the tokenizer does not "
+        "the vocabularies differ (50,304 and 256): compared in bits per byte of the text, which the tokenizer does not "
         "change; equal tokens are not equal text"
     )
     assert re.search(r"final validation, bits per byte +\d\.\d+ +\d\.\d+ +A", shown(comparison))
@@ -522,7 +583,7 @@ def begun(loss: float, *, init_from: str = "scratch") -> Case:
 def test_first_training_losses_tell_vocabularies_apart() -> None:
     comparison = compare_runs([begun(10.87), begun(4.26)])
     assert comparison.cautions[0].startswith("the losses do not compare")
-    assert "begin at 4.3 and 10.9" in comparison.cautions[0]
+    assert "begin at 10.9 and 4.3" in comparison.cautions[0]
     assert "final_val_loss" not in comparison.winners
     assert "final_val_loss" in compare_runs([begun(10.87), begun(10.9)]).winners
 
@@ -547,7 +608,17 @@ def test_runs_that_never_evaluated_are_compared_by_their_training_loss() -> None
     found = strictly(comparison)
     assert [run["final_val_loss"] for run in found["runs"]] == [None, None]
     assert found["runs"][1]["final_train_loss"] == pytest.approx(made.smooth_loss(905, end=3.2), abs=0.05)
-    assert any("training losses are compared" in caution for caution in comparison.cautions)
+    assert any("the losses are of training, as medians of 20 steps" in caution for caution in comparison.cautions)
+
+
+def test_training_losses_are_said_to_be_medians_only_where_they_are() -> None:
+    short, long = (case(trained(*[4.0] * steps), wandb_run_name=f"{steps}") for steps in (99, 100))
+    assert compare_runs([long, long]).cautions[1].endswith("the losses are of training, as medians of 20 steps")
+    comparison = compare_runs([short, long])
+    assert [len(curve.points) for curve in comparison.curves] == [99, 5]
+    assert any(caution.endswith("; single steps of 99.log, with fewer than 100") for caution in comparison.cautions)
+    assert "noise of one median" in shown(comparison)
+    assert "noise of one evaluation" in shown(quick_and_slow())
 
 
 def test_runs_with_nothing_in_common_are_only_described() -> None:
@@ -572,7 +643,74 @@ def test_the_config_diff_names_what_differs_and_nothing_else() -> None:
 def test_a_key_that_one_run_sets_and_another_leaves_unset_differs() -> None:
     comparison = compare_runs([case(made.nanogpt()), case(made.nanogpt(), max_hours=2.0)])
     assert comparison.config_diff == {"max_hours": (None, 2.0)}
-    assert re.search(r"max_hours +None +2\.0", shown(comparison))
+    assert re.search(r"max_hours +not set +2\.0", shown(comparison))
+
+
+def test_values_are_shown_as_they_are_typed() -> None:
+    ours = own(0.0, min_lr=0.0012 / 10, memory_limit=12 * 2**30), own(0.03, min_lr=6e-5)
+    table = shown(compare_runs(ours))
+    assert re.search(r"min_lr +0\.00012 +6e-05", table)
+    assert re.search(r"memory_limit +12GiB +not set", table)
+    assert "min_lr 0.00012 → 6e-05" in table
+    assert "memory_limit 12GiB → not set" in table
+    assert strictly(compare_runs(ours))["config_diff"]["min_lr"] == [0.0012 / 10, 6e-5]
+
+
+def test_the_last_bits_of_a_setting_are_no_change() -> None:
+    comparison = compare_runs([own(0.0, min_lr=0.0012 / 10), own(0.03, min_lr=0.00012)])
+    assert comparison.config_diff == {}
+    assert comparison.alone[1] == ()
+
+
+def test_a_type_that_the_card_chooses_anyway_is_no_change() -> None:
+    comparison = compare_runs([own(0.0, card="H200", dtype="bfloat16"), own(0.03, card="H200", dtype="auto")])
+    assert comparison.config_diff == {"dtype": ("bfloat16", "auto")}
+    assert (comparison.together, comparison.alone[1]) == ((), ())
+    assert re.search(r"dtype +bfloat16 +auto +\(no effect: bfloat16 in both\)", shown(comparison))
+    assert strictly(comparison)["changed_without_effect"] == {"dtype": "no effect: bfloat16 in both"}
+    for first, second, card in (
+        ("bfloat16", "auto", "V100"),
+        ("bfloat16", "float16", "H200"),
+        ("bfloat16", "auto", None),
+    ):
+        runs = [own(lift, card=card, dtype=dtype) for lift, dtype in ((0.0, first), (0.03, second))]
+        assert compare_runs(runs).together == ("dtype",), card
+
+
+def test_without_a_card_every_run_computes_in_float32() -> None:
+    first, second = own(0.0, device="cpu", dtype="float32"), own(0.03, device="cpu", dtype="auto")
+    comparison = compare_runs([first, second])
+    assert comparison.idle == {"dtype": "no effect: float32 in both"}
+    assert comparison.alone[1] == ()
+
+
+def test_a_limit_that_no_run_reached_changed_nothing() -> None:
+    def limited(**config: object) -> Case:
+        return own(0.03, card="RTX 4070", **config)
+
+    comparison = compare_runs([own(0.0, card="RTX 4070"), limited(memory_limit=10 * 2**30, max_hours=9.0)])
+    assert comparison.together == ()
+    assert "(no effect: none ran out of memory)" in shown(comparison)
+    assert "(no effect: none ran that long)" in shown(comparison)
+    reached = limited(memory_limit=10 * 2**30, max_hours=9.0)
+    records = (*reached.run.records, made_records.oom(4000), made_records.end(5000, "max_hours"))
+    stopped = compare_runs([own(0.0), replace(reached, run=replace(reached.run, records=records))])
+    assert stopped.together == ("memory_limit", "max_hours")
+
+
+def test_of_several_runs_it_is_told_which_changed_several_settings_at_once() -> None:
+    runs = [own(0.0), own(0.1, dropout=0.1), own(0.2, learning_rate=1e-3), own(0.3, dropout=0.1, learning_rate=1e-3)]
+    assert "together" not in shown(compare_runs(runs[:3]))
+    assert re.findall(r".*changed together.*", shown(compare_runs(runs))) == [
+        "From A to D, 2 settings changed together, so the measurement credits no single one."
+    ]
+
+
+def test_keys_are_not_broken_where_runs_are_many() -> None:
+    names = [f"data/number-{number}" for number in range(8)]
+    runs = [own(0.1, dataset=name, out_dir=name, warmup_iters=number) for number, name in enumerate(names)]
+    table = shown(compare_runs(runs), width=120)
+    assert re.search(r"^warmup_iters  ", table, re.MULTILINE)
 
 
 def test_what_a_run_does_not_say_is_no_difference_and_is_shown_as_unknown() -> None:
@@ -582,6 +720,25 @@ def test_what_a_run_does_not_say_is_no_difference_and_is_shown_as_unknown() -> N
     assert comparison.config_diff == {"n_embd": (256, 512, UNSAID)}
     assert re.search(r"n_embd +256 +512 +\?", shown(comparison))
     assert strictly(comparison)["config_diff"] == {"n_embd": [256, 512, None]}
+
+
+def test_a_run_that_did_not_finish_says_how_far_it_came() -> None:
+    whole, cut = (case(made.nanogpt(steps=1000), max_iters=most, log_interval=10) for most in (1000, 5000))
+    first, second, *_ = shown(compare_runs([whole, cut])).splitlines()
+    assert first.endswith("config made.py")
+    assert second.endswith("config made.py, at update 1,000 of 5,000")
+    assert [run["steps_to_go"] for run in strictly(compare_runs([whole, cut]))["runs"]] == [0, 4000]
+    last_lines_not_printed = case(made.nanogpt(steps=1000), max_iters=1009, log_interval=10)
+    assert "at update" not in shown(compare_runs([whole, last_lines_not_printed]))
+    ours = own(0.0, max_iters=6000)
+    ended = replace(ours, run=replace(ours.run, records=(*ours.run.records, made_records.end(5000, "max_hours"))))
+    assert shown(compare_runs([ended, whole])).startswith("A  own: onecard, at update 5,000 of 6,000 (max_hours)\n")
+
+
+def test_cards_are_named_where_they_differ() -> None:
+    table = shown(compare_runs([own(0.0, card="RTX 4070"), own(0.0, card="H200"), own(0.0, device="cpu")]))
+    assert re.search(r"\ncard +GeForce RTX 4070 +H200.* +cpu", table)
+    assert "\ncard" not in shown(compare_runs([own(0.0, card="H200"), own(0.1, card="H200")]))
 
 
 def foreign(card: str | None) -> Case:
@@ -639,7 +796,7 @@ def test_each_change_is_planned_by_itself() -> None:
     second = first.replace({"n_embd": 512, "batch_size": 4, "gradient_accumulation_steps": 80, "learning_rate": 1e-3})
     batch, width, rate = single_effects(first, second, card, "nanogpt")
     assert set(batch.changes) == {"batch_size", "gradient_accumulation_steps"}  # the same tokens, cut differently
-    assert batch.final_loss_difference is None
+    assert batch.final_loss_difference == 0.0
     assert batch.process_bytes_difference is not None
     assert batch.process_bytes_difference < 0
     assert width.changes == {"n_embd": (256, 512)}
@@ -679,6 +836,75 @@ def test_what_only_onecard_has_is_planned_for_onecard_and_not_guessed_for_nanogp
     assert (theirs.process_bytes_difference, theirs.tokens_per_second_ratio) == (None, None)
 
 
+@pytest.mark.parametrize("trainer", ["onecard", "nanogpt"])
+def test_a_limit_changes_nothing_by_itself(trainer: TrainerName) -> None:
+    first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
+    second = first.replace({"memory_limit": 10 * 2**30, "seed": 7, "max_hours": 3.0})
+    for effect in single_effects(first, second, find_card("RTX 4070"), trainer):
+        assert (effect.tokens_per_second_ratio, effect.process_bytes_difference) == (1.0, 0), effect.changes
+        assert effect.final_loss_difference == (0.0 if "memory_limit" in effect.changes else None)
+
+
+def test_a_limit_below_what_a_run_needs_is_told() -> None:
+    card = find_card("RTX 4070")
+    first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
+    needed = predict_onecard(settled(first, card), card).process_bytes
+    (tight,) = single_effects(first, first.replace({"memory_limit": needed // 2}), card, "onecard")
+    assert (tight.fits, tight.tokens_per_second_ratio, tight.process_bytes_difference) == (False, None, None)
+    assert tight.final_loss_difference == 0.0, "the same updates, in smaller micro-batches"
+    (ignored,) = single_effects(first, first.replace({"memory_limit": needed // 2}), card, "nanogpt")
+    assert ignored.process_bytes_difference == 0
+    comparison = compare_runs([own(0.0, card="RTX 4070"), own(0.0, card="RTX 4070", memory_limit=2**30)])
+    assert re.search(r"memory_limit not set → 1GiB +\? +does not fit +same", shown(comparison))
+
+
+def test_a_change_that_would_not_fit_by_itself_is_told() -> None:
+    # 384 wide fits a card of 12 GB at batch 16, 768 wide at batch 8: the author's two runs
+    card = find_card("RTX 4070")
+    first = resolve("n_embd = 384\nbatch_size = 16\ngradient_accumulation_steps = 32\ndataset = 'fineweb'").config
+    second = first.replace({"n_embd": 768, "batch_size": 8, "gradient_accumulation_steps": 64})
+    batch, width = single_effects(first, second, card, "nanogpt")
+    assert (batch.fits, width.fits) == (True, False)
+    table = _alone_table((batch, width))
+    assert [str(cell) for cell in table.columns[2].cells][1].endswith(" MiB: does not fit")
+    too_large = first.replace({"n_embd": 1536, "batch_size": 64})
+    assert [effect.fits for effect in single_effects(too_large, first, card, "nanogpt")] == [None, None]
+    assert [effect.fits for effect in single_effects(first, second, None, "nanogpt")] == [None, None]
+
+
+def test_the_law_is_silent_of_other_data_and_of_too_few_tokens() -> None:
+    first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
+    (data,) = single_effects(first, first.replace({"dataset": "openwebtext"}), None, "nanogpt")
+    assert data.final_loss_difference is None
+    short = first.replace({"max_iters": 2, "batch_size": 1, "gradient_accumulation_steps": 1})
+    (longer,) = single_effects(short, short.replace({"max_iters": 100_000}), None, "nanogpt")
+    assert longer.final_loss_difference is None, "2 updates are no better than guessing"
+    (enough,) = single_effects(first, first.replace({"max_iters": 2 * first.max_iters}), None, "nanogpt")
+    assert enough.final_loss_difference is not None
+
+
+def test_what_changes_no_update_changes_no_loss() -> None:
+    first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
+    changes = {"compile": False, "grad_checkpoint": "full", "loss_chunk": 512, "expandable_segments": False}
+    effects = single_effects(first, first.replace(changes), find_card("RTX 4070"), "onecard")
+    assert [effect.final_loss_difference for effect in effects] == [0.0] * 4
+
+
+def test_of_runs_on_the_cpu_nothing_is_predicted_of_a_card() -> None:
+    on_cpu = [own(0.0, device="cpu"), own(0.0, device="cpu", n_embd=512, learning_rate=1e-3)]
+    comparison = compare_runs(on_cpu)
+    width, rate = comparison.alone[1]
+    assert (width.tokens_per_second_ratio, width.process_bytes_difference) == (None, None)
+    assert (rate.tokens_per_second_ratio, rate.process_bytes_difference) == (1.0, 0)
+    assert comparison.predicted_process_bytes == (None, None)
+    assert "memory, predicted" not in shown(comparison)
+    assert "?: a plan needs a card: --gpu NAME" in shown(comparison)
+    card = find_card("RTX 4070")
+    named = compare_runs([replace(each, card=card) for each in on_cpu])
+    assert None not in named.predicted_process_bytes
+    assert "a plan needs a card" not in shown(named)
+
+
 def test_predictions_are_labelled() -> None:
     assert "predicted, not measured" in shown(quick_and_slow(n_embd=512))
 
@@ -708,6 +934,18 @@ def test_the_picture_names_the_runs_and_escapes_them() -> None:
     assert svg.count("<polyline") == 4  # two runs over tokens, two over hours
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # needs no network
     assert svg in page
+
+
+def test_the_picture_has_room_for_the_names_of_many_runs() -> None:
+    names = [f"a/long/path/to/the/folder/where/all/of/the/runs/are/kept/number-{number}" for number in range(10)]
+    svg = plot_svg(compare_runs([case(made.nanogpt(), wandb_run_name=name) for name in names]))
+    height = int(re.findall(r'viewBox="0 0 \d+ (\d+)"', svg)[0])
+    drawn = re.findall(r'<text x="[\d.]+" y="([\d.]+)"[^>]*>([A-J]: [^<]+)', svg)
+    assert [name[:3] + name.rpartition("-")[2] for _, name in drawn] == [
+        f"{letter}: {number}.log" for number, letter in enumerate("ABCDEFGHIJ")
+    ]
+    assert all(float(y) < height - 8 for y, _ in drawn)
+    assert all(len(name) <= 51 for _, name in drawn), "three stand side by side"
 
 
 def test_a_picture_of_runs_without_speed_says_what_is_not_known() -> None:

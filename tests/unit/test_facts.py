@@ -12,7 +12,10 @@ from onecard.doctor.facts import make_case
 from onecard.doctor.noise import evaluation_noise, sampling_error
 from onecard.plan.cards import find_card
 from onecard.runs.foreign import read_logs
+from onecard.runs.logged import LoggedRun
+from onecard.runs.records import Start
 from tests import made_logs as made
+from tests.made_records import start
 
 CONFIG = "\n".join([*made.nanogpt_config(**made.SMALL), "gradient_accumulation_steps = 40", "eval_interval = 250"])
 
@@ -235,3 +238,21 @@ def test_the_same_windows_again_scatter_less_than_other_windows_would() -> None:
     assert noise is not None
     assert noise < 0.003
     assert sampling_error(evals) == 0.05
+
+
+def recorded(*starts: Start, said: DataSizes | None = None) -> DataSizes:
+    run = LoggedRun(source="r", format="onecard", records=starts)
+    return make_case(run, config=None, card=None, data=said or DataSizes()).data
+
+
+def test_the_size_of_the_data_is_what_a_run_of_ours_recorded_unless_it_is_said() -> None:
+    begun = replace(start(0, resumed_from=None), train_tokens=9_000_000, val_tokens=500_000)
+    older = start(0, resumed_from=None)
+    assert recorded(begun) == DataSizes(train_tokens=9_000_000, val_tokens=500_000)
+    assert recorded(begun, said=DataSizes(train_tokens=1000)) == DataSizes(train_tokens=1000, val_tokens=500_000)
+    assert recorded(older) == DataSizes()
+    assert recorded(older, replace(start(5), train_tokens=7)) == DataSizes(train_tokens=7), (
+        "it went on in a later version"
+    )
+    assert recorded(begun, replace(start(5), train_tokens=7)).train_tokens == 7, "the last word counts"
+    assert recorded(begun, start(5)).train_tokens == 9_000_000

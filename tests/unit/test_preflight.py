@@ -1,5 +1,6 @@
 """Before the first step: what fits goes on, what does not is refused with the command that does, or is fitted."""
 
+import re
 import shlex
 
 import pytest
@@ -11,9 +12,11 @@ from onecard.errors import DoesNotFit, MachineError
 from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import Place
+from onecard.plan.speed import predict_speed
 from onecard.units import GIB
 
 GPT2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304, "dtype": "float16"}
+STDLIB = {"train_tokens": 9_614_604, "val_tokens": 498_612}  # of one Python
 DESKTOP = Place(card=find_card("RTX 4070"), other_bytes=round(2.1 * GIB))
 
 
@@ -93,6 +96,21 @@ def test_on_the_cpu_the_card_does_not_matter() -> None:
 
 def test_the_packaged_default_grows_with_a_card_unless_a_shape_is_asked_for() -> None:
     default = resolve(None).config
-    larger = preflight.larger_default(default, [("seed", "3")], train_tokens=30_000_000)
-    assert larger.n_embd > default.n_embd
-    assert preflight.larger_default(default, [("n_layer", "2")], train_tokens=30_000_000) == default
+    assert preflight.larger_default(default, [("seed", "3")], **STDLIB).n_embd > default.n_embd
+    assert preflight.larger_default(default, [("n_layer", "2")], **STDLIB) == default
+
+
+@pytest.mark.parametrize("name", ["H200", "RTX 4070", "GTX 1660"])
+def test_the_time_of_the_larger_default_is_the_one_predicted_for_the_card(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = find_card(name)
+    monkeypatch.setattr(preflight, "place_here", lambda _device: Place(card=card, other_bytes=0))
+    speed = predict_speed(preflight.larger_default(resolve(None).config, [], **STDLIB), card, "onecard")
+    (line,) = capsys.readouterr().err.splitlines()
+    said = re.search(r"updates: about (\d+) (s|min), after some seconds of compiling$", line)
+    assert said
+    assert speed
+    seconds = int(said[1]) * (60 if said[2] == "min" else 1)
+    assert seconds == pytest.approx(speed.total_seconds.likely, rel=0.25)
+    assert (seconds < 30) == (name == "H200"), "it has read the little data there is by then"

@@ -21,6 +21,12 @@ def test_a_learning_rate_says_which_rule_made_it(params: int, rate: float, sourc
     assert made.source.startswith(source)
 
 
+def test_a_tenth_of_a_learning_rate_has_two_digits() -> None:
+    assert 1.2e-3 / 10 != 1.2e-4
+    assert recipe.min_lr(1.2e-3).value == 1.2e-4
+    assert recipe.min_lr(4.3e-4).value == 4.3e-5
+
+
 def test_a_capped_learning_rate_says_what_the_rule_would_give() -> None:
     assert recipe.learning_rate(16_300_000).source.endswith("would be 0.0017")
     largest_capped = round(125e6 * (6e-4 / recipe.HIGHEST_LEARNING_RATE) ** 2)

@@ -2,13 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from onecard.findings import Finding
 from onecard.runs.record_json import NotARecord, from_json, from_line, to_json, to_line
-from onecard.runs.records import FindingRecord, Step, Unknown
-from tests.made_records import end, evaluation, step
+from onecard.runs.records import FindingRecord, Start, Step, Unknown
+from tests.made_records import end, evaluation, start, step
 
 
 def test_a_step_has_the_fields_of_the_contract() -> None:
@@ -21,6 +22,14 @@ def test_an_eval_has_the_fields_of_the_contract() -> None:
         "kind step tokens train_loss val_loss train_loss_error val_loss_error block_size tokens_read seconds".split()
     )
     assert list(to_json(evaluation(1))) == [*names, "peak_allocated_bytes", "peak_reserved_bytes", "bits_per_byte"]
+
+
+def test_a_start_says_how_large_the_data_are_and_one_of_before_that_is_read() -> None:
+    value = to_json(replace(start(0, resumed_from=None), train_tokens=9_614_604, val_tokens=498_612))
+    assert (value["train_tokens"], value["val_tokens"]) == (9_614_604, 498_612)
+    older = from_json({name: item for name, item in value.items() if name not in ("train_tokens", "val_tokens")})
+    assert isinstance(older, Start)
+    assert (older.train_tokens, older.val_tokens) == (None, None)
 
 
 @pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")])

@@ -94,3 +94,24 @@ def test_numbers_print_short() -> None:
 
 def test_one_thing_is_not_several() -> None:
     assert [units.things(count, "head") for count in (1, 2, 1200)] == ["1 head", "2 heads", "1,200 heads"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (12 * 2**30, "12GiB"),
+        (3 * 2**29, "1.5GiB"),
+        (round(11.69 * 2**30), "11.69GiB"),
+        (11 * 10**9, "11GB"),
+        (5000 * 2**20, "5000MiB"),
+        (12_345_678_901, "12345678901"),
+    ],
+)
+def test_a_size_is_written_as_it_was_typed(size: int, text: str) -> None:
+    assert units.as_typed(size) == text
+    assert units.parse_bytes(text) == size
+
+
+def test_words_are_listed() -> None:
+    assert units.listed(["a"]) == "a"
+    assert units.listed(["a", "b", "c"]) == "a, b and c"

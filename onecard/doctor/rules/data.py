@@ -32,6 +32,7 @@ SMALLEST_RISE = 0.1  # nats of val - train
 WIDE_GAP, FEW_EVALS_GAP = 1.0, 0.5
 FEW_EVALS = 5
 MANY_EPOCHS, FAR_TOO_MANY_EPOCHS = 4, 16
+EPOCHS_BEYOND = 0.005  # that do not count: updates are whole, and the last may go a little beyond
 BOTH_IN_EVAL_MODE = ("nanogpt", "onecard", "minimal")
 WANTED_VAL_TOKENS = 1_000_000
 
@@ -193,7 +194,8 @@ def needless_dropout(case: Case) -> Iterator[Finding]:
 def too_many_epochs(case: Case) -> Iterator[Finding]:
     """Data that is read over and over.
 
-    What it sees: tokens read so far are more than 4 times (a warning) or 16 times (an error) the training tokens.
+    What it sees: tokens read so far are more than 4 times (a warning) or 16 times (an error) the training tokens. A
+    200th of an epoch more does not count: updates are whole, and the last may go a little beyond.
 
     Why it matters: up to four epochs repeated tokens are worth nearly as much as new ones; after sixteen almost
     nothing (arXiv 2305.16264).
@@ -202,19 +204,22 @@ def too_many_epochs(case: Case) -> Iterator[Finding]:
 
     When it is wrong: for a small dataset that is all there is; then watch `overfitting` instead.
     """
-    passes = epochs(case, case.facts.tokens)
-    size = case.data.train_tokens
-    if passes is None or passes <= MANY_EPOCHS or size is None:
+    size, tokens = case.data.train_tokens, case.facts.tokens
+    passes = epochs(case, tokens)
+    if passes is None or size is None or tokens is None or passes <= MANY_EPOCHS + EPOCHS_BEYOND:
         return
+    far = passes > FAR_TOO_MANY_EPOCHS + EPOCHS_BEYOND
+    limit = FAR_TOO_MANY_EPOCHS if far else MANY_EPOCHS
+    times = f"{passes:.1f}"
     yield Finding(
         rule="too-many-epochs",
-        severity="error" if passes > FAR_TOO_MANY_EPOCHS else "warn",
+        severity="error" if far else "warn",
         sure="high",
-        what=f"the training data was read {passes:.1f} times",
-        why=f"{units.count(case.facts.tokens or 0)} tokens of {units.count(size)}; beyond "
-        + ("16 epochs more of it teaches almost nothing" if passes > 16 else "4 epochs it is worth less and less"),
-        fix=f"more data: at least {units.count((case.facts.tokens or 0) / MANY_EPOCHS)} tokens for so long a run",
-        seen=(*_data_said(case), f"{case.facts.tokens:,} tokens read"),
+        what=f"the training data was read {times if float(times) > limit else f'more than {limit}'} times",
+        why=f"{units.count(tokens)} tokens of {units.count(size)}; beyond {limit} epochs "
+        + ("more of it teaches almost nothing" if far else "it is worth less and less"),
+        fix=f"more data: at least {units.count(tokens / MANY_EPOCHS)} tokens for so long a run",
+        seen=(*_data_said(case), f"{tokens:,} tokens read"),
     )
 
 

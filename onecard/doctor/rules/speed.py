@@ -7,9 +7,12 @@ from math import ceil, floor
 from statistics import median, quantiles
 
 from onecard import units
+from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import above, known, lines, messages, printed, said, shown
+from onecard.doctor.repair import trainer_of
 from onecard.findings import Finding
+from onecard.plan.speed import predict_speed
 
 NANOGPT_PEAK_FLOPS = 312e12  # an A100's, whatever the card (nanoGPT, estimate_mfu)
 LOW_MFU = 0.25
@@ -103,7 +106,8 @@ def low_mfu(case: Case) -> Iterator[Finding]:
 
     Why it matters: the same run could take a half or a quarter of the time.
 
-    What to do: by cause: compile, a half-precision dtype, float16 on cards without bfloat16, larger micro-batches.
+    What to do: by cause: compile, a half-precision dtype, float16 on cards without bfloat16, larger micro-batches;
+    nothing, where the plan expects no more of a model so narrow.
 
     When it is wrong: peaks follow boost clocks, ± 10 %; models narrower than 512 cannot fill a large card. Silent about
     runs on the CPU, of which --gpu only says where the next one is planned.
@@ -142,6 +146,7 @@ def low_mfu(case: Case) -> Iterator[Finding]:
         "tokens/s)",
         why="possible causes: " + ("; ".join(causes) if causes else "none of the usual ones is visible in the log"),
         fix=" ".join(f"--{key}={value}" for key, value in patch.items())
+        or (_too_narrow(case, config) if config else None)
         or "a larger micro-batch if it fits (onecard plan --fit), and a look at what else uses the card or the disk",
         seen=(
             *(said(case, "compile", "dtype", "batch_size") if config else ()),
@@ -149,6 +154,21 @@ def low_mfu(case: Case) -> Iterator[Finding]:
             *(shown(step) for step in case.steps[-1:]),
         ),
         patch=patch,
+    )
+
+
+def _too_narrow(case: Case, config: RunConfig) -> str | None:
+    """What to say of a model that is as fast as the plan expects of one so narrow in its largest micro-batch; None of
+    others, which could be faster."""
+    if case.card is None or case.facts.mfu is None or config.n_embd >= NARROW:
+        return None
+    whole = {"batch_size": config.sequences_per_step, "gradient_accumulation_steps": 1}
+    speed = predict_speed(config.replace(whole), case.card, trainer_of(case))
+    if speed is None or speed.mfu >= LOW_MFU or case.facts.mfu < speed.mfu * (1 - speed.spread):
+        return None
+    return (
+        f"none for this model: the plan expects {speed.mfu:.0%} of {case.card.name} from one {config.n_embd} wide, "
+        "even in micro-batches of a whole update; a wider one uses more of the card"
     )
 
 

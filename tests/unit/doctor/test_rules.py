@@ -480,6 +480,13 @@ class TestTheData:
         assert "at least 1,638,400 tokens" in the("val-set-tiny", case(val_tokens=200 * 8 * 1024 - 1)).fix
         assert "read 2.0 times" in the("val-set-tiny", case(val_tokens=200 * 8 * 512)).why
 
+    def test_four_epochs_of_whole_updates_are_four(self) -> None:
+        read = 587 * 65_536
+        ours = changed(batch_size=64, gradient_accumulation_steps=1)
+        assert found("too-many-epochs", case(ours, records=[step(587, 1.2)], train_tokens=9_614_604)) == []
+        finding = the("too-many-epochs", case(ours, records=[step(587, 1.2)], train_tokens=read // 4 * 100 // 101))
+        assert finding.what == "the training data was read more than 4 times", "and not 4.0, which nobody warns of"
+
     def test_sixteen_epochs_are_an_error(self) -> None:
         assert the("too-many-epochs", case(records=learning(), train_tokens=3 * 10**8)).severity == "error"
         assert the("too-many-epochs", case(records=learning(), train_tokens=10**9)).severity == "warn"
@@ -580,6 +587,18 @@ class TestSpeed:
         assert finding.patch == {"compile": True}
         emulated = case(changed(dtype="bfloat16"), records=timed(60.0), card="V100 16GB")
         assert the("low-mfu", emulated).patch == {"dtype": "float16"}
+
+    def test_low_mfu_of_a_model_too_narrow_for_its_card_asks_for_nothing_that_cannot_help(self) -> None:
+        shape = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 256, "vocab_size": 256}
+        narrow = changed(**shape, batch_size=256, gradient_accumulation_steps=1)
+        as_planned = the("low-mfu", case(narrow, records=timed(0.007), card="H200", log_format="onecard"))
+        assert "a width of 256" in as_planned.why
+        assert as_planned.fix.startswith("none for this model: the plan expects")
+        assert "a wider one" in as_planned.fix
+        slower = the("low-mfu", case(narrow, records=timed(0.02), card="H200", log_format="onecard"))
+        assert slower.fix.startswith("a larger micro-batch"), "the plan expects more of it: something is in its way"
+        elsewhere = the("low-mfu", case(narrow, records=timed(0.2), card="RTX 4070", log_format="onecard"))
+        assert elsewhere.fix.startswith("a larger micro-batch"), "it can fill a smaller card"
 
     def test_low_mfu_is_blamed_on_what_the_log_says(self) -> None:
         said_so = [said("slow-attention"), said("unfused-adamw")]

@@ -201,6 +201,7 @@ ROWS = [
     ("needless-dropout", case(changed(dropout=0.1)), ("warn", "low")),
     ("needless-dropout", case(train_tokens=10**12), SILENT),
     ("too-many-epochs", case(records=[step(400, 4.0)], train_tokens=100 * TOKENS), SILENT),
+    ("too-many-epochs", case(records=[step(4005, 4.0)], train_tokens=1000 * TOKENS), SILENT),  # whole updates
     ("too-many-epochs", case(records=[step(401, 4.0)], train_tokens=100 * TOKENS), WARN),
     ("too-many-epochs", case(records=[step(1600, 4.0)], train_tokens=100 * TOKENS), WARN),
     ("too-many-epochs", case(records=[step(1601, 4.0)], train_tokens=100 * TOKENS), ERROR),

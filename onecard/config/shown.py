@@ -1,0 +1,34 @@
+"""A value of a config as people read it: no more digits than say it, a size with its unit.
+
+For reading alone: what a program reads again (a file, a command to paste) has every digit.
+"""
+
+from __future__ import annotations
+
+import math
+
+from onecard import units
+from onecard.config.schema import RunConfig, Size
+
+DIGITS = 12  # of a number: what lies beyond is what binary arithmetic makes of a tenth
+SIZE_KEYS = frozenset(key for key, field in RunConfig.model_fields.items() if field.annotation == Size | None)
+
+
+def shown(key: str, value: object) -> str:
+    """`0.00012` for 0.00011999999999999999, `12GiB` as it is typed, `not set` for None."""
+    if value is None:
+        return "not set"
+    if value == "":
+        return '""'
+    if isinstance(value, float):
+        return repr(float(f"{value:.{DIGITS}g}"))
+    if key in SIZE_KEYS and isinstance(value, int) and value < 2**63:
+        return units.as_typed(value)
+    return str(value)
+
+
+def same_value(one: object, other: object) -> bool:
+    """Whether two values are the same but for the last bits of a number."""
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or math.isclose(one, other, rel_tol=10.0**-DIGITS)
+    return one == other
