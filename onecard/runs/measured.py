@@ -26,7 +26,7 @@ class Measured:
     seed: int
     out_of_memory: bool = False
     step_seconds: tuple[float, ...] = ()  # of the timed updates
-    first_step_seconds: float | None = None  # from the model's making to the end of the first update, compile included
+    first_step_seconds: float | None = None  # from the model's making: an evaluation, compiling, an update
     tokens_per_step: int = 0
     losses: tuple[float, ...] = ()  # of all updates: the mean over micro-batches
     val_loss: float | None = None  # after the last update, on the same windows for all

@@ -32,6 +32,8 @@ class GPT(torch.nn.Module):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     def forward(self, x, y):
+        with open("calls", "a") as calls:
+            calls.write("train " if self.training and torch.is_grad_enabled() else "evaluation ")
         logits = self.table(x)
         return logits, functional.cross_entropy(logits.flatten(0, 1), y.flatten())
 
@@ -62,6 +64,13 @@ def checkout(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "model.py").write_text(STAND_IN)
     return folder
+
+
+def test_nanogpt_evaluates_both_splits_before_its_first_update_as_its_own_loop_does(
+    tmp_path: Path, checkout: Path
+) -> None:
+    bench(tmp_path, "--nanogpt", str(checkout), "--repeat", "1", "--updates", "15", "--json")
+    assert (tmp_path / "calls").read_text().split()[:8] == ["evaluation"] * 6 + ["train"] * 2
 
 
 @pytest.mark.slow

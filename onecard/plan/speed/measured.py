@@ -116,6 +116,8 @@ ONECARD_RUNS = (  # of our own trainer
     MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 6, 50304, "bfloat16", 0.0, True, 1_734_968, _OURS),
     MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 6, 50304, "bfloat16", 0.0, True, 1_097_680, _OURS),
     MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 1_097_177, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 20, 12, 50304, "bfloat16", 0.0, True, 1_131_881, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 60, 4, 50304, "bfloat16", 0.0, True, 1_207_119, _OURS),
     MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 4, 50304, "float16", 0.0, True, 1_674_526, _OURS),
     MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 201_854, _OURS),
     MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 39, 50304, "float16", 0.0, True, 507_443, _OURS),
