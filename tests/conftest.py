@@ -1,8 +1,9 @@
-"""One hypothesis profile for everyone, and a home of the tests' own: nobody's caches are read or written."""
+"""One hypothesis profile and the usual signals for everyone, and a home of the tests' own: nobody's caches are used."""
 
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -17,3 +18,8 @@ HOME = Path(tempfile.mkdtemp(prefix="onecard-tests-"))
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 for name in ("ONECARD_HOME", "HF_HOME", "TRACKIO_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
     os.environ[name] = str(HOME / name.lower())
+
+# In the background, or under nohup, these are ignored, and so they would be by every program that a test starts.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import median
 
 from onecard.config.schema import RunConfig
+from onecard.config.shown import shown as shown_value
 from onecard.doctor.case import Case
 from onecard.findings import Finding
 from onecard.plan.counts import count_params
@@ -82,9 +83,14 @@ def said(case: Case, *keys: str) -> tuple[str, ...]:
     assert case.resolved
     config, origins = case.resolved.config, case.resolved.origins
     return tuple(
-        f"{key} = {getattr(config, key)!r} ({'the default' if origins[key] == 'default' else origins[key]})"
+        f"{key} = {_as_written(key, getattr(config, key))} "
+        f"({'the default' if origins[key] == 'default' else origins[key]})"
         for key in keys
     )
+
+
+def _as_written(key: str, value: object) -> str:
+    return repr(value) if isinstance(value, str) else shown_value(key, value)
 
 
 def printed(case: Case, field: str) -> tuple[str, ...]:

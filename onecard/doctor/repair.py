@@ -112,7 +112,7 @@ def _what_goes_with_a_new_shape(case: Case, config: RunConfig, patch: Mapping[st
     changed = config.replace(patch)
     params = count_params(changed)
     rate = recipe.learning_rate(params.total).value
-    whole = {**patch, "learning_rate": rate, "min_lr": float(f"{rate / 10:.2g}")}
+    whole = {**patch, "learning_rate": rate, "min_lr": recipe.min_lr(rate).value}
     passes = epochs(case, changed.total_tokens)
     if changed.dropout and (passes is None or passes < 1):
         whole["dropout"] = 0.0

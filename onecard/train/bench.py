@@ -142,9 +142,9 @@ def _onecard(
         )
 
     def evaluate_first() -> Evaluation:
-        batch_size = eval_batch_size(config)
+        batch_size, block_size = eval_batch_size(config), config.eval_block_size or config.block_size
         train, val = (
-            EvalWindows(tokens, block_size=config.block_size, count=FIRST_EVAL_BATCHES * batch_size)
+            EvalWindows(tokens, block_size=block_size, count=FIRST_EVAL_BATCHES * batch_size)
             for tokens in (dataset.train, dataset.val)
         )
         return evaluated(train, val, batch_size)

@@ -68,6 +68,13 @@ def test_what_ran_out_would(row: dict[str, str]) -> None:
     assert not replayed(row, cold=True, limit_bytes=LIMIT - context).ok
 
 
+@pytest.mark.parametrize("row", [row for row in RAN_OUT if row["n_embd"] != "384"], ids=name_of)
+def test_of_all_but_40m_the_plan_knew_it_as_nanogpts_own_loop_is_planned(row: dict[str, str]) -> None:
+    memory = predict_nanogpt(config_of(row), H200, available_bytes=LIMIT)
+    assert memory.fits is False
+    assert memory.process_bytes > LIMIT
+
+
 def test_a_first_evaluation_takes_a_gib_off_what_40m_reserves() -> None:
     (row,) = [row for row in RAN if row["n_embd"] == "384" and row["block_size"] == "1024"]
     own_loop = replay(compiled_tape(config_of(row), device_of(H200))).reserved_bytes

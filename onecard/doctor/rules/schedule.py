@@ -49,6 +49,7 @@ def lr_out_of_range(case: Case) -> Iterator[Finding]:
     if not above(rate, FACTOR * usual) and not above(lowest, rate):
         return
     advised = float(f"{usual:.2g}")
+    lowest = recipe.min_lr(advised).value
     finding = Finding(
         rule="lr-out-of-range",
         severity="warn",
@@ -56,9 +57,9 @@ def lr_out_of_range(case: Case) -> Iterator[Finding]:
         what=f"learning_rate={rate:g} for {units.count(params)} parameters; {advised:g} is usual",
         why=f"{rate / usual:.2g} times GPT-3's for this size: "
         + ("such a rate wastes tokens" if rate < usual else "such a rate risks spikes and divergence"),
-        fix=f"--learning_rate={advised:g} --min_lr={advised / 10:.2g}",
+        fix=f"--learning_rate={advised:g} --min_lr={lowest:g}",
         seen=said(case, "learning_rate"),
-        patch={"learning_rate": advised, "min_lr": float(f"{advised / 10:.2g}")},
+        patch={"learning_rate": advised, "min_lr": lowest},
     )
     yield unless_fine_tuning(finding, config)
 
@@ -81,7 +82,7 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
     config = known(case, "max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate")
     if config is None or not config.max_iters:
         return
-    tenth = float(f"{config.learning_rate / 10:.2g}")
+    tenth = recipe.min_lr(config.learning_rate).value
     patch: dict[str, object] = {}
     told = []
     if not config.decay_lr:

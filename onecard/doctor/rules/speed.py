@@ -134,10 +134,11 @@ def low_mfu(case: Case) -> Iterator[Finding]:
         if config.head_size % 8:
             causes.append(f"heads of {config.head_size}, which flash attention pads")
     slow = {kind: words for kind, words in _SLOW.items() if messages(case, kind)}
-    causes += slow.values()
+    curable = list(slow.values())
     unsteady = _unsteadiness(case)
     if unsteady and unsteady > UNSTEADY:
-        causes.append(f"unsteady steps (the slowest of twenty takes {unsteady:.2f} times the median)")
+        curable.append(f"unsteady steps (the slowest of twenty takes {unsteady:.2f} times the median)")
+    causes += curable
     yield Finding(
         rule="low-mfu",
         severity="warn",
@@ -146,7 +147,7 @@ def low_mfu(case: Case) -> Iterator[Finding]:
         "tokens/s)",
         why="possible causes: " + ("; ".join(causes) if causes else "none of the usual ones is visible in the log"),
         fix=" ".join(f"--{key}={value}" for key, value in patch.items())
-        or (_too_narrow(case, config) if config else None)
+        or (_too_narrow(case, config) if config and not curable else None)
         or "a larger micro-batch if it fits (onecard plan --fit), and a look at what else uses the card or the disk",
         seen=(
             *(said(case, "compile", "dtype", "batch_size") if config else ()),

@@ -581,6 +581,11 @@ class TestSpeed:
         assert "eval_interval" not in finding.fix
         assert finding.fix.startswith("for the next run: fewer eval_iters")
 
+    def test_a_seen_value_has_no_more_digits_than_say_it(self) -> None:
+        finding = the("decay-horizon", case(changed(learning_rate=0.0012, min_lr=0.3 * 0.0012)))
+        assert str(0.3 * 0.0012) == "0.00035999999999999997"
+        assert any(line.startswith("min_lr = 0.00036 (") for line in finding.seen)
+
     def test_low_mfu_names_its_causes(self) -> None:
         finding = the("low-mfu", SICK["low-mfu"]())
         assert "not compiled" in finding.why
@@ -599,6 +604,10 @@ class TestSpeed:
         assert slower.fix.startswith("a larger micro-batch"), "the plan expects more of it: something is in its way"
         elsewhere = the("low-mfu", case(narrow, records=timed(0.2), card="RTX 4070", log_format="onecard"))
         assert elsewhere.fix.startswith("a larger micro-batch"), "it can fill a smaller card"
+        unfused = case(
+            narrow, records=timed(0.007), card="H200", log_format="onecard", messages=[said("unfused-adamw")]
+        )
+        assert the("low-mfu", unfused).fix.startswith("a larger micro-batch"), "what the log blames can be cured"
 
     def test_low_mfu_is_blamed_on_what_the_log_says(self) -> None:
         said_so = [said("slow-attention"), said("unfused-adamw")]
