@@ -101,7 +101,7 @@ def cases_of(
 def runs_at(path: str, *, otherwise: str = DOCTOR) -> Iterator[LoggedRun]:
     """The runs of a path: a run folder, a folder of them, a log file, or standard input.
 
-    `otherwise` is what to type where there is none and none is near.
+    `otherwise` is what to type where there is none and none is near: an example of the command.
     """
     from onecard.runs.folder import RECORDS, is_config_of_run, load_run, runs_in
     from onecard.runs.foreign import read_logs
@@ -117,7 +117,7 @@ def runs_at(path: str, *, otherwise: str = DOCTOR) -> Iterator[LoggedRun]:
                 yield logged_run(load_run(folder))
             return
         if is_config_of_run(place):
-            raise _config_no_log(place)
+            raise _config_no_log(place, command=otherwise.split()[1])
         with place.open("rb") as file:
             yield from read_logs(file, source=path)
     except FileNotFoundError as problem:
@@ -136,17 +136,18 @@ def runs_at(path: str, *, otherwise: str = DOCTOR) -> Iterator[LoggedRun]:
         ) from problem
 
 
-def _config_no_log(place: Path) -> ConfigError:
+def _config_no_log(place: Path, *, command: str) -> ConfigError:
     """The error for a config where a log should be: what it can be given to, and the run it is of."""
     from onecard.runs.folder import RECORDS
 
     planned = f"onecard plan {quote(str(place))}"
     run = place.parent
     there = (run / RECORDS).is_file()
+    instead = f"onecard {command} {quote(str(run))}" + (" ANOTHER" if command == "compare" else "")
     return ConfigError(
         f"{place} is a config, and no log",
         why="it says what was meant to run, not what happened" + (f"; that is in {run / RECORDS}" if there else ""),
-        fix=f"onecard doctor {quote(str(run))}   (or, for what it needs: {planned})" if there else planned,
+        fix=f"{instead}   (or, for what it needs: {planned})" if there else planned,
         name="config-no-log",
     )
 

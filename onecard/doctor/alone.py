@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onecard.config.schema import KEYS, NOT_BUILT_YET, RunConfig
 from onecard.config.shown import same_value
@@ -15,7 +15,7 @@ from onecard.plan.speed import TrainerName, predict_speed
 
 # Keys that change what is computed; the others name things, or change how often it is looked at.
 _NAMES = frozenset(
-    "out_dir wandb_log wandb_project wandb_run_name log_interval eval_interval eval_iters eval_only loggers log_style "
+    "out_dir wandb_log wandb_project wandb_run_name log_interval eval_interval eval_iters loggers log_style "
     "always_save_checkpoint keep_checkpoints checkpoint_interval backend device".split()
 )
 _COMPUTED = frozenset(
@@ -25,7 +25,7 @@ _COMPUTED = frozenset(
 _COMPUTED_BY_ONECARD = frozenset(
     "grad_checkpoint loss_chunk expandable_segments eval_batch_size eval_block_size".split()
 )
-_NOT_PLANNED = frozenset({"deterministic", *NOT_BUILT_YET})
+_NOT_PLANNED = frozenset({"deterministic", "eval_only", *NOT_BUILT_YET})
 _BATCH = ("batch_size", "gradient_accumulation_steps")
 # What leaves every update as it is, but for rounding.
 _LEARNS_THE_SAME = frozenset(
@@ -42,6 +42,7 @@ class Alone:
     process_bytes_difference: int | None = None
     final_loss_difference: float | None = None
     fits: bool | None = None  # with it, on the card and under memory_limit; None, too, where it did not fit before
+    needs_card: bool = False  # more could be said, were a card known
 
 
 def counts(key: str) -> bool:
@@ -93,30 +94,39 @@ class _Planner:
             changed = self.before.replace(patch)
         except ValueError:  # such as a width that the heads do not divide
             return Alone(changes=changes)
-        loss = _loss_difference(self.before, changed, patch.keys())
+        alone = Alone(changes=changes, final_loss_difference=_loss_difference(self.before, changed, patch.keys()))
         own = _COMPUTED_BY_ONECARD
-        computed = patch.keys() & (_COMPUTED | own if self.trainer == "onecard" else _COMPUTED)
-        unknown = patch.keys() & (_NOT_PLANNED if self.trainer == "onecard" else _NOT_PLANNED | own)
-        if unknown or (computed and self.cardless):
-            return Alone(changes=changes, final_loss_difference=loss)
-        if computed:
-            return Alone(
-                changes=changes,
-                tokens_per_second_ratio=self._speed_ratio(changed),
-                process_bytes_difference=self._memory(changed).process_bytes - self._memory(self.before).process_bytes,
-                final_loss_difference=loss,
-                fits=self._fits(changed),
-            )
-        fits = self._fits(changed) if "memory_limit" in patch else None
-        if fits is False:  # the updates stay, in smaller micro-batches
-            return Alone(changes=changes, final_loss_difference=loss, fits=fits)
-        return Alone(
-            changes=changes,
-            tokens_per_second_ratio=1.0,
-            process_bytes_difference=0,
-            final_loss_difference=loss,
-            fits=fits,
+        if patch.keys() & (_NOT_PLANNED if self.trainer == "onecard" else _NOT_PLANNED | own):
+            return alone
+        if patch.keys() & (_COMPUTED | own):
+            return self._computed(alone, changed)
+        return self._limited(alone, changed) if "memory_limit" in patch else _same(alone)
+
+    def _computed(self, alone: Alone, changed: RunConfig) -> Alone:
+        """The effect of a change to what is computed."""
+        if self.cardless:
+            return replace(alone, needs_card=True)
+        return replace(
+            alone,
+            tokens_per_second_ratio=self._speed_ratio(changed),
+            process_bytes_difference=self._memory(changed).process_bytes - self._memory(self.before).process_bytes,
+            fits=self._fits(changed),
+            needs_card=self.card is None,
         )
+
+    def _limited(self, alone: Alone, changed: RunConfig) -> Alone:
+        """The effect of another limit: none where it binds neither before nor after.
+
+        Where it binds, the updates stay, in smaller micro-batches: in how many is not planned.
+        """
+        if self.cardless or self.trainer != "onecard":  # neither knows a limit
+            return _same(replace(alone, fits=self._fits(changed)))
+        before, after = self._room(self.before), self._room(changed)
+        if before is None or after is None:
+            return replace(alone, needs_card=True)
+        free = before == after or self._memory(self.before).process_bytes <= min(before, after)
+        alone = replace(alone, fits=self._fits(changed))
+        return _same(alone) if free else alone
 
     def _speed_ratio(self, changed: RunConfig) -> float | None:
         first, second = (predict_speed(config, self.card, self.trainer) for config in (self.before, changed))
@@ -144,6 +154,11 @@ class _Planner:
             return None
         limit = config.memory_limit if self.trainer == "onecard" else None
         return min(self.card.allocatable_bytes, limit or self.card.allocatable_bytes)
+
+
+def _same(alone: Alone) -> Alone:
+    """A change that leaves speed and memory as they were."""
+    return replace(alone, tokens_per_second_ratio=1.0, process_bytes_difference=0)
 
 
 def _loss_difference(before: RunConfig, changed: RunConfig, keys: Iterable[str]) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from onecard import units
 from onecard.doctor.case import Case
 from onecard.doctor.config_diff import known_settings
-from onecard.doctor.curves import FEWEST_STEPS, STEPS_PER_POINT, Axis, Curve, Measure, read_at, steps_per_point
+from onecard.doctor.curves import FEWEST_STEPS, STEPS_PER_POINT, Axis, Curve, Measure, side_by_side, steps_per_point
 from onecard.doctor.evidence import ASSUMED_NOISE, finite, from_scratch, loss_of, lost_at, no_number, place
 from onecard.runs.records import Eval, Step
 from onecard.units import listed
@@ -53,11 +53,7 @@ def cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[Cu
 def _noise(cases: Sequence[Case], measure: Measure, curves: Sequence[Curve], names: Sequence[str]) -> Iterator[Caution]:
     """What the points of the curves are where they are no evaluations, and where their noise is assumed."""
     if measure == "train_loss":
-        short = [name for name, case in zip(names, cases, strict=True) if steps_per_point(case.steps) == 1]
-        each = f"; single steps of {listed(short)}, with fewer than {FEWEST_STEPS}" if short else ""
-        yield Caution(
-            f"not all runs evaluated: the losses are of training, as medians of {STEPS_PER_POINT} steps{each}"
-        )
+        yield Caution(f"not all runs evaluated: the losses are of {_training_losses(cases, names)}")
     assumed = [name for name, curve in zip(names, curves, strict=True) if not curve.noise_known]
     if assumed:
         losses = "training losses" if measure == "train_loss" else "evaluations"
@@ -65,6 +61,15 @@ def _noise(cases: Sequence[Case], measure: Measure, curves: Sequence[Curve], nam
             f"too few {losses} to see their noise in {listed(assumed)}: {ASSUMED_NOISE:g} (marked *) is assumed, as of "
             "nanoGPT's 200 batches"
         )
+
+
+def _training_losses(cases: Sequence[Case], names: Sequence[str]) -> str:
+    """What training losses make the points of the curves."""
+    short = [name for name, case in zip(names, cases, strict=True) if steps_per_point(case.steps) == 1]
+    if len(short) == len(names):
+        return f"single training steps, as each run has fewer than {FEWEST_STEPS} finite losses logged"
+    each = f"; single steps of {listed(short)}, with fewer than {FEWEST_STEPS} finite losses logged" if short else ""
+    return f"training, as medians of {STEPS_PER_POINT} steps{each}"
 
 
 def _twice(cases: Sequence[Case]) -> Iterator[Caution]:
@@ -93,15 +98,18 @@ def _unread(curves: Sequence[Curve], names: Sequence[str]) -> Iterator[Caution]:
         if len(ends) < 2:
             unknown = [name for name, curve in zip(names, curves, strict=True) if curve.last(axis) is None]
             begun = [name for name in names if name not in (*ends, *unknown)]
-            why = f"those of {listed(unknown)} are not known" if unknown else f"{listed(begun)} ends where it begins"
+            why = f"those of {listed(unknown)} are not known" if unknown else _only_begun(begun)
             yield Caution(f"nothing is said at equal {word}: {why}")
-            continue
-        shortest = min(ends, key=lambda name: ends[name])
-        if sum(read_at(curve, axis, ends[shortest]) is not None for curve in curves) < 2:
+        elif not any(side_by_side(curves, axis)):
+            shortest = min(ends, key=lambda name: ends[name])
             yield Caution(
                 f"nothing is said at equal {word}: where {shortest} ends, after {said(ends[shortest])}, no other run "
                 "has a loss"
             )
+
+
+def _only_begun(names: Sequence[str]) -> str:
+    return f"there is no loss of {listed(names)} after {'its' if len(names) == 1 else 'their'} beginning"
 
 
 def different_tokens(cases: Sequence[Case]) -> str | None:

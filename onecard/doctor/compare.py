@@ -20,8 +20,8 @@ from onecard.doctor.curves import (
     common_measure,
     loss_curve,
     passes,
-    read_at,
     same_windows,
+    side_by_side,
 )
 from onecard.doctor.facts import make_case
 from onecard.doctor.repair import memory_of, trainer_of
@@ -31,7 +31,6 @@ from onecard.runs.logged import LoggedRun, logged_run
 
 SPEED_NOISE = 0.01  # of a measured speed: clocks and other programs; a rule of thumb
 BEYOND_NOISE = 2.0  # standard deviations of a difference that count as one
-SHARES = (0.25, 0.5, 1.0)  # of the stretch that all runs have, where losses are read
 # The metric of a comparison's last losses, by what they measure.
 FINAL: dict[Measure, str] = {
     "val_loss": "final_val_loss",
@@ -116,9 +115,15 @@ class Comparison:
         """Settings that differ and count: where there are several, the measurement credits no single one."""
         return tuple(key for key in self.config_diff if key not in self.idle)
 
+    @property
+    def first_known(self) -> int:
+        """The first run whose config is known; run 0 where none is."""
+        return next((run for run, case in enumerate(self.cases) if case.resolved is not None), 0)
+
     def changed_from_first(self, run: int) -> tuple[str, ...]:
-        """Those of them in which a run is known to differ from run 0."""
-        rows = {key: (self.config_diff[key][0], self.config_diff[key][run]) for key in self.together}
+        """Those of them in which a run is known to differ from the first whose config is known."""
+        first = self.first_known
+        rows = {key: (self.config_diff[key][first], self.config_diff[key][run]) for key in self.together}
         return tuple(key for key, (a, b) in rows.items() if UNSAID not in (a, b) and not same_value(a, b))
 
 
@@ -156,13 +161,8 @@ def _case(run: Run | LoggedRun | Case, card: Card | None) -> Case:
 
 
 def _at_equal(curves: Sequence[Curve], axis: Axis) -> Iterator[AtEqual]:
-    ends = [end for curve in curves if (end := curve.last(axis) or 0) > 0]
-    if len(ends) < 2:
-        return
-    for place in (share * min(ends) for share in SHARES):
-        readings = tuple(read_at(curve, axis, place) for curve in curves)
-        if sum(reading is not None for reading in readings) > 1:
-            yield AtEqual(axis=axis, place=place, readings=readings, standing=_lowest(readings))
+    for place, readings in side_by_side(curves, axis):
+        yield AtEqual(axis=axis, place=place, readings=readings, standing=_lowest(readings))
 
 
 def _lowest(readings: Sequence[Reading | None]) -> Standing:

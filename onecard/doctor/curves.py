@@ -21,6 +21,7 @@ Axis = Literal["tokens", "seconds"]
 
 STEPS_PER_POINT = 20  # of training losses, whose single values scatter too much
 FEWEST_STEPS = 5 * STEPS_PER_POINT  # below, single values are all there is
+SHARES = (0.25, 0.5, 1.0)  # of the stretch that all runs have, where losses are read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +152,17 @@ def read_at(curve: Curve, axis: Axis, place: float) -> Reading | None:
     share = min(1.0, (math.log(place) - x0) / (x1 - x0)) if x1 > x0 else 1.0
     noise = math.hypot(curve.noise * math.hypot(1 - share, share), curve.shared_error)
     return Reading(loss=(1 - share) * y0 + share * y1, noise=noise)
+
+
+def side_by_side(curves: Sequence[Curve], axis: Axis) -> Iterator[tuple[float, tuple[Reading | None, ...]]]:
+    """The places at which two runs or more have a loss, and what each has there."""
+    ends = [end for curve in curves if (end := curve.last(axis) or 0) > 0]
+    if len(ends) < 2:
+        return
+    for place in (share * min(ends) for share in SHARES):
+        readings = tuple(read_at(curve, axis, place) for curve in curves)
+        if sum(reading is not None for reading in readings) > 1:
+            yield place, readings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

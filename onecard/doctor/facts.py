@@ -122,7 +122,7 @@ def _facts(
     seconds = _seconds(run, records, last_step, seconds_per_step, evaluating)
     validated = [record for record in evals if validation(record) is not None]
     finite = [record for record in validated if math.isfinite(validation(record) or 0.0)]
-    steps_to_go = max(0, max_iters - last_step) if (max_iters := _max_iters(run, resolved)) and last_step else None
+    steps_to_go = _steps_to_go(run, resolved, last_step)
     return Facts(
         params=params,
         params_total=params_total,
@@ -270,6 +270,13 @@ def _per_micro_batch(run: LoggedRun, resolved: Resolved | None, seconds_per_step
     if seconds_per_step is None or not accumulation:
         return None
     return seconds_per_step / max(1, accumulation // (run.world_size or 1))
+
+
+def _steps_to_go(run: LoggedRun, resolved: Resolved | None, last_step: int | None) -> int | None:
+    """Updates that were planned and not made; None of a run that was to make none."""
+    max_iters = _max_iters(run, resolved)
+    eval_only = resolved.config.eval_only if resolved else run.config.get("eval_only")
+    return None if not max_iters or eval_only or last_step is None else max(0, max_iters - last_step)
 
 
 def _max_iters(run: LoggedRun, resolved: Resolved | None) -> int | None:

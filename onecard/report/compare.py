@@ -14,8 +14,8 @@ from onecard.config.shown import shown
 from onecard.doctor.alone import Alone
 from onecard.doctor.case import Case
 from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing, Standing
-from onecard.doctor.config_diff import UNSAID
-from onecard.doctor.curves import Reading
+from onecard.doctor.config_diff import UNSAID, known_settings
+from onecard.doctor.curves import Reading, steps_per_point
 from onecard.doctor.repair import trainer_of
 from onecard.report.memory import TRAINER_NAMES
 from onecard.report.strict import strict, whole
@@ -71,11 +71,19 @@ def _unfinished(case: Case) -> str:
     Of another program's run the last updates may only not have been printed.
     """
     to_go, last = case.facts.steps_to_go, case.facts.last_step
-    unprinted = case.resolved.config.log_interval if case.resolved and case.run.format != "onecard" else 0
-    if not to_go or last is None or to_go <= unprinted:
+    if not to_go or last is None or to_go <= _unprinted(case):
         return ""
     why = f" ({case.end.reason})" if case.end else ""
     return f", at update {last:,} of {last + to_go:,}{why}"
+
+
+def _unprinted(case: Case) -> int:
+    """Updates that may have been made after the last that is logged: by the config, or as the log itself goes."""
+    if case.run.format == "onecard":
+        return 0
+    stated = known_settings(case).get("log_interval")
+    logged = sorted({record.step for record in case.steps or case.evals})
+    return max(stated if isinstance(stated, int) else 0, logged[-1] - logged[-2] if len(logged) > 1 else 0)
 
 
 Row = tuple[str, Callable[[Case], str | None], str | None]  # label, what a run has, the metric it decides
@@ -113,11 +121,17 @@ def _figures(comparison: Comparison) -> Table:
         ends = [f"{curve.end.loss:.4f}" for curve in comparison.curves]
         table.add_row(f"final {measure}", *ends, _better(comparison, FINAL[comparison.measure]))
         noises = [f"± {curve.point_noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
-        point = "median" if comparison.measure == "train_loss" else "evaluation"
-        table.add_row(f"  noise of one {point}", *noises, "")
+        table.add_row(f"  noise of one {_point(comparison)}", *noises, "")
     if comparison.measure == "val_loss" and any(map(_bits, comparison.cases)):
         table.add_row("final bits per byte", *(_bits(case) or "?" for case in comparison.cases), "")
     return table
+
+
+def _point(comparison: Comparison) -> str:
+    """What a point of the curves is."""
+    if comparison.measure != "train_loss":
+        return "evaluation"
+    return "step" if all(steps_per_point(case.steps) == 1 for case in comparison.cases) else "median"
 
 
 def _predicted_memory(comparison: Comparison) -> Iterator[str]:
@@ -269,9 +283,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
             title = f"predicted, not measured: what each change from A to {run_letter(run)} would do to A by itself"
             console.print(Text(title, style="bold"))
             print_table(_alone_table(effects), console)
-    if comparison.cases[0].card is None and any(
-        effect.tokens_per_second_ratio is None for effects in comparison.alone.values() for effect in effects
-    ):
+    if any(effect.needs_card for effects in comparison.alone.values() for effect in effects):
         console.print("?: a plan needs a card: --gpu NAME", markup=False, soft_wrap=True)
 
 
@@ -293,11 +305,12 @@ def _value(key: str, value: object) -> str:
 
 
 def _print_together(comparison: Comparison, console: Console) -> None:
-    """Which runs differ from the first in several settings, so that a measurement credits no single one."""
-    for run in range(1, len(comparison.cases)):
+    """Which runs differ from the first known in several settings, so that a measurement credits no single one."""
+    first = run_letter(comparison.first_known)
+    for run in range(len(comparison.cases)):
         changed = len(comparison.changed_from_first(run))
         if changed > 1:
-            pair = "These" if len(comparison.cases) == 2 else f"From A to {run_letter(run)},"
+            pair = "These" if len(comparison.cases) == 2 else f"From {first} to {run_letter(run)},"
             said = f"{pair} {changed} settings changed together, so the measurement credits no single one."
             console.print(said, markup=False, soft_wrap=True)
 

@@ -8,6 +8,7 @@ import pytest
 from onecard.runs.folder import create_run
 from onecard.runs.records import Eval, Step
 from tests import made_logs as made
+from tests import made_records
 from tests.contract.conftest import Command
 
 CONFIG = made.nanogpt_config(**made.SMALL, gradient_accumulation_steps=40, eval_interval=250, vocab_size=50304)
@@ -209,6 +210,22 @@ def test_a_path_that_is_not_there_is_answered_with_this_command(onecard: Command
     far, near = (onecard("compare", "small.log", name, cwd=logs).stderr for name in ("runs/nothing", "larg.log"))
     assert "fix: onecard compare runs/a runs/b   (or log files)" in far
     assert "fix: did you mean large.log ?" in near
+
+
+def test_a_config_in_place_of_a_run_is_answered_with_this_command(onecard: Command, logs: Path) -> None:
+    with create_run(logs / "run", config=made.SMALL):
+        pass
+    shown = onecard("compare", "run/config.json", "small.log", cwd=logs)
+    assert shown.stderr.splitlines()[0].endswith("[config-no-log]")
+    assert "fix: onecard compare run ANOTHER   (or, for what it needs: onecard plan run/config.json)" in shown.stderr
+
+
+def test_a_run_stopped_before_its_first_update_is_told_as_unfinished(onecard: Command, logs: Path) -> None:
+    with create_run(logs / "run", config={**made.SMALL, "max_hours": 1e-7}) as folder:
+        folder.append(evaluation(0, 0, 10.9))
+        folder.append(made_records.end(0, "max_hours"))
+    shown = onecard("compare", "run", "small.log", cwd=logs)
+    assert shown.stdout.startswith("A  run: onecard, at update 0 of 1,000 (max_hours)\n")
 
 
 def test_no_number_in_the_json_is_infinite(onecard: Command, logs: Path) -> None:

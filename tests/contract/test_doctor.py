@@ -541,12 +541,12 @@ def test_nothing_readable_is_exit_2_and_a_sentence(onecard: Command, tmp_path: P
 
 def test_a_config_is_no_log(onecard: Command, tmp_path: Path) -> None:
     own_run(tmp_path / "work" / "r")
-    for command in ("doctor", "compare"):
-        shown = onecard(command, "r/config.json", *(["r"] if command == "compare" else []))
+    for command, others in (("doctor", ""), ("compare", " ANOTHER")):
+        shown = onecard(command, "r/config.json", *(["r"] if others else []))
         what, why, fix = shown.stderr.splitlines()
         assert (shown.code, what) == (2, "error: r/config.json is a config, and no log  [config-no-log]")
         assert "r/records.jsonl" in why
-        assert fix.strip() == "fix: onecard doctor r   (or, for what it needs: onecard plan r/config.json)"
+        assert fix.strip() == f"fix: onecard {command} r{others}   (or, for what it needs: onecard plan r/config.json)"
     whole = RunConfig.model_validate({}).model_dump()
     (tmp_path / "work" / "r" / "config.json").write_text(json.dumps(whole))
     (tmp_path / "work" / "r" / "records.jsonl").unlink()

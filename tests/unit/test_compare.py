@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from onecard.config.resolve import resolve
-from onecard.doctor.alone import single_effects
+from onecard.doctor.alone import Alone, single_effects
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.compare import Comparison, Standing, _lowest, compare_runs
 from onecard.doctor.config_diff import UNSAID
@@ -396,10 +396,29 @@ def test_why_nothing_is_said_at_equal_tokens_or_hours_is_told() -> None:
     slow = case(evaluated(10.0, 5.0, 4.0, seconds=9.0), wandb_run_name="slow")
     quick = case(evaluated(10.0, 5.0, 4.0, seconds=1.0), wandb_run_name="quick")
     assert unread(slow, quick) == ["hours: where quick.log ends, after 3 min, no other run has a loss"]
-    begun = case(evaluated(10.0), wandb_run_name="begun")
-    assert unread(slow, begun) == [f"{axis}: begun.log ends where it begins" for axis in ("tokens", "hours")]
+    begun, also_begun = (case(evaluated(10.0), wandb_run_name=name) for name in ("begun", "also_begun"))
+    assert unread(slow, begun) == [
+        f"{axis}: there is no loss of begun.log after its beginning" for axis in ("tokens", "hours")
+    ]
+    assert unread(slow, begun, also_begun) == [
+        f"{axis}: there is no loss of begun.log and also_begun.log after their beginning"
+        for axis in ("tokens", "hours")
+    ]
     assert unread(quick, case(evaluated(10.0, 5.0, 4.1))) == []
     assert unread(quick, case(evaluated(10.0, 5.0), vocab_size=256)) == [], "the losses do not compare at all"
+
+
+def test_nothing_is_said_is_not_said_below_a_table() -> None:
+    short = case(evaluated(10.0, 5.0, 4.0), wandb_run_name="short")
+    lost = case(evaluated(10.0, 5.5, math.nan, every=150), wandb_run_name="lost")  # 200 lies between 150 and 300
+    assert unread(short, lost) == [
+        "tokens: where short.log ends, after 32.77M tokens, no other run has a loss",
+        "hours: where short.log ends, after 3 min, no other run has a loss",
+    ]
+    earlier = case(evaluated(10.0, 6.0, 5.5, math.nan, every=75), wandb_run_name="earlier")  # read at 100, not at 200
+    comparison = compare_runs([short, earlier])
+    assert [row.place for row in comparison.at_equal_tokens] == [100 * 163_840]
+    assert unread(short, earlier) == []
 
 
 def evaluated_over(context: int, *, block_size: int = 512) -> Case:
@@ -616,8 +635,14 @@ def test_training_losses_are_said_to_be_medians_only_where_they_are() -> None:
     assert compare_runs([long, long]).cautions[1].endswith("the losses are of training, as medians of 20 steps")
     comparison = compare_runs([short, long])
     assert [len(curve.points) for curve in comparison.curves] == [99, 5]
-    assert any(caution.endswith("; single steps of 99.log, with fewer than 100") for caution in comparison.cautions)
+    said = "as medians of 20 steps; single steps of 99.log, with fewer than 100 finite losses logged"
+    assert any(caution.endswith(said) for caution in comparison.cautions)
     assert "noise of one median" in shown(comparison)
+    single = compare_runs([short, case(trained(*[4.5] * 99))])
+    said = "the losses are of single training steps, as each run has fewer than 100 finite losses logged"
+    assert any(caution.endswith(said) for caution in single.cautions)
+    assert "medians" not in shown(single)
+    assert "noise of one step " in shown(single)
     assert "noise of one evaluation" in shown(quick_and_slow())
 
 
@@ -706,6 +731,22 @@ def test_of_several_runs_it_is_told_which_changed_several_settings_at_once() -> 
     ]
 
 
+def test_settings_that_changed_together_are_told_from_the_first_run_whose_config_is_known() -> None:
+    (bare,) = read_logs(made.as_bytes(made.nanogpt()), source="bare.log")
+    runs = [bare, own(0.0), own(0.1, dropout=0.1), own(0.2, dropout=0.1, learning_rate=1e-3)]
+    assert re.findall(r".*changed together.*", shown(compare_runs(runs))) == [
+        "From B to D, 2 settings changed together, so the measurement credits no single one."
+    ]
+
+
+def test_a_run_that_only_evaluates_is_not_like_one_that_trains() -> None:
+    comparison = compare_runs([own(0.0), own(0.03, eval_only=True)])
+    assert (comparison.together, comparison.idle) == (("eval_only",), {})
+    (alone,) = comparison.alone[1]
+    effects = (alone.tokens_per_second_ratio, alone.process_bytes_difference, alone.final_loss_difference)
+    assert effects == (None, None, None)
+
+
 def test_keys_are_not_broken_where_runs_are_many() -> None:
     names = [f"data/number-{number}" for number in range(8)]
     runs = [own(0.1, dataset=name, out_dir=name, warmup_iters=number) for number, name in enumerate(names)]
@@ -733,6 +774,19 @@ def test_a_run_that_did_not_finish_says_how_far_it_came() -> None:
     ours = own(0.0, max_iters=6000)
     ended = replace(ours, run=replace(ours.run, records=(*ours.run.records, made_records.end(5000, "max_hours"))))
     assert shown(compare_runs([ended, whole])).startswith("A  own: onecard, at update 5,000 of 6,000 (max_hours)\n")
+
+
+def test_updates_that_a_log_never_prints_are_not_missed() -> None:
+    """The log's own grid may be wider than the config's, and the config may not be known."""
+    logged = case(made.nanogpt(steps=1000, log_interval=100), max_iters=1050, log_interval=10)
+    assert "at update" not in shown(compare_runs([logged, logged]))
+    for to_go, told in ((9, False), (11, True)):
+        config = {"max_iters": 1000 + to_go, "n_head": 7}  # heads that do not divide: no config
+        runs = read_logs(made.as_bytes(made.nanogpt(steps=1000)), source="bare.log")
+        bare = replace(runs[0], config=config)
+        table = shown(compare_runs([logged, bare]))
+        assert "B  bare.log: nanogpt, config not known" in table
+        assert (f", at update 1,000 of {1000 + to_go:,}" in table) == told
 
 
 def test_cards_are_named_where_they_differ() -> None:
@@ -858,6 +912,29 @@ def test_a_limit_below_what_a_run_needs_is_told() -> None:
     assert re.search(r"memory_limit not set → 1GiB +\? +does not fit +same", shown(comparison))
 
 
+def test_a_limit_that_binds_or_that_nobody_can_judge_has_an_unknown_effect() -> None:
+    card = find_card("RTX 4070")
+    first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
+    needed = predict_onecard(settled(first, card), card).process_bytes
+
+    def effect(before: int | None, after: int | None, *, named: bool = True, cardless: bool = False) -> Alone:
+        configs = [first.replace({"memory_limit": limit}) for limit in (before, after)]
+        (found,) = single_effects(*configs, card if named else None, "onecard", cardless=cardless)
+        return found
+
+    raised, lifted = effect(needed // 2, 2 * needed), effect(needed // 2, None)
+    near, unjudged = effect(None, needed - 1), effect(2 * needed, 3 * needed, named=False)
+    for alone in (raised, lifted, near, unjudged):
+        known = (alone.tokens_per_second_ratio, alone.process_bytes_difference, alone.fits)
+        assert known == (None, None, None), alone.changes
+        assert alone.final_loss_difference == 0.0
+    assert [alone.needs_card for alone in (raised, lifted, near, unjudged)] == [False, False, False, True]
+    beyond_the_card = effect(2 * card.allocatable_bytes, None)
+    on_the_cpu = effect(needed // 2, None, named=False, cardless=True)
+    for alone in (effect(2 * needed, None), beyond_the_card, on_the_cpu):
+        assert (alone.tokens_per_second_ratio, alone.process_bytes_difference) == (1.0, 0), alone.changes
+
+
 def test_a_change_that_would_not_fit_by_itself_is_told() -> None:
     # 384 wide fits a card of 12 GB at batch 16, 768 wide at batch 8: the author's two runs
     card = find_card("RTX 4070")
@@ -903,6 +980,31 @@ def test_of_runs_on_the_cpu_nothing_is_predicted_of_a_card() -> None:
     named = compare_runs([replace(each, card=card) for each in on_cpu])
     assert None not in named.predicted_process_bytes
     assert "a plan needs a card" not in shown(named)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"deterministic": True}, id="never planned"),
+        pytest.param({"grad_checkpoint": "full"}, id="not of nanoGPT"),
+        pytest.param({"n_head": 3, "n_embd": 384, "batch_size": 8}, id="planned"),
+        pytest.param({"learning_rate": 1e-3}, id="no effect on the plan"),
+    ],
+)
+def test_a_card_is_asked_for_only_where_it_would_help(changed: dict[str, object]) -> None:
+    lines = evaluated(10.0, 5.0, 4.0)
+    comparison = compare_runs([case(lines, card=None), case(lines, card=None, **changed)])
+    assert ("?: a plan needs a card" in shown(comparison)) == ("n_embd" in changed)
+
+
+def test_no_card_helps_a_shape_that_cannot_be() -> None:
+    first = resolve("block_size = 512\neval_block_size = 512").config
+    second = first.replace({"block_size": 256, "eval_block_size": 256})
+    effects = single_effects(first, second, None, "onecard")
+    assert {key: effect.needs_card for effect in effects for key in effect.changes} == {
+        "block_size": False,  # alone, shorter than what it is evaluated over
+        "eval_block_size": True,
+    }
 
 
 def test_predictions_are_labelled() -> None:

@@ -157,6 +157,13 @@ def test_what_is_to_go_follows_from_the_updates_left() -> None:
     assert facts.seconds_to_go == pytest.approx(100.0)
 
 
+def test_a_run_that_made_no_update_has_all_to_go_unless_it_was_to_make_none() -> None:
+    evaluated = ["step 0: train loss 10.9000, val loss 10.9100"]
+    assert case(evaluated, config=CONFIG).facts.steps_to_go == 1000
+    assert case(evaluated, config=CONFIG, eval_only="True").facts.steps_to_go is None
+    assert case(evaluated).facts.steps_to_go is None
+
+
 def test_tokens_are_filled_in() -> None:
     found = case(made.nanogpt(), config=CONFIG)
     assert found.evals[1].tokens == 250 * 163_840
