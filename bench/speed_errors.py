@@ -228,6 +228,7 @@ START = replace(
     ),
     costs=Costs(pointwise_flops=1000, loss_flops=100, attention_flops=100, dropout_flops=300),
 )
+SETTLED = 1e-6  # share of the squares: a round that takes off less changes nothing more
 # A step's time counts most; kernels of one kind and updates alone tell the parts apart.
 STEP_WEIGHT, MATMUL_WEIGHT, ATTENTION_WEIGHT, REST_WEIGHT, UPDATE_WEIGHT, PRIOR_WEIGHT = 1.0, 0.5, 0.3, 0.4, 0.3, 0.03
 
@@ -297,8 +298,10 @@ def fitted(start: Rates, rows: list[Row], names: list[str], rounds: int = 25) ->
         move = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), -slopes.T @ now)
         there = here + np.clip(move, -0.3, 0.3)
         then = errors(there)
-        better = then @ then < now @ now
-        here, now, damping = (there, then, damping / 3) if better else (here, now, damping * 4)
+        gained = 1 - (then @ then) / (now @ now)
+        here, now, damping = (there, then, damping / 3) if gained > 0 else (here, now, damping * 4)
+        if 0 < gained < SETTLED:
+            break
     return rates_at(here)
 
 
