@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import click
@@ -20,7 +21,32 @@ def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Grou
         case click.MissingParameter():
             said = " ".join(error.format_message().split())  # click lists choices on lines of their own
             return UsageError(said, why="the command needs it", fix=help_line)
+        case click.BadParameter(param=click.Option(type=click.types.IntParamType()) as number):
+            return _no_number(number, error.message, command, example="2")
+        case click.BadParameter(param=click.Option(type=click.types.FloatParamType()) as number):
+            return _no_number(number, error.message, command, example="2.5")
     return UsageError(error.format_message().rstrip("."), why=f"this is how {command} was called", fix=help_line)
+
+
+def _no_number(option: click.Option, said: str, command: str, *, example: str) -> UsageError:
+    """The three lines for `--hours two`, and for a number that is out of range."""
+    name = option.opts[-1]
+    typed, no_number, _ = said.partition(" is not a valid ")
+    meant = typed.strip("'").replace(",", ".")
+    if not no_number:
+        return UsageError(f"{name}: {said.rstrip('.')}", why="that is its range", fix=f"{command} --help")
+    return UsageError(
+        f"{name}: {typed} is no {'whole ' * ('.' not in example)}number",
+        why=f"one is written {example}" + (", with a point" if "." in example else ""),
+        fix=f"{command} {name} {meant if _is_number(meant) and '.' in example else example}",
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _command_path(typed: Sequence[str], group: click.Group) -> str:

@@ -127,7 +127,7 @@ def _of_other_memory(name: str) -> UnknownCard | None:
 
 
 def _unknown(name: str) -> UnknownCard:
-    near = _nearest_names(name)
+    near = _nearest_names(name) or _nearest_names(_LETTER_FOR_ZERO.sub("0", name))
     _, memory = _model_and_memory(name)
     size = f"{min(memory, default='8gb').removesuffix('gb')}GiB"
     return UnknownCard(
@@ -146,6 +146,8 @@ def search_cards(text: str) -> tuple[Card, ...]:
         return known_cards()
     return tuple((by_word if words else []) or by_letters or [find_card(text)])  # which says what is near
 
+
+_LETTER_FOR_ZERO = re.compile(r"(?<=\d)o|o(?=\d)", re.I)  # RTX 4O70
 
 # Words that name a vendor or a product line but never tell two cards apart.
 _IGNORED = frozenset(
