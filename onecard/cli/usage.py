@@ -24,7 +24,7 @@ def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Grou
         case click.BadParameter(param=click.Option(type=click.types.IntParamType()) as number):
             return _no_number(number, error.message, command, example="2")
         case click.BadParameter(param=click.Option(type=click.types.FloatParamType()) as number):
-            return _no_number(number, error.message, command, example="2.5")
+            return _no_number(number, error.message, command, example="0.5")
     return UsageError(error.format_message().rstrip("."), why=f"this is how {command} was called", fix=help_line)
 
 

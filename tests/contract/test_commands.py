@@ -116,7 +116,7 @@ MISTAKES = [
     (["plan", "--gpu", "4060 ti"], "ambiguous-card", '--gpu "GeForce RTX 4060 Ti'),
     (["plan", "--vram", "lots"], "bad-size", "--vram 2.1GiB"),
     (["plan", "--vram"], "usage", "onecard plan --help"),
-    (["plan", "--hours", "two"], "usage", "onecard plan --hours 2.5"),
+    (["plan", "--hours", "two"], "usage", "onecard plan --hours 0.5"),
     (["plan", "--hours", "1,5"], "usage", "onecard plan --hours 1.5"),
     (["bench", "--repeat", "2.5"], "usage", "onecard bench --repeat 2"),
     (["bench", "--repeat", "0"], "usage", "onecard bench --help"),

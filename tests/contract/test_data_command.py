@@ -404,7 +404,7 @@ MISTAKES = [
         (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--val-share", share], "bad-number", "--val-share 0.1")
         for share in ("2", "1", "-0.1", "nan", "inf")
     ),
-    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--val-share", "some"], "usage", "--help"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--val-share", "some"], "usage", "--val-share 0.5"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--subset", "s"], "usage", "--subset"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--column", "body"], "all-bad", "--column text"),
     (["data", "prepare", "x.jsonl", "--out", ".", *BYTES], "folder-not-empty", "--out"),
