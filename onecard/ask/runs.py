@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from onecard.runs.logged import LoggedRun
 
 
-DOCTOR = "onecard doctor runs/default (or a log file, or - for standard input)"
+EXAMPLES = {  # by the command that reads runs
+    "doctor": "onecard doctor runs/default (or a log file, or - for standard input)",
+    "compare": "onecard compare runs/a runs/b   (or log files)",
+}
 
 
 def stdin_once(*sources: str | None) -> None:
@@ -98,11 +101,8 @@ def cases_of(
         )
 
 
-def runs_at(path: str, *, otherwise: str = DOCTOR) -> Iterator[LoggedRun]:
-    """The runs of a path: a run folder, a folder of them, a log file, or standard input.
-
-    `otherwise` is what to type where there is none and none is near: an example of the command.
-    """
+def runs_at(path: str, *, command: str = "doctor") -> Iterator[LoggedRun]:
+    """The runs of a path: a run folder, a folder of them, a log file, or standard input; `command` asks for them."""
     from onecard.runs.folder import RECORDS, is_config_of_run, load_run, runs_in
     from onecard.runs.foreign import read_logs
     from onecard.runs.logged import logged_run
@@ -117,14 +117,14 @@ def runs_at(path: str, *, otherwise: str = DOCTOR) -> Iterator[LoggedRun]:
                 yield logged_run(load_run(folder))
             return
         if is_config_of_run(place):
-            raise _config_no_log(place, command=otherwise.split()[1])
+            raise _config_no_log(place, command=command)
         with place.open("rb") as file:
             yield from read_logs(file, source=path)
     except FileNotFoundError as problem:
         raise ConfigError(
             f"there is no file {path}",
             why=f"looked for a run or a log from the folder {Path.cwd().name}/",
-            fix=neighbour(place, otherwise=otherwise),
+            fix=neighbour(place, otherwise=EXAMPLES[command]),
             name="no-such-file",
         ) from problem
     except (OSError, ValueError) as problem:

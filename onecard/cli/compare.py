@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.ask.runs import cases_of, doctors_card, found_config, runs_at, stated_config, stdin_once
+from onecard.ask.runs import EXAMPLES, cases_of, doctors_card, found_config, runs_at, stated_config, stdin_once
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, no_flags
@@ -20,9 +20,6 @@ from onecard.errors import UsageError
 if TYPE_CHECKING:
     from onecard.doctor.case import Case
     from onecard.doctor.compare import Comparison
-
-
-EXAMPLE = "onecard compare runs/a runs/b   (or log files)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +79,7 @@ def _check(options: Options) -> None:
         raise UsageError(
             "onecard compare needs runs or logs",
             why="it lays runs side by side, and none is named",
-            fix=EXAMPLE,
+            fix=EXAMPLES["compare"],
             name="no-run",
         )
     stdin_once(*options.path, *options.config)
@@ -115,7 +112,7 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
     for number, path in enumerate(options.path):
         stated, taken = (named[number], []) if named else found_config(path, [])
         talk += taken
-        cases += cases_of(runs_at(path, otherwise=EXAMPLE), stated, card=card, data=DataSizes())
+        cases += cases_of(runs_at(path, command="compare"), stated, card=card, data=DataSizes())
     if len(cases) < 2:
         first = quote(options.path[0])
         raise UsageError(
@@ -143,7 +140,8 @@ def _plot(comparison: Comparison, path: Path) -> None:
 def _show(comparison: Comparison, talk: list[str], *, as_json: bool) -> None:
     from rich.text import Text
 
-    from onecard.report.compare import comparison_json, print_comparison
+    from onecard.report.compare import print_comparison
+    from onecard.report.compare_json import comparison_json
     from onecard.report.talk import print_warnings
 
     if as_json:

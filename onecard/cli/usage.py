@@ -22,24 +22,21 @@ def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Grou
             said = " ".join(error.format_message().split())  # click lists choices on lines of their own
             return UsageError(said, why="the command needs it", fix=help_line)
         case click.BadParameter(param=click.Option(type=click.types.IntParamType()) as number):
-            return _no_number(number, error.message, command, example="2")
+            return _no_number(number, error.message, command, kind="whole number", example="2")
         case click.BadParameter(param=click.Option(type=click.types.FloatParamType()) as number):
-            return _no_number(number, error.message, command, example="0.5")
+            return _no_number(number, error.message, command, kind="number", example="0.5")
     return UsageError(error.format_message().rstrip("."), why=f"this is how {command} was called", fix=help_line)
 
 
-def _no_number(option: click.Option, said: str, command: str, *, example: str) -> UsageError:
-    """The three lines for `--hours two`, and for a number that is out of range."""
+def _no_number(option: click.Option, said: str, command: str, *, kind: str, example: str) -> UsageError:
+    """The three lines for `--hours two` or `--hours 2,5`, and for a number that is out of range."""
     name = option.opts[-1]
     typed, no_number, _ = said.partition(" is not a valid ")
-    meant = typed.strip("'").replace(",", ".")
     if not no_number:
         return UsageError(f"{name}: {said.rstrip('.')}", why="that is its range", fix=f"{command} --help")
-    return UsageError(
-        f"{name}: {typed} is no {'whole ' * ('.' not in example)}number",
-        why=f"one is written {example}" + (", with a point" if "." in example else ""),
-        fix=f"{command} {name} {meant if _is_number(meant) and '.' in example else example}",
-    )
+    with_point = typed.strip("'").replace(",", ".")
+    meant = with_point if kind == "number" and _is_number(with_point) else example
+    return UsageError(f"{name}: {typed} is no {kind}", why=f"one is written {example}", fix=f"{command} {name} {meant}")
 
 
 def _is_number(text: str) -> bool:

@@ -97,7 +97,7 @@ class Comparison:
     curves: tuple[Curve, ...]
     config_diff: Mapping[str, tuple[object, ...]]
     idle: Mapping[str, str]  # of these, the keys without effect on what was computed, and why
-    at_equal_tokens: tuple[AtEqual, ...]  # the last is where the shortest run ends
+    at_equal_tokens: tuple[AtEqual, ...]  # the last is where the shortest run ends, if another has a loss there
     at_equal_seconds: tuple[AtEqual, ...]
     passings: tuple[Passing, ...]
     standings: Mapping[str, Standing]  # by metric

@@ -18,7 +18,8 @@ from onecard.doctor.facts import make_case
 from onecard.errors import ConfigError
 from onecard.findings import Finding
 from onecard.plan.cards import find_card
-from onecard.report.compare import comparison_json, print_comparison
+from onecard.report.compare import print_comparison
+from onecard.report.compare_json import comparison_json
 from onecard.report.compare_plot import plot_svg
 from onecard.report.doctor import print_diagnosis
 from onecard.report.doctor_html import diagnoses_html

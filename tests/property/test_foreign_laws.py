@@ -15,7 +15,7 @@ from onecard.doctor.case import DataSizes
 from onecard.doctor.compare import compare_runs
 from onecard.doctor.facts import make_case
 from onecard.errors import OnecardError
-from onecard.report.compare import comparison_json
+from onecard.report.compare_json import comparison_json
 from onecard.runs.foreign import read_logs
 from onecard.runs.logged import LoggedRun
 from onecard.runs.records import Eval, Step

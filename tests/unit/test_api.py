@@ -14,7 +14,7 @@ import pytest
 import onecard
 import onecard.api
 from onecard.plan.proposal import config_text
-from onecard.report.compare import comparison_json
+from onecard.report.compare_json import comparison_json
 from onecard.report.plan_json import plan_json
 from onecard.runs.folder import create_run
 from tests.made_records import start, step

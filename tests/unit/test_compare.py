@@ -25,7 +25,8 @@ from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.precision import settled
 from onecard.plan.speed import TrainerName
-from onecard.report.compare import _alone_table, comparison_json, passing_sentence, print_comparison
+from onecard.report.compare import _alone_table, passing_sentence, print_comparison
+from onecard.report.compare_json import comparison_json
 from onecard.report.compare_plot import plot_html, plot_png, plot_svg
 from onecard.runs.foreign import read_logs
 from onecard.runs.logged import LoggedRun

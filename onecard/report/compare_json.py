@@ -1,0 +1,108 @@
+"""A comparison as the JSON object of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from onecard.doctor.alone import Alone
+from onecard.doctor.compare import AtEqual, Comparison, Standing
+from onecard.doctor.config_diff import UNSAID
+from onecard.doctor.repair import trainer_of
+from onecard.report.compare import memory_bytes
+from onecard.report.strict import strict, whole
+
+
+def comparison_json(comparison: Comparison) -> dict[str, object]:
+    """The JSON object of the contract, a run named by its position; no number in it is NaN or infinite."""
+    made = {
+        "schema": 1,
+        "runs": [dict(_run_json(comparison, run)) for run in range(len(comparison.cases))],
+        "measure": comparison.measure,
+        "config_diff": {
+            key: [None if value is UNSAID else value for value in values]
+            for key, values in comparison.config_diff.items()
+        },
+        "changed_together": list(comparison.together),
+        "changed_without_effect": dict(comparison.idle),
+        "at_equal_tokens": _at_equal_json(comparison.at_equal_tokens, "tokens"),
+        "at_equal_seconds": _at_equal_json(comparison.at_equal_seconds, "seconds"),
+        "crossings": [
+            {
+                "run": p.passer,
+                "passes": p.passed,
+                "loss": p.loss,
+                "step": p.step,
+                "tokens": whole(p.tokens),
+                "seconds": whole(p.seconds),
+                "spread": p.spread,
+                "passed_tokens": whole(p.passed_tokens),
+                "passed_seconds": whole(p.passed_seconds),
+            }
+            for p in comparison.passings
+        ],
+        "winners": comparison.winners,
+        "standings": {metric: _standing_json(standing) for metric, standing in comparison.standings.items()},
+        "predicted_alone": {
+            str(run): [_alone_json(effect) for effect in effects] for run, effects in comparison.alone.items()
+        },
+        "cautions": list(comparison.cautions),
+    }
+    said: dict[str, object] = strict(made)
+    return said
+
+
+def _run_json(comparison: Comparison, run: int) -> Iterator[tuple[str, object]]:
+    case = comparison.cases[run]
+    facts = case.facts
+    final = facts.last_val.val_loss if facts.last_val else None
+    yield "source", case.run.source
+    yield "format", case.run.format
+    yield "params", facts.params
+    yield "params_total", facts.params_total
+    yield "tokens_per_step", facts.tokens_per_step
+    yield "tokens_per_second", facts.tokens_per_second
+    yield "seconds_per_micro_batch", facts.seconds_per_micro_batch
+    yield "mfu", facts.mfu
+    yield "final_val_loss", final
+    yield "final_bits_per_byte", facts.last_val.bits_per_byte if facts.last_val else None
+    yield "final_train_loss", comparison.curves[run].end.loss if comparison.measure == "train_loss" else None
+    yield "evaluation_noise", facts.evaluation_noise
+    yield "sampling_error", facts.sampling_error
+    yield "tokens", facts.tokens
+    yield "seconds", whole(facts.seconds)
+    yield "last_step", facts.last_step
+    yield "steps_to_go", facts.steps_to_go
+    yield "reserved_bytes", memory_bytes(case)
+    size = comparison.predicted_process_bytes[run]
+    yield "predicted_process_bytes", size
+    yield "predicted_for", None if size is None else trainer_of(case)
+    yield "gpu", case.card.name if case.card else None
+
+
+def _at_equal_json(rows: Sequence[AtEqual], unit: str) -> dict[str, object]:
+    """The last place at which two runs have a loss, and the earlier ones."""
+    said = [
+        {
+            unit: whole(row.place),
+            "loss": [reading.loss if reading else None for reading in row.readings],
+            "noise": [reading.noise if reading else None for reading in row.readings],
+            "winner": row.winner,
+            **_standing_json(row.standing),
+        }
+        for row in rows
+    ]
+    return {**said[-1], "earlier": said[:-1]} if said else {}
+
+
+def _standing_json(standing: Standing) -> dict[str, list[int]]:
+    return {"best": list(standing.best), "beaten": list(standing.beaten)}
+
+
+def _alone_json(effect: Alone) -> Mapping[str, object]:
+    return {
+        "patch": {key: after for key, (_, after) in effect.changes.items()},
+        "tokens_per_second_ratio": effect.tokens_per_second_ratio,
+        "process_bytes_difference": effect.process_bytes_difference,
+        "final_loss_difference": effect.final_loss_difference,
+        "fits": effect.fits,
+    }
