@@ -102,17 +102,16 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
         shrunk: list[Any] = []
 
         def evaluation() -> float:
-            trainer.free_activations()
             train, val = trainer.eval_windows
-            done = evaluate(
-                trainer.model,
-                train=train,
-                val=val,
-                batch_size=config.eval_batch_size or config.batch_size,
-                precision=trainer.precision,
-                device=device,
-                on_oom=lambda *event: shrunk.append(event),
-            )
+            with trainer.evaluating() as token_losses:
+                done = evaluate(
+                    token_losses,
+                    train=train,
+                    val=val,
+                    batch_size=config.eval_batch_size or config.batch_size,
+                    device=device,
+                    on_oom=lambda *event: shrunk.append(event),
+                )
             return done.seconds / (2 * config.eval_iters)
 
         def close(phase: str) -> None:

@@ -1,12 +1,10 @@
-"""Predicted against measured speed of onecard's own trainer, and each row's error when it is left out of the fit.
+"""Predicted against measured speed of onecard's own trainer.
 
-    PYTHONPATH=. python bench/onecard_speed.py                  # the rows the one fitted number comes from
-    PYTHONPATH=. python bench/onecard_speed.py --rows FILE      # rows of bench/onecard_rows.py --speed, as predicted
+    PYTHONPATH=. python bench/onecard_speed.py                  # the profiled rows of tests/golden
+    PYTHONPATH=. python bench/onecard_speed.py --rows FILE      # rows of bench/onecard_rows.py --speed
 
-Rates are nanoGPT's; only `sustained` is fitted to these rows. nanoGPT itself, timed in the same session, took longer
-than its rates say; that share is the session's, and is taken off, so that the two trainers compare as they did there.
-Left out means: fitted without the row and without every other row that differs from it in accumulation, chunk or 16-bit
-type alone.
+Rates are nanoGPT's; only `sustained` is ours. It is fitted to neither of these rows but to `onecard bench`, which times
+both trainers in one session: predicted, they compare as they did there.
 """
 
 from __future__ import annotations
@@ -14,13 +12,10 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from statistics import mean
 
-from bench.speed_errors import profiled_rows
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import find_card
 from onecard.plan.speed import predict_speed
@@ -28,7 +23,7 @@ from onecard.plan.speed.predict import step_times
 from onecard.plan.speed.rates import H200_RATES, Rates
 
 ROWS = Path(__file__).parents[1] / "tests" / "golden" / "onecard_h200_speed.csv"
-BESIDE = ROWS.with_name("nanogpt_h200_beside_onecard.csv")
+BESIDE = ROWS.with_name("bench_h200_fused.csv")
 H200 = find_card("H200")
 _WHOLE = "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps vocab_size loss_chunk".split()
 
@@ -56,12 +51,6 @@ class Row:
         words += [c.grad_checkpoint] * (c.grad_checkpoint != "none") + [f"chunk {c.loss_chunk}"] * bool(c.loss_chunk)
         return " ".join(words)
 
-    def like(self, other: Row) -> bool:
-        """Whether two rows differ in accumulation, chunk or which 16-bit type alone."""
-        same = {"gradient_accumulation_steps": 1, "loss_chunk": None, "dtype": "bfloat16"}
-        halves = self.config.dtype != "float32" and other.config.dtype != "float32"
-        return halves and self.config.replace(same) == other.config.replace(same)
-
 
 def measured_rows(path: Path = ROWS) -> list[Row]:
     """Rows of bench/onecard_rows.py --speed that ran as they were asked to: a micro-batch may have been halved."""
@@ -84,48 +73,44 @@ def _row(columns: dict[str, str]) -> Row:
     )
 
 
-def predicted_seconds(row: Row, rates: Rates = H200_RATES) -> float:
-    """Seconds of a step, as predicted."""
-    return step_times(row.config, H200, rates, "onecard").step
+def side_by_side() -> list[tuple[RunConfig, float, RunConfig, float]]:
+    """Ours and nanoGPT's best of one command: config and seconds a step of each."""
+    with BESIDE.open() as file:
+        ran = [row for row in csv.DictReader(file) if row["tokens_per_second"] and row["n_embd"] == "768"]
+    timed = [(row["trainer"], _benched(row)) for row in ran]
+    (theirs,) = [found for trainer, found in timed if trainer == "nanogpt"]
+    return [(*ours, *theirs) for trainer, ours in timed if trainer == "onecard"]
 
 
-@cache
-def session() -> float:
-    """How much longer than predicted nanoGPT took when our rows were timed, as a logarithm."""
-    rows = profiled_rows(BESIDE, timed=True)
-    return mean(
-        math.log(row.step_seconds / step_times(row.config, H200, H200_RATES).step) for row in rows if row.step_seconds
-    )
+def _benched(columns: dict[str, str]) -> tuple[RunConfig, float]:
+    config = RunConfig().replace({key: int(columns[key]) for key in _WHOLE if columns.get(key)} | {"dtype": "bfloat16"})
+    return config, config.tokens_per_step / float(columns["tokens_per_second"])
 
 
-def fitted(rows: Sequence[Row]) -> Rates:
-    """The H200's rates with `sustained` in the middle of the rows, were it not for the session."""
+def fitted() -> Rates:
+    """The H200's rates with a `sustained` by which the two trainers compare as they did."""
     rates = replace(H200_RATES, sustained=1.0)
     for _ in range(5):  # the waiting at the end of a step does not scale with it
-        off = mean(math.log(row.step_seconds / predicted_seconds(row, rates)) for row in rows) - session()
+        off = mean(
+            math.log(seconds / step_times(ours, H200, rates, "onecard").step)
+            - math.log(their_seconds / step_times(theirs, H200, rates).step)
+            for ours, seconds, theirs, their_seconds in side_by_side()
+        )
         rates = replace(rates, sustained=rates.sustained * math.exp(off))
     return rates
 
 
-def left_out_error(row: Row, rows: Sequence[Row]) -> float:
-    """Error of tokens per second of a row that is not in the fit."""
-    without = fitted([other for other in rows if not row.like(other)])
-    return row.step_seconds / predicted_seconds(row, without) - 1
-
-
 def error(row: Row) -> float:
     """Error of tokens per second of a row, as predicted."""
-    return row.step_seconds / predicted_seconds(row) - 1
+    return row.step_seconds / step_times(row.config, H200, H200_RATES, "onecard").step - 1
 
 
 def table() -> str:
-    """Markdown: every row, as predicted and left out; part of docs/explain/speed.md."""
-    rows = measured_rows()
-    lines = ["| config | measured tokens/s | predicted | error | left out of the fit |", "|---|---|---|---|---|"]
-    for row in rows:
+    """Markdown: every row, as predicted; part of docs/explain/speed.md."""
+    lines = ["| config | measured tokens/s | predicted | error |", "|---|---|---|---|"]
+    for row in measured_rows():
         measured, predicted = row.tokens_per_second, row.tokens_per_second * (1 + error(row))
-        left_out = left_out_error(row, rows)
-        lines.append(f"| {row.name} | {measured:,.0f} | {predicted:,.0f} | {error(row):+.1%} | {left_out:+.1%} |")
+        lines.append(f"| {row.name} | {measured:,.0f} | {predicted:,.0f} | {error(row):+.1%} |")
     return "\n".join(lines) + "\n"
 
 
@@ -134,12 +119,10 @@ def main() -> None:
     parser.add_argument("--rows", type=Path)
     args = parser.parse_args()
     rows = measured_rows(args.rows or ROWS)
-    print(f"nanoGPT in the same session: {math.expm1(session()):+.1%} seconds")
-    print(f"sustained {fitted(rows).sustained:.4f} fits these rows; rates.py has {H200_RATES.sustained}")
+    print(f"sustained {fitted().sustained:.4f} by `onecard bench`; rates.py has {H200_RATES.sustained}")
     for row in rows:
         speed = predict_speed(row.config, H200, "onecard")
         assert speed
-        left_out = "never in it" if args.rows else f"left out {left_out_error(row, rows):+.1%}"
         times = step_times(row.config, H200, H200_RATES, "onecard")
         kernels = {
             "products": times.matmuls / row.matmul_seconds,
@@ -148,7 +131,7 @@ def main() -> None:
         }
         inside = "inside" if speed.tokens_per_second.contains(row.tokens_per_second) else "OUTSIDE"
         shown = " ".join(f"{kind} {ratio - 1:+.1%}" for kind, ratio in kernels.items())
-        print(f"{row.name:70} tokens/s {error(row):+.1%} {inside} ±{speed.spread:.0%}, {left_out}; kernels: {shown}")
+        print(f"{row.name:70} tokens/s {error(row):+.1%} {inside} ±{speed.spread:.0%}; kernels: {shown}")
 
 
 if __name__ == "__main__":

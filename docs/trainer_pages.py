@@ -13,7 +13,7 @@ from onecard.plan.memory.predict import predict_nanogpt
 from onecard.units import MIB
 
 GOLDEN = Path(__file__).parents[1] / "tests/golden"
-CONTEXT_BYTES = 758 * MIB  # of a process on the H200
+CONTEXT_BYTES = 758 * MIB  # of nanoGPT's process on the H200
 SAME = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "dtype", "compile")
 NAMES = {"384/512": "30M", "384/1024": "40M", "576/1024": "77M", "768/1024": "124M", "1024/1024": "350M"}
 
@@ -53,13 +53,17 @@ def notes_table() -> str:
         used = int(row["process_bytes"])
         measured = _nanogpt(row, theirs)
         before = measured or _planned(row)
-        state = CONTEXT_BYTES + 16 * _params(row)
+        state = 16 * _params(row)
+        left, left_before = (
+            int(row["train_reserved"]) - state,
+            before - CONTEXT_BYTES - state,
+        )  # each less its own context
         name = NAMES[f"{row['n_embd']}/{row['block_size']}"]
         mode = "compiled" if row["compile"] == "True" else "eager"
         lines.append(
             f"| {name} | {row['block_size']} | {row['batch_size']} | {row['dtype']} | {mode} "
             f"| {before / MIB:,.0f}{'' if measured else ' (planned)'} | {used / MIB:,.0f} "
-            f"| {used / before:.2f} | {(used - state) / (before - state):.0%} |"
+            f"| {used / before:.2f} | {left / left_before:.0%} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -90,8 +94,8 @@ def beside_table() -> str:
 def limit_table(name: str) -> str:
     """Each trainer's micro-batches under 12 GiB, in the order in which one command after the other measured them."""
     lines = [
-        "| model | dtype | trainer | micro-batch | seed | tokens/s | driver MiB | loss, update 25 | last | val loss |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| model | dtype | trainer | micro-batch | seed | tokens/s | driver MiB | loss at 10 | 25 | last | val loss |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in _rows(name):
         model = NAMES[f"{row['n_embd']}/{row['block_size']}"]
@@ -99,11 +103,12 @@ def limit_table(name: str) -> str:
         trainer = "nanoGPT" if row["trainer"] == "nanogpt" else f"onecard{recomputes}"
         start = f"| {model} | {row['dtype']} | {trainer} | {row['batch_size']} | {row['seed']} "
         if not row["tokens_per_second"]:
-            lines.append(start + "| out of memory | | | | |")
+            lines.append(start + "| out of memory | | | | | |")
             continue
         lines.append(
             f"{start}| {float(row['tokens_per_second']):,.0f} | {int(row['process_bytes']) / MIB:,.0f} "
-            f"| {float(row['loss_at_25']):.3f} | {float(row['loss_last']):.3f} "
+            f"| {float(row['loss_at_10']):.3f} | {row['loss_at_25'] and format(float(row['loss_at_25']), '.3f')} "
+            f"| {float(row['loss_last']):.3f} "
             f"| {float(row['val_loss']):.3f} ± {float(row['val_loss_error']):.3f} |"
         )
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.counts import count_params
 from onecard.plan.evaluation import smaller_eval_batch
-from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
+from onecard.plan.memory.predict import Memory, context_of_onecard, predict_nanogpt, predict_onecard
 from onecard.plan.pretrained import smaller_weights
 from onecard.plan.search import STATE_BYTES_PER_PARAMETER, largest, start_of_search
 from onecard.plan.shape import HEAD_SIZE
@@ -291,7 +291,8 @@ def _compiled(config: RunConfig, card: Card | None) -> RunConfig:
 
 def held_bytes(config: RunConfig, card: Card | None) -> int:
     """What every update holds, whatever the micro-batch and whoever trains: no run of `config` takes less."""
-    return STATE_BYTES_PER_PARAMETER * count_params(config).total + (card.context_bytes if card else 0)
+    context_bytes = min(card.context_bytes, context_of_onecard(config, card)) if card else 0
+    return STATE_BYTES_PER_PARAMETER * count_params(config).total + context_bytes
 
 
 def is_hopeless(config: RunConfig, card: Card | None, available_bytes: int) -> bool:

@@ -130,16 +130,10 @@ def _onecard(
         raise OutOfMemory("a benchmark does not shrink the micro-batch")
 
     def evaluated(train: EvalWindows, val: EvalWindows, batch_size: int) -> Evaluation:
-        trainer.free_activations()
-        return evaluate(
-            trainer.model,
-            train=train,
-            val=val,
-            batch_size=batch_size,
-            precision=precision,
-            device=device,
-            on_oom=lambda *_: None,
-        )
+        with trainer.evaluating() as token_losses:
+            return evaluate(
+                token_losses, train=train, val=val, batch_size=batch_size, device=device, on_oom=lambda *_: None
+            )
 
     def evaluate_first() -> Evaluation:
         batch_size, block_size = eval_batch_size(config), config.eval_block_size or config.block_size

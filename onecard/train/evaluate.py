@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from onecard.data.windows import EvalWindows
 from onecard.errors import first_line
-from onecard.train.model import GPT
 from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory
-from onecard.train.precision import Precision
+
+TokenLosses = Callable[[Tensor, Tensor], Tensor]  # of x_BT and y_BT, in nats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +37,11 @@ class Evaluation:
 
 
 def evaluate(
-    model: GPT,
+    token_losses: TokenLosses,
     *,
     train: EvalWindows,
     val: EvalWindows,
     batch_size: int,
-    precision: Precision,
     device: torch.device,
     on_oom: Callable[[int, int | None, str], None],
     before_batch: Callable[[], None] = lambda: None,
@@ -51,27 +51,20 @@ def evaluate(
     What `before_batch` raises ends the evaluation.
     """
     began = time.perf_counter()
-    training = model.training
-    model.eval()
-    try:
-        while True:
-            try:
-                losses = [
-                    _split(model, windows, batch_size, precision, device, before_batch) for windows in (train, val)
-                ]
-                break
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                message = first_line(error)  # not the error itself: its frames hold what must be freed
-            smaller = batch_size // 2 or None
-            on_oom(batch_size, smaller, message)
-            if smaller is None:
-                raise OutOfMemory(message)
-            batch_size = smaller
-            release_memory(device)
-    finally:
-        model.train(training)
+    while True:
+        try:
+            losses = [_split(token_losses, windows, batch_size, device, before_batch) for windows in (train, val)]
+            break
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            message = first_line(error)  # not the error itself: its frames hold what must be freed
+        smaller = batch_size // 2 or None
+        on_oom(batch_size, smaller, message)
+        if smaller is None:
+            raise OutOfMemory(message)
+        batch_size = smaller
+        release_memory(device)
     return Evaluation(
         train=losses[0],
         val=losses[1],
@@ -82,10 +75,9 @@ def evaluate(
 
 
 def _split(
-    model: GPT,
+    token_losses: TokenLosses,
     windows: EvalWindows,
     batch_size: int,
-    precision: Precision,
     device: torch.device,
     before_batch: Callable[[], None],
 ) -> SplitLoss:
@@ -93,8 +85,7 @@ def _split(
     for x, y in windows.batches(batch_size):
         before_batch()
         x_BT, y_BT = torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
-        with precision.autocast():
-            means.append(model.token_losses(x_BT, y_BT).mean(dim=1))
+        means.append(token_losses(x_BT, y_BT).mean(dim=1))
     sequences = torch.cat(means).double()
     spread = float(sequences.std()) if len(sequences) > 1 else math.nan
     return SplitLoss(mean=float(sequences.mean()), error=spread / math.sqrt(len(sequences)))

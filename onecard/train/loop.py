@@ -260,21 +260,20 @@ class _Loop:
     def _evaluate(self) -> None:
         """Evaluate and record it; one that is interrupted is dropped."""
         trainer = self.trainer
-        trainer.free_activations()
-        self.peaks.begin()
         train, val = trainer.eval_windows
-        self.evaluating = True
-        found = evaluate(
-            trainer.model,
-            train=train,
-            val=val,
-            batch_size=self.eval_batch_size,
-            precision=self.precision,
-            device=self.device,
-            on_oom=self._eval_shrunk,
-            before_batch=self.interrupt.check,
-        )
-        self.evaluating = False
+        with trainer.evaluating() as token_losses:
+            self.peaks.begin()
+            self.evaluating = True
+            found = evaluate(
+                token_losses,
+                train=train,
+                val=val,
+                batch_size=self.eval_batch_size,
+                device=self.device,
+                on_oom=self._eval_shrunk,
+                before_batch=self.interrupt.check,
+            )
+            self.evaluating = False
         self.eval_batch_size = found.batch_size
         self._record(
             Eval(

@@ -18,14 +18,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from importlib.util import find_spec
-from itertools import accumulate
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from onecard.plan.memory.onecard.chunks import chunk_sizes, default_chunk_tokens, whole_tiles
+from onecard.plan.memory.onecard.chunks import chunk_slices, default_chunk_tokens, whole_tiles
 from onecard.units import MIB
 
 __all__ = ["default_chunk_tokens", "mean_loss", "token_losses", "write_losses"]
@@ -94,7 +93,7 @@ def token_losses(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chu
     with torch.no_grad():
         head = _Head(hidden_NC, weight_VC)
         losses_N = head.new_losses()
-        for rows in _chunks(len(targets_N), chunk_tokens):
+        for rows in chunk_slices(len(targets_N), chunk_tokens):
             write_losses(head.logits(hidden_NC[rows]), targets_N[rows], losses_N[rows], gradient=False)
     return losses_N
 
@@ -108,7 +107,7 @@ class _MeanLoss(torch.autograd.Function):
         losses_N = head.new_losses()
         d_hidden_NC = torch.empty_like(hidden_NC) if hidden_NC.requires_grad else None
         d_weight_VC = torch.zeros_like(weight_VC, dtype=head.sum_dtype) if weight_VC.requires_grad else None
-        for rows in _chunks(len(targets_N), chunk_tokens):
+        for rows in chunk_slices(len(targets_N), chunk_tokens):
             logits_nV = head.logits(hidden_NC[rows])
             write_losses(logits_nV, targets_N[rows], losses_N[rows], gradient=True)
             if d_hidden_NC is not None:
@@ -146,12 +145,6 @@ class _Head:
 
     def logits(self, hidden_nC: Tensor) -> Tensor:
         return torch.mm(hidden_nC, self.weight_VC.t())
-
-
-def _chunks(tokens: int, chunk_tokens: int) -> list[slice]:
-    """Slices of at most `chunk_tokens`, about equal: a small last one would cost a whole pass over the weights."""
-    ends = list(accumulate(chunk_sizes(tokens, chunk_tokens)))
-    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _add_product_(sum_VC: Tensor, a_Vn: Tensor, b_nC: Tensor) -> None:

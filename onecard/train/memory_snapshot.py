@@ -15,7 +15,8 @@ from onecard.train.trainer import Trainer
 TAKEN_AFTER = 3  # updates: everything is compiled, recorded and made by then
 HISTORY = 1_000_000  # events
 REST = "activations and the rest"
-_LOGITS = ("onecard/train/loss.py", {"logits", "new_losses"})  # the functions that ask for logits and losses
+# The functions that ask for logits and losses.
+_LOGITS = {"loss.py": {"logits", "new_losses"}, "fused.py": {"_logits"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,10 @@ def live_at_peak(history: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 def holds_logits(entry: Mapping[str, Any]) -> bool:
     """Whether an allocation is of a chunk's logits or losses, and not of the head's cast or gradient."""
-    file, functions = _LOGITS
     frames = entry.get("frames") or ()
-    return any(str(frame["filename"]).endswith(file) and frame["name"] in functions for frame in frames)
+    return any(frame["name"] in _asking_for_logits(str(frame["filename"])) for frame in frames)
+
+
+def _asking_for_logits(filename: str) -> set[str]:
+    folder, _, name = filename.rpartition("onecard/train/")
+    return _LOGITS.get(name, set()) if folder else set()

@@ -24,7 +24,7 @@ ON_CARD: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 
 
 @triton.jit
-def _exp2(x):  # type: ignore[no-untyped-def]
+def exp2(x):  # type: ignore[no-untyped-def]
     """2 ** x, and 0 for what is below 1e-38: tl.exp2 takes three more instructions for those."""
     if ON_CARD:
         return tl.inline_asm_elementwise(
@@ -38,7 +38,7 @@ def _taken_in(highest, total, x):  # type: ignore[no-untyped-def]
     """Each lane's maximum, and its sum of exp(x - maximum), with one more logit each."""
     higher = tl.maximum(highest, x)
     shift = higher * LOG2_E
-    return higher, total * _exp2(highest * LOG2_E - shift) + _exp2(x * LOG2_E - shift)
+    return higher, total * exp2(highest * LOG2_E - shift) + exp2(x * LOG2_E - shift)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -74,16 +74,16 @@ def _rows(  # type: ignore[no-untyped-def]
     x = tl.load(logits + WHOLE + columns, mask=rest, other=-float("inf")).to(tl.float32)
     highest, total = _taken_in(highest, total, x)
     top = tl.max(highest, axis=0)
-    sum_of_row = tl.sum(total * _exp2((highest - top) * LOG2_E), axis=0)
+    sum_of_row = tl.sum(total * exp2((highest - top) * LOG2_E), axis=0)
     loss = (top - of_target) + tl.log(sum_of_row)
     tl.store(losses + row, loss)
     if GRADIENT:
         log2_sum = top * LOG2_E + tl.log2(sum_of_row)
         tl.debug_barrier()  # all have read the target's logit before anybody overwrites it
-        tl.store(logits + WHOLE + columns, _exp2(x * LOG2_E - log2_sum).to(dtype), mask=rest)
+        tl.store(logits + WHOLE + columns, exp2(x * LOG2_E - log2_sum).to(dtype), mask=rest)
         for start in range(0, WHOLE, BLOCK):
             x = tl.load(logits + start + columns).to(tl.float32)
-            tl.store(logits + start + columns, _exp2(x * LOG2_E - log2_sum).to(dtype))
+            tl.store(logits + start + columns, exp2(x * LOG2_E - log2_sum).to(dtype))
         tl.debug_barrier()  # the target's probability is written, and is now overwritten
         # p - 1 of the target, from the loss: near p = 1 the difference of rounded numbers would be lost
         at_target = tl.where(loss < 1e-3, loss * (0.5 * loss - 1.0), tl.exp(-loss) - 1.0)

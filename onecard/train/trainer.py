@@ -7,7 +7,8 @@ smaller micro-batches, or done again after running out of memory, it reads the s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +20,17 @@ from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
 from onecard.errors import first_line
 from onecard.plan.evaluation import eval_sequences
-from onecard.plan.memory.onecard.graph import records_graph
+from onecard.plan.memory.onecard.graph import fuses, records_graph
 from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
+from onecard.train.evaluate import TokenLosses
+from onecard.train.fused import FusedPasses
 from onecard.train.graph import RecordedMicroBatch, zero_gradients
 from onecard.train.model import GPT
 from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory, smaller_micro_batch
 from onecard.train.optim import clip_gradients, make_optimizer, make_state, set_learning_rate
 from onecard.train.precision import Precision
+from onecard.train.products import has_products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,10 @@ class Trainer:
         self.model = GPT(config).to(device)
         self.optimizer = make_optimizer(self.model, config)
         self.scaler = precision.grad_scaler()
-        if config.compile and device.type == "cuda":
+        self._fused: FusedPasses | None = None
+        if device.type == "cuda" and fuses(config, half=precision.dtype != torch.float32) and has_products():
+            self._fused = FusedPasses(self.model, precision.dtype)
+        elif config.compile and device.type == "cuda":
             self.model.compile_blocks()
         self.windows = Windows(dataset.train, block_size=config.block_size, seed=config.seed)
         self.dataset = dataset
@@ -143,7 +150,9 @@ class Trainer:
         self._loss.zero_()
         if self._records and self._warm and self._recorded is None:
             self._record()
-        if self._recorded:
+        if self._fused:
+            self._fused.refresh()
+        if self._recorded or self._fused:
             zero_gradients(self.model.parameters())
         run = self._recorded or self._micro_batch
         for _ in range(self.accumulation):
@@ -159,6 +168,10 @@ class Trainer:
         return norm
 
     def _micro_batch(self, x_BT: Tensor, y_BT: Tensor) -> None:
+        if self._fused:
+            scale = self.scaler.scale(torch.full((), 1 / self.accumulation, device=self.device))
+            self._loss += self._fused.add_gradients(x_BT, y_BT, scale=scale) / self.accumulation
+            return
         with self.precision.autocast():
             loss = self.model.loss(x_BT, y_BT) / self.accumulation
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -178,6 +191,22 @@ class Trainer:
         self._records = False
         self.optimizer.zero_grad(set_to_none=True)
         release_memory(self.device)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[TokenLosses]:
+        """Losses of tokens without gradients, with all the memory that training has between updates."""
+        self.free_activations()
+        if self._fused:
+            self._fused.refresh()
+        self.model.eval()
+        try:
+            yield self._fused.token_losses if self._fused else self._token_losses
+        finally:
+            self.model.train()
+
+    def _token_losses(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
+        with self.precision.autocast():
+            return self.model.token_losses(x_BT, y_BT)
 
     def free_activations(self) -> None:
         """Give back what a recorded micro-batch holds, gradients included; it is recorded again when next needed."""

@@ -108,7 +108,7 @@ def test_there_are_no_gradients_in_an_evaluation(config: RunConfig) -> None:
 
 
 def test_the_second_recording_has_the_workspace_that_the_first_made_last() -> None:
-    config = RunConfig().replace({"n_layer": 2, "dtype": "bfloat16", "compile": True})
+    config = RunConfig().replace({"n_layer": 2, "dtype": "bfloat16", "compile": True, "bias": True})
     once, twice = (peaks(onecard_tape(config, H200, rounds=rounds))["train"] for rounds in (1, 2))
     assert twice.allocated_bytes - once.allocated_bytes == H200.cublas_workspace_bytes
     thrice = peaks(onecard_tape(config, H200, rounds=3))["train"]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from onecard.plan.memory.onecard.chunks import chunk_slices  # noqa: E402
 from onecard.train import loss  # noqa: E402
 from onecard.units import MIB  # noqa: E402
 
@@ -167,9 +168,9 @@ def test_default_chunks_are_bounded_in_bytes(vocab_size: int) -> None:
 
 @given(tokens=st.integers(0, 20_000), chunk=st.integers(1, 5000))
 def test_chunks_cover_every_token_once_and_are_about_equal(tokens: int, chunk: int) -> None:
-    covered = [index for rows in loss._chunks(tokens, chunk) for index in range(rows.start, rows.stop)]
+    covered = [index for rows in chunk_slices(tokens, chunk) for index in range(rows.start, rows.stop)]
     assert covered == list(range(tokens))
-    assert len(loss._chunks(tokens, chunk)) == -(-tokens // chunk)
+    assert len(chunk_slices(tokens, chunk)) == -(-tokens // chunk)
 
 
 KERNEL = """

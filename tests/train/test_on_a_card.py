@@ -168,9 +168,10 @@ def test_evaluation_stays_below_training(home: Path, tmp_path: Path) -> None:
     assert all((record.peak_allocated_bytes or 0) < training for record in evaluations)
 
 
-def test_a_memory_snapshot_sets_measured_beside_planned(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiled", ["True", "False"])
+def test_a_memory_snapshot_sets_measured_beside_planned(home: Path, tmp_path: Path, compiled: str) -> None:
     command = [sys.executable, "-m", "onecard", "train", f"--out_dir={tmp_path / 'run'}"]
-    keys = [*GPT2, "batch_size=8", "gradient_accumulation_steps=2", "compile=False", "dtype=bfloat16"]
+    keys = [*GPT2, "batch_size=8", "gradient_accumulation_steps=2", f"compile={compiled}", "dtype=bfloat16"]
     written = tmp_path / "memory.json"
     done = subprocess.run(
         [*command, *(f"--{key}" for key in keys), "--memory_snapshot", str(written)],

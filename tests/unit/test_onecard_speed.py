@@ -10,11 +10,12 @@ from onecard.plan.speed import predict_speed
 from onecard.plan.speed.nanogpt import nanogpt_step
 from onecard.plan.speed.onecard import checkpoints, evaluations, onecard_step
 from onecard.plan.speed.rates import H200_RATES
-from onecard.plan.speed.work import StepWork
+from onecard.plan.speed.work import StepWork, Work
 
 H200, RTX_4070 = find_card("H200"), find_card("RTX 4070")
 GPT2 = RunConfig(batch_size=8, gradient_accumulation_steps=64, max_iters=12_000, eval_interval=500, dtype="bfloat16")
 N, C, L, V = 8 * 1024, 768, 12, 50304
+COMPILED: dict[str, object] = {"dropout": 0.1}  # and so not written out
 
 
 def step_of(**keys: object) -> StepWork:
@@ -34,9 +35,17 @@ def test_a_recorded_micro_batch_is_started_as_one_and_sums_into_what_exists() ->
     assert nanogpt_step(GPT2, "bfloat16", H200_RATES.costs).sums(64) == 63
 
 
-def test_zeroing_recorded_gradients_writes_four_bytes_a_parameter() -> None:
-    zeroed = step_of().update.moved_bytes - step_of(compile=False).update.moved_bytes
-    assert zeroed == 4 * count_params(GPT2).total
+def test_zeroing_recorded_gradients_writes_four_bytes_a_parameter_and_casting_weights_moves_six() -> None:
+    eager, compiled, fused = (
+        step_of(**keys).update.moved_bytes for keys in (COMPILED | {"compile": False}, COMPILED, {})
+    )
+    assert compiled - eager == 4 * count_params(GPT2).total
+    assert fused - compiled == 6 * count_params(GPT2).total
+
+
+def test_written_out_passes_add_to_gradients_in_their_products() -> None:
+    assert step_of().accumulation == Work()
+    assert step_of(**COMPILED).accumulation.moved_bytes > 0
 
 
 def test_full_recomputation_repeats_all_of_a_block_but_its_last_product() -> None:
@@ -72,7 +81,8 @@ def test_chunks_are_counted_as_the_trainer_cuts_them(batch_size: int, chunk: int
 def test_logits_cross_the_bus_once_each_way_and_once_in_evaluation() -> None:
     training, evaluation = step_of().micro_batch.loss, step_of().evaluation_batch.loss
     assert evaluation.moved_bytes == 2 * N * V
-    assert training.moved_bytes == 4 * N * V + 12 * V * C + 14 * N * C
+    assert training.moved_bytes == 4 * N * V
+    assert step_of(**COMPILED).micro_batch.loss.moved_bytes == 4 * N * V + 12 * V * C + 14 * N * C
 
 
 def test_an_odd_vocabulary_is_slow_compiled_too_because_the_head_is_not() -> None:

@@ -12,7 +12,8 @@ from onecard.plan.memory.device import Device, device_of
 from onecard.plan.memory.kernels import FLOAT
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.nanogpt.eager.run import eager_tape
-from onecard.plan.memory.onecard.graph import records_graph
+from onecard.plan.memory.onecard.graph import fuses, records_graph
+from onecard.plan.memory.onecard.products import WORKSPACE_BYTES
 from onecard.plan.memory.onecard.run import onecard_tape
 from onecard.plan.memory.replay import RanOut, Replay, ReservedPeak, replay
 from onecard.plan.memory.tape import Tape, parts_at
@@ -29,6 +30,10 @@ CONTEXT = "context"
 # What the driver shows beyond the context once a CUDA graph has been recorded: the same in 15 of 16 runs of 2 to 12
 # layers in either precision, 2 MiB more in one (H200, CUDA 13, torch 2.11, 2026-11-15).
 GRAPH_CONTEXT_BYTES = 70 * MIB
+
+# The same for passes that are written out, graph included: they make no handle of cuBLAS, which takes more. The same in
+# 27 runs of 2 to 12 layers (H200, CUDA 13, torch 2.11, 2026-11-16); what it takes on another card is not known.
+FUSED_CONTEXT_BYTES = -56 * MIB
 
 # How far what PyTorch reserves may be off. On the card that was measured, nine of ten processes of any set of rows lie
 # within 1 % (docs/explain/memory.md); on another card one run is known, and it lies within 2 %.
@@ -200,12 +205,7 @@ def predict_onecard(config: RunConfig, card: Card | None, *, available_bytes: in
 @lru_cache(maxsize=64)
 def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int | None) -> Memory:
     device = device_of(card)
-    context = NO_CONTEXT
-    if card:
-        graph = f"; a CUDA graph adds {GRAPH_CONTEXT_BYTES // MIB} MiB (measured on an H200)"
-        context = _context(
-            context_of_onecard(config, card), card.context_source + (graph if records_graph(config) else "")
-        )
+    context = _context(context_of_onecard(config, card), _context_source(config, card)) if card else NO_CONTEXT
     description = Description(
         make_tape=partial(onecard_tape, config, device),
         why=partial(why_onecard, config),
@@ -217,7 +217,26 @@ def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int 
 
 def context_of_onecard(config: RunConfig, card: Card) -> int:
     """Bytes the driver shows for a run beyond what PyTorch reserved."""
-    return card.context_bytes + (GRAPH_CONTEXT_BYTES if records_graph(config) else 0)
+    return card.context_bytes + _more_context(config, card)
+
+
+def _more_context(config: RunConfig, card: Card) -> int:
+    if fuses(config) and is_measured(card):
+        return FUSED_CONTEXT_BYTES
+    return GRAPH_CONTEXT_BYTES if records_graph(config) else 0
+
+
+def _context_source(config: RunConfig, card: Card) -> str:
+    more = _more_context(config, card)
+    if not more:
+        return card.context_source
+    what = f"a CUDA graph adds {more // MIB}" if more > 0 else f"a CUDA graph, but no handle of cuBLAS: {more // MIB}"
+    return f"{card.context_source}; {what} MiB (measured on an H200)"
+
+
+def is_measured(card: Card) -> bool:
+    """Whether processes were measured on this card."""
+    return card.context_source.startswith("measured")
 
 
 def _context(size_bytes: int, why: str) -> Part:
@@ -256,8 +275,7 @@ def _memory(
 
 def _error_bytes(reserved_bytes: int, card: Card | None) -> int:
     """How far a predicted process may be off: what PyTorch reserves by its share, and the context."""
-    measured = card is not None and card.context_source.startswith("measured")
-    share = MEASURED_ERROR if measured else UNMEASURED_ERROR
+    share = MEASURED_ERROR if card and is_measured(card) else UNMEASURED_ERROR
     return round(share * reserved_bytes) + (card.context_error_bytes if card else 0)
 
 
@@ -290,8 +308,11 @@ def _where(tape: Tape, ran_out: RanOut | None) -> str | None:
 
 def _onecard_assumptions(config: RunConfig, device: Device, card: Card | None) -> Iterator[str]:
     yield from _about_card(config, device, card)
-    workspaces = "four" if records_graph(config) else "two"
-    yield f"{workspaces} cuBLAS workspaces of {device.cublas_workspace_bytes / MIB:.4g} MiB"
+    if fuses(config):
+        yield f"a workspace of {WORKSPACE_BYTES / MIB:.4g} MiB for matrix products"
+    else:
+        workspaces = "four" if records_graph(config) else "two"
+        yield f"{workspaces} cuBLAS workspaces of {device.cublas_workspace_bytes / MIB:.4g} MiB"
     yield "expandable segments" if config.expandable_segments else "default allocator settings"
     if config.compile:
         yield from _not_modelled(config, device)

@@ -103,37 +103,19 @@ MEASURED_RUNS = (  # of nanoGPT
     MeasuredRun("GeForce RTX 4070", 18, 16, 896, 1024, 2, 4, 50304, "bfloat16", 0.0, False, 24_750, _4070),
 )
 ONECARD_RUNS = (  # of our own trainer
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 39, 50304, "bfloat16", 0.0, True, 507_568, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 517_750, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 12, 26, 50304, "bfloat16", 0.0, True, 525_062, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 552_681, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 24, 10, 50304, "bfloat16", 0.0, True, 568_540, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 26, 12, 50304, "bfloat16", 0.0, True, 553_610, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 26, 9, 50304, "bfloat16", 0.0, True, 575_218, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 28, 9, 50304, "bfloat16", 0.0, True, 567_294, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "float16", 0.0, True, 537_539, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 576, 1024, 16, 6, 50304, "bfloat16", 0.0, True, 745_962, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 6, 50304, "bfloat16", 0.0, True, 1_734_968, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 6, 50304, "bfloat16", 0.0, True, 1_097_680, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 1_097_177, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 20, 12, 50304, "bfloat16", 0.0, True, 1_131_881, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 60, 4, 50304, "bfloat16", 0.0, True, 1_207_119, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 4, 50304, "float16", 0.0, True, 1_674_526, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 201_854, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 39, 50304, "float16", 0.0, True, 507_443, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 12, 26, 50304, "float16", 0.0, True, 521_875, _OURS),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 26, 12, 50304, "float16", 0.0, True, 547_934, _OURS),
-    *(
-        run._replace(grad_checkpoint="selective")
-        for run in (
-            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 12, 50304, "bfloat16", 0.0, True, 507_388, _OURS),
-            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 546_348, _OURS),
-            MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 40, 6, 50304, "bfloat16", 0.0, True, 564_063, _OURS),
-            MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 4, 12, 50304, "bfloat16", 0.0, True, 177_024, _OURS),
-            MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 6, 50304, "bfloat16", 0.0, True, 198_049, _OURS),
-        )
+    MeasuredRun("H200 SXM 141 GB", 24, 16, 1024, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 210_955, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 558_272, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 12, 35, 50304, "bfloat16", 0.0, True, 595_766, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 14, 30, 50304, "bfloat16", 0.0, True, 581_414, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 575_950, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 28, 9, 50304, "bfloat16", 0.0, True, 589_089, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 30, 14, 50304, "bfloat16", 0.0, True, 608_149, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 384, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 1_167_826, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 6, 6, 384, 512, 16, 4, 50304, "float16", 0.0, True, 1_812_038, _OURS),
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 40, 6, 50304, "bfloat16", 0.0, True, 587_458, _OURS)._replace(
+        grad_checkpoint="selective"
     ),
-    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 64, 4, 50304, "bfloat16", 0.0, True, 494_976, _OURS)._replace(
+    MeasuredRun("H200 SXM 141 GB", 12, 12, 768, 1024, 64, 4, 50304, "bfloat16", 0.0, True, 517_081, _OURS)._replace(
         grad_checkpoint="full"
     ),
 )

@@ -6,6 +6,8 @@ Letters as in nanogpt.py. What differs from nanoGPT (train/model.py, loss.py, gr
   gradient of the head's weight in float32;
 - compiled, a micro-batch is one CUDA graph, which adds to gradients that exist, so the first is added too;
 - compiled half precision passes x on in that precision, and computes GELU in fewer operations;
+- without dropout and biases it is written out (fused.py): products by the fastest kernel, which add to x and to the
+  gradients themselves, and weights that are cast once a step;
 - grad_checkpoint computes norms and GELU again (selective), or all of a block but its last product (full);
 - batches are made by another thread.
 """
@@ -18,7 +20,7 @@ from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
 from onecard.plan.evaluation import eval_sequences
 from onecard.plan.memory.onecard.chunks import default_chunk_tokens
-from onecard.plan.memory.onecard.graph import records_graph
+from onecard.plan.memory.onecard.graph import fuses, records_graph
 from onecard.plan.speed import nanogpt
 from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 
@@ -32,7 +34,7 @@ def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
         evaluation_batches=2 * -(-eval_sequences(config) // evaluated.batch_size),
         evaluations=evaluations(config),
         checkpoints=checkpoints(config),
-        accumulation=nanogpt.accumulation(config),
+        accumulation=Work() if fuses(config) else nanogpt.accumulation(config),  # products add to gradients themselves
         update=_update(config),
         tensors=nanogpt.tensors(config),
         sequences=0,
@@ -81,8 +83,13 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
 
 def _update(config: RunConfig) -> Work:
     """Clipping and AdamW; for a recorded micro-batch the gradients are set to zero, some tensors a kernel."""
-    zeroing = Work(moved_bytes=4 * count_params(config).total, kernels=nanogpt.tensors(config) / 6)
-    return nanogpt.update(config) + (zeroing if records_graph(config) else Work())
+    params, tensors = count_params(config).total, nanogpt.tensors(config)
+    found = nanogpt.update(config)
+    if records_graph(config):
+        found += Work(moved_bytes=4 * params, kernels=tensors / 6)
+    if fuses(config):  # the weights' casts
+        found += Work(moved_bytes=6 * params, kernels=tensors / 6)
+    return found
 
 
 def _chunks(config: RunConfig) -> int:
@@ -104,14 +111,19 @@ def _matmuls(config: RunConfig, dtype: str, backward: bool) -> Work:
     chunk_bytes = V * C * (2 * element + 8 if backward else element)
     remade = 16 if backward and config.grad_checkpoint == "full" else 0  # of 24: all but the product of 4C with C
     remade_bytes = 11 if remade else 0  # C -> 3C, C -> C, C -> 4C: of 16
+    thirds = 4 if backward and fuses(config) else 0  # the gradients of q, k and v are multiplied one by one
     return Work(
         tensor_flops=(passes * 24 + remade) * L * C * C * N + head_flops,
         moved_bytes=element * L * C * (N * (passes * 16 + remade_bytes) + passes * 12 * C)
         + head_bytes
         + _chunks(config) * chunk_bytes,
-        products=(passes * 4 + (3 if remade else 0)) * L + passes * _chunks(config),
+        products=(passes * 4 + thirds + (3 if remade else 0)) * L + passes * _chunks(config),
     )
 
+
+# Written out, norms read and write 24 bytes a token, layer and n_embd, GELU 40, of the 130 that nanoGPT's kernels do,
+# and a byte takes 0.85 of the time it takes there: fitted to the kernels of eight profiled rows.
+_WRITTEN_OUT = 0.85 * 64 / 130
 
 # Compiled half precision passes x from block to block in that precision: by reading the kernels 84 bytes a token, layer
 # and n_embd, 108 with a float32 x.
@@ -128,6 +140,8 @@ def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -
     """Norms, GELU, residuals, embeddings and casts."""
     plain = nanogpt.memory_bound(config, dtype, costs, backward)
     again = 1 + (_REMADE[config.grad_checkpoint] if backward else 0.0)
+    if fuses(config):
+        return _written_out(config, plain, again, backward)
     is_narrow = config.compile and dtype != "float32"
     flops = _OUR_GELU if is_narrow and not (backward and config.grad_checkpoint == "full") else 1.0  # full has torch's
     kernels = plain.kernels * again
@@ -141,6 +155,18 @@ def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -
     )
 
 
+def _written_out(config: RunConfig, plain: Work, again: float, backward: bool) -> Work:
+    """The same in kernels of our own."""
+    N, C, L = config.batch_size * config.block_size, config.n_embd, config.n_layer
+    casts = count_params(config).total * (18 if backward else 6)  # which nanoGPT makes in every micro-batch
+    return Work(
+        vector_flops=plain.vector_flops * again * _OUR_GELU,
+        moved_bytes=(plain.moved_bytes - casts) * again * _WRITTEN_OUT + N * C * (24 if backward else 10),
+        kernels=(8 if backward else 3) * L + 12,
+        splits=plain.splits,
+    )
+
+
 def _loss(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
     """One kernel a chunk reads the logits and, for the backward pass, writes their gradient over them."""
     N, C, V = config.batch_size * config.block_size, config.n_embd, config.vocab_size
@@ -148,7 +174,7 @@ def _loss(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
     passes = 2 if backward else 1
     flops = costs.loss_flops / 4 * passes  # nanoGPT's two kernels read the logits four times
     # The head's gradient starts at zero and is scaled; that of the hidden states is cast and scaled.
-    gradient_bytes = 12 * V * C + (element + 12) * N * C if backward else 0
+    gradient_bytes = 12 * V * C + (element + 12) * N * C if backward and not fuses(config) else 0
     return Work(
         vector_flops=N * V * flops,
         moved_bytes=passes * element * N * V + gradient_bytes,

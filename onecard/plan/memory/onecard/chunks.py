@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from onecard.units import MIB
 
 CHUNK_BYTES = 400 * MIB  # of logits in half precision; every chunk is a pass over the weight's gradient: ADR 0005
@@ -23,6 +25,12 @@ def chunk_sizes(tokens: int, chunk_tokens: int) -> list[int]:
     """Tokens of each chunk: at most `chunk_tokens`, about equal, in whole tiles."""
     size = _chunk_size(tokens, chunk_tokens)
     return [min(size, tokens - start) for start in range(0, tokens, size)]
+
+
+def chunk_slices(tokens: int, chunk_tokens: int) -> list[slice]:
+    """Where each chunk begins and ends."""
+    ends = list(accumulate(chunk_sizes(tokens, chunk_tokens)))
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def some_chunk_sizes(tokens: int, chunk_tokens: int) -> list[int]:

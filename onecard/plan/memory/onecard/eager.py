@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from onecard.plan.memory.nanogpt.eager.forward import Layer, Linear, Norm
-from onecard.plan.memory.onecard.model import Passed
-from onecard.plan.memory.onecard.trainer import Trainer
+from onecard.plan.memory.onecard.model import Model, Passed
 from onecard.plan.memory.tags import ACTIVATIONS, GRADIENTS_IN_FLIGHT, WEIGHT_CASTS
 
 
-class EagerTrainer(Trainer):
+class EagerTrainer(Model):
     """The trainer with compile=False."""
 
     head_order = (0, 1, 2)  # model.py says q, k, v

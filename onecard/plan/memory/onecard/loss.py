@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onecard.plan.memory.kernels import FLOAT, LONG
-from onecard.plan.memory.nanogpt.eager.backward import Backward
 from onecard.plan.memory.nanogpt.loop import SCALAR
 from onecard.plan.memory.onecard.chunks import default_chunk_tokens, some_chunk_sizes
+from onecard.plan.memory.onecard.trainer import Trainer
 from onecard.plan.memory.tags import GRADIENTS, GRADIENTS_IN_FLIGHT, LOGITS_AND_LOSS, WEIGHT_CASTS, WORKSPACE
 
 
@@ -21,7 +21,7 @@ class KeptLoss:
     loss: int
 
 
-class ChunkedLoss(Backward):
+class ChunkedLoss(Trainer):
     """mean_loss and token_losses: hidden states come in the compute type, the head's weight is cast to it once."""
 
     @property

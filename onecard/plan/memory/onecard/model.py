@@ -8,7 +8,7 @@ from typing import Any
 
 from onecard.plan.memory.kernels import FLOAT, LONG
 from onecard.plan.memory.onecard.loss import ChunkedLoss, KeptLoss
-from onecard.plan.memory.tags import ACTIVATIONS, GRADIENTS, GRADIENTS_IN_FLIGHT, TOKEN_IDS
+from onecard.plan.memory.tags import ACTIVATIONS, GRADIENTS, GRADIENTS_IN_FLIGHT, LOGITS_AND_LOSS, TOKEN_IDS
 
 
 @dataclass(slots=True)
@@ -54,6 +54,21 @@ class Model(ChunkedLoss):
         """token_losses under no_grad: the losses of all tokens."""
         hidden = self.transformer(train=False)
         return self.token_losses(hidden)
+
+    def micro_batch(self, *, first: bool) -> None:
+        """Trainer._micro_batch; `first` of its update: gradients do not exist yet."""
+        free, scalar = self.free, self.scalar
+        whole = self.loss_in_training(first)
+        loss = scalar(LOGITS_AND_LOSS)  # divided by the accumulation
+        free(whole)
+        self.autocast_ends(training=True)
+        scaled = self.scaled_loss()
+        root = scalar(GRADIENTS_IN_FLIGHT)  # of ones
+        unscaled = [scalar(GRADIENTS_IN_FLIGHT)] if scaled else []
+        divided = scalar(GRADIENTS_IN_FLIGHT)
+        free(*unscaled)
+        outliving = self.backward_pass(divided, first=first)
+        free(root, *scaled, *outliving, loss)
 
     def loss_in_training(self, first: bool) -> int:
         """The mean loss; what the backward pass needs is in `passed`."""

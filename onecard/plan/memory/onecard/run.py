@@ -1,4 +1,4 @@
-"""onecard's trainer, eager or compiled: every allocation and free of a run."""
+"""onecard's trainer, eager, compiled or fused: every allocation and free of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from onecard.config.schema import RunConfig
 from onecard.plan.memory.device import Device
 from onecard.plan.memory.onecard.compiled.run import CompiledTrainer
 from onecard.plan.memory.onecard.eager import EagerTrainer
-from onecard.plan.memory.onecard.graph import records_graph
+from onecard.plan.memory.onecard.fused import FusedTrainer
+from onecard.plan.memory.onecard.graph import fuses, records_graph
 from onecard.plan.memory.tape import Tape
 
 
@@ -16,5 +17,6 @@ def onecard_tape(config: RunConfig, device: Device, *, rounds: int | None = None
     By default as many rounds as there is something new in: when a micro-batch is recorded for the second time, what the
     first recording left behind (cuBLAS workspaces) is there from its start.
     """
-    trainer = CompiledTrainer if config.compile else EagerTrainer
+    compiled = FusedTrainer if fuses(config) else CompiledTrainer
+    trainer = compiled if config.compile else EagerTrainer
     return trainer(config, device).run(rounds or (2 if records_graph(config) else 1))

@@ -1,16 +1,17 @@
-"""train/trainer.py and train/evaluate.py: every allocation and free of a run, but for those of the blocks."""
+"""train/trainer.py and train/evaluate.py: every allocation and free of a run, but for those of the model."""
 
 from __future__ import annotations
+
+from abc import abstractmethod
 
 from onecard.config.schema import RunConfig
 from onecard.plan.evaluation import eval_batch_size, eval_sequences
 from onecard.plan.memory import kernels
 from onecard.plan.memory.device import Device
 from onecard.plan.memory.kernels import FLOAT
+from onecard.plan.memory.nanogpt.eager.backward import Backward
 from onecard.plan.memory.nanogpt.loop import EVAL_ITERS, EVAL_SPLITS, MICRO_STEPS, SCALAR, TRAIN_STEPS
-from onecard.plan.memory.onecard.model import Model
 from onecard.plan.memory.tags import (
-    GRADIENTS_IN_FLIGHT,
     LOGITS_AND_LOSS,
     OPTIMIZER_STATE,
     OPTIMIZER_TEMPORARIES,
@@ -21,7 +22,7 @@ from onecard.plan.memory.tape import Tape
 DOUBLE = 8  # bytes of a float64
 
 
-class Trainer(Model):
+class Trainer(Backward):
     """A run: its first evaluation, its updates, an evaluation after them."""
 
     def __init__(self, config: RunConfig, device: Device) -> None:
@@ -111,20 +112,13 @@ class Trainer(Model):
     def before_update(self) -> None:
         """Recording a micro-batch, where it is."""
 
+    @abstractmethod
     def micro_batch(self, *, first: bool) -> None:
         """Forward and backward pass; `first` of its update: gradients do not exist yet."""
-        free, scalar = self.free, self.scalar
-        whole = self.loss_in_training(first)
-        loss = scalar(LOGITS_AND_LOSS)  # divided by the accumulation
-        free(whole)
-        self.autocast_ends(training=True)
-        scaled = self.scaled_loss()
-        root = scalar(GRADIENTS_IN_FLIGHT)  # of ones
-        unscaled = [scalar(GRADIENTS_IN_FLIGHT)] if scaled else []
-        divided = scalar(GRADIENTS_IN_FLIGHT)
-        free(*unscaled)
-        outliving = self.backward_pass(divided, first=first)
-        free(root, *scaled, *outliving, loss)
+
+    @abstractmethod
+    def losses_for_evaluation(self) -> int:
+        """token_losses under no_grad: the losses of all tokens."""
 
     def optimizer_step(self) -> None:
         """Unscale, clip, AdamW's state in the first update, step. Then the step's figures, in one piece."""

@@ -123,31 +123,35 @@ class AttentionCalls(State):
 
     def backward_attention(self, attention: Attention, gradient: int) -> int:
         """Gradient of qkv, as one buffer (the gradient of split is a cat)."""
+        parts = self.attention_gradients(attention, gradient)
+        qkv_gradient = self.alloc(3 * self.narrow, GRADIENTS_IN_FLIGHT)
+        self.free(*parts)
+        return qkv_gradient
+
+    def attention_gradients(self, attention: Attention, gradient: int) -> list[int]:
+        """Gradients of q, k and v; what attention has saved is freed, and the gradient of its output."""
         alloc, free = self.alloc, self.free
         B, H, T, D = self.B, self.H, self.T, self.D
         if self.kernel == "math":
-            parts = self.backward_math_attention(attention, gradient)
-        elif self.copies_heads:
-            parts = self.backward_padded_flash(attention, gradient)
+            return self.backward_math_attention(attention, gradient)
+        if self.copies_heads:
+            return self.backward_padded_flash(attention, gradient)
+        parts = [alloc(self.narrow, GRADIENTS_IN_FLIGHT) for _ in "qkv"]
+        if self.kernel == "flash":
+            softmax_d, dq_accum = (alloc(size, WORKSPACE) for size in kernels.flash_backward_buffers(B, H, T, D))
+            free(dq_accum, softmax_d)
+        elif self.kernel == "cudnn":
+            self.loads("cudnn backward")
+            self.tape.temporary(kernels.cudnn_backward_workspace(B, H, T, D), WORKSPACE)
         else:
-            parts = [alloc(self.narrow, GRADIENTS_IN_FLIGHT) for _ in "qkv"]
-            if self.kernel == "flash":
-                softmax_d, dq_accum = (alloc(size, WORKSPACE) for size in kernels.flash_backward_buffers(B, H, T, D))
-                free(dq_accum, softmax_d)
-            elif self.kernel == "cudnn":
-                self.loads("cudnn backward")
-                self.tape.temporary(kernels.cudnn_backward_workspace(B, H, T, D), WORKSPACE)
-            else:
-                delta = self.efficient_delta()
-                scratch = kernels.efficient_backward_workspace(B, H, T, D, is_half=self.is_half)
-                self.tape.temporary(scratch, WORKSPACE)
-                free(delta)
-            free(gradient)
-            qkv, logsumexp, *rest = attention.saved
-            free(qkv, logsumexp, attention.out, *rest)
-        qkv_gradient = alloc(3 * self.narrow, GRADIENTS_IN_FLIGHT)
-        free(*parts)
-        return qkv_gradient
+            delta = self.efficient_delta()
+            scratch = kernels.efficient_backward_workspace(B, H, T, D, is_half=self.is_half)
+            self.tape.temporary(scratch, WORKSPACE)
+            free(delta)
+        free(gradient)
+        qkv, logsumexp, *rest = attention.saved
+        free(qkv, logsumexp, attention.out, *rest)
+        return parts
 
     def efficient_delta(self) -> int:
         """Row sums of gradient x output; in float32 not by the kernel, but by three operations before it."""

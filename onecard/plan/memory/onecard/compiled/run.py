@@ -8,26 +8,21 @@ from onecard.config.schema import RunConfig
 from onecard.plan.memory.device import Device
 from onecard.plan.memory.inductor.launch import time_configurations
 from onecard.plan.memory.inductor.wrapper import Program, compiled
-from onecard.plan.memory.kernels import FLOAT, LONG
+from onecard.plan.memory.kernels import LONG
 from onecard.plan.memory.nanogpt.compiled.builder import Traced
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 from onecard.plan.memory.onecard.compiled.backward import GRADIENTS_IN, backward, last_norm_backward
 from onecard.plan.memory.onecard.compiled.forward import forward, last_norm
 from onecard.plan.memory.onecard.compiled.keeps import Mode
-from onecard.plan.memory.onecard.graph import records_graph
-from onecard.plan.memory.onecard.model import Passed
-from onecard.plan.memory.onecard.trainer import Trainer
+from onecard.plan.memory.onecard.model import Model, Passed
+from onecard.plan.memory.onecard.recorded import RecordingTrainer
 from onecard.plan.memory.tags import (
     ACTIVATIONS,
     ATTENTION,
     GRADIENTS,
     GRADIENTS_IN_FLIGHT,
-    TOKEN_IDS,
     WORKSPACE,
 )
-from onecard.plan.memory.tape import DEFAULT_POOL, EMPTY_CACHE
-
-STREAM = "capture-stream"  # the pool of the stream on which graphs are recorded
 
 # The generator's state that memory-efficient attention keeps: on the host, but on the card while a graph is recorded
 # (mem_eff_attention, attention.cu, _efficient_attention_forward: in_capture_stream).
@@ -38,7 +33,7 @@ IN_FLIGHT = {GRADIENTS: GRADIENTS_IN_FLIGHT}  # parameters' gradients that are a
 Kept = dict[str, int]  # the blocks of what a forward pass kept, by name
 
 
-class CompiledTrainer(Trainer):
+class CompiledTrainer(RecordingTrainer, Model):
     """Blocks are three graphs (evaluation, forward, backward), each compiled when it is first called."""
 
     def __init__(self, config: RunConfig, device: Device, *, cold: bool = True) -> None:
@@ -49,9 +44,6 @@ class CompiledTrainer(Trainer):
         self.shape = Shape(config, device)
         self.called: set[tuple[str, bool]] = set()  # graphs, and whether while recording
         self.running = ""  # the graph that is called
-        self.capturing = False
-        self.recordings = 0
-        self.of_graph: list[int] = []  # blocks that live as long as the recorded micro-batch
 
     # blocks
 
@@ -164,47 +156,3 @@ class CompiledTrainer(Trainer):
             if what not in self.used:
                 self.used.add(what)
                 self.alloc(size, WORKSPACE)
-
-    # the recorded micro-batch
-
-    def before_update(self) -> None:
-        """The first update compiles; the second records, and so does the first after an evaluation."""
-        if self.warm and records_graph(self.config) and not self.replays:
-            self.record()
-
-    def record(self) -> None:
-        """Trainer._record: gradients first, then a micro-batch whose memory comes from a pool of the graph's own."""
-        tape, alloc = self.tape, self.alloc
-        tape.order(EMPTY_CACHE)
-        tape.moment("recording a micro-batch")
-        self.gradients = {name: alloc(elements * FLOAT, GRADIENTS) for name, elements in self.parameters.items()}
-        zeros = alloc(2 * self.N * LONG, TOKEN_IDS)
-        self.of_graph = [*self.batch()]
-        tape.order(f"pool {STREAM}")
-        self.of_graph += [alloc(LONG, WORKSPACE), alloc(LONG, WORKSPACE)]  # the generator's seed and offset
-        self.recordings += 1
-        tape.order(f"pool {self.graph_pool}")
-        for pool in (self.graph_pool, DEFAULT_POOL):  # while a graph is recorded nothing is given back to the driver
-            tape.order(f"hold {pool}")
-        self.capturing = True
-        self.micro_batch(first=False)
-        self.capturing = False
-        tape.order(f"pool {DEFAULT_POOL}")
-        tape.order(f"let go {DEFAULT_POOL}")
-        self.free(zeros)
-        self.replays = True
-
-    @property
-    def graph_pool(self) -> str:
-        """The pool of the last recording: each has one of its own."""
-        return f"graph-{self.recordings}"
-
-    def before_evaluation(self) -> None:
-        """Trainer.free_activations."""
-        if not self.replays:
-            return
-        self.replays = False
-        self.free(*self.of_graph)
-        self.gradients_go()
-        self.tape.order(f"let go {self.graph_pool}")
-        self.tape.order(EMPTY_CACHE)
