@@ -67,6 +67,7 @@ def _trainer_json(planned: TrainerPlan) -> dict[str, Any]:
         "ran_out": memory.ran_out,
         "tight": memory.tight,
         "first_run_out": memory.first_run_out,
+        "later_run_out": memory.later_run_out,
         "phases": {
             name: {
                 "allocated_bytes": phase.allocated_bytes,

@@ -75,6 +75,24 @@ def test_of_all_but_40m_the_plan_knew_it_as_nanogpts_own_loop_is_planned(row: di
     assert memory.process_bytes > LIMIT
 
 
+EVALUATED = list(csv.DictReader(Path(__file__).with_name("bench_h200_fused.csv").read_text().splitlines()))
+EVALUATED_NANOGPT = [row for row in EVALUATED if row["trainer"] == "nanogpt"]
+
+
+@pytest.mark.parametrize("row", [row for row in EVALUATED_NANOGPT if not row["tokens_per_second"]], ids=name_of)
+def test_what_ran_out_after_an_evaluation_would_in_a_first_run_or_a_later_one(row: dict[str, str]) -> None:
+    memory = predict_nanogpt(config_of(row), H200, available_bytes=LIMIT)
+    assert memory.fits is False or memory.later_run_out
+
+
+@pytest.mark.parametrize("row", [row for row in EVALUATED_NANOGPT if row["tokens_per_second"]], ids=name_of)
+def test_what_ran_after_an_evaluation_was_planned_to_the_byte(row: dict[str, str]) -> None:
+    memory = predict_nanogpt(config_of(row), H200, available_bytes=LIMIT)
+    assert memory.process_bytes == int(row["process_bytes"])
+    assert memory.fits
+    assert not memory.later_run_out
+
+
 def test_a_first_evaluation_takes_a_gib_off_what_40m_reserves() -> None:
     (row,) = [row for row in RAN if row["n_embd"] == "384" and row["block_size"] == "1024"]
     own_loop = replay(compiled_tape(config_of(row), device_of(H200))).reserved_bytes

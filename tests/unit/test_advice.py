@@ -217,6 +217,20 @@ def test_a_run_that_only_fits_once_its_kernels_are_tuned_fits_barely() -> None:
     assert (wider.fits, wider.first_run_out) == (False, None)
 
 
+def test_a_run_that_only_fits_while_its_kernels_are_timed_fits_barely() -> None:
+    """124M at 14 in 12 GiB on an H200: it ran out after a run at 12 had left its kernels in the cache."""
+    asked, limit = config(batch_size=14, gradient_accumulation_steps=30), 12 * GIB
+    planned = predict_nanogpt(asked, find_card("H200"), available_bytes=limit)
+    assert (planned.fits, planned.is_safe(limit), planned.first_run_out) == (True, False, None)
+    assert planned.later_run_out
+    assert planned.process_bytes + planned.error_bytes < limit, "as first runs go there is room"
+    caution = room_caution(planned, limit)
+    assert caution
+    assert "a later one" in caution
+    smaller = predict_nanogpt(asked.replace({"batch_size": 12}), find_card("H200"), available_bytes=limit)
+    assert (smaller.fits, smaller.later_run_out) == (True, None)
+
+
 LARGE_EVALUATION = config(batch_size=2, gradient_accumulation_steps=40, eval_batch_size=384)
 SMALL_ROOM = round(5.5 * GIB)
 

@@ -92,6 +92,7 @@ class Memory:
     description: Description = field(repr=False, compare=False)
     peaks: dict[str, ReservedPeak] = field(repr=False)
     first_run_out: str | None = None  # where the first run runs out, which times its kernels; later ones fit
+    later_run_out: str | None = None  # where later runs run out, which have no kernel left to time; the first fits
 
     @property
     def context_bytes(self) -> int:
@@ -132,7 +133,7 @@ class Memory:
     def is_safe(self, available_bytes: int) -> bool:
         """Whether the run fits even if it takes as much more than predicted as predictions may be off."""
         near = self.process_bytes + self.error_bytes > available_bytes
-        return bool(self.fits) and not near and self.first_run_out is None
+        return bool(self.fits) and not near and self.first_run_out is None and self.later_run_out is None
 
     def is_near(self, available_bytes: int) -> bool:
         """Whether a run that does not fit would, if it took less than predicted by what predictions may be off."""
@@ -167,6 +168,7 @@ def predict_nanogpt(
 
     Of its first run, unless that runs out and the next, whose kernels are tuned, does not: where segments only just
     hold everything, the buffers with which kernels are timed decide how the rest falls, by as much as the logits take.
+    Where only the first run fits, it is told so (`later_run_out`).
     """
     return _predict_nanogpt(config, card, available_bytes, expandable_segments, returns_logits)
 
@@ -189,8 +191,14 @@ def _predict_nanogpt(
         )
 
     first = memory(cold=True)
-    if first.fits is not False or not config.compile or available_bytes is None:
+    if not config.compile or available_bytes is None:
         return first
+    if first.fits:
+        logits_bytes = config.batch_size * config.block_size * config.vocab_size * item_bytes(config)
+        if first.process_bytes + logits_bytes <= available_bytes:
+            return first
+        later = memory(cold=False)
+        return first if later.fits else replace(first, later_run_out=later.ran_out)
     if first.peak_phase.allocated_bytes + first.context_bytes > available_bytes:
         return first  # and so every run
     later = memory(cold=False)
