@@ -54,15 +54,12 @@ def _verdict(memory: Memory, available: int | None) -> Text:
         said = f": the first run, which times its kernels, may run out in {memory.first_run_out}"
         cure = f"\nstart it again, or with {EXPANDABLE}"
         return verdict.append(figures + said + cure, "default")
-    if memory.later_run_out:
-        verdict = Text("fits, barely", style="bold yellow")
-        said = f": in a first run; a later one, which has no kernel left to time, may run out in {memory.later_run_out}"
-        return verdict.append(f"{figures}{said}\nstart it with {EXPANDABLE}", "default")
     if memory.tight:
         verdict = Text("fits, barely", style="bold yellow")
         return verdict.append(f"{figures}: only because the allocator gives its cache back at the limit", "default")
     if caution := room_caution(memory, available):
-        return Text("fits, barely", style="bold yellow").append(f"{figures}: {caution}", "default")
+        cure = f"\nstart it with {EXPANDABLE}" if memory.later_run_out else ""
+        return Text("fits, barely", style="bold yellow").append(f"{figures}: {caution}{cure}", "default")
     return Text("fits", style="bold green").append(f"{figures}, {units.mib(available - needed)} left", "default")
 
 
