@@ -14,7 +14,14 @@ from onecard.plan.cards import Card, matching_cards
 
 
 def choose_device(config: RunConfig) -> torch.device:
-    """The device of `config.device`; auto is the first CUDA card, else the CPU."""
+    """The device of `config.device`; auto is the first CUDA card, else the CPU. A card becomes the current one."""
+    device = _device(config)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Triton, cuBLASLt and recorded graphs work on the current card
+    return device
+
+
+def _device(config: RunConfig) -> torch.device:
     if config.device == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:

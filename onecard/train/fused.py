@@ -21,11 +21,16 @@ from torch.nn import functional
 
 from onecard.plan.memory.onecard.chunks import chunk_slices
 from onecard.train.block_kernels import embedded, embedded_backward, gelu, gelu_backward, norm, norm_backward
-from onecard.train.loss import IGNORED, write_losses
+from onecard.train.loss import IGNORED, has_kernel, write_losses
 from onecard.train.model import GPT, Block
-from onecard.train.products import multiply
+from onecard.train.products import has_products, multiply
 
 ALL = slice(None)
+
+
+def can_fuse() -> bool:
+    """Whether a CUDA machine has what the passes are made of: Triton, and torch's own cuBLASLt."""
+    return has_kernel("cuda") and has_products()
 
 
 class _Weight:
@@ -220,7 +225,7 @@ class FusedPasses:
         hidden_NC = norm(x_NC, self._model.transformer.ln_f.weight)
         del x_NC
         targets_N = targets_BT.flatten()
-        losses_N = hidden_NC.new_empty(len(targets_N), dtype=torch.float32)
+        losses_N = self._new_losses(targets_N)
         for rows in chunk_slices(len(targets_N), self._model.chunk_tokens):
             write_losses(self._logits(hidden_NC[rows]), targets_N[rows], losses_N[rows], gradient=False)
         return losses_N.view_as(targets_BT)
@@ -245,7 +250,11 @@ class FusedPasses:
 
     @property
     def _embeddings(self) -> tuple[Tensor, Tensor]:
+        """Of tokens and of positions."""
         return self._model.transformer.wte.weight, self._model.transformer.wpe.weight
+
+    def _new_losses(self, targets_N: Tensor) -> Tensor:
+        return torch.empty_like(targets_N, dtype=torch.float32)
 
     def _logits(self, hidden_nC: Tensor) -> Tensor:
         return self._head.times(hidden_nC)
@@ -256,7 +265,7 @@ class FusedPasses:
         As in loss.py: undivided, gradients of logits are about as large as weights, which float16 holds well.
         """
         hidden_NC = norm(x_NC, self._model.transformer.ln_f.weight)
-        losses_N = hidden_NC.new_empty(len(targets_N), dtype=torch.float32)
+        losses_N = self._new_losses(targets_N)
         d_hidden_NC = torch.empty_like(hidden_NC)
         count = (targets_N != IGNORED).sum()
         factor = scale / count

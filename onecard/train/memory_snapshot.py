@@ -16,7 +16,7 @@ TAKEN_AFTER = 3  # updates: everything is compiled, recorded and made by then
 HISTORY = 1_000_000  # events
 REST = "activations and the rest"
 # The functions that ask for logits and losses.
-_LOGITS = {"loss.py": {"logits", "new_losses"}, "fused.py": {"_logits"}}
+_LOGITS = {"loss.py": {"logits", "new_losses"}, "fused.py": {"_logits", "_new_losses"}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ _POINTER_MODE, _TRANSPOSE_A, _TRANSPOSE_B = 2, 3, 4  # attributes of a product
 _MAX_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # attributes of a search; alignments of A, B, C, D
 _ON_CARD = 1  # pointer mode: factors are read from the card
 _SUMS_IN_FLOAT32 = 2  # the one way to sum parts of a product that we allow
+_ALLOC_FAILED = 3
 
 
 class _Candidate(ctypes.Structure):
@@ -73,7 +74,7 @@ def multiply(
     """out = factor · a @ b + added; `added` may be `out` itself, `factor` is one float32 on the same device."""
     assert out_MN.is_contiguous()
     assert added_MN is None or added_MN.is_contiguous()
-    if not out_MN.is_cuda:
+    if not _is_on_card(out_MN):
         _multiply_by_torch(a_MK, b_KN, out_MN, added_MN, factor)
         return
     product = _product(
@@ -91,14 +92,21 @@ def multiply(
         _multiply_by_torch(a_MK, b_KN, out_MN, added_MN, factor)
 
 
+def _is_on_card(matrix: Tensor) -> bool:
+    return matrix.is_cuda
+
+
 class NoKernel(Exception):
-    """cuBLASLt has none for a product; torch has, for another layout or type of the result."""
+    """cuBLASLt has none for a product, or refuses it; torch multiplies then, or says what is wrong."""
 
 
 def _multiply_by_torch(
     a_MK: Tensor, b_KN: Tensor, out_MN: Tensor, added_MN: Tensor | None, factor: Tensor | None
 ) -> None:
-    product_MN = (a_MK @ b_KN).to(out_MN.dtype)
+    if out_MN.is_cuda and out_MN.dtype != a_MK.dtype:
+        product_MN = torch.mm(a_MK, b_KN, out_dtype=out_MN.dtype)
+    else:
+        product_MN = (a_MK @ b_KN).to(out_MN.dtype)
     if factor is not None:
         product_MN *= factor
     torch.add(product_MN, added_MN, out=out_MN) if added_MN is not None else out_MN.copy_(product_MN)
@@ -128,7 +136,8 @@ def _alignment(matrix: Tensor) -> int:
 
 def _check(status: int) -> None:
     if status:
-        raise RuntimeError(f"cuBLASLt answered with status {status}")
+        name = "CUBLAS_STATUS_ALLOC_FAILED" if status == _ALLOC_FAILED else f"status {status}"
+        raise RuntimeError(f"cuBLASLt answered with {name}")
 
 
 class _Product:
@@ -158,7 +167,7 @@ class _Product:
             (_TRANSPOSE_B, int(a.transposed)),
             (_POINTER_MODE, _ON_CARD if scales else 0),
         ):
-            _check(lt.cublasLtMatmulDescSetAttribute(self._kind, attribute, byref(c_int32(value)), sizeof(c_int32)))
+            _check(lt.cublasLtMatmulDescSetAttribute(self._kind, attribute, byref(c_int32(value)), c_size_t(4)))
         self._b = _layout(b.dtype, *((K, N) if b.transposed else (N, K)), b.stride)
         self._a = _layout(a.dtype, *((M, K) if a.transposed else (K, M)), a.stride)
         self._out = _layout(dtype, N, M, N)
@@ -167,15 +176,18 @@ class _Product:
             c_void_p(_number(device, value).data_ptr()) if scales else byref(c_float(value))
             for value in (1.0, TINY, float(adds))
         )
-        self._chosen: _Candidate | None = None
+        self._searched = False
+        self._chosen: _Candidate | None = None  # none where cuBLASLt has none
 
     def __call__(
         self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor, added_MN: Tensor | None, factor: Tensor | None
     ) -> None:
         operands = (a_MK, b_KN, out_MN if added_MN is None else added_MN, out_MN)
-        if self._chosen is None:
-            self._chosen = self._fastest(operands)
-        _check(self._run(self._chosen, operands, c_void_p(factor.data_ptr()) if factor is not None else self._one))
+        if not self._searched:
+            self._chosen, self._searched = self._fastest(operands), True
+        number = self._one if factor is None else c_void_p(factor.data_ptr())
+        if self._chosen is None or self._run(self._chosen, operands, number):
+            raise NoKernel
 
     def _run(self, candidate: _Candidate, operands: tuple[Tensor, ...], factor: Any) -> int:
         a, b, added, out = (c_void_p(each.data_ptr()) for each in operands)
@@ -223,18 +235,16 @@ class _Product:
         lt.cublasLtMatmulPreferenceDestroy(search)
         return [] if status else [candidate for candidate in found[: count.value] if candidate.status == 0]
 
-    def _fastest(self, operands: tuple[Tensor, ...]) -> _Candidate:
+    def _fastest(self, operands: tuple[Tensor, ...]) -> _Candidate | None:
         candidates = self._candidates()
         if not candidates:
-            raise NoKernel
+            return None
         if torch.are_deterministic_algorithms_enabled() or torch.cuda.is_current_stream_capturing():
             return candidates[0]
         _, _, added, out = operands
         factor = self._tiny if added is out else self._one  # where a sum is added to, timing must leave it as it is
         working = [each for each in candidates if self._run(each, operands, factor) == 0]
-        if not working:
-            raise NoKernel
-        return min(working, key=lambda each: self._milliseconds(each, operands, factor))
+        return min(working, key=lambda each: self._milliseconds(each, operands, factor), default=None)
 
     def _milliseconds(self, candidate: _Candidate, operands: tuple[Tensor, ...], factor: Any) -> float:
         return min(self._milliseconds_once(candidate, operands, factor) for _ in range(ROUNDS))

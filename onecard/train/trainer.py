@@ -24,13 +24,12 @@ from onecard.plan.memory.onecard.graph import fuses, records_graph
 from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
 from onecard.train.evaluate import TokenLosses
-from onecard.train.fused import FusedPasses
+from onecard.train.fused import FusedPasses, can_fuse
 from onecard.train.graph import RecordedMicroBatch, zero_gradients
 from onecard.train.model import GPT
 from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory, smaller_micro_batch
 from onecard.train.optim import clip_gradients, make_optimizer, make_state, set_learning_rate
 from onecard.train.precision import Precision
-from onecard.train.products import has_products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config)
         self.scaler = precision.grad_scaler()
         self._fused: FusedPasses | None = None
-        if device.type == "cuda" and fuses(config, half=precision.dtype != torch.float32) and has_products():
+        if device.type == "cuda" and fuses(config, half=precision.dtype != torch.float32) and can_fuse():
             self._fused = FusedPasses(self.model, precision.dtype)
         elif config.compile and device.type == "cuda":
             self.model.compile_blocks()

@@ -40,6 +40,10 @@ def test_logits_are_told_from_the_other_tensors_of_the_loss() -> None:
     assert holds_logits({"frames": frames})
     assert not holds_logits({"frames": frames[1:]}), "the weight's gradient"
     assert not holds_logits({"frames": [{"filename": "/somewhere/model.py", "name": "logits"}]})
+    fused = "/somewhere/onecard/train/fused.py"
+    assert holds_logits({"frames": [{"filename": fused, "name": "times"}, {"filename": fused, "name": "_logits"}]})
+    assert holds_logits({"frames": [{"filename": fused, "name": "_new_losses"}]})
+    assert not holds_logits({"frames": [{"filename": fused, "name": "times"}]}), "of a block"
     assert not holds_logits({})
 
 

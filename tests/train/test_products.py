@@ -14,6 +14,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from onecard.train import products  # noqa: E402
+from onecard.train.oom import is_out_of_memory  # noqa: E402
 from onecard.train.products import _alignment, _operand, has_products, multiply  # noqa: E402
 
 
@@ -142,3 +143,57 @@ def test_a_refusal_of_the_library_is_an_error_and_not_a_wrong_product() -> None:
     products._check(0)
     with pytest.raises(RuntimeError, match="status 15"):
         products._check(15)
+
+
+def test_torch_multiplies_what_cublaslt_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise products.NoKernel
+
+    monkeypatch.setattr(products, "_is_on_card", lambda _: True)
+    monkeypatch.setattr(products, "_product", lambda *_: refuses)
+    a_MK, b_KN, before_MN = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, 5)
+    out_MN = before_MN.clone()
+    products.multiply(a_MK, b_KN, out_MN, added_MN=out_MN, factor=torch.tensor(0.5))
+    torch.testing.assert_close(out_MN, before_MN + 0.5 * a_MK @ b_KN)
+
+
+class Described(products._Product):
+    """A product without a library: what its search finds, and what its kernel answers."""
+
+    def __init__(self, found: Any, status: int = 0) -> None:
+        self._searched, self._chosen, self._one = False, None, None
+        self._found, self._status = found, status
+        self.searches = self.runs = 0
+
+    def _fastest(self, operands: Any) -> Any:
+        self.searches += 1
+        return self._found
+
+    def _run(self, candidate: Any, operands: Any, factor: Any) -> int:
+        self.runs += 1
+        return self._status
+
+
+@pytest.mark.parametrize(("found", "status"), [(None, 0), ("kernel", 15)], ids=["none", "refuses"])
+def test_a_product_without_a_kernel_says_so_every_time_and_searches_once(found: Any, status: int) -> None:
+    product, matrix = Described(found, status), torch.zeros(2, 2)
+    for _ in range(3):
+        with pytest.raises(products.NoKernel):
+            product(matrix, matrix, matrix, None, None)
+    assert product.searches == 1
+    assert product.runs == (0 if found is None else 3)
+
+
+def test_a_product_with_a_kernel_runs_it_and_searches_once() -> None:
+    product, matrix = Described("kernel"), torch.zeros(2, 2)
+    for _ in range(3):
+        product(matrix, matrix, matrix, None, None)
+    assert (product.searches, product.runs) == (1, 3)
+
+
+def test_a_library_without_memory_answers_in_words_that_are_known_as_such() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        products._check(3)
+    assert is_out_of_memory(caught.value)
+    with pytest.raises(RuntimeError, match="status 7"):
+        products._check(7)

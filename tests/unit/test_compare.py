@@ -924,6 +924,7 @@ def test_a_limit_that_binds_or_that_nobody_can_judge_has_an_unknown_effect() -> 
         return found
 
     raised, lifted = effect(needed // 2, 2 * needed), effect(needed // 2, None)
+    # one byte less still fits: the allocator gives its cache back
     near, unjudged = effect(None, needed * 99 // 100), effect(2 * needed, 3 * needed, named=False)
     for alone in (raised, lifted, near, unjudged):
         known = (alone.tokens_per_second_ratio, alone.process_bytes_difference, alone.fits)

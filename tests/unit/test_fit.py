@@ -340,7 +340,7 @@ def test_a_plan_with_a_fit_replays_few_runs(
 
 
 def test_a_number_of_sequences_that_splits_badly_is_told_its_neighbour() -> None:
-    prime = config(batch_size=1, gradient_accumulation_steps=479, bias=True)  # without biases ours loses too little
+    prime = config(batch_size=1, gradient_accumulation_steps=479)
     for fit in (fit_onecard(prime, RTX_4070, BESIDE_A_DESKTOP), fit_config(prime, RTX_4070, BESIDE_A_DESKTOP)):
         assert fit.best
         assert fit.best.config.batch_size == 1

@@ -9,7 +9,14 @@ from onecard.plan.memory.onecard.chunks import chunk_sizes, default_chunk_tokens
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.nanogpt import nanogpt_step
 from onecard.plan.speed.onecard import checkpoints, evaluations, onecard_step
-from onecard.plan.speed.rates import H200_RATES
+from onecard.plan.speed.rates import (
+    ADA_GEFORCE_RATES,
+    GEFORCE_RATES,
+    H200_RATES,
+    OLDER_RATES,
+    OTHER_MAKERS_RATES,
+    WORKSTATION_RATES,
+)
 from onecard.plan.speed.work import StepWork, Work
 
 H200, RTX_4070 = find_card("H200"), find_card("RTX 4070")
@@ -41,6 +48,14 @@ def test_zeroing_recorded_gradients_writes_four_bytes_a_parameter_and_casting_we
     )
     assert compiled - eager == 4 * count_params(GPT2).total
     assert fused - compiled == 6 * count_params(GPT2).total
+
+
+def test_where_nobody_has_timed_written_out_passes_they_count_as_compiled_blocks() -> None:
+    for rates in (ADA_GEFORCE_RATES, GEFORCE_RATES, WORKSTATION_RATES, OLDER_RATES, OTHER_MAKERS_RATES):
+        assert rates.costs.written_out_byte is None
+    untimed = onecard_step(GPT2, "bfloat16", ADA_GEFORCE_RATES.costs)
+    assert untimed.accumulation.moved_bytes > 0
+    assert untimed.micro_batch.memory_bound.moved_bytes > step_of().micro_batch.memory_bound.moved_bytes
 
 
 def test_written_out_passes_add_to_gradients_in_their_products() -> None:

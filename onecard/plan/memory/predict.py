@@ -322,7 +322,7 @@ def _onecard_assumptions(config: RunConfig, device: Device, card: Card | None) -
         workspaces = "four" if records_graph(config) else "two"
         yield f"{workspaces} cuBLAS workspaces of {device.cublas_workspace_bytes / MIB:.4g} MiB"
     yield "expandable segments" if config.expandable_segments else "default allocator settings"
-    if config.compile:
+    if config.compile and not fuses(config):
         yield from _not_modelled(config, device)
 
 

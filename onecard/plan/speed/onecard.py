@@ -34,8 +34,8 @@ def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
         evaluation_batches=2 * -(-eval_sequences(config) // evaluated.batch_size),
         evaluations=evaluations(config),
         checkpoints=checkpoints(config),
-        accumulation=Work() if fuses(config) else nanogpt.accumulation(config),  # products add to gradients themselves
-        update=_update(config),
+        accumulation=Work() if _written_out(config, costs) else nanogpt.accumulation(config),  # products add them up
+        update=_update(config, costs),
         tensors=nanogpt.tensors(config),
         sequences=0,
         recorded=records_graph(config),
@@ -74,20 +74,20 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
     if backward and config.grad_checkpoint == "full":
         attention += nanogpt.attention(config, dtype, costs, False)
     return MicroBatch(
-        matmuls=_matmuls(config, dtype, backward),
+        matmuls=_matmuls(config, dtype, costs, backward),
         attention=attention,
         memory_bound=_memory_bound(config, dtype, costs, backward),
         loss=_loss(config, dtype, costs, backward),
     )
 
 
-def _update(config: RunConfig) -> Work:
+def _update(config: RunConfig, costs: Costs) -> Work:
     """Clipping and AdamW; for a recorded micro-batch the gradients are set to zero, some tensors a kernel."""
     params, tensors = count_params(config).total, nanogpt.tensors(config)
     found = nanogpt.update(config)
     if records_graph(config):
         found += Work(moved_bytes=4 * params, kernels=tensors / 6)
-    if fuses(config):  # the weights' casts
+    if _written_out(config, costs):  # the weights' casts
         found += Work(moved_bytes=6 * params, kernels=tensors / 6)
     return found
 
@@ -97,7 +97,7 @@ def _chunks(config: RunConfig) -> int:
     return -(-config.batch_size * config.block_size // (config.loss_chunk or default_chunk_tokens(config.vocab_size)))
 
 
-def _matmuls(config: RunConfig, dtype: str, backward: bool) -> Work:
+def _matmuls(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
     N, C, L, V = config.batch_size * config.block_size, config.n_embd, config.n_layer, config.vocab_size
     passes = 3 if backward else 1  # forward; gradients of inputs; gradients of weights
     element = 4 if dtype == "float32" else 2
@@ -111,7 +111,7 @@ def _matmuls(config: RunConfig, dtype: str, backward: bool) -> Work:
     chunk_bytes = V * C * (2 * element + 8 if backward else element)
     remade = 16 if backward and config.grad_checkpoint == "full" else 0  # of 24: all but the product of 4C with C
     remade_bytes = 11 if remade else 0  # C -> 3C, C -> C, C -> 4C: of 16
-    thirds = 4 if backward and fuses(config) else 0  # the gradients of q, k and v are multiplied one by one
+    thirds = 4 if backward and _written_out(config, costs) else 0  # q's, k's and v's gradients, one by one
     return Work(
         tensor_flops=(passes * 24 + remade) * L * C * C * N + head_flops,
         moved_bytes=element * L * C * (N * (passes * 16 + remade_bytes) + passes * 12 * C)
@@ -121,9 +121,8 @@ def _matmuls(config: RunConfig, dtype: str, backward: bool) -> Work:
     )
 
 
-# Written out, norms read and write 24 bytes a token, layer and n_embd, GELU 40, of the 130 that nanoGPT's kernels do,
-# and a byte takes 0.85 of the time it takes there: fitted to the kernels of eight profiled rows.
-_WRITTEN_OUT = 0.85 * 64 / 130
+# Written out, norms read and write 24 bytes a token, layer and n_embd, GELU 40, of the 130 that nanoGPT's kernels do.
+_WRITTEN_OUT_BYTES = 64 / 130
 
 # Compiled half precision passes x from block to block in that precision: by reading the kernels 84 bytes a token, layer
 # and n_embd, 108 with a float32 x.
@@ -140,8 +139,8 @@ def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -
     """Norms, GELU, residuals, embeddings and casts."""
     plain = nanogpt.memory_bound(config, dtype, costs, backward)
     again = 1 + (_REMADE[config.grad_checkpoint] if backward else 0.0)
-    if fuses(config):
-        return _written_out(config, plain, again, backward)
+    if byte := _written_out(config, costs):
+        return _in_our_kernels(config, plain, again, byte, backward)
     is_narrow = config.compile and dtype != "float32"
     flops = _OUR_GELU if is_narrow and not (backward and config.grad_checkpoint == "full") else 1.0  # full has torch's
     kernels = plain.kernels * again
@@ -155,16 +154,21 @@ def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -
     )
 
 
-def _written_out(config: RunConfig, plain: Work, again: float, backward: bool) -> Work:
-    """The same in kernels of our own."""
+def _in_our_kernels(config: RunConfig, plain: Work, again: float, byte: float, backward: bool) -> Work:
+    """The same, written out."""
     N, C, L = config.batch_size * config.block_size, config.n_embd, config.n_layer
     casts = count_params(config).total * (18 if backward else 6)  # which nanoGPT makes in every micro-batch
     return Work(
         vector_flops=plain.vector_flops * again * _OUR_GELU,
-        moved_bytes=(plain.moved_bytes - casts) * again * _WRITTEN_OUT + N * C * (24 if backward else 10),
+        moved_bytes=(plain.moved_bytes - casts) * again * byte * _WRITTEN_OUT_BYTES + N * C * (24 if backward else 10),
         kernels=(8 if backward else 3) * L + 12,
         splits=plain.splits,
     )
+
+
+def _written_out(config: RunConfig, costs: Costs) -> float | None:
+    """Time of a byte where passes are written out, over nanoGPT's; None where they are not, or were never timed."""
+    return costs.written_out_byte if fuses(config) else None
 
 
 def _loss(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
@@ -174,7 +178,7 @@ def _loss(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
     passes = 2 if backward else 1
     flops = costs.loss_flops / 4 * passes  # nanoGPT's two kernels read the logits four times
     # The head's gradient starts at zero and is scaled; that of the hidden states is cast and scaled.
-    gradient_bytes = 12 * V * C + (element + 12) * N * C if backward and not fuses(config) else 0
+    gradient_bytes = 12 * V * C + (element + 12) * N * C if backward and not _written_out(config, costs) else 0
     return Work(
         vector_flops=N * V * flops,
         moved_bytes=passes * element * N * V + gradient_bytes,

@@ -100,3 +100,6 @@ class Costs:
     loss_flops: float  # per logit: softmax and its gradient
     attention_flops: float  # per head and pair of tokens: the exponentials between the two products
     dropout_flops: float  # per token, layer and n_embd: random numbers and masks
+    # Time of a byte in the kernels of our trainer's written-out passes, over one of nanoGPT's; None where nobody has
+    # timed them: there they count as compiled blocks.
+    written_out_byte: float | None = None
