@@ -219,7 +219,7 @@ class FusedPasses:
     @torch.no_grad()
     def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Cross-entropy losses_BT in nats (float32), 0 where the target is -1."""
-        x_NC = embedded(tokens_BT, *self._embeddings, self._dtype)
+        x_NC = self._embedded(tokens_BT)
         for block in self._blocks:
             x_NC = block.forward(x_NC, len(tokens_BT))
         hidden_NC = norm(x_NC, self._model.transformer.ln_f.weight)
@@ -234,7 +234,7 @@ class FusedPasses:
     def add_gradients(self, tokens_BT: Tensor, targets_BT: Tensor, *, scale: Tensor) -> Tensor:
         """The mean loss over targets other than -1; `scale` times its gradient is added to the parameters'."""
         batch = len(tokens_BT)
-        x_NC = embedded(tokens_BT, *self._embeddings, self._dtype)
+        x_NC = self._embedded(tokens_BT)
         kept = []
         for block in self._blocks:
             x_NC, of_block = block.forward_keeping(x_NC, batch)
@@ -252,6 +252,11 @@ class FusedPasses:
     def _embeddings(self) -> tuple[Tensor, Tensor]:
         """Of tokens and of positions."""
         return self._model.transformer.wte.weight, self._model.transformer.wpe.weight
+
+    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+        length, longest = tokens_BT.shape[1], self._model.config.block_size
+        assert length <= longest, f"{length} tokens do not fit block_size={longest}"
+        return embedded(tokens_BT, *self._embeddings, self._dtype)
 
     def _new_losses(self, targets_N: Tensor) -> Tensor:
         return torch.empty_like(targets_N, dtype=torch.float32)
