@@ -18,7 +18,7 @@ TAGS: dict[str, str] = {
     WEIGHTS: "float32",
     GRADIENTS: "float32, until zero_grad",
     OPTIMIZER_STATE: "AdamW's two moments, float32",
-    WEIGHT_CASTS: "copies in half precision, to multiply with",
+    WEIGHT_CASTS: "half-precision copies to multiply",
     ACTIVATIONS: "kept for the backward pass",
     ATTENTION: "q, k, v, output",
     LOGITS_AND_LOSS: "every generation still held, the loss's copies and gradients",
