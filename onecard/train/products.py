@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import warnings
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.plan.memory.onecard.products import WORKSPACE_BYTES
+from onecard.plan.memory.onecard.scratch import WORKSPACE_BYTES
 
 CANDIDATES = 32  # kernels that are timed
 CALLS = 5  # of each, in one go
@@ -187,6 +188,8 @@ class _Product:
             self._chosen, self._searched = self._fastest(operands), True
         number = self._one if factor is None else c_void_p(factor.data_ptr())
         if self._chosen is None or self._run(self._chosen, operands, number):
+            shape = f"{len(a_MK)} x {len(b_KN)} x {b_KN.shape[1]}"
+            warnings.warn(f"cuBLASLt has no kernel for a product of {shape}: torch multiplies, slower", stacklevel=3)
             raise NoKernel
 
     def _run(self, candidate: _Candidate, operands: tuple[Tensor, ...], factor: Any) -> int:

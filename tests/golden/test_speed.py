@@ -177,3 +177,13 @@ def test_rows_left_out_of_the_fit_are_within_30_percent_and_all_but_three_within
 def test_the_table_of_measured_runs_holds_every_timed_row() -> None:
     listed = [round(run.tokens_per_second) for run in MEASURED_RUNS if run.card == H200.name]
     assert sorted(listed) == sorted(round(row.tokens_per_second) for row in TIMED if row.card == H200)
+
+
+@pytest.mark.parametrize(
+    "row", profiled_rows(QUIET.with_name("nanogpt_h200_beside_onecard.csv"), timed=True), ids=named
+)
+def test_rows_of_another_session_lie_inside_the_ranges(row: Row) -> None:
+    """Four that were timed at the power limit, beside our trainer; never in a fit."""
+    speed = predict_speed(row.config, H200)
+    assert speed
+    assert speed.tokens_per_second.contains(row.tokens_per_second)

@@ -178,7 +178,7 @@ class Described(products._Product):
 def test_a_product_without_a_kernel_says_so_every_time_and_searches_once(found: Any, status: int) -> None:
     product, matrix = Described(found, status), torch.zeros(2, 2)
     for _ in range(3):
-        with pytest.raises(products.NoKernel):
+        with pytest.warns(UserWarning, match="no kernel for a product of 2 x 2 x 2"), pytest.raises(products.NoKernel):
             product(matrix, matrix, matrix, None, None)
     assert product.searches == 1
     assert product.runs == (0 if found is None else 3)

@@ -13,8 +13,8 @@ from onecard.plan.memory.kernels import FLOAT
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.nanogpt.eager.run import eager_tape
 from onecard.plan.memory.onecard.graph import fuses, records_graph
-from onecard.plan.memory.onecard.products import WORKSPACE_BYTES
 from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.onecard.scratch import WORKSPACE_BYTES
 from onecard.plan.memory.replay import RanOut, Replay, ReservedPeak, replay
 from onecard.plan.memory.tape import Tape, parts_at
 from onecard.plan.memory.why import item_bytes, why_nanogpt, why_onecard

@@ -8,8 +8,8 @@ from onecard.plan.memory.kernels import FLOAT, LONG
 from onecard.plan.memory.nanogpt.eager.attention import Attention
 from onecard.plan.memory.nanogpt.loop import SCALAR
 from onecard.plan.memory.onecard.chunks import default_chunk_tokens, some_chunk_sizes
-from onecard.plan.memory.onecard.products import WORKSPACE_BYTES, norm_programs
 from onecard.plan.memory.onecard.recorded import RecordingTrainer
+from onecard.plan.memory.onecard.scratch import WORKSPACE_BYTES, norm_programs
 from onecard.plan.memory.tags import (
     ACTIVATIONS,
     ATTENTION,

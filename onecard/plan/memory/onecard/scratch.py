@@ -1,4 +1,4 @@
-"""What train/products.py and train/block_kernels.py hold on the card: asked by them, and by the plan of its memory."""
+"""Scratch memory of written-out passes: asked by train/products.py and block_kernels_triton.py, and by their plan."""
 
 from __future__ import annotations
 
