@@ -1,55 +1,34 @@
-"""Predicted against measured speed of onecard's own trainer.
+"""Predicted against measured speed of onecard's own trainer, and the fit of the card's power limit.
 
     PYTHONPATH=. python bench/onecard_speed.py                  # the profiled rows of tests/golden
+    PYTHONPATH=. python bench/onecard_speed.py --fit            # fit the power limit again and print it
     PYTHONPATH=. python bench/onecard_speed.py --rows FILE      # rows of bench/onecard_rows.py --speed
 
-Rates are nanoGPT's; only `sustained` is ours. It is fitted to neither of these rows but to `onecard bench`, which times
-both trainers in one session: predicted, they compare as they did there.
+Rates are nanoGPT's (bench/speed_errors.py). Four numbers are fitted here, to the steps of twenty rows of ours and of
+both trainers in `onecard bench` at 124M: what the power limit takes (`Power`), and a byte of our own kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 
-from onecard.config.schema import RunConfig
-from onecard.plan.cards import find_card
+from bench.speed_errors import GOLDEN, H200, POWER_NAMES, Row, fitted, row_config
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.predict import step_times
-from onecard.plan.speed.rates import H200_RATES, Rates
+from onecard.plan.speed.rates import H200_RATES, Power, Rates
 
-ROWS = Path(__file__).parents[1] / "tests" / "golden" / "onecard_h200_speed.csv"
-BESIDE = ROWS.with_name("bench_h200_fused.csv")
-H200 = find_card("H200")
-_WHOLE = "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps vocab_size loss_chunk".split()
-
-
-@dataclass(frozen=True)
-class Row:
-    """One timed run of our trainer on an H200, and its kernels of one profiled step by kind."""
-
-    config: RunConfig
-    step_seconds: float
-    matmul_seconds: float
-    attention_seconds: float
-    rest_seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.config.tokens_per_step / self.step_seconds
-
-    @property
-    def name(self) -> str:
-        c = self.config
-        mode = "compiled" if c.compile else "eager"
-        words = [f"{c.n_layer}/{c.n_head}/{c.n_embd} {c.batch_size} × {c.block_size} {c.dtype} {mode}"]
-        words += [f"accumulation {c.gradient_accumulation_steps}"]
-        words += [c.grad_checkpoint] * (c.grad_checkpoint != "none") + [f"chunk {c.loss_chunk}"] * bool(c.loss_chunk)
-        return " ".join(words)
+ROWS = GOLDEN / "onecard_h200_speed.csv"
+BENCH = GOLDEN / "bench_h200_fused.csv"
+FITTED_N_EMBD = 768  # of what was benched
+# Round values that the fit starts from and is loosely held to.
+START = replace(
+    H200_RATES,
+    costs=replace(H200_RATES.costs, written_out_byte=0.85),
+    power=Power(free_share=0.33, exponent=0.25, float16_exponent=0.25),
+)
 
 
 def measured_rows(path: Path = ROWS) -> list[Row]:
@@ -61,48 +40,47 @@ def measured_rows(path: Path = ROWS) -> list[Row]:
 
 def _row(columns: dict[str, str]) -> Row:
     seconds = {kind: float(columns[f"{kind}_seconds"]) for kind in "step gemm attention triton loss other".split()}
-    keys = {key: int(columns[key]) for key in _WHOLE if columns[key]}
-    switches = {key: columns[key] == "True" for key in ("bias", "compile")}
-    rest = {"dtype": columns["dtype"], "dropout": float(columns["dropout"])}
+    chunk = int(columns["loss_chunk"]) if columns["loss_chunk"] else None
+    config = row_config(columns).replace({"grad_checkpoint": columns["grad_checkpoint"], "loss_chunk": chunk})
     return Row(
-        config=RunConfig().replace({**keys, **switches, **rest, "grad_checkpoint": columns["grad_checkpoint"]}),
+        config,
+        H200,
         step_seconds=seconds["step"],
         matmul_seconds=seconds["gemm"],
         attention_seconds=seconds["attention"],
         rest_seconds=seconds["triton"] + seconds["loss"] + seconds["other"],
+        trainer="onecard",
     )
 
 
-def side_by_side() -> list[tuple[RunConfig, float, RunConfig, float]]:
-    """Ours and nanoGPT's best of one command: config and seconds a step of each."""
-    with BESIDE.open() as file:
-        ran = [row for row in csv.DictReader(file) if row["tokens_per_second"] and row["n_embd"] == "768"]
-    timed = [(row["trainer"], _benched(row)) for row in ran]
-    (theirs,) = [found for trainer, found in timed if trainer == "nanogpt"]
-    return [(*ours, *theirs) for trainer, ours in timed if trainer == "onecard"]
+def benched_rows(path: Path = BENCH) -> list[Row]:
+    """What `onecard bench` timed, of both trainers."""
+    with path.open() as file:
+        ran = [columns for columns in csv.DictReader(file) if columns["tokens_per_second"]]
+    return [_benched(columns) for columns in ran]
 
 
-def _benched(columns: dict[str, str]) -> tuple[RunConfig, float]:
-    config = RunConfig().replace({key: int(columns[key]) for key in _WHOLE if columns.get(key)} | {"dtype": "bfloat16"})
-    return config, config.tokens_per_step / float(columns["tokens_per_second"])
+def _benched(columns: dict[str, str]) -> Row:
+    config = row_config(columns).replace({"grad_checkpoint": columns["grad_checkpoint"]})
+    trainer = "onecard" if columns["trainer"] == "onecard" else "nanogpt"
+    return Row(config, H200, config.tokens_per_step / float(columns["tokens_per_second"]), trainer=trainer)
 
 
-def fitted() -> Rates:
-    """The H200's rates with a `sustained` by which the two trainers compare as they did."""
-    rates = replace(H200_RATES, sustained=1.0)
-    for _ in range(5):  # the waiting at the end of a step does not scale with it
-        off = mean(
-            math.log(seconds / step_times(ours, H200, rates, "onecard").step)
-            - math.log(their_seconds / step_times(theirs, H200, rates).step)
-            for ours, seconds, theirs, their_seconds in side_by_side()
-        )
-        rates = replace(rates, sustained=rates.sustained * math.exp(off))
-    return rates
+def fit_power() -> Rates:
+    """The H200's rates, with what the power limit takes by steps of both trainers.
+
+    Kernels of one profiled update, after a pause, ran at higher clocks: of these only the rest counts, by which
+    `written_out_byte` is told from the limit.
+    """
+    ours = [replace(row, matmul_seconds=None, attention_seconds=None) for row in measured_rows()]
+    both = [row for row in benched_rows() if row.config.n_embd == FITTED_N_EMBD]
+    return fitted(START, [*ours, *both], ["written_out_byte", *POWER_NAMES], rounds=40)
 
 
 def error(row: Row) -> float:
     """Error of tokens per second of a row, as predicted."""
-    return row.step_seconds / step_times(row.config, H200, H200_RATES, "onecard").step - 1
+    assert row.step_seconds
+    return row.step_seconds / step_times(row.config, H200, H200_RATES, row.trainer).step - 1
 
 
 def table() -> str:
@@ -116,22 +94,31 @@ def table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fit", action="store_true")
     parser.add_argument("--rows", type=Path)
     args = parser.parse_args()
-    rows = measured_rows(args.rows or ROWS)
-    print(f"sustained {fitted().sustained:.4f} by `onecard bench`; rates.py has {H200_RATES.sustained}")
-    for row in rows:
-        speed = predict_speed(row.config, H200, "onecard")
+    if args.fit:
+        rates = fit_power()
+        print(rates.power, f"written_out_byte={rates.costs.written_out_byte:.3f}")
+        return
+    for row in [*measured_rows(args.rows or ROWS), *([] if args.rows else benched_rows())]:
+        speed = predict_speed(row.config, H200, row.trainer)
         assert speed
-        times = step_times(row.config, H200, H200_RATES, "onecard")
-        kernels = {
-            "products": times.matmuls / row.matmul_seconds,
-            "attention": times.attention / row.attention_seconds,
-            "rest": (times.memory_bound + times.loss + times.optimizer) / row.rest_seconds,
-        }
         inside = "inside" if speed.tokens_per_second.contains(row.tokens_per_second) else "OUTSIDE"
-        shown = " ".join(f"{kind} {ratio - 1:+.1%}" for kind, ratio in kernels.items())
-        print(f"{row.name:70} tokens/s {error(row):+.1%} {inside} ±{speed.spread:.0%}; kernels: {shown}")
+        print(f"{row.trainer} {row.name:75} tokens/s {error(row):+.1%} {inside} ±{speed.spread:.0%}{_kinds(row)}")
+
+
+def _kinds(row: Row) -> str:
+    """How far each kind of kernel is off, where they were told apart."""
+    if not (row.matmul_seconds and row.attention_seconds and row.rest_seconds):
+        return ""
+    times = step_times(row.config, H200, H200_RATES, row.trainer)
+    kernels = {
+        "products": times.matmuls / row.matmul_seconds,
+        "attention": times.attention / row.attention_seconds,
+        "rest": (times.memory_bound + times.loss + times.optimizer) / row.rest_seconds,
+    }
+    return "; kernels: " + " ".join(f"{kind} {ratio - 1:+.1%}" for kind, ratio in kernels.items())
 
 
 if __name__ == "__main__":

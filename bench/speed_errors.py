@@ -33,11 +33,12 @@ from onecard.plan.speed.rates import (
     ADA_GEFORCE_RATES,
     H200_RATES,
     Host,
+    Power,
     Rates,
     matmul_flops_per_second,
     work_seconds,
 )
-from onecard.plan.speed.work import Costs
+from onecard.plan.speed.work import Costs, TrainerName
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 H200, RTX_4070 = find_card("H200"), find_card("RTX 4070")
@@ -58,13 +59,15 @@ class Row:
     update_seconds: float | None = None  # clipping and AdamW alone
     evaluation_seconds: float | None = None  # one evaluation batch
     pace: float = 1.0  # how long its processor took for what the others' took one second
+    trainer: TrainerName = "nanogpt"
 
     @property
     def name(self) -> str:
         c, mode = self.config, "compiled" if self.config.compile else "eager"
         shape = f"{c.n_layer}/{c.n_head}/{c.n_embd} {c.batch_size} × {c.block_size}"
         odd = [f"V {c.vocab_size}"] * (c.vocab_size != 50304) + [f"dropout {c.dropout:g}"] * bool(c.dropout)
-        odd += ["bias"] * c.bias
+        odd += ["bias"] * c.bias + [c.grad_checkpoint] * (c.grad_checkpoint != "none")
+        odd += [f"chunk {c.loss_chunk}"] * bool(c.loss_chunk)
         return " ".join([shape, c.dtype, mode, f"accumulation {c.gradient_accumulation_steps}", *odd])
 
     @property
@@ -156,7 +159,7 @@ def quiet_rows() -> list[Row]:
 
 def median_row(rows: list[Row]) -> Row:
     """One row for several measurements of a config: the median of everything measured."""
-    names = [field.name for field in fields(Row) if field.name not in ("config", "card")]
+    names = [field.name for field in fields(Row) if field.name not in ("config", "card", "trainer")]
     measured = {name: [value for row in rows if (value := getattr(row, name)) is not None] for name in names}
     return replace(rows[0], **{name: median(values) if values else None for name, values in measured.items()})
 
@@ -204,6 +207,7 @@ RATE_NAMES = (
 ).split()
 HOST_NAMES = list(Host.__dataclass_fields__)
 COST_NAMES = [name for name in Costs.__dataclass_fields__ if name != "written_out_byte"]  # that is our trainer's
+POWER_NAMES = list(Power.__dataclass_fields__)  # fitted to both trainers' steps by bench/onecard_speed.py
 # Round values the fit starts from and is loosely held to, instead of the fitted ones, so that a row left out does not
 # speak through them. Those of an addition, a micro-batch or a sequence changed by 1.5 move no left-out error by half a
 # point.
@@ -227,6 +231,7 @@ START = replace(
         stumble_seconds=15e-6,
     ),
     costs=Costs(pointwise_flops=1000, loss_flops=100, attention_flops=100, dropout_flops=300),
+    power=None,  # what it takes of nanoGPT's kernels is in the other numbers
 )
 SETTLED = 1e-6  # share of the squares: a round that takes off less changes nothing more
 # A step's time counts most; kernels of one kind and updates alone tell the parts apart.
@@ -259,7 +264,7 @@ def residuals(rates: Rates, rows: Iterable[Row]) -> list[float]:
     found = []
     for row in rows:
         rates_here = paced(rates, row)
-        times = step_times(row.config, row.card, rates_here)
+        times = step_times(row.config, row.card, rates_here, row.trainer)
         for weight, predicted, measured in (
             (STEP_WEIGHT, times.step, row.step_seconds),
             (MATMUL_WEIGHT, times.matmuls, row.matmul_seconds),
@@ -275,15 +280,19 @@ def residuals(rates: Rates, rows: Iterable[Row]) -> list[float]:
 def fitted(start: Rates, rows: list[Row], names: list[str], rounds: int = 25) -> Rates:
     """Rates with the named coefficients moved to least squares over the rows, held loosely near where they start."""
 
-    def rates_at(logs: np.ndarray) -> Rates:
-        values = dict(zip(names, (float(value) for value in np.exp(logs)), strict=True))
-        host, costs, rest = (
-            {name: values[name] for name in known if name in values} for known in (HOST_NAMES, COST_NAMES, RATE_NAMES)
-        )
-        return replace(start, **rest, host=replace(start.host, **host), costs=replace(start.costs, **costs))
+    def owner(name: str) -> Host | Costs | Power | Rates:
+        parts = (start.host, start.costs, start.power)
+        return next((part for part in parts if part and name in part.__dataclass_fields__), start)
 
-    def owner(name: str) -> Host | Costs | Rates:
-        return start.host if name in HOST_NAMES else start.costs if name in COST_NAMES else start
+    def rates_at(logs: np.ndarray) -> Rates:
+        values = {name: float(value) for name, value in zip(names, np.exp(logs), strict=True)}
+
+        def moved(part: Host | Costs | Power | Rates) -> dict[str, float]:
+            return {name: value for name, value in values.items() if owner(name) is part}
+
+        power = replace(start.power, **moved(start.power)) if start.power else None
+        host, costs = replace(start.host, **moved(start.host)), replace(start.costs, **moved(start.costs))
+        return replace(start, **moved(start), host=host, costs=costs, power=power)
 
     origin = np.log([getattr(owner(name), name) for name in names])
 
@@ -335,7 +344,7 @@ def errors_of(rows: list[Row], fit_rows: list[Row], fit: Callable[[list[Row]], R
         if row.step_seconds is None:
             continue
         others = [other for other in fit_rows if not row.same_config(other)]
-        without = None if len(others) == len(fit_rows) else fit(others)
+        without = None if len(others) == len(fit_rows) else replace(fit(others), power=rates.power)
         predicted = row.config.tokens_per_step / step_times(row.config, row.card, paced(rates, row)).step
         left_out = (
             row.step_seconds / step_times(row.config, row.card, paced(without, row)).step - 1 if without else None

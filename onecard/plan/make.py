@@ -354,7 +354,7 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
         return None
     if memory.first_run_out:
         return f"the first run, which times its kernels, may run out in {memory.first_run_out}; the next does not"
-    left = available_bytes - memory.process_bytes
+    left = available_bytes - memory.needed_bytes
     if memory.later_run_out and left >= memory.error_bytes:
         return f"the first run fits; a later one, with no kernel left to time, may run out in {memory.later_run_out}"
     return (

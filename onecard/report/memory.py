@@ -35,7 +35,7 @@ def print_memory(memory: Memory, console: Console, *, trainer: TrainerName, avai
 
 
 def _verdict(memory: Memory, available: int | None) -> Text:
-    needed = memory.process_bytes
+    needed = memory.needed_bytes if memory.fits is False else memory.process_bytes
     if available is None:
         context = "no card was named, so its CUDA context, some hundreds of MiB, is not in it"
         return Text(f"PyTorch will reserve {units.mib(needed)}; {context}")

@@ -135,7 +135,7 @@ def _trainer_column(planned: TrainerPlan, available_bytes: int | None) -> dict[s
         lines["fits"] = f"yes{barely}, {units.mib(available_bytes - memory.process_bytes)} left"
     else:
         no = "perhaps not" if memory.is_near(available_bytes) else "no"
-        lines["fits"] = f"{no}, {units.mib(memory.process_bytes - available_bytes)} too much"
+        lines["fits"] = f"{no}, {units.mib(memory.needed_bytes - available_bytes)} too much"
     training, *evaluations = (memory.phases[name].allocated_bytes / units.MIB for name in ("train", "eval0", "eval"))
     lines["allocated"] = f"{training:,.0f} MiB training, {max(evaluations):,.0f} evaluating"
     if speed is None:

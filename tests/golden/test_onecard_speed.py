@@ -1,20 +1,23 @@
 """Measured speeds of our own trainer lie inside the predicted ranges.
 
-NVIDIA H200, torch 2.11.0+cu130, 2026-11-16, by `python bench/onecard_rows.py --rows rows.csv --out out.csv --jobs 8
---speed`: eight rows timed one after the other (onecard_h200_speed.csv), and five that were drawn at random and set
-aside (_check.csv; two more were of passes that have been written out since). bench_h200_fused.csv is `onecard bench`,
-nanoGPT and ours in one session. Two numbers are fitted: what a byte of our own kernels takes, to the kernels of the
-eight rows, and `sustained`, to the bench; all else is as for nanoGPT, or counted. _eager.csv are eight rows on cores
-that nobody shared.
+NVIDIA H200, torch 2.11.0+cu130, 2026-11-16, by `python bench/onecard_rows.py --rows rows.csv --out out.csv --jobs 12
+--speed`: twenty rows timed one after the other (onecard_h200_speed.csv). Twelve of these had been drawn at random and
+set aside; two came out 15 and 22 % too fast, and the power limit is described since. Twelve more were drawn then and
+are in no fit (the last of _check.csv; the first five are older, of compiled blocks and an eager run): -4.8 to +8.0 %
+when they were opened, a little else now that float16 has an exponent of its own, by nanoGPT in `onecard bench`.
+bench_h200_fused.csv is `onecard bench`, nanoGPT and ours in one command; what was benched at 124M is in the fit.
+_eager.csv are eight rows on cores that nobody shared.
 """
 
 import csv
-from dataclasses import replace
+from dataclasses import astuple, replace
+from statistics import mean
 
 import pytest
 
 from bench.measured import GOLDEN
-from bench.onecard_speed import H200, Row, error, fitted, measured_rows, side_by_side
+from bench.onecard_speed import FITTED_N_EMBD, benched_rows, error, fit_power, measured_rows
+from bench.speed_errors import H200, Row
 from onecard.config.schema import RunConfig
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.speed import ONECARD_RUNS, nearest_measured, predict_speed
@@ -42,49 +45,65 @@ def test_measured_speeds_lie_inside_fifteen_percent(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=named)
-def test_measured_steps_are_within_twelve_percent(row: Row) -> None:
-    assert abs(error(row)) < 0.12
+def test_measured_steps_are_within_six_percent(row: Row) -> None:
+    assert abs(error(row)) < 0.06
 
 
-@pytest.mark.parametrize("row", ROWS, ids=named)
-def test_without_the_fitted_number_nanogpts_rates_are_within_fifteen_percent(row: Row) -> None:
-    unfitted = replace(H200_RATES, sustained=1.0)
-    assert step_times(row.config, H200, unfitted, "onecard").step == pytest.approx(row.step_seconds, rel=0.15)
+def test_without_the_power_limit_the_steps_of_wide_models_are_not() -> None:
+    unlimited = replace(H200_RATES, power=None)
+    errors = [row.step_seconds / step_times(row.config, H200, unlimited, "onecard").step - 1 for row in ROWS]
+    assert max(errors) > 0.25
+    assert sum(error > 0.10 for error in errors) > len(ROWS) / 2
 
 
 @pytest.mark.parametrize("row", ROWS, ids=named)
 def test_every_kind_of_kernel_is_about_right(row: Row) -> None:
-    times = step_times(row.config, H200, replace(H200_RATES, sustained=1.0), "onecard")
+    """Of one profiled update after a pause: at higher clocks than in the steps, so most are predicted too long."""
+    times = step_times(row.config, H200, H200_RATES, "onecard")
     assert times.matmuls == pytest.approx(row.matmul_seconds, rel=0.12)
-    assert times.attention == pytest.approx(row.attention_seconds, rel=0.12)
-    assert times.memory_bound + times.loss + times.optimizer == pytest.approx(row.rest_seconds, rel=0.12)
+    assert times.attention == pytest.approx(row.attention_seconds, rel=0.30)
+    assert times.memory_bound + times.loss + times.optimizer == pytest.approx(row.rest_seconds, rel=0.17)
 
 
-@pytest.mark.parametrize("pair", side_by_side(), ids=lambda pair: str(pair[0].batch_size))
-def test_the_two_trainers_compare_as_they_did_side_by_side(pair: tuple[RunConfig, float, RunConfig, float]) -> None:
-    ours, seconds, theirs, their_seconds = pair
-    first, second = predict_speed(ours, H200, "onecard"), predict_speed(theirs, H200)
-    assert first
-    assert second
-    predicted = first.tokens_per_second.likely / second.tokens_per_second.likely
-    assert predicted == pytest.approx(their_seconds / seconds, rel=0.04)
+BENCHED_ROWS = benched_rows()
 
 
-def test_the_fitted_number_is_what_the_fit_says() -> None:
-    assert len(ROWS) == 8
-    assert len(side_by_side()) == 3
-    assert fitted().sustained == pytest.approx(H200_RATES.sustained, rel=0.005)
+@pytest.mark.parametrize("row", [row for row in BENCHED_ROWS if row.config.n_embd == FITTED_N_EMBD], ids=named)
+def test_both_trainers_steps_in_a_bench_are_within_four_percent(row: Row) -> None:
+    assert abs(error(row)) < 0.04
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in BENCHED_ROWS if row.config.n_embd != FITTED_N_EMBD and row.trainer == "onecard"], ids=named
+)
+def test_ours_of_other_sizes_are_too_and_in_no_fit(row: Row) -> None:
+    assert abs(error(row)) < 0.04
+
+
+def test_the_fitted_numbers_are_what_the_fit_says() -> None:
+    assert len(ROWS) == 20
+    rates = fit_power()
+    assert rates.power
+    assert H200_RATES.power
+    assert astuple(rates.power) == pytest.approx(astuple(H200_RATES.power), rel=0.005)
+    assert rates.costs.written_out_byte == pytest.approx(H200_RATES.costs.written_out_byte, rel=0.005)
 
 
 def test_a_row_that_runs_a_quarter_slower_is_found_outside() -> None:
     assert not is_inside(replace(ROWS[0], step_seconds=1.25 * ROWS[0].step_seconds))
 
 
+SET_ASIDE = measured_rows(GOLDEN / "onecard_h200_speed_check.csv")
+COMPILED_ASIDE = [row for row in SET_ASIDE if row.config.compile]
+
+
 def test_the_table_of_measured_runs_holds_every_row_of_the_default_chunk() -> None:
-    timed = [(row.config, row.tokens_per_second) for row in ROWS if not row.config.loss_chunk]
-    benched = [(bench_config(row), float(row["tokens_per_second"])) for row in RAN if is_ours(row)]
-    firsts = dict([*timed, *benched])
-    assert sorted(map(round, firsts.values())) == sorted(round(run.tokens_per_second) for run in ONECARD_RUNS)
+    benched = [row for row in BENCHED_ROWS if row.trainer == "onecard"]
+    runs: dict[RunConfig, list[float]] = {}
+    for row in [*ROWS, *COMPILED_ASIDE, *benched]:
+        runs.setdefault(row.config, []).append(row.tokens_per_second)
+    found = sorted(round(mean(speeds)) for speeds in runs.values())
+    assert found == sorted(round(run.tokens_per_second) for run in ONECARD_RUNS)
 
 
 def test_a_measured_row_is_its_own_nearest() -> None:
@@ -95,15 +114,15 @@ def test_a_measured_row_is_its_own_nearest() -> None:
     assert "the same here" in said
 
 
-SET_ASIDE = measured_rows(GOLDEN / "onecard_h200_speed_check.csv")
-
-
-@pytest.mark.parametrize("row", [row for row in SET_ASIDE if row.config.compile], ids=named)
-def test_compiled_rows_set_aside_are_within_fifteen_percent(row: Row) -> None:
+@pytest.mark.parametrize("row", COMPILED_ASIDE, ids=named)
+def test_rows_set_aside_are_within_ten_percent(row: Row) -> None:
     """Drawn at random, and never in a fit."""
-    speed = predict_speed(row.config, H200, "onecard")
-    assert speed
-    assert speed.tokens_per_second.likely == pytest.approx(row.tokens_per_second, rel=0.15)
+    assert is_inside(row)
+    assert abs(error(row)) < 0.10
+
+
+def test_seventeen_were_set_aside_all_but_one_of_them_compiled() -> None:
+    assert (len(SET_ASIDE), len(COMPILED_ASIDE)) == (17, 16)
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -133,7 +152,21 @@ BENCHED = rows_of("bench_h200_fused.csv") + [
 RAN = [row for row in BENCHED if row["tokens_per_second"]]
 
 
-@pytest.mark.parametrize("columns", RAN, ids=bench_name)
+def waited_for_its_host(columns: dict[str, str]) -> bool:
+    """nanoGPT's 350M in the last command: others kept the machine's cores busy, and its steps took 0.33 to 0.40 s."""
+    return columns["n_embd"] == "1024" and columns["tokens_per_second"] == "137391.6"
+
+
+def test_one_run_of_nanogpt_waited_for_its_host_and_is_told_by_its_neighbours() -> None:
+    (slow,) = [row for row in RAN if waited_for_its_host(row)]
+    same = [row for row in RAN if bench_config(row) == bench_config(slow) and not is_ours(row) and row is not slow]
+    assert [round(float(row["tokens_per_second"]), -3) for row in same] == [166_000, 168_000]
+    speed = predict_speed(bench_config(slow), H200)
+    assert speed
+    assert speed.tokens_per_second.likely == pytest.approx(167_000, rel=0.03)
+
+
+@pytest.mark.parametrize("columns", [row for row in RAN if not waited_for_its_host(row)], ids=bench_name)
 def test_what_onecard_bench_measured_later_is_inside_the_ranges(columns: dict[str, str]) -> None:
     speed = predict_speed(bench_config(columns), H200, "onecard" if is_ours(columns) else "nanogpt")
     assert speed

@@ -118,12 +118,16 @@ def randn(rows: int, columns: int, dtype: Any, *, transposed: bool = False) -> A
 
 
 def check(out_MN: Any, a_MK: Any, b_KN: Any, *, added_MN: Any = None, factor: Any = None) -> None:
-    """Multiply, and compare with float64, to the rounding of the result and float32's of the sum."""
-    exact_MN = a_MK.double() @ b_KN.double() * (1.0 if factor is None else factor.double())
-    if added_MN is not None:
-        exact_MN += added_MN.double()
+    """Multiply, and compare with float64, to the roundings of the product and of the result.
+
+    cuBLASLt's kernels for an H200 round a product to half precision before they add to it, as torch does.
+    """
+    product_MN = a_MK.double() @ b_KN.double() * (1.0 if factor is None else factor.double())
+    exact_MN = product_MN if added_MN is None else product_MN + added_MN.double()
     multiply(a_MK, b_KN, out_MN, added_MN=added_MN, factor=factor)
-    torch.testing.assert_close(out_MN.double(), exact_MN, rtol=torch.finfo(out_MN.dtype).eps, atol=1e-3)
+    allowed_MN = torch.finfo(out_MN.dtype).eps / 2 * (product_MN.abs() + exact_MN.abs()) + 1e-3
+    too_far_MN = (out_MN.double() - exact_MN).abs() - allowed_MN
+    assert float(too_far_MN.max()) <= 0
 
 
 @pytest.mark.parametrize("out_is_wide", BITS)

@@ -126,6 +126,7 @@ class CachingAllocator:
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
+        self.peak_asked_bytes = 0  # with what was asked for on top: what a limit must allow
         self.requests: list[int] = []  # sizes of the segments (or pages) asked from the driver, in order
         self._space = _AddressSpace()
         self._next_range = 0  # expandable only
@@ -219,7 +220,13 @@ class CachingAllocator:
         raise OutOfMemory
 
     def _exceeds_limit(self, size: int) -> bool:
-        return self.limit_bytes is not None and self.reserved_bytes + size > self.limit_bytes
+        """Whether the limit forbids it: all of a request counts, also what free pages of an expandable segment hold."""
+        asked = self.reserved_bytes + size
+        if self.limit_bytes is not None and asked > self.limit_bytes:
+            return True
+        if asked > self.peak_asked_bytes:
+            self.peak_asked_bytes = asked
+        return False
 
     def _reserve(self, size: int) -> None:
         self.requests.append(size)

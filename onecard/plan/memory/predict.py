@@ -84,6 +84,7 @@ class Memory:
 
     phases: dict[str, Phase]
     process_bytes: int  # what the driver shows: all that was reserved, and the context
+    needed_bytes: int  # what must be available: with expandable segments up to a request more than is shown
     error_bytes: int  # how far that may be off
     fits: bool | None  # None where no card is known
     tight: bool  # fits only because the allocator gives its cache back when it hits the limit
@@ -132,12 +133,12 @@ class Memory:
 
     def is_safe(self, available_bytes: int) -> bool:
         """Whether the run fits even if it takes as much more than predicted as predictions may be off."""
-        near = self.process_bytes + self.error_bytes > available_bytes
+        near = self.needed_bytes + self.error_bytes > available_bytes
         return bool(self.fits) and not near and self.first_run_out is None and self.later_run_out is None
 
     def is_near(self, available_bytes: int) -> bool:
         """Whether a run that does not fit would, if it took less than predicted by what predictions may be off."""
-        return self.fits is False and self.process_bytes - self.error_bytes <= available_bytes
+        return self.fits is False and self.needed_bytes - self.error_bytes <= available_bytes
 
     def parts_of(self, phase: str) -> list[Part]:
         """The parts of one phase, largest first."""
@@ -262,7 +263,7 @@ def _memory(
     run = description.replayed(tape)
     fits, tight = None if available_bytes is None else True, False
     context_bytes = description.context.size_bytes
-    if available_bytes is not None and run.reserved_bytes + context_bytes > available_bytes:
+    if available_bytes is not None and run.asked_bytes + context_bytes > available_bytes:
         most = max(run.phases.values(), key=lambda peak: peak.allocated_bytes)
         needed = sum(parts_at(tape, most.event).values()) + context_bytes  # at that moment, by any allocator
         limited = description.replayed(tape, available_bytes=available_bytes) if needed <= available_bytes else None
@@ -271,6 +272,7 @@ def _memory(
     return Memory(
         phases={name: _phase(tape, run.phases[name]) for name in PHASES},
         process_bytes=run.reserved_bytes + context_bytes,
+        needed_bytes=run.asked_bytes + context_bytes,
         error_bytes=_error_bytes(run.reserved_bytes, card),
         fits=fits,
         tight=tight,

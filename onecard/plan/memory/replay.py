@@ -33,6 +33,7 @@ class Replay:
     phases: dict[str, ReservedPeak]
     ran_out: RanOut | None
     reserved_bytes: int  # high-water mark of the whole tape
+    asked_bytes: int  # the least limit under which it runs without giving its cache back
 
     @property
     def ok(self) -> bool:
@@ -60,7 +61,8 @@ def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | 
             try:
                 handles[event] = malloc(sizes[event])
             except OutOfMemory:
-                return Replay(found, RanOut(name, index, tape.sizes[event]), allocator.peak_reserved_bytes)
+                ran_out = RanOut(name, index, tape.sizes[event])
+                return Replay(found, ran_out, allocator.peak_reserved_bytes, allocator.peak_asked_bytes)
             if allocator.allocated_bytes > best:
                 best, at = allocator.allocated_bytes, index
         if name in found and found[name].allocated_bytes >= best:
@@ -68,7 +70,7 @@ def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | 
         found[name] = ReservedPeak(
             phase=name, allocated_bytes=best, event=at, reserved_bytes=allocator.peak_reserved_bytes
         )
-    return Replay(found, None, allocator.peak_reserved_bytes)
+    return Replay(found, None, allocator.peak_reserved_bytes, allocator.peak_asked_bytes)
 
 
 def _stretches(tape: Tape) -> Iterator[tuple[int, int, str, list[int], list[str]]]:

@@ -142,13 +142,16 @@ def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName
     work = _STEPS[trainer](config, dtype, rates.costs)
     micros = config.gradient_accumulation_steps
     products = matmul_flops_per_second(card, rates, dtype)
-    ours = trainer == "onecard"
-    pace, pause = (rates.sustained, rates.our_step_seconds) if ours else (1.0, rates.host.step_seconds)
-    spent = _Spent(*(micros * pace * seconds for seconds in _spent(work.micro_batch, card, rates, dtype)))
+    pause = rates.our_step_seconds if trainer == "onecard" else rates.host.step_seconds
     summing = work.sums(micros) * work_seconds(work.accumulation, card, rates, products)
-    optimizer = pace * (summing + work_seconds(work.update, card, rates, products))
-    card_seconds = sum(spent) + optimizer
+    update = summing + work_seconds(work.update, card, rates, products)
+    parts = [micros * seconds for seconds in _spent(work.micro_batch, card, rates, dtype)]
     host_seconds = _host_seconds(work, rates.host, micros=micros) + micros * work.reruns * rates.our_rerun_seconds
+    unlimited = overlapped(_HOST_OVERLAP_POWER, sum(parts) + update, host_seconds)
+    share = micros * work.micro_batch.whole.tensor_flops / unlimited / tensor_peak(card, dtype)
+    pace = rates.power.pace(share, dtype) if rates.power else 1.0
+    spent, optimizer = _Spent(*(pace * seconds for seconds in parts)), pace * update
+    card_seconds = sum(spent) + optimizer
     waiting = overlapped(_HOST_OVERLAP_POWER, card_seconds, host_seconds) - card_seconds
     impossible = max(0.0, least_seconds(config, card) - card_seconds - waiting - pause)
     return StepTimes(
