@@ -174,7 +174,7 @@ def _distance(run: MeasuredRun, config: RunConfig, card: Card | None) -> float:
         0.0 if config.compile == run.compile else 0.7,  # eager takes 1.3 to 2 times as long
         0.0 if (config.dropout > 0) == (run.dropout > 0) else 0.1,
         0.0 if config.bias == run.bias else 0.1,
-        0.0 if config.grad_checkpoint == run.grad_checkpoint else 0.2,  # full costs about as much
+        0.0 if config.grad_checkpoint == run.grad_checkpoint else 0.5,  # full costs 0.2; one like it is worth more
         _card_distance(run.card, card),
     )
 
@@ -188,7 +188,7 @@ def _dtype(config: RunConfig, card: Card | None) -> str:
 def _dtype_distance(one: str, other: str) -> float:
     if one == other:
         return 0.0
-    return 1.0 if "float32" in (one, other) else 0.05  # the two 16-bit types run at the same rate
+    return 1.0 if "float32" in (one, other) else 0.05  # the two 16-bit types run at about the same rate
 
 
 def _card_distance(name: str, card: Card | None) -> float:
