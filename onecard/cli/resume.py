@@ -329,4 +329,6 @@ def _new_run_command(run: Run, values: Mapping[str, object] | None = None) -> st
 
 
 def _flags(values: Mapping[str, object]) -> list[str]:
-    return [quote(f"--{key}={value}") for key, value in values.items()]
+    from onecard.config.shown import typed
+
+    return [quote(f"--{key}={typed(key, value)}") for key, value in values.items()]

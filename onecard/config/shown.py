@@ -1,6 +1,6 @@
-"""A value of a config as people read it: no more digits than say it, a size with its unit.
+"""A value of a config as people read it, and as they type it: a size with its unit.
 
-For reading alone: what a program reads again (a file, a command to paste) has every digit.
+To read, it has no more digits than say it; what a program reads again (a command to paste) has every digit.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ def shown(key: str, value: object) -> str:
         return '""'
     if isinstance(value, float):
         return repr(float(f"{value:.{DIGITS}g}"))
+    return typed(key, value)
+
+
+def typed(key: str, value: object) -> str:
+    """What stands behind `--key=` in a command: `12GiB`, and all else as it is."""
     if key in SIZE_KEYS and isinstance(value, int) and value < 2**63:
         return units.as_typed(value)
     return str(value)

@@ -7,6 +7,7 @@ from shlex import quote
 from typing import Any
 
 from onecard.config.schema import NANOGPT_KEYS
+from onecard.config.shown import typed
 from onecard.plan.speed import TrainerName
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -24,4 +25,4 @@ def train_command(
 def flags_of(patch: Mapping[str, Any], trainer: TrainerName) -> str:
     """The patch as a trainer is told it on the command line: nanoGPT refuses keys it does not know."""
     known = NANOGPT_KEYS if trainer == "nanogpt" else patch.keys()
-    return " ".join(quote(f"--{key}={value}") for key, value in patch.items() if key in known)
+    return " ".join(quote(f"--{key}={typed(key, value)}") for key, value in patch.items() if key in known)

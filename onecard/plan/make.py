@@ -357,8 +357,10 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
     left = available_bytes - memory.needed_bytes
     if memory.later_run_out and left >= memory.error_bytes:
         return f"the first run fits; a later one, with no kernel left to time, may run out in {memory.later_run_out}"
+    for_a_moment = memory.needed_bytes - memory.process_bytes
+    asked = f"for a moment {units.mib(for_a_moment)} more is asked for, and " if for_a_moment else ""
     return (
-        f"{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
+        f"{asked}{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
         "close other programs, or let --fit choose"
     )
 

@@ -16,8 +16,9 @@ from statistics import mean
 import pytest
 
 from bench.measured import GOLDEN
-from bench.onecard_speed import FITTED_N_EMBD, benched_rows, error, fit_power, measured_rows
-from bench.speed_errors import H200, Row
+from bench.onecard_speed import error
+from bench.speed_fit import FITTED_N_EMBD, fit_power
+from bench.speed_rows import H200, Row, benched_rows, own_rows
 from onecard.config.schema import RunConfig
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.speed import ONECARD_RUNS, nearest_measured, predict_speed
@@ -25,7 +26,7 @@ from onecard.plan.speed.predict import step_times
 from onecard.plan.speed.rates import H200_RATES
 from onecard.units import GIB
 
-ROWS = measured_rows()
+ROWS = own_rows()
 
 
 def named(row: Row) -> str:
@@ -93,7 +94,7 @@ def test_a_row_that_runs_a_quarter_slower_is_found_outside() -> None:
     assert not is_inside(replace(ROWS[0], step_seconds=1.25 * ROWS[0].step_seconds))
 
 
-SET_ASIDE = measured_rows(GOLDEN / "onecard_h200_speed_check.csv")
+SET_ASIDE = own_rows(GOLDEN / "onecard_h200_speed_check.csv")
 COMPILED_ASIDE = [row for row in SET_ASIDE if row.config.compile]
 
 
@@ -189,7 +190,7 @@ def test_the_plan_knew_our_process_to_the_byte(columns: dict[str, str]) -> None:
     assert memory.phases["train"].allocated_bytes == int(columns["allocated_bytes"])
 
 
-EAGER = measured_rows(GOLDEN / "onecard_h200_speed_eager.csv")  # on quiet cores
+EAGER = own_rows(GOLDEN / "onecard_h200_speed_eager.csv")  # on quiet cores
 
 
 @pytest.mark.parametrize("row", EAGER, ids=named)

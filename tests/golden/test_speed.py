@@ -7,23 +7,9 @@ nobody shared. _kernels.csv was timed beside other work, so that only its kernel
 
 import pytest
 
-from bench.speed_errors import (
-    H200,
-    HOST_NAMES,
-    QUIET,
-    RTX_4070,
-    Row,
-    errors_of,
-    first_rows,
-    fit_geforce,
-    fit_h200,
-    h200_rows,
-    kernels,
-    paced,
-    profiled_rows,
-    quiet_rows,
-    rtx_4070_rows,
-)
+from bench.speed_errors import errors_of
+from bench.speed_fit import HOST_NAMES, fit_geforce, fit_h200, kernels, paced
+from bench.speed_rows import H200, QUIET, RTX_4070, Row, first_rows, h200_rows, profiled_rows, quiet_rows, rtx_4070_rows
 from onecard.config.schema import RunConfig
 from onecard.plan.ranges import within
 from onecard.plan.speed import MEASURED_RUNS, predict_speed

@@ -19,17 +19,8 @@ from statistics import median
 import pytest
 
 from bench.quiet_core import parsed
-from bench.speed_errors import (
-    CHECKS,
-    GOLDEN,
-    QUIET,
-    QUIET_CHECK,
-    Row,
-    drawn_rows,
-    h200_rows,
-    kernels,
-    profiled_rows,
-)
+from bench.speed_fit import kernels
+from bench.speed_rows import CHECKS, GOLDEN, QUIET, QUIET_CHECK, Row, drawn_rows, h200_rows, profiled_rows
 from onecard.plan.speed import predict_speed
 
 

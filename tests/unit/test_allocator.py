@@ -154,6 +154,23 @@ def test_at_the_limit_expandable_segments_give_back_whole_free_pages() -> None:
     assert allocator.reserved_bytes == 80 * MIB  # the small pool's page went back; 0-10 is not a whole page
 
 
+def test_all_of_a_request_counts_against_the_limit_of_expandable_segments_also_what_free_pages_hold() -> None:
+    """alloc_block compares the whole size before it looks for free pages; read off runs under ten limits on an H200."""
+
+    def grown(limit_bytes: int | None) -> CachingAllocator:
+        allocator = CachingAllocator(expandable_segments=True, limit_bytes=limit_bytes)
+        allocator.malloc(50 * MIB)  # three pages of 20 MiB, of which 10 stay free
+        allocator.malloc(30 * MIB)
+        return allocator
+
+    free = grown(None)
+    assert free.reserved_bytes == 80 * MIB
+    assert free.peak_asked_bytes == 90 * MIB
+    assert grown(90 * MIB).reserved_bytes == 80 * MIB
+    with pytest.raises(OutOfMemory):
+        grown(88 * MIB)
+
+
 def test_expandable_pages_are_counted_from_the_start_of_their_own_range() -> None:
     # the large pool's range comes second here: it must begin with a whole page, too
     allocator = CachingAllocator(expandable_segments=True, limit_bytes=62 * MIB)

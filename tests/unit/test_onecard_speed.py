@@ -1,5 +1,7 @@
 """The work of a step of our own trainer: what differs from nanoGPT's, counted by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from onecard.config.schema import RunConfig
@@ -9,6 +11,7 @@ from onecard.plan.memory.onecard.chunks import chunk_sizes, default_chunk_tokens
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.nanogpt import nanogpt_step
 from onecard.plan.speed.onecard import checkpoints, evaluations, onecard_step
+from onecard.plan.speed.predict import step_times
 from onecard.plan.speed.rates import (
     ADA_GEFORCE_RATES,
     GEFORCE_RATES,
@@ -17,7 +20,7 @@ from onecard.plan.speed.rates import (
     OTHER_MAKERS_RATES,
     WORKSTATION_RATES,
 )
-from onecard.plan.speed.work import StepWork, Work
+from onecard.plan.speed.work import StepWork, TrainerName, Work
 
 H200, RTX_4070 = find_card("H200"), find_card("RTX 4070")
 GPT2 = RunConfig(batch_size=8, gradient_accumulation_steps=64, max_iters=12_000, eval_interval=500, dtype="bfloat16")
@@ -154,3 +157,30 @@ def test_what_nobody_timed_is_wider_and_says_so(
     assert speed
     assert speed.spread == spread
     assert said in speed.basis
+
+
+def test_the_power_limit_slows_what_fills_the_tensor_cores() -> None:
+    power = H200_RATES.power
+    assert power
+    assert power.pace(0.2, "bfloat16") == 1.0
+    assert power.pace(power.free_share, "float16") == 1.0
+    assert power.pace(2 * power.free_share, "bfloat16") == pytest.approx(2**power.exponent)
+    assert power.pace(0.6, "float16") > power.pace(0.6, "bfloat16") > power.pace(0.5, "bfloat16")
+
+
+def test_it_costs_ours_more_than_nanogpt_and_a_wide_model_more_than_a_narrow_one() -> None:
+    unlimited = replace(H200_RATES, power=None)
+
+    def cost(config: RunConfig, trainer: TrainerName) -> float:
+        limited, free = (step_times(config, H200, rates, trainer).step for rates in (H200_RATES, unlimited))
+        return limited / free
+
+    wide = GPT2.replace({"n_embd": 1536, "n_head": 24})
+    narrow = GPT2.replace({"n_embd": 256, "n_head": 4})
+    assert cost(GPT2, "onecard") > cost(GPT2, "nanogpt") > 1.0
+    assert cost(wide, "onecard") > cost(GPT2, "onecard") > cost(narrow, "onecard") == 1.0
+
+
+def test_of_other_kinds_of_cards_nobody_knows_it() -> None:
+    others = (ADA_GEFORCE_RATES, GEFORCE_RATES, WORKSTATION_RATES, OLDER_RATES, OTHER_MAKERS_RATES)
+    assert all(rates.power is None for rates in others)

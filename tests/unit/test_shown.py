@@ -5,7 +5,7 @@ import math
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.config.shown import same_value, shown
+from onecard.config.shown import same_value, shown, typed
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,18 @@ def test_the_last_bits_of_a_number_are_no_difference() -> None:
     assert not same_value(0.00012, 0.0001200001)
     assert not same_value("0.1", 0.1)
     assert not same_value(None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("memory_limit", 12 * 2**30, "12GiB"),
+        ("memory_limit", 4110 * 2**20, "4110MiB"),
+        ("memory_limit", 12 * 2**30 + 1, "12884901889"),
+        ("batch_size", 1024, "1024"),  # no size in bytes
+        ("min_lr", 0.0012 / 10, "0.00011999999999999999"),  # every digit
+    ],
+)
+def test_what_is_typed_says_exactly_the_value(key: str, value: object, text: str) -> None:
+    assert typed(key, value) == text
+    assert RunConfig().replace({key: text if key == "memory_limit" else value}).model_dump()[key] == value

@@ -99,9 +99,9 @@ H200_RATES = Rates(
 # More than 1 may be clocks above the published 2,475 MHz or bytes that the L2 cache keeps and this model counts; two
 # runs cannot tell. Either run predicts the other within 6 %. Attention's and the bandwidth's shares are estimates,
 # chosen from a few that were tried on these runs (0.60 to 0.75, 0.85 to 0.95).
-# No power limit: these runs lasted hours, so what it takes is in them.
-UNTIMED = replace(H200_RATES, costs=replace(H200_RATES.costs, written_out_byte=None))  # of our trainer, on other cards
-ADA_GEFORCE_RATES = replace(UNTIMED, matmul_share=1.15, attention_share=0.70, bandwidth_share=0.92, power=None)
+# No power limit: these runs lasted hours, so what it takes is in them; of the cards below nobody knows.
+UNTIMED = replace(H200_RATES, costs=replace(H200_RATES.costs, written_out_byte=None), power=None)
+ADA_GEFORCE_RATES = replace(UNTIMED, matmul_share=1.15, attention_share=0.70, bandwidth_share=0.92)
 # Estimates from here on. Other GeForce cards: the published rate, neither clocks nor caches to help it.
 GEFORCE_RATES = replace(ADA_GEFORCE_RATES, matmul_share=1.0)
 # Professional cards hold their published clocks less well; older ones have no flash kernel.
