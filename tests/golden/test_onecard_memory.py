@@ -28,7 +28,7 @@ from onecard.plan.memory.onecard.run import onecard_tape
 from onecard.plan.memory.predict import PHASES, predict_onecard
 from onecard.plan.memory.replay import replay
 from onecard.plan.memory.tape import Tape
-from onecard.units import MIB, parse_bytes
+from onecard.units import GIB, MIB, parse_bytes
 
 ROWS = measured_rows(GOLDEN / "onecard_h200_build.csv")
 BUILT_WITH = {row.name for row in ROWS} | {  # four of the notes' configs are among these
@@ -91,7 +91,8 @@ def limit_bytes(row: Measured) -> int:
 @pytest.mark.parametrize("row", LIMITED, ids=lambda row: f"{named(row)}-{row.columns['memory_limit']}")
 def test_a_run_fits_its_limit_exactly_where_it_did(row: Measured) -> None:
     """Where it did not, a micro-batch could not be recorded, or was made smaller."""
-    memory = predict_onecard(row.config, CARD, available_bytes=limit_bytes(row))
+    config = row.config.replace({"memory_limit": limit_bytes(row)})
+    memory = predict_onecard(config, CARD, available_bytes=limit_bytes(row))
     assert memory.fits == (not row.columns["note"])
     if memory.fits:
         assert memory.process_bytes == row.process_bytes
@@ -99,11 +100,13 @@ def test_a_run_fits_its_limit_exactly_where_it_did(row: Measured) -> None:
         assert memory.needed_bytes > limit_bytes(row)
 
 
-def test_what_must_be_available_is_more_than_is_shown() -> None:
-    """torch counts all of a request against its limit, also the part that free pages already hold."""
-    memory = predict_onecard(LIMITED[-1].config, CARD)
+def test_what_a_limit_must_allow_is_more_than_is_shown() -> None:
+    """torch counts all of a request against its limit, also what free pages already hold; a driver does not."""
+    config = LIMITED[-1].config
+    memory = predict_onecard(config.replace({"memory_limit": 12 * GIB}), CARD)
     assert memory.process_bytes == 4096 * MIB
     assert 4102 * MIB < memory.needed_bytes <= 4110 * MIB  # the largest limit it did not fit, the smallest it did
+    assert predict_onecard(config, CARD).needed_bytes == memory.process_bytes
 
 
 def test_evaluation_stays_below_training_in_every_measured_row() -> None:

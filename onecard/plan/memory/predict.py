@@ -68,6 +68,11 @@ class Description:
     why: Callable[[str, str, str, int], str]  # of a tag, in a phase, at a moment, with its bytes
     expandable_segments: bool
     context: Part
+    capped: bool = False  # by torch, which counts all of a request; a driver gives pages for as long as it has any
+
+    def needed_bytes(self, run: Replay) -> int:
+        """What must be available for a run to go as replayed."""
+        return (run.asked_bytes if self.capped else run.reserved_bytes) + self.context.size_bytes
 
     def replayed(self, tape: Tape, *, available_bytes: int | None = None) -> Replay:
         """The tape under the allocator, which gets what is available to the process but for its context."""
@@ -84,7 +89,7 @@ class Memory:
 
     phases: dict[str, Phase]
     process_bytes: int  # what the driver shows: all that was reserved, and the context
-    needed_bytes: int  # what must be available: with expandable segments up to a request more than is shown
+    needed_bytes: int  # what must be available: under a memory_limit up to a request more than is shown
     error_bytes: int  # how far that may be off
     fits: bool | None  # None where no card is known
     tight: bool  # fits only because the allocator gives its cache back when it hits the limit
@@ -220,6 +225,7 @@ def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int 
         why=partial(why_onecard, config),
         expandable_segments=config.expandable_segments,
         context=context,
+        capped=config.memory_limit is not None,
     )
     return _memory(description, card, available_bytes, tuple(_onecard_assumptions(config, device, card)))
 
@@ -263,16 +269,16 @@ def _memory(
     run = description.replayed(tape)
     fits, tight = None if available_bytes is None else True, False
     context_bytes = description.context.size_bytes
-    if available_bytes is not None and run.asked_bytes + context_bytes > available_bytes:
+    if available_bytes is not None and description.needed_bytes(run) > available_bytes:
         most = max(run.phases.values(), key=lambda peak: peak.allocated_bytes)
-        needed = sum(parts_at(tape, most.event).values()) + context_bytes  # at that moment, by any allocator
-        limited = description.replayed(tape, available_bytes=available_bytes) if needed <= available_bytes else None
+        least = sum(parts_at(tape, most.event).values()) + context_bytes  # at that moment, by any allocator
+        limited = description.replayed(tape, available_bytes=available_bytes) if least <= available_bytes else None
         fits = tight = limited is not None and limited.ok
         run = limited if limited and tight else run
     return Memory(
         phases={name: _phase(tape, run.phases[name]) for name in PHASES},
         process_bytes=run.reserved_bytes + context_bytes,
-        needed_bytes=run.asked_bytes + context_bytes,
+        needed_bytes=description.needed_bytes(run),
         error_bytes=_error_bytes(run.reserved_bytes, card),
         fits=fits,
         tight=tight,
