@@ -115,8 +115,10 @@ def _does_not_fit(memory: Memory, free: int, place: Place, fix: str | None) -> D
     largest = max(memory.parts_of(memory.peak_phase.name), key=lambda part: part.size_bytes)
     share = largest.size_bytes / memory.process_bytes
     held = f"; other programs hold {units.gib(place.other_bytes)}" if place.other_bytes else ""
+    needs = f"this run needs {units.gib(memory.process_bytes)} and {place.card.name} has {units.gib(free)} for it"
+    refused = f"torch would refuse this run a request at {units.mib(free)}, which it counts whole at its limit"
     return DoesNotFit(
-        f"this run needs {units.gib(memory.process_bytes)} and {place.card.name} has {units.gib(free)} for it",
+        refused if memory.refused_whole else needs,
         why=f"{largest.name} take {units.gib(largest.size_bytes)} ({share:.0%}){held}",
         fix=fix or f"a smaller model: onecard plan --gpu auto --fit says which fits {units.gib(free)}",
     )

@@ -124,7 +124,7 @@ class _Planner:
         before, after = self._room(self.before), self._room(changed)
         if before is None or after is None:
             return replace(alone, needs_card=True)
-        free = before == after or self._memory(self.before).needed_bytes <= min(before, after)
+        free = before == after or self._memory(self.before).process_bytes <= min(before, after)
         alone = replace(alone, fits=self._fits(changed))
         return _same(alone) if free else alone
 
@@ -141,10 +141,8 @@ class _Planner:
     def _fits(self, changed: RunConfig) -> bool | None:
         """Whether the run fits with a change; None where the prediction is too near to tell."""
         room, before = self._room(changed), self._room(self.before)
-        if room is None or before is None or self._memory(self.before).needed_bytes > before:
+        if room is None or before is None or self._memory(self.before).process_bytes > before:
             return None
-        if self._memory(changed).needed_bytes <= room:
-            return True
         memory = self._memory(changed, room)
         return None if memory.is_near(room) else memory.fits
 

@@ -187,7 +187,7 @@ def _not_in_the_config(asked: Asked, other_bytes: int) -> Iterator[Fix]:
             what="close the programs that hold memory on the card",
             trainer=asked.trainer,
             slowdown=0.0,
-            fits=None if available_bytes is None else memory.needed_bytes <= available_bytes + room_bytes,
+            fits=None if available_bytes is None else memory.process_bytes <= available_bytes + room_bytes,
             why=f"takes nothing off this run; gives it up to {units.mib(room_bytes)} more room",
         )
     if asked.trainer == "onecard" and eval_batch_size(asked.config) > eval_sequences(asked.config):

@@ -35,8 +35,7 @@ class Candidate:
     trainer: TrainerName = "nanogpt"
     expandable_segments: bool = False  # of nanoGPT: asked for in the environment
     process_bytes: int
-    needed_bytes: int  # that must be available
-    error_bytes: int  # how far both may be off
+    error_bytes: int  # how far that may be off
     fits: bool
     safe: bool  # fits even where it takes as much more as that
     speed: Speed | None
@@ -179,7 +178,7 @@ def _advantage(other: Candidate, best: Candidate) -> str:
 
 def _risk(other: Candidate, available_bytes: int) -> str:
     """Why a candidate that fits is not safe."""
-    left_bytes = available_bytes - other.needed_bytes
+    left_bytes = available_bytes - other.process_bytes
     if left_bytes < other.error_bytes:
         return f"leaves {units.mib(left_bytes)}, and the prediction may be {units.mib(other.error_bytes)} off"
     return "its first run, in which kernels are timed, may run out of memory"
@@ -325,7 +324,6 @@ def _candidate(
         trainer=trainer,
         expandable_segments=expandable,
         process_bytes=memory.process_bytes,
-        needed_bytes=memory.needed_bytes,
         error_bytes=memory.error_bytes,
         fits=bool(memory.fits),
         safe=memory.is_safe(available_bytes),

@@ -354,13 +354,11 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
         return None
     if memory.first_run_out:
         return f"the first run, which times its kernels, may run out in {memory.first_run_out}; the next does not"
-    left = available_bytes - memory.needed_bytes
+    left = available_bytes - memory.process_bytes
     if memory.later_run_out and left >= memory.error_bytes:
         return f"the first run fits; a later one, with no kernel left to time, may run out in {memory.later_run_out}"
-    for_a_moment = memory.needed_bytes - memory.process_bytes
-    asked = f"for a moment {units.mib(for_a_moment)} more is asked for, and " if for_a_moment else ""
     return (
-        f"{asked}{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
+        f"{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
         "close other programs, or let --fit choose"
     )
 

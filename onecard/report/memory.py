@@ -20,6 +20,7 @@ from onecard.report.tables import print_table
 BAR_CELLS = 40
 SMALL_SHARE = 0.01  # parts below it share a line
 TRAINER_NAMES: dict[TrainerName, str] = {"nanogpt": "nanoGPT", "onecard": "onecard"}
+REFUSED_WHOLE = "at its limit torch counts a request whole, also what its free pages hold, and refuses one"
 _WITH_CONTEXT = "its context included"
 PHASE_NAMES = {"eval0": "first evaluation", "train": "training", "eval": "later evaluations"}
 
@@ -35,7 +36,7 @@ def print_memory(memory: Memory, console: Console, *, trainer: TrainerName, avai
 
 
 def _verdict(memory: Memory, available: int | None) -> Text:
-    needed = memory.needed_bytes if memory.fits is False else memory.process_bytes
+    needed = memory.process_bytes
     if available is None:
         context = "no card was named, so its CUDA context, some hundreds of MiB, is not in it"
         return Text(f"PyTorch will reserve {units.mib(needed)}; {context}")
@@ -44,11 +45,12 @@ def _verdict(memory: Memory, available: int | None) -> Text:
     figures = f"  {bar}  {units.mib(needed)} of {units.mib(available)}"
     if not memory.fits:
         near = memory.is_near(available)
+        where = f"\nruns out in {memory.ran_out}"
         verdict = Text("may not fit" if near else "does not fit", style="bold red")
+        if memory.refused_whole:
+            return verdict.append(f"{figures}: {REFUSED_WHOLE}{where}", "default")
         hedge = f", less than the prediction may be off ({units.mib(memory.error_bytes)})" if near else ""
-        return verdict.append(
-            f"{figures}, {units.mib(needed - available)} too much{hedge}\nruns out in {memory.ran_out}", "default"
-        )
+        return verdict.append(f"{figures}, {units.mib(needed - available)} too much{hedge}{where}", "default")
     if memory.first_run_out:
         verdict = Text("fits, barely", style="bold yellow")
         said = f": the first run, which times its kernels, may run out in {memory.first_run_out}"

@@ -131,11 +131,12 @@ def _trainer_column(planned: TrainerPlan, available_bytes: int | None) -> dict[s
     if available_bytes is None:
         lines["fits"] = "no card to set it against"
     elif memory.fits:
-        barely = "" if memory.is_safe(available_bytes) else ", barely"
-        lines["fits"] = f"yes{barely}, {units.mib(available_bytes - memory.process_bytes)} left"
+        barely = "" if memory.is_safe(available_bytes) and not memory.tight else ", barely"
+        lines["fits"] = f"yes{barely}, {units.mib(max(0, available_bytes - memory.process_bytes))} left"
     else:
         no = "perhaps not" if memory.is_near(available_bytes) else "no"
-        lines["fits"] = f"{no}, {units.mib(memory.needed_bytes - available_bytes)} too much"
+        much = f"{units.mib(memory.process_bytes - available_bytes)} too much"
+        lines["fits"] = f"{no}, {'refused at the limit' if memory.refused_whole else much}"
     training, *evaluations = (memory.phases[name].allocated_bytes / units.MIB for name in ("train", "eval0", "eval"))
     lines["allocated"] = f"{training:,.0f} MiB training, {max(evaluations):,.0f} evaluating"
     if speed is None:

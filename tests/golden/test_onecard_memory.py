@@ -94,19 +94,19 @@ def test_a_run_fits_its_limit_exactly_where_it_did(row: Measured) -> None:
     config = row.config.replace({"memory_limit": limit_bytes(row)})
     memory = predict_onecard(config, CARD, available_bytes=limit_bytes(row))
     assert memory.fits == (not row.columns["note"])
+    assert not memory.tight
     if memory.fits:
         assert memory.process_bytes == row.process_bytes
-    else:
-        assert memory.needed_bytes > limit_bytes(row)
 
 
-def test_what_a_limit_must_allow_is_more_than_is_shown() -> None:
-    """torch counts all of a request against its limit, also what free pages already hold; a driver does not."""
-    config = LIMITED[-1].config
-    memory = predict_onecard(config.replace({"memory_limit": 12 * GIB}), CARD)
-    assert memory.process_bytes == 4096 * MIB
-    assert 4102 * MIB < memory.needed_bytes <= 4110 * MIB  # the largest limit it did not fit, the smallest it did
-    assert predict_onecard(config, CARD).needed_bytes == memory.process_bytes
+def test_torch_counts_all_of_a_request_against_its_limit_and_a_driver_does_not() -> None:
+    shown = 4096 * MIB
+    assert [limit_bytes(row) for row in LIMITED if row.columns["note"]][-1] == shown + 6 * MIB
+    refused = LIMITED[-1].config.replace({"memory_limit": shown})
+    by_torch = predict_onecard(refused, CARD, available_bytes=shown)
+    assert (by_torch.process_bytes, by_torch.fits, by_torch.refused_whole) == (shown, False, True)
+    smaller_card = predict_onecard(refused.replace({"memory_limit": 12 * GIB}), CARD, available_bytes=shown)
+    assert (smaller_card.fits, smaller_card.refused_whole) == (True, False)
 
 
 def test_evaluation_stays_below_training_in_every_measured_row() -> None:

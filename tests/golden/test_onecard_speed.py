@@ -98,7 +98,7 @@ SET_ASIDE = own_rows(GOLDEN / "onecard_h200_speed_check.csv")
 COMPILED_ASIDE = [row for row in SET_ASIDE if row.config.compile]
 
 
-def test_the_table_of_measured_runs_holds_every_row_of_the_default_chunk() -> None:
+def test_the_table_of_measured_runs_holds_every_compiled_row() -> None:
     benched = [row for row in BENCHED_ROWS if row.trainer == "onecard"]
     runs: dict[RunConfig, list[float]] = {}
     for row in [*ROWS, *COMPILED_ASIDE, *benched]:
@@ -120,6 +120,15 @@ def test_rows_set_aside_are_within_ten_percent(row: Row) -> None:
     """Drawn at random, and never in a fit."""
     assert is_inside(row)
     assert abs(error(row)) < 0.10
+
+
+@pytest.mark.parametrize("row", COMPILED_ASIDE, ids=named)
+def test_kinds_of_kernels_set_aside_are_less_sure(row: Row) -> None:
+    """Attention of 2,048 tokens in float16 is predicted too long, narrow models' small kernels too short."""
+    times = step_times(row.config, H200, H200_RATES, "onecard")
+    assert times.matmuls == pytest.approx(row.matmul_seconds, rel=0.16)
+    assert times.attention == pytest.approx(row.attention_seconds, rel=0.35)
+    assert times.memory_bound + times.loss + times.optimizer == pytest.approx(row.rest_seconds, rel=0.22)
 
 
 def test_seventeen_were_set_aside_all_but_one_of_them_compiled() -> None:

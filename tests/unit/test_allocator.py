@@ -171,6 +171,12 @@ def test_all_of_a_request_counts_against_the_limit_of_expandable_segments_also_w
         grown(88 * MIB)
 
 
+def test_pages_may_be_more_than_was_asked_for() -> None:
+    allocator = CachingAllocator(expandable_segments=True, limit_bytes=50 * MIB)
+    allocator.malloc(50 * MIB)
+    assert (allocator.peak_asked_bytes, allocator.reserved_bytes) == (50 * MIB, 60 * MIB)
+
+
 def test_expandable_pages_are_counted_from_the_start_of_their_own_range() -> None:
     # the large pool's range comes second here: it must begin with a whole page, too
     allocator = CachingAllocator(expandable_segments=True, limit_bytes=62 * MIB)

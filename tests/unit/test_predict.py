@@ -4,7 +4,7 @@ import pytest
 
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import find_card
-from onecard.plan.memory.predict import PROCESS, Memory, predict_nanogpt
+from onecard.plan.memory.predict import PROCESS, Memory, predict_nanogpt, predict_onecard
 from onecard.plan.sensitivity import single_changes
 from onecard.units import GIB, MIB
 
@@ -104,3 +104,19 @@ def test_sensitivity_replans_each_setting() -> None:
     direct = predict_nanogpt(NOTE_001.replace({"batch_size": 8}), RTX_4070)
     assert changes["batch_size", 8].process_bytes == direct.process_bytes
     assert changes["batch_size", 8].difference_bytes < 0 < changes["batch_size", 32].difference_bytes
+
+
+EAGER = RunConfig(n_head=4, n_embd=256, batch_size=33, dtype="float32", compile=False, dropout=0.1)
+WRITTEN_OUT = RunConfig(n_layer=6, n_head=6, n_embd=384, block_size=512, batch_size=66, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("config", "around_mib"), [(EAGER, 8_700), (WRITTEN_OUT, 4_100)], ids=["eager", "written out"])
+def test_more_memory_never_gives_a_worse_verdict(config: RunConfig, around_mib: int) -> None:
+    """Under torch's own limit: no, only because the cache is given back, yes but barely, yes."""
+    verdicts = []
+    for mib in range(around_mib - 400, around_mib + 900, 50):
+        limit = mib * MIB
+        memory = predict_onecard(config.replace({"memory_limit": limit}), find_card("H200"), available_bytes=limit)
+        verdicts.append(bool(memory.fits) + bool(memory.fits and not memory.tight) + memory.is_safe(limit))
+    assert verdicts == sorted(verdicts)
+    assert {0, 3} <= set(verdicts)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.config.shown import same_value, shown, typed
 
@@ -58,4 +59,5 @@ def test_the_last_bits_of_a_number_are_no_difference() -> None:
 )
 def test_what_is_typed_says_exactly_the_value(key: str, value: object, text: str) -> None:
     assert typed(key, value) == text
-    assert RunConfig().replace({key: text if key == "memory_limit" else value}).model_dump()[key] == value
+    flags = resolve("", filename="c.py", flags=[(key, text)])
+    assert getattr(flags.config, key) == value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
@@ -70,9 +71,9 @@ class Description:
     context: Part
     capped: bool = False  # by torch, which counts all of a request; a driver gives pages for as long as it has any
 
-    def needed_bytes(self, run: Replay) -> int:
-        """What must be available for a run to go as replayed."""
-        return (run.asked_bytes if self.capped else run.reserved_bytes) + self.context.size_bytes
+    def room_bytes(self, run: Replay) -> int:
+        """What must be available for a run to go as it was replayed without a limit."""
+        return max(run.reserved_bytes, run.asked_bytes if self.capped else 0) + self.context.size_bytes
 
     def replayed(self, tape: Tape, *, available_bytes: int | None = None) -> Replay:
         """The tape under the allocator, which gets what is available to the process but for its context."""
@@ -89,7 +90,6 @@ class Memory:
 
     phases: dict[str, Phase]
     process_bytes: int  # what the driver shows: all that was reserved, and the context
-    needed_bytes: int  # what must be available: under a memory_limit up to a request more than is shown
     error_bytes: int  # how far that may be off
     fits: bool | None  # None where no card is known
     tight: bool  # fits only because the allocator gives its cache back when it hits the limit
@@ -138,12 +138,17 @@ class Memory:
 
     def is_safe(self, available_bytes: int) -> bool:
         """Whether the run fits even if it takes as much more than predicted as predictions may be off."""
-        near = self.needed_bytes + self.error_bytes > available_bytes
+        near = self.process_bytes + self.error_bytes > available_bytes
         return bool(self.fits) and not near and self.first_run_out is None and self.later_run_out is None
 
     def is_near(self, available_bytes: int) -> bool:
         """Whether a run that does not fit would, if it took less than predicted by what predictions may be off."""
-        return self.fits is False and self.needed_bytes - self.error_bytes <= available_bytes
+        return self.fits is False and self.process_bytes - self.error_bytes <= available_bytes
+
+    @property
+    def refused_whole(self) -> bool:
+        """Whether it would fit if torch, at its own limit, counted only what a request needs beyond free pages."""
+        return self.fits is False and self.process_bytes <= (self.available_bytes or 0)
 
     def parts_of(self, phase: str) -> list[Part]:
         """The parts of one phase, largest first."""
@@ -225,7 +230,7 @@ def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int 
         why=partial(why_onecard, config),
         expandable_segments=config.expandable_segments,
         context=context,
-        capped=config.memory_limit is not None,
+        capped=config.memory_limit is not None and config.memory_limit <= (available_bytes or math.inf),
     )
     return _memory(description, card, available_bytes, tuple(_onecard_assumptions(config, device, card)))
 
@@ -269,7 +274,7 @@ def _memory(
     run = description.replayed(tape)
     fits, tight = None if available_bytes is None else True, False
     context_bytes = description.context.size_bytes
-    if available_bytes is not None and description.needed_bytes(run) > available_bytes:
+    if available_bytes is not None and description.room_bytes(run) > available_bytes:
         most = max(run.phases.values(), key=lambda peak: peak.allocated_bytes)
         least = sum(parts_at(tape, most.event).values()) + context_bytes  # at that moment, by any allocator
         limited = description.replayed(tape, available_bytes=available_bytes) if least <= available_bytes else None
@@ -278,7 +283,6 @@ def _memory(
     return Memory(
         phases={name: _phase(tape, run.phases[name]) for name in PHASES},
         process_bytes=run.reserved_bytes + context_bytes,
-        needed_bytes=description.needed_bytes(run),
         error_bytes=_error_bytes(run.reserved_bytes, card),
         fits=fits,
         tight=tight,

@@ -174,7 +174,7 @@ def _distance(run: MeasuredRun, config: RunConfig, card: Card | None) -> float:
         0.0 if config.compile == run.compile else 0.7,  # eager takes 1.3 to 2 times as long
         0.0 if (config.dropout > 0) == (run.dropout > 0) else 0.1,
         0.0 if config.bias == run.bias else 0.1,
-        0.0 if config.grad_checkpoint == run.grad_checkpoint else 0.5,  # full costs 0.2; one like it is worth more
+        0.0 if config.grad_checkpoint == run.grad_checkpoint else 0.5,  # full costs 0.2, but the same mode tells more
         _card_distance(run.card, card),
     )
 

@@ -90,8 +90,8 @@ H200_RATES = Rates(
         dropout_flops=597,
         written_out_byte=0.64,  # fitted with `power`
     ),
-    # With these, and `written_out_byte`, steps of twenty rows of ours and of both trainers in `onecard bench` come out
-    # within 5 % (bench/onecard_speed.py): at 690 of 700 W a clock of 1,980 MHz falls to 1,490.
+    # With these, and `written_out_byte`, steps of twenty rows of ours and of both trainers in `onecard bench` at 124M
+    # come out within 4 % (bench/onecard_speed.py): at 690 of 700 W a clock of 1,980 MHz falls to 1,470.
     power=Power(free_share=0.335, exponent=0.203, float16_exponent=0.285),
 )
 
