@@ -9,7 +9,7 @@ from rich.console import Console
 from onecard.config.resolve import resolve
 from onecard.plan.budget import Budget
 from onecard.plan.cards import find_card
-from onecard.plan.command import EXPANDABLE
+from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.make import Plan, make_plan
 from onecard.plan.place import Place
 from onecard.plan.seen import Seen
@@ -214,3 +214,25 @@ def test_fixes_of_onecards_run_alone_are_headed_so() -> None:
     print_plan(plan, console)
     assert "what to change under onecard" in written(console)
     assert "  onecard train c.py --eval_batch_size=2\n" in written(console)
+
+
+def test_a_request_that_torch_refuses_at_its_limit_is_no_lack_of_memory() -> None:
+    """30M with 66 sequences: 4,096 MiB are shown, and under a limit of 4,102 it ran out on an H200."""
+    shape = (
+        "n_layer = 6\nn_head = 6\nn_embd = 384\nblock_size = 512\nbatch_size = 66\ngradient_accumulation_steps = 2\n"
+    )
+    h200 = Place(card=find_card("H200"))
+    refused = planned(f"{shape}dtype = 'bfloat16'\nmemory_limit = '4102MiB'\n", h200, trainer="onecard")
+    console = paper(200)
+    print_plan(refused, console)
+    said = written(console)
+    assert refused.exit_code == 1
+    assert "perhaps not, refused at the limit" in said
+    assert "4,096 MiB of 4,102 MiB: at its limit torch counts a request whole" in said
+    assert "too much" not in said
+    assert "runs out in training, loss" in said
+
+
+def test_a_command_names_a_size_as_it_is_typed() -> None:
+    patch = {"batch_size": 8, "memory_limit": 12 * GIB}
+    assert train_command("c.py", patch, trainer="onecard") == "onecard train c.py --batch_size=8 --memory_limit=12GiB"
