@@ -5,6 +5,8 @@ count where the card decides; steps of configs that wait for the host come from 
 nobody shared. _kernels.csv was timed beside other work, so that only its kernels count. RTX 4070: public logs.
 """
 
+from pathlib import Path
+
 import pytest
 
 from bench.speed_errors import errors_of
@@ -173,3 +175,17 @@ def test_rows_of_another_session_lie_inside_the_ranges(row: Row) -> None:
     speed = predict_speed(row.config, H200)
     assert speed
     assert speed.tokens_per_second.contains(row.tokens_per_second)
+
+
+def test_the_table_of_the_docs_is_what_the_code_predicts() -> None:
+    """Its last column takes a fit a row: `bench/speed_errors.py --markdown` makes all of it."""
+    page = (Path(__file__).parents[2] / "docs" / "explain" / "speed.md").read_text()
+    shown = [
+        [cell.strip() for cell in line.split("|")[1:5]] for line in page.splitlines() if line.startswith("| H200 SXM")
+    ]
+    rows = [row for row in ROWS if row.step_seconds]
+    speeds = [row.config.tokens_per_step / step_times(row.config, H200, paced(H200_RATES, row)).step for row in rows]
+    assert shown == [
+        [H200.name, row.name, f"{row.tokens_per_second:,.0f}", f"{speed:,.0f}"]
+        for row, speed in zip(rows, speeds, strict=True)
+    ]
