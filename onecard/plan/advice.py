@@ -9,10 +9,11 @@ from typing import Any
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.asked import Asked
+from onecard.plan.candidate import Candidate
 from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.evaluation import eval_batch_size, eval_sequences
-from onecard.plan.fit import Candidate, fit_config, fit_onecard, from_smaller_weights
+from onecard.plan.fit import fit_config, fit_onecard, from_smaller_weights
 from onecard.plan.memory.predict import Memory, predict_onecard
 from onecard.plan.remedies import RECOMPUTED, Remedy, evaluating, free_remedies, micro_batch_of, recomputing, remedies
 from onecard.plan.speed import TrainerName

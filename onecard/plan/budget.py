@@ -12,9 +12,9 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.errors import UsageError
 from onecard.plan import recipe
+from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.fit import RECOMPUTATION
 from onecard.plan.ladder import Means, shapes
 from onecard.plan.loss import forecast_loss, optimal_params_for_tokens, why_no_forecast
 from onecard.plan.memory.nanogpt.loop import EVAL_ITERS

@@ -9,55 +9,20 @@ from typing import Any
 
 from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.plan.candidate import RECOMPUTATION, Candidate, candidate_of, rank_of
 from onecard.plan.cards import Card
-from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.counts import count_params
 from onecard.plan.evaluation import smaller_eval_batch
-from onecard.plan.memory.predict import Memory, context_of_onecard, predict_nanogpt, predict_onecard
+from onecard.plan.memory.predict import context_of_onecard, predict_nanogpt, predict_onecard
 from onecard.plan.pretrained import smaller_weights
 from onecard.plan.search import STATE_BYTES_PER_PARAMETER, largest, start_of_search
 from onecard.plan.shape import HEAD_SIZE
-from onecard.plan.speed import Speed, TrainerName, predict_speed
+from onecard.plan.speed import TrainerName, predict_speed
 
 WORTH_SAYING = 0.1  # how much faster another number of sequences must be
 NEAR = 0.05  # how far it may be from the number asked for
 SHORTEST_BLOCK = 64  # a context below it is none
 MAX_MICRO_BATCH = 512  # beyond, no card gets faster
-RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: ever less memory, ever more work
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A config that was tried."""
-
-    config: RunConfig
-    patch: dict[str, Any]  # what differs from the config that was asked about
-    trainer: TrainerName = "nanogpt"
-    expandable_segments: bool = False  # of nanoGPT: asked for in the environment
-    process_bytes: int
-    error_bytes: int  # how far that may be off
-    fits: bool
-    safe: bool  # fits even where it takes as much more as that
-    speed: Speed | None
-
-    def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
-        """What to type to run it; `typed` are keys that were set on the command line and so are in no file."""
-        environment = EXPANDABLE if self.expandable_segments else ""
-        return train_command(source, {**(typed or {}), **self.patch}, environment=environment, trainer=self.trainer)
-
-    def with_shape(self, shape: Mapping[str, Any]) -> Candidate:
-        """The same candidate, whose patch also says these keys of the model."""
-        return replace(self, patch={**shape, **self.patch})
-
-    @property
-    def rank(self) -> tuple[float, int, int]:
-        """Fastest first; at equal speed (or none known) less recomputation, then the larger micro-batch."""
-        return _rank(self.config, self.speed)
-
-
-def _rank(config: RunConfig, speed: Speed | None) -> tuple[float, int, int]:
-    likely = speed.tokens_per_second.likely if speed else 0.0
-    return likely, -RECOMPUTATION.index(config.grad_checkpoint), config.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +70,7 @@ class Fit:
             return "the fastest of those that fit"
         chosen = "the fastest of those that fit safely"
         if other := self.passed_over:
-            chosen += f"; {_settings(other)} {_advantage(other, self.best)}, but {_risk(other, self.available_bytes)}"
+            chosen += f"; {other.settings} {other.advantage_over(self.best)}, but {other.risk(self.available_bytes)}"
         return chosen
 
     @property
@@ -159,31 +124,6 @@ class Fit:
         return replace(self, shape=shape, candidates=tuple(each.with_shape(shape) for each in self.candidates))
 
 
-def _settings(candidate: Candidate) -> str:
-    """`16 x 32 sequences with grad_checkpoint=none`: what tells a candidate from others."""
-    config = candidate.config
-    sequences = f"{config.batch_size} x {config.gradient_accumulation_steps} sequences"
-    if candidate.trainer == "onecard":
-        return f"{sequences} with grad_checkpoint={config.grad_checkpoint}"
-    return f"{sequences} with expandable segments" if candidate.expandable_segments else sequences
-
-
-def _advantage(other: Candidate, best: Candidate) -> str:
-    """`would be 3.1 % faster`, as far as speeds are known."""
-    if not other.speed or not best.speed:
-        return "fits too"
-    gain = other.speed.tokens_per_second.likely / best.speed.tokens_per_second.likely - 1
-    return f"would be {100 * gain:.1f} % faster" if round(gain, 3) else "would be as fast"
-
-
-def _risk(other: Candidate, available_bytes: int) -> str:
-    """Why a candidate that fits is not safe."""
-    left_bytes = available_bytes - other.process_bytes
-    if left_bytes < other.error_bytes:
-        return f"leaves {units.mib(left_bytes)}, and the prediction may be {units.mib(other.error_bytes)} off"
-    return "its first run, in which kernels are timed, may run out of memory"
-
-
 def fit_config(
     config: RunConfig,
     card: Card | None,
@@ -211,7 +151,7 @@ def fit_config(
                 expandable_segments=expandable,
                 returns_logits=returns_logits,
             )
-            tried[key] = _candidate(config, changed, card, memory, available_bytes, "nanogpt", expandable=expandable)
+            tried[key] = candidate_of(config, changed, card, memory, available_bytes, "nanogpt", expandable=expandable)
         return tried[key]
 
     def search(enough: Callable[[Candidate], bool]) -> bool:
@@ -252,14 +192,14 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
 
     def planned(way: RunConfig) -> Candidate:
         memory = predict_onecard(way, card, available_bytes=available_bytes)
-        return _candidate(config, way, card, memory, available_bytes, "onecard")
+        return candidate_of(config, way, card, memory, available_bytes, "onecard")
 
     def search(enough: Callable[[Candidate], bool]) -> bool:
         """Whether there is a way that is enough; all that were looked at are in `tried`."""
         best: Candidate | None = None
         for mode in RECOMPUTATION:
             ways = [_with_batch(config, size).replace({"grad_checkpoint": mode}) for size in micro_batches(config)]
-            ranks = {way.batch_size: _rank(way, predict_speed(way, card, "onecard")) for way in ways}
+            ranks = {way.batch_size: rank_of(way, predict_speed(way, card, "onecard")) for way in ways}
             faster = [way for way in ways if best is None or ranks[way.batch_size] > best.rank]
             largest(
                 faster,
@@ -306,29 +246,6 @@ def _is_safe(candidate: Candidate) -> bool:
 
 def _fits(candidate: Candidate) -> bool:
     return candidate.fits
-
-
-def _candidate(
-    asked: RunConfig,
-    config: RunConfig,
-    card: Card | None,
-    memory: Memory,
-    available_bytes: int,
-    trainer: TrainerName,
-    *,
-    expandable: bool = False,
-) -> Candidate:
-    return Candidate(
-        config=config,
-        patch={key: value for key, value in config.model_dump().items() if value != getattr(asked, key)},
-        trainer=trainer,
-        expandable_segments=expandable,
-        process_bytes=memory.process_bytes,
-        error_bytes=memory.error_bytes,
-        fits=bool(memory.fits),
-        safe=memory.is_safe(available_bytes),
-        speed=predict_speed(config, card, trainer),
-    )
 
 
 def _with_batch(config: RunConfig, batch_size: int) -> RunConfig:
@@ -383,7 +300,7 @@ def _attempts(
         if is_hopeless(changed, card, available_bytes):
             return None
         memory = predict(changed, card, available_bytes=available_bytes)
-        candidate = _candidate(asked, changed, card, memory, available_bytes, trainer)
+        candidate = candidate_of(asked, changed, card, memory, available_bytes, trainer)
         return candidate if candidate.safe else None
 
     return attempt

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from onecard.config.schema import RunConfig
+from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.evaluation import eval_batch_size, smaller_eval_batch
-from onecard.plan.fit import RECOMPUTATION, is_hopeless, micro_batches
+from onecard.plan.fit import is_hopeless, micro_batches
 from onecard.plan.memory.nanogpt.loop import EVAL_ITERS, MICRO_STEPS
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.recipe import sequences_per_step

@@ -15,8 +15,9 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.plan.advice import Fix
 from onecard.plan.budget import FEWEST_STEPS
+from onecard.plan.candidate import Candidate
 from onecard.plan.counts import count_params
-from onecard.plan.fit import Candidate, Fit
+from onecard.plan.fit import Fit
 from onecard.plan.loss import LossForecast
 from onecard.plan.make import Plan, vocabulary_condition
 from onecard.plan.proposal import Proposal, config_text

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from onecard.plan.advice import Fix
+from onecard.plan.candidate import Candidate
 from onecard.plan.counts import count_params
-from onecard.plan.fit import Candidate, Fit
+from onecard.plan.fit import Fit
 from onecard.plan.loss import LossForecast, why_no_forecast
 from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.place import Place

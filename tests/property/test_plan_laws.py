@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.plan.budget import Budget, propose
+from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import find_card
-from onecard.plan.fit import RECOMPUTATION, fit_config, fit_onecard
+from onecard.plan.fit import fit_config, fit_onecard
 from onecard.plan.intent import intent_findings
 from onecard.plan.loss import forecast_loss
 from onecard.plan.make import make_plan

@@ -1,0 +1,98 @@
+"""A config that was tried: what it takes, how fast it is, and how it is told from others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onecard import units
+from onecard.config.schema import RunConfig
+from onecard.plan.cards import Card
+from onecard.plan.command import EXPANDABLE, train_command
+from onecard.plan.memory.predict import Memory
+from onecard.plan.speed import Speed, TrainerName, predict_speed
+
+RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: ever less memory, ever more work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A config that was tried."""
+
+    config: RunConfig
+    patch: dict[str, Any]  # what differs from the config that was asked about
+    trainer: TrainerName = "nanogpt"
+    expandable_segments: bool = False  # of nanoGPT: asked for in the environment
+    process_bytes: int
+    error_bytes: int  # how far that may be off
+    fits: bool
+    safe: bool  # fits even where it takes as much more as that
+    speed: Speed | None
+
+    def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
+        """What to type to run it; `typed` are keys that were set on the command line and so are in no file."""
+        environment = EXPANDABLE if self.expandable_segments else ""
+        return train_command(source, {**(typed or {}), **self.patch}, environment=environment, trainer=self.trainer)
+
+    def with_shape(self, shape: Mapping[str, Any]) -> Candidate:
+        """The same candidate, whose patch also says these keys of the model."""
+        return replace(self, patch={**shape, **self.patch})
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Fastest first; at equal speed (or none known) less recomputation, then the larger micro-batch."""
+        return rank_of(self.config, self.speed)
+
+    @property
+    def settings(self) -> str:
+        """`16 x 32 sequences with grad_checkpoint=none`: what tells it from others."""
+        config = self.config
+        sequences = f"{config.batch_size} x {config.gradient_accumulation_steps} sequences"
+        if self.trainer == "onecard":
+            return f"{sequences} with grad_checkpoint={config.grad_checkpoint}"
+        return f"{sequences} with expandable segments" if self.expandable_segments else sequences
+
+    def advantage_over(self, other: Candidate) -> str:
+        """`would be 3.1 % faster`, as far as speeds are known."""
+        if not self.speed or not other.speed:
+            return "fits too"
+        gain = self.speed.tokens_per_second.likely / other.speed.tokens_per_second.likely - 1
+        return f"would be {100 * gain:.1f} % faster" if round(gain, 3) else "would be as fast"
+
+    def risk(self, available_bytes: int) -> str:
+        """Why it is not safe, where it fits."""
+        left_bytes = available_bytes - self.process_bytes
+        if left_bytes < self.error_bytes:
+            return f"leaves {units.mib(left_bytes)}, and the prediction may be {units.mib(self.error_bytes)} off"
+        return "its first run, in which kernels are timed, may run out of memory"
+
+
+def rank_of(config: RunConfig, speed: Speed | None) -> tuple[float, int, int]:
+    """What sorts configs: the fastest first, then the least recomputation, then the largest micro-batch."""
+    likely = speed.tokens_per_second.likely if speed else 0.0
+    return likely, -RECOMPUTATION.index(config.grad_checkpoint), config.batch_size
+
+
+def candidate_of(
+    asked: RunConfig,
+    config: RunConfig,
+    card: Card | None,
+    memory: Memory,
+    available_bytes: int,
+    trainer: TrainerName,
+    *,
+    expandable: bool = False,
+) -> Candidate:
+    """A config beside the one that was asked about, with the memory that was predicted for it."""
+    return Candidate(
+        config=config,
+        patch={key: value for key, value in config.model_dump().items() if value != getattr(asked, key)},
+        trainer=trainer,
+        expandable_segments=expandable,
+        process_bytes=memory.process_bytes,
+        error_bytes=memory.error_bytes,
+        fits=bool(memory.fits),
+        safe=memory.is_safe(available_bytes),
+        speed=predict_speed(config, card, trainer),
+    )
