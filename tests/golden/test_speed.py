@@ -170,7 +170,7 @@ def test_the_table_of_measured_runs_holds_every_timed_row() -> None:
 @pytest.mark.parametrize(
     "row", profiled_rows(QUIET.with_name("nanogpt_h200_beside_onecard.csv"), timed=True), ids=named
 )
-def test_rows_of_another_session_lie_inside_the_ranges(row: Row) -> None:
+def test_rows_of_another_machine_lie_inside_the_ranges(row: Row) -> None:
     """Four that were timed at the power limit, beside our trainer; never in a fit."""
     speed = predict_speed(row.config, H200)
     assert speed
