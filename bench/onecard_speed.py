@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bench.speed_errors import kind_errors, verdict
 from bench.speed_fit import fit_power
 from bench.speed_rows import H200, Row, benched_rows, own_rows
-from onecard.plan.speed import predict_speed
 from onecard.plan.speed.predict import step_times
 from onecard.plan.speed.rates import H200_RATES
 
@@ -42,23 +42,7 @@ def main() -> None:
         print(rates.power, f"written_out_byte={rates.costs.written_out_byte:.3f}")
         return
     for row in own_rows(args.rows) if args.rows else [*own_rows(), *benched_rows()]:
-        speed = predict_speed(row.config, H200, row.trainer)
-        assert speed
-        inside = "inside" if speed.tokens_per_second.contains(row.tokens_per_second) else "OUTSIDE"
-        print(f"{row.trainer} {row.name:75} tokens/s {error(row):+.1%} {inside} ±{speed.spread:.0%}{_kinds(row)}")
-
-
-def _kinds(row: Row) -> str:
-    """How far each kind of kernel is off, where they were told apart."""
-    if not (row.matmul_seconds and row.attention_seconds and row.rest_seconds):
-        return ""
-    times = step_times(row.config, H200, H200_RATES, row.trainer)
-    kernels = {
-        "products": times.matmuls / row.matmul_seconds,
-        "attention": times.attention / row.attention_seconds,
-        "rest": (times.memory_bound + times.loss + times.optimizer) / row.rest_seconds,
-    }
-    return "; kernels: " + " ".join(f"{kind} {ratio - 1:+.1%}" for kind, ratio in kernels.items())
+        print(f"{row.trainer} {row.name:75} tokens/s {verdict(row)}; seconds: {kind_errors(row, H200_RATES)}")
 
 
 if __name__ == "__main__":

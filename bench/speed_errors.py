@@ -74,7 +74,7 @@ def markdown(errors: list[Error]) -> str:
 
 def verdict(row: Row) -> str:
     """How far a row is from what is predicted, and whether its range holds it."""
-    speed = predict_speed(row.config, row.card)
+    speed = predict_speed(row.config, row.card, row.trainer)
     assert speed
     if row.step_seconds is None:
         return "not told: too few quiet steps"
@@ -84,7 +84,7 @@ def verdict(row: Row) -> str:
 
 def kind_errors(row: Row, rates: Rates) -> str:
     """How far each kind of kernel, and each thing timed, is off."""
-    times = step_times(row.config, row.card, rates)
+    times = step_times(row.config, row.card, rates, row.trainer)
     kinds = {
         "products": (times.matmuls, row.matmul_seconds),
         "attention": (times.attention, row.attention_seconds),
