@@ -54,10 +54,7 @@ def notes_table() -> str:
         measured = _nanogpt(row, theirs)
         before = measured or _planned(row)
         state = 16 * _params(row)
-        left, left_before = (
-            int(row["train_reserved"]) - state,
-            before - CONTEXT_BYTES - state,
-        )  # each less its own context
+        left, left_before = int(row["train_reserved"]) - state, before - CONTEXT_BYTES - state  # without contexts
         name = NAMES[f"{row['n_embd']}/{row['block_size']}"]
         mode = "compiled" if row["compile"] == "True" else "eager"
         lines.append(

@@ -219,14 +219,14 @@ class CachingAllocator:
                 self._release_cached()
         raise OutOfMemory
 
-    def _exceeds_limit(self, size: int) -> bool:
-        """Whether the limit forbids it: all of a request counts, also what free pages of an expandable segment hold."""
+    def _may_ask(self, size: int) -> bool:
+        """Count a request, all of it, also what free pages of an expandable segment hold; False if beyond the limit."""
         asked = self.reserved_bytes + size
         if self.limit_bytes is not None and asked > self.limit_bytes:
-            return True
+            return False
         if asked > self.peak_asked_bytes:
             self.peak_asked_bytes = asked
-        return False
+        return True
 
     def _reserve(self, size: int) -> None:
         self.requests.append(size)
@@ -236,7 +236,7 @@ class CachingAllocator:
 
     def _new_segment(self, pool: _Pool, size: int) -> Block | None:
         wanted = segment_bytes(size)
-        if self._exceeds_limit(wanted):
+        if not self._may_ask(wanted):
             return None
         self._reserve(wanted)
         return Block(self._space.place(wanted), wanted, pool, None, None)
@@ -270,7 +270,7 @@ class CachingAllocator:
 
     def _expand(self, pool: _Pool, size: int) -> Block | None:
         """try_allocate_expandable_block: map pages at the lowest address where `size` bytes then are free in a row."""
-        if self._exceeds_limit(segment_bytes(size)):
+        if not self._may_ask(segment_bytes(size)):
             return None
         block = next(_places(pool, size), None)
         if block is None:

@@ -33,7 +33,8 @@ CONTEXT = "context"
 GRAPH_CONTEXT_BYTES = 70 * MIB
 
 # The same for passes that are written out, graph included: they make no handle of cuBLAS, which takes more. The same in
-# 27 runs of 2 to 12 layers (H200, CUDA 13, torch 2.11, 2026-11-16); what it takes on another card is not known.
+# 44 runs of 2 to 24 layers, 2 MiB more or less in three (H200, CUDA 13, torch 2.11, 2026-11-16); what it takes on
+# another card is not known.
 FUSED_CONTEXT_BYTES = -56 * MIB
 
 # How far what PyTorch reserves may be off. On the card that was measured, nine of ten processes of any set of rows lie
