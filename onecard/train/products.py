@@ -27,7 +27,7 @@ from onecard.plan.memory.onecard.scratch import WORKSPACE_BYTES
 
 CANDIDATES = 32  # kernels that are timed
 CALLS = 5  # of each, in one go
-ROUNDS = 3  # of which the fastest counts: others may use the card, too
+ROUNDS = 3  # of all in turn, of which each one's fastest counts: others use the card, and it slows as it warms
 TINY = 1e-30  # a factor with which a product may be added to gradients while it is timed
 
 # Values of cublasLt.h and library_types.h
@@ -247,12 +247,11 @@ class _Product:
         _, _, added, out = operands
         factor = self._tiny if added is out else self._one  # where a sum is added to, timing must leave it as it is
         working = [each for each in candidates if self._run(each, operands, factor) == 0]
-        return min(working, key=lambda each: self._milliseconds(each, operands, factor), default=None)
+        rounds = [[self._milliseconds(each, operands, factor) for each in working] for _ in range(ROUNDS)]
+        best = [min(times) for times in zip(*rounds, strict=True)]
+        return working[best.index(min(best))] if working else None
 
     def _milliseconds(self, candidate: _Candidate, operands: tuple[Tensor, ...], factor: Any) -> float:
-        return min(self._milliseconds_once(candidate, operands, factor) for _ in range(ROUNDS))
-
-    def _milliseconds_once(self, candidate: _Candidate, operands: tuple[Tensor, ...], factor: Any) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         for _ in range(CALLS):

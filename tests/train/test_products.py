@@ -191,6 +191,52 @@ def test_a_product_with_a_kernel_runs_it_and_searches_once() -> None:
     assert (product.searches, product.runs) == (1, 3)
 
 
+class Timed(products._Product):
+    """A product of several kernels on a card that slows down as it warms, by 10 % with every timing."""
+
+    def __init__(self, microseconds: dict[str, float], refused: str = "") -> None:
+        self._tiny, self._one = "tiny", "one"
+        self._microseconds, self._refused = microseconds, refused
+        self._warmth = 1.0
+        self.factors: set[Any] = set()
+
+    def _candidates(self) -> list[Any]:
+        return list(self._microseconds)
+
+    def _run(self, candidate: Any, operands: Any, factor: Any) -> int:
+        self.factors.add(factor)
+        return int(candidate == self._refused)
+
+    def _milliseconds(self, candidate: Any, operands: Any, factor: Any) -> float:
+        self._warmth *= 1.1
+        return self._microseconds[candidate] * self._warmth
+
+
+@pytest.fixture
+def operands(monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, ...]:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # a CPU's torch has no such call
+    return tuple(torch.zeros(2, 2) for _ in range(4))
+
+
+def test_the_fastest_kernel_is_chosen_also_on_a_card_that_slows_while_they_are_timed(operands: Any) -> None:
+    assert Timed({"first": 100, "last": 80})._fastest(operands) == "last"
+    assert Timed({"first": 80, "last": 100})._fastest(operands) == "first"
+
+
+def test_a_kernel_that_refuses_is_not_timed(operands: Any) -> None:
+    assert Timed({"slow": 100, "fast": 50}, refused="fast")._fastest(operands) == "slow"
+    assert Timed({"only": 50}, refused="only")._fastest(operands) is None
+    assert Timed({})._fastest(operands) is None
+
+
+def test_while_they_are_timed_kernels_leave_a_sum_as_it_is(operands: Any) -> None:
+    a, b, added, out = operands
+    for plus, factor in ((out, "tiny"), (added, "one")):
+        product = Timed({"kernel": 1})
+        product._fastest((a, b, plus, out))
+        assert product.factors == {factor}
+
+
 def test_a_library_without_memory_answers_in_words_that_are_known_as_such() -> None:
     with pytest.raises(RuntimeError) as caught:
         products._check(3)
