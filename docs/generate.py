@@ -157,8 +157,9 @@ TABLES = {
     "memory errors, short": memory_pages.short_error_table,
     "other estimators": memory_pages.estimator_table,
     "memory of the notes' configs": trainer_pages.notes_table,
-    "beside nanoGPT": trainer_pages.beside_table,
-    "12 GiB": lambda: trainer_pages.limit_table("bench_h200_fused.csv"),
+    "beside nanoGPT": lambda: trainer_pages.beside_table("bench_h200_fused_check.csv"),
+    "beside nanoGPT, compiled blocks": lambda: trainer_pages.beside_table("bench_h200.csv"),
+    "12 GiB": lambda: trainer_pages.limit_table("bench_h200_fused.csv", "bench_h200_fused_check.csv"),
     "12 GiB, compiled blocks": lambda: trainer_pages.limit_table("bench_h200_12gib.csv"),
     "our trainer's speed": onecard_speed.table,
 }

@@ -65,13 +65,13 @@ def notes_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def beside_table() -> str:
-    """Both trainers at the same micro-batch, one command a model: speed, memory, the first step, the loss."""
+def beside_table(name: str) -> str:
+    """Both trainers at the same micro-batch without a limit, one command a model: speed, memory, first step, loss."""
     lines = [
         "| model | trainer | tokens/s | driver shows MiB | beyond 16 B a parameter MiB | first step s | val loss |",
         "|---|---|---|---|---|---|---|",
     ]
-    rows = _rows("bench_h200.csv")
+    rows = [row for row in _rows(name) if not row.get("memory_limit")]
     for theirs, ours in zip(rows[::2], rows[1::2], strict=True):
         name = NAMES[f"{ours['n_embd']}/{ours['block_size']}"]
         state = 16 * _params(ours)
@@ -88,13 +88,13 @@ def beside_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def limit_table(name: str) -> str:
+def limit_table(*names: str) -> str:
     """Each trainer's micro-batches under 12 GiB, in the order in which one command after the other measured them."""
     lines = [
         "| model | dtype | trainer | micro-batch | seed | tokens/s | driver MiB | loss at 10 | 25 | last | val loss |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in _rows(name):
+    for row in (row for name in names for row in _rows(name) if row["memory_limit"]):
         model = NAMES[f"{row['n_embd']}/{row['block_size']}"]
         recomputes = "" if row["grad_checkpoint"] == "none" else f", {row['grad_checkpoint']}"
         trainer = "nanoGPT" if row["trainer"] == "nanogpt" else f"onecard{recomputes}"

@@ -29,9 +29,9 @@ class WithoutEvaluation(CompiledRun):
         return
 
 
-def rows_of_nanogpt() -> list[dict[str, str]]:
+def rows_of_nanogpt(*names: str) -> list[dict[str, str]]:
     found = []
-    for name in ("bench_h200.csv", "bench_h200_12gib.csv"):
+    for name in names:
         with Path(__file__).with_name(name).open() as file:
             found += [row for row in csv.DictReader(file) if row["trainer"] == "nanogpt"]
     return found
@@ -50,8 +50,9 @@ def replayed(row: dict[str, str], *, cold: bool, limit_bytes: int | None = None)
     return replay(tape, limit_bytes=limit_bytes)
 
 
-RAN = [row for row in rows_of_nanogpt() if row["tokens_per_second"]]
-RAN_OUT = [row for row in rows_of_nanogpt() if not row["tokens_per_second"]]
+NOT_EVALUATED = rows_of_nanogpt("bench_h200.csv", "bench_h200_12gib.csv")
+RAN = [row for row in NOT_EVALUATED if row["tokens_per_second"]]
+RAN_OUT = [row for row in NOT_EVALUATED if not row["tokens_per_second"]]
 
 
 @pytest.mark.parametrize("row", RAN, ids=name_of)
@@ -75,25 +76,31 @@ def test_of_all_but_40m_the_plan_knew_it_as_nanogpts_own_loop_is_planned(row: di
     assert memory.process_bytes > LIMIT
 
 
-EVALUATED = list(csv.DictReader(Path(__file__).with_name("bench_h200_fused.csv").read_text().splitlines()))
-EVALUATED_NANOGPT = [row for row in EVALUATED if row["trainer"] == "nanogpt"]
+EVALUATED = rows_of_nanogpt("bench_h200_fused.csv", "bench_h200_fused_check.csv")
+EVALUATED_RAN = [row for row in EVALUATED if row["tokens_per_second"]]
 
 
-@pytest.mark.parametrize("row", [row for row in EVALUATED_NANOGPT if not row["tokens_per_second"]], ids=name_of)
+@pytest.mark.parametrize("row", [row for row in EVALUATED if not row["tokens_per_second"]], ids=name_of)
 def test_what_ran_out_after_an_evaluation_would_in_a_first_run_or_a_later_one(row: dict[str, str]) -> None:
     memory = predict_nanogpt(config_of(row), H200, available_bytes=LIMIT)
     assert memory.fits is False or memory.later_run_out
 
 
-@pytest.mark.parametrize("row", [row for row in EVALUATED_NANOGPT if row["tokens_per_second"]], ids=name_of)
+@pytest.mark.parametrize("row", EVALUATED_RAN, ids=name_of)
 def test_what_ran_after_an_evaluation_was_planned_within_a_third_of_a_percent(row: dict[str, str]) -> None:
-    """To the byte where all was compiled anew, but for 350M; a second run finds most of its kernels timed, not all."""
     memory = predict_nanogpt(config_of(row), H200, available_bytes=LIMIT)
     assert memory.process_bytes == pytest.approx(int(row["process_bytes"]), rel=0.0033)
-    if float(row["first_step_seconds"]) > 30 and row["n_embd"] != "1024":
-        assert memory.process_bytes == int(row["process_bytes"])
     assert memory.fits
     assert not memory.later_run_out
+
+
+def test_of_first_runs_all_but_350m_and_one_of_124m_were_planned_to_the_byte() -> None:
+    """A later run finds most of its kernels timed, not all; that one of 124M came third on its machine."""
+    first = [row for row in EVALUATED_RAN if float(row["first_step_seconds"]) > 20]
+    errors = [predict_nanogpt(config_of(row), H200).process_bytes - int(row["process_bytes"]) for row in first]
+    off = {name_of(row): error / MIB for row, error in zip(first, errors, strict=True) if error}
+    assert len(first) == 10
+    assert off == {"1024-4-bfloat16-1337": 14, "768-12-float16-1337": 28}
 
 
 def test_a_first_evaluation_takes_a_gib_off_what_40m_reserves() -> None:

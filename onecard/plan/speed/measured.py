@@ -15,6 +15,8 @@ from onecard.units import count
 _SXM = "H200 SXM 141 GB"
 _H200 = "torch 2.11.0+cu130, 2026-11-15"
 _OURS = "torch 2.11.0+cu130, 2026-11-16"
+_LATER = "torch 2.11.0+cu130, 2026-11-17"
+_BOTH_DAYS = "torch 2.11.0+cu130, 2026-11-16 and 17"
 _QUIET = "on cores that nobody shared, torch 2.11.0+cu130, 2026-11-16"
 _4070 = "public log, github lzwjava/nanoGPT"
 
@@ -105,7 +107,8 @@ MEASURED_RUNS = (  # of nanoGPT
 )
 ONECARD_RUNS = (  # of our own trainer; the mean where there are several
     MeasuredRun(_SXM, 24, 20, 1280, 1024, 24, 2, 50304, "float16", 0.0, True, 122_693, _OURS, False, "full"),
-    MeasuredRun(_SXM, 24, 16, 1024, 1024, 4, 12, 50304, "bfloat16", 0.0, True, 204_677, _OURS),
+    MeasuredRun(_SXM, 24, 16, 1024, 1024, 4, 12, 50304, "bfloat16", 0.0, True, 205_168, _BOTH_DAYS),
+    MeasuredRun(_SXM, 24, 16, 1024, 1024, 6, 8, 50304, "bfloat16", 0.0, True, 209_835, _LATER),
     MeasuredRun(_SXM, 24, 16, 1024, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 210_955, _OURS),
     MeasuredRun(_SXM, 12, 20, 1280, 1024, 8, 4, 50304, "bfloat16", 0.0, True, 224_730, _OURS, False, "full"),
     MeasuredRun(_SXM, 12, 20, 1280, 256, 64, 8, 32768, "float16", 0.0, True, 297_222, _OURS),
@@ -121,16 +124,17 @@ ONECARD_RUNS = (  # of our own trainer; the mean where there are several
     MeasuredRun(_SXM, 6, 8, 1024, 1024, 16, 8, 50304, "bfloat16", 0.0, True, 654_361, _OURS),
     MeasuredRun(_SXM, 12, 12, 768, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 558_272, _OURS),
     MeasuredRun(_SXM, 12, 12, 768, 1024, 12, 35, 50304, "bfloat16", 0.0, True, 595_026, _OURS),
-    MeasuredRun(_SXM, 12, 12, 768, 1024, 12, 35, 50304, "float16", 0.0, True, 580_168, _OURS),
+    MeasuredRun(_SXM, 12, 12, 768, 1024, 12, 35, 50304, "float16", 0.0, True, 575_880, _BOTH_DAYS),
     MeasuredRun(_SXM, 12, 12, 768, 1024, 14, 30, 50304, "bfloat16", 0.0, True, 581_414, _OURS),
     MeasuredRun(_SXM, 12, 12, 768, 1024, 16, 4, 50304, "bfloat16", 0.0, True, 575_950, _OURS),
     MeasuredRun(_SXM, 12, 12, 768, 1024, 28, 9, 50304, "bfloat16", 0.0, True, 589_089, _OURS),
     MeasuredRun(_SXM, 12, 12, 768, 1024, 30, 14, 50304, "bfloat16", 0.0, True, 613_526, _OURS),
-    MeasuredRun(_SXM, 12, 12, 768, 1024, 30, 14, 50304, "float16", 0.0, True, 598_439, _OURS),
+    MeasuredRun(_SXM, 12, 12, 768, 1024, 30, 14, 50304, "float16", 0.0, True, 598_094, _BOTH_DAYS),
     MeasuredRun(_SXM, 12, 12, 768, 1024, 40, 6, 50304, "bfloat16", 0.0, True, 587_458, _OURS, False, "selective"),
     MeasuredRun(_SXM, 12, 12, 768, 1024, 64, 4, 50304, "bfloat16", 0.0, True, 517_081, _OURS, False, "full"),
     MeasuredRun(_SXM, 8, 12, 768, 1024, 8, 8, 50304, "bfloat16", 0.0, True, 746_183, _OURS, False, "selective"),
     MeasuredRun(_SXM, 8, 12, 768, 512, 48, 8, 50304, "bfloat16", 0.0, True, 723_108, _OURS, False, "full"),
+    MeasuredRun(_SXM, 12, 12, 576, 1024, 16, 6, 50304, "bfloat16", 0.0, True, 813_623, _LATER),
     MeasuredRun(_SXM, 16, 4, 512, 512, 16, 4, 50304, "float16", 0.0, True, 771_260, _OURS, False, "selective"),
     MeasuredRun(_SXM, 16, 8, 512, 512, 32, 4, 32768, "float16", 0.0, True, 663_579, _OURS, True, "full"),
     MeasuredRun(_SXM, 4, 5, 640, 256, 64, 8, 50304, "bfloat16", 0.0, True, 1_563_551, _OURS),
@@ -142,6 +146,7 @@ ONECARD_RUNS = (  # of our own trainer; the mean where there are several
     MeasuredRun(_SXM, 12, 12, 384, 1024, 60, 4, 50304, "bfloat16", 0.0, True, 1_285_384, _OURS),
     MeasuredRun(_SXM, 6, 8, 512, 512, 32, 4, 32768, "bfloat16", 0.0, True, 1_857_170, _OURS, False, "selective"),
     MeasuredRun(_SXM, 6, 6, 384, 512, 16, 4, 50304, "float16", 0.0, True, 1_812_038, _OURS),
+    MeasuredRun(_SXM, 6, 6, 384, 512, 16, 6, 50304, "bfloat16", 0.0, True, 1_906_544, _LATER),
     MeasuredRun(_SXM, 8, 6, 384, 2048, 8, 8, 32768, "bfloat16", 0.0, True, 1_750_475, _OURS, False, "selective"),
     MeasuredRun(_SXM, 12, 6, 384, 512, 32, 4, 8192, "float16", 0.0, True, 1_893_676, _OURS),
     MeasuredRun(_SXM, 24, 4, 256, 1024, 24, 8, 8192, "float16", 0.0, True, 1_576_867, _OURS),
