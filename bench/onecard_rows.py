@@ -63,7 +63,7 @@ def random_dataset(folder: Path, vocab_size: int) -> Any:
     rng = np.random.default_rng(0)
     for split, size in (("train", 2_000_000), ("val", 400_000)):
         rng.integers(0, min(vocab_size, 65_536), size, dtype=np.uint16).tofile(folder / f"{split}.bin")
-    return open_folder(folder, name="random", home=folder)
+    return open_folder(folder, name="random", environ={})
 
 
 def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace: Path | None) -> dict[str, Any]:

@@ -141,9 +141,8 @@ def _with_data_vocabulary(resolved: Resolved) -> Resolved:
 def open_data(config: RunConfig) -> Dataset:
     """The dataset a config names."""
     from onecard.data.dataset import open_dataset
-    from onecard.data.stdlib import cache_home
 
-    return open_dataset(config.dataset, home=cache_home(os.environ))
+    return open_dataset(config.dataset, environ=os.environ)
 
 
 def with_vocabulary(resolved: Resolved, size: int | None) -> RunConfig:

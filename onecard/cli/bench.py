@@ -179,9 +179,14 @@ def _sizes(text: str | None, config: RunConfig) -> list[int]:
         raise UsageError(
             f"--batches {text} does not work here",
             why=f"an update has {config.sequences_per_step} sequences, and each micro-batch must divide them",
-            fix="--batches " + ",".join(str(n) for n in range(1, 65) if config.sequences_per_step % n == 0)[:60],
+            fix=f"--batches {','.join(map(str, _working_sizes(config)))}",
         )
     return sizes
+
+
+def _working_sizes(config: RunConfig) -> list[int]:
+    """A few micro-batches of which whole ones make an update, the largest that people try."""
+    return [size for size in range(1, 65) if config.sequences_per_step % size == 0][-4:]
 
 
 def _with_batch(config: RunConfig, size: int) -> RunConfig:

@@ -204,13 +204,12 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
 
 def _tokenizer(settings: Settings, options: Options) -> Tokenizer | None:
     """The tokenizer, unless it is to be learned."""
-    from onecard.data.stdlib import cache_home
     from onecard.data.tokenizer_files import LEARNED, find_tokenizer
 
     if settings.tokenizer in LEARNED:
         return None
     ranks = Path(options.ranks) if options.ranks else None
-    return find_tokenizer(settings.tokenizer, ranks=ranks, home=cache_home(os.environ), environ=os.environ)
+    return find_tokenizer(settings.tokenizer, ranks=ranks, environ=os.environ)
 
 
 def _source(options: Options) -> Source | str:
@@ -257,10 +256,9 @@ def info(flags: list[Flag], /, folder: str, samples: int, as_json: bool) -> int:
     from onecard.data.dataset import checked_files, open_dataset
     from onecard.data.manifest import read_meta
     from onecard.data.samples import samples as samples_of
-    from onecard.data.stdlib import cache_home
     from onecard.report.data import info_json, print_info
 
-    dataset = open_dataset(folder, home=cache_home(os.environ), environ=os.environ)
+    dataset = open_dataset(folder, environ=os.environ)
     meta = read_meta(dataset.path)
     talk = console(stderr=True)
     with talk.status("reading") if talk.is_terminal else nullcontext():

@@ -147,9 +147,8 @@ def _sizes(options: Options) -> DataSizes:
                 name="no-numpy",
             )
         from onecard.data.dataset import open_dataset
-        from onecard.data.stdlib import cache_home
 
-        dataset = open_dataset(options.data, home=cache_home(os.environ))
+        dataset = open_dataset(options.data, environ=os.environ)
         train, val = train or len(dataset.train), val or len(dataset.val)
     return DataSizes(train_tokens=train, val_tokens=val)
 

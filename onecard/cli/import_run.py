@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onecard import units
+from onecard.ask.config import open_data
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
@@ -155,11 +155,9 @@ def _new_folder(config: RunConfig, *, again: str) -> RunFolder:
 def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
     """The data the run will go on with, and what to know of them; (None, …) if they are not here."""
     from onecard.data.checks import check_dataset
-    from onecard.data.dataset import open_dataset
-    from onecard.data.stdlib import cache_home
 
     try:
-        found = open_dataset(config.dataset, home=cache_home(os.environ))
+        found = open_data(config)
     except OnecardError as error:
         if error.name != "no-such-dataset":
             raise

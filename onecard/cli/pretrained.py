@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -79,7 +80,7 @@ def _tokenizer_of(source: Path) -> Tokenizer | None:
         if is_run(source):
             return tokenizer_of(source, config_of(source, load_run(source).config))
         if (source / JSON_FILE).is_file():
-            return find_tokenizer(str(source), ranks=None, home=source, environ={})
+            return find_tokenizer(str(source), ranks=None, environ=os.environ)
     except OnecardError:
         pass  # it does not say, or not here
     return None

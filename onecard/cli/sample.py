@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,7 @@ def sample(
     needs_torch("sampling runs the model")
     from onecard.cli.settle import config_of
     from onecard.cli.tokenizer import tokenizer_of
+    from onecard.data.samples import printable
     from onecard.data.tokenizers import new_text
     from onecard.report.strict import strict
     from onecard.report.talk import print_warnings
@@ -81,7 +83,7 @@ def sample(
         for piece in _pieces(prompt or "", tokens, tokenizer):
             text += piece
             if not as_json:
-                click.echo(piece, nl=False)
+                click.echo(printable(piece) if is_terminal() else piece, nl=False, color=True)  # color: as it is
     except FloatingPointError as problem:
         if text and not as_json:
             click.echo()
@@ -104,6 +106,11 @@ def sample(
     }
     click.echo(json.dumps(strict(said)))
     return 0
+
+
+def is_terminal() -> bool:
+    """Whether somebody reads along, whose terminal what a model says should not steer."""
+    return sys.stdout.isatty()
 
 
 def _pieces(prompt: str, tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onecard.ask.config import open_data
 from onecard.errors import ConfigError, OnecardError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def keep_tokenizer_in(run: Path, dataset: Dataset) -> None:
         write_atomically(run / VOCABULARY, (json.dumps(said, ensure_ascii=False) + "\n").encode())
 
 
-def _kept_in(run: Path, home: Path) -> Tokenizer | None:
+def _kept_in(run: Path) -> Tokenizer | None:
     """The tokenizer that a run folder holds; None if it holds none that can be read."""
     from onecard.data.tokenizer_files import kept_tokenizer
 
@@ -39,29 +40,25 @@ def _kept_in(run: Path, home: Path) -> Tokenizer | None:
         said = json.loads((run / VOCABULARY).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    return kept_tokenizer(run, said, home=home, environ=os.environ) if isinstance(said, dict) else None
+    return kept_tokenizer(run, said, environ=os.environ) if isinstance(said, dict) else None
 
 
 def tokenizer_of(run: Path, config: RunConfig) -> Tokenizer:
     """The tokenizer to sample a run with; ConfigError where nobody can say how its tokens were made."""
     from onecard.config.schema import GPT2_VOCABULARIES
-    from onecard.data.dataset import open_dataset
-    from onecard.data.stdlib import cache_home
     from onecard.data.tokenizer_files import JSON_FILE, find_tokenizer
 
-    home = cache_home(os.environ)
-
     def named(name: str) -> Tokenizer:
-        return find_tokenizer(name, ranks=None, home=home, environ=os.environ)
+        return find_tokenizer(name, ranks=None, environ=os.environ)
 
     if (run / JSON_FILE).is_file():
         return named(str(run / JSON_FILE))
-    if kept := _kept_in(run, home):
+    if kept := _kept_in(run):
         return kept
     if config.tokenizer:
         return named(config.tokenizer)
     try:
-        tokenizer = open_dataset(config.dataset, home=home, environ=os.environ).tokenizer
+        tokenizer = open_data(config).tokenizer
         problem = "the data folder does not say how its tokens were made"
     except OnecardError as error:
         tokenizer, problem = None, error.what

@@ -24,7 +24,7 @@ from onecard.data.manifest import META, PROGRESS, bad_meta, read_meta, read_prog
 from onecard.data.nanogpt_meta import MAX_BYTES
 from onecard.data.nanogpt_meta import read_meta as read_nanogpt_meta
 from onecard.data.stdlib import NAME as EMBEDDED
-from onecard.data.stdlib import build_stdlib
+from onecard.data.stdlib import build_stdlib, cache_home
 from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
 from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file
@@ -52,22 +52,16 @@ class Dataset:
     dtype_is_known: bool  # by meta.json, meta.pkl or a header; otherwise it was taken to be uint16
 
 
-def open_dataset(
-    name_or_path: str,
-    *,
-    home: Path,
-    search: Sequence[Path] = SEARCH,
-    environ: Mapping[str, str] | None = None,
-) -> Dataset:
+def open_dataset(name_or_path: str, *, environ: Mapping[str, str], search: Sequence[Path] = SEARCH) -> Dataset:
     """The dataset of that name: the embedded one, or a folder in one of `search`, or a path.
 
-    `home` holds the embedded corpus, which is built there if needed, and GPT-2's tokenizer file if there is one.
+    By `environ` caches are found: of GPT-2's tokenizer, and of the embedded corpus, which is built there if needed.
     """
     if name_or_path == EMBEDDED:
-        return open_folder(build_stdlib(home), name=EMBEDDED, home=home, environ=environ)
+        return open_folder(build_stdlib(cache_home(environ)), name=EMBEDDED, environ=environ)
     for place in search:
         if _looks_like_data(folder := place / expanded(name_or_path)):
-            return open_folder(folder, name=name_or_path, home=home, environ=environ)
+            return open_folder(folder, name=name_or_path, environ=environ)
     known = [EMBEDDED, *(child.name for place in search for child in _children(place) if _looks_like_data(child))]
     near = nearest(name_or_path, known)
     raise ConfigError(
@@ -87,7 +81,7 @@ def _how_to_have(name_or_path: str, other: str) -> str:
     return f"--dataset={other}, or prepare it first: {made}"
 
 
-def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, str] | None = None) -> Dataset:
+def open_folder(folder: Path, *, name: str, environ: Mapping[str, str]) -> Dataset:
     """The dataset in a folder of token files, its description read and its files mapped."""
     progress = read_progress(folder)
     if progress is not None and not progress.finished:
@@ -100,7 +94,7 @@ def open_folder(folder: Path, *, name: str, home: Path, environ: Mapping[str, st
     meta = read_meta(folder)
     vocab_size = _number_in(meta, "vocab_size")
     model_vocab_size = padded(vocab_size) if vocab_size else None
-    tokenizer = kept_tokenizer(folder, meta, home=home, environ=environ or {})
+    tokenizer = kept_tokenizer(folder, meta, environ=environ)
     if (folder / "meta.pkl").exists():
         try:
             with (folder / "meta.pkl").open("rb") as file:

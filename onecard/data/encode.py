@@ -53,7 +53,7 @@ class Encoding:
 
     def opened(self) -> Encoding:
         """The same with its tokenizer ready."""
-        tokenizer = kept_tokenizer(self.folder, self.said, home=self.folder, environ={})
+        tokenizer = kept_tokenizer(self.folder, self.said, environ=os.environ)
         assert tokenizer is not None, "kept when the preparation began"
         return Encoding(
             folder=self.folder, said=self.said, column=self.column, end_first=self.end_first, tokenizer=tokenizer

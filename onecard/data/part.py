@@ -7,6 +7,7 @@ there twice, and the bytes are those of a preparation that was never stopped, wi
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -220,7 +221,7 @@ def _enough(lengths: npt.NDArray[np.int64], wanted: int | None) -> int:
 
 def _write_nanogpt_meta(folder: Path, meta: Mapping[str, Any]) -> None:
     """What nanoGPT wants to know of a vocabulary that is not GPT-2's."""
-    tokenizer = kept_tokenizer(folder, meta, home=folder, environ={})
+    tokenizer = kept_tokenizer(folder, meta, environ=os.environ)
     if tokenizer is not None and meta["format"] == "nanogpt" and meta["tokenizer"] != "gpt2":
         said = characters_meta(tokenizer) or {"vocab_size": tokenizer.vocab_size}
         write_atomically(folder / "meta.pkl", pickle.dumps(said))

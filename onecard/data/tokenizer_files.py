@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onecard.config.names import nearest
+from onecard.data.stdlib import cache_home
 from onecard.data.tokenizer_json import JsonTokenizer
 from onecard.data.tokenizers import (
     GPT2_FILE,
@@ -30,12 +31,12 @@ LEARNED = ("characters", "bpe")  # made from the data; the others are there befo
 NAMES = ("gpt2", "bytes", *LEARNED)
 
 
-def find_tokenizer(name: str, *, ranks: Path | None, home: Path, environ: Mapping[str, str]) -> Tokenizer:
+def find_tokenizer(name: str, *, ranks: Path | None, environ: Mapping[str, str]) -> Tokenizer:
     """The tokenizer a user named: gpt2, bytes, or the path of a tokenizer.json or of the folder it is in."""
     if name == "bytes":
         return ByteTokenizer()
     if name == "gpt2":
-        return _given_ranks(ranks) if ranks else _gpt2_here(home, environ)
+        return _given_ranks(ranks) if ranks else _gpt2_here(environ)
     path = Path(name, JSON_FILE) if Path(name).is_dir() else Path(name)
     try:
         return JsonTokenizer(path.read_text(encoding="utf-8"))
@@ -59,9 +60,7 @@ def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, object]:
     return said | ({"characters": tokenizer.characters} if isinstance(tokenizer, CharacterTokenizer) else {})
 
 
-def kept_tokenizer(
-    folder: Path, said: Mapping[str, Any], *, home: Path, environ: Mapping[str, str]
-) -> Tokenizer | None:
+def kept_tokenizer(folder: Path, said: Mapping[str, Any], *, environ: Mapping[str, str]) -> Tokenizer | None:
     """The tokenizer that a folder's meta.json names; None if it names none that is here."""
     characters = said.get("characters")
     match said.get("tokenizer"):
@@ -71,7 +70,7 @@ def kept_tokenizer(
             try:
                 return Gpt2Tokenizer((folder / GPT2_FILE).read_bytes())
             except (OSError, ValueError):
-                return gpt2_tokenizer(home=home, environ=environ)
+                return gpt2_tokenizer(environ)
         case "tokenizer.json":
             try:
                 return JsonTokenizer((folder / JSON_FILE).read_text(encoding="utf-8"))
@@ -94,12 +93,12 @@ def _given_ranks(path: Path) -> Gpt2Tokenizer:
         ) from problem
 
 
-def _gpt2_here(home: Path, environ: Mapping[str, str]) -> Gpt2Tokenizer:
-    found = gpt2_tokenizer(home=home, environ=environ)
+def _gpt2_here(environ: Mapping[str, str]) -> Gpt2Tokenizer:
+    found = gpt2_tokenizer(environ)
     if found is None:
         raise ConfigError(
             f"GPT-2's tokenizer is not on this machine: {GPT2_FILE}",
-            why=f"looked in {home} and in tiktoken's cache, and nothing is downloaded unasked",
+            why=f"looked in {cache_home(environ)} and in tiktoken's cache, and nothing is downloaded unasked",
             fix="python -c \"import tiktoken; tiktoken.get_encoding('r50k_base')\"   (downloads it once; offline: "
             "--ranks FILE, or --tokenizer=bytes)",
             name="no-ranks",

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onecard.data.extras import extra
+from onecard.data.stdlib import cache_home
 from onecard.errors import ConfigError, OnecardError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class ByteTokenizer:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        return bytes((token,)) if 0 <= token < self.vocab_size else b""
+        return bytes((token,)) if 0 < token < self.vocab_size else b""  # 0 ends a document
 
 
 class CharacterTokenizer:
@@ -164,11 +165,12 @@ class Gpt2Tokenizer:
         return self._bytes.get(token, b"")
 
 
-def gpt2_tokenizer(*, home: Path, environ: Mapping[str, str]) -> Gpt2Tokenizer | None:
+def gpt2_tokenizer(environ: Mapping[str, str]) -> Gpt2Tokenizer | None:
     """GPT-2's tokenizer from onecard's home or tiktoken's cache; None if the file is in neither. Never a download."""
     cache = environ.get("TIKTOKEN_CACHE_DIR") or environ.get("DATA_GYM_CACHE_DIR")
     cached = Path(cache or Path(tempfile.gettempdir()) / "data-gym-cache")
-    for path in (home / GPT2_FILE, cached / hashlib.sha1(_GPT2_URL.encode(), usedforsecurity=False).hexdigest()):
+    name = hashlib.sha1(_GPT2_URL.encode(), usedforsecurity=False).hexdigest()
+    for path in (cache_home(environ) / GPT2_FILE, cached / name):
         try:
             return Gpt2Tokenizer(path.read_bytes())
         except (OSError, ValueError):

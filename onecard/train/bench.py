@@ -23,7 +23,6 @@ from torch import Tensor
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.data.dataset import Dataset, open_dataset
-from onecard.data.stdlib import cache_home
 from onecard.data.tokens import Tokens
 from onecard.data.windows import EvalWindows
 from onecard.errors import OnecardError
@@ -53,7 +52,7 @@ def measure(job: dict[str, Any]) -> Measured:
         card = card_of(device)
         context_bytes = context_of_onecard(config, card) if job["trainer"] == "onecard" and card else 0
         cap_memory(device, config.memory_limit, context_bytes=context_bytes or (card.context_bytes if card else 0))
-    dataset = open_dataset(config.dataset, home=cache_home(os.environ))
+    dataset = open_dataset(config.dataset, environ=os.environ)
     windows = EvalWindows(dataset.val, block_size=config.block_size, count=EVAL_WINDOWS)
     empty = Measured(
         trainer=job["trainer"],

@@ -151,7 +151,7 @@ def verified_state(path: Path, names: list[str]) -> dict[str, Any]:
         return BadCheckpoint(
             f"the checkpoint {path.name} is damaged",
             why=why,
-            fix=f"rm -r {path}   (the checkpoint before it is used then)",
+            fix=f"rm -r {quote(str(path))}   (the checkpoint before it is used then)",
         )
 
     try:

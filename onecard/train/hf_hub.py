@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from onecard.config.names import nearest
@@ -89,7 +90,7 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
         raise MachineError(
             f"{folder} is written, and could not be pushed to {repository}",
             why=f"huggingface_hub says: {first_line(problem, 160)}",
-            fix=f"hf upload {repository} {folder}",
+            fix=f"hf upload {repository} {quote(str(folder))}",
             name="push-failed",
         ) from problem
     return f"https://huggingface.co/{repository}"

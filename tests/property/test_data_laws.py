@@ -124,7 +124,7 @@ def test_a_folder_of_random_bytes_is_data_or_a_clear_error(train: bytes, val: by
         if meta is not None:
             (folder / "meta.json").write_bytes(meta)
         try:
-            dataset = open_dataset(name, home=folder)
+            dataset = open_dataset(name, environ={"ONECARD_HOME": str(folder)})
             check_dataset(dataset, block_size=8, vocab_size=dataset.vocab_size or 50304, eval_tokens=100)
         except ConfigError as problem:
             assert all((problem.what, problem.why, problem.fix))

@@ -42,7 +42,7 @@ def test_what_goes_in_comes_out_however_often_it_was_stopped(
         how = Settings(tokenizer="bytes", format=format, val_share=share, dedup=dedup, shard_tokens=50)  # type: ignore[arg-type]
         for tokens in [*stops, None]:
             prepare(source, folder / "out", settings=how, tokenizer=ByteTokenizer(), tokens=tokens)
-        data = open_folder(folder / "out", name="x", home=folder)
+        data = open_folder(folder / "out", name="x", environ={})
         found = {}
         for split, tokens_of in (("train", data.train), ("val", data.val)):
             raw = bytes(tokens_of.read(0, len(tokens_of)).astype(np.uint8))

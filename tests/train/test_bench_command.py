@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from onecard.cli.bench import _sizes
+from onecard.config.schema import RunConfig
+from onecard.errors import UsageError
+
 pytest.importorskip("torch", reason="needs torch")
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +54,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def bench(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "onecard", "bench", *TINY, *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path), timeout=240)
+
+
+def test_the_micro_batches_it_names_instead_are_taken() -> None:
+    config = RunConfig().replace({"batch_size": 12, "gradient_accumulation_steps": 420})
+    with pytest.raises(UsageError) as caught:
+        _sizes("11", config)
+    assert caught.value.fix == "--batches 48,56,60,63"
+    assert _sizes(caught.value.fix.removeprefix("--batches "), config) == [48, 56, 60, 63]
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

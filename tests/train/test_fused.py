@@ -332,7 +332,7 @@ def test_a_trainer_with_written_out_passes_learns_and_evaluates_as_without(tmp_p
     tokens = array("H", (index % TINY.vocab_size for index in range(4000)))
     for name in ("train.bin", "val.bin"):
         (tmp_path / name).write_bytes(tokens.tobytes())
-    dataset = open_dataset(str(tmp_path), home=tmp_path)
+    dataset = open_dataset(str(tmp_path), environ={})
     config = TINY.replace({"batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-3, "warmup_iters": 0})
     found = []
     for written_out in (False, True):

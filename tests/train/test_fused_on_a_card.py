@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,7 +225,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     tokens = array("H", (index % 100 for index in range(20_000)))
     for name in ("train.bin", "val.bin"):
         (folder / name).write_bytes(tokens.tobytes())
-    return open_dataset(str(folder), home=Path(folder))
+    return open_dataset(str(folder), environ={})
 
 
 def trainer_of(dataset: Dataset, **keys: Any) -> Trainer:

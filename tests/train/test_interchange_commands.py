@@ -151,6 +151,15 @@ def test_to_hugging_face_writes_what_transformers_needs(onecard: Any, trained: P
     assert tokenizer.decode(greedy) == sampled.removesuffix("\n")
 
 
+def test_a_terminal_is_not_steered_by_what_a_model_says(
+    onecard: Any, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = ("sample", "r", "--prompt", "\x1b[2J", "--length", "3")
+    assert onecard(*typed).out.startswith("\x1b[2J")  # into a file, to the byte
+    monkeypatch.setattr("onecard.cli.sample.is_terminal", lambda: True)
+    assert onecard(*typed).out.startswith("\\x1b[2J")
+
+
 def test_transformers_writes_a_text_by_the_printed_command(onecard: Any, trained: Path, capsys: Any) -> None:
     done = onecard("export", "r", "--to", "hf", "--out", "a place, 'mine'")
     python, option, code = shlex.split(done.next[0])

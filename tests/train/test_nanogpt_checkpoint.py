@@ -40,7 +40,7 @@ SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "vocab_size"
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return open_dataset("python-stdlib", home=tmp_path_factory.mktemp("home"))
+    return open_dataset("python-stdlib", environ={"ONECARD_HOME": str(tmp_path_factory.mktemp("home"))})
 
 
 def tiny(**keys: Any) -> RunConfig:

@@ -95,7 +95,7 @@ from onecard.runs.folder import create_run
 from onecard.train.loop import train
 home, run, *flags = sys.argv[1:]
 config = resolve(None, flags=[tuple(flag.split("=", 1)) for flag in flags]).config
-dataset = open_dataset("python-stdlib", home=Path(home))
+dataset = open_dataset("python-stdlib", environ={"ONECARD_HOME": home})
 with create_run(Path(run), config=config.model_dump()) as folder:
     train(config, folder, dataset, resume=False, on_record=print)
 """

@@ -36,7 +36,7 @@ from onecard.units import MIB  # noqa: E402
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return open_dataset("python-stdlib", home=tmp_path_factory.mktemp("home"))
+    return open_dataset("python-stdlib", environ={"ONECARD_HOME": str(tmp_path_factory.mktemp("home"))})
 
 
 def tiny(**keys: Any) -> RunConfig:

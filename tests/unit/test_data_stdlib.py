@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onecard.ask.config import open_data
+from onecard.config.schema import RunConfig
 from onecard.data import stdlib, tokenizers
 from onecard.data.checks import check_dataset
 from onecard.data.dataset import open_dataset
@@ -110,7 +112,7 @@ def test_a_full_disk_leaves_no_half_corpus(tmp_path: Path, source: Path, monkeyp
 
 
 def test_the_embedded_dataset_is_ready_for_the_packaged_config(tmp_path: Path) -> None:
-    data = open_dataset("python-stdlib", home=tmp_path)
+    data = open_dataset("python-stdlib", environ={"ONECARD_HOME": str(tmp_path)})
     assert (data.name, data.vocab_size) == ("python-stdlib", 256)
     assert check_dataset(data, block_size=256, vocab_size=256, eval_tokens=20 * 16 * 256) == ()
     assert 0.02 < len(data.val) / len(data.train) < 0.1
@@ -156,15 +158,30 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> bytes:
 
 def test_gpt2_is_found_at_home_or_in_tiktokens_cache(tmp_path: Path, ranks: bytes) -> None:
     cached = "0ea1e91bbb3a60f729a8dc8f777fd2fc07cd8df4"  # sha1 of the file's address, as tiktoken names it
-    environ = {"TIKTOKEN_CACHE_DIR": str(tmp_path / "cache")}
-    assert gpt2_tokenizer(home=tmp_path, environ=environ) is None
+    environ = {"ONECARD_HOME": str(tmp_path), "TIKTOKEN_CACHE_DIR": str(tmp_path / "cache")}
+    assert gpt2_tokenizer(environ) is None
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / cached).write_bytes(ranks)
-    assert gpt2_tokenizer(home=tmp_path, environ=environ) is not None
+    assert gpt2_tokenizer(environ) is not None
     (tmp_path / "cache" / cached).write_bytes(ranks[1:])
-    assert gpt2_tokenizer(home=tmp_path, environ=environ) is None
+    assert gpt2_tokenizer(environ) is None
     (tmp_path / "r50k_base.tiktoken").write_bytes(ranks)
-    assert gpt2_tokenizer(home=tmp_path, environ=environ) is not None
+    assert gpt2_tokenizer(environ) is not None
+
+
+def test_the_data_of_a_config_have_the_tokenizer_of_tiktokens_cache(
+    tmp_path: Path, ranks: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in ("train", "val"):
+        np.arange(9, dtype=np.uint16).tofile(tmp_path / f"{split}.bin")
+    (tmp_path / "meta.json").write_text('{"tokenizer": "gpt2"}')
+    (tmp_path / "0ea1e91bbb3a60f729a8dc8f777fd2fc07cd8df4").write_bytes(ranks)
+    monkeypatch.setenv("ONECARD_HOME", str(tmp_path / "home"))
+    config = RunConfig().replace({"dataset": str(tmp_path)})
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    assert open_data(config).tokenizer is not None
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "no"))
+    assert open_data(config).tokenizer is None
 
 
 def test_gpt2_decodes_without_tiktoken_and_says_what_encoding_needs(

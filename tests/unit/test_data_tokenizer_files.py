@@ -5,7 +5,6 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +63,11 @@ def test_text_comes_back_and_both_ways_of_encoding_agree(tokenizer: Tokenizer, t
     assert all(0 <= each < tokenizer.vocab_size for each in ids)
 
 
+def nowhere(tmp_path: Path) -> dict[str, str]:
+    """An environment whose caches hold no tokenizer."""
+    return {"ONECARD_HOME": str(tmp_path / "none"), "TIKTOKEN_CACHE_DIR": str(tmp_path / "no")}
+
+
 def test_many_texts_at_once_are_each_by_itself(tokenizer: Tokenizer) -> None:
     for texts in (PROSE, PROSE[:3], PROSE[:1], [PROSE[0], " ", PROSE[0]], []):
         assert [ids.tolist() for ids in tokenizer.encode_arrays(texts)] == [tokenizer.encode(text) for text in texts]
@@ -71,7 +75,7 @@ def test_many_texts_at_once_are_each_by_itself(tokenizer: Tokenizer) -> None:
 
 def test_a_kept_tokenizer_is_the_same_one(tokenizer: Tokenizer, tmp_path: Path) -> None:
     said = json.loads(json.dumps(keep_tokenizer(tokenizer, tmp_path)))
-    again = kept_tokenizer(tmp_path, said, home=tmp_path / "none", environ={"TIKTOKEN_CACHE_DIR": str(tmp_path / "no")})
+    again = kept_tokenizer(tmp_path, said, environ=nowhere(tmp_path))
     assert again is not None
     assert (again.name, again.vocab_size, again.end_of_text) == (
         tokenizer.name,
@@ -91,16 +95,15 @@ def test_gpt2_encodes_as_tiktoken_does(ranks: bytes) -> None:
 
 def test_gpt2_comes_from_the_ranks_that_were_named(tmp_path: Path, ranks: bytes) -> None:
     (tmp_path / "r").write_bytes(ranks)
-    elsewhere: dict[str, Any] = {"home": tmp_path, "environ": {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no")}}
-    assert find_tokenizer("gpt2", ranks=tmp_path / "r", **elsewhere).vocab_size == 50257
+    assert find_tokenizer("gpt2", ranks=tmp_path / "r", environ=nowhere(tmp_path)).vocab_size == 50257
     with pytest.raises(ConfigError) as caught:
-        find_tokenizer("gpt2", ranks=None, **elsewhere)
+        find_tokenizer("gpt2", ranks=None, environ=nowhere(tmp_path))
     assert caught.value.name == "no-ranks"
     assert "--ranks FILE" in caught.value.fix
     (tmp_path / "r").write_bytes(ranks[:-9])
     for file in ("r", "missing"):
         with pytest.raises(ConfigError) as caught:
-            find_tokenizer("gpt2", ranks=tmp_path / file, **elsewhere)
+            find_tokenizer("gpt2", ranks=tmp_path / file, environ=nowhere(tmp_path))
         assert caught.value.name == "bad-ranks"
 
 
@@ -110,7 +113,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: str | None) ->
     if content is not None:
         path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError) as caught:
-        find_tokenizer(str(tmp_path), ranks=None, home=tmp_path, environ={})
+        find_tokenizer(str(tmp_path), ranks=None, environ={})
     assert caught.value.name == "no-such-tokenizer"
 
 
@@ -127,7 +130,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: str | None) ->
 )
 def test_the_tokenizer_that_was_meant_is_offered(name: str, meant: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        find_tokenizer(name, ranks=None, home=tmp_path, environ={})
+        find_tokenizer(name, ranks=None, environ={})
     assert caught.value.fix == f"--tokenizer={meant}, or the path of a Hugging Face tokenizer.json"
 
 
@@ -136,7 +139,7 @@ def test_a_tokenizer_json_is_found_by_its_folder_and_knows_its_end(tmp_path: Pat
     model.pre_tokenizer = library.pre_tokenizers.Whitespace()
     model.enable_truncation(max_length=2)
     model.save(str(tmp_path / "tokenizer.json"))
-    found = find_tokenizer(str(tmp_path), ranks=None, home=tmp_path, environ={})
+    found = find_tokenizer(str(tmp_path), ranks=None, environ={})
     assert (found.vocab_size, found.end_of_text) == (6, 5)
     assert found.encode("a b a b zzz") == [0, 1, 0, 1, 2], "a limit of the model it was made for is not one of the text"
     assert found.decode([0, 1, 5, 99]) == "a b"
@@ -153,7 +156,7 @@ def test_a_tokenizer_is_learned_from_the_source_and_kept_with_the_data(tmp_path:
     settings = Settings(tokenizer=name, vocab_size=300 if name == "bpe" else None, val_share=0.1)
     prepared = prepare(source, tmp_path / "out", settings=settings, tokenizer=None)
     assert prepared.counts.kept == 150
-    data = open_folder(tmp_path / "out", name="x", home=tmp_path)
+    data = open_folder(tmp_path / "out", name="x", environ={})
     assert data.tokenizer is not None
     assert (
         data.vocab_size
@@ -194,7 +197,7 @@ def test_a_vocabulary_beyond_16_bits_is_stored_in_32_and_refused_for_nanogpt(tmp
     for format in ("onecard", "llmc"):
         settings = Settings(tokenizer="big", val_share=0.0, format=format)  # type: ignore[arg-type]
         prepare(source, tmp_path / format, settings=settings, tokenizer=tokenizer)
-        data = open_folder(tmp_path / format, name="x", home=tmp_path)
+        data = open_folder(tmp_path / format, name="x", environ={})
         ids = [69_999, 5, 70_000]
         assert data.train.read(0, 9).tolist() == (ids if format == "onecard" else [ids[2], *ids[:2]])
 

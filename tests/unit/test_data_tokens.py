@@ -45,7 +45,7 @@ def nanogpt_folder(folder: Path, *, train: Any = range(1000), val: Any = range(1
 
 
 def opened(folder: Path) -> Dataset:
-    return open_dataset(str(folder), home=folder / "home")
+    return open_dataset(str(folder), environ={"ONECARD_HOME": str(folder / "home")})
 
 
 def problem(folder: Path, **settings: Any) -> ConfigError:
@@ -65,14 +65,14 @@ def test_nanogpt_files_are_read_as_they_are(tmp_path: Path) -> None:
 def test_a_dataset_is_found_by_name_under_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nanogpt_folder(tmp_path / "data" / "shakespeare")
     monkeypatch.chdir(tmp_path)
-    assert open_dataset("shakespeare", home=tmp_path).path == Path("data/shakespeare")
-    assert open_dataset("data/shakespeare", home=tmp_path).path == Path("data/shakespeare")
+    assert open_dataset("shakespeare", environ={"ONECARD_HOME": str(tmp_path)}).path == Path("data/shakespeare")
+    assert open_dataset("data/shakespeare", environ={"ONECARD_HOME": str(tmp_path)}).path == Path("data/shakespeare")
 
 
 def test_a_dataset_of_a_config_file_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nanogpt_folder(tmp_path / "mine")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert open_dataset("~/mine", home=tmp_path).path == tmp_path / "mine"
+    assert open_dataset("~/mine", environ={"ONECARD_HOME": str(tmp_path)}).path == tmp_path / "mine"
 
 
 @pytest.mark.parametrize("name", ["shakespere", "", "\0", "x" * 5000, "empty"])
@@ -83,7 +83,7 @@ def test_an_unknown_dataset_is_named_with_its_neighbour(
     (tmp_path / "data" / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        open_dataset(name, home=tmp_path)
+        open_dataset(name, environ={"ONECARD_HOME": str(tmp_path)})
     assert caught.value.name == "no-such-dataset"
     assert name != "shakespere" or "--dataset=shakespeare," in caught.value.fix
 
@@ -203,10 +203,10 @@ def test_data_that_say_their_vocabulary_are_told_by_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "folder"), [("fineweb", "data/fineweb"), ("x/fineweb-edu", "x/fineweb-edu")])
 def test_a_dataset_that_can_be_made_by_its_name_is(name: str, folder: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        open_dataset(name, home=tmp_path, search=(tmp_path,))
+        open_dataset(name, environ={"ONECARD_HOME": str(tmp_path)}, search=(tmp_path,))
     assert caught.value.fix.startswith(f"onecard data prepare {Path(folder).name} --out {folder},")
     with pytest.raises(ConfigError) as caught:
-        open_dataset("data/mine", home=tmp_path, search=(tmp_path,))
+        open_dataset("data/mine", environ={"ONECARD_HOME": str(tmp_path)}, search=(tmp_path,))
     assert caught.value.fix.endswith(
         "onecard data prepare SOURCE --out data/mine (nanoGPT: python data/mine/prepare.py)"
     )

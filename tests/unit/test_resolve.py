@@ -68,6 +68,7 @@ def test_exact_numbers_and_yes_or_no_are_accepted(key: str, text: str) -> None:
         ("compile", "maybe"),
         ("dtype", "fp8"),
         ("memory_limit", "lots"),
+        ("memory_limit", "0"),
         ("memory_limit", "12"),
         ("memory_limit", "500k"),
         ("learning_rate", "-1"),

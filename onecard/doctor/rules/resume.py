@@ -81,8 +81,9 @@ def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
     if earlier:
         yield from _jump_between(earlier, case)
     for start in (r for r in case.run.records if isinstance(r, Start) and r.resumed_from):
+        at = start.step
         yield from _loss_jump(
-            [e for e in case.evals if e.step <= start.step], [e for e in case.evals if e.step > start.step]
+            [e for e in case.evals if e.step <= at], [e for e in case.evals if e.step > at], noise=_noise(case)
         )
 
 
@@ -131,7 +132,7 @@ def _noise(case: Case) -> float:
     return case.facts.evaluation_noise or 0.0
 
 
-def _loss_jump(before: list[Eval], after: list[Eval], *, noise: float = 0.0) -> Iterator[Finding]:
+def _loss_jump(before: list[Eval], after: list[Eval], *, noise: float) -> Iterator[Finding]:
     if not before or not after:
         return
     for name, unit in (("val_loss", "nats"), ("bits_per_byte", "bits per byte")):

@@ -13,6 +13,7 @@ from onecard.doctor.rules import NAMES
 from onecard.errors import UsageError
 from onecard.findings import Finding
 from onecard.plan import recipe
+from onecard.runs.records import Start
 from onecard.units import GIB
 from tests.unit.doctor.cases import (
     BEFORE,
@@ -437,6 +438,17 @@ class TestWhatIsOnlyTold:
         (finding,) = found("resume-lr-jump", case(records=rough), [before])
         assert finding.severity == "info"
         assert "only told, because evaluations differ by" in finding.why
+
+    def test_a_rise_within_the_noise_over_a_resume_of_our_own(self) -> None:
+        wild = [evaluation(e.step, e.val_loss + (0.1 if e.step % 1000 else -0.1)) for e in learning() if e.val_loss]
+        resumed = Start(
+            step=5000, config={}, versions={}, device="cpu", card=None, predicted_process_bytes=None, resumed_from="c"
+        )
+        before, after = wild[:11], wild[11:]
+        after[0] = evaluation(5500, before[-1].val_loss + 0.1)  # type: ignore[operator]
+        records = [*before, resumed, *after]
+        (finding,) = found("resume-lr-jump", case(records=records))
+        assert finding.severity == "info"
 
     def test_a_nan_that_passed_and_an_out_of_memory_that_was_mended_say_so(self) -> None:
         assert "not fatal: the run went on" in the("loss-nan", case(records=steps([4.0, math.nan, *[4.0] * 8]))).why
