@@ -73,7 +73,7 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
     dataset = open_data(resolved.config)
     config = with_vocabulary(resolved, dataset.model_vocab_size)
     check_run(config, dataset)
-    configs = [_with_batch(config, size) for size in _sizes(options["batches"], config)]
+    configs = [config.in_micro_batches(size) for size in _sizes(options["batches"], config)]
     checkout = _checkout(options["nanogpt"])
     found: list[Measured] = []
     stopped: KeyboardInterrupt | OnecardError | None = None
@@ -187,10 +187,6 @@ def _sizes(text: str | None, config: RunConfig) -> list[int]:
 def _working_sizes(config: RunConfig) -> list[int]:
     """A few micro-batches of which whole ones make an update, the largest that people try."""
     return [size for size in range(1, 65) if config.sequences_per_step % size == 0][-4:]
-
-
-def _with_batch(config: RunConfig, size: int) -> RunConfig:
-    return config.replace({"batch_size": size, "gradient_accumulation_steps": config.sequences_per_step // size})
 
 
 def _checkout(folder: str | None) -> Path | None:

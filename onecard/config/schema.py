@@ -158,12 +158,21 @@ class RunConfig(BaseModel):
         return self.init_from not in ("scratch", "resume")
 
     @property
+    def eval_length(self) -> int:
+        """Tokens of an evaluated sequence."""
+        return self.eval_block_size or self.block_size
+
+    @property
     def head_size(self) -> int:
         return self.n_embd // self.n_head
 
     def replace(self, changes: Mapping[str, Any]) -> RunConfig:
         """A copy with some keys changed, checked like any other config."""
         return RunConfig.model_validate(self.model_dump() | dict(changes))
+
+    def in_micro_batches(self, size: int) -> RunConfig:
+        """The same run with so many sequences at a time, which must divide those of an update."""
+        return self.replace({"batch_size": size, "gradient_accumulation_steps": self.sequences_per_step // size})
 
 
 KEYS: dict[str, str] = {key: field.description or "" for key, field in RunConfig.model_fields.items()}

@@ -9,7 +9,7 @@ from onecard.config.schema import KEYS, NOT_BUILT_YET, RunConfig
 from onecard.config.shown import same_value
 from onecard.plan.cards import Card
 from onecard.plan.loss import forecast_loss, guessing
-from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
+from onecard.plan.memory.predict import Memory, predict_memory
 from onecard.plan.precision import settled
 from onecard.plan.speed import TrainerName, predict_speed
 
@@ -135,8 +135,7 @@ class _Planner:
         return second.tokens_per_second.likely / first.tokens_per_second.likely
 
     def _memory(self, config: RunConfig, available_bytes: int | None = None) -> Memory:
-        predict = predict_onecard if self.trainer == "onecard" else predict_nanogpt
-        return predict(config, self.card, available_bytes=available_bytes)
+        return predict_memory(config, self.card, self.trainer, available_bytes=available_bytes)
 
     def _fits(self, changed: RunConfig) -> bool | None:
         """Whether the run fits with a change; None where the prediction is too near to tell."""

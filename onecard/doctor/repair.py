@@ -13,9 +13,9 @@ from onecard.doctor.evidence import epochs, known
 from onecard.plan import recipe
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.fit import fit_config, fit_onecard
+from onecard.plan.fit import fit_config
 from onecard.plan.loss import forecast_loss, loss_at
-from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
+from onecard.plan.memory.predict import Memory, predict_memory
 from onecard.plan.precision import settled
 from onecard.plan.ranges import Range
 from onecard.plan.speed import TrainerName, predict_speed
@@ -75,8 +75,7 @@ def repaired(case: Case, patch: Mapping[str, object]) -> Repair | None:
         changed = settled(changed, card)
         memory = memory_of(case, changed, card, available_bytes=room)
         process_bytes, fits = memory.process_bytes, memory.fits
-        fit = fit_onecard if trainer_of(case) == "onecard" else fit_config
-        if not fits and (best := fit(changed, card, room).best):
+        if not fits and (best := fit_config(changed, card, room, trainer_of(case)).best):
             smaller = {key: value for key, value in best.patch.items() if key in FITTING}
             whole |= smaller
             changed = changed.replace(smaller)
@@ -103,8 +102,7 @@ def trainer_of(case: Case) -> TrainerName:
 
 def memory_of(case: Case, config: RunConfig, card: Card | None, *, available_bytes: int | None = None) -> Memory:
     """The memory a config needs under the trainer of the case."""
-    predict = predict_onecard if trainer_of(case) == "onecard" else predict_nanogpt
-    return predict(settled(config, card), card, available_bytes=available_bytes)
+    return predict_memory(settled(config, card), card, trainer_of(case), available_bytes=available_bytes)
 
 
 def _what_goes_with_a_new_shape(case: Case, config: RunConfig, patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from onecard.plan.candidate import Candidate
 from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.evaluation import eval_batch_size, eval_sequences
-from onecard.plan.fit import fit_config, fit_onecard, from_smaller_weights
+from onecard.plan.fit import fit_nanogpt, fit_onecard, from_smaller_weights
 from onecard.plan.memory.predict import Memory, predict_onecard
 from onecard.plan.remedies import RECOMPUTED, Remedy, evaluating, free_remedies, micro_batch_of, recomputing, remedies
 from onecard.plan.speed import TrainerName
@@ -137,7 +137,7 @@ def _best_combination(asked: Asked) -> Iterator[Fix]:
     free = [remedy for remedy in free_remedies(asked) if not remedy.expandable_segments]  # the fit tries those itself
     patch = {key: value for remedy in free for key, value in remedy.patch.items()}
     if asked.trainer == "nanogpt":
-        best = fit_config(config.replace(patch), asked.card, room_bytes, returns_logits=False).best
+        best = fit_nanogpt(config.replace(patch), asked.card, room_bytes, returns_logits=False).best
     else:
         best = fit_onecard(config.replace(patch), asked.card, room_bytes).best
     if best is None:

@@ -26,7 +26,7 @@ def smaller_eval_batch(config: RunConfig) -> int | None:
 
     The same sequences are read, so the loss stays; what is needed is less than training needs.
     """
-    most = max(1, config.batch_size * config.block_size // (config.eval_block_size or config.block_size))
+    most = max(1, config.batch_size * config.block_size // config.eval_length)
     return most if min(eval_batch_size(config), eval_sequences(config)) > most else None
 
 
@@ -37,7 +37,7 @@ def eval_sequences(config: RunConfig) -> int:
 
 def eval_tokens(config: RunConfig) -> int:
     """Tokens that one evaluation reads of a split; a smaller split is read whole, once."""
-    return eval_sequences(config) * (config.eval_block_size or config.block_size)
+    return eval_sequences(config) * config.eval_length
 
 
 def standard_error(tokens: int) -> float:

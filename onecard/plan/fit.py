@@ -13,7 +13,7 @@ from onecard.plan.candidate import RECOMPUTATION, Candidate, candidate_of, rank_
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.evaluation import smaller_eval_batch
-from onecard.plan.memory.predict import context_of_onecard, predict_nanogpt, predict_onecard
+from onecard.plan.memory.predict import context_of_onecard, predict_memory, predict_nanogpt, predict_onecard
 from onecard.plan.pretrained import smaller_weights
 from onecard.plan.search import STATE_BYTES_PER_PARAMETER, largest, start_of_search
 from onecard.plan.shape import HEAD_SIZE
@@ -87,7 +87,7 @@ class Fit:
         config = _splitting_better(self.best, self.card, self.available_bytes)
         if config is None:
             return None
-        found = (fit_onecard if self.trainer == "onecard" else fit_config)(config, self.card, self.available_bytes).best
+        found = fit_config(config, self.card, self.available_bytes, self.trainer).best
         if found is None or not found.safe or found.speed is None:
             return None
         gain = found.speed.tokens_per_second.likely / self.best.speed.tokens_per_second.likely - 1
@@ -124,7 +124,12 @@ class Fit:
         return replace(self, shape=shape, candidates=tuple(each.with_shape(shape) for each in self.candidates))
 
 
-def fit_config(
+def fit_config(config: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName) -> Fit:
+    """The fastest way to run `config` under a trainer."""
+    return (fit_onecard if trainer == "onecard" else fit_nanogpt)(config, card, available_bytes)
+
+
+def fit_nanogpt(
     config: RunConfig,
     card: Card | None,
     available_bytes: int,
@@ -143,7 +148,7 @@ def fit_config(
     def attempt(batch_size: int, expandable: bool) -> Candidate:
         key = (batch_size, expandable)
         if key not in tried:
-            changed = _with_batch(base, batch_size)
+            changed = base.in_micro_batches(batch_size)
             memory = predict_nanogpt(
                 changed,
                 card,
@@ -157,7 +162,7 @@ def fit_config(
     def search(enough: Callable[[Candidate], bool]) -> bool:
         """Whether there is a micro-batch that is enough; all that were looked at are in `tried`."""
         sizes = micro_batches(config)
-        ways = [_with_batch(base, size) for size in sizes]
+        ways = [base.in_micro_batches(size) for size in sizes]
         start = start_of_search(ways, card, available_bytes, "nanogpt")
         most = largest(sizes, lambda size: enough(attempt(size, False)), start=start) or 0
         # the same micro-batch without the environment variable is the simpler answer, and one step more is rare
@@ -198,7 +203,7 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
         """Whether there is a way that is enough; all that were looked at are in `tried`."""
         best: Candidate | None = None
         for mode in RECOMPUTATION:
-            ways = [_with_batch(config, size).replace({"grad_checkpoint": mode}) for size in micro_batches(config)]
+            ways = [config.in_micro_batches(size).replace({"grad_checkpoint": mode}) for size in micro_batches(config)]
             ranks = {way.batch_size: rank_of(way, predict_speed(way, card, "onecard")) for way in ways}
             faster = [way for way in ways if best is None or ranks[way.batch_size] > best.rank]
             largest(
@@ -248,11 +253,6 @@ def _fits(candidate: Candidate) -> bool:
     return candidate.fits
 
 
-def _with_batch(config: RunConfig, batch_size: int) -> RunConfig:
-    accumulation = config.sequences_per_step // batch_size
-    return config.replace({"batch_size": batch_size, "gradient_accumulation_steps": accumulation})
-
-
 def micro_batches(config: RunConfig) -> list[int]:
     """The micro-batches that keep the tokens per update."""
     number = config.sequences_per_step
@@ -284,8 +284,8 @@ def _splitting_better(best: Candidate, card: Card | None, available_bytes: int) 
 def _frugal(asked: RunConfig, card: Card | None, trainer: TrainerName) -> RunConfig:
     """The same run in as little memory as a trainer can make it: micro-batches of one sequence."""
     if trainer == "nanogpt":
-        return _with_batch(_compiled(asked, card), 1)
-    base = _with_batch(asked, 1).replace({"grad_checkpoint": RECOMPUTATION[-1]})
+        return _compiled(asked, card).in_micro_batches(1)
+    base = asked.in_micro_batches(1).replace({"grad_checkpoint": RECOMPUTATION[-1]})
     return base.replace({"eval_batch_size": 1}) if smaller_eval_batch(base) else base
 
 
@@ -293,13 +293,12 @@ def _attempts(
     asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName
 ) -> Callable[[RunConfig], Candidate | None]:
     """A function of a changed config: the candidate where it fits safely, else None; each is planned once."""
-    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
 
     @cache
     def attempt(changed: RunConfig) -> Candidate | None:
         if is_hopeless(changed, card, available_bytes):
             return None
-        memory = predict(changed, card, available_bytes=available_bytes)
+        memory = predict_memory(changed, card, trainer, available_bytes=available_bytes)
         candidate = candidate_of(asked, changed, card, memory, available_bytes, trainer)
         return candidate if candidate.safe else None
 
@@ -324,9 +323,8 @@ def from_smaller_weights(
     asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName
 ) -> Candidate | None:
     """The fastest way to run the same from the largest smaller weights that fit safely; None where none are known."""
-    fit = fit_onecard if trainer == "onecard" else fit_config
     for config in smaller_weights(asked):
-        best = fit(config, card, available_bytes).best
+        best = fit_config(config, card, available_bytes, trainer).best
         if best and best.safe:
             return replace(best, patch={"init_from": config.init_from, **best.patch})
     return None

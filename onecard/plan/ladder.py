@@ -15,7 +15,7 @@ from onecard.plan.counts import count_params
 from onecard.plan.evaluation import eval_batch_size, smaller_eval_batch
 from onecard.plan.fit import is_hopeless, micro_batches
 from onecard.plan.memory.nanogpt.loop import EVAL_ITERS, MICRO_STEPS
-from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.memory.predict import predict_memory
 from onecard.plan.recipe import sequences_per_step
 from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import TrainerName
@@ -153,6 +153,5 @@ def _room(means: Means, way: RunConfig) -> tuple[int, bool]:
     """Bytes of the process, and whether they fit safely."""
     if is_hopeless(way, means.card, means.available_bytes):
         return 0, False
-    predict = predict_onecard if means.trainer == "onecard" else predict_nanogpt
-    memory = predict(way, means.card, available_bytes=means.available_bytes)
+    memory = predict_memory(way, means.card, means.trainer, available_bytes=means.available_bytes)
     return memory.process_bytes, memory.is_safe(means.available_bytes)

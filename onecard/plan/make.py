@@ -17,7 +17,7 @@ from onecard.plan.budget import DECIDED, Budget, least_budget, propose
 from onecard.plan.cards import Card
 from onecard.plan.command import train_command
 from onecard.plan.counts import Params, count_params, flops_per_token
-from onecard.plan.fit import Fit, fit_config, fit_onecard
+from onecard.plan.fit import Fit, fit_config
 from onecard.plan.intent import intent_findings
 from onecard.plan.loss import LossForecast, forecast_loss
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
@@ -180,7 +180,7 @@ def make_plan(
         enough = None if proposals else least_budget(*spent_on, trainer=one, asked=_asked(resolved))
     fitted = None
     if fit and not budget and available_bytes is not None:
-        fitted = (fit_config if trainer == "nanogpt" else fit_onecard)(config, card, available_bytes)
+        fitted = fit_config(config, card, available_bytes, "nanogpt" if trainer == "nanogpt" else "onecard")
         if params is not None:
             fitted = fitted.with_shape({key: getattr(config, key) for key in _SHAPE})
     nanogpt = None if trainer == "onecard" else _under_nanogpt(resolved, config, card, available_bytes)

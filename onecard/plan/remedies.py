@@ -166,7 +166,7 @@ def _evaluated_context_that_fits(asked: Asked) -> dict[str, int] | None:
     """The longest half, quarter … of the evaluated context with which the run fits; the shortest if none does."""
     if asked.trainer == "nanogpt":
         return None  # no key of nanoGPT's
-    length = asked.config.eval_block_size or asked.config.block_size
+    length = asked.config.eval_length
     halves = [length >> halvings for halvings in range(1, length.bit_length())]
     return _first_that_fits(asked, [{"eval_block_size": each} for each in halves if each >= SHORTEST_BLOCK])
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
-from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
+from onecard.plan.memory.predict import predict_memory
 from onecard.plan.pretrained import OF_WEIGHTS
 from onecard.plan.speed import TrainerName
 
@@ -31,12 +31,11 @@ class Change:
 
 def single_changes(config: RunConfig, card: Card | None, trainer: TrainerName = "nanogpt") -> list[Change]:
     """Every single change with what the driver would show, in the order of the keys."""
-    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
     switched = SWITCHED | (OUR_SWITCHES if trainer == "onecard" else {})
-    base = predict(config, card).process_bytes
+    base = predict_memory(config, card, trainer).process_bytes
     changes = []
     for key, value, changed in _neighbours(config, switched):
-        process = predict(changed, card).process_bytes
+        process = predict_memory(changed, card, trainer).process_bytes
         changes.append(Change(key=key, value=value, process_bytes=process, difference_bytes=process - base))
     return changes
 

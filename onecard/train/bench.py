@@ -135,7 +135,7 @@ def _onecard(
             )
 
     def evaluate_first() -> Evaluation:
-        batch_size, block_size = eval_batch_size(config), config.eval_block_size or config.block_size
+        batch_size, block_size = eval_batch_size(config), config.eval_length
         train, val = (
             EvalWindows(tokens, block_size=block_size, count=FIRST_EVAL_BATCHES * batch_size)
             for tokens in (dataset.train, dataset.val)

@@ -283,7 +283,7 @@ class _Loop:
                 val_loss=found.val.mean,
                 train_loss_error=found.train.error,
                 val_loss_error=found.val.error,
-                block_size=self.config.eval_block_size or self.config.block_size,
+                block_size=self.config.eval_length,
                 tokens_read=found.tokens_read,
                 seconds=found.seconds,
                 peak_allocated_bytes=self.peaks.allocated(),

@@ -88,7 +88,7 @@ class Trainer:
     @property
     def eval_windows(self) -> tuple[EvalWindows, EvalWindows]:
         """Windows of train and val, the same in every evaluation, whatever its batch."""
-        block_size = self.config.eval_block_size or self.config.block_size
+        block_size = self.config.eval_length
         train, val = (
             EvalWindows(tokens, block_size=block_size, count=self.eval_sequences)
             for tokens in (self.dataset.train, self.dataset.val)

@@ -11,7 +11,7 @@ from onecard.config.schema import RunConfig
 from onecard.plan.budget import Budget, propose
 from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import find_card
-from onecard.plan.fit import fit_config, fit_onecard
+from onecard.plan.fit import fit_nanogpt, fit_onecard
 from onecard.plan.intent import intent_findings
 from onecard.plan.loss import forecast_loss
 from onecard.plan.make import make_plan
@@ -38,7 +38,7 @@ configs = st.builds(
 @settings(max_examples=15)
 @given(configs, st.integers(1, 12))
 def test_a_fit_fits_when_planned_again_and_keeps_the_tokens(config: RunConfig, room: int) -> None:
-    fit = fit_config(config, CARD, room * GIB)
+    fit = fit_nanogpt(config, CARD, room * GIB)
     if fit.best is None:
         assert not any(candidate.fits for candidate in fit.candidates)
         return
@@ -53,7 +53,7 @@ def test_a_fit_fits_when_planned_again_and_keeps_the_tokens(config: RunConfig, r
 @settings(max_examples=8)
 @given(configs, st.integers(1, 6))
 def test_more_room_never_makes_the_fit_slower(config: RunConfig, room: int) -> None:
-    small, large = (fit_config(config, CARD, gib * GIB).best for gib in (room, room * 2))
+    small, large = (fit_nanogpt(config, CARD, gib * GIB).best for gib in (room, room * 2))
     if small and small.speed:
         assert large
         assert large.speed

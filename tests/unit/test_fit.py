@@ -10,7 +10,7 @@ from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card, plain_card
 from onecard.plan.counts import count_params
-from onecard.plan.fit import Fit, fit_config, fit_onecard, held_bytes
+from onecard.plan.fit import Fit, fit_nanogpt, fit_onecard, held_bytes
 from onecard.plan.make import make_plan
 from onecard.plan.memory import predict
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
@@ -33,7 +33,7 @@ def config(**keys: object) -> RunConfig:
 
 
 def test_the_124m_model_fits_a_4070_in_smaller_micro_batches_with_the_same_tokens() -> None:
-    fit = fit_config(config(), RTX_4070, BESIDE_A_DESKTOP)
+    fit = fit_nanogpt(config(), RTX_4070, BESIDE_A_DESKTOP)
     assert fit.best
     assert fit.tokens_kept
     assert fit.best.config.tokens_per_step == 16 * 32 * 1024
@@ -47,7 +47,7 @@ def test_the_124m_model_fits_a_4070_in_smaller_micro_batches_with_the_same_token
     [{}, {"n_embd": 384}, {"n_embd": 1024, "n_layer": 16, "n_head": 16}, {"compile": False}, {"dtype": "float32"}],
 )
 def test_a_fit_fits_when_it_is_planned_again(keys: dict[str, object]) -> None:
-    fit = fit_config(config(**keys), RTX_4070, BESIDE_A_DESKTOP)
+    fit = fit_nanogpt(config(**keys), RTX_4070, BESIDE_A_DESKTOP)
     assert fit.best
     again = predict_nanogpt(
         fit.best.config,
@@ -60,7 +60,7 @@ def test_a_fit_fits_when_it_is_planned_again(keys: dict[str, object]) -> None:
 
 
 def test_the_best_is_the_fastest_of_those_that_fit_safely() -> None:
-    fit = fit_config(config(n_embd=384), RTX_4070, BESIDE_A_DESKTOP)
+    fit = fit_nanogpt(config(n_embd=384), RTX_4070, BESIDE_A_DESKTOP)
     assert fit.best
     rates = [c.speed.tokens_per_second.likely for c in fit.candidates if c.safe and c.speed]
     assert fit.best.speed
@@ -69,14 +69,14 @@ def test_the_best_is_the_fastest_of_those_that_fit_safely() -> None:
 
 def test_under_4_gib_the_30m_model_gets_a_smaller_micro_batch() -> None:
     note = config(n_layer=6, n_head=6, n_embd=384, block_size=512, gradient_accumulation_steps=4, dtype="float16")
-    fit = fit_config(note, plain_card(4 * GIB), 4 * GIB)
+    fit = fit_nanogpt(note, plain_card(4 * GIB), 4 * GIB)
     assert fit.best
     assert fit.best.process_bytes <= 4 * GIB
     assert fit.best.config.tokens_per_step == note.tokens_per_step
 
 
 def test_where_nothing_fits_the_smallest_that_would_is_named() -> None:
-    fit = fit_config(config(n_embd=4096, n_head=64, n_layer=32), plain_card(2 * GIB), 2 * GIB)
+    fit = fit_nanogpt(config(n_embd=4096, n_head=64, n_layer=32), plain_card(2 * GIB), 2 * GIB)
     assert fit.best is None
     assert fit.smallest
     assert fit.smallest.fits
@@ -148,7 +148,7 @@ def test_where_nothing_of_ours_fits_the_smallest_that_would_is_named() -> None:
 
 
 def test_ours_fits_larger_micro_batches_than_nanogpts() -> None:
-    ours, nanogpts = (fit(config(), RTX_4070, BESIDE_A_DESKTOP).best for fit in (fit_onecard, fit_config))
+    ours, nanogpts = (fit(config(), RTX_4070, BESIDE_A_DESKTOP).best for fit in (fit_onecard, fit_nanogpt))
     assert ours
     assert nanogpts
     assert ours.config.batch_size > nanogpts.config.batch_size
@@ -176,7 +176,7 @@ def test_a_fit_leaves_as_much_room_as_predictions_may_be_off() -> None:
     barely = predict_nanogpt(asked, RTX_4070, available_bytes=BESIDE_A_DESKTOP)
     assert barely.fits
     assert BESIDE_A_DESKTOP - barely.process_bytes < 80 * MIB
-    fit = fit_config(asked, RTX_4070, BESIDE_A_DESKTOP)
+    fit = fit_nanogpt(asked, RTX_4070, BESIDE_A_DESKTOP)
     assert fit.best
     assert fit.best.safe
     assert fit.best.config.batch_size < 8
@@ -186,7 +186,7 @@ def test_a_fit_leaves_as_much_room_as_predictions_may_be_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fit", "predict"), [(fit_config, predict_nanogpt), (fit_onecard, predict_onecard)], ids=["nanogpt", "onecard"]
+    ("fit", "predict"), [(fit_nanogpt, predict_nanogpt), (fit_onecard, predict_onecard)], ids=["nanogpt", "onecard"]
 )
 def test_where_only_a_tight_fit_is_left_it_is_taken_with_a_warning(fit: Fitter, predict: Predictor) -> None:
     least = config(batch_size=1, gradient_accumulation_steps=1, grad_checkpoint="full", compile=True)
@@ -201,7 +201,7 @@ def test_where_only_a_tight_fit_is_left_it_is_taken_with_a_warning(fit: Fitter, 
 
 def test_what_is_faster_but_not_safe_is_said_to_be_passed_over() -> None:
     asked = config(n_head=16, n_embd=1024, batch_size=8, gradient_accumulation_steps=64)
-    fit = fit_config(asked, RTX_4070, BESIDE_A_DESKTOP)
+    fit = fit_nanogpt(asked, RTX_4070, BESIDE_A_DESKTOP)
     other = fit.passed_over
     assert fit.best
     assert other
@@ -233,7 +233,7 @@ def test_no_run_takes_less_than_every_update_holds(
     assert memory.process_bytes > held_bytes(least, RTX_4070)
 
 
-@pytest.mark.parametrize("fit", [fit_config, fit_onecard])
+@pytest.mark.parametrize("fit", [fit_nanogpt, fit_onecard])
 def test_what_cannot_fit_is_known_without_trying(fit: Fitter, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> Memory:
         raise AssertionError("a run whose weights do not fit was planned")
@@ -273,8 +273,8 @@ def test_a_command_quotes_a_path_with_spaces() -> None:
 
 def test_without_the_environment_no_way_asks_for_expandable_segments() -> None:
     asked = config(n_layer=8, n_head=10, n_embd=640, batch_size=512, gradient_accumulation_steps=1)
-    free = fit_config(asked, RTX_4070, BESIDE_A_DESKTOP).best
-    plain = fit_config(asked, RTX_4070, BESIDE_A_DESKTOP, expandable_segments=False)
+    free = fit_nanogpt(asked, RTX_4070, BESIDE_A_DESKTOP).best
+    plain = fit_nanogpt(asked, RTX_4070, BESIDE_A_DESKTOP, expandable_segments=False)
     assert free
     assert free.expandable_segments, "this run shows nothing any more: choose another"
     assert plain.best
@@ -284,7 +284,7 @@ def test_without_the_environment_no_way_asks_for_expandable_segments() -> None:
 
 def test_a_gain_that_rounds_to_nothing_is_none() -> None:
     asked = config(n_head=16, n_embd=1024, batch_size=8, gradient_accumulation_steps=64)
-    fit = fit_config(asked, RTX_4070, BESIDE_A_DESKTOP)
+    fit = fit_nanogpt(asked, RTX_4070, BESIDE_A_DESKTOP)
     other = fit.passed_over
     assert other
     assert other.speed
@@ -341,7 +341,7 @@ def test_a_plan_with_a_fit_replays_few_runs(
 
 def test_a_number_of_sequences_that_splits_badly_is_told_its_neighbour() -> None:
     prime = config(batch_size=1, gradient_accumulation_steps=479)
-    for fit in (fit_onecard(prime, RTX_4070, BESIDE_A_DESKTOP), fit_config(prime, RTX_4070, BESIDE_A_DESKTOP)):
+    for fit in (fit_onecard(prime, RTX_4070, BESIDE_A_DESKTOP), fit_nanogpt(prime, RTX_4070, BESIDE_A_DESKTOP)):
         assert fit.best
         assert fit.best.config.batch_size == 1
         assert fit.neighbour

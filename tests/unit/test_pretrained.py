@@ -8,7 +8,7 @@ import pytest
 from onecard.config.resolve import resolve
 from onecard.errors import UsageError
 from onecard.plan.cards import find_card
-from onecard.plan.fit import fit_config, fit_onecard
+from onecard.plan.fit import fit_nanogpt, fit_onecard
 from onecard.plan.make import Plan, Trainers, make_plan
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import Place
@@ -75,7 +75,7 @@ def test_a_shorter_context_comes_before_other_weights() -> None:
 
 def test_of_unknown_weights_nothing_smaller_is_made_up() -> None:
     config = resolve(f"{FINE_TUNE}init_from = 'runs/mine'\nn_layer = 48\nn_embd = 1600\nn_head = 25\n").config
-    fit = fit_config(config, find_card("RTX 4070"), 11 * GIB)
+    fit = fit_nanogpt(config, find_card("RTX 4070"), 11 * GIB)
     assert (fit.best, fit.smallest) == (None, None)
     assert list(smaller_weights(config)) == []
 

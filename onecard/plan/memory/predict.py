@@ -19,6 +19,7 @@ from onecard.plan.memory.onecard.scratch import WORKSPACE_BYTES
 from onecard.plan.memory.replay import RanOut, Replay, ReservedPeak, replay
 from onecard.plan.memory.tape import Tape, parts_at
 from onecard.plan.memory.why import item_bytes, why_nanogpt, why_onecard
+from onecard.plan.speed.work import TrainerName
 from onecard.units import MIB
 
 PHASES = ("eval0", "train", "eval")  # both trainers evaluate first, train, and evaluate again
@@ -166,6 +167,14 @@ def nanogpt_tape(config: RunConfig, device: Device, *, cold: bool = True, return
     if config.compile:
         return compiled_tape(config, device, cold=cold, returns_logits=returns_logits)
     return eager_tape(config, device, returns_logits=returns_logits)
+
+
+def predict_memory(
+    config: RunConfig, card: Card | None, trainer: TrainerName, *, available_bytes: int | None = None
+) -> Memory:
+    """The memory of a run under a trainer as it is published, or as we wrote it."""
+    predict = predict_onecard if trainer == "onecard" else predict_nanogpt
+    return predict(config, card, available_bytes=available_bytes)
 
 
 def predict_nanogpt(

@@ -33,7 +33,7 @@ def why_onecard(config: RunConfig, tag: str, phase: str, moment: str, size_bytes
     tokens = config.batch_size * config.block_size
     if phase != TRAINING:
         sequences = min(eval_batch_size(config), eval_sequences(config))
-        tokens = sequences * (config.eval_block_size or config.block_size)
+        tokens = sequences * config.eval_length
     if tag != tags.LOGITS_AND_LOSS:
         return _why(config, tag, phase, size_bytes, tokens)
     chunk = max(some_chunk_sizes(tokens, config.loss_chunk or default_chunk_tokens(config.vocab_size)))

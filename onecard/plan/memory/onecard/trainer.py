@@ -29,7 +29,7 @@ class Trainer(Backward):
         super().__init__(config, device)
         whole, rest = divmod(eval_sequences(config), eval_batch_size(config))
         self.eval_batches = [eval_batch_size(config)] * min(whole, EVAL_ITERS) + [rest] * (rest > 0)
-        self.eval_tokens = config.eval_block_size or config.block_size
+        self.eval_tokens = config.eval_length
         self.warm = False  # whether an update has been made
         self.replays = False  # whether micro-batches are a recorded graph
         self.thread = "forward"  # whose cuBLAS handle is in use
