@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -14,7 +13,7 @@ from onecard.config.names import nearest
 from onecard.config.paths import PATH_KEYS, expanded, refuse_empty
 from onecard.config.plain import plain
 from onecard.config.reader import MAX_NUMBER, ConfigFile, NotAConfig, Value, is_too_large, read_config, read_value
-from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig, Text
+from onecard.config.schema import KEYS, NANOGPT_KEYS, KeysDoNotFit, RunConfig, Text
 from onecard.errors import ConfigError
 
 # Without these a plan would be about another run, so a file may not leave them to code we do not run.
@@ -265,8 +264,9 @@ def checked(values: Mapping[str, object], origins: Mapping[str, str]) -> RunConf
 def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> ConfigError:
     first = problem.errors()[0]
     if not first["loc"]:  # a check between keys
-        said = str(first.get("ctx", {}).get("error", first["msg"]))
-        return _mismatch(said, origins)
+        mismatch: KeysDoNotFit = first["ctx"]["error"]
+        set_by = ", ".join(f"{key}: {origins[key]}" for key in mismatch.keys)
+        return ConfigError(str(mismatch), why=f"set by {set_by}", fix=mismatch.fix, name="keys-do-not-fit")
     key = str(first["loc"][0])
     shown = _short(first["input"])
     limits = first.get("ctx", {})
@@ -312,25 +312,3 @@ def _short(value: object) -> str:
     """A value as a program writes it, cut where no line holds it."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _mismatch(said: str, origins: Mapping[str, str]) -> ConfigError:
-    keys = [key for key in KEYS if re.search(rf"\b{key}=", said)]
-    if "n_head" in keys:
-        width, heads = (int(number) for number in re.findall(r"=(\d+)", said))
-        fix = f"--n_embd={heads * max(1, round(width / heads / 8)) * 8}, a multiple of n_head={heads}"
-        if width % 64 == 0:
-            fix = f"--n_head={width // 64}, heads of 64, or {fix}"
-    elif "batch_size" in keys:
-        fix = "about half a million tokens are usual: --batch_size=8 --gradient_accumulation_steps=64 --block_size=1024"
-    elif "eval_block_size" in keys:
-        longest = re.findall(r"=(\d+)", said)[-1]
-        fix = f"--eval_block_size={longest}, or leave it out: evaluations then read block_size tokens"
-    else:
-        fix = "make the first no larger than the second"
-    return ConfigError(
-        said,
-        why="set by " + ", ".join(f"{key}: {origins[key]}" for key in keys),
-        fix=fix,
-        name="keys-do-not-fit",
-    )

@@ -14,6 +14,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from onecard import units
 
 
+class KeysDoNotFit(ValueError):
+    """Values that are right by themselves and wrong together: `keys` in the order they are told, and what to type."""
+
+    def __init__(self, what: str, *, keys: tuple[str, ...], fix: str) -> None:
+        super().__init__(what)
+        self.keys, self.fix = keys, fix
+
+
 def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -128,14 +136,27 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd={self.n_embd} does not divide into n_head={self.n_head} heads")
+            width = self.n_head * max(1, round(self.head_size / 8)) * 8
+            fix = f"--n_embd={width}, a multiple of n_head={self.n_head}"
+            raise KeysDoNotFit(
+                f"n_embd={self.n_embd} does not divide into n_head={self.n_head} heads",
+                keys=("n_head", "n_embd"),
+                fix=f"--n_head={self.n_embd // 64}, heads of 64, or {fix}" if self.n_embd % 64 == 0 else fix,
+            )
         if self.eval_block_size is not None and self.eval_block_size > self.block_size:
-            raise ValueError(f"eval_block_size={self.eval_block_size} is longer than block_size={self.block_size}")
+            raise KeysDoNotFit(
+                f"eval_block_size={self.eval_block_size} is longer than block_size={self.block_size}",
+                keys=("block_size", "eval_block_size"),
+                fix=f"--eval_block_size={self.block_size}, or leave it out: evaluations then read block_size tokens",
+            )
         if self.tokens_per_step > MOST_TOKENS:
             keys = ("batch_size", "gradient_accumulation_steps", "block_size")
             product = " x ".join(f"{key}={getattr(self, key)}" for key in keys)
-            raise ValueError(
-                f"{product} is an update of {self.tokens_per_step:,} tokens, and {MOST_TOKENS:,} is the most"
+            raise KeysDoNotFit(
+                f"{product} is an update of {self.tokens_per_step:,} tokens, and {MOST_TOKENS:,} is the most",
+                keys=keys,
+                fix="about half a million tokens are usual: "
+                "--batch_size=8 --gradient_accumulation_steps=64 --block_size=1024",
             )
         return self
 
