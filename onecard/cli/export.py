@@ -69,7 +69,7 @@ def export(
     no_flags(flags, "export")
     _check_push(kind, push, private)
     needs_torch("reading a checkpoint needs it")
-    from onecard.cli.settle import config_of
+    from onecard.ask.settle import config_of
     from onecard.runs.folder import checkpoint_name, load_run
     from onecard.train import hf_hub
     from onecard.train.interchange import read_run
@@ -117,7 +117,7 @@ def _must_be_new(target: Path) -> None:
 
 def _tokenizer(run: Path, config: RunConfig) -> tuple[Tokenizer | None, str | None]:
     """(the run's tokenizer, None), or (None, why it is missing): weights alone are still worth exporting."""
-    from onecard.cli.tokenizer import tokenizer_of
+    from onecard.ask.tokenizer import tokenizer_of
 
     try:
         return tokenizer_of(run, config), None

@@ -11,10 +11,11 @@ import click
 
 from onecard import units
 from onecard.ask.config import open_data
+from onecard.ask.pretrained import bring, imported_config, put
+from onecard.ask.tokenizer import keep_tokenizer_in
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
-from onecard.cli.tokenizer import keep_tokenizer_in
 from onecard.errors import ConfigError, OnecardError
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from onecard.data.dataset import Dataset
     from onecard.runs.folder import RunFolder
     from onecard.train.snapshot import Snapshot
-
-# What a checkpoint says of its own machine and folder, and means nothing in ours.
-NOT_TAKEN = frozenset("out_dir device backend".split())
 
 
 @click.command("import", cls=KeyCommand, short_help="A run from a nanoGPT checkpoint or a Hugging Face GPT-2.")
@@ -63,78 +61,6 @@ def import_run(flags: list[Flag], /, source: str, download: bool, as_json: bool)
     return 0
 
 
-def bring(source: str, *, download: bool = False) -> tuple[Path, Snapshot]:
-    """(where it lay, the model): a file, a folder, or a name in Hugging Face's cache; the hub only if told so."""
-    from onecard.config.paths import expanded
-    from onecard.train import hf_hub
-    from onecard.train.interchange import read_snapshot
-
-    source = expanded(source)
-    path: Path | None = Path(source)
-    if not Path(source).exists() and not source.endswith((".pt", ".pth", ".bin")):  # those can only mean a file
-        path = hf_hub.download(source) if download else hf_hub.cached_folder(source)
-    if path is None:
-        raise hf_hub.not_cached(source)
-    return path, read_snapshot(path)
-
-
-def imported_config(snapshot: Snapshot, flags: list[Flag], source: Path, *, name: str) -> tuple[Snapshot, RunConfig]:
-    """nanoGPT's defaults < what the checkpoint says < flags; the shape is the checkpoint's, or a shorter context.
-
-    Weights alone begin a new run, whose init_from is their `name`; a run that goes on keeps its own.
-    """
-    from onecard.config.resolve import checked, flag_values
-    from onecard.config.schema import KEYS
-    from onecard.train.snapshot import cropped
-
-    said = {key: value for key, value in snapshot.config.items() if key in KEYS and key not in NOT_TAKEN}
-    if not snapshot.step:
-        said["init_from"] = name
-    elif said.get("init_from") == "resume":  # of itself: what it began from is not known any more
-        del said["init_from"]
-    given = flag_values(flags)
-    origins = dict.fromkeys(KEYS, "default") | dict.fromkeys(said, source.name) | {key: f"--{key}" for key in given}
-    config = checked({"out_dir": str(_default_folder(source)), **said, **snapshot.shape, **given}, origins)
-    if config.block_size != snapshot.shape["block_size"] and not snapshot.step:
-        snapshot = cropped(snapshot, config.block_size, source=source)
-    update: dict[str, object] = {key: said[key] for key in ("batch_size", "gradient_accumulation_steps") if key in said}
-    before = checked({**config.model_dump(), **update, **snapshot.shape}, origins)
-    fixed = [key for key in snapshot.shape if getattr(config, key) != getattr(before, key)]
-    if snapshot.step and config.tokens_per_step != before.tokens_per_step:
-        keys = ("batch_size", "gradient_accumulation_steps")
-        fixed += [key for key in keys if getattr(config, key) != getattr(before, key)]
-    if fixed:
-        named = ", ".join(f"{key}={getattr(config, key)} (is {getattr(before, key)})" for key in dict.fromkeys(fixed))
-        raise ConfigError(
-            f"{source.name} cannot be imported with {named}",
-            why="its weights have one shape, and its steps one number of tokens",
-            fix="leave these keys out",
-            name="import-mismatch",
-        )
-    return snapshot, config
-
-
-def put(
-    folder: RunFolder, snapshot: Snapshot, config: RunConfig, *, source: Path, data_fingerprint: str | None
-) -> None:
-    """Fill a new run folder with a model from elsewhere, and with its tokenizer where it brought one."""
-    from onecard.data.tokenizer_files import JSON_FILE
-    from onecard.runs.files import write_atomically
-    from onecard.train.interchange import save_snapshot
-
-    save_snapshot(folder, snapshot, config, source=str(source), data_fingerprint=data_fingerprint)
-    if source.is_dir() and (source / JSON_FILE).is_file():
-        write_atomically(folder.path / JSON_FILE, (source / JSON_FILE).read_bytes())
-
-
-def _default_folder(source: Path) -> Path:
-    """runs/ and the name of the folder it lies in: nanoGPT's checkpoints are all called ckpt.pt."""
-    place = source.resolve()
-    if place.parent.name == "snapshots":  # models--org--name/snapshots/revision, in the hub's cache
-        return Path("runs") / place.parent.parent.name.rpartition("--")[2]
-    return Path("runs") / (place.parent.name if place.name == "ckpt.pt" else place.name.removesuffix(".pt"))
-
-
 def _new_folder(config: RunConfig, *, again: str) -> RunFolder:
     """A folder for the run; where there is one already, the error has the command to import `again`, into another."""
     from onecard.runs.files import free_path
@@ -171,7 +97,7 @@ def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
 
 def _without_tokenizer(run: Path, config: RunConfig) -> str | None:
     """Why no text can be sampled from the run; None where it can."""
-    from onecard.cli.tokenizer import tokenizer_of
+    from onecard.ask.tokenizer import tokenizer_of
 
     try:
         tokenizer_of(run, config)

@@ -51,8 +51,8 @@ def sample(
     """
     no_flags(flags, "sample")
     needs_torch("sampling runs the model")
-    from onecard.cli.settle import config_of
-    from onecard.cli.tokenizer import tokenizer_of
+    from onecard.ask.settle import config_of
+    from onecard.ask.tokenizer import tokenizer_of
     from onecard.data.samples import printable
     from onecard.data.tokenizers import new_text
     from onecard.report.strict import strict

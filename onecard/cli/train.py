@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 import click
 
 from onecard.ask.config import config_named, open_data, with_vocabulary
+from onecard.ask.preflight import checked, larger_default, predicted
+from onecard.ask.pretrained import check_vocabulary, pretrained, put
+from onecard.ask.resume import as_it_runs, instead_of_anew, is_finished, open_data_again, resumed_config
+from onecard.ask.settle import check_run, config_of, torch_environment
+from onecard.ask.tokenizer import keep_tokenizer_in
 from onecard.cli.files import PathType, check_writable, without_config
 from onecard.cli.flags import Flag
-from onecard.cli.import_run import put
 from onecard.cli.library import INTERRUPTED, KeyCommand, console, needs_torch
-from onecard.cli.preflight import checked, larger_default, predicted
-from onecard.cli.pretrained import check_vocabulary, pretrained
-from onecard.cli.resume import as_it_runs, instead_of_anew, is_finished, open_data_again, resumed_config
-from onecard.cli.settle import check_run, config_of, torch_environment
-from onecard.cli.tokenizer import keep_tokenizer_in
 from onecard.config.paths import expanded, refuse_empty
 from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
 
@@ -117,7 +116,7 @@ def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object]) ->
 
 def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bool, files: Files) -> int:
     """Train a new run."""
-    from onecard.report.talk import print_warnings
+    from onecard.report.talk import print_findings, print_warnings
 
     path = _folder_of(resolved)
     os.environ.update(torch_environment(resolved.config, os.environ))
@@ -127,9 +126,12 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
     print_warnings([*resolved.warnings, *notes], console(stderr=True))
     run_config = with_vocabulary(resolved, dataset.model_vocab_size)
     if config is None:
-        run_config = larger_default(run_config, flags, train_tokens=len(dataset.train), val_tokens=len(dataset.val))
+        run_config, said = larger_default(
+            run_config, flags, train_tokens=len(dataset.train), val_tokens=len(dataset.val)
+        )
+        _say([said] if said else [])
     run_config, memory = checked(run_config, fit=fit, source=config, typed=flags)
-    check_run(run_config, dataset)
+    print_findings(check_run(run_config, dataset), console(stderr=True))
     options = _options(files)
     again = _again(config, flags, [*(["--fit"] if fit else []), *options])
     with _new_folder(path, run_config, again=again, options=options) as folder:
@@ -137,6 +139,11 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
             put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
         keep_tokenizer_in(folder.path, dataset)
         return _train(run_config, folder, dataset, resume=model is not None, files=files, memory=memory)
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        console(stderr=True).print(line, soft_wrap=True)
 
 
 def _new_folder(path: Path, config: RunConfig, *, again: str, options: list[str]) -> RunFolder:
@@ -166,13 +173,20 @@ def _options(files: Files) -> list[str]:
 
 def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], files: Files) -> int:
     """Go on with the run in a folder, under the settings asked for."""
+    from onecard.report.talk import print_findings, print_warnings
+
     with _folder_to_resume(path) as folder:
         run = folder.read()
         os.environ.update(torch_environment(config_of(run.path, run.config), os.environ))  # before torch is imported
-        config = resumed_config(run, asked, origins)
-        if is_finished(run, config):
+        config, notes = resumed_config(run, asked, origins)
+        print_warnings(notes, console(stderr=True))
+        done, words = is_finished(run, config)
+        _say(words)
+        if done:
             return 0
-        dataset = open_data_again(config, run)
+        dataset, notes, findings = open_data_again(config, run)
+        print_warnings(notes, console(stderr=True))
+        print_findings(findings, console(stderr=True))
         if run.imported:  # weights may have come without a tokenizer
             keep_tokenizer_in(folder.path, dataset)
         since = run.imported.step if run.imported else 0
@@ -333,7 +347,7 @@ def _farewell(end: End, path: Path, config: RunConfig) -> int:
 
 def _sampling(path: Path, config: RunConfig) -> list[str]:
     """The command for text from a run; none where its tokens cannot be made text."""
-    from onecard.cli.tokenizer import tokenizer_of
+    from onecard.ask.tokenizer import tokenizer_of
     from onecard.data.stdlib import NAME as EMBEDDED
 
     try:

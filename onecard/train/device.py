@@ -84,7 +84,7 @@ def allocator_fraction(limit_bytes: int, *, context_bytes: int, total_bytes: int
         raise ConfigError(
             f"memory_limit={units.mib(limit_bytes)} leaves nothing to train in",
             why=f"the CUDA context alone takes {units.mib(context_bytes)}",
-            fix=f"--memory_limit={units.mib(context_bytes + units.GIB).replace(' ', '').replace(',', '')}",
+            fix=f"--memory_limit={units.as_typed(context_bytes + units.GIB)}",
             name="memory-limit",
         )
     return min(1.0, allocator_bytes / total_bytes)

@@ -7,12 +7,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.cli.library import console
 from onecard.errors import ConfigError
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
     from onecard.data.dataset import Dataset
+    from onecard.findings import Finding
 
 
 def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict[str, str]:
@@ -48,12 +48,11 @@ def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
         ) from problem
 
 
-def check_run(config: RunConfig, dataset: Dataset) -> None:
-    """Refuse before anything is written what cannot work: settings not built yet, data that do not fit."""
+def check_run(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
+    """What to know of the data of a run; ConfigError for what cannot work: settings not built yet, unfit data."""
     from onecard.config.schema import NOT_BUILT_YET, not_built
     from onecard.data.checks import check_dataset
     from onecard.plan.evaluation import eval_tokens
-    from onecard.report.talk import print_findings
     from onecard.train.trackers import check_loggers
 
     for key, value in not_built(config).items():
@@ -65,11 +64,10 @@ def check_run(config: RunConfig, dataset: Dataset) -> None:
             name="not-built-yet",
         )
     check_loggers(config)
-    findings = check_dataset(
+    return check_dataset(
         dataset,
         block_size=config.block_size,
         vocab_size=config.vocab_size,
         eval_block_size=config.eval_block_size,
         eval_tokens=eval_tokens(config),
     )
-    print_findings(findings, console(stderr=True))

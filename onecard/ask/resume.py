@@ -8,13 +8,13 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.ask.config import open_data
-from onecard.cli.library import console
-from onecard.cli.settle import check_run, config_of
+from onecard.ask.settle import check_run, config_of
 from onecard.errors import ConfigError
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
     from onecard.data.dataset import Dataset
+    from onecard.findings import Finding
     from onecard.runs.folder import Run
 
 # What may change between two parts of one run (the micro-batch at equal tokens per update, and the dataset where its
@@ -28,15 +28,14 @@ _SHOWN_CHANGES = 3
 _NOT_ASKED = ("init_from", "out_dir")  # these say that a run is gone on with, and where
 
 
-def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, str]) -> RunConfig:
-    """The config to go on with: the checkpoint's under config.json under what was asked for; says what that does.
+def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, str]) -> tuple[RunConfig, list[str]]:
+    """The config to go on with, the checkpoint's under config.json under what was asked for, and what that does.
 
     What config.json says otherwise than the checkpoint was edited, and counts as typed. ConfigError for what must not
     change. `origins` says where the values asked for came from.
     """
     from onecard.config.resolve import checked
     from onecard.config.schema import KEYS
-    from onecard.report.talk import print_warnings
     from onecard.runs.folder import CHECKPOINTS, CONFIG, config_in
     from onecard.train.checkpoint import made_under
     from onecard.train.trackers import logger_names
@@ -62,8 +61,7 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
         said.insert(0, f"{run.path / CONFIG} has changed since {made.name}: {_changes(before, after, edited)}")
     if config_in(run.path) is None:
         said.insert(0, f"{run.path / CONFIG} is damaged or gone: the settings are those of the last start record")
-    print_warnings(said, console(stderr=True))
-    return after
+    return after, said
 
 
 def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
@@ -79,18 +77,17 @@ def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
     return config.replace({"batch_size": left, "gradient_accumulation_steps": micros})
 
 
-def is_finished(run: Run, config: RunConfig) -> bool:
-    """Whether there is nothing left to do; says so."""
-    talk = console(stderr=True)
+def is_finished(run: Run, config: RunConfig) -> tuple[bool, list[str]]:
+    """Whether there is nothing left to do, and words about where the run stands."""
     if not run.checkpoints and run.last_step:  # a run of no updates never had any
-        talk.print(f"{_without_checkpoints(run)}: it begins again at step 0", soft_wrap=True)
-        return False
+        return False, [f"{_without_checkpoints(run)}: it begins again at step 0"]
     if not run.finished or run.last_step < config.max_iters:
-        return False
-    talk.print(f"{run.path} is finished: step {run.last_step:,} of {config.max_iters:,}", soft_wrap=True)
+        return False, []
     longer = {**_typed(run, config), "max_iters": 2 * run.last_step or max(1, config.lr_decay_iters)}
-    talk.print(f"to train longer: {_resume_command(run, longer)}", soft_wrap=True)
-    return True
+    return True, [
+        f"{run.path} is finished: step {run.last_step:,} of {config.max_iters:,}",
+        f"to train longer: {_resume_command(run, longer)}",
+    ]
 
 
 def _without_checkpoints(run: Run) -> str:
@@ -138,13 +135,12 @@ def instead_of_anew(
     return ConfigError(problem.what, why=why, fix=fix, name=problem.name)
 
 
-def open_data_again(config: RunConfig, run: Run) -> Dataset:
-    """The dataset of a run, which is the one it has read so far; ConfigError for any other.
+def open_data_again(config: RunConfig, run: Run) -> tuple[Dataset, list[str], tuple[Finding, ...]]:
+    """The dataset of a run, which is the one it has read so far, and what to know of it; ConfigError for any other.
 
     Weights that came without data meet their first here: these are checked as those of a new run are.
     """
-    from onecard.cli.pretrained import check_tokens
-    from onecard.report.talk import print_warnings
+    from onecard.ask.pretrained import check_tokens
     from onecard.runs.folder import CHECKPOINTS
     from onecard.train.checkpoint import made_under
 
@@ -153,9 +149,8 @@ def open_data_again(config: RunConfig, run: Run) -> Dataset:
     if made and made.data_fingerprint is None:
         other = _resume_command(run, {"dataset": "PATH"})
         notes = check_tokens(run.path, config.vocab_size, found, instead=other)
-        print_warnings(notes, console(stderr=True))
-        check_run(config, found)
-    elif made and made.data_fingerprint != found.fingerprint:
+        return found, notes, check_run(config, found)
+    if made and made.data_fingerprint != found.fingerprint:
         raise ConfigError(
             f"the data of {run.path} are not those it was trained on",
             why=f"the token files in {found.path} have changed since {made.name} (fingerprint {made.data_fingerprint} "
@@ -163,7 +158,7 @@ def open_data_again(config: RunConfig, run: Run) -> Dataset:
             fix=f"{_new_run_command(run)}   (a new run from its weights; or put the old files back)",
             name="resume-mismatch",
         )
-    return found
+    return found, [], ()
 
 
 def _data_at(config: RunConfig, run: Run) -> Dataset:

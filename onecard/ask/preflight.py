@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onecard import units
+from onecard.ask.config import Flags
 from onecard.ask.place import place_here
-from onecard.cli.flags import Flag
-from onecard.cli.library import console
 from onecard.errors import DoesNotFit, MachineError
 
 if TYPE_CHECKING:
@@ -25,28 +23,28 @@ def place_of_run(config: RunConfig) -> Place | None:
     return place_here(config.device) if config.device == "auto" or config.device.startswith("cuda") else None
 
 
-def larger_default(config: RunConfig, flags: Sequence[Flag], *, train_tokens: int, val_tokens: int) -> RunConfig:
-    """The packaged default, made larger where there is a card and nobody asked for a shape; says so."""
+def larger_default(
+    config: RunConfig, flags: Flags, *, train_tokens: int, val_tokens: int
+) -> tuple[RunConfig, str | None]:
+    """The packaged default, made larger where there is a card and nobody asked for a shape, and words about that."""
     from onecard.plan.counts import count_params
     from onecard.plan.first_run import first_run
     from onecard.plan.speed import predict_speed
 
     place = place_of_run(config)
     if place is None or {key for key, _ in flags} - HARMLESS:
-        return config
+        return config, None
     available = place.available_bytes_for(config)
     larger = first_run(config, place.card, available, train_tokens=train_tokens, val_tokens=val_tokens)
     if larger is None:
-        return config
+        return config, None
     speed = predict_speed(larger, place.card, "onecard")
     takes = f": about {_roughly(speed.total_seconds.likely)}, after some seconds of compiling" if speed else ""
-    console(stderr=True).print(
+    return larger, (
         f"no config, and {place.card.name} here: {larger.n_layer} layers, {larger.n_embd} wide "
         f"({units.count(count_params(larger).nanogpt)} parameters), {larger.batch_size} x "
-        f"{larger.gradient_accumulation_steps} sequences of {larger.block_size}, {larger.max_iters:,} updates{takes}",
-        soft_wrap=True,
+        f"{larger.gradient_accumulation_steps} sequences of {larger.block_size}, {larger.max_iters:,} updates{takes}"
     )
-    return larger
 
 
 def _roughly(seconds: float) -> str:
@@ -65,9 +63,7 @@ def predicted(config: RunConfig) -> Memory | None:
     return predict_onecard(settled(config, place.card), place.card, available_bytes=place.available_bytes_for(config))
 
 
-def checked(
-    config: RunConfig, *, fit: bool, source: str | None, typed: Sequence[Flag] = ()
-) -> tuple[RunConfig, Memory | None]:
+def checked(config: RunConfig, *, fit: bool, source: str | None, typed: Flags = ()) -> tuple[RunConfig, Memory | None]:
     """The config that will run and its predicted memory (None without a card); refused where it cannot fit.
 
     The refusal's command names the config file it came from, and keeps the flags that were typed.
