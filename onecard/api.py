@@ -64,7 +64,7 @@ def make_plan(
     hours, tokens, params = _hours(hours), _amount("tokens", tokens), _amount("params", params)
     _check(hours=hours, tokens=tokens, params=params, sensitivity=sensitivity or None)
     return make.make_plan(
-        config_to_plan(_named(config), _flags(keys), gpu=card, vram=vram),
+        config_to_plan(_named(config), _flags(keys)),
         place_named(card, vram, other),
         trainer=trainer,
         fit=fit,

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,14 +72,9 @@ def config_as_typed(config: Named, flags: Flags, *, otherwise: str = THERE) -> R
     return replace(resolved, source=config) if isinstance(config, str) and config != STDIN else resolved
 
 
-def config_to_plan(
-    config: Named, flags: Flags, *, gpu: str | None, vram: int | None, otherwise: str = THERE
-) -> Resolved:
-    """The config of a plan for the card that is named: for this machine's, with the vocabulary of the data here."""
-    resolved = config_as_typed(config, [*_beside(config, flags), *flags], otherwise=otherwise)
-    if vram is None and gpu in (None, "auto"):  # a named card's plan is the same on every machine
-        return _with_data_vocabulary(resolved)
-    return resolved
+def config_to_plan(config: Named, flags: Flags, *, otherwise: str = THERE) -> Resolved:
+    """The config of a plan: with the vocabulary of the data, where these are here."""
+    return _with_data_vocabulary(config_as_typed(config, [*_beside(config, flags), *flags], otherwise=otherwise))
 
 
 def _beside(config: Named, flags: Flags) -> Flags:
@@ -119,11 +115,12 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
 def _with_data_vocabulary(resolved: Resolved) -> Resolved:
     """With the vocab_size that `train` would take from the data; as it was where they are not here."""
     from onecard.config.resolve import PACKAGED_DEFAULT
+
+    if resolved.origins["dataset"] == PACKAGED_DEFAULT or find_spec("numpy") is None:
+        return resolved
     from onecard.data.stdlib import NAME as EMBEDDED
     from onecard.data.stdlib import VOCABULARY
 
-    if resolved.origins["dataset"] == PACKAGED_DEFAULT:
-        return resolved
     origin: str = EMBEDDED
     size: int | None = VOCABULARY  # which a plan need not build to know
     if resolved.config.dataset != EMBEDDED:

@@ -153,7 +153,7 @@ def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
     from onecard.plan.make import make_plan
 
     budget = budget_of(hours=options.hours, tokens=options.tokens)
-    resolved = config_to_plan(options.config, flags, gpu=options.gpu, vram=options.vram, otherwise=without_config())
+    resolved = config_to_plan(options.config, flags, otherwise=without_config())
     shown = seen.place if seen and options.gpu is None and options.vram is None else None
     place = shown.with_memory(vram_bytes=None, other_bytes=options.other) if shown else None
     return make_plan(

@@ -557,20 +557,19 @@ def test_json_that_is_no_config_is_refused(onecard: Command, tmp_path: Path, tex
     assert (done.code, done.json["error"]["name"]) == (2, "unreadable-file")
 
 
-def test_the_datas_vocabulary_is_planned_where_the_data_are_and_no_card_is_named(
-    onecard: Command, tmp_path: Path
-) -> None:
+def test_the_datas_vocabulary_is_planned_where_the_data_are(onecard: Command, tmp_path: Path) -> None:
     folder = tmp_path / "work" / "data" / "letters"
     folder.mkdir(parents=True)
     for split in ("train", "val"):
         (folder / f"{split}.bin").write_bytes(bytes(4000))
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
     (tmp_path / "work" / "c.py").write_text("dataset = 'letters'\n")
-    here = onecard("plan", "c.py", "--json").json
-    assert (here["config"]["vocab_size"], here["origins"]["vocab_size"]) == (65, "data/letters")
+    for card in ([], ["--gpu", "4070"], ["--gpu", "none"], ["--vram", "8GiB"]):
+        here = onecard("plan", "c.py", "--json", *card).json
+        assert (here["config"]["vocab_size"], here["origins"]["vocab_size"]) == (65, "data/letters")
     assert onecard("plan", "c.py", "--json", "--vocab_size=128").json["config"]["vocab_size"] == 128
-    anywhere = onecard("plan", "c.py", "--json", "--gpu", "4070").json
-    assert (anywhere["config"]["vocab_size"], anywhere["origins"]["vocab_size"]) == (50304, "default")
+    elsewhere = onecard("plan", "-", "--json", "--gpu", "4070", stdin="dataset = 'not_here'").json
+    assert (elsewhere["config"]["vocab_size"], elsewhere["origins"]["vocab_size"]) == (50304, "default")
 
 
 def test_a_limit_without_a_card_is_no_verdict(onecard: Command) -> None:
