@@ -203,12 +203,12 @@ def _possible(case: Case, patch: Mapping[str, object]) -> bool:
 
 
 def _command(case: Case, made: Repair) -> str:
-    """The line that makes the run anew with the patch; one of our own goes into a folder of its own."""
+    """The line that makes the run anew with the patch, in a folder of its own: no checkpoint is written over."""
     assert case.resolved
     trainer, resolved = trainer_of(case), case.resolved
     file = None if resolved.source in (case.run.source, STANDARD_INPUT) else resolved.source
     settings = _beyond_file(case, resolved) if file else _all_settings(resolved.config, trainer)
-    if trainer == "onecard":
+    if "out_dir" not in made.patch:
         settings["out_dir"] = next_folder(case, resolved.config)
     if case.card and case.cardless == resolved.config.device:
         settings["device"] = "cuda"  # the next one is planned on a card

@@ -73,6 +73,12 @@ def test_a_warning_is_not_an_answer_of_no() -> None:
     assert diagnosis.exit_code == 0
 
 
+def test_the_command_of_a_patch_leaves_nanogpts_checkpoint_alone() -> None:
+    (diagnosis,) = diagnose_cases([case("lr_decay_iters = 600000\nmax_iters = 10000\nout_dir = 'mine/'\n")])
+    assert diagnosis.prescription
+    assert " --out_dir=mine-2 " in diagnosis.prescription.command
+
+
 def test_all_patches_become_one_planned_command() -> None:
     (diagnosis,) = diagnose_cases([case(NARROW + "lr_decay_iters = 600000\n", card="RTX 4070")])
     made = diagnosis.prescription
