@@ -113,7 +113,7 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
 
 
 def _with_data_vocabulary(resolved: Resolved) -> Resolved:
-    """With the vocab_size that `train` would take from the data; as it was where they are not here."""
+    """With the vocab_size that `train` would take from the data; GPT-2's where they are not here."""
     from onecard.config.resolve import PACKAGED_DEFAULT
 
     if resolved.origins["dataset"] == PACKAGED_DEFAULT or find_spec("numpy") is None:
@@ -127,8 +127,9 @@ def _with_data_vocabulary(resolved: Resolved) -> Resolved:
         try:
             dataset = open_data(resolved.config)
         except OnecardError:
-            return resolved
-        origin, size = str(dataset.path), dataset.model_vocab_size
+            origin, size = "default", None
+        else:
+            origin, size = str(dataset.path), dataset.model_vocab_size
     config = with_vocabulary(resolved, size)
     if config == resolved.config:
         return resolved

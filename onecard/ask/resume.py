@@ -227,7 +227,8 @@ def _check(
     from onecard.runs.folder import CONFIG
 
     if refused:
-        mended = f"{_resume_command(run, fixing)}   (or start a new run with --out_dir=PATH)"
+        wanted = {key: value for key, value in _typed(run, after).items() if key != "out_dir"}
+        mended = f"{_resume_command(run, fixing)}   (or a new run of its settings: {_like_command(run, wanted)})"
         if list(refused) == ["eval_only"] and after.eval_only:
             mended = f"{_new_run_command(run, {'eval_only': True})}   (evaluates the weights of this run)"
         raise ConfigError(
@@ -313,6 +314,13 @@ def _schedule_changes(before: RunConfig, after: RunConfig, step: int) -> list[st
 def _resume_command(run: Run, values: Mapping[str, object] | None = None) -> str:
     """What to type to go on with a run, under these values."""
     return " ".join(["onecard train --resume", quote(str(run.path)), *_flags(values or {})])
+
+
+def _like_command(run: Run, values: Mapping[str, object]) -> str:
+    """What to type for a new run from the beginning with the settings of this one, under these values."""
+    from onecard.runs.files import free_path
+
+    return " ".join(["onecard train", quote(str(run.path)), *_flags({**values, "out_dir": free_path(run.path)})])
 
 
 def _new_run_command(run: Run, values: Mapping[str, object] | None = None) -> str:

@@ -71,13 +71,14 @@ def export(
     needs_torch("reading a checkpoint needs it")
     from onecard.ask.settle import config_of
     from onecard.runs.folder import checkpoint_name, load_run
-    from onecard.train import hf_hub
+
+    found = load_run(Path(run))
+    config = config_of(found.path, found.config)
+    from onecard.train import hf_hub  # torch only now: a run that is not there is told at once
     from onecard.train.interchange import read_run
 
     if push:
         hf_hub.check_token(push)
-    found = load_run(Path(run))
-    config = config_of(found.path, found.config)
     snapshot = read_run(found.path, best=best)
     target = Path(out) if out else found.path / "export" / f"{kind}-{checkpoint_name(snapshot.step)}"
     _must_be_new(target)

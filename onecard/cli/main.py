@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from errno import EDQUOT, ENOSPC, EPIPE
+from errno import EACCES, EDQUOT, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, EPERM, EPIPE
 from typing import NoReturn
 
 import click
@@ -19,9 +19,10 @@ from onecard.cli.flags import Flag, split_flags
 from onecard.cli.library import INTERRUPTED, console
 from onecard.cli.streams import prepare_streams
 from onecard.cli.usage import usage_error
-from onecard.errors import MachineError, OnecardError
+from onecard.errors import ConfigError, MachineError, OnecardError
 
 FULL = (ENOSPC, EDQUOT)  # what the operating system says of a full disk
+UNUSABLE = (ENAMETOOLONG, EACCES, EPERM, ELOOP)  # and of a name that it will not look up
 BUG = 70  # what sysexits.h calls an internal software error; none of the contract's answers
 
 
@@ -70,6 +71,8 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
     except Exception as problem:  # ours, not the user's: show everything, and where to take it
         if isinstance(problem, OSError) and problem.errno in (EPIPE, *FULL):
             raise
+        if isinstance(problem, OSError) and (problem.errno in UNUSABLE or _is_working_folder_gone(problem)):
+            return _fail(_unusable(problem), as_json="--json" in rest)
         traceback.print_exc()
         click.echo(f"error: this is a bug in onecard {__version__}, not a mistake of yours  [bug]", err=True)
         click.echo("  why: nothing a user types or feeds should end like this", err=True)
@@ -97,6 +100,23 @@ def _no_space(problem: OSError) -> MachineError:
         why=problem.strerror or str(problem),
         fix="free some space on that disk, or write to another",
         name="disk-full",
+    )
+
+
+def _is_working_folder_gone(problem: OSError) -> bool:
+    return problem.errno == ENOENT and problem.filename is None
+
+
+def _unusable(problem: OSError) -> ConfigError:
+    """What was named cannot even be looked at: a name too long, a folder that is closed to us or gone."""
+    named = str(problem.filename or "the working folder")
+    return ConfigError(
+        f"{named if len(named) <= 80 else named[:77] + '...'} cannot be used",
+        why=problem.strerror or str(problem),
+        fix="name another, or mend its permissions (ls -ld shows them)"
+        if problem.filename
+        else "cd to one that is there",
+        name="unusable-path",
     )
 
 

@@ -127,10 +127,11 @@ def _check(options: Options) -> None:
 
     check_questions(asked, apart=apart)
     if options.write and options.hours is None and options.tokens is None:
+        command = ["onecard plan", *([quote(options.config)] if options.config else [])]
         raise UsageError(
             "--write needs --hours or --tokens",
             why="it saves the config that those propose",
-            fix=f"onecard plan --hours 48 --write {quote(options.write)}",
+            fix=" ".join([*command, *_place_typed(options), "--hours 48 --write", quote(options.write)]),
             name="write-without-proposal",
         )
     if options.timeline:
@@ -192,8 +193,9 @@ def _show(options: Options, made: Plan, seen: Seen | None) -> None:
         console().print(f"  fix: {_enough(options, made)}", soft_wrap=True, markup=False)
     if seen:
         print_seen(seen, made.first.memory, console())
-    if options.write and made.proposals:
-        console(stderr=True).print(f"wrote {options.write}")
+    for written in (options.timeline, options.write if made.proposals else None):
+        if written:
+            console(stderr=True).print(f"wrote {written}", soft_wrap=True, markup=False)
 
 
 def _budget(options: Options) -> list[str]:

@@ -52,20 +52,21 @@ def sample(
     no_flags(flags, "sample")
     needs_torch("sampling runs the model")
     from onecard.ask.settle import config_of
-    from onecard.ask.tokenizer import tokenizer_of
+    from onecard.runs.folder import checkpoint_step, load_run
+
+    found = load_run(Path(run))
+    config = config_of(found.path, found.config)
+    from onecard.ask.tokenizer import tokenizer_of  # torch only now: a run that is not there is told at once
     from onecard.data.samples import printable
     from onecard.data.tokenizers import new_text
     from onecard.report.strict import strict
     from onecard.report.talk import print_warnings
-    from onecard.runs.folder import checkpoint_step, load_run
     from onecard.train import checkpoint
     from onecard.train.device import device_here
     from onecard.train.interchange import checkpoint_of, not_numbers
     from onecard.train.model import GPT
     from onecard.train.sample import generate
 
-    found = load_run(Path(run))
-    config = config_of(found.path, found.config)
     chosen, passed_over = checkpoint_of(found.path, best=best)
     tokenizer = tokenizer_of(found.path, config)
     device, note = device_here(config)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -100,7 +101,10 @@ def _check_same_run(run: Path, asked: Mapping[str, object]) -> None:
     """Refuse flags beside --resume that name another run."""
     out_dir, init_from = asked.get("out_dir", str(run)), asked.get("init_from", "resume")
     if Path(str(out_dir)).resolve() != run.resolve():
-        raise _ignored(f"--resume {run}", f"--out_dir={out_dir}", run, asked)
+        error = _ignored(f"--resume {run}", f"--out_dir={out_dir}", run, asked)
+        others = [quote(f"--{key}={value}") for key, value in asked.items() if key != "init_from"]
+        new = " ".join(["onecard train", quote(str(run)), *others])
+        raise UsageError(error.what, why=error.why, fix=f"{error.fix}   (or a new run of its settings: {new})")
     if init_from != "resume":
         raise _ignored(f"--resume {run}", f"--init_from={init_from}", run, asked)
 
@@ -119,7 +123,12 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
     from onecard.report.talk import print_findings, print_warnings
 
     path = _folder_of(resolved)
+    resolved = replace(resolved, config=resolved.config.replace({"out_dir": str(path)}))  # as it is told
     os.environ.update(torch_environment(resolved.config, os.environ))
+    if resolved.config.device.startswith("cuda"):  # asked for: where it is missing, nothing else is of use
+        from onecard.train.device import choose_device
+
+        choose_device(resolved.config)
     dataset = open_data(resolved.config)
     resolved, model = pretrained(resolved)
     notes = [*model.snapshot.notes, *check_vocabulary(model, dataset)] if model else []

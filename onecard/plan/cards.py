@@ -162,11 +162,12 @@ _SUFFIXES = frozenset("ti super xt xtx mobile pro ada blackwell pcie sxm sxm2 sx
 
 def _words(name: str) -> set[str]:
     """`NVIDIA GeForce RTX4070-Ti (Laptop)` -> {4070, ti, mobile}"""
-    text = re.sub(r"(\d+)\s*gi?b\b", r" \1gb ", name.lower())
+    text = re.sub(r"[\W_]+", " ", name.lower())
+    text = re.sub(r"(\d+) ?gi?b\b", r" \1gb ", text)
     text = re.sub(r"\b(rtx|gtx|rx|gt)(?=[a-z]?\d)", r"\1 ", text)  # rtx4070
     text = re.sub(r"(?<=\d{4})(ti|super|xtx|xt|laptop|mobile)", r" \1 ", text)  # 4070ti
-    text = re.sub(r"\bti(?=super)", "ti ", re.sub(r"\bmax[ -]q\b", "mobile", text))
-    text = re.sub(r"\b(m\d)\s+(?=pro|max|ultra)", r"\1", text)  # an M1 is no M1 Max
+    text = re.sub(r"\bti(?=super)", "ti ", re.sub(r"\bmax q\b", "mobile", text))
+    text = re.sub(r"\b(m\d) (?=pro|max|ultra)", r"\1", text)  # an M1 is no M1 Max
     return {_SYNONYMS.get(word, word) for word in re.findall(r"[a-z0-9]+", text)} - _IGNORED
 
 

@@ -159,7 +159,7 @@ def make_plan(
             raise UsageError(
                 "--params needs --fit",
                 why="without it a plan is about the shape the config has",
-                fix="onecard plan --fit --params 124M",
+                fix="the same command with --fit",
                 name="params-without-fit",
             )
         resolved = _reshaped(resolved, params)

@@ -12,10 +12,11 @@ from onecard.findings import Finding
 
 
 def print_error(error: OnecardError, console: Console) -> None:
-    """The three lines of an error."""
-    console.print(Text.assemble(("error", "bold red"), f": {error.what}  [{error.name}]"), soft_wrap=True)
-    console.print(Text.assemble(("  why", "dim"), f": {error.why}"), soft_wrap=True)
-    console.print(Text.assemble(("  fix", "bold"), f": {error.fix}"), soft_wrap=True)
+    """The three lines of an error, whatever was typed."""
+    what, why, fix = (" ".join(text.splitlines()) for text in (error.what, error.why, error.fix))
+    console.print(Text.assemble(("error", "bold red"), f": {what}  [{error.name}]"), soft_wrap=True)
+    console.print(Text.assemble(("  why", "dim"), f": {why}"), soft_wrap=True)
+    console.print(Text.assemble(("  fix", "bold"), f": {fix}"), soft_wrap=True)
 
 
 def print_warnings(warnings: Iterable[str], console: Console) -> None:

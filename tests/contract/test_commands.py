@@ -572,6 +572,25 @@ def test_the_datas_vocabulary_is_planned_where_the_data_are(onecard: Command, tm
     assert (elsewhere["config"]["vocab_size"], elsewhere["origins"]["vocab_size"]) == (50304, "default")
 
 
+def test_data_that_are_not_here_are_taken_to_be_gpt2s(onecard: Command) -> None:
+    """Not to have the vocabulary of the packaged default, which is that of other data."""
+    planned = onecard("plan", "--dataset=openwebtext", "--json").json
+    assert (planned["config"]["vocab_size"], planned["origins"]["vocab_size"]) == (50304, "default")
+    embedded = onecard("plan", "-", "--gpu", "4070", "--json", stdin="dataset = 'python-stdlib'").json
+    assert embedded["config"]["vocab_size"] == 256
+
+
+@pytest.mark.parametrize("command", ["plan", "doctor", "compare", "import", "sample"])
+def test_a_name_that_no_disk_takes_is_refused(onecard: Command, command: str) -> None:
+    shown = onecard(command, "a" * 300, "--json")
+    assert (shown.code, shown.stderr) == (2, ""), shown.stderr
+    assert shown.json["error"]["name"]
+
+
+def test_a_line_break_in_a_name_makes_no_fourth_line(onecard: Command) -> None:
+    assert len(onecard("plan", "a\nb").stderr.splitlines()) == 3
+
+
 def test_a_limit_without_a_card_is_no_verdict(onecard: Command) -> None:
     done = onecard("plan", "--json", "--memory_limit=6GiB")
     assert done.code == 0

@@ -99,6 +99,7 @@ def test_init_from_resume_is_a_resume_with_the_settings_of_the_file(
     assert load_run(tmp_path / "runs" / "small").last_step == 8, "the folder that the file's name gave"
     assert load_run(tmp_path / "runs" / "small").config["max_iters"] == 8
     assert load_run(tmp_path / "runs" / "small").config["init_from"] == "scratch"
+    assert load_run(tmp_path / "runs" / "small").config["out_dir"] == "runs/small"
     (tmp_path / "small.py").write_text(f"{resuming}max_iters=9\nn_embd=64\n")
     refused = finish("train", "small.py", environment=environment, cwd=tmp_path)
     assert refused.returncode == 2
@@ -124,9 +125,11 @@ def test_nanogpts_lines_are_printed_where_asked_for(tmp_path: Path, environment:
 
 
 def test_no_gpu_is_exit_3(tmp_path: Path, environment: dict[str, str]) -> None:
-    done = finish("train", *TINY, "--device=cuda", environment=environment | {"CUDA_VISIBLE_DEVICES": ""}, cwd=tmp_path)
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[0].endswith("[no-gpu]")
+    hidden = environment | {"CUDA_VISIBLE_DEVICES": ""}
+    for data in ([], ["--dataset=not_here"]):
+        done = finish("train", *TINY, "--device=cuda", *data, environment=hidden, cwd=tmp_path)
+        assert done.returncode == 3
+        assert done.stderr.splitlines()[0].endswith("[no-gpu]")
 
 
 @pytest.mark.parametrize(

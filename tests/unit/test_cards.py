@@ -15,6 +15,9 @@ from onecard.report.cards import cards_json
     ("typed", "meant"),
     [
         ("4070", "GeForce RTX 4070"),
+        ("A100-PCIE-40-GB", "A100 PCIe 40 GB"),
+        ("rtx_3060 (12-GB)", "GeForce RTX 3060 12 GB"),
+        ("Apple M1-Max", "Apple M1 Max (32c)"),
         ("rtx4070 laptop", "GeForce RTX 4070 Mobile"),
         ("NVIDIA GeForce RTX 4070 Laptop GPU", "GeForce RTX 4070 Mobile"),
         ("RTX 4070 Ti SUPER", "GeForce RTX 4070 Ti SUPER"),
