@@ -580,7 +580,7 @@ def test_data_that_are_not_here_are_taken_to_be_gpt2s(onecard: Command) -> None:
     assert embedded["config"]["vocab_size"] == 256
 
 
-@pytest.mark.parametrize("command", ["plan", "doctor", "compare", "import", "sample"])
+@pytest.mark.parametrize("command", ["plan", "doctor", "compare", "sample"])
 def test_a_name_that_no_disk_takes_is_refused(onecard: Command, command: str) -> None:
     shown = onecard(command, "a" * 300, "--json")
     assert (shown.code, shown.stderr) == (2, ""), shown.stderr

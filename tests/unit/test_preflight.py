@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from onecard.cli import preflight
+from onecard.ask import preflight
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.errors import DoesNotFit, MachineError
@@ -96,19 +96,19 @@ def test_on_the_cpu_the_card_does_not_matter() -> None:
 
 def test_the_packaged_default_grows_with_a_card_unless_a_shape_is_asked_for() -> None:
     default = resolve(None).config
-    assert preflight.larger_default(default, [("seed", "3")], **STDLIB).n_embd > default.n_embd
-    assert preflight.larger_default(default, [("n_layer", "2")], **STDLIB) == default
+    assert preflight.larger_default(default, [("seed", "3")], **STDLIB)[0].n_embd > default.n_embd
+    assert preflight.larger_default(default, [("n_layer", "2")], **STDLIB) == (default, None)
 
 
 @pytest.mark.parametrize("name", ["H200", "RTX 4070", "GTX 1660"])
 def test_the_time_of_the_larger_default_is_the_one_predicted_for_the_card(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = find_card(name)
     monkeypatch.setattr(preflight, "place_here", lambda _device: Place(card=card, other_bytes=0))
-    speed = predict_speed(preflight.larger_default(resolve(None).config, [], **STDLIB), card, "onecard")
-    (line,) = capsys.readouterr().err.splitlines()
-    said = re.search(r"updates: about (\d+) (s|min), after some seconds of compiling$", line)
+    larger, words = preflight.larger_default(resolve(None).config, [], **STDLIB)
+    speed = predict_speed(larger, card, "onecard")
+    said = re.search(r"updates: about (\d+) (s|min), after some seconds of compiling$", words or "")
     assert said
     assert speed
     seconds = int(said[1]) * (60 if said[2] == "min" else 1)
