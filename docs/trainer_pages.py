@@ -65,13 +65,13 @@ def notes_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def beside_table(name: str) -> str:
+def beside_table(file: str) -> str:
     """Both trainers at the same micro-batch without a limit, one command a model: speed, memory, first step, loss."""
     lines = [
         "| model | trainer | tokens/s | driver shows MiB | beyond 16 B a parameter MiB | first step s | val loss |",
         "|---|---|---|---|---|---|---|",
     ]
-    rows = [row for row in _rows(name) if not row.get("memory_limit")]
+    rows = [row for row in _rows(file) if not row.get("memory_limit")]
     for theirs, ours in zip(rows[::2], rows[1::2], strict=True):
         name = NAMES[f"{ours['n_embd']}/{ours['block_size']}"]
         state = 16 * _params(ours)

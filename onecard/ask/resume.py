@@ -77,8 +77,8 @@ def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
     return config.replace({"batch_size": left, "gradient_accumulation_steps": micros})
 
 
-def is_finished(run: Run, config: RunConfig) -> tuple[bool, list[str]]:
-    """Whether there is nothing left to do, and words about where the run stands."""
+def where_it_stands(run: Run, config: RunConfig) -> tuple[bool, list[str]]:
+    """Whether there is nothing left to do, and words about that."""
     if not run.checkpoints and run.last_step:  # a run of no updates never had any
         return False, [f"{_without_checkpoints(run)}: it begins again at step 0"]
     if not run.finished or run.last_step < config.max_iters:

@@ -8,7 +8,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from errno import EACCES, EDQUOT, ELOOP, ENAMETOOLONG, ENOENT, ENOSPC, EPERM, EPIPE
+from errno import EACCES, EDQUOT, ELOOP, ENAMETOOLONG, ENOSPC, EPERM, EPIPE
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -71,7 +72,7 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
     except Exception as problem:  # ours, not the user's: show everything, and where to take it
         if isinstance(problem, OSError) and problem.errno in (EPIPE, *FULL):
             raise
-        if isinstance(problem, OSError) and (problem.errno in UNUSABLE or _is_working_folder_gone(problem)):
+        if isinstance(problem, OSError) and (problem.errno in UNUSABLE or _is_working_folder_gone()):
             return _fail(_unusable(problem), as_json="--json" in rest)
         traceback.print_exc()
         click.echo(f"error: this is a bug in onecard {__version__}, not a mistake of yours  [bug]", err=True)
@@ -103,8 +104,12 @@ def _no_space(problem: OSError) -> MachineError:
     )
 
 
-def _is_working_folder_gone(problem: OSError) -> bool:
-    return problem.errno == ENOENT and problem.filename is None
+def _is_working_folder_gone() -> bool:
+    try:
+        Path.cwd()
+    except OSError:
+        return True
+    return False
 
 
 def _unusable(problem: OSError) -> ConfigError:

@@ -121,23 +121,26 @@ def _check(options: Options) -> None:
         return f"--fit {words}" if name == "params" else words
 
     def apart(budget: str, beside: str) -> str:
-        named, place = [quote(options.config)] if options.config else [], _place_typed(options)
-        proposed = " ".join(["onecard plan", *named, *place, again(budget), "--write FILE.py"])
-        return f"{proposed}, then {' '.join(['onecard plan FILE.py', again(beside), *place])}"
+        proposed = " ".join([*_plan_typed(options), again(budget), "--write FILE.py"])
+        return f"{proposed}, then {' '.join(['onecard plan FILE.py', again(beside), *_place_typed(options)])}"
 
     check_questions(asked, apart=apart)
     if options.write and options.hours is None and options.tokens is None:
-        command = ["onecard plan", *([quote(options.config)] if options.config else [])]
         raise UsageError(
             "--write needs --hours or --tokens",
             why="it saves the config that those propose",
-            fix=" ".join([*command, *_place_typed(options), "--hours 48 --write", quote(options.write)]),
+            fix=" ".join([*_plan_typed(options), "--hours 48 --write", quote(options.write)]),
             name="write-without-proposal",
         )
     if options.timeline:
         from onecard.cli.files import check_svg
 
         check_svg(options.timeline, option="--timeline")
+
+
+def _plan_typed(options: Options) -> list[str]:
+    """The command with its config and its card, as words to type."""
+    return ["onecard plan", *([quote(options.config)] if options.config else []), *_place_typed(options)]
 
 
 def _place_typed(options: Options) -> list[str]:

@@ -84,7 +84,8 @@ def sample(
         for piece in _pieces(prompt or "", tokens, tokenizer):
             text += piece
             if not as_json:
-                click.echo(printable(piece) if is_terminal() else piece, nl=False, color=True)  # color: as it is
+                shown = printable(piece) if sys.stdout.isatty() else piece  # a model should not steer a terminal
+                click.echo(shown, nl=False, color=True)  # color: as it is
     except FloatingPointError as problem:
         if text and not as_json:
             click.echo()
@@ -107,11 +108,6 @@ def sample(
     }
     click.echo(json.dumps(strict(said)))
     return 0
-
-
-def is_terminal() -> bool:
-    """Whether somebody reads along, whose terminal what a model says should not steer."""
-    return sys.stdout.isatty()
 
 
 def _pieces(prompt: str, tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:

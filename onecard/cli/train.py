@@ -18,7 +18,7 @@ import click
 from onecard.ask.config import config_named, open_data, with_vocabulary
 from onecard.ask.preflight import checked, larger_default, predicted
 from onecard.ask.pretrained import check_vocabulary, pretrained, put
-from onecard.ask.resume import as_it_runs, instead_of_anew, is_finished, open_data_again, resumed_config
+from onecard.ask.resume import as_it_runs, instead_of_anew, open_data_again, resumed_config, where_it_stands
 from onecard.ask.settle import check_run, config_of, torch_environment
 from onecard.ask.tokenizer import keep_tokenizer_in
 from onecard.cli.files import PathType, check_writable, without_config
@@ -101,20 +101,20 @@ def _check_same_run(run: Path, asked: Mapping[str, object]) -> None:
     """Refuse flags beside --resume that name another run."""
     out_dir, init_from = asked.get("out_dir", str(run)), asked.get("init_from", "resume")
     if Path(str(out_dir)).resolve() != run.resolve():
-        error = _ignored(f"--resume {run}", f"--out_dir={out_dir}", run, asked)
         others = [quote(f"--{key}={value}") for key, value in asked.items() if key != "init_from"]
         new = " ".join(["onecard train", quote(str(run)), *others])
-        raise UsageError(error.what, why=error.why, fix=f"{error.fix}   (or a new run of its settings: {new})")
+        also = f"   (or a new run of its settings: {new})"
+        raise _ignored(f"--resume {run}", f"--out_dir={out_dir}", run, asked, also=also)
     if init_from != "resume":
         raise _ignored(f"--resume {run}", f"--init_from={init_from}", run, asked)
 
 
-def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object]) -> UsageError:
+def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object], *, also: str = "") -> UsageError:
     others = [quote(f"--{key}={value}") for key, value in asked.items() if key not in ("out_dir", "init_from")]
     return UsageError(
         f"{said} goes on with that run, in its folder and with its config",
         why=f"{in_vain} would be ignored",
-        fix=" ".join(["onecard train --resume", quote(str(run)), *others]),
+        fix=" ".join(["onecard train --resume", quote(str(run)), *others]) + also,
     )
 
 
@@ -152,7 +152,7 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
 
 def _say(lines: Iterable[str]) -> None:
     for line in lines:
-        console(stderr=True).print(line, soft_wrap=True)
+        console(stderr=True).print(line, soft_wrap=True, markup=False)
 
 
 def _new_folder(path: Path, config: RunConfig, *, again: str, options: list[str]) -> RunFolder:
@@ -189,7 +189,7 @@ def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], 
         os.environ.update(torch_environment(config_of(run.path, run.config), os.environ))  # before torch is imported
         config, notes = resumed_config(run, asked, origins)
         print_warnings(notes, console(stderr=True))
-        done, words = is_finished(run, config)
+        done, words = where_it_stands(run, config)
         _say(words)
         if done:
             return 0

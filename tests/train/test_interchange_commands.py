@@ -156,7 +156,7 @@ def test_a_terminal_is_not_steered_by_what_a_model_says(
 ) -> None:
     typed = ("sample", "r", "--prompt", "\x1b[2J", "--length", "3")
     assert onecard(*typed).out.startswith("\x1b[2J")  # into a file, to the byte
-    monkeypatch.setattr("onecard.cli.sample.is_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert onecard(*typed).out.startswith("\\x1b[2J")
 
 
