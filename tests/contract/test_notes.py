@@ -136,3 +136,113 @@ def test_a_proposal_is_saved_and_never_over_a_file(onecard: Command, tmp_path: A
     assert again.stderr.splitlines()[0].endswith("[file-exists]")
     assert file.read_text() == text
     assert onecard("plan", str(file), *DESKTOP).code == 0
+
+
+CASES = {  # what people type most, and nothing about it is long
+    "the config that died": (NOTE_002, ["--gpu", "RTX 4070"]),
+    "the same beside a desktop": (NOTE_002, DESKTOP),
+    "a small one that fits": (NOTE_001, ["--gpu", "RTX 4070"]),
+    "under nanoGPT alone": (NOTE_002, [*DESKTOP, "--trainer", "nanogpt"]),
+    "a fit": (NOTE_002, ["--gpu", "RTX 4070", "--fit"]),
+    "no card": (NOTE_001, ["--gpu", "none"]),
+}
+
+
+def lines_of(onecard: Command, config: str, *arguments: str) -> list[str]:
+    return onecard("plan", "-", *arguments, stdin=config).stdout.splitlines()
+
+
+def head(onecard: Command, config: str, *arguments: str) -> str:
+    """The first eight lines, as one."""
+    return " ".join(" ".join(lines_of(onecard, config, *arguments)[:8]).split())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_is_short_and_opens_with_the_answer(onecard: Command, case: str) -> None:
+    config, arguments = CASES[case]
+    lines = lines_of(onecard, config, *arguments)
+    opening = lines[: lines.index("")]
+    assert len(opening) <= 9 if "--fit" in arguments else len(opening) <= 8, opening
+    assert len(lines) <= 40, f"{len(lines)} lines"
+    assert len(" ".join(lines).split()) <= 420, "words"
+    assert all(len(line.rstrip()) <= 100 for line in lines if not line.startswith("type "))
+    assert opening[-1].startswith("type ")
+    labels = [line.split()[0] for line in opening if line[0] != " "]
+    assert labels[0] in ("nanoGPT", "onecard", "fit")
+    assert "loss" in labels
+    assert "speed" in labels
+
+
+def test_the_config_that_died_is_no_plain_yes(onecard: Command) -> None:
+    first = " ".join(" ".join(lines_of(onecard, NOTE_002, "--gpu", "RTX 4070")[:2]).split())
+    assert first.startswith("nanoGPT fits only if other programs hold less than 919 MiB: needs 11,052 of 11,971 MiB")
+    assert "a desktop holds about 2,048 MiB" in first
+    plan = asked(onecard, NOTE_002, "--gpu", "RTX 4070")
+    assert (nanogpt(plan)["fits"], nanogpt(plan)["fits_with_desktop"]) == (True, False)
+    assert plan["trainers"]["onecard"]["fits_with_desktop"] is True
+    beside = asked(onecard, NOTE_002, *DESKTOP)
+    assert (nanogpt(beside)["fits"], nanogpt(beside)["fits_with_desktop"]) == (False, None)
+    assert head(onecard, NOTE_002, *DESKTOP).startswith("nanoGPT does not fit: needs 11,052 of 9,820 MiB")
+
+
+def test_what_to_change_and_what_to_type_stand_in_the_first_eight_lines(onecard: Command) -> None:
+    said = head(onecard, NOTE_002, "--gpu", "RTX 4070")
+    assert "change train with onecard: 5,500 MiB less, speed +9%, loss same type onecard train CONFIG" in said
+    alone = head(onecard, NOTE_002, *DESKTOP, "--trainer", "nanogpt")
+    assert "type python train.py CONFIG --batch_size=8 --gradient_accumulation_steps=64" in alone
+
+
+def test_how_fast_how_long_and_how_good_stand_in_the_first_eight_lines(onecard: Command) -> None:
+    plan = asked(onecard, NOTE_002, "--gpu", "RTX 4070")
+    said = head(onecard, NOTE_002, "--gpu", "RTX 4070")
+    for trainer in plan["trainers"].values():
+        assert f"{trainer['speed']['tokens_per_second']['likely'] / 1000:.1f}k tokens/s" in said
+    final = plan["loss"]["final"]
+    assert f"loss {final['likely']:.2f} ({final['low']:.2f} to {final['high']:.2f}) at the end" in said
+
+
+def test_where_4464_mib_come_from_stands_in_the_first_lines(onecard: Command) -> None:
+    said = head(onecard, NOTE_001, "--gpu", "RTX 4070", "--seen", "4464MiB")
+    assert said.startswith("seen the driver shows 4,464 MiB; predicted 4,444 for nanoGPT: logits and loss 2,358")
+
+
+def test_a_fit_leaves_room_for_a_desktop_unless_other_says_otherwise(onecard: Command) -> None:
+    plan = asked(onecard, NOTE_002, "--gpu", "RTX 4070", "--fit", "--trainer", "nanogpt")
+    room = plan["gpu"]["allocatable_bytes"] - 2 * 2**30
+    assert plan["fit"]["available_bytes"] == room
+    assert plan["fit"]["best"]["process_bytes"] <= room
+    assert plan["fit"]["patch"], "as it is it would not leave that room"
+    alone = asked(onecard, NOTE_002, "--gpu", "RTX 4070", "--other", "0", "--fit", "--trainer", "nanogpt")
+    assert alone["fit"]["available_bytes"] == plan["gpu"]["allocatable_bytes"]
+    assert alone["trainers"]["nanogpt"]["fits_with_desktop"] is None
+
+
+def test_where_only_an_empty_card_is_enough_the_fit_says_so(onecard: Command) -> None:
+    tight = asked(onecard, NOTE_002, "--vram", "2200MiB", "--fit")
+    assert tight["fit"]["best"]["process_bytes"] <= 2200 * 2**20
+    assert tight["fit"]["available_bytes"] == 2200 * 2**20
+
+
+def test_the_list_of_changes_has_checkpointing_and_says_what_each_costs_in_loss(onecard: Command) -> None:
+    text = onecard("plan", "-", "--gpu", "RTX 4070", stdin=NOTE_002).stdout
+    row = {line.split("  ")[0]: line for line in text.partition("what to change")[2].splitlines()[1:] if line}
+    assert "same" in row["train with onecard, gradient checkpointing"]
+    assert "not comparable" in row["a context of 512, the same tokens per update"]
+    assert "+0.22" in row["n_embd=384 with heads of 64"]
+    assert "std error x4" in row["fewer eval_iters, or a smaller evaluation batch"]
+
+
+def test_sensitivity_tells_of_checkpointing_too(onecard: Command) -> None:
+    changes = asked(onecard, NOTE_002, "--gpu", "RTX 4070", "--sensitivity")["sensitivity"]
+    full = next(change for change in changes if (change["key"], change["value"]) == ("grad_checkpoint", "full"))
+    assert full["trainer"] == "onecard"
+    assert full["difference_bytes"] < 0
+    assert {change["trainer"] for change in changes} == {"nanogpt", "onecard"}
+
+
+def test_what_to_train_in_a_weekend_is_said_first(onecard: Command) -> None:
+    shown = onecard("plan", "--gpu", "RTX 4070", "--hours", "48").stdout.splitlines()
+    assert shown[0].startswith("train ")
+    assert "predicted loss" in shown[0]
+    assert "with onecard" in shown[1]
+    assert shown[3].startswith("to start: ")
