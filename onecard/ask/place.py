@@ -22,7 +22,7 @@ def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place |
     for option, size_bytes, least_bytes in (("--vram", vram, MIB), ("--other", other, 0)):
         if size_bytes is not None and size_bytes < least_bytes:
             raise UsageError(
-                f"{option} of {size_bytes:,} bytes is no size of a card's memory",
+                f"{option} of {size_bytes:,} bytes is not a size of a card's memory",
                 why=f"it takes at least {least_bytes:,} bytes",
                 fix=f"{option} 2.1GiB",
                 name="bad-size",

@@ -1,4 +1,4 @@
-"""What to change: every fix re-planned, with what it takes off the run's peak and what it costs in speed."""
+"""What to change: every fix planned again, with the memory it saves and what it costs in speed and loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEWER_EVALS = 16  # times: the notes go from 16 sequences x 200 batches to 2 x 1
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """One change and what it does. All figures are re-planned; none is a rule of thumb."""
+    """One change and what it does. All figures are planned again; none is a rule of thumb."""
 
     name: str
     what: str
@@ -35,8 +35,8 @@ class Fix:
     saves_bytes: int = 0  # off what the driver shows for the process
     slowdown: float | None  # 0.1: a tenth slower; negative: faster; None: speed unknown
     fits: bool | None  # whether the run fits with this change alone
-    safe: bool = True  # not by less than predictions may be off
-    same_run: bool = True  # the mathematics stay: same model, context and tokens per update
+    safe: bool = True  # by more than the prediction may be off
+    same_run: bool = True  # the same mathematics: same model, context and tokens per update
     loss_change: float | None = 0.0  # nats of the predicted final loss; None where that is not known
     comparable: bool = True  # the loss is the same quantity as before
     loss_note: str = ""  # why the change is not known, or what else it does to the loss
@@ -49,7 +49,7 @@ class Fix:
         return self.trainer, tuple(sorted(self.patch.items())), self.environment, self.code
 
     def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
-        """What to type; `typed` are keys that were set on the command line and so are in no file."""
+        """What to type; `typed` are keys from the command line, which no file holds."""
         patch = {**(typed or {}), **self.patch}
         return train_command(source, patch, environment=self.environment, trainer=self.trainer)
 
@@ -95,7 +95,7 @@ def _replanned(asked: Asked, remedy: Remedy) -> Memory:
 
 
 def _fix(asked: Asked, remedy: Remedy, after: Memory | Candidate, *, trainer: TrainerName) -> Fix:
-    """The remedy with what it does to the run, which then is one of `trainer` and takes what `after` says."""
+    """The remedy with what it does to the run: under `trainer` it then takes what `after` says."""
     expandable = remedy.expandable_segments or asked.expandable_segments
     return Fix(
         name=remedy.name,
@@ -156,7 +156,7 @@ _FASTEST_WAY = "the fastest micro-batch and recomputation that fit"
 
 
 def _way(best: Candidate) -> str:
-    """`8 sequences a micro-batch, same tokens per update`: what our trainer does otherwise, in a candidate."""
+    """`8 sequences a micro-batch, same tokens per update`: how a candidate differs from the given run."""
     patch, words = best.patch, []
     if "batch_size" in patch:
         words += [micro_batch_of(patch["batch_size"]), "same tokens per update"]
@@ -172,7 +172,9 @@ def _best_combination(asked: Asked) -> Iterator[Fix]:
     config, room_bytes = asked.config, asked.room_bytes
     if room_bytes is None:
         return
-    free = [remedy for remedy in free_remedies(asked) if not remedy.expandable_segments]  # the fit tries those itself
+    free = [
+        remedy for remedy in free_remedies(asked) if not remedy.expandable_segments
+    ]  # fit_nanogpt tries those itself
     patch = {key: value for remedy in free for key, value in remedy.patch.items()}
     if asked.trainer == "nanogpt":
         best = fit_nanogpt(config.replace(patch), asked.card, room_bytes, returns_logits=False).best
@@ -195,7 +197,7 @@ def _best_combination(asked: Asked) -> Iterator[Fix]:
 
 
 def _smaller_weights(asked: Asked) -> Iterator[Fix]:
-    """Of a run from trained weights that has too little room: smaller ones, in the fastest way that fits."""
+    """For a run from trained weights with too little room: smaller weights, in the fastest way that fits."""
     if asked.room_bytes is None or not asked.config.starts_pretrained:
         return
     found = from_smaller_weights(asked.config, asked.card, asked.room_bytes, asked.trainer)
@@ -219,7 +221,7 @@ def _smaller_weights(asked: Asked) -> Iterator[Fix]:
 
 
 def _not_in_the_config(asked: Asked, other_bytes: int) -> Iterator[Fix]:
-    """What people try, told plainly: other programs, and evaluation."""
+    """What people try first: other programs and evaluation settings."""
     memory, available_bytes = asked.memory, asked.available_bytes
     if other_bytes:
         room_bytes = min(other_bytes, asked.card.allocatable_bytes) if asked.card else other_bytes
@@ -229,10 +231,10 @@ def _not_in_the_config(asked: Asked, other_bytes: int) -> Iterator[Fix]:
             trainer=asked.trainer,
             slowdown=0.0,
             fits=None if available_bytes is None else memory.process_bytes <= available_bytes + room_bytes,
-            why=f"takes nothing off this run; gives it up to {units.mib(room_bytes)} more room",
+            why=f"saves nothing in this run, but gives it up to {units.mib(room_bytes)} more room",
         )
     if asked.trainer == "onecard" and eval_batch_size(asked.config) > eval_sequences(asked.config):
-        return  # an evaluation is one batch, which fewer eval_iters make smaller
+        return  # an evaluation is one batch here, and fewer eval_iters make it smaller
     below = memory.peak_phase.name == "train"
     yield Fix(
         name="eval-iters",

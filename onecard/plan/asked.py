@@ -1,4 +1,4 @@
-"""The run that was asked about: how much room it has, and what becomes of it under another config."""
+"""The run that was asked about: its room, and its memory and speed with changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onecard.plan.fit import is_hopeless
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.speed import TrainerName, predict_speed
 
-ROOMY = 0.9  # a run that takes no more of what there is needs no fixing
+ROOMY = 0.9  # a run that takes at most this share of its room needs no fixing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,14 @@ class Asked:
 
     @property
     def room_bytes(self) -> int | None:
-        """What there is for a run that has too little room; None where it has enough, or nobody knows."""
+        """The room of a run that has too little; None where it has enough, or no card is known."""
         available = self.available_bytes
         return available if available is not None and not is_roomy(self.memory, available) else None
 
     def memory_with(
         self, patch: Mapping[str, Any], *, expandable_segments: bool = False, returns_logits: bool = True
     ) -> Memory:
-        """What the patched run takes under the same trainer. The switches are nanoGPT's, which has no keys for them."""
+        """The memory of the patched run under the same trainer. The switches are nanoGPT's; it has no such keys."""
         config = self.config.replace(patch)
         if self.trainer == "onecard":
             return predict_onecard(config, self.card, available_bytes=self.available_bytes)
@@ -48,11 +48,11 @@ class Asked:
         )
 
     def is_safe(self, memory: Memory) -> bool:
-        """Whether a run fits, whatever the prediction may be off by; so it does where no card is known."""
+        """Whether a run fits even if the prediction is off; True where no card is known."""
         return self.available_bytes is None or memory.is_safe(self.available_bytes)
 
     def is_safe_with(self, patch: Mapping[str, Any]) -> bool:
-        """The same of the patched run, which is looked at only where it is not hopeless."""
+        """The same for the patched run, planned only where it is not hopeless."""
         if self.available_bytes is not None and is_hopeless(
             self.config.replace(patch), self.card, self.available_bytes
         ):
@@ -66,5 +66,5 @@ class Asked:
 
 
 def is_roomy(memory: Memory, available_bytes: int) -> bool:
-    """Whether a run leaves a tenth of what there is."""
+    """Whether a run leaves a tenth of its room free."""
     return memory.process_bytes <= ROOMY * available_bytes

@@ -27,23 +27,23 @@ EVALUATION_SHARE = 0.03  # of the run, for evaluations and the checkpoints that 
 MOST_EVALUATIONS, FEWER_EVALUATIONS = 40, 10  # below the second, each reads less
 EVALUATED_TOKENS = 524_288  # of a split: a standard error of 0.02
 LEAST_EVAL_ITERS = EVAL_ITERS  # from there on an evaluation takes the same memory
-FEWEST_STEPS = 100  # a run that anything can be said of
+FEWEST_STEPS = 100  # below this a run shows nothing
 MOST_HOURS = 100_000  # eleven years
-MOST_TOKENS = 10**15  # more text than there is
-# what a budget decides: whoever types one of these beside it is told that it is ignored
+MOST_TOKENS = 10**15  # more text than exists
+# the keys that a budget decides; a typed value is ignored, with a warning
 DECIDED = frozenset(
     "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
     "warmup_iters beta2 eval_interval eval_iters eval_only init_from grad_checkpoint compile".split()
 )
-_NAMES = ("wandb_project", "wandb_run_name")  # in a file, those of the run it is, and not of the one proposed instead
+_NAMES = ("wandb_project", "wandb_run_name")  # in a file these name the given run, not the proposed one
 SMALLER_SHARE = 0.55  # the smaller model has at most this share of the parameters
-LARGER_SHARE = 1.8  # and the larger one, of which a word is said, at least this
+LARGER_SHARE = 1.8  # and the larger model that is mentioned has at least this
 NEAR_OPTIMAL = 1.5  # as a factor: a model within it of the optimal size is called compute-optimal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What there is to spend; None is no bound, and one bound there must be."""
+    """What there is to spend. None is no bound; at least one is set."""
 
     seconds: float | None = None
     tokens: int | None = None
@@ -56,7 +56,7 @@ class Budget:
         return replace(self, tokens=most if self.tokens is None else min(most, self.tokens))
 
     def in_whole_steps(self, block_size: int) -> Budget:
-        """The budget with as many tokens as whole updates take, of the size that so many tokens call for."""
+        """The budget with its tokens rounded down to whole updates, of the size that suits so many tokens."""
         if self.tokens is None:
             return self
         sizes = [sequences * block_size for sequences in recipe.sequences_per_step(block_size)]
@@ -64,7 +64,7 @@ class Budget:
         return replace(self, tokens=self.tokens - self.tokens % max(enough, default=sizes[0]))
 
     def steps(self, config: RunConfig, means: Means) -> int:
-        """Updates that are paid for, with their share of evaluations and checkpoints or the least of them."""
+        """Updates that the budget pays for, after the share of evaluations and checkpoints."""
         bounds: list[float] = []
         if self.tokens is not None:
             bounds.append(self.tokens // config.tokens_per_step)
@@ -77,11 +77,11 @@ class Budget:
 
 
 def budget_of(*, hours: float | None, tokens: int | None) -> Budget | None:
-    """The budget somebody typed; None where nothing was, UsageError where it is no amount to spend."""
+    """The budget that was typed; None for none, UsageError where it is not an amount to spend."""
     for option, amount, most, example in (("--hours", hours, MOST_HOURS, 48), ("--tokens", tokens, MOST_TOKENS, "10B")):
-        if amount is not None and not 0 < amount <= most:  # which nan is not, either
+        if amount is not None and not 0 < amount <= most:  # false for nan, too
             raise UsageError(
-                f"{option} {amount:g} is no budget",
+                f"{option} {amount:g} is not a budget",
                 why=f"{option} takes more than 0 and at most {units.count(most)}",
                 fix=f"{option} {example}",
                 name="bad-budget",
@@ -100,13 +100,13 @@ def propose(
     trainer: TrainerName = "nanogpt",
     asked: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Proposal]:
-    """The run to make within the budget, and beside it one of a smaller model; [] if none can be made.
+    """The run to make within the budget, then one of a smaller model; [] if no run fits the budget.
 
-    With hours, it is that of the lowest predicted loss: what a card can compute in them is spent best. Tokens alone
-    bound no compute, so there it is the run for which they are compute-optimal.
+    With hours, the first has the lowest predicted loss. Tokens alone do not bound the compute, so there it is the run
+    for which they are compute-optimal.
 
-    Under nanoGPT by default: what fits and is paid for there, onecard runs too. Keys that were `asked` for stay as they
-    are in the config, but for those that the budget decides. UsageError where no law foretells a loss to choose by.
+    Keys that were `asked` for keep their values, except those that the budget decides. UsageError where no loss can be
+    predicted to choose by.
     """
     means = Means(card=card, available_bytes=available_bytes, trainer=trainer)
     base = _base(config, means, asked)
@@ -139,9 +139,9 @@ def least_budget(
     trainer: TrainerName = "nanogpt",
     asked: Mapping[str, Any] = MappingProxyType({}),
 ) -> Budget | None:
-    """The least budget of the same kinds, and no less than this one, in two digits, for which a run can be proposed.
+    """The smallest budget of the same kinds, in two digits and at least this one, for which a run can be proposed.
 
-    None where no budget is enough, for want of memory.
+    None where no budget is enough because memory is short.
     """
     means = Means(card=card, available_bytes=available_bytes, trainer=trainer)
     base = _base(config, means, asked)
@@ -171,11 +171,11 @@ def _rounded_up(amount: float) -> float:
 
 
 def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfig:
-    """The config that proposals are made of, without what a budget decides; UsageError where no law speaks of it."""
+    """The config that proposals start from, without what a budget decides; UsageError where no law covers it."""
     if why := why_no_forecast(config.replace({"max_iters": 1})):
         raise UsageError(
             "no run can be proposed for a budget",
-            why=f"runs are chosen by their predicted loss, and none is predicted here: {why}",
+            why=f"runs are chosen by their predicted loss, and there is no prediction here: {why}",
             fix="onecard plan CONFIG, without a budget, says whether this run fits and how long it takes",
             name="no-loss-law",
         )
@@ -189,7 +189,7 @@ def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfi
 
 
 def _for_tokens(models: Sequence[RunConfig], budget: Budget, means: Means) -> tuple[RunConfig | None, str, str]:
-    """The run nearest in size to the compute-optimal one for the budget's tokens, what to call it, and why it is it."""
+    """The run nearest in size to the compute-optimal one for the budget's tokens, its name, and why it was chosen."""
     optimal = optimal_params_for_tokens(budget.tokens or 1)
     off = {model: math.log(count_params(model).total / optimal) for model in models}
     runs = (_run(model, budget, means) for model in sorted(models, key=lambda model: abs(off[model])))
@@ -199,22 +199,22 @@ def _for_tokens(models: Sequence[RunConfig], budget: Budget, means: Means) -> tu
         return None, "", ""
     share = count_params(best).total / optimal
     if share > NEAR_OPTIMAL:
-        return best, "smallest", f"the smallest that is proposed: {meant}"
+        return best, "smallest", f"the smallest shape there is: {meant}"
     if share < 1 / NEAR_OPTIMAL:
-        bound = "that is proposed" if best.n_embd == models[-1].n_embd else "that fits"
+        bound = "there is" if best.n_embd == models[-1].n_embd else "that fits"
         return best, f"largest {bound}", f"the largest {bound}: {meant}"
     return best, "compute-optimal", meant
 
 
 def _larger(models: Sequence[RunConfig], params: int, budget: Budget, means: Means) -> str:
-    """A sentence on what a larger model makes of the same tokens, and takes; empty where none fits."""
+    """A sentence on the loss and the time of a larger model with the same tokens; empty where none fits."""
     for model in sorted(models, key=lambda model: count_params(model).total):
         if count_params(model).total >= LARGER_SHARE * params and (run := _run(model, budget, means)):
             loss, speed = forecast_loss(run), predict_speed(run, means.card, means.trainer)
             if loss and speed:
                 return (
-                    f"a larger model gets further with the same tokens, and takes longer: "
-                    f"{units.count(count_params(run).nanogpt)} ({run.n_layer} x {run.n_embd}) reach "
+                    f"a larger model reaches a lower loss with the same tokens, and takes longer: "
+                    f"{units.count(count_params(run).nanogpt)} ({run.n_layer} x {run.n_embd}) reaches "
                     f"{loss.final.likely:.2f} in about {units.duration(speed.total_seconds.likely)}"
                 )
     return ""
@@ -229,7 +229,7 @@ def _name_of_smaller(smaller: RunConfig, best: RunConfig, budget: Budget) -> str
 def _lowest(models: Sequence[RunConfig], budget: Budget, means: Means) -> RunConfig | None:
     """The run of the lowest predicted loss; None if none can be made.
 
-    Models are looked at by what they would reach at a speed they cannot exceed, until no other could do better.
+    Models are tried in the order of the loss they would reach at their highest speed, until none can do better.
     """
     hoped = {model: _likely(_at_best(model, budget, means)) for model in models}
     best: RunConfig | None = None
@@ -248,7 +248,7 @@ def _likely(run: RunConfig) -> float:
 
 
 def _at_best(model: RunConfig, budget: Budget, means: Means) -> RunConfig:
-    """The model with more tokens than any way to run it reads within the budget, in updates of one sequence."""
+    """The model with at least as many tokens as any way to run it could read within the budget."""
     tokens = float("inf") if budget.tokens is None else budget.tokens
     if budget.seconds is not None:
         tokens = min(tokens, budget.seconds / means.least_seconds_per_token(model))
@@ -259,7 +259,7 @@ def _at_best(model: RunConfig, budget: Budget, means: Means) -> RunConfig:
 def _run(model: RunConfig, budget: Budget, means: Means) -> RunConfig | None:
     """The model with the micro-batch and the updates that read most tokens; None if it does not fit or is too short.
 
-    Updates are the larger the longer the run: of those that are many enough, those that read most, and the largest.
+    Longer runs have larger updates: of the sizes with enough updates, the one that reads most tokens.
     """
     at_best = _at_best(model, budget, means).total_tokens
     best: RunConfig | None = None
@@ -275,25 +275,25 @@ def _run(model: RunConfig, budget: Budget, means: Means) -> RunConfig | None:
 
 
 def _step_seconds(config: RunConfig, means: Means) -> float:
-    """Seconds of an update, and of the checkpoints that are asked for every so many."""
+    """Seconds of an update, with its share of the checkpoints that checkpoint_interval asks for."""
     times = means.times(config)
     saving = times.checkpoint / config.checkpoint_interval if config.checkpoint_interval else 0.0
     return times.step + saving
 
 
 def _between(config: RunConfig, means: Means, eval_iters: int, evaluations: int) -> float:
-    """Seconds of an evaluation before the first update, and of so many more with a checkpoint each."""
+    """Seconds of the evaluation before the first update, and of `evaluations` more with a checkpoint each."""
     times = means.times(config.model_copy(update={"eval_iters": eval_iters}))
     return times.evaluation + evaluations * (times.evaluation + times.checkpoint)
 
 
 def _wanted_iters(config: RunConfig) -> int:
-    """eval_iters for as many tokens as make a loss sure enough."""
+    """eval_iters that read enough tokens for a precise loss."""
     return max(LEAST_EVAL_ITERS, math.ceil(EVALUATED_TOKENS / (config.batch_size * config.block_size)))
 
 
 def _evaluated(run: RunConfig, means: Means) -> RunConfig:
-    """The run with as many evaluations, of as many tokens, as their share of the time pays for."""
+    """The run with as many evaluations, of as many tokens, as fit their share of the time."""
     training = run.max_iters * _step_seconds(run, means)
     share = EVALUATION_SHARE / (1 - EVALUATION_SHARE) * training
 

@@ -1,4 +1,4 @@
-"""A config that was tried: what it takes, how fast it is, and how it is told from others."""
+"""A config that was tried: its memory, its speed, and what sets it apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.memory.predict import Memory
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
-RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: ever less memory, ever more work
+RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: less and less memory, more and more work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,28 +25,28 @@ class Candidate:
     trainer: TrainerName = "nanogpt"
     expandable_segments: bool = False  # of nanoGPT: asked for in the environment
     process_bytes: int
-    error_bytes: int  # how far that may be off
+    error_bytes: int  # how far process_bytes may be off
     fits: bool
-    safe: bool  # fits even where it takes as much more as that
+    safe: bool  # fits even if it takes error_bytes more
     speed: Speed | None
 
     def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
-        """What to type to run it; `typed` are keys that were set on the command line and so are in no file."""
+        """What to type to run it; `typed` are keys from the command line, which no file holds."""
         environment = EXPANDABLE if self.expandable_segments else ""
         return train_command(source, {**(typed or {}), **self.patch}, environment=environment, trainer=self.trainer)
 
     def with_shape(self, shape: Mapping[str, Any]) -> Candidate:
-        """The same candidate, whose patch also says these keys of the model."""
+        """The same candidate with these keys of the model in its patch."""
         return replace(self, patch={**shape, **self.patch})
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        """Fastest first; at equal speed (or none known) less recomputation, then the larger micro-batch."""
+        """Fastest first; at equal or unknown speed less recomputation, then the larger micro-batch."""
         return rank_of(self.config, self.speed)
 
     @property
     def settings(self) -> str:
-        """`16 x 32 sequences with grad_checkpoint=none`: what tells it from others."""
+        """`16 x 32 sequences with grad_checkpoint=none`: what sets it apart."""
         config = self.config
         sequences = f"{config.batch_size} x {config.gradient_accumulation_steps} sequences"
         if self.trainer == "onecard":
@@ -54,7 +54,7 @@ class Candidate:
         return f"{sequences} with expandable segments" if self.expandable_segments else sequences
 
     def advantage_over(self, other: Candidate) -> str:
-        """`would be 3.1 % faster`, as far as speeds are known."""
+        """`would be 3.1 % faster`, where speeds are known."""
         if not self.speed or not other.speed:
             return "fits too"
         gain = self.speed.tokens_per_second.likely / other.speed.tokens_per_second.likely - 1
@@ -65,7 +65,7 @@ class Candidate:
         left_bytes = available_bytes - self.process_bytes
         if left_bytes < self.error_bytes:
             return f"leaves {units.mib(left_bytes)}, and the prediction may be {units.mib(self.error_bytes)} off"
-        return "its first run, in which kernels are timed, may run out of memory"
+        return "its first run, which times kernels, may run out of memory"
 
 
 def rank_of(config: RunConfig, speed: Speed | None) -> tuple[float, int, int]:

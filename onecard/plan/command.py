@@ -23,6 +23,6 @@ def train_command(
 
 
 def flags_of(patch: Mapping[str, Any], trainer: TrainerName) -> str:
-    """The patch as a trainer is told it on the command line: nanoGPT refuses keys it does not know."""
+    """The patch as flags. nanoGPT refuses unknown keys, so its own keys only."""
     known = NANOGPT_KEYS if trainer == "nanogpt" else patch.keys()
     return " ".join(quote(f"--{key}={typed(key, value)}") for key, value in patch.items() if key in known)

@@ -1,4 +1,4 @@
-"""Evaluations: what onecard's read, in which batches, and how sure a loss of so many tokens is."""
+"""Evaluations: the tokens and batches that onecard reads, and the standard error of the loss."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from math import sqrt
 
 from onecard.config.schema import RunConfig
 
-# Standard deviation of the loss of a window of 1,024 tokens, in nats. Evaluations of two GPT-2-like runs on FineWeb, of
-# 1.6M and 3.3M tokens of a split, lie 0.007 to 0.013 off their curves: 0.3 to 0.6 a window. Tokens of one window are of
-# few documents, so it is by windows, and not by tokens, that a mean gets surer.
+# Standard deviation of the loss of a window of 1,024 tokens, in nats. Two GPT-2-like runs on FineWeb evaluated 1.6M and
+# 3.3M tokens of a split; their losses are 0.007 to 0.013 off their curves, or 0.3 to 0.6 per window. A window holds
+# few documents, so the error falls with the number of windows, not of tokens.
 WINDOW_SPREAD, WINDOW_TOKENS = 0.45, 1024
 
 
 def eval_batch_size(config: RunConfig) -> int:
-    """Sequences of an evaluation batch: as many as of a micro-batch, unless the config says.
+    """Sequences of an evaluation batch: those of a micro-batch, unless the config says otherwise.
 
-    That needs less memory than training does, whatever the shape, type and recomputation: an evaluation keeps nothing
-    for a backward pass and has no gradients (tests/property/test_onecard_memory_laws.py asks the plan).
+    That needs less memory than training for every shape, type and recomputation: an evaluation keeps nothing for a
+    backward pass and has no gradients (checked by tests/property/test_onecard_memory_laws.py).
     """
     return config.eval_batch_size or config.batch_size
 
 
 def smaller_eval_batch(config: RunConfig) -> int | None:
-    """Sequences of an evaluation batch with no more tokens than a micro-batch; None where there are no more anyway.
+    """Sequences of an evaluation batch with the tokens of a micro-batch; None where it has no more already.
 
-    The same sequences are read, so the loss stays; what is needed is less than training needs.
+    The same sequences are read, so the loss stays the same, and less memory is needed than in training.
     """
     most = max(1, config.batch_size * config.block_size // config.eval_length)
     return most if min(eval_batch_size(config), eval_sequences(config)) > most else None
 
 
 def eval_sequences(config: RunConfig) -> int:
-    """Sequences that one evaluation reads of a split, each once: as many as nanoGPT does, whatever the batch."""
+    """Sequences that one evaluation reads of a split, each once: as many as nanoGPT reads, for any batch size."""
     return config.eval_iters * config.batch_size
 
 
@@ -41,5 +41,5 @@ def eval_tokens(config: RunConfig) -> int:
 
 
 def standard_error(tokens: int) -> float:
-    """About how far the loss of so many tokens of a split lies off that of all of it, in nats: a rule of thumb."""
+    """Standard error, in nats, of a loss over `tokens` of a split: a rule of thumb."""
     return WINDOW_SPREAD / sqrt(tokens / WINDOW_TOKENS)

@@ -22,8 +22,8 @@ from onecard.plan.speed import TrainerName, predict_speed
 AS_FAST = 0.02  # what is slower by no more than this is as fast: the one with more memory left is taken
 WORTH_SAYING = 0.1  # how much faster another number of sequences must be
 NEAR = 0.05  # how far it may be from the number asked for
-SHORTEST_BLOCK = 64  # a context below it is none
-MAX_MICRO_BATCH = 512  # beyond, no card gets faster
+SHORTEST_BLOCK = 64  # a shorter context is of no use
+MAX_MICRO_BATCH = 512  # larger ones are no faster on any card
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Fit:
     available_bytes: int
     trainer: TrainerName
     candidates: tuple[Candidate, ...]  # the chosen one, those that fit safely, those that fit, others; fastest first
-    shape: Mapping[str, Any] = field(default_factory=dict)  # keys of the model that was asked for by its size
+    shape: Mapping[str, Any] = field(default_factory=dict)  # the model's keys, where its size was asked for
 
     @property
     def best(self) -> Candidate | None:
@@ -47,7 +47,7 @@ class Fit:
 
     @property
     def tokens_kept(self) -> bool:
-        """Whether the best has exactly the tokens per update that were asked for."""
+        """Whether the best has exactly the tokens per update of the config."""
         return self.best is not None and self.best.config.tokens_per_step == self.asked.tokens_per_step
 
     @property
@@ -65,14 +65,14 @@ class Fit:
 
     @property
     def why(self) -> str:
-        """Why the best was chosen, and not what was passed over; or why nothing fits."""
+        """Why the best was chosen; or why nothing fits."""
         if self.best is None:
-            given = f"; the shape is that of the weights of init_from={self.asked.init_from}, and stays"
+            given = f"; the shape is that of the weights of init_from={self.asked.init_from} and cannot change"
             stays = given if self.asked.starts_pretrained else ""
             if self.candidates:
-                return "nothing fits: not even one sequence at a time" + stays
+                return "nothing fits, not even one sequence at a time" + stays
             held, available = units.mib(held_bytes(self.asked, self.card)), units.mib(self.available_bytes)
-            takes = f"weights, gradients, AdamW's moments and the context take {held}; there are {available}"
+            takes = f"weights, gradients, AdamW's moments and the context take {held} of {available}"
             return f"nothing fits: {takes}{stays}"
         if not self.best.safe:
             return "the fastest of those that fit"
@@ -86,12 +86,12 @@ class Fit:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What to know before running the best."""
-        unsafe = "nothing leaves more room than the prediction may be off: it may run out of memory"
+        unsafe = "every choice leaves less room than the prediction may be off: it may run out of memory"
         return (unsafe,) if self.best and not self.best.safe else ()
 
     @cached_property
     def neighbour(self) -> Candidate | None:
-        """The best of about as many sequences per update where those asked for split badly; None if it is no faster."""
+        """The best for a nearby number of sequences per update, where the given one splits badly; None if no faster."""
         if self.best is None or self.best.speed is None:
             return None
         config = _splitting_better(self.best, self.card, self.available_bytes)
@@ -105,21 +105,21 @@ class Fit:
 
     @property
     def note(self) -> str:
-        """That a neighbouring number of sequences per update would be faster; empty where none is."""
+        """That a nearby number of sequences per update would be faster; empty where none is."""
         if not (self.best and self.best.speed and (other := self.neighbour) and other.speed):
             return ""
         rate, now = other.speed.tokens_per_second.likely, self.best.speed.tokens_per_second.likely
         config, number = other.config, self.asked.sequences_per_step
         return (
-            f"{number:,} sequences an update split badly: {config.sequences_per_step:,}, as {config.batch_size} x "
+            f"{number:,} sequences per update split badly: {config.sequences_per_step:,}, as {config.batch_size} x "
             f"{config.gradient_accumulation_steps}, would make {rate:,.0f} tokens/s ({rate / now - 1:+.0%})"
         )
 
     @cached_property
     def smallest(self) -> Candidate | None:
-        """Where nothing fits: the least change that does, safely; None where no such change is known.
+        """Where nothing fits: the smallest change that safely does; None where none is known.
 
-        It is of the model, but where that is one of trained weights: then of the context, or of which weights.
+        The model changes. Where its shape is that of trained weights, the context or the weights change instead.
         """
         if self.best:
             return None
@@ -130,7 +130,7 @@ class Fit:
         return found and found.with_shape(self.shape)
 
     def with_shape(self, shape: Mapping[str, Any]) -> Fit:
-        """The same answer where the shape was asked for too: every patch says it."""
+        """The same answer with the shape in every patch, for a shape that was asked for by its size."""
         return replace(self, shape=shape, candidates=tuple(each.with_shape(shape) for each in self.candidates))
 
 
@@ -147,7 +147,7 @@ def fit_nanogpt(
     returns_logits: bool = True,
     expandable_segments: bool = True,
 ) -> Fit:
-    """The fastest way to run `config` under nanoGPT: half precision, compiled, the micro-batch free.
+    """The fastest way to run `config` under nanoGPT: half precision, compiled, any micro-batch.
 
     What fits by less than predictions may be off is taken only where nothing fits safely; of ways that are as fast the
     one with most memory left. Without `expandable_segments` no way needs the environment to ask for them.
@@ -170,12 +170,12 @@ def fit_nanogpt(
         return tried[key]
 
     def search(enough: Callable[[Candidate], bool]) -> bool:
-        """Whether there is a micro-batch that is enough; all that were looked at are in `tried`."""
+        """Whether any micro-batch passes `enough`; all that were planned are in `tried`."""
         sizes = micro_batches(config)
         ways = [base.in_micro_batches(size) for size in sizes]
         start = start_of_search(ways, card, available_bytes, "nanogpt")
         most = largest(sizes, lambda size: enough(attempt(size, False)), start=start) or 0
-        # the same micro-batch without the environment variable is the simpler answer, and one step more is rare
+        # without the environment variable the answer is simpler, and it rarely allows a larger micro-batch
         larger = [size for size in sizes if size > most]
         if expandable_segments and larger and enough(attempt(larger[0], True)):
             largest(larger[1:], lambda size: enough(attempt(size, True)), start=0)
@@ -192,13 +192,13 @@ def fit_nanogpt(
     return _answer(config, card, available_bytes, "nanogpt", order)
 
 
-@lru_cache(maxsize=8)  # a plan asks for its own sake, and its fixes again
+@lru_cache(maxsize=8)  # a plan asks once for itself and again for its fixes
 def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> Fit:
-    """The fastest way to run `config` under onecard's trainer: micro-batch and recomputation free, all else as asked.
+    """The fastest way to run `config` under onecard's trainer: any micro-batch and recomputation, the rest as given.
 
-    But where only large evaluation batches keep a way from fitting, they have no more tokens than a micro-batch.
-    Memory grows with the micro-batch and falls with recomputation, so for each kind the largest that fits is looked for
-    among those that would be faster than what was found before. What fits by less than predictions may be off is taken
+    Where only a large evaluation batch keeps a way from fitting, it is cut to the tokens of a micro-batch. Memory grows
+    with the micro-batch and falls with recomputation. So for each kind of recomputation the search is for the largest
+    micro-batch that fits and is faster than the best so far. What fits by less than predictions may be off is taken
     only where nothing fits safely; of ways that are as fast the one with most memory left.
     """
     tried: dict[RunConfig, Candidate] = {}
@@ -215,7 +215,7 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
         return candidate_of(config, way, card, memory, available_bytes, "onecard")
 
     def search(enough: Callable[[Candidate], bool]) -> bool:
-        """Whether there is a way that is enough; all that were looked at are in `tried`."""
+        """Whether any way passes `enough`; all that were planned are in `tried`."""
         best: Candidate | None = None
         for mode in RECOMPUTATION:
             ways = [config.in_micro_batches(size).replace({"grad_checkpoint": mode}) for size in micro_batches(config)]
@@ -272,13 +272,13 @@ def _compiled(config: RunConfig, card: Card | None) -> RunConfig:
 
 
 def held_bytes(config: RunConfig, card: Card | None) -> int:
-    """What every update holds, whatever the micro-batch and whoever trains: no run of `config` takes less."""
+    """Bytes that every update holds, whatever the micro-batch and the trainer: no run of `config` takes less."""
     context_bytes = min(card.context_bytes, context_of_onecard(config, card)) if card else 0
     return STATE_BYTES_PER_PARAMETER * count_params(config).total + context_bytes
 
 
 def is_hopeless(config: RunConfig, card: Card | None, available_bytes: int) -> bool:
-    """Whether it is known without a look at activations that the run does not fit."""
+    """Whether the run cannot fit, known without planning its activations."""
     return held_bytes(config, card) > available_bytes
 
 
@@ -297,9 +297,9 @@ def micro_batches(config: RunConfig) -> list[int]:
 
 
 def _splitting_better(best: Candidate, card: Card | None, available_bytes: int) -> RunConfig | None:
-    """The best's run with the nearest number of sequences that splits into micro-batches as large as there is room for.
+    """The best's run with the nearest number of sequences that splits into micro-batches as large as fit.
 
-    None where they are not more than half as large again as the best's.
+    None where those are at most 1.5 times as large as the best's.
     """
     config, number = best.config, best.config.sequences_per_step
 
@@ -319,7 +319,7 @@ def _splitting_better(best: Candidate, card: Card | None, available_bytes: int) 
 
 
 def _frugal(asked: RunConfig, card: Card | None, trainer: TrainerName) -> RunConfig:
-    """The same run in as little memory as a trainer can make it: micro-batches of one sequence."""
+    """The same run in as little memory as a trainer can: micro-batches of one sequence."""
     if trainer == "nanogpt":
         return _compiled(asked, card).in_micro_batches(1)
     base = asked.in_micro_batches(1).replace({"grad_checkpoint": RECOMPUTATION[-1]})
@@ -329,7 +329,7 @@ def _frugal(asked: RunConfig, card: Card | None, trainer: TrainerName) -> RunCon
 def _attempts(
     asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName
 ) -> Callable[[RunConfig], Candidate | None]:
-    """A function of a changed config: the candidate where it fits safely, else None; each is planned once."""
+    """A function from a changed config to its candidate, None where it does not fit safely; each is planned once."""
 
     @cache
     def attempt(changed: RunConfig) -> Candidate | None:
@@ -343,7 +343,7 @@ def _attempts(
 
 
 def _shorter(asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName) -> Candidate | None:
-    """The same model with the longest context of a half, a quarter … that fits, and the same tokens per update."""
+    """The same model with the longest of half, a quarter … of the context that fits, at the same tokens per update."""
     base, attempt = _frugal(asked, card, trainer), _attempts(asked, card, available_bytes, trainer)
     block, accumulation = base.block_size, base.gradient_accumulation_steps
     while block % 2 == 0 and block > SHORTEST_BLOCK:
@@ -359,7 +359,7 @@ def _shorter(asked: RunConfig, card: Card | None, available_bytes: int, trainer:
 def from_smaller_weights(
     asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName
 ) -> Candidate | None:
-    """The fastest way to run the same from the largest smaller weights that fit safely; None where none are known."""
+    """The fastest way to start from the largest smaller weights that fit safely; None where none are known."""
     for config in smaller_weights(asked):
         best = fit_config(config, card, available_bytes, trainer).best
         if best and best.safe:

@@ -16,11 +16,11 @@ from onecard.config.schema import KEYS, MOST_TOKENS, RunConfig
 from onecard.findings import Finding
 from onecard.plan.counts import count_params, shape_for_count
 
-PARAMS_TOLERANCE = 0.15  # "~125M" for 123.59M is how people speak
+PARAMS_TOLERANCE = 0.15  # people say "~125M" for 123.59M
 TOKENS_TOLERANCE = 0.05
-UPDATE_TOLERANCE = 0.1  # an update of other tokens than that is another run
+UPDATE_TOLERANCE = 0.1  # an update with more or fewer tokens is another run
 
-# As many digits as anybody means; a zero is no size, and no factor (0x10 is a number of another kind).
+# As many digits as people write. Zero is not a size and not a factor (0x10 is hexadecimal).
 _NUMBER = r"(?<![\d.])(?=[\d.]*[1-9])\d{1,6}(?:\.\d{1,6})?(?!\d)"
 _FACTOR = r"(?<!\d)[1-9]\d{0,8}(?!\d)"
 _PARAMS_IN_COMMENT = re.compile(rf"~?\s*({_NUMBER})\s*([MB])\b(?!\s*(?:tok|B\b))", re.ASCII)
@@ -52,7 +52,7 @@ def intent_findings(resolved: Resolved) -> list[Finding]:
 def _params_said(resolved: Resolved) -> Iterator[Finding]:
     config = resolved.config
     params = count_params(config)
-    if resolved.origins["n_embd"] == "--params":  # another size is asked for than the words are about
+    if resolved.origins["n_embd"] == "--params":  # the user asked for another size than the comments mean
         return
     free_to_choose = not config.starts_pretrained
     said: dict[int, list[tuple[str, str]]] = {}  # parameters -> (who says so, the words)
@@ -69,7 +69,7 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
         if resolved.origins[key] != "default":
             for number, _ in _PARAMS_IN_NAME.findall(text):
                 said.setdefault(round(float(number) * 1e6), []).append((who, f"{key} = {text!r}"))
-    by = resolved.origins["n_embd"].removeprefix("in ")  # a run folder
+    by = resolved.origins["n_embd"].removeprefix("in ")  # of a run folder
     for wanted, witnesses in said.items():
         if any(abs(count - wanted) <= PARAMS_TOLERANCE * wanted for count in (params.total, params.nanogpt)):
             continue
@@ -146,7 +146,7 @@ def _tokens_said(resolved: Resolved) -> Iterator[Finding]:
 
 
 def _accumulation_forgotten(resolved: Resolved) -> Iterator[Finding]:
-    """A flag changes the micro-batch, and with it the tokens per update, unless the accumulation follows."""
+    """A flag that changes the micro-batch changes the tokens per update, unless the accumulation is changed too."""
     config, before = resolved.config, resolved.overridden.get("batch_size")
     if not isinstance(before, int) or resolved.origins["gradient_accumulation_steps"].startswith("--"):
         return
@@ -175,7 +175,7 @@ def _accumulation_forgotten(resolved: Resolved) -> Iterator[Finding]:
 
 
 def _largest_batch(sequences: int, *, at_most: int) -> tuple[int, int]:
-    """The largest micro-batch that some accumulation brings to about so many sequences, and that accumulation."""
+    """The largest micro-batch, with its accumulation, that makes about `sequences` per update."""
     fewest = -(-sequences // at_most)
     each = ((round(sequences / steps), steps) for steps in range(fewest, sequences + 1))
     return next((batch, steps) for batch, steps in each if _is_near(batch * steps, sequences))
@@ -186,7 +186,7 @@ def _is_near(made: int, wanted: int) -> bool:
 
 
 def _vocabulary_unsaid(resolved: Resolved) -> Iterator[Finding]:
-    """Character datasets bring a small vocabulary of their own; nanoGPT reads it from the data folder's meta.pkl."""
+    """Character datasets have a small vocabulary. nanoGPT reads it from meta.pkl in the data folder."""
     config = resolved.config
     if resolved.origins["vocab_size"] == "default" and re.search(r"(^|[-_])char", config.dataset):
         small = count_params(config.replace({"vocab_size": 65})).nanogpt
@@ -202,7 +202,7 @@ def _vocabulary_unsaid(resolved: Resolved) -> Iterator[Finding]:
 
 
 def _odd_head_size(resolved: Resolved) -> Iterator[Finding]:
-    """Heads that no fast kernel takes as they are; those that are only a little slower are no contradiction."""
+    """Heads that fast kernels must pad. Heads that are only a little slower are left to the doctor."""
     config, origins = resolved.config, resolved.origins
     if config.starts_pretrained:  # the heads are those of its weights
         return
@@ -213,7 +213,7 @@ def _odd_head_size(resolved: Resolved) -> Iterator[Finding]:
 
 
 def head_size_finding(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None:
-    """What attention kernels make of heads of this size; None at 64 and 128, for which they are tuned."""
+    """A finding about the head size; None at 64 and 128, for which attention kernels are tuned."""
     if config.head_size in (64, 128):
         return None
     odd = config.head_size % 8 != 0

@@ -18,18 +18,18 @@ from onecard.plan.ranges import Range, around
 E, A, B, ALPHA, BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
 LAW_SOURCE = "the Chinchilla law, refitted (arXiv 2404.10102)"
 
-SMALLEST_VOCABULARY = 8192  # below, tokens are letters or bytes, and nats per token mean something else
+SMALLEST_VOCABULARY = 8192  # below this, tokens are characters or bytes, and a loss per token is another quantity
 GPT2_SIZES = range(50257, 51201)  # GPT-2's own, and rounded up to a multiple of anything up to 1,024
 OTHER_TOKENIZER_SPREAD = 0.6  # nats: a token of 8,192 byte pairs is about four fifths as long as GPT-2's, and as costly
 COMPUTE_OPTIMAL = 20  # tokens per parameter, Hoffmann et al. 2022
-SHORTEST_CONTEXT = 256  # below, a model sees too little for the law, whose runs had 1,024 tokens and more
+SHORTEST_CONTEXT = 256  # the law was fitted on runs of 1,024 tokens and more; below this it does not hold
 SETTLED_STEPS = 1500  # before, and during twice the warm-up, real runs lie up to 1.2 above the law
-MID_RUN_SPREAD = 0.05  # what a run at its full learning rate may lie beside the law, on top (three real runs)
+MID_RUN_SPREAD = 0.05  # added half-width in mid-run, at the full learning rate (three real runs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """How a dataset's validation loss lies beside the law, in nats per GPT-2 token."""
+    """How far a dataset's validation loss is from the law, in nats per GPT-2 token."""
 
     offset: float
     spread: float
@@ -55,7 +55,7 @@ class LossForecast:
     milestones: dict[int, Range]  # by step
     dataset: str  # what the offset is of
     sources: tuple[str, ...]
-    caution: str = ""  # where the law is stretched
+    caution: str = ""  # where the law hardly applies
 
     @property
     def perplexity(self) -> Range:
@@ -68,7 +68,7 @@ def law(params: float, tokens: float) -> float:
 
 
 def forecast_loss(config: RunConfig) -> LossForecast | None:
-    """The loss of a run; None where the law says nothing, for the reason of why_no_forecast."""
+    """The loss of a run; None where no law covers it; why_no_forecast says why."""
     tokens, params = config.total_tokens, count_params(config).total
     if why_no_forecast(config):
         return None
@@ -90,21 +90,22 @@ def why_no_forecast(config: RunConfig) -> str:
     if not config.total_tokens:
         return "no update is made"
     if config.starts_pretrained:
-        return f"the scaling law speaks of runs from scratch, and this starts from init_from={config.init_from}"
+        return f"scaling laws cover runs from scratch; this one starts from init_from={config.init_from}"
     if config.vocab_size < SMALLEST_VOCABULARY:
-        return f"the scaling law speaks of words' parts, not of letters (vocab_size={config.vocab_size})"
+        return f"the scaling law was fitted on BPE tokens; this data has characters (vocab_size={config.vocab_size})"
     return ""
 
 
 def guessing(config: RunConfig) -> float:
-    """The loss of knowing nothing, every token as likely as any other: no run ends above it."""
+    """The loss in nats of guessing, with every token equally likely. No run ends above it."""
     return math.log(config.vocab_size)
 
 
 def _reached(config: RunConfig, params: float, tokens: float, *, unfinished: float = 0.0) -> Range:
-    """The loss of a model of `params` after `tokens`, and never more than guessing gives.
+    """The loss of a model of `params` after `tokens`, never above that of guessing.
 
-    Where the law would have more it only says where such a model could end, and of a short context nothing at the top.
+    Where the law is above guessing, only the low end of the range comes from it. For a short context the high end is
+    guessing.
     """
     _, dataset = dataset_of(config.dataset)
     spread = _spread(dataset, tokens / params) + unfinished
@@ -120,9 +121,9 @@ def _reached(config: RunConfig, params: float, tokens: float, *, unfinished: flo
 
 def _caution(config: RunConfig, final: Range) -> str:
     if final.likely == guessing(config):
-        return f"no better than guessing: {config.total_tokens:,} tokens teach too little for the law to speak of"
+        return f"no better than guessing: {config.total_tokens:,} tokens are too few for the scaling law"
     if config.block_size < SHORTEST_CONTEXT:
-        return f"the law does not speak of contexts of {config.block_size} tokens: expect more than this"
+        return f"the scaling law does not cover contexts of {config.block_size} tokens: expect a higher loss"
     if config.vocab_size not in GPT2_SIZES:
         return (
             f"a wide guess: a vocabulary of {config.vocab_size:,} is not GPT-2's, and nats per token depend on how "
@@ -132,7 +133,7 @@ def _caution(config: RunConfig, final: Range) -> str:
 
 
 def loss_at(config: RunConfig, step: int) -> Range | None:
-    """The validation loss after `step` updates; None while warm-up still rules."""
+    """The validation loss after `step` updates; None during warm-up and shortly after."""
     if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or why_no_forecast(config):
         return None
     tokens, params = step * config.tokens_per_step, count_params(config).total
@@ -140,7 +141,7 @@ def loss_at(config: RunConfig, step: int) -> Range | None:
 
 
 def dataset_of(name: str) -> tuple[str, Dataset]:
-    """The dataset a folder's name speaks of, and its offset."""
+    """The dataset that a folder's name stands for, and its offset."""
     plain = name.lower().replace("\\", "/").rstrip("/").rsplit("/", maxsplit=1)[-1]
     words = {*re.split(r"[-_. ]", plain), plain}
     for alias, meant in _ALIASES.items():
@@ -164,7 +165,7 @@ def optimal_params_for_tokens(tokens: float) -> float:
 
 
 def _spread(dataset: Dataset, tokens_per_parameter: float) -> float:
-    """Half the width of the range: wider where few tokens make warm-up and batch size decide."""
+    """Half the width of the range. Wider for few tokens, where warm-up and batch size decide."""
     starved = max(0.0, math.log2(COMPUTE_OPTIMAL / 2 / tokens_per_parameter))
     return dataset.spread + 0.1 * starved
 

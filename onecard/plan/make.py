@@ -1,4 +1,4 @@
-"""make_plan: from a config and a card to everything onecard can say before launch."""
+"""make_plan: everything onecard can say before launch, from a config and a card."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Plan:
     fixes: tuple[Fix, ...] = ()
     fit: Fit | None = None  # asked for with --fit
     proposals: tuple[Proposal, ...] | None = None  # asked for with --hours or --tokens
-    enough: Budget | None = None  # where nothing can be proposed: the least budget of the kind for which something can
+    enough: Budget | None = None  # where nothing can be proposed: the smallest budget for which something can
     sensitivity: tuple[Change, ...] | None = None
     findings: tuple[Finding, ...] = ()
 
@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def first(self) -> TrainerPlan:
-        """The run as its user would start it: under nanoGPT, unless only onecard was asked for."""
+        """The run under nanoGPT, unless only onecard was asked for."""
         planned = self.nanogpt or self.onecard
         assert planned, "a plan is of at least one trainer"
         return planned
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def in_need(self) -> TrainerName:
-        """Whose run the fixes are of: nanoGPT's, if it was asked for, unless onecard's alone lacks room."""
+        """The trainer whose run the fixes are for: nanoGPT if asked for, unless only onecard lacks room."""
         return max(self.trainers, key=lambda name: self._need(self.trainers[name].memory))
 
     def _need(self, memory: Memory) -> tuple[bool, bool]:
@@ -112,7 +112,7 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run fits the card, under onecard where that was asked for; None where nobody knows.
+        """Whether the run fits the card, under onecard where that was asked for; None where no card is known.
 
         With --fit: whether anything does.
         """
@@ -123,7 +123,7 @@ class Plan:
 
     @property
     def source(self) -> str | None:
-        """The config as a command names it; None for the packaged default."""
+        """The config as written in a command; None for the packaged default."""
         return "CONFIG" if self.resolved.source == "standard input" else self.resolved.source
 
     @property
@@ -141,7 +141,7 @@ class Plan:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What to know of a run that fits by less than its prediction may be off."""
+        """A warning for each run that fits by less than its prediction may be off."""
         available = self.available_bytes
         return tuple(
             f"under {name}: {caution}"
@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def exit_code(self) -> int:
-        """1 where the answer is no: nothing to propose, where that was asked for, or else it does not fit."""
+        """1 where the answer is no: nothing can be proposed, or the run does not fit; else 0."""
         if self.proposals is not None:
             return 0 if self.proposals else 1
         return 1 if self.fits is False else 0
@@ -175,12 +175,12 @@ def make_plan(
     """
     if trainer not in get_args(Trainers):
         named = " or ".join(map(repr, get_args(Trainers)))
-        raise UsageError(f"{trainer!r} is no trainer", why=f"a plan is for {named}", fix="trainer='both'")
+        raise UsageError(f"{trainer!r} is not a trainer", why=f"a plan is for {named}", fix="trainer='both'")
     if params is not None:
         if not fit:
             raise UsageError(
                 "--params needs --fit",
-                why="without it a plan is about the shape the config has",
+                why="without --fit a plan keeps the config's shape",
                 fix="the same command with --fit",
                 name="params-without-fit",
             )
@@ -285,19 +285,19 @@ def _under_nanogpt(resolved: Resolved, config: RunConfig, card: Card | None, mem
 
 
 def _vocabulary_to_tell(resolved: Resolved) -> str:
-    """What nanoGPT needs to build the vocabulary that somebody set; empty where the data or the weights bring it."""
+    """What nanoGPT needs to build a vocabulary that was set; empty where the data or the weights have it."""
     origin, line = resolved.origins["vocab_size"], resolved.lines.get("vocab_size")
     set_here = origin in ("--vocab_size", PACKAGED_DEFAULT) or origin.endswith(f":{line}")
     return vocabulary_condition(resolved.config.vocab_size) if set_here else ""
 
 
 def vocabulary_condition(size: int) -> str:
-    """What nanoGPT, which has no key for it, needs to build a vocabulary of `size`; empty for the one it builds."""
+    """What nanoGPT, which has no key for it, needs to build a vocabulary of `size`; empty for its default."""
     if size == NANOGPT_VOCABULARY:
         return ""
     return (
-        f"its figures hold for a vocabulary of {size:,}, which it must find in meta.pkl beside the data "
-        f"(onecard data prepare --format nanogpt writes it); without one it builds {NANOGPT_VOCABULARY:,}"
+        f"these figures need meta.pkl beside the data with a vocabulary of {size:,} "
+        f"(onecard data prepare --format nanogpt writes it); without it nanoGPT builds {NANOGPT_VOCABULARY:,}"
     )
 
 
@@ -307,7 +307,7 @@ def _under_onecard(config: RunConfig, card: Card | None, memory: Memory) -> Trai
 
 
 def _asked(resolved: Resolved) -> dict[str, Any]:
-    """Keys set on the command line, with their values: no file holds them, so a command must."""
+    """Keys set on the command line, with their values. No file holds them, so a command must."""
     config = resolved.config
     return {key: getattr(config, key) for key, origin in resolved.origins.items() if origin.startswith("--")}
 
@@ -315,27 +315,27 @@ def _asked(resolved: Resolved) -> dict[str, Any]:
 def _unheeded(
     resolved: Resolved, place: Place | None, budget: Budget | None, *, trainer: Trainers, fit: bool
 ) -> Iterator[str]:
-    """What was asked for and is not part of this plan."""
+    """Warnings about what was asked for and is not part of this plan."""
     if place is None and (limit := resolved.config.memory_limit):
         yield (
-            f"memory_limit={units.gib(limit)} is of a card that is not known: name it with --gpu, "
+            f"memory_limit={units.gib(limit)} needs a card: name it with --gpu, "
             f"or plan a card of that size with --vram {limit / units.GIB:g}GiB"
         )
     if place is not None and not (device := resolved.config.device).startswith(("auto", "cuda")):
-        yield f"device={device} would not use the {place.card.name}: memory and speed here are of that card"
+        yield f"device={device} would not use the {place.card.name}: memory and speed here are for that card"
     for key, value in not_built(resolved.config).items():
         yield f"{key}={value} is not built yet: the plan is without it, and `onecard train` will refuse it"
     if resolved.config.eval_only and not budget:
-        yield "eval_only=True makes one evaluation and no update: what is said of training below does not happen"
+        yield "eval_only=True makes one evaluation and no update: the training below does not happen"
     if budget:
         yield from _decided(resolved, trainer)
     if budget and fit:
         option = "--tokens" if budget.seconds is None else "--hours"
-        yield f"--fit is ignored beside {option}: what is proposed fits already"
+        yield f"--fit is ignored beside {option}: proposed runs fit already"
 
 
 def _decided(resolved: Resolved, trainer: Trainers) -> Iterator[str]:
-    """Keys that were typed, and that the budget decides otherwise."""
+    """Keys that were typed and that the budget overrides."""
     config = resolved.config
     halved = {"dtype"} if config.dtype == "float32" and trainer != "onecard" else set()
     as_proposed = {"compile": True, "init_from": "scratch", "eval_only": False}
@@ -346,18 +346,18 @@ def _decided(resolved: Resolved, trainer: Trainers) -> Iterator[str]:
 
 
 def _cut_short(config: RunConfig, speed: Speed | None) -> str | None:
-    """What max_hours makes of a run that takes longer."""
+    """A warning that max_hours stops a run before its end; None where it does not."""
     if config.max_hours is None or speed is None or config.max_hours * 3600 >= speed.total_seconds.likely:
         return None
     reached = int(config.max_iters * config.max_hours * 3600 / speed.total_seconds.likely)
     return (
         f"max_hours={config.max_hours:g} stops onecard's run at about step {reached:,} of {config.max_iters:,}: "
-        "hours and loss here are of all of it"
+        "the hours and the loss here are for the whole run"
     )
 
 
 def _to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
-    """The config, but on FineWeb and with nanoGPT's defaults for what only the packaged default says."""
+    """The config; values from the packaged default become nanoGPT's defaults, and its dataset FineWeb."""
     packaged = [key for key, origin in resolved.origins.items() if origin == PACKAGED_DEFAULT]
     usual = {key: RunConfig.model_fields[key].default for key in packaged}
     return config.replace(usual | ({"dataset": "fineweb"} if "dataset" in usual else {}))
@@ -368,7 +368,7 @@ def _reshaped(resolved: Resolved, params: int) -> Resolved:
     if resolved.config.starts_pretrained:
         raise UsageError(
             f"--params does not go with init_from={resolved.config.init_from}",
-            why="a run that starts from trained weights has their shape",
+            why="a run that starts from trained weights keeps their shape",
             fix="--fit alone, or --init_from=scratch beside --params",
             name="params-of-weights",
         )
@@ -383,7 +383,7 @@ def _reshaped(resolved: Resolved, params: int) -> Resolved:
     nearest = count_params(config).nanogpt
     if abs(nearest - params) > FAR_OFF * params:
         raise UsageError(
-            f"no shape of ours has about {units.count(params)} parameters",
+            f"no shape has about {units.count(params)} parameters",
             why=f"the nearest, {config.n_layer} layers of width {config.n_embd} and a vocabulary of "
             f"{config.vocab_size:,}, has {units.count(nearest)}",
             fix=f"--fit --params {units.count(nearest)}",
@@ -405,14 +405,14 @@ def _needs_a_card(option: str, why: str = "no card is known here") -> UsageError
 
 
 def room_caution(memory: Memory, available_bytes: int) -> str | None:
-    """A sentence about a run that fits by less than its prediction may be off; None where it fits safely, or not."""
+    """A sentence about a run that fits by less than its prediction may be off; None for all others."""
     if not memory.fits or memory.is_safe(available_bytes):
         return None
     if memory.first_run_out:
-        return f"the first run, which times its kernels, may run out in {memory.first_run_out}; the next does not"
+        return f"the first run, which times kernels, may run out in {memory.first_run_out}; the next does not"
     left = available_bytes - memory.process_bytes
     if memory.later_run_out and left >= memory.error_bytes:
-        return f"the first run fits; a later one, with no kernel left to time, may run out in {memory.later_run_out}"
+        return f"the first run fits; a later one, which times no kernels, may run out in {memory.later_run_out}"
     return (
         f"{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
         "close other programs, or let --fit choose"

@@ -1,4 +1,4 @@
-"""Remedies: what may be changed about a run so that it takes less memory."""
+"""Remedies: what may be changed about a run to make it take less memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onecard.plan.shape import HEAD_SIZE
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """A change that may help. What it saves and costs is another matter: advice.py plans the run again with it."""
+    """A change that may help. advice.py plans the run again to find what it saves and costs."""
 
     name: str
     what: str
@@ -27,15 +27,15 @@ class Remedy:
     code: str = ""  # an edit of nanoGPT's own source
     expandable_segments: bool = False  # a setting of the allocator, in nanoGPT's environment
     returns_logits: bool = True  # False: nanoGPT's model is edited to return the loss alone in training
-    same_run: bool = True  # the mathematics stay: same model, context and tokens per update
+    same_run: bool = True  # the same mathematics: same model, context and tokens per update
 
 
 def remedies(asked: Asked) -> Iterator[Remedy]:
-    """All that may help a run under its trainer."""
+    """Everything that may help a run under its trainer."""
     yield from free_remedies(asked)
     if asked.trainer == "onecard":
         yield from recomputing(asked.config)
-    if asked.room_bytes is not None:  # what must shrink depends on the room there is
+    if asked.room_bytes is not None:  # how far to shrink depends on the room
         yield from _smaller(asked)
 
 
@@ -64,14 +64,14 @@ def free_remedies(asked: Asked) -> Iterator[Remedy]:
             why="evaluation then needs less than training; the same sequences are read, so its loss stays",
             patch={"eval_batch_size": sequences},
         )
-    if config.dropout and not config.starts_pretrained:  # few tokens are learned by heart the sooner without it
-        why = "masks are kept; pretraining needs none"
+    if config.dropout and not config.starts_pretrained:  # fine-tuning reads few tokens often, and dropout may help
+        why = "its masks take memory; pretraining needs no dropout"
         yield Remedy(name="no-dropout", what="no dropout", why=why, patch={"dropout": 0.0})
     if of_nanogpt and not asked.expandable_segments:
         yield Remedy(
             name="expandable-segments",
-            what="let the allocator grow its segments",
-            why="less is lost between blocks; nothing else changes",
+            what="expandable segments in the allocator",
+            why="less memory is lost between blocks; nothing else changes",
             expandable_segments=True,
         )
 
@@ -85,8 +85,7 @@ def _edits_of_nanogpt(config: RunConfig) -> Iterator[Remedy]:
     yield Remedy(
         name="return-only-the-loss",
         what="do not return the logits in training",
-        why="the loop holds them; compiled, autograd makes zeros for them, and their gradient cannot be written over "
-        "them",
+        why="the loop keeps them; compiled, autograd also makes a gradient of zeros for them",
         code="model.py, at the end of forward: `return (None if self.training else logits), loss`",
         returns_logits=False,
     )
@@ -95,7 +94,7 @@ def _edits_of_nanogpt(config: RunConfig) -> Iterator[Remedy]:
         yield Remedy(
             name="pad-the-vocabulary",
             what=f"round the vocabulary up to {padded:,}",
-            why="an odd vocabulary makes Inductor copy the logits' gradient to an even one",
+            why="with an odd vocabulary Inductor copies the logits' gradient into a padded one",
             patch={"vocab_size": padded},
             code="train.py: `model_args['vocab_size'] = -(-meta_vocab_size // 64) * 64`",
         )
@@ -108,20 +107,20 @@ RECOMPUTED = {
 
 
 def recomputing(config: RunConfig) -> Iterator[Remedy]:
-    """More recomputation than the config has, under onecard's trainer."""
+    """More recomputation than the config has; only onecard's trainer has the key."""
     for mode in RECOMPUTATION[RECOMPUTATION.index(config.grad_checkpoint) + 1 :]:
         what, why = RECOMPUTED[mode]
         yield Remedy(name=mode, what=what, why=why, patch={"grad_checkpoint": mode})
 
 
 def _smaller(asked: Asked) -> Iterator[Remedy]:
-    """Less of something, as little less as fits."""
+    """A smaller run, shrunk no further than needed to fit."""
     config = asked.config
     if smaller := _micro_batch_that_fits(asked):
         yield Remedy(
             name="smaller-micro-batch",
             what=f"{micro_batch_of(smaller['batch_size'])}, the same tokens per update",
-            why="activations and logits shrink with it; the mathematics stays",
+            why="activations and logits shrink with it; the mathematics stays the same",
             patch=smaller,
         )
     if config.block_size > 256:
@@ -140,7 +139,7 @@ def _smaller(asked: Asked) -> Iterator[Remedy]:
         yield Remedy(
             name="shorter-eval-block",
             what=f"evaluate contexts of {units.things(read['eval_block_size'], 'token')}",
-            why="fewer tokens are read, and a loss at another context length is another quantity",
+            why="fewer tokens are read; a loss at another context length is another quantity",
             patch=read,
             same_run=False,
         )
@@ -165,7 +164,7 @@ def _micro_batch_that_fits(asked: Asked) -> dict[str, int] | None:
 def _evaluated_context_that_fits(asked: Asked) -> dict[str, int] | None:
     """The longest half, quarter … of the evaluated context with which the run fits; the shortest if none does."""
     if asked.trainer == "nanogpt":
-        return None  # no key of nanoGPT's
+        return None  # nanoGPT has no such key
     length = asked.config.eval_length
     halves = [length >> halvings for halvings in range(1, length.bit_length())]
     return _first_that_fits(asked, [{"eval_block_size": each} for each in halves if each >= SHORTEST_BLOCK])
@@ -178,7 +177,7 @@ def _width_that_fits(asked: Asked) -> dict[str, int] | None:
 
 
 def _first_that_fits(asked: Asked, patches: list[dict[str, int]]) -> dict[str, int] | None:
-    """Of patches that need ever less memory the first that fits; the last if none does."""
+    """The first patch that fits, of patches that need less and less memory; the last if none does."""
     if not patches or asked.available_bytes is None:
         return None
     ways = patches[::-1]

@@ -1,4 +1,4 @@
-"""Speed, loss, fixes, the fit and proposals, as a person reads them."""
+"""Loss, fixes, the fit and proposals, as a person reads them."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
 
 
 def _least_change(asked: RunConfig, smaller: RunConfig) -> str:
-    """What kind of model would fit where that which was asked for does not."""
+    """Which change would make it fit."""
     if smaller.init_from != asked.init_from:
-        return f"from the weights of {smaller.init_from} it would"
+        return f"it fits from the weights of {smaller.init_from}"
     if smaller.block_size != asked.block_size:
-        return f"with a context of {smaller.block_size:,} it would"
+        return f"it fits with a context of {smaller.block_size:,}"
     if smaller.n_layer != asked.n_layer:
-        return "the largest model that would"
-    return f"the largest model of {units.things(asked.n_layer, 'layer')} that would"
+        return "the largest model that fits"
+    return f"the largest model of {units.things(asked.n_layer, 'layer')} that fits"
 
 
 def _fits(candidate: Candidate) -> str:

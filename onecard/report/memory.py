@@ -1,4 +1,4 @@
-"""Memory as a person reads it: a bar against the card, parts with their reasons, what changes what."""
+"""Memory as a person reads it: the parts with their reasons, a bar, and what each change does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _bar(memory: Memory, available: int | None) -> str:
 
 
 def _parts_table(memory: Memory, trainer: str) -> Table:
-    """What is alive at the peak of the whole run, and what completes it to the driver's figure."""
+    """The parts at the peak of the run, and what else is in the driver's figure."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     peak = memory.peak_phase
     table.add_column(f"{trainer}, {PHASE_NAMES[peak.name]}")
@@ -70,7 +70,7 @@ def _add_part(table: Table, name: str, size_bytes: int, memory: Memory, why: str
 
 
 def _phases_line(memory: Memory) -> Text:
-    """Every phase in one sentence, the one that peaks first."""
+    """Every phase in one sentence, the peak first."""
     peak = memory.peak_phase
     others = [phase for phase in memory.phases.values() if phase is not peak]
     rest = ", ".join(f"{PHASE_NAMES[phase.name]} {phase.allocated_bytes / units.MIB:,.0f}" for phase in others)
@@ -97,7 +97,7 @@ def print_sensitivity(changes: Sequence[Change], console: Console) -> None:
         )
     print_table(table, console)
     console.print(
-        Text("eval_iters changes nothing: evaluation keeps no graph, and its batches come one by one", style="dim")
+        Text("eval_iters changes nothing: evaluation keeps no graph, and reads one batch at a time", style="dim")
     )
 
 
@@ -109,18 +109,18 @@ def print_seen(seen: Seen, memory: Memory, console: Console) -> None:
     table.add_column("MiB", justify="right")
     table.add_column("")
     shown = seen.process_bytes
-    not_told = "not told for a process here (nvidia-smi's N/A, as Windows has it): only what the whole card holds is"
+    not_told = "not shown per process here (N/A, as on Windows), only for the whole card"
     table.add_row("this process", "?" if shown is None else _mib(shown), not_told if shown is None else _WITH_CONTEXT)
-    missing = "" if memory.knows_context else "without the card's context: name the card with --gpu to set it beside"
+    missing = "" if memory.knows_context else "without the card's context: name the card with --gpu to compare"
     table.add_row("  predicted", _mib(memory.process_bytes), missing)
     if shown and memory.knows_context:
         unexplained = shown - memory.process_bytes
         table.add_row("  unexplained", f"{unexplained / units.MIB:+,.0f}", f"{unexplained / shown:+.1%} of the process")
     if shown is None and memory.knows_context and seen.used_bytes is not None:
         rest = (seen.used_bytes - memory.process_bytes) / units.MIB
-        table.add_row("all less predicted", f"{rest:+,.0f}", "the desktop and other programs, and what is unexplained")
+        table.add_row("all minus predicted", f"{rest:+,.0f}", "the desktop and other programs, and what is unexplained")
     if seen.other_bytes is not None:
-        why = "the desktop and others: not this process's context, which is inside its own figure"
+        why = "the desktop and others; this process's own CUDA context is in its figure above"
         table.add_row("other programs", _mib(seen.other_bytes), why)
     if seen.used_bytes is not None:
         table.add_row("in all", _mib(seen.used_bytes), f"of {_mib(seen.total_bytes)}" if seen.total_bytes else "")

@@ -200,7 +200,7 @@ def test_fit_beside_a_budget_is_told_to_have_no_say(onecard: Command) -> None:
     assert "--fit is ignored beside --hours" in said.stderr
     assert "--fit" not in onecard("plan", "--gpu", "4070", "--hours", "5").stderr
     answer = onecard("plan", "--gpu", "4070", "--hours", "5", "--fit", "--json").json
-    assert answer["warnings"] == ["--fit is ignored beside --hours: what is proposed fits already"]
+    assert answer["warnings"] == ["--fit is ignored beside --hours: proposed runs fit already"]
     assert answer.get("fit") is None
     assert answer["proposals"]
 

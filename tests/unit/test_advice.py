@@ -253,7 +253,7 @@ def test_a_run_that_only_fits_once_its_kernels_are_tuned_fits_barely() -> None:
     assert planned.process_bytes + GIB < AVAILABLE < first.process_bytes
     caution = room_caution(planned, AVAILABLE)
     assert caution
-    assert "times its kernels" in caution
+    assert "times kernels" in caution
     wider = predict_nanogpt(config(n_embd=576, dropout=0.1), RTX_4070, available_bytes=AVAILABLE)
     assert (wider.fits, wider.first_run_out) == (False, None)
 

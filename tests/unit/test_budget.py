@@ -146,7 +146,7 @@ def test_tokens_alone_get_the_compute_optimal_model_and_a_smaller_one() -> None:
     assert first.config.total_tokens == second.config.total_tokens
     assert second.seconds.likely < first.seconds.likely
     assert "98.23M parameters are compute-optimal" in first.settings["n_layer"].source
-    assert first.note.startswith("a larger model gets further with the same tokens, and takes longer: 202.53M")
+    assert first.note.startswith("a larger model reaches a lower loss with the same tokens, and takes longer: 202.53M")
     assert " h" in first.note
     assert second.note == ""
 
@@ -156,7 +156,7 @@ def test_tokens_alone_get_the_compute_optimal_model_and_a_smaller_one() -> None:
     [
         ("RTX 4070", 4_000_000, "smallest"),
         ("RTX 4070", 10**12, "largest that fits"),
-        ("H200", 10**12, "largest that is proposed"),
+        ("H200", 10**12, "largest there is"),
     ],
 )
 def test_where_no_model_is_near_the_optimal_size_it_is_not_called_so(card: str, tokens: int, name: str) -> None:
@@ -278,7 +278,7 @@ def test_checkpoints_that_were_asked_for_are_paid_for() -> None:
 def test_a_fit_beside_a_budget_is_ignored_and_said_to_be() -> None:
     plan = make_plan(resolve(None), Place(card=RTX_4070), fit=True, budget=Budget(tokens=10**9))
     assert plan.fit is None
-    assert plan.resolved.warnings == ("--fit is ignored beside --tokens: what is proposed fits already",)
+    assert plan.resolved.warnings == ("--fit is ignored beside --tokens: proposed runs fit already",)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,8 @@ def test_each_proposal_says_why_it_has_its_shape(weekend: list[Proposal]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("config", "reason"), [("vocab_size = 65", "not of letters"), ("init_from = 'gpt2-medium'", "from scratch")]
+    ("config", "reason"),
+    [("vocab_size = 65", "this data has characters"), ("init_from = 'gpt2-medium'", "from scratch")],
 )
 def test_where_no_loss_is_foretold_no_run_is_chosen_and_the_reason_is_said(config: str, reason: str) -> None:
     with pytest.raises(UsageError) as refused:

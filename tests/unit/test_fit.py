@@ -256,7 +256,7 @@ def test_where_weights_would_fit_but_no_sequence_does_that_is_said() -> None:
     room = held_bytes(asked, RTX_4070) + MIB
     fit = fit_onecard(asked, RTX_4070, room)
     assert fit.candidates
-    assert fit.why == "nothing fits: not even one sequence at a time"
+    assert fit.why == "nothing fits, not even one sequence at a time"
     assert fit.smallest
     assert fit.smallest.safe
 
@@ -352,6 +352,6 @@ def test_a_number_of_sequences_that_splits_badly_is_told_its_neighbour() -> None
         assert fit.neighbour.safe
         assert fit.neighbour.config.sequences_per_step == 480
         assert fit.neighbour.speed
-        assert fit.note.startswith("479 sequences an update split badly: 480, as ")
+        assert fit.note.startswith("479 sequences per update split badly: 480, as ")
         assert f"{fit.neighbour.speed.tokens_per_second.likely:,.0f} tokens/s" in fit.note
     assert not fit_onecard(config(), RTX_4070, BESIDE_A_DESKTOP).note

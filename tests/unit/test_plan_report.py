@@ -82,7 +82,7 @@ def test_the_vocabulary_nanogpt_must_be_told_stands_beside_its_verdict(text: str
     print_plan(plan, console)
     said = " ".join(written(console).split())
     assert "meta.pkl beside the data" in said
-    assert "it builds 50,304" in said
+    assert "without it nanoGPT builds 50,304" in said
     assert "meta.pkl" in plan_json(plan)["trainers"]["nanogpt"]["condition"]
     assert plan_json(plan)["trainers"]["onecard"]["condition"] == ""
 
@@ -99,7 +99,7 @@ def test_a_proposal_for_nanogpt_says_what_its_vocabulary_needs() -> None:
     assert plan.proposals
     console = paper()
     print_proposals(plan, console)
-    assert "hold for a vocabulary of 32,000" in " ".join(written(console).split())
+    assert "with a vocabulary of 32,000" in " ".join(written(console).split())
 
 
 def test_without_a_card_the_driver_and_the_plan_are_not_compared() -> None:
@@ -127,7 +127,7 @@ def test_where_no_process_is_told_the_whole_card_is_compared() -> None:
     seen = Seen(used_bytes=plan.first.memory.process_bytes + 500 * MIB, total_bytes=12282 * MIB)
     console = paper(120)
     print_seen(seen, plan.first.memory, console)
-    assert "not told for a process" in written(console)
+    assert "not shown per process" in written(console)
     assert "+500" in written(console)
     assert plan_json(plan, seen=seen)["seen"]["unexplained_bytes"] is None
 
@@ -153,7 +153,7 @@ def test_the_largest_that_would_fit_is_of_the_depth_that_was_asked_for(params: i
     assert plan.fit.smallest
     console = paper(200)
     print_plan(plan, console)
-    assert f"the largest model of {plan.config.n_layer} layers that would: " in written(console)
+    assert f"the largest model of {plan.config.n_layer} layers that fits: " in written(console)
 
 
 def test_the_head_and_the_section_below_agree_on_what_evaluation_takes() -> None:

@@ -45,7 +45,7 @@ def test_where_nothing_fits_smaller_weights_are_named_in_a_way_that_fits() -> No
     plan = planned("gpt2-xl")
     assert plan.fit
     assert plan.fit.best is None
-    assert "init_from=gpt2-xl, and stays" in plan.fit.why
+    assert "init_from=gpt2-xl and cannot change" in plan.fit.why
     smallest = plan.fit.smallest
     assert smallest
     flags = [(key, str(value)) for key, value in smallest.patch.items()]
