@@ -28,6 +28,7 @@ _COMPUTED_BY_ONECARD = frozenset(
 )
 _NOT_PLANNED = frozenset({"deterministic", "eval_only", *NOT_BUILT_YET})
 _BATCH = ("batch_size", "gradient_accumulation_steps")
+NOT_COVERED = "scaling laws do not cover"
 # Keys that leave every update the same, up to rounding.
 _LEARNS_THE_SAME = frozenset(
     "compile grad_checkpoint loss_chunk expandable_segments eval_batch_size memory_limit".split()
@@ -179,7 +180,7 @@ def _why_no_loss(before: RunConfig, changed: RunConfig, keys: Collection[str]) -
         if forecast is None or forecast.final.likely == guessing(config):
             return f"{config.total_tokens:,} tokens are too few for the scaling law"
     if abs(_loss_difference(before, changed, keys)) <= 1e-9:
-        return f"scaling laws do not cover {listed(keys)}"
+        return f"{NOT_COVERED} {listed(keys)}"
     return ""
 
 

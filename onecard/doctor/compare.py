@@ -112,7 +112,7 @@ class Comparison:
     alone: Mapping[int, tuple[Alone, ...]]  # by run: its changes against run 0, each predicted by itself
     cautions: tuple[str, ...]
     brief_cautions: tuple[str, ...]  # the same in a few words each
-    comparable: bool  # False: the losses must not be compared, for the reason the first caution gives
+    why_not_comparable: str  # the losses must not be compared, for this reason; empty where they may be
 
     @property
     def winners(self) -> dict[str, int | None]:
@@ -143,8 +143,8 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
     same = same_windows(cases)
     curves = tuple(loss_curve(case, measure, same_windows=same) for case in cases) if measure else ()
     found = tuple(cautions(cases, measure, curves))
-    comparable = not any(caution.forbids for caution in found)
-    compared = curves if comparable else ()
+    why_not_comparable = next((caution.brief for caution in found if caution.forbids), "")
+    compared = () if why_not_comparable else curves
     ended = tuple(finished(case) for case in cases)
     differing = config_diff(cases)
     by_tokens, by_seconds = tuple(_at_equal(compared, "tokens")), tuple(_at_equal(compared, "seconds"))
@@ -164,7 +164,7 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
         alone=_alone(cases),
         cautions=tuple(caution.text for caution in found),
         brief_cautions=tuple(caution.brief for caution in found),
-        comparable=comparable,
+        why_not_comparable=why_not_comparable,
     )
 
 

@@ -58,9 +58,11 @@ def print_comparison(comparison: Comparison, console: Console, *, details: bool 
                 _at_equal_table(f"{MEASURES[comparison.measure]} {title}", rows, len(comparison.cases)), console
             )
     passings = first_passings(comparison)
+    if not details:  # a run that goes on has no end to pass
+        passings = [passing for passing in passings if comparison.finished[passing.passed] is not False][:1]
     if passings:
         console.print()
-    for passing in passings if details else passings[:1]:
+    for passing in passings:
         console.print(Text(passing_sentence(passing)), soft_wrap=True)
     if details:
         for caution in comparison.cautions:
@@ -81,8 +83,8 @@ def _print_hanging(label: str, words: str, console: Console) -> None:
 
 def _print_in_brief(comparison: Comparison, console: Console) -> None:
     """Notes and changes in a line or two each, and how to see the rest."""
-    if comparison.brief_cautions:
-        _print_hanging("note", "; ".join(comparison.brief_cautions), console)
+    if notes := [brief for brief in comparison.brief_cautions if brief != comparison.why_not_comparable]:
+        _print_hanging("note", "; ".join(notes), console)
     if changed := _changes_in_brief(comparison):
         width = max(30, console.width - LABEL_WIDTH - 1)
         shortened = textwrap.wrap(
@@ -361,6 +363,8 @@ def _alone_table(effects: Sequence[Alone]) -> Table:
 
 
 def _mfu_change(effect: Alone) -> str:
+    if effect.tokens_per_second_ratio == 1.0:
+        return "same"
     if effect.mfu is None:
         return "?"
     before, after = (f"{100 * share:.0f}" for share in effect.mfu)

@@ -15,12 +15,12 @@ from onecard.doctor.curves import Axis, Curve
 from onecard.errors import MachineError
 from onecard.report.axis import round_values
 from onecard.report.compare import first_passings, passing_sentence
-from onecard.report.compare_verdict import MEASURES, run_letter, verdict_lines
+from onecard.report.compare_verdict import MEASURES, run_letter, short_name, verdict_lines
 
 SUFFIXES = (".svg", ".html", ".png")
 WIDTH, HEIGHT = 1100, 470
 PANEL, LEFT, TOP, BOTTOM, GAP = 430, 64, 56, 96, 110
-NAMES_A_ROW, NAME_HEIGHT, LONGEST_NAME = 3, 16, 48  # of the names below the panels, in characters
+NAMES_A_ROW, NAME_HEIGHT = 3, 16  # of the names below the panels
 MOST_POINTS = 500
 LARGEST = 1e12  # a wider range of losses is not drawn
 # Dashes and the letter at the end tell lines apart; colours only help.
@@ -56,18 +56,13 @@ def plot_svg(comparison: Comparison) -> str:
         body += _panel(_lines(comparison.curves, axis), left=left, label=label, shown=shown)
     for run, case in enumerate(comparison.cases):
         row, column = divmod(run, NAMES_A_ROW)
-        name = _end(case.run.source, LONGEST_NAME)
+        name = short_name(case.run.source)
         body.append(_text(LEFT + 360 * column, HEIGHT - 34 + NAME_HEIGHT * row, f"{run_letter(run)}: {name}"))
     named = escape(f"{measure} of " + ", ".join(case.run.source for case in comparison.cases))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'font-family="sans-serif" role="img" aria-label="{named}">{"".join(body)}</svg>\n'
     )
-
-
-def _end(name: str, most: int) -> str:
-    """A name, or the end of a long one, where paths differ."""
-    return name if len(name) <= most else "…" + name[1 - most :]
 
 
 def plot_html(comparison: Comparison) -> str:

@@ -10,7 +10,7 @@ from shlex import quote
 from onecard import units
 from onecard.config.schema import SHAPE_KEYS
 from onecard.config.shown import shown
-from onecard.doctor.alone import Alone
+from onecard.doctor.alone import NOT_COVERED, Alone
 from onecard.doctor.case import Case
 from onecard.doctor.compare import FINAL, AtEqual, Comparison, Standing
 from onecard.doctor.repair import next_folder, trainer_of
@@ -25,6 +25,7 @@ MEASURES = {
 }
 NO_DIFFERENCE = "no difference within noise"
 MOST_LOSSES = 3  # runs named in a line
+LONGEST_NAME = 48  # characters of a path; of a longer one its end is shown
 LEAST_MFU_CHANGE = 0.01  # share of the MFU below which a change is not named
 LEAST_LOSS_CHANGE = 0.005  # nats
 NEAR_A100 = 0.1  # a card with this peak or nearly: nanoGPT's own MFU is right
@@ -60,6 +61,11 @@ def run_letter(run: int) -> str:
     return chr(ord("A") + run) if run < 26 else f"R{run}"
 
 
+def short_name(name: str, most: int = LONGEST_NAME) -> str:
+    """A name, or the end of a long one, where paths differ."""
+    return name if len(name) <= most else "…" + name[1 - most :]
+
+
 def letters(runs: Sequence[int]) -> str:
     """`A, C`"""
     return ", ".join(map(run_letter, runs))
@@ -68,8 +74,7 @@ def letters(runs: Sequence[int]) -> str:
 def standing_words(standing: Standing) -> str:
     """`A`; `A, B (over C)` where A and B tie; that there is no difference; or that it is not decided yet."""
     if standing.undecided:
-        have = "has" if len(standing.undecided) == 1 else "have"
-        return f"{letters(standing.best)} so far; {letters(standing.undecided)} {have} not finished"
+        return f"{letters(standing.best)} so far; {letters(standing.undecided)} may still go on"
     if not standing.beaten:
         return NO_DIFFERENCE
     over = "" if standing.winner is not None else f" (over {letters(standing.beaten)})"
@@ -117,14 +122,15 @@ def verdict_lines(comparison: Comparison) -> Iterator[Line]:
 def _better(comparison: Comparison) -> str:
     if comparison.measure is None:
         return "not known: the runs have no loss in common"
-    if not comparison.comparable:
-        return next(brief for brief in comparison.brief_cautions if brief.startswith("the losses cannot"))
+    if comparison.why_not_comparable:
+        return comparison.why_not_comparable
     rows = (("at equal tokens", comparison.at_equal_tokens), ("at equal hours", comparison.at_equal_seconds))
     found = [(where, places[-1].standing) for where, places in rows if places]
     if not found:
         standing = comparison.standings[FINAL[comparison.measure]]
-        lower = "" if standing.undecided or not standing.beaten else ": lower last loss"
-        return _named(comparison, standing) + lower
+        if standing.undecided:
+            return f"not decided: {standing_words(standing)}"
+        return _named(comparison, standing) + (": lower last loss" if standing.beaten else "")
     words = list(dict.fromkeys(_named(comparison, standing) for _, standing in found))
     if len(words) == 1:
         everywhere = " and ".join(where for where, _ in found)
@@ -135,7 +141,9 @@ def _better(comparison: Comparison) -> str:
 def _named(comparison: Comparison, standing: Standing) -> str:
     """The standing, a single winner with its source."""
     winner = standing.winner
-    return standing_words(standing) + (f" ({comparison.cases[winner].run.source})" if winner is not None else "")
+    return standing_words(standing) + (
+        f" ({short_name(comparison.cases[winner].run.source)})" if winner is not None else ""
+    )
 
 
 def _losses_there(row: AtEqual) -> str:
@@ -160,9 +168,10 @@ def _ends(comparison: Comparison) -> Iterator[str]:
             yield f"{letter} ended at {loss:.4f}"
         elif forecast := end_forecast(comparison, run):
             place = progress_words(comparison, run)
-            yield f"{letter} is at {loss:.4f}, {place}, predicted end {range_words(forecast)}"
+            yield f"{letter} {loss:.4f} at {place}, predicted end {range_words(forecast)}"
         else:
-            yield f"{letter}'s latest is {loss:.4f}, {progress_words(comparison, run) or 'its end is not known'}"
+            place = progress_words(comparison, run)
+            yield f"{letter} {loss:.4f} {f'at {place}' if place else 'so far (its end is not known)'}"
 
 
 def end_forecast(comparison: Comparison, run: int) -> Range | None:
@@ -203,11 +212,22 @@ def _why(comparison: Comparison) -> str:
     effects = comparison.alone.get(other, ())
     if cause := _main_cause(comparison, effects, other):
         return f"{change_words(cause)}: alone, predicted {', '.join(_effect_words(cause))}"
-    changed = comparison.together
-    if not changed:
+    if not comparison.together:
         return "no setting that differs has an effect"
-    named = ", ".join(changed[:4]) + (f" and {len(changed) - 4} more" if len(changed) > 4 else "")
-    return f"changed: {named}; no prediction explains it"
+    changed = units.listed(comparison.together)
+    if _best(comparison) is None:
+        return f"changed: {changed}" + ("" if comparison.why_not_comparable else "; no difference beyond noise")
+    if uncovered := [effect for effect in effects if effect.why_no_loss]:
+        keys = " or ".join(_direction(effect)[0] for effect in uncovered)
+        return f"perhaps {keys} (no prediction: {_why_no_loss(uncovered)})"
+    return f"changed: {changed}; the predictions do not explain it"
+
+
+def _why_no_loss(effects: Sequence[Alone]) -> str:
+    """That scaling laws do not cover what changed; other reasons are long, and in the details."""
+    if all(effect.why_no_loss.startswith(NOT_COVERED) for effect in effects):
+        return f"{NOT_COVERED} {'it' if len(effects) == 1 else 'them'}"
+    return "--details says why"
 
 
 def _main_cause(comparison: Comparison, effects: Sequence[Alone], other: int) -> Alone | None:
@@ -317,17 +337,18 @@ def _next(comparison: Comparison) -> str:
     """What to type next, and what for."""
     cases = comparison.cases
     sources = " ".join(quote(case.run.source) for case in cases)
-    if any(case.resolved is None and case.run.format == "nanogpt" for case in cases):
-        named = " ".join("--config CONFIG" for _ in cases)
-        return f"onecard compare {sources} {named}   (the configs tell what changed, and give tokens and MFU)"
+    without = [case for case in cases if case.resolved is None]
+    if any(case.run.format == "nanogpt" or not comparison.at_equal_tokens for case in without):
+        named = " ".join(f"--config {run_letter(run)}.py" for run in range(len(cases)))
+        return f"onecard compare {sources} {named}   (with the configs it says more)"
     best = _best(comparison)
     unfinished = _may_still_win(comparison, best)
     if unfinished is not None:
         return _let_finish(comparison, unfinished)
     if any(case.card is None and case.cardless is None and case.resolved is not None for case in cases):
         return f"onecard compare {sources} --gpu NAME   (the card gives MFU, and what each change does)"
-    if best is None and comparison.comparable and comparison.measure:
-        return "train one of them again with another --seed: only a larger difference than that counts"
+    if best is None and comparison.at_equal_tokens:
+        return "train one of them again with another seed: only a larger difference than that counts"
     if experiment := _experiment(comparison):
         return experiment
     run = 0 if best is None else best
@@ -363,11 +384,14 @@ def _let_finish(comparison: Comparison, run: int) -> str:
     file = _config_file(case)
     if case.run.format == "nanogpt" and file:
         return f"python train.py {quote(file)} --init_from=resume   (finish {letter}: {rest})"
-    return f"let {letter} finish: {rest}"
+    how = "   (nanoGPT: --init_from=resume)" if case.run.format == "nanogpt" else ""
+    return f"let {letter} finish: {rest}{how}"
 
 
 def _config_file(case: Case) -> str | None:
-    """The config as a command names it; None where it is not a file."""
+    """The config as a command names it, a run folder for a onecard run; None where it is not a file."""
+    if case.run.folder:
+        return case.run.folder
     source = case.resolved.source if case.resolved else None
     return None if source in (None, case.run.source, "standard input") else source
 
@@ -384,7 +408,7 @@ def _experiment(comparison: Comparison) -> str | None:
     patch = {key: after for key, (_, after) in effects[0].changes.items()}
     patch["out_dir"] = next_folder(first, first.resolved.config)
     command = train_command(file, patch, trainer=trainer_of(first))
-    return f"{command}   (A with one change, to see what it does)"
+    return f"{command}   (A with one change)"
 
 
 def _doctor_command(case: Case) -> str:
