@@ -65,8 +65,8 @@ def print_comparison(comparison: Comparison, console: Console, *, details: bool 
     for passing in passings:
         console.print(Text(passing_sentence(passing)), soft_wrap=True)
     if details:
-        for caution in comparison.cautions:
-            console.print(Text.assemble(("note", "yellow"), f": {caution}"), soft_wrap=True)
+        for note in (*comparison.cautions, *_forecast_notes(comparison)):
+            console.print(Text.assemble(("note", "yellow"), f": {note}"), soft_wrap=True)
         _print_changes(comparison, console)
     else:
         _print_in_brief(comparison, console)
@@ -93,6 +93,13 @@ def _print_in_brief(comparison: Comparison, console: Console) -> None:
         for number, line in enumerate(shortened):
             console.print(Text.assemble(("" if number else "differ").ljust(LABEL_WIDTH), line), soft_wrap=True)
     _print_hanging("more", "--details: noise, notes, and each change alone; --plot losses.html; --json", console)
+
+
+def _forecast_notes(comparison: Comparison) -> Iterator[str]:
+    """What the predicted end of each run that has not finished rests on, or why there is none."""
+    for run, forecast in enumerate(comparison.forecasts):
+        if forecast and comparison.finished[run] is False:
+            yield f"the predicted end of {run_letter(run)}: {forecast.basis}"
 
 
 def _changes_in_brief(comparison: Comparison) -> str:

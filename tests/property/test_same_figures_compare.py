@@ -19,6 +19,7 @@ from onecard.report.doctor_json import diagnoses_json
 from onecard.report.plan_json import plan_json
 from onecard.runs.foreign import read_logs
 from onecard.runs.logged import LoggedRun
+from onecard.units import MIB
 from tests import made_logs as made
 
 CARDS = ("RTX 4070", "RTX 3090", "A100 SXM4 80 GB")
@@ -125,3 +126,15 @@ def test_one_change_alone_is_the_difference_of_two_plans(one: Made, key: str) ->
         assert effect["final_loss_difference"] == finals[1] - finals[0]
     else:
         assert effect["why_no_loss"], key
+
+
+@settings(max_examples=15, deadline=None)
+@given(runs, st.integers(1, 400))
+def test_memory_under_a_tight_limit_is_the_plans(one: Made, below_mib: int) -> None:
+    """Near its limit the allocator gives its cache back, so the process is smaller than without a limit."""
+    (free, _) = compare_runs([one.case(), one.case()]).predicted_process_bytes
+    assert free
+    limited = one.case(memory_limit=max(MIB, free - below_mib * MIB))
+    (said, _) = compare_runs([limited, limited]).predicted_process_bytes
+    trainer = "onecard" if one.ours else "nanogpt"
+    assert said == planned(limited, trainer)["trainers"][trainer]["process_bytes"]
