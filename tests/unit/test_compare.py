@@ -28,6 +28,7 @@ from onecard.plan.speed import TrainerName
 from onecard.report.compare import _alone_table, passing_sentence, print_comparison
 from onecard.report.compare_json import comparison_json
 from onecard.report.compare_plot import plot_html, plot_png, plot_svg
+from onecard.report.compare_verdict import verdict_lines
 from onecard.runs.foreign import read_logs
 from onecard.runs.logged import LoggedRun
 from onecard.runs.records import Eval
@@ -1075,3 +1076,108 @@ def test_png_without_matplotlib_is_said_in_three_lines(monkeypatch: pytest.Monke
     assert (problem.value.exit_code, problem.value.name) == (3, "no-matplotlib")
     assert "onecard[plot]" in problem.value.fix
     assert ".svg" in problem.value.fix
+
+
+# the verdict
+
+
+def verdict(*cases: Case | LoggedRun) -> dict[str, str]:
+    """The lines of the verdict by their labels."""
+    return dict(verdict_lines(compare_runs(cases)))
+
+
+def test_the_verdict_names_the_better_run_by_each_measure() -> None:
+    said = dict(verdict_lines(quick_and_slow()))
+    assert said["better"] == "B at equal tokens; A at equal hours"
+    assert said["loss"] == "at 163.84M tokens B 3.7302, A 3.9302; at 4 min A 3.9302, B 4.1143"
+    assert said["end"] == "A ended at 3.9302; B ended at 3.7302"
+    assert said["speed"].startswith("A is faster: 655,360 tokens/s against 327,680; MFU A ")
+    assert list(said)[:6] == ["better", "loss", "end", "speed", "why", "next"]
+
+
+def test_no_difference_is_no_verdict_and_asks_for_another_seed() -> None:
+    said = dict(verdict_lines(noisy(3.3, 3.3)))
+    assert said["better"] == "no difference within noise at equal tokens and at equal hours"
+    assert said["why"] == "no setting differs: only seed, data order and noise"
+    assert said["next"].startswith("train one of them again with another seed")
+    changed = verdict(*(case(made.nanogpt(steps=5000, noise=0.02, seed=n), learning_rate=n / 1000) for n in (1, 2)))
+    assert changed["why"] == "changed: learning_rate; no difference beyond noise"
+
+
+def test_losses_that_cannot_be_compared_have_no_verdict() -> None:
+    said = verdict(case(made.nanogpt()), case(made.nanogpt(end=1.2), vocab_size=256))
+    assert said["better"] == "the losses cannot be compared: the vocabularies differ (50,304 and 256)"
+    assert "loss" not in said
+
+
+def test_a_log_whose_end_is_not_known_has_a_latest_loss() -> None:
+    bare = [read_logs(made.as_bytes(made.nanogpt(end=end)), source=f"{end}.log")[0] for end in (3.3, 3.5)]
+    said = verdict(*bare)
+    assert said["end"] == "A 3.7302 so far (its end is not known); B 3.9302 so far (its end is not known)"
+    assert said["next"].startswith("onecard compare 3.3.log 3.5.log --config A.py --config B.py ")
+    comparison = compare_runs(bare)
+    assert comparison.finished == (None, None)
+    assert [run["finished"] for run in strictly(comparison)["runs"]] == [None, None]
+    assert re.search(r"latest validation loss +3\.7302 +3\.9302 +A so far; B may still go on", shown(comparison))
+
+
+def test_a_lost_run_loses_though_it_has_not_finished() -> None:
+    lost = case(evaluated(10.0, 5.0, 4.0, math.nan, math.nan), max_iters=5000)
+    comparison = compare_runs([lost, case(evaluated(10.0, 5.5, 4.5, 4.2, 4.1), max_iters=400)])
+    assert comparison.finished == (False, True)
+    assert comparison.winners["final_val_loss"] == 1
+    assert dict(verdict_lines(comparison))["end"].startswith("A nan at update ")
+
+
+def test_the_better_run_is_to_be_finished() -> None:
+    ours = own(0.0, max_iters=6000)
+    folder = replace(ours, run=replace(ours.run, folder="runs/ours"))
+    assert verdict(folder, own(0.1))["next"] == "onecard train --resume runs/ours   (finish A: 1,000 updates)"
+    log = case(made.nanogpt(steps=1000, end=3.1), max_iters=1500)
+    said = verdict(case(made.nanogpt(end=3.5)), log)["next"]
+    assert re.fullmatch(r"python train\.py made\.py --init_from=resume   \(finish B: .+\)", said)
+
+
+def test_a_finished_winner_goes_to_the_doctor() -> None:
+    said = verdict(case(made.nanogpt(end=3.5), wandb_run_name="a"), case(made.nanogpt(end=3.3), wandb_run_name="b"))
+    command = "onecard doctor b.log --config made.py --gpu 'GeForce RTX 4070'"
+    assert said["next"] == f"{command}   (what to change next in B)"
+
+
+def test_a_card_is_asked_for_before_anything_else_is_tried() -> None:
+    said = verdict(case(made.nanogpt(end=3.5), card=None), case(made.nanogpt(end=3.3), card=None, n_embd=512))
+    assert said["next"].startswith("onecard compare made.log made.log --gpu NAME ")
+
+
+def test_why_the_mfu_fell_is_told_from_the_other_side() -> None:
+    wide = case(made.nanogpt(seconds=0.5), n_embd=512, wandb_run_name="wide")
+    narrow = case(made.nanogpt(seconds=0.5), n_embd=256, wandb_run_name="narrow")
+    assert verdict(wide, narrow)["MFU"] == "narrower matrices (n_embd) use less of the card"
+    assert "MFU" not in verdict(own(0.0, card="RTX 4070"), own(0.1, card="RTX 4070")), "nothing was measured"
+
+
+def test_a_printed_mfu_is_left_alone_on_the_card_it_is_of() -> None:
+    runs = [case(made.nanogpt(end=end), card="A100 SXM4 80 GB") for end in (3.5, 3.3)]
+    assert "printed" not in " ".join(verdict(*runs).values())
+    named = [replace(run, card=find_card("RTX 4070")) for run in runs]
+    assert "the logs printed 21.5 % and 21.5 %, of an A100's 312 TFLOP/s" in " ".join(verdict(*named).values())
+
+
+def test_a_long_path_is_shortened_in_the_verdict() -> None:
+    long = "a/very/long/path/to/the/folder/where/all/of/the/runs/are/kept/train"
+    said = verdict(case(made.nanogpt(end=3.5)), case(made.nanogpt(end=3.3), wandb_run_name=long))
+    assert said["better"].startswith("B (…")
+    assert "/kept/train.log): lower loss" in said["better"]
+
+
+def test_notes_are_short_without_details_and_whole_with_them() -> None:
+    comparison = compare_runs([case(made.nanogpt()), case(made.nanogpt(), dataset="other")])
+    assert re.search(r"note +the data differ; the noise is assumed\n", shown(comparison, details=False))
+    assert "note: the data differ (openwebtext and other): each loss is measured on its own" in shown(comparison)
+
+
+def test_the_details_say_what_a_forecast_rests_on() -> None:
+    cut = case(made.nanogpt(steps=1000, eval_interval=50), max_iters=5000, warmup_iters=100, dataset="fineweb")
+    comparison = compare_runs([case(made.nanogpt()), cut])
+    assert "note: the predicted end of B: " in shown(comparison)
+    assert "note: the predicted end of A" not in shown(comparison)
