@@ -13,7 +13,7 @@ from rich.text import Text
 from onecard import units
 from onecard.config.schema import SHAPE_KEYS
 from onecard.config.shown import shown
-from onecard.doctor.alone import Alone
+from onecard.doctor.alone import NOT_COVERED, Alone
 from onecard.doctor.case import Case
 from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing
 from onecard.doctor.config_diff import UNSAID
@@ -319,10 +319,18 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
             title = f"predicted, not measured: what each change from A to {run_letter(run)} would do to A alone"
             console.print(Text(title, style="bold"))
             print_table(_alone_table(effects), console)
-            for why in dict.fromkeys(effect.why_no_loss for effect in effects if effect.why_no_loss):
+            for why in _reasons_without_loss(effects):
                 console.print(Text(f"no prediction of the loss: {why}"), soft_wrap=True)
     if any(effect.needs_card for effects in comparison.alone.values() for effect in effects):
         console.print("?: needs the card: --gpu NAME", markup=False, soft_wrap=True)
+
+
+def _reasons_without_loss(effects: Sequence[Alone]) -> Iterator[str]:
+    """Why some changes have no predicted loss; keys that scaling laws do not cover are named together."""
+    reasons = list(dict.fromkeys(effect.why_no_loss for effect in effects if effect.why_no_loss))
+    if uncovered := [reason.removeprefix(NOT_COVERED).strip() for reason in reasons if reason.startswith(NOT_COVERED)]:
+        yield f"{NOT_COVERED} {units.listed(uncovered)}"
+    yield from (reason for reason in reasons if not reason.startswith(NOT_COVERED))
 
 
 def _changes_table(comparison: Comparison) -> Table:

@@ -336,10 +336,11 @@ def _shares(shares: Sequence[float | None], digits: int) -> str:
 def _next(comparison: Comparison) -> str:
     """What to type next, and what for."""
     cases = comparison.cases
-    sources = " ".join(quote(case.run.source) for case in cases)
+    paths = list(dict.fromkeys(case.run.source for case in cases))  # one file may hold several runs
+    sources = " ".join(map(quote, paths))
     without = [case for case in cases if case.resolved is None]
     if any(case.run.format == "nanogpt" or not comparison.at_equal_tokens for case in without):
-        named = " ".join(f"--config {run_letter(run)}.py" for run in range(len(cases)))
+        named = " ".join(f"--config {run_letter(run)}.py" for run in range(len(paths)))
         return f"onecard compare {sources} {named}   (with the configs it says more)"
     best = _best(comparison)
     unfinished = _may_still_win(comparison, best)

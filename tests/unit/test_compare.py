@@ -1146,7 +1146,7 @@ def test_a_finished_winner_goes_to_the_doctor() -> None:
 
 def test_a_card_is_asked_for_before_anything_else_is_tried() -> None:
     said = verdict(case(made.nanogpt(end=3.5), card=None), case(made.nanogpt(end=3.3), card=None, n_embd=512))
-    assert said["next"].startswith("onecard compare made.log made.log --gpu NAME ")
+    assert said["next"].startswith("onecard compare made.log --gpu NAME ")
 
 
 def test_why_the_mfu_fell_is_told_from_the_other_side() -> None:
@@ -1181,3 +1181,17 @@ def test_the_details_say_what_a_forecast_rests_on() -> None:
     comparison = compare_runs([case(made.nanogpt()), cut])
     assert "note: the predicted end of B: " in shown(comparison)
     assert "note: the predicted end of A" not in shown(comparison)
+
+
+def test_keys_without_a_predicted_loss_are_named_in_one_line() -> None:
+    comparison = compare_runs(
+        [own(0.0, dataset="fineweb"), own(0.1, dropout=0.1, learning_rate=1e-3, weight_decay=0.2)]
+    )
+    told = [line for line in shown(comparison).splitlines() if line.startswith("no prediction of the loss")]
+    assert told == ["no prediction of the loss: scaling laws do not cover dropout, learning_rate and weight_decay"]
+
+
+def test_a_file_of_several_runs_is_named_once_in_the_next_command() -> None:
+    lines = [*evaluated(10.0, 5.0, 4.0), *evaluated(10.0, 4.5, 3.5)]
+    said = verdict(*read_logs(made.as_bytes(lines), source="two.log"))
+    assert said["next"].startswith("onecard compare two.log --config A.py ")
