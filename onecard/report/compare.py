@@ -19,7 +19,8 @@ from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing
 from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading, steps_per_point
 from onecard.doctor.repair import trainer_of
-from onecard.report.compare_verdict import (
+from onecard.report.compare_verdict import verdict_lines
+from onecard.report.compare_words import (
     MEASURES,
     change_words,
     end_forecast,
@@ -27,7 +28,6 @@ from onecard.report.compare_verdict import (
     range_words,
     run_letter,
     standing_words,
-    verdict_lines,
 )
 from onecard.report.memory import TRAINER_NAMES
 from onecard.report.tables import print_table

@@ -15,7 +15,8 @@ from onecard.doctor.curves import Axis, Curve
 from onecard.errors import MachineError
 from onecard.report.axis import round_values
 from onecard.report.compare import first_passings, passing_sentence
-from onecard.report.compare_verdict import MEASURES, run_letter, short_name, verdict_lines
+from onecard.report.compare_verdict import verdict_lines
+from onecard.report.compare_words import MEASURES, run_letter, short_name
 
 SUFFIXES = (".svg", ".html", ".png")
 WIDTH, HEIGHT = 1100, 470
