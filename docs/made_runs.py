@@ -54,10 +54,10 @@ RUNS = {
 
 def logs() -> dict[Path, str]:
     """The text of each log by its path in the repository."""
-    return {FOLDER / name: "\n".join(_lines(name, run)) + "\n" for name, run in RUNS.items()}
+    return {FOLDER / name: "\n".join(made_lines(name, run)) + "\n" for name, run in RUNS.items()}
 
 
-def _lines(name: str, run: MadeRun) -> list[str]:
+def made_lines(name: str, run: MadeRun) -> list[str]:
     """What nanoGPT prints: the config, then evaluations, each before the iteration whose time includes it."""
     config = RunConfig().replace(run.settings)
     tokens = config.tokens_per_step

@@ -1,4 +1,4 @@
-"""onecard compare: read runs and logs, lay them side by side, show."""
+"""onecard compare: read runs and logs, compare them, show the result."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Options:
     config: tuple[str, ...]
     gpu: str | None
     plot: str | None
+    details: bool
     as_json: bool
 
 
@@ -46,6 +47,7 @@ class Options:
 @click.option(
     "--plot", type=PathType(), metavar="FILE", help="Draw the losses over tokens and hours: .svg, .html or .png."
 )
+@click.option("--details", is_flag=True, help="Also print noise, notes in full, and what each change alone would do.")
 @json_option
 @click.pass_obj
 def compare(flags: list[Flag], /, **typed: object) -> int:
@@ -53,7 +55,7 @@ def compare(flags: list[Flag], /, **typed: object) -> int:
     Example:
       onecard compare small.log large.log --gpu "RTX 4070" --plot losses.svg
 
-    Which run is better, by which measure: loss at equal tokens and at equal hours, speed, what changed between them.
+    Which run is better: by loss at equal tokens and at equal hours, and by speed. Why, and what to type next.
 
     PATH is a run folder, or a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer; - is standard
     input. A log's config is the file NAME.config.py beside NAME.log, unless --config names one.
@@ -68,7 +70,7 @@ def compare(flags: list[Flag], /, **typed: object) -> int:
     if options.plot is not None:
         _plot(comparison, Path(options.plot))
         talk.append(f"wrote {options.plot}")
-    _show(comparison, talk, as_json=options.as_json)
+    _show(comparison, talk, details=options.details, as_json=options.as_json)
     return 0
 
 
@@ -78,7 +80,7 @@ def _check(options: Options) -> None:
     if not options.path:
         raise UsageError(
             "onecard compare needs runs or logs",
-            why="it lays runs side by side, and none is named",
+            why="it compares two runs or more, and you named no run",
             fix=EXAMPLES["compare"],
             name="no-run",
         )
@@ -92,15 +94,15 @@ def _check(options: Options) -> None:
         )
     if options.plot is not None and Path(options.plot).suffix.lower() not in SUFFIXES:
         raise UsageError(
-            f"{options.plot} is not a picture that can be drawn",
-            why=f"the ending decides the format, and known are {', '.join(SUFFIXES)}",
+            f"cannot draw {options.plot}: unknown file ending",
+            why=f"the file ending sets the format; known endings are {', '.join(SUFFIXES)}",
             fix=f"--plot {Path(options.plot).stem or 'losses'}.svg",
             name="unknown-plot",
         )
 
 
 def _cases(options: Options) -> tuple[list[Case], list[str]]:
-    """The runs with their configs, and what was taken without being named."""
+    """The runs with their configs, and what was found without being named."""
     from onecard.doctor.case import DataSizes
 
     card = doctors_card(options.gpu)
@@ -117,7 +119,7 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
         first = quote(options.path[0])
         raise UsageError(
             f"{options.path[0]} holds one run, and a comparison needs two",
-            why="nothing is there to compare it with",
+            why="there is nothing to compare it with",
             fix=f"onecard compare {first} ANOTHER   (onecard doctor {first} looks at one run)",
             name="one-run",
         )
@@ -137,7 +139,7 @@ def _plot(comparison: Comparison, path: Path) -> None:
             write_bytes(path, plot_png(comparison), option="--plot")
 
 
-def _show(comparison: Comparison, talk: list[str], *, as_json: bool) -> None:
+def _show(comparison: Comparison, talk: list[str], *, details: bool, as_json: bool) -> None:
     from rich.text import Text
 
     from onecard.report.compare import print_comparison
@@ -152,4 +154,4 @@ def _show(comparison: Comparison, talk: list[str], *, as_json: bool) -> None:
         stderr.print(Text(sentence), soft_wrap=True)
     warnings = {w: None for case in comparison.cases if case.resolved for w in case.resolved.warnings}
     print_warnings(warnings, stderr)
-    print_comparison(comparison, console())
+    print_comparison(comparison, console(), details=details)

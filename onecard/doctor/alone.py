@@ -1,19 +1,20 @@
-"""What the plan predicts that each changed setting would do by itself: the measurement of two runs cannot say."""
+"""What the plan predicts for each changed setting by itself. Two measured runs cannot show that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onecard.config.schema import KEYS, NOT_BUILT_YET, RunConfig
 from onecard.config.shown import same_value
 from onecard.plan.cards import Card
-from onecard.plan.loss import forecast_loss, guessing
+from onecard.plan.loss import forecast_loss, guessing, why_no_forecast
 from onecard.plan.memory.predict import Memory, predict_memory
 from onecard.plan.precision import settled
-from onecard.plan.speed import TrainerName, predict_speed
+from onecard.plan.speed import Speed, TrainerName, predict_speed
+from onecard.units import listed
 
-# Keys that change what is computed; the others name things, or change how often it is looked at.
+# Keys that name things or say how often to log, evaluate and save. All others change what is computed.
 _NAMES = frozenset(
     "out_dir wandb_log wandb_project wandb_run_name log_interval eval_interval eval_iters loggers log_style "
     "always_save_checkpoint keep_checkpoints checkpoint_interval backend device".split()
@@ -27,7 +28,8 @@ _COMPUTED_BY_ONECARD = frozenset(
 )
 _NOT_PLANNED = frozenset({"deterministic", "eval_only", *NOT_BUILT_YET})
 _BATCH = ("batch_size", "gradient_accumulation_steps")
-# What leaves every update as it is, but for rounding.
+NOT_COVERED = "scaling laws do not cover"
+# Keys that leave every update the same, up to rounding.
 _LEARNS_THE_SAME = frozenset(
     "compile grad_checkpoint loss_chunk expandable_segments eval_batch_size memory_limit".split()
 )
@@ -35,14 +37,16 @@ _LEARNS_THE_SAME = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Alone:
-    """One change and its predicted effects; None where nothing can be said."""
+    """One change and its predicted effects; None where there is no prediction."""
 
     changes: Mapping[str, tuple[object, object]]  # key -> before, after
     tokens_per_second_ratio: float | None = None
+    mfu: tuple[float, float] | None = None  # predicted share of the card's dense peak, before and after
     process_bytes_difference: int | None = None
     final_loss_difference: float | None = None
-    fits: bool | None = None  # with it, on the card and under memory_limit; None, too, where it did not fit before
-    needs_card: bool = False  # more could be said, were a card known
+    why_no_loss: str = ""  # why there is no prediction of the loss
+    fits: bool | None = None  # with the change, on the card and under memory_limit; None if it did not fit before
+    needs_card: bool = False  # a known card would allow more predictions
 
 
 def counts(key: str) -> bool:
@@ -55,9 +59,9 @@ def single_effects(
 ) -> tuple[Alone, ...]:
     """Each change from one config to another, planned by itself on top of the first, under the trainer of the first.
 
-    `cardless`: the first ran without a card and none is meant, so that neither memory nor speed is planned.
+    `cardless`: the first ran without a card and none is named, so neither memory nor speed is planned.
     """
-    if cardless:  # both trainers compute in float32 there
+    if cardless:  # both trainers compute in float32 then
         before, after = (config.replace({"dtype": "float32"}) for config in (before, after))
     before, after = settled(before, card), settled(after, card)
     planner = _Planner(before=before, card=card, trainer=trainer, cardless=cardless)
@@ -65,7 +69,8 @@ def single_effects(
 
 
 def _groups(before: RunConfig, after: RunConfig) -> Iterator[Sequence[str]]:
-    """Keys that changed, together where one alone would be another thing: a batch cut differently, heads of a width."""
+    """Keys that changed, grouped where one alone would mean something else: the same batch cut differently, or heads
+    that go with a width."""
     changed = [key for key in KEYS if counts(key) and not same_value(getattr(before, key), getattr(after, key))]
     if before.sequences_per_step == after.sequences_per_step and _BATCH[0] in changed:
         yield _BATCH
@@ -81,7 +86,7 @@ def _groups(before: RunConfig, after: RunConfig) -> Iterator[Sequence[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Planner:
-    """A run as it was, and what the plan says of it with something changed."""
+    """The config of the first run, and the plan of it with something changed."""
 
     before: RunConfig
     card: Card | None
@@ -93,52 +98,61 @@ class _Planner:
         try:
             changed = self.before.replace(patch)
         except ValueError:  # such as a width that the heads do not divide
-            return Alone(changes=changes)
-        alone = Alone(changes=changes, final_loss_difference=_loss_difference(self.before, changed, patch.keys()))
+            return Alone(changes=changes, why_no_loss="the config is not valid with this change alone")
+        why_no_loss = _why_no_loss(self.before, changed, patch.keys())
+        difference = None if why_no_loss else _loss_difference(self.before, changed, patch.keys())
+        alone = Alone(changes=changes, final_loss_difference=difference, why_no_loss=why_no_loss)
         own = _COMPUTED_BY_ONECARD
         if patch.keys() & (_NOT_PLANNED if self.trainer == "onecard" else _NOT_PLANNED | own):
             return alone
         if patch.keys() & (_COMPUTED | own):
             return self._computed(alone, changed)
-        return self._limited(alone, changed) if "memory_limit" in patch else _same(alone)
+        return self._limited(alone, changed) if "memory_limit" in patch else self._same(alone)
 
     def _computed(self, alone: Alone, changed: RunConfig) -> Alone:
         """The effect of a change to what is computed."""
         if self.cardless:
             return replace(alone, needs_card=True)
+        first, second = self._speed(self.before), self._speed(changed)
         return replace(
             alone,
-            tokens_per_second_ratio=self._speed_ratio(changed),
+            tokens_per_second_ratio=second.tokens_per_second.likely / first.tokens_per_second.likely
+            if first and second
+            else None,
+            mfu=(first.mfu, second.mfu) if first and second else None,
             process_bytes_difference=self._memory(changed).process_bytes - self._memory(self.before).process_bytes,
             fits=self._fits(changed),
             needs_card=self.card is None,
         )
 
     def _limited(self, alone: Alone, changed: RunConfig) -> Alone:
-        """The effect of another limit: none where it binds neither before nor after.
+        """The effect of another memory limit: none if the run stays below it before and after.
 
-        Where it binds, the updates stay, in smaller micro-batches: in how many is not planned.
+        Above it, onecard makes the same updates in smaller micro-batches. How many is not planned.
         """
-        if self.cardless or self.trainer != "onecard":  # neither knows a limit
-            return _same(replace(alone, fits=self._fits(changed)))
+        if self.cardless or self.trainer != "onecard":  # a CPU and nanoGPT have no limit
+            return self._same(replace(alone, fits=self._fits(changed)))
         before, after = self._room(self.before), self._room(changed)
         if before is None or after is None:
             return replace(alone, needs_card=True)
         free = before == after or self._memory(self.before).process_bytes <= min(before, after)
         alone = replace(alone, fits=self._fits(changed))
-        return _same(alone) if free else alone
+        return self._same(alone) if free else alone
 
-    def _speed_ratio(self, changed: RunConfig) -> float | None:
-        first, second = (predict_speed(config, self.card, self.trainer) for config in (self.before, changed))
-        if first is None or second is None:
-            return None
-        return second.tokens_per_second.likely / first.tokens_per_second.likely
+    def _same(self, alone: Alone) -> Alone:
+        """A change that leaves speed and memory as they were."""
+        speed = None if self.cardless else self._speed(self.before)
+        mfu = (speed.mfu, speed.mfu) if speed else None
+        return replace(alone, tokens_per_second_ratio=1.0, mfu=mfu, process_bytes_difference=0)
+
+    def _speed(self, config: RunConfig) -> Speed | None:
+        return predict_speed(config, self.card, self.trainer)
 
     def _memory(self, config: RunConfig, available_bytes: int | None = None) -> Memory:
         return predict_memory(config, self.card, self.trainer, available_bytes=available_bytes)
 
     def _fits(self, changed: RunConfig) -> bool | None:
-        """Whether the run fits with a change; None where the prediction is too near to tell."""
+        """Whether the run fits with a change; None where it is too close to call."""
         room, before = self._room(changed), self._room(self.before)
         if room is None or before is None or self._memory(self.before).process_bytes > before:
             return None
@@ -146,30 +160,40 @@ class _Planner:
         return None if memory.is_near(room) else memory.fits
 
     def _room(self, config: RunConfig) -> int | None:
-        """What the driver may show for the process; nanoGPT knows no limit."""
+        """What the driver may show for the process. nanoGPT has no memory_limit."""
         if self.card is None:
             return None
         limit = config.memory_limit if self.trainer == "onecard" else None
         return min(self.card.allocatable_bytes, limit or self.card.allocatable_bytes)
 
 
-def _same(alone: Alone) -> Alone:
-    """A change that leaves speed and memory as they were."""
-    return replace(alone, tokens_per_second_ratio=1.0, process_bytes_difference=0)
+def _why_no_loss(before: RunConfig, changed: RunConfig, keys: Collection[str]) -> str:
+    """Why there is no prediction of what a change does to the loss; empty where there is one."""
+    if _learns_the_same(keys):
+        return ""
+    if other := set(keys) & {"vocab_size", "dataset"}:
+        return f"with another {listed(sorted(other))} the loss is another quantity"
+    for config in (before, changed):
+        if why := why_no_forecast(config):
+            return why
+        forecast = forecast_loss(config)
+        if forecast is None or forecast.final.likely == guessing(config):
+            return f"{config.total_tokens:,} tokens are too few for the scaling law"
+    if abs(_loss_difference(before, changed, keys)) <= 1e-9:
+        return f"{NOT_COVERED} {listed(keys)}"
+    return ""
 
 
-def _loss_difference(before: RunConfig, changed: RunConfig, keys: Iterable[str]) -> float | None:
-    """By the scaling law, which knows parameters and tokens and nothing else; None for what it does not know.
-
-    Nothing is what a batch cut differently changes, or other ways to the same update.
-    """
-    keys = set(keys)
-    if keys <= _LEARNS_THE_SAME or keys == set(_BATCH):
+def _loss_difference(before: RunConfig, changed: RunConfig, keys: Collection[str]) -> float:
+    """What a change does to the final loss, by the scaling law of parameters and tokens."""
+    if _learns_the_same(keys):
         return 0.0
     first, second = forecast_loss(before), forecast_loss(changed)
-    if first is None or second is None or keys & {"vocab_size", "dataset"}:  # a loss over other tokens, or other text
-        return None
-    if any(forecast.final.likely == guessing(before) for forecast in (first, second)):
-        return None  # so few tokens that the law says nothing
-    difference = second.final.likely - first.final.likely
-    return difference if abs(difference) > 1e-9 else None
+    assert first
+    assert second
+    return second.final.likely - first.final.likely
+
+
+def _learns_the_same(keys: Collection[str]) -> bool:
+    """Whether every update stays the same: the same batch cut differently, or another way to compute it."""
+    return set(keys) <= _LEARNS_THE_SAME or set(keys) == set(_BATCH)

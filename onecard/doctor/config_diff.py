@@ -1,4 +1,4 @@
-"""The settings of several runs side by side, as far as anything tells them."""
+"""The known settings of several runs side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onecard.runs.records import Oom
 
 
 class Unsaid:
-    """A value that nothing tells."""
+    """A value that nobody knows."""
 
     def __repr__(self) -> str:
         return "?"
@@ -21,12 +21,12 @@ UNSAID = Unsaid()
 
 
 def known_settings(case: Case) -> Mapping[str, object]:
-    """The config of a run as far as it is known."""
+    """The known part of a run's config."""
     return case.resolved.config.model_dump() if case.resolved else case.run.config
 
 
 def config_diff(cases: Sequence[Case]) -> dict[str, tuple[object, ...]]:
-    """Keys with different values; UNSAID where a run does not say. None is a value: `eval_batch_size = None`."""
+    """Keys with different values; UNSAID where a value is not known. None is a value: `eval_batch_size = None`."""
     known = [known_settings(case) for case in cases]
     keys = dict.fromkeys(key for settings in known for key in settings)
     rows = {key: tuple(settings.get(key, UNSAID) for settings in known) for key in keys}
@@ -39,20 +39,20 @@ def _differ(row: Sequence[object]) -> bool:
 
 
 def idle_settings(cases: Sequence[Case], differing: Iterable[str]) -> dict[str, str]:
-    """Of settings that differ, those without effect on what the runs computed, each with the reason."""
+    """Settings that differ without effect on what the runs computed, each with the reason."""
     computed = {computed_in(case) for case in cases}
     reasons = {key: "no effect on the result" for key in differing if not counts(key)}
     if len(computed) == 1 and (only := computed.pop()):
         reasons["dtype"] = f"no effect: {only} in {'both' if len(cases) == 2 else 'all'}"
     if not any(isinstance(record, Oom) for case in cases for record in case.run.records):
-        reasons["memory_limit"] = "no effect: none ran out of memory"
+        reasons["memory_limit"] = "no effect: no run ran out of memory"
     if not any(case.end and case.end.reason == "max_hours" for case in cases):
-        reasons["max_hours"] = "no effect: none ran that long"
+        reasons["max_hours"] = "no effect: no run took that long"
     return {key: reasons[key] for key in differing if key in reasons}
 
 
 def computed_in(case: Case) -> str | None:
-    """The type a run computed in; None where nothing tells."""
+    """The type a run computed in; None where it is not known."""
     if case.cardless:
         return "float32"  # whatever is asked for, under both trainers
     dtype = known_settings(case).get("dtype")

@@ -1,4 +1,4 @@
-"""Loss curves that can be laid side by side: over tokens or over seconds of training, read between their points."""
+"""Loss curves over tokens or over seconds of training, read between their points."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from onecard.runs.records import Eval, Step
 Measure = Literal["val_loss", "bits_per_byte", "train_loss"]
 Axis = Literal["tokens", "seconds"]
 
-STEPS_PER_POINT = 20  # of training losses, whose single values scatter too much
-FEWEST_STEPS = 5 * STEPS_PER_POINT  # below, single values are all there is
-SHARES = (0.25, 0.5, 1.0)  # of the stretch that all runs have, where losses are read
+STEPS_PER_POINT = 20  # of training losses: single ones are too noisy
+FEWEST_STEPS = 5 * STEPS_PER_POINT  # with fewer, single losses are used
+SHARES = (0.25, 0.5, 1.0)  # of the shortest run: where losses are read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,29 +44,29 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Points with finite losses, by step, and where the run ended, which may be with a loss that is no number."""
+    """Points with finite losses, by step, and the last point of the run, whose loss may be NaN."""
 
     points: tuple[Point, ...]
     end: Point
-    lost: Point | None  # the first of those without a finite loss that the run ended with
+    lost: Point | None  # where the loss became NaN or infinite and stayed so
     noise: float  # standard deviation of one point from the next
     noise_known: bool  # False where it is ASSUMED_NOISE
-    shared_error: float = 0.0  # standard error of all points together: of the windows they were all measured on
+    shared_error: float = 0.0  # standard error that all points share, from the windows they were measured on
 
     @property
     def point_noise(self) -> float:
-        """Standard deviation of one point beside another curve's."""
+        """Standard deviation of one point, for comparing it with another curve."""
         return math.hypot(self.noise, self.shared_error)
 
     def last(self, axis: Axis) -> float | None:
-        """How far the run went; None where that is not known."""
+        """How far the run went; None where it is not known."""
         return _place(self.end, axis)
 
 
 def common_measure(cases: Sequence[Case], *, same_tokens: bool = True) -> Measure | None:
-    """What all runs measured: validation loss if possible, else bits per byte, else the loss of training.
+    """What all runs measured: validation loss if possible, else bits per byte, else training loss.
 
-    Bits per byte come first where the tokens are not the same: those compare all the same.
+    Bits per byte come first where the tokens differ: they can still be compared.
     """
     order: tuple[Measure, ...] = ("val_loss", "bits_per_byte", "train_loss")
     for measure in order if same_tokens else ("bits_per_byte", "val_loss", "train_loss"):
@@ -76,9 +76,9 @@ def common_measure(cases: Sequence[Case], *, same_tokens: bool = True) -> Measur
 
 
 def loss_curve(case: Case, measure: Measure, *, same_windows: bool = False) -> Curve:
-    """The curve of a run; training losses are medians of twenty steps, of a short run single ones.
+    """The curve of a run. Training losses are medians of twenty steps, or single steps in a short run.
 
-    `same_windows`: the curve beside it was measured on the same ones, and what these few windows are is no difference.
+    `same_windows`: all curves were measured on the same windows, so the choice of windows makes no difference.
     """
     clock = _clock(case)
     each = case.facts.tokens_per_step if case.run.steps_told else None
@@ -106,7 +106,7 @@ def loss_curve(case: Case, measure: Measure, *, same_windows: bool = False) -> C
 
 
 def same_windows(cases: Sequence[Case]) -> bool:
-    """Whether all runs are ours and were evaluated on the same windows, as far as their records tell."""
+    """Whether all runs are onecard's and were evaluated on the same windows, by their records."""
     read = {
         (case.resolved.config.dataset if case.resolved else None, found.block_size, found.tokens_read)
         for case in cases
@@ -135,9 +135,9 @@ def _lost(logged: Sequence[Point]) -> Point | None:
 
 
 def read_at(curve: Curve, axis: Axis, place: float) -> Reading | None:
-    """The loss at so many tokens or seconds, on the line over their logarithm between two points; None outside.
+    """The loss after so many tokens or seconds, on a line over their logarithm between two points; None outside.
 
-    From where a run is lost to its end, the loss is no number.
+    It is NaN or infinite from where the run's loss became so.
     """
     lost, end = _place(curve.lost, axis) if curve.lost else None, curve.last(axis)
     if lost is not None and end is not None and lost <= place <= end * (1 + 1e-9):
@@ -155,7 +155,7 @@ def read_at(curve: Curve, axis: Axis, place: float) -> Reading | None:
 
 
 def side_by_side(curves: Sequence[Curve], axis: Axis) -> Iterator[tuple[float, tuple[Reading | None, ...]]]:
-    """The places at which two runs or more have a loss, and what each has there."""
+    """The places at which at least two runs have a loss, and each run's loss there."""
     ends = [end for curve in curves if (end := curve.last(axis) or 0) > 0]
     if len(ends) < 2:
         return
@@ -167,16 +167,16 @@ def side_by_side(curves: Sequence[Curve], axis: Axis) -> Iterator[tuple[float, t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossing:
-    """Where a curve falls to a loss, and by what share of the way the noise may move that."""
+    """Where a curve falls to a loss, and by what share noise may move that place."""
 
     point: Point
     spread: float
 
 
 def passes(curve: Curve, target: Reading) -> Crossing | None:
-    """Where the curve falls to a loss for good: a low point that the next takes back is noise.
+    """Where the curve falls to a loss and stays there: a single low point is noise.
 
-    The place is read off a line through the two points before and the two after, over the logarithm of the step.
+    The place is on a line through the two points before and the two after, over the logarithm of the step.
     """
     points = curve.points
     for number, (before, after) in enumerate(pairwise(points)):
@@ -222,22 +222,22 @@ def _place(point: Point, axis: Axis) -> float | None:
 
 
 def _values(case: Case, measure: Measure) -> list[tuple[int, float]]:
-    """Steps and losses of a measure, whether or not they are finite."""
+    """Steps and losses of a measure, finite or not."""
     if measure == "train_loss":
         odd = list(takewhile(lambda step: not math.isfinite(step.loss), reversed(case.steps)))
-        lost = {step.step: step.loss for step in (*odd[-1:], *odd[:1])}  # where it is lost, and where it ends
+        lost = {step.step: step.loss for step in (*odd[-1:], *odd[:1])}  # where the loss became NaN, and the end
         return [*_medians([step for step in case.steps if math.isfinite(step.loss)]), *lost.items()]
     pairs = [(record.step, getattr(record, measure)) for record in case.evals]
     return [(step, loss) for step, loss in pairs if loss is not None]
 
 
 def steps_per_point(steps: Sequence[Step]) -> int:
-    """Training losses that make a point of a curve."""
+    """How many training losses make one point of a curve."""
     return STEPS_PER_POINT if sum(math.isfinite(step.loss) for step in steps) >= FEWEST_STEPS else 1
 
 
 def _medians(steps: Sequence[Step]) -> Iterator[tuple[int, float]]:
-    """Medians of twenty, at the middle step: at the last, a run that is logged less often would seem to be late."""
+    """Medians of twenty, placed at the middle step. At the last step a run that logs less often would look slower."""
     size = steps_per_point(steps)
     for first in range(0, len(steps), size):
         group = steps[first : first + size]
@@ -245,7 +245,7 @@ def _medians(steps: Sequence[Step]) -> Iterator[tuple[int, float]]:
 
 
 def _clock(case: Case) -> Callable[[int], float | None]:
-    """Seconds of training after a step: as the program counted them, else the usual step times their number."""
+    """Seconds of training after a step: as the program counted them, else the number of steps times the usual time."""
     counted: list[tuple[int, float]] = []
     records: list[Step | Eval] = sorted([*case.steps, *case.evals], key=lambda record: record.step)
     for record in records:

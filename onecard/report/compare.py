@@ -1,8 +1,9 @@
-"""A comparison as a person reads it."""
+"""A comparison as a person reads it: the verdict, the figures, and with details everything else."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
@@ -10,92 +11,126 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
+from onecard.config.schema import SHAPE_KEYS
 from onecard.config.shown import shown
-from onecard.doctor.alone import Alone
+from onecard.doctor.alone import NOT_COVERED, Alone
 from onecard.doctor.case import Case
-from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing, Standing
-from onecard.doctor.config_diff import UNSAID, known_settings
+from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing
+from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading, steps_per_point
 from onecard.doctor.repair import trainer_of
+from onecard.report.compare_verdict import verdict_lines
+from onecard.report.compare_words import (
+    MEASURES,
+    change_words,
+    end_forecast,
+    progress_words,
+    range_words,
+    run_letter,
+    standing_words,
+)
 from onecard.report.summary import TRAINER_NAMES
 from onecard.report.tables import print_table
 from onecard.units import MIB
 
-MEASURES = {
-    "val_loss": "validation loss",
-    "bits_per_byte": "validation, bits per byte",
-    "train_loss": "training loss",
-}
-NO_DIFFERENCE = "no difference within noise"
+LABEL_WIDTH = 7
+MOST_CHANGED_LINES = 2  # without details
+COMMANDS = ("next",)  # lines of the verdict that are pasted: never broken
 
 
-def run_letter(run: int) -> str:
-    """A, B, … Z, then R26, R27: a run's name in a table."""
-    return chr(ord("A") + run) if run < 26 else f"R{run}"
-
-
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Who is better by which measure, what changed, and what the plan says of each change alone."""
-    for run, case in enumerate(comparison.cases):
-        console.print(Text.assemble((run_letter(run), "bold"), f"  {_described(case)}"), soft_wrap=True)
+def print_comparison(comparison: Comparison, console: Console, *, details: bool = False) -> None:
+    """The verdict, the figures, the losses at equal tokens and hours; with `details` also where everything comes from,
+    notes in full, and what the plan says about each change alone."""
+    for label, words in verdict_lines(comparison):
+        _print_hanging(label, words, console)
     console.print()
-    print_table(_figures(comparison), console)
+    for run in range(len(comparison.cases)):
+        described = _described(comparison, run, details=details)
+        console.print(Text.assemble((run_letter(run), "bold"), f"  {described}"), soft_wrap=True)
+    print_table(_figures(comparison, details=details), console)
     for title, rows in (
         ("at equal tokens", comparison.at_equal_tokens),
-        ("at equal hours of training", comparison.at_equal_seconds),
+        ("at equal hours", comparison.at_equal_seconds),
     ):
         if rows and comparison.measure:
             console.print()
-            console.print(Text(f"{MEASURES[comparison.measure]} {title}", style="bold"))
-            print_table(_at_equal_table(rows, len(comparison.cases)), console)
-    if comparison.passings:
+            print_table(
+                _at_equal_table(f"{MEASURES[comparison.measure]} {title}", rows, len(comparison.cases)), console
+            )
+    passings = first_passings(comparison)
+    if not details:  # a run that goes on has no end to pass
+        passings = [passing for passing in passings if comparison.finished[passing.passed] is not False][:1]
+    if passings:
         console.print()
-    for passing in first_passings(comparison):
+    for passing in passings:
         console.print(Text(passing_sentence(passing)), soft_wrap=True)
-    for caution in comparison.cautions:
-        console.print(Text.assemble(("note", "yellow"), f": {caution}"), soft_wrap=True)
-    _print_changes(comparison, console)
+    if details:
+        for note in (*comparison.cautions, *_forecast_notes(comparison)):
+            console.print(Text.assemble(("note", "yellow"), f": {note}"), soft_wrap=True)
+        _print_changes(comparison, console)
+    else:
+        _print_in_brief(comparison, console)
 
 
-def _described(case: Case) -> str:
+def _print_hanging(label: str, words: str, console: Console) -> None:
+    """A label, and beside it words that wrap under themselves; a command to paste is never broken."""
+    width = max(30, console.width - LABEL_WIDTH - 1)
+    wrapped = [words] if label in COMMANDS else textwrap.wrap(words, width, break_long_words=False) or [""]
+    for number, line in enumerate(wrapped):
+        head = label if number == 0 else ""
+        console.print(Text.assemble((head.ljust(LABEL_WIDTH), "bold"), line), soft_wrap=True)
+
+
+def _print_in_brief(comparison: Comparison, console: Console) -> None:
+    """Notes and changes in a line or two each, and how to see the rest."""
+    if notes := [brief for brief in comparison.brief_cautions if brief != comparison.why_not_comparable]:
+        _print_hanging("note", "; ".join(notes), console)
+    if changed := _changes_in_brief(comparison):
+        width = max(30, console.width - LABEL_WIDTH - 1)
+        shortened = textwrap.wrap(
+            changed, width, max_lines=MOST_CHANGED_LINES, placeholder=" …", break_long_words=False
+        )
+        for number, line in enumerate(shortened):
+            console.print(Text.assemble(("" if number else "differ").ljust(LABEL_WIDTH), line), soft_wrap=True)
+    _print_hanging("more", "--details: noise, notes, and each change alone; --plot losses.html; --json", console)
+
+
+def _forecast_notes(comparison: Comparison) -> Iterator[str]:
+    """What the predicted end of each run that has not finished rests on, or why there is none."""
+    for run, forecast in enumerate(comparison.forecasts):
+        if forecast and comparison.finished[run] is False:
+            yield f"the predicted end of {run_letter(run)}: {forecast.basis}"
+
+
+def _changes_in_brief(comparison: Comparison) -> str:
+    """`n_embd 384 → 768, dropout 0.1 → 0.0`: the settings with an effect, the model's shape first."""
+    keys = sorted(comparison.together, key=lambda key: key not in SHAPE_KEYS)
+    rows = [(key, comparison.config_diff[key]) for key in keys]
+    return ", ".join(f"{key} {' → '.join(_value(key, value) for value in values)}" for key, values in rows)
+
+
+def _described(comparison: Comparison, run: int, *, details: bool) -> str:
+    case = comparison.cases[run]
+    progress = progress_words(comparison, run)
+    at = f", at {progress}" if progress else ""
+    known = "" if case.resolved else ", config not known"
+    if not details:
+        return f"{case.run.source}{known}{at}"
     config = case.resolved.source if case.resolved else None
     origin = "" if not config or config == case.run.source else f", config {config}"
-    known = "" if case.resolved else ", config not known"
-    return f"{case.run.source}: {case.run.format}{origin}{known}{_unfinished(case)}"
-
-
-def _unfinished(case: Case) -> str:
-    """`, at update 11,000 of 12,000`: its schedule was not over, so its last loss is not the one it was made for.
-
-    Of another program's run the last updates may only not have been printed.
-    """
-    to_go, last = case.facts.steps_to_go, case.facts.last_step
-    if not to_go or last is None or to_go <= _unprinted(case):
-        return ""
-    why = f" ({case.end.reason})" if case.end else ""
-    return f", at update {last:,} of {last + to_go:,}{why}"
-
-
-def _unprinted(case: Case) -> int:
-    """Updates that may have been made after the last that is logged: by the config, or as the log itself goes."""
-    if case.run.format == "onecard":
-        return 0
-    stated = known_settings(case).get("log_interval")
-    logged = sorted({record.step for record in case.steps or case.evals})
-    return max(stated if isinstance(stated, int) else 0, logged[-1] - logged[-2] if len(logged) > 1 else 0)
+    return f"{case.run.source}: {case.run.format}{origin}{known}{at}"
 
 
 Row = tuple[str, Callable[[Case], str | None], str | None]  # label, what a run has, the metric it decides
 
 
-def _figures(comparison: Comparison) -> Table:
-    """What each run is and reached, a column a run, and who is better."""
+def _figures(comparison: Comparison, *, details: bool) -> Table:
+    """What each run is and reached, a column per run, and which is better."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("")
     for run in range(len(comparison.cases)):
         table.add_column(run_letter(run), justify="right")
     table.add_column("better")
-    measure = MEASURES.get(comparison.measure or "", "loss")
     cards = [_card(case) for case in comparison.cases]
     if len(set(cards)) > 1:
         table.add_row("card", *(card or "?" for card in cards), "")
@@ -117,24 +152,38 @@ def _figures(comparison: Comparison) -> Table:
     if any(comparison.predicted_process_bytes):
         table.add_row(*_predicted_memory(comparison), "")
     if comparison.curves and comparison.measure:
-        ends = [f"{curve.end.loss:.4f}" for curve in comparison.curves]
-        table.add_row(f"final {measure}", *ends, _better(comparison, FINAL[comparison.measure]))
+        label, *ends = _last_losses(comparison)
+        table.add_row(label, *ends, _better(comparison, FINAL[comparison.measure]))
+        forecasts = [end_forecast(comparison, run) for run in range(len(comparison.cases))]
+        if any(forecasts):
+            table.add_row("  its predicted end", *(range_words(end) if end else "" for end in forecasts), "")
+    if details and comparison.curves:
         noises = [f"± {curve.point_noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
         table.add_row(f"  noise of one {_point(comparison)}", *noises, "")
-    if comparison.measure == "val_loss" and any(map(_bits, comparison.cases)):
-        table.add_row("final bits per byte", *(_bits(case) or "?" for case in comparison.cases), "")
+    if details and comparison.measure == "val_loss" and any(map(_bits, comparison.cases)):
+        table.add_row("last bits per byte", *(_bits(case) or "?" for case in comparison.cases), "")
     return table
 
 
+def _last_losses(comparison: Comparison) -> Iterator[str]:
+    """The label and a cell per run: final losses, latest ones of runs that have not finished, or both, marked."""
+    words = ["final" if done else "latest" for done in comparison.finished]
+    measure = MEASURES[comparison.measure or "val_loss"]
+    shared = len(set(words)) == 1
+    yield f"{words[0]} {measure}" if shared else measure
+    for word, curve in zip(words, comparison.curves, strict=True):
+        yield f"{curve.end.loss:.4f}" + ("" if shared else f" {word}")
+
+
 def _point(comparison: Comparison) -> str:
-    """What a point of the curves is."""
+    """What one point of the curves is."""
     if comparison.measure != "train_loss":
         return "evaluation"
     return "step" if all(steps_per_point(case.steps) == 1 for case in comparison.cases) else "median"
 
 
 def _predicted_memory(comparison: Comparison) -> Iterator[str]:
-    """The label and a cell a run; what is to be said of every figure stands in the label."""
+    """The label and a cell per run; what holds for all figures is in the label."""
     sizes = comparison.predicted_process_bytes
     notes = [_prediction_notes(case) for case in comparison.cases]
     predicted = [note for note, size in zip(notes, sizes, strict=True) if size is not None]
@@ -145,35 +194,23 @@ def _predicted_memory(comparison: Comparison) -> Iterator[str]:
 
 
 def _prediction_notes(case: Case) -> Sequence[str]:
-    """Whose memory was predicted, and what it lacks where no card is known."""
+    """For which trainer, and what is missing where no card is known."""
     whose = f" for {TRAINER_NAMES[trainer_of(case)]}"
     return (whose,) if case.card else (whose, ", without the card's context")
 
 
 def _better(comparison: Comparison, metric: str | None) -> str:
     standing = comparison.standings.get(metric) if metric else None
-    return _standing(standing) if standing else ""
-
-
-def _standing(standing: Standing) -> str:
-    """`A`, or `A, B (over C)` where nothing but noise is between A and B, or that there is nothing else between all."""
-    if not standing.beaten:
-        return NO_DIFFERENCE
-    over = "" if standing.winner is not None else f" (over {_letters(standing.beaten)})"
-    return _letters(standing.best) + over
-
-
-def _letters(runs: Sequence[int]) -> str:
-    return ", ".join(map(run_letter, runs))
+    return standing_words(standing) if standing else ""
 
 
 def _card(case: Case) -> str | None:
-    """What it ran on; None where nothing tells."""
+    """What it ran on; None where it is not known."""
     return case.cardless or (case.card.name if case.card else None)
 
 
 def memory_bytes(case: Case) -> int | None:
-    """The most a run of ours reserved, as it measured; other programs do not say."""
+    """The most a onecard run reserved, as measured; None for other programs."""
     return max((step.reserved_bytes for step in case.steps if step.reserved_bytes is not None), default=None)
 
 
@@ -207,9 +244,9 @@ def _mfu(case: Case) -> str | None:
     return None if case.facts.mfu is None else f"{100 * case.facts.mfu:.1f} %"
 
 
-def _at_equal_table(rows: Sequence[AtEqual], runs: int) -> Table:
+def _at_equal_table(title: str, rows: Sequence[AtEqual], runs: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("at")
+    table.add_column(title)
     for run in range(runs):
         table.add_column(run_letter(run), justify="right")
     table.add_column("better")
@@ -226,12 +263,12 @@ def _reading(reading: Reading | None) -> str:
 
 
 def _winner(row: AtEqual) -> str:
-    lead = row.lead if row.winner is not None else None  # None, too, where no other's loss is a number
-    return _standing(row.standing) + ("" if lead is None else f" by {lead:.3f}")
+    lead = row.lead if row.winner is not None else None  # also None where no other loss is finite
+    return standing_words(row.standing) + ("" if lead is None else f" by {lead:.3f}")
 
 
 def first_passings(comparison: Comparison) -> list[Passing]:
-    """Of each run, the one that passes its end first: by the clock, else by the tokens, else by the updates."""
+    """For each run, the first to pass its last loss: by the clock, else by tokens, else by updates."""
     found: dict[int, Passing] = {}
     for passing in comparison.passings:
         first = found.get(passing.passed)
@@ -249,18 +286,18 @@ def _sooner(one: Passing, other: Passing) -> bool:
 
 
 def passing_sentence(passing: Passing) -> str:
-    """`B passes A's final loss (3.5228) after 12.4 h ± 0.4 h …; A took 21.7 h …`"""
+    """`B passes A's final loss (3.5228) after 12.4 h ± 23 min (2.51B tokens); A took 21.7 h (10.49B tokens)`"""
     passer, passed = run_letter(passing.passer), run_letter(passing.passed)
-    after, took = [], []
-    if passing.seconds is not None and passing.passed_seconds is not None:
-        after.append(f"{units.duration(passing.seconds)} ± {units.duration(passing.spread * passing.seconds)}")
-        took.append(units.duration(passing.passed_seconds))
+    after, took = f"update {passing.step:,}", ""
     if passing.tokens is not None and passing.passed_tokens is not None:
-        after.append(f"{units.count(passing.tokens)} tokens")
-        took.append(f"{units.count(passing.passed_tokens)} tokens")
-    after.append(f"update {passing.step:,}")
-    said = f"{passer} passes {passed}'s final loss ({passing.loss:.4f}) after {', '.join(after)}"
-    return said + (f"; {passed} took {', '.join(took)}" if took else "")
+        after, took = f"{units.count(passing.tokens)} tokens", f"{units.count(passing.passed_tokens)} tokens"
+    if passing.seconds is not None and passing.passed_seconds is not None:
+        time = f"{units.duration(passing.seconds)} ± {units.duration(passing.spread * passing.seconds)}"
+        after = f"{time} ({after})"
+        took = units.duration(passing.passed_seconds) + (f" ({took})" if took else "")
+    which = "final" if passing.passed_finished else "latest"
+    said = f"{passer} passes {passed}'s {which} loss ({passing.loss:.4f}) after {after}"
+    return said + (f"; {passed} took {took}" if took else "")
 
 
 def _print_changes(comparison: Comparison, console: Console) -> None:
@@ -279,15 +316,25 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
     for run, effects in comparison.alone.items():
         if effects:
             console.print()
-            title = f"predicted, not measured: what each change from A to {run_letter(run)} would do to A by itself"
+            title = f"predicted, not measured: what each change from A to {run_letter(run)} would do to A alone"
             console.print(Text(title, style="bold"))
             print_table(_alone_table(effects), console)
+            for why in _reasons_without_loss(effects):
+                console.print(Text(f"no prediction of the loss: {why}"), soft_wrap=True)
     if any(effect.needs_card for effects in comparison.alone.values() for effect in effects):
-        console.print("?: a plan needs a card: --gpu NAME", markup=False, soft_wrap=True)
+        console.print("?: needs the card: --gpu NAME", markup=False, soft_wrap=True)
+
+
+def _reasons_without_loss(effects: Sequence[Alone]) -> Iterator[str]:
+    """Why some changes have no predicted loss; keys that scaling laws do not cover are named together."""
+    reasons = list(dict.fromkeys(effect.why_no_loss for effect in effects if effect.why_no_loss))
+    if uncovered := [reason.removeprefix(NOT_COVERED).strip() for reason in reasons if reason.startswith(NOT_COVERED)]:
+        yield f"{NOT_COVERED} {units.listed(uncovered)}"
+    yield from (reason for reason in reasons if not reason.startswith(NOT_COVERED))
 
 
 def _changes_table(comparison: Comparison) -> Table:
-    """A row a key, those without effect last, each with the reason."""
+    """A row per key; those without effect last, each with the reason."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("key", min_width=max(map(len, comparison.config_diff)))
     for run in range(len(comparison.cases)):
@@ -304,30 +351,39 @@ def _value(key: str, value: object) -> str:
 
 
 def _print_together(comparison: Comparison, console: Console) -> None:
-    """Which runs differ from the first known in several settings, so that a measurement credits no single one."""
+    """Which runs differ from the first in several settings: then nobody can say which setting did it."""
     first = run_letter(comparison.first_known)
     for run in range(len(comparison.cases)):
         changed = len(comparison.changed_from_first(run))
         if changed > 1:
             pair = "These" if len(comparison.cases) == 2 else f"From {first} to {run_letter(run)},"
-            said = f"{pair} {changed} settings changed together, so the measurement credits no single one."
+            said = f"{pair} {changed} settings changed together: the runs cannot show which one did it."
             console.print(said, markup=False, soft_wrap=True)
 
 
 def _alone_table(effects: Sequence[Alone]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("change", "tokens/s", "memory", "final loss"):
+    for heading in ("change", "tokens/s", "MFU", "memory", "final loss"):
         table.add_column(heading, justify="left" if heading == "change" else "right", overflow="fold")
     for effect in effects:
         ratio, loss = effect.tokens_per_second_ratio, effect.final_loss_difference
-        changes = effect.changes.items()
         table.add_row(
-            Text(", ".join(f"{key} {shown(key, before)} → {shown(key, after)}" for key, (before, after) in changes)),
+            Text(change_words(effect)),
             "?" if ratio is None else "same" if abs(ratio - 1) < 0.005 else f"{100 * (ratio - 1):+.0f} %",
+            _mfu_change(effect),
             _more_memory(effect),
-            "the law is silent" if loss is None else "same" if abs(loss) < 0.0005 else f"{loss:+.3f}",
+            "no prediction" if loss is None else "same" if abs(loss) < 0.0005 else f"{loss:+.3f}",
         )
     return table
+
+
+def _mfu_change(effect: Alone) -> str:
+    if effect.tokens_per_second_ratio == 1.0:
+        return "same"
+    if effect.mfu is None:
+        return "?"
+    before, after = (f"{100 * share:.0f}" for share in effect.mfu)
+    return "same" if before == after else f"{before} → {after} %"
 
 
 def _more_memory(effect: Alone) -> str:

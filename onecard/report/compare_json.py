@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
 from onecard.doctor.alone import Alone
 from onecard.doctor.compare import AtEqual, Comparison, Standing
@@ -13,7 +14,7 @@ from onecard.report.strict import strict, whole
 
 
 def comparison_json(comparison: Comparison) -> dict[str, object]:
-    """The JSON object of the contract, a run named by its position; no number in it is NaN or infinite."""
+    """The JSON object of the contract. A run is named by its position; no number is NaN or infinite."""
     made = {
         "schema": 1,
         "runs": [dict(_run_json(comparison, run)) for run in range(len(comparison.cases))],
@@ -37,6 +38,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
                 "spread": p.spread,
                 "passed_tokens": whole(p.passed_tokens),
                 "passed_seconds": whole(p.passed_seconds),
+                "passed_finished": p.passed_finished,
             }
             for p in comparison.passings
         ],
@@ -54,7 +56,8 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
 def _run_json(comparison: Comparison, run: int) -> Iterator[tuple[str, object]]:
     case = comparison.cases[run]
     facts = case.facts
-    final = facts.last_val.val_loss if facts.last_val else None
+    last = facts.last_val.val_loss if facts.last_val else None
+    forecast = comparison.forecasts[run]
     yield "source", case.run.source
     yield "format", case.run.format
     yield "params", facts.params
@@ -63,7 +66,11 @@ def _run_json(comparison: Comparison, run: int) -> Iterator[tuple[str, object]]:
     yield "tokens_per_second", facts.tokens_per_second
     yield "seconds_per_micro_batch", facts.seconds_per_micro_batch
     yield "mfu", facts.mfu
-    yield "final_val_loss", final
+    yield "printed_mfu", facts.printed_mfu
+    yield "finished", comparison.finished[run]
+    yield "final_val_loss", last  # of a run that has not finished, its latest
+    yield "latest_val_loss", last
+    yield "forecast", asdict(forecast.final_loss) if forecast and forecast.final_loss else None
     yield "final_bits_per_byte", facts.last_val.bits_per_byte if facts.last_val else None
     yield "final_train_loss", comparison.curves[run].end.loss if comparison.measure == "train_loss" else None
     yield "evaluation_noise", facts.evaluation_noise
@@ -81,7 +88,7 @@ def _run_json(comparison: Comparison, run: int) -> Iterator[tuple[str, object]]:
 
 def _at_equal_json(rows: Sequence[AtEqual], unit: str) -> dict[str, object]:
     """The last place at which two runs have a loss, and the earlier ones."""
-    said = [
+    places = [
         {
             unit: whole(row.place),
             "loss": [reading.loss if reading else None for reading in row.readings],
@@ -91,11 +98,12 @@ def _at_equal_json(rows: Sequence[AtEqual], unit: str) -> dict[str, object]:
         }
         for row in rows
     ]
-    return {**said[-1], "earlier": said[:-1]} if said else {}
+    return {**places[-1], "earlier": places[:-1]} if places else {}
 
 
 def _standing_json(standing: Standing) -> dict[str, list[int]]:
-    return {"best": list(standing.best), "beaten": list(standing.beaten)}
+    undecided = {"undecided": list(standing.undecided)} if standing.undecided else {}
+    return {"best": list(standing.best), "beaten": list(standing.beaten), **undecided}
 
 
 def _alone_json(effect: Alone) -> Mapping[str, object]:
@@ -103,6 +111,8 @@ def _alone_json(effect: Alone) -> Mapping[str, object]:
         "patch": {key: after for key, (_, after) in effect.changes.items()},
         "tokens_per_second_ratio": effect.tokens_per_second_ratio,
         "process_bytes_difference": effect.process_bytes_difference,
+        "mfu": {"before": effect.mfu[0], "after": effect.mfu[1]} if effect.mfu else None,
         "final_loss_difference": effect.final_loss_difference,
+        "why_no_loss": effect.why_no_loss or None,
         "fits": effect.fits,
     }

@@ -14,15 +14,17 @@ from onecard.doctor.compare import Comparison
 from onecard.doctor.curves import Axis, Curve
 from onecard.errors import MachineError
 from onecard.report.axis import round_values
-from onecard.report.compare import MEASURES, first_passings, passing_sentence, run_letter
+from onecard.report.compare import first_passings, passing_sentence
+from onecard.report.compare_verdict import verdict_lines
+from onecard.report.compare_words import MEASURES, run_letter, short_name
 
 SUFFIXES = (".svg", ".html", ".png")
 WIDTH, HEIGHT = 1100, 470
 PANEL, LEFT, TOP, BOTTOM, GAP = 430, 64, 56, 96, 110
-NAMES_A_ROW, NAME_HEIGHT, LONGEST_NAME = 3, 16, 48  # of the runs, below the panels; characters of a name
+NAMES_A_ROW, NAME_HEIGHT = 3, 16  # of the names below the panels
 MOST_POINTS = 500
-LARGEST = 1e12  # a range of losses beyond which no axis helps
-# Told apart by dashes and by the letter at their ends; the colours only help.
+LARGEST = 1e12  # a wider range of losses is not drawn
+# Dashes and the letter at the end tell lines apart; colours only help.
 COLOURS = ("#1b4f72", "#b03a2e", "#1e8449", "#7d3c98", "#9a7d0a", "#34495e")
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "4 2")
 
@@ -55,7 +57,7 @@ def plot_svg(comparison: Comparison) -> str:
         body += _panel(_lines(comparison.curves, axis), left=left, label=label, shown=shown)
     for run, case in enumerate(comparison.cases):
         row, column = divmod(run, NAMES_A_ROW)
-        name = _end(case.run.source, LONGEST_NAME)
+        name = short_name(case.run.source)
         body.append(_text(LEFT + 360 * column, HEIGHT - 34 + NAME_HEIGHT * row, f"{run_letter(run)}: {name}"))
     named = escape(f"{measure} of " + ", ".join(case.run.source for case in comparison.cases))
     return (
@@ -64,13 +66,9 @@ def plot_svg(comparison: Comparison) -> str:
     )
 
 
-def _end(name: str, most: int) -> str:
-    """A name, or the end of a long one: there paths differ."""
-    return name if len(name) <= most else "…" + name[1 - most :]
-
-
 def plot_html(comparison: Comparison) -> str:
-    """One page that needs nothing else: the picture, and who passes whom."""
+    """One page that needs nothing else: the verdict, the picture, which run passes which, and notes."""
+    verdict = "".join(f"<p><b>{escape(label)}</b> {escape(words)}</p>" for label, words in verdict_lines(comparison))
     sentences = "".join(f"<p>{escape(passing_sentence(passing))}</p>" for passing in first_passings(comparison))
     cautions = "".join(f"<p>Note: {escape(caution)}</p>" for caution in comparison.cautions)
     title = escape("Comparison of " + ", ".join(case.run.source for case in comparison.cases))
@@ -79,7 +77,7 @@ def plot_html(comparison: Comparison) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<style>body{font-family:sans-serif;max-width:1120px;margin:2em auto;padding:0 1em}"
         "svg{max-width:100%;height:auto}</style></head>"
-        f"<body><h1>{title}</h1>{plot_svg(comparison)}{sentences}{cautions}</body></html>\n"
+        f"<body><h1>{title}</h1>{verdict}{plot_svg(comparison)}{sentences}{cautions}</body></html>\n"
     )
 
 
@@ -90,7 +88,7 @@ def plot_png(comparison: Comparison) -> bytes:
     except ImportError as problem:
         raise MachineError(
             "a .png needs matplotlib",
-            why="it draws the picture, and cannot be imported here",
+            why="matplotlib draws the picture, and it cannot be imported here",
             fix='pip install "onecard[plot]"   (--plot FILE.svg and FILE.html need nothing)',
             name="no-matplotlib",
         ) from problem
@@ -113,7 +111,7 @@ def plot_png(comparison: Comparison) -> bytes:
         axes.xaxis.set_major_formatter(lambda value, _, shown=shown: shown(value))
         axes.legend(fontsize=8)
     drawn = io.BytesIO()
-    with catch_warnings(action="ignore"):  # of letters in a name that the font does not have
+    with catch_warnings(action="ignore"):  # about letters that the font does not have
         figure.savefig(drawn, format="png", dpi=150)
     return drawn.getvalue()
 
@@ -153,7 +151,7 @@ def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[flo
     def at(x: float, y: float) -> tuple[float, float]:
         return left + x / furthest * PANEL, floor - (y - low) / (high - low) * (floor - TOP)
 
-    inside = f"inside{left}"  # the first losses lie above the picture
+    inside = f"inside{left}"  # the first losses are above the picture
     box = f'<rect x="{left}" y="{TOP}" width="{PANEL}" height="{floor - TOP}"/>'
     yield f'<clipPath id="{inside}">{box}</clipPath>'
     for value in round_values(low, high):
@@ -173,7 +171,7 @@ def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[flo
 
 
 def _instead(lines: Sequence[Line], label: str) -> str | None:
-    """What a panel says where no lines can be drawn; None where they can."""
+    """What a panel says instead of lines; None where lines can be drawn."""
     if _furthest(lines) <= 0:
         return f"{label}: not known"
     low, high = _bounds(lines)
@@ -185,7 +183,7 @@ def _furthest(lines: Sequence[Line]) -> float:
 
 
 def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
-    """The range that shows the runs, not their first steps: from the lowest to above the lower three quarters."""
+    """A range that shows the runs without their first steps: from the lowest loss to above the lower three quarters."""
     ordered = sorted(y for line in lines for _, y in line.points)
     low, most = ordered[0], ordered[3 * (len(ordered) - 1) // 4]
     room = max(0.05, 0.6 * (most - low))

@@ -635,7 +635,7 @@ def test_names_and_paths_are_never_read_as_markup(onecard: Command, files: Path)
     assert f"config of {name}.log: {name}.config.py, found beside it" in shown.stderr
     assert f"wrote {name}.html" in shown.stderr
     assert f"python train.py '{name}.config.py'" in shown.stdout
-    compared = onecard("compare", f"{name}.log", f"{name}.log")
+    compared = onecard("compare", f"{name}.log", f"{name}.log", "--details")
     assert f"{name}.log: nanogpt, config {name}.config.py" in compared.stdout
 
 

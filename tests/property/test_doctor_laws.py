@@ -171,6 +171,7 @@ def test_no_runs_are_too_odd_to_compare(made: list[Case]) -> None:
     comparison = compare_runs(made)
     json.dumps(comparison_json(comparison), allow_nan=False)
     print_comparison(comparison, Console(file=io.StringIO(), width=120))
+    print_comparison(comparison, Console(file=io.StringIO(), width=120), details=True)
     assert plot_svg(comparison).endswith("</svg>\n")
 
 

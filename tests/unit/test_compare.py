@@ -28,6 +28,7 @@ from onecard.plan.speed import TrainerName
 from onecard.report.compare import _alone_table, passing_sentence, print_comparison
 from onecard.report.compare_json import comparison_json
 from onecard.report.compare_plot import plot_html, plot_png, plot_svg
+from onecard.report.compare_verdict import verdict_lines
 from onecard.runs.foreign import read_logs
 from onecard.runs.logged import LoggedRun
 from onecard.runs.records import Eval
@@ -64,9 +65,9 @@ def evaluated(*losses: float, every: int = 100, seconds: float = 1.0) -> list[st
     return lines
 
 
-def shown(comparison: Comparison, *, width: int = 160) -> str:
+def shown(comparison: Comparison, *, width: int = 160, details: bool = True) -> str:
     out = io.StringIO()
-    print_comparison(comparison, Console(file=out, width=width, no_color=True))
+    print_comparison(comparison, Console(file=out, width=width, no_color=True), details=details)
     return out.getvalue()
 
 
@@ -228,7 +229,7 @@ def test_the_better_run_passes_the_others_end() -> None:
     assert passing.seconds == pytest.approx(0.5 * passing.step, rel=0.01)
     sentence = passing_sentence(passing)
     assert sentence.startswith("B passes A's final loss (3.9302) after ")
-    assert "A took 4 min, 163.84M tokens" in sentence
+    assert "A took 4 min (163.84M tokens)" in sentence
 
 
 def test_a_run_that_is_lower_by_noise_alone_passes_nothing() -> None:
@@ -347,7 +348,7 @@ def test_losses_over_different_vocabularies_are_not_compared() -> None:
     assert comparison.at_equal_tokens == ()
     assert comparison.passings == ()
     assert "final_val_loss" not in comparison.winners
-    assert "the losses do not compare" in shown(comparison)
+    assert "the losses cannot be compared" in shown(comparison)
 
 
 def test_letters_and_word_parts_are_told_apart_by_where_they_begin() -> None:
@@ -355,7 +356,7 @@ def test_letters_and_word_parts_are_told_apart_by_where_they_begin() -> None:
         f"step {n}: train loss {loss:.4f}, val loss {loss:.4f}" for n, loss in ((0, 4.2), (500, 1.9), (900, 1.5))
     ]
     comparison = compare_runs([case(made.nanogpt()), *read_logs(made.as_bytes(letters), source="letters.log")])
-    assert any(caution.startswith("the losses do not compare") for caution in comparison.cautions)
+    assert any(caution.startswith("the losses cannot be compared") for caution in comparison.cautions)
     assert comparison.passings == ()
 
 
@@ -385,28 +386,27 @@ def test_a_run_that_is_named_twice_is_told() -> None:
 
 def unread(*cases: Case | LoggedRun) -> list[str]:
     found = compare_runs(cases).cautions
-    return [caution.removeprefix("nothing is said at equal ") for caution in found if "nothing is said at" in caution]
+    return [caution.removeprefix("no comparison at equal ") for caution in found if "no comparison at" in caution]
 
 
 def test_why_nothing_is_said_at_equal_tokens_or_hours_is_told() -> None:
     first, second = (read_logs(made.as_bytes(made.llmc_main(steps=n)), source=f"{n}.log")[0] for n in (1000, 2000))
     assert unread(first, second) == [
-        "tokens: those of 1000.log and 2000.log are not known",
-        "hours: those of 1000.log and 2000.log are not known",
+        "tokens: the tokens of 1000.log and 2000.log are not known",
+        "hours: the hours of 1000.log and 2000.log are not known",
     ]
     slow = case(evaluated(10.0, 5.0, 4.0, seconds=9.0), wandb_run_name="slow")
     quick = case(evaluated(10.0, 5.0, 4.0, seconds=1.0), wandb_run_name="quick")
     assert unread(slow, quick) == ["hours: where quick.log ends, after 3 min, no other run has a loss"]
     begun, also_begun = (case(evaluated(10.0), wandb_run_name=name) for name in ("begun", "also_begun"))
     assert unread(slow, begun) == [
-        f"{axis}: there is no loss of begun.log after its beginning" for axis in ("tokens", "hours")
+        f"{axis}: begun.log has no loss after the first step" for axis in ("tokens", "hours")
     ]
     assert unread(slow, begun, also_begun) == [
-        f"{axis}: there is no loss of begun.log and also_begun.log after their beginning"
-        for axis in ("tokens", "hours")
+        f"{axis}: begun.log and also_begun.log have no loss after the first step" for axis in ("tokens", "hours")
     ]
     assert unread(quick, case(evaluated(10.0, 5.0, 4.1))) == []
-    assert unread(quick, case(evaluated(10.0, 5.0), vocab_size=256)) == [], "the losses do not compare at all"
+    assert unread(quick, case(evaluated(10.0, 5.0), vocab_size=256)) == [], "the losses cannot be compared at all"
 
 
 def test_nothing_is_said_is_not_said_below_a_table() -> None:
@@ -433,7 +433,7 @@ def evaluated_over(context: int, *, block_size: int = 512) -> Case:
 def test_losses_over_other_contexts_of_evaluation_are_not_compared() -> None:
     comparison = compare_runs([evaluated_over(512), evaluated_over(256)])
     assert comparison.config_diff == {"eval_block_size": (512, 256)}
-    said = "the losses do not compare: the contexts they were evaluated over differ (512 and 256 tokens"
+    said = "the losses cannot be compared: they were evaluated over different contexts (512 and 256 tokens"
     assert said in comparison.cautions[0]
     assert comparison.at_equal_tokens == comparison.passings == ()
     assert not any("loss" in metric for metric in comparison.winners)
@@ -458,13 +458,13 @@ def test_runs_with_other_tokens_are_compared_in_bits_per_byte_where_both_have_th
     assert comparison.winners["final_bits_per_byte"] == 0
     assert comparison.at_equal_tokens[-1].winner == 0
     assert comparison.cautions[0] == (
-        "the vocabularies differ (50,304 and 256): compared in bits per byte of the text, which the tokenizer does not "
-        "change; equal tokens are not equal text"
+        "the vocabularies differ (50,304 and 256): compared in bits per byte, which do not depend on the tokenizer; "
+        "equal tokens are not equal text"
     )
     assert re.search(r"final validation, bits per byte +\d\.\d+ +\d\.\d+ +A", shown(comparison))
     without = compare_runs([with_vocabulary(50304), with_vocabulary(256, bits=False)])
     assert without.measure == "val_loss"
-    assert without.cautions[0].startswith("the losses do not compare: they are nats per token")
+    assert without.cautions[0].startswith("the losses cannot be compared: they are nats per token")
 
 
 def test_bits_per_byte_over_other_contexts_are_not_compared() -> None:
@@ -474,13 +474,15 @@ def test_bits_per_byte_over_other_contexts_are_not_compared() -> None:
     comparison = compare_runs([with_vocabulary(50304), shorter])
     assert comparison.measure == "bits_per_byte"
     assert "compared in bits per byte" in comparison.cautions[0]
-    assert comparison.cautions[1].startswith("the losses do not compare: the contexts")
+    assert comparison.cautions[1].startswith(
+        "the losses cannot be compared: they were evaluated over different contexts"
+    )
     assert comparison.at_equal_tokens == comparison.at_equal_seconds == comparison.passings == ()
     assert not any("bits" in metric or "equal" in metric for metric in comparison.winners)
 
 
 def test_bits_per_byte_stand_in_the_table_beside_the_losses() -> None:
-    assert re.search(r"final bits per byte +\d\.\d+ +\?", shown(compare_runs([own(0.0), case(made.nanogpt())])))
+    assert re.search(r"last bits per byte +\d\.\d+ +\?", shown(compare_runs([own(0.0), case(made.nanogpt())])))
 
 
 def strictly(comparison: Comparison) -> dict[str, Any]:
@@ -498,7 +500,7 @@ def test_a_run_that_ends_in_nan_has_that_loss_and_the_other_wins() -> None:
     assert comparison.winners["at_equal_tokens"] == 1
     assert comparison.passings == ()  # neither passes a loss that is none, and 4.0 was not kept
     table = shown(comparison)
-    assert re.search(r"final validation loss +nan +4\.1000 +B *\n", table)
+    assert re.search(r"latest validation loss +nan +4\.1000 +B *\n", table)  # at step 400 of 1,000
     assert "± nan" not in table
     assert "endless" not in table
     assert "the loss of lost.log is nan from step 300 on; the last finite one is 4.0000 at step 215" in table
@@ -526,7 +528,7 @@ def test_runs_without_one_finite_loss_are_compared_and_written(word: float) -> N
     for others in ([nothing], [case(evaluated(10.0, 5.0))]):
         comparison = compare_runs([nothing, *others])
         assert comparison.winners["final_val_loss"] == (None if others == [nothing] else 1)
-        assert "none before is finite" in shown(comparison)
+        assert "no earlier one is finite" in shown(comparison)
         assert strictly(comparison)["runs"][0]["final_val_loss"] is None
         plot_svg(comparison)
 
@@ -582,7 +584,7 @@ def test_steps_that_nothing_tells_are_not_laid_beside_others() -> None:
     (untold,) = read_logs(made.as_bytes(made.trainer_lines(end=False)), source="hf.log")
     comparison = compare_runs([case(made.nanogpt(end=5.0)), untold])
     assert comparison.at_equal_tokens == comparison.at_equal_seconds == comparison.passings == ()
-    assert any(caution.startswith("no line of hf.log tells its step") for caution in comparison.cautions)
+    assert any(caution.startswith("hf.log prints no step numbers") for caution in comparison.cautions)
 
 
 def test_a_nan_between_is_passed_over() -> None:
@@ -602,7 +604,7 @@ def begun(loss: float, *, init_from: str = "scratch") -> Case:
 
 def test_first_training_losses_tell_vocabularies_apart() -> None:
     comparison = compare_runs([begun(10.87), begun(4.26)])
-    assert comparison.cautions[0].startswith("the losses do not compare")
+    assert comparison.cautions[0].startswith("the losses cannot be compared")
     assert "begin at 10.9 and 4.3" in comparison.cautions[0]
     assert "final_val_loss" not in comparison.winners
     assert "final_val_loss" in compare_runs([begun(10.87), begun(10.9)]).winners
@@ -610,7 +612,7 @@ def test_first_training_losses_tell_vocabularies_apart() -> None:
 
 def test_trained_weights_begin_low_with_any_vocabulary() -> None:
     comparison = compare_runs([begun(10.87), begun(3.3, init_from="gpt2")])
-    assert not any(caution.startswith("the losses do not compare") for caution in comparison.cautions)
+    assert not any(caution.startswith("the losses cannot be compared") for caution in comparison.cautions)
     assert "final_val_loss" in comparison.winners
 
 
@@ -628,19 +630,19 @@ def test_runs_that_never_evaluated_are_compared_by_their_training_loss() -> None
     found = strictly(comparison)
     assert [run["final_val_loss"] for run in found["runs"]] == [None, None]
     assert found["runs"][1]["final_train_loss"] == pytest.approx(made.smooth_loss(905, end=3.2), abs=0.05)
-    assert any("the losses are of training, as medians of 20 steps" in caution for caution in comparison.cautions)
+    assert any("these are training losses, as medians of 20 steps" in caution for caution in comparison.cautions)
 
 
 def test_training_losses_are_said_to_be_medians_only_where_they_are() -> None:
     short, long = (case(trained(*[4.0] * steps), wandb_run_name=f"{steps}") for steps in (99, 100))
-    assert compare_runs([long, long]).cautions[1].endswith("the losses are of training, as medians of 20 steps")
+    assert compare_runs([long, long]).cautions[1].endswith("these are training losses, as medians of 20 steps")
     comparison = compare_runs([short, long])
     assert [len(curve.points) for curve in comparison.curves] == [99, 5]
-    said = "as medians of 20 steps; single steps of 99.log, with fewer than 100 finite losses logged"
+    said = "as medians of 20 steps; single steps of 99.log, which logged fewer than 100 finite losses"
     assert any(caution.endswith(said) for caution in comparison.cautions)
     assert "noise of one median" in shown(comparison)
     single = compare_runs([short, case(trained(*[4.5] * 99))])
-    said = "the losses are of single training steps, as each run has fewer than 100 finite losses logged"
+    said = "these are training losses, of single steps, as each run logged fewer than 100 finite losses"
     assert any(caution.endswith(said) for caution in single.cautions)
     assert "medians" not in shown(single)
     assert "noise of one step " in shown(single)
@@ -662,8 +664,8 @@ def test_the_config_diff_names_what_differs_and_nothing_else() -> None:
         "dropout": (0.0, 0.1),
     }
     assert comparison.together == ("n_embd", "dropout")  # a name changes nothing
-    assert "credits no single one" in shown(comparison)
-    assert "credits no single one" not in shown(quick_and_slow(dropout=0.1))
+    assert "cannot show which one did it" in shown(comparison)
+    assert "cannot show which one did it" not in shown(quick_and_slow(dropout=0.1))
 
 
 def test_a_key_that_one_run_sets_and_another_leaves_unset_differs() -> None:
@@ -716,8 +718,8 @@ def test_a_limit_that_no_run_reached_changed_nothing() -> None:
 
     comparison = compare_runs([own(0.0, card="RTX 4070"), limited(memory_limit=10 * 2**30, max_hours=9.0)])
     assert comparison.together == ()
-    assert "(no effect: none ran out of memory)" in shown(comparison)
-    assert "(no effect: none ran that long)" in shown(comparison)
+    assert "(no effect: no run ran out of memory)" in shown(comparison)
+    assert "(no effect: no run took that long)" in shown(comparison)
     reached = limited(memory_limit=10 * 2**30, max_hours=9.0)
     records = (*reached.run.records, made_records.oom(4000), made_records.end(5000, "max_hours"))
     stopped = compare_runs([own(0.0), replace(reached, run=replace(reached.run, records=records))])
@@ -728,7 +730,7 @@ def test_of_several_runs_it_is_told_which_changed_several_settings_at_once() -> 
     runs = [own(0.0), own(0.1, dropout=0.1), own(0.2, learning_rate=1e-3), own(0.3, dropout=0.1, learning_rate=1e-3)]
     assert "together" not in shown(compare_runs(runs[:3]))
     assert re.findall(r".*changed together.*", shown(compare_runs(runs))) == [
-        "From A to D, 2 settings changed together, so the measurement credits no single one."
+        "From A to D, 2 settings changed together: the runs cannot show which one did it."
     ]
 
 
@@ -736,7 +738,7 @@ def test_settings_that_changed_together_are_told_from_the_first_run_whose_config
     (bare,) = read_logs(made.as_bytes(made.nanogpt()), source="bare.log")
     runs = [bare, own(0.0), own(0.1, dropout=0.1), own(0.2, dropout=0.1, learning_rate=1e-3)]
     assert re.findall(r".*changed together.*", shown(compare_runs(runs))) == [
-        "From B to D, 2 settings changed together, so the measurement credits no single one."
+        "From B to D, 2 settings changed together: the runs cannot show which one did it."
     ]
 
 
@@ -766,7 +768,7 @@ def test_what_a_run_does_not_say_is_no_difference_and_is_shown_as_unknown() -> N
 
 def test_a_run_that_did_not_finish_says_how_far_it_came() -> None:
     whole, cut = (case(made.nanogpt(steps=1000), max_iters=most, log_interval=10) for most in (1000, 5000))
-    first, second, *_ = shown(compare_runs([whole, cut])).splitlines()
+    first, second = (line for line in shown(compare_runs([whole, cut])).splitlines() if "made.log: nanogpt" in line)
     assert first.endswith("config made.py")
     assert second.endswith("config made.py, at update 1,000 of 5,000")
     assert [run["steps_to_go"] for run in strictly(compare_runs([whole, cut]))["runs"]] == [0, 4000]
@@ -774,7 +776,7 @@ def test_a_run_that_did_not_finish_says_how_far_it_came() -> None:
     assert "at update" not in shown(compare_runs([whole, last_lines_not_printed]))
     ours = own(0.0, max_iters=6000)
     ended = replace(ours, run=replace(ours.run, records=(*ours.run.records, made_records.end(5000, "max_hours"))))
-    assert shown(compare_runs([ended, whole])).startswith("A  own: onecard, at update 5,000 of 6,000 (max_hours)\n")
+    assert "\nA  own: onecard, at update 5,000 of 6,000 (max_hours)\n" in shown(compare_runs([ended, whole]))
 
 
 def test_updates_that_a_log_never_prints_are_not_missed() -> None:
@@ -910,7 +912,7 @@ def test_a_limit_below_what_a_run_needs_is_told() -> None:
     (ignored,) = single_effects(first, first.replace({"memory_limit": needed // 2}), card, "nanogpt")
     assert ignored.process_bytes_difference == 0
     comparison = compare_runs([own(0.0, card="RTX 4070"), own(0.0, card="RTX 4070", memory_limit=2**30)])
-    assert re.search(r"memory_limit not set → 1GiB +\? +does not fit +same", shown(comparison))
+    assert re.search(r"memory_limit not set → 1GiB +\? +\? +does not fit +same", shown(comparison))
 
 
 def test_a_limit_that_binds_or_that_nobody_can_judge_has_an_unknown_effect() -> None:
@@ -945,19 +947,21 @@ def test_a_change_that_would_not_fit_by_itself_is_told() -> None:
     batch, width = single_effects(first, second, card, "nanogpt")
     assert (batch.fits, width.fits) == (True, False)
     table = _alone_table((batch, width))
-    assert [str(cell) for cell in table.columns[2].cells][1].endswith(" MiB: does not fit")
+    assert [str(cell) for cell in table.columns[3].cells][1].endswith(" MiB: does not fit")
     too_large = first.replace({"n_embd": 1536, "batch_size": 64})
     assert [effect.fits for effect in single_effects(too_large, first, card, "nanogpt")] == [None, None]
     assert [effect.fits for effect in single_effects(first, second, None, "nanogpt")] == [None, None]
 
 
-def test_the_law_is_silent_of_other_data_and_of_too_few_tokens() -> None:
+def test_no_loss_is_predicted_for_other_data_and_for_too_few_tokens() -> None:
     first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
     (data,) = single_effects(first, first.replace({"dataset": "openwebtext"}), None, "nanogpt")
     assert data.final_loss_difference is None
+    assert data.why_no_loss == "with another dataset the loss is another quantity"
     short = first.replace({"max_iters": 2, "batch_size": 1, "gradient_accumulation_steps": 1})
     (longer,) = single_effects(short, short.replace({"max_iters": 100_000}), None, "nanogpt")
     assert longer.final_loss_difference is None, "2 updates are no better than guessing"
+    assert longer.why_no_loss == "1,024 tokens are too few for the scaling law"
     (enough,) = single_effects(first, first.replace({"max_iters": 2 * first.max_iters}), None, "nanogpt")
     assert enough.final_loss_difference is not None
 
@@ -977,11 +981,11 @@ def test_of_runs_on_the_cpu_nothing_is_predicted_of_a_card() -> None:
     assert (rate.tokens_per_second_ratio, rate.process_bytes_difference) == (1.0, 0)
     assert comparison.predicted_process_bytes == (None, None)
     assert "memory, predicted" not in shown(comparison)
-    assert "?: a plan needs a card: --gpu NAME" in shown(comparison)
+    assert "?: needs the card: --gpu NAME" in shown(comparison)
     card = find_card("RTX 4070")
     named = compare_runs([replace(each, card=card) for each in on_cpu])
     assert None not in named.predicted_process_bytes
-    assert "a plan needs a card" not in shown(named)
+    assert "needs the card" not in shown(named)
 
 
 @pytest.mark.parametrize(
@@ -996,7 +1000,7 @@ def test_of_runs_on_the_cpu_nothing_is_predicted_of_a_card() -> None:
 def test_a_card_is_asked_for_only_where_it_would_help(changed: dict[str, object]) -> None:
     lines = evaluated(10.0, 5.0, 4.0)
     comparison = compare_runs([case(lines, card=None), case(lines, card=None, **changed)])
-    assert ("?: a plan needs a card" in shown(comparison)) == ("n_embd" in changed)
+    assert ("?: needs the card" in shown(comparison)) == ("n_embd" in changed)
 
 
 def test_no_card_helps_a_shape_that_cannot_be() -> None:
@@ -1072,3 +1076,122 @@ def test_png_without_matplotlib_is_said_in_three_lines(monkeypatch: pytest.Monke
     assert (problem.value.exit_code, problem.value.name) == (3, "no-matplotlib")
     assert "onecard[plot]" in problem.value.fix
     assert ".svg" in problem.value.fix
+
+
+# the verdict
+
+
+def verdict(*cases: Case | LoggedRun) -> dict[str, str]:
+    """The lines of the verdict by their labels."""
+    return dict(verdict_lines(compare_runs(cases)))
+
+
+def test_the_verdict_names_the_better_run_by_each_measure() -> None:
+    said = dict(verdict_lines(quick_and_slow()))
+    assert said["better"] == "B at equal tokens; A at equal hours"
+    assert said["loss"] == "at 163.84M tokens B 3.7302, A 3.9302; at 4 min A 3.9302, B 4.1143"
+    assert said["end"] == "A ended at 3.9302; B ended at 3.7302"
+    assert said["speed"].startswith("A is faster: 655,360 tokens/s against 327,680; MFU A ")
+    assert list(said)[:6] == ["better", "loss", "end", "speed", "why", "next"]
+
+
+def test_no_difference_is_no_verdict_and_asks_for_another_seed() -> None:
+    said = dict(verdict_lines(noisy(3.3, 3.3)))
+    assert said["better"] == "no difference within noise at equal tokens and at equal hours"
+    assert said["why"] == "no setting differs: only seed, data order and noise"
+    assert said["next"].startswith("train one of them again with another seed")
+    changed = verdict(*(case(made.nanogpt(steps=5000, noise=0.02, seed=n), learning_rate=n / 1000) for n in (1, 2)))
+    assert changed["why"] == "changed: learning_rate; no difference beyond noise"
+
+
+def test_losses_that_cannot_be_compared_have_no_verdict() -> None:
+    said = verdict(case(made.nanogpt()), case(made.nanogpt(end=1.2), vocab_size=256))
+    assert said["better"] == "the losses cannot be compared: the vocabularies differ (50,304 and 256)"
+    assert "loss" not in said
+
+
+def test_a_log_whose_end_is_not_known_has_a_latest_loss() -> None:
+    bare = [read_logs(made.as_bytes(made.nanogpt(end=end)), source=f"{end}.log")[0] for end in (3.3, 3.5)]
+    said = verdict(*bare)
+    assert said["end"] == "A 3.7302 so far (its end is not known); B 3.9302 so far (its end is not known)"
+    assert said["next"].startswith("onecard compare 3.3.log 3.5.log --config A.py --config B.py ")
+    comparison = compare_runs(bare)
+    assert comparison.finished == (None, None)
+    assert [run["finished"] for run in strictly(comparison)["runs"]] == [None, None]
+    assert re.search(r"latest validation loss +3\.7302 +3\.9302 +A so far; B may still go on", shown(comparison))
+
+
+def test_a_lost_run_loses_though_it_has_not_finished() -> None:
+    lost = case(evaluated(10.0, 5.0, 4.0, math.nan, math.nan), max_iters=5000)
+    comparison = compare_runs([lost, case(evaluated(10.0, 5.5, 4.5, 4.2, 4.1), max_iters=400)])
+    assert comparison.finished == (False, True)
+    assert comparison.winners["final_val_loss"] == 1
+    assert dict(verdict_lines(comparison))["end"].startswith("A nan at update ")
+
+
+def test_the_better_run_is_to_be_finished() -> None:
+    ours = own(0.0, max_iters=6000)
+    folder = replace(ours, run=replace(ours.run, folder="runs/ours"))
+    assert verdict(folder, own(0.1))["next"] == "onecard train --resume runs/ours   (finish A: 1,000 updates)"
+    log = case(made.nanogpt(steps=1000, end=3.1), max_iters=1500)
+    said = verdict(case(made.nanogpt(end=3.5)), log)["next"]
+    assert re.fullmatch(r"python train\.py made\.py --init_from=resume   \(finish B: .+\)", said)
+
+
+def test_a_finished_winner_goes_to_the_doctor() -> None:
+    said = verdict(case(made.nanogpt(end=3.5), wandb_run_name="a"), case(made.nanogpt(end=3.3), wandb_run_name="b"))
+    command = "onecard doctor b.log --config made.py --gpu 'GeForce RTX 4070'"
+    assert said["next"] == f"{command}   (what to change next in B)"
+
+
+def test_a_card_is_asked_for_before_anything_else_is_tried() -> None:
+    said = verdict(case(made.nanogpt(end=3.5), card=None), case(made.nanogpt(end=3.3), card=None, n_embd=512))
+    assert said["next"].startswith("onecard compare made.log --gpu NAME ")
+
+
+def test_why_the_mfu_fell_is_told_from_the_other_side() -> None:
+    wide = case(made.nanogpt(seconds=0.5), n_embd=512, wandb_run_name="wide")
+    narrow = case(made.nanogpt(seconds=0.5), n_embd=256, wandb_run_name="narrow")
+    assert verdict(wide, narrow)["MFU"] == "narrower matrices (n_embd) use less of the card"
+    assert "MFU" not in verdict(own(0.0, card="RTX 4070"), own(0.1, card="RTX 4070")), "nothing was measured"
+
+
+def test_a_printed_mfu_is_left_alone_on_the_card_it_is_of() -> None:
+    runs = [case(made.nanogpt(end=end), card="A100 SXM4 80 GB") for end in (3.5, 3.3)]
+    assert "printed" not in " ".join(verdict(*runs).values())
+    named = [replace(run, card=find_card("RTX 4070")) for run in runs]
+    assert "the logs printed 21.5 % and 21.5 %, of an A100's 312 TFLOP/s" in " ".join(verdict(*named).values())
+
+
+def test_a_long_path_is_shortened_in_the_verdict() -> None:
+    long = "a/very/long/path/to/the/folder/where/all/of/the/runs/are/kept/train"
+    said = verdict(case(made.nanogpt(end=3.5)), case(made.nanogpt(end=3.3), wandb_run_name=long))
+    assert said["better"].startswith("B (…")
+    assert "/kept/train.log): lower loss" in said["better"]
+
+
+def test_notes_are_short_without_details_and_whole_with_them() -> None:
+    comparison = compare_runs([case(made.nanogpt()), case(made.nanogpt(), dataset="other")])
+    assert re.search(r"note +the data differ; the noise is assumed\n", shown(comparison, details=False))
+    assert "note: the data differ (openwebtext and other): each loss is measured on its own" in shown(comparison)
+
+
+def test_the_details_say_what_a_forecast_rests_on() -> None:
+    cut = case(made.nanogpt(steps=1000, eval_interval=50), max_iters=5000, warmup_iters=100, dataset="fineweb")
+    comparison = compare_runs([case(made.nanogpt()), cut])
+    assert "note: the predicted end of B: " in shown(comparison)
+    assert "note: the predicted end of A" not in shown(comparison)
+
+
+def test_keys_without_a_predicted_loss_are_named_in_one_line() -> None:
+    comparison = compare_runs(
+        [own(0.0, dataset="fineweb"), own(0.1, dropout=0.1, learning_rate=1e-3, weight_decay=0.2)]
+    )
+    told = [line for line in shown(comparison).splitlines() if line.startswith("no prediction of the loss")]
+    assert told == ["no prediction of the loss: scaling laws do not cover dropout, learning_rate and weight_decay"]
+
+
+def test_a_file_of_several_runs_is_named_once_in_the_next_command() -> None:
+    lines = [*evaluated(10.0, 5.0, 4.0), *evaluated(10.0, 4.5, 3.5)]
+    said = verdict(*read_logs(made.as_bytes(lines), source="two.log"))
+    assert said["next"].startswith("onecard compare two.log --config A.py ")
