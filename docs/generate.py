@@ -6,6 +6,7 @@ python docs/generate.py            # `make docs`; a test fails when a page diffe
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -54,6 +55,7 @@ def output(shown: str) -> str:
     words = shlex.split(command)
     assert words[0] == "onecard", command
     caught = io.StringIO()
+    os.environ.pop("COLUMNS", None)  # pages are as wide as a pipe, whatever the terminal
     with redirect_stdout(caught):
         code = run(words[1:])
     assert code in (0, 1), f"{command} ended with {code}: its output is not to be shown"
