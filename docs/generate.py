@@ -19,6 +19,7 @@ from bench import onecard_speed
 from docs import made_runs, memory_pages, trainer_pages
 from docs.python_page import python_page
 from docs.rules_page import rules_page
+from docs.terminal_picture import terminal_svg
 from onecard.cli.commands import cli
 from onecard.cli.main import run
 from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
@@ -26,6 +27,7 @@ from onecard.plan.cards import Card, known_cards
 from onecard.units import GIB, MIB
 
 ROOT = Path(__file__).parents[1]
+PICTURED = 'onecard plan configs/gpt2_124m.py --batch_size=16 --gradient_accumulation_steps=32 --gpu "RTX 4070"'
 MADE = "<!-- made by docs/generate.py -->\n"
 SHOWN = re.compile(r"(<!-- shown: (.+?) -->\n```text\n).*?(```)", re.DOTALL)
 TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -45,6 +47,7 @@ def pages() -> dict[Path, str]:
         if path not in found:
             text = SHOWN.sub(lambda block: block[1] + output(block[2]) + block[3], path.read_text())
             found[path] = TABLE.sub(lambda block: block[1] + "\n" + TABLES[block[2]]() + "\n" + block[3], text)
+    found[ROOT / "docs/plan.svg"] = terminal_svg(PICTURED, output(PICTURED))
     found[ROOT / "docs/explain/memory-errors.svg"] = memory_pages.error_plot()
     return found
 
