@@ -78,7 +78,8 @@ class Trainer:
         self.updates_here = 0  # in this process
         self.elapsed_seconds = 0.0
         self.best_val_loss: float | None = None
-        self.graph_failure: str | None = None  # why a micro-batch could not be recorded, until somebody has said so
+        self.graph_failure: str | None = None  # why a micro-batch could not be recorded, until it has been reported
+        self.before_micro_batch: Callable[[int, int], None] = lambda _done, _total: None  # of an update
         self._loss = torch.zeros((), device=device)  # of the update so far
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
         self._records = records_graph(config) and device.type == "cuda"
@@ -154,7 +155,8 @@ class Trainer:
         if self._recorded or self._fused:
             zero_gradients(self.model.parameters())
         run = self._recorded or self._micro_batch
-        for _ in range(self.accumulation):
+        for done in range(self.accumulation):
+            self.before_micro_batch(done, self.accumulation)
             x_BT, y_BT = self._next_batch()
             run(x_BT, y_BT)
         self._warm = True
