@@ -69,10 +69,9 @@ def on_cpu(config: RunConfig, *, step: int = 0, insist: str) -> str:
             fix=f"{reason.fix}; or train on the CPU anyway: {insist}",
             name="no-gpu",
         )
-    return (
-        f"on the CPU: about {_roughly(seconds.likely)} for {work} "
-        f"(estimated from a short speed test; between {_roughly(seconds.low)} and {_roughly(seconds.high)})"
-    )
+    low, high = _roughly(seconds.low), _roughly(seconds.high)
+    between = f"; between {low} and {high}" if low != high else ""
+    return f"on the CPU: about {_roughly(seconds.likely)} for {work} (estimated from a short speed test{between})"
 
 
 def _roughly(seconds: float) -> str:

@@ -374,6 +374,11 @@ def resume_command(run: Run, values: Mapping[str, object] | None = None) -> str:
     return " ".join(["onecard train --resume", quote(str(run.path)), *_flags(values or {})])
 
 
+def resume_under(config: RunConfig, run: Run) -> str:
+    """What to type to continue a run with this config."""
+    return resume_command(run, _typed(run, config))
+
+
 def _like_command(run: Run, values: Mapping[str, object]) -> str:
     """What to type for a new run from the beginning, with this one's settings and these values."""
     from onecard.runs.files import free_path

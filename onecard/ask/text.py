@@ -71,7 +71,8 @@ def nearby_config(path: Path, *, otherwise: str) -> str:
         return otherwise
     shown = ", ".join(quote(str(file)) for file in configs[:MOST_SHOWN])
     more = f" and {len(configs) - MOST_SHOWN} more" if len(configs) > MOST_SHOWN else ""
-    return f"name a config file: {shown}{more}; or {otherwise}"
+    instead = otherwise.removeprefix(THERE).removeprefix(", or ")
+    return f"name a config file: {shown}{more}" + (f"; or {instead}" if instead else "")
 
 
 def _python_files(folder: Path) -> list[Path]:

@@ -25,6 +25,7 @@ from onecard.ask.resume import (
     instead_of_anew,
     open_data_again,
     resume_command,
+    resume_under,
     resumed_config,
     step_reached,
     where_it_stands,
@@ -162,15 +163,15 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
     planned = run_config if device == "cuda" else run_config.replace({"device": device})  # no plan of a card's memory
     fitted, memory = checked(planned, fit=fit, source=config, typed=flags)
     run_config = fitted.replace({"device": run_config.device})
+    takes = [on_cpu(run_config, insist=insist)] if device == "cpu" else []  # refused before there is a folder
     print_findings(check_run(run_config, dataset), console(stderr=True))
-    if device == "cpu":
-        _say([on_cpu(run_config, insist=insist)])
     options = _options(files)
     again = _again(config, flags, [*(["--fit"] if fit else []), *options])
     with _new_folder(path, run_config, again=again, options=options) as folder:
         if model:  # weights from elsewhere become the checkpoint of step 0, and the run continues from it
             put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
         keep_tokenizer_in(folder.path, dataset)
+        _say(takes)
         return _train(run_config, folder, dataset, resume=model is not None, files=files, memory=memory)
 
 
@@ -232,8 +233,7 @@ def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], 
         since = run.imported.step if run.imported else 0
         memory = predicted(as_it_runs(config, run)) if device == "cuda" else None
         if device == "cpu":
-            insist = resume_command(run, {**asked, "device": "cpu"})
-            _say([on_cpu(config, step=step, insist=insist)])
+            _say([on_cpu(config, step=step, insist=resume_under(config.replace({"device": "cpu"}), run))])
         return _train(config, folder, dataset, resume=True, files=files, memory=memory, timed_from=since)
 
 

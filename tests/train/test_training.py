@@ -213,7 +213,7 @@ def test_without_memory_for_the_weights_it_says_so(
 ) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 148.00 MiB.")
     monkeypatch.setattr(GPT, "to", failing_at(GPT.to, 1, error))
-    with pytest.raises(MachineError, match="no memory for the weights") as told:
+    with pytest.raises(MachineError, match="not enough memory for the weights") as told:
         run(tiny(), dataset, tmp_path / "run")
     assert told.value.name == "out-of-memory"
     assert "148.00 MiB" in told.value.why
