@@ -20,6 +20,7 @@ from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
 from onecard.train import checkpoint_files  # noqa: E402
 from onecard.train.checkpoint import IDENTITY_KEYS, MadeUnder  # noqa: E402
+from onecard.train.model import GPT  # noqa: E402
 
 TINY = [
     *("--n_layer=1", "--n_head=1", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
@@ -510,3 +511,92 @@ def test_the_plan_of_a_resumed_run_is_of_the_micro_batch_it_goes_on_with(
         planned = as_it_runs(asked, load_run(trained))
         found.append((planned.batch_size, planned.gradient_accumulation_steps))
     assert found == [(8, 6), (8, 6), (4, 12), (5, 10), (8, 6)], "one that is asked for anew is taken"
+
+
+# What changes how an update is computed, and not what it learns
+
+
+def resumed_losses(onecard: Any, run: Path, *typed: str) -> tuple[list[float], str]:
+    """The losses of the updates after a resume of the run of 3, and what was said."""
+    copy = Path(f"{run}-copy-{len(list(Path().iterdir()))}")
+    shutil.copytree(run, copy)
+    said = onecard("train", "--resume", str(copy), "--max_iters=6", "--lr_decay_iters=6", *typed)
+    assert said.code == 0, said.err
+    return [step.loss for step in load_run(copy).steps if step.step > 3], said.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--grad_checkpoint=full", "grad_checkpoint=full (was none): the same mathematics"),
+        ("--grad_checkpoint=selective", "grad_checkpoint=selective (was none): the same mathematics"),
+        ("--loss_chunk=7", "loss_chunk=7 (was None): the same mathematics"),
+        ("--compile=False", "compile=False (was True): the same mathematics"),
+    ],
+)
+def test_how_an_update_is_computed_may_change_and_the_losses_stay(
+    onecard: Any, trained: Path, typed: str, said: str
+) -> None:
+    before, silent = resumed_losses(onecard, trained)
+    again, _ = resumed_losses(onecard, trained)
+    assert again == before, "unchanged, a resume is bit for bit the same"
+    assert "mathematics" not in silent
+    after, words = resumed_losses(onecard, trained, typed)
+    assert after == pytest.approx(before, rel=1e-5)
+    (line,) = [line for line in words.splitlines() if said in line]
+    assert line.endswith("rounding may differ")
+
+
+def test_another_memory_limit_changes_nothing(onecard: Any, trained: Path) -> None:
+    before, _ = resumed_losses(onecard, trained)
+    after, words = resumed_losses(onecard, trained, "--memory_limit=2GiB")
+    assert after == before
+    assert "memory_limit=2147483648 (was None): changes nothing that is learned" in words
+
+
+def test_changes_are_kept_for_the_next_resume(onecard: Any, trained: Path) -> None:
+    assert onecard("train", "--resume", "r", "--max_iters=5", "--grad_checkpoint=full").code == 0
+    assert load_run(trained).config["grad_checkpoint"] == "full"
+    assert "grad_checkpoint" not in onecard("train", "--resume", "r", "--max_iters=6").err
+
+
+def test_what_is_learned_still_may_not_change(onecard: Any, trained: Path) -> None:
+    said = onecard("train", "--resume", "r", "--max_iters=5", "--grad_checkpoint=full", "--dropout=0.1")
+    assert said.code == 2
+    assert said.fix == ["train", "--resume", "r", "--max_iters=5", "--grad_checkpoint=full"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [([], ["--grad_checkpoint=full"]), (["--grad_checkpoint=full"], [])], ids=["none", "full"]
+)
+def test_where_one_sequence_does_not_fit_a_resume_with_recomputation_is_offered(
+    onecard: Any, trained: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], offered: list[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, "loss", full)
+        said = onecard("train", "--resume", "r", "--max_iters=5", "--lr_decay_iters=5", *typed)
+    assert said.code == 3
+    assert "training on one sequence at a time does not fit in memory; the run is saved at step 3" in said.err
+    assert "with batch 2: continuing with 1" in said.out
+    assert ("--resume with --grad_checkpoint=full needs less memory" in said.out) == bool(offered)
+    fix = said.err.splitlines()[-1].partition("onecard ")[2].partition("   (")[0]
+    assert shlex.split(fix) == ["train", "--resume", "r", *offered]
+    done = onecard(*shlex.split(fix))
+    assert done.code == 0, done.err
+    assert load_run(trained).last_step == 5
+
+
+def test_an_evaluation_that_does_not_fit_is_not_offered_what_only_training_needs(
+    onecard: Any, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(GPT, "token_losses", full)
+    said = onecard("train", "--resume", "r", "--max_iters=5")
+    assert said.code == 3
+    assert "evaluating one sequence at a time does not fit" in said.err
+    assert "grad_checkpoint" not in said.err
