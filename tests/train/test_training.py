@@ -442,7 +442,7 @@ def test_a_run_that_is_moved_meanwhile_goes_on_where_it_is(dataset: Dataset, tmp
     with create_run(before, config=config.model_dump()) as folder:
         train(config, folder, dataset, resume=False, on_record=move, on_note=said.append)
         assert folder.path == after
-    assert said == [f"the run was moved, and goes on in {after}"]
+    assert said == [f"the run folder was moved: the run continues in {after}"]
     assert not before.exists()
     assert losses(after) == losses(tmp_path / "undisturbed")
     assert {saved.step for saved in load_run(after).checkpoints} >= {4, 8}
