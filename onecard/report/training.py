@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections import deque
 from math import isfinite
@@ -24,6 +25,7 @@ PARTED = 0.03  # measured memory off the planned, as a share
 SETTLED_STEP = 3  # by then everything is compiled, recorded and allocated
 RECENT_STEPS = 20  # that the time left is estimated from
 QUIET_SECONDS = 10.0  # without a line, after which one says what is being done
+LOOK_SECONDS = 1.0  # between looks at how long it was quiet: one batch alone may take a minute
 SHOWN_AFTER_SECONDS = 1.0  # without a record, after which the live line says it: in a fast run it would only flicker
 
 
@@ -47,6 +49,9 @@ class TrainingDisplay:
         self._said_at = self._recorded_at = time.monotonic()  # of the last line, and of the last record
         self._step_said = False  # whether a line of an update was printed
         self._started_at = 0
+        self._doing: tuple[str, int, int] | None = None  # what is being done, batches done, batches in all
+        self._speaking = threading.Lock()
+        self._left = threading.Event()
         self._val = ""
         self._saved = ""
         self._planned_bytes: int | None = None
@@ -59,14 +64,18 @@ class TrainingDisplay:
             starting = {"loss": f"{APART}starting"}
             self._task = self._progress.add_task("", total=self.config.max_iters, figures=starting)
             self._progress.start()
+        elif not self.nanogpt:
+            threading.Thread(target=self._look, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._left.set()
         if self._progress:
             self._progress.stop()
 
     def __call__(self, record: Record) -> None:
         self._recorded_at = time.monotonic()
+        self._doing = None
         match record:
             case Start():
                 self._start(record)
@@ -91,9 +100,22 @@ class TrainingDisplay:
         A pipe gets a line only where there was none for ten seconds: in evaluations, and before the first update is
         printed. nanoGPT's style has no such lines.
         """
-        if self._progress and time.monotonic() - self._recorded_at >= SHOWN_AFTER_SECONDS:
+        self._doing = (doing, done, total)
+        if not self._progress:
+            self._say_if_quiet()
+        elif self._last is None or time.monotonic() - self._recorded_at >= SHOWN_AFTER_SECONDS:
             self._draw(f"{doing} {done} of {total}" if total > 1 else doing)
-        elif not self._progress and not self.nanogpt and time.monotonic() - self._said_at >= QUIET_SECONDS:
+
+    def _look(self) -> None:
+        """In a thread of its own: say what is being done whenever it was quiet for long."""
+        while not self._left.wait(LOOK_SECONDS):
+            self._say_if_quiet()
+
+    def _say_if_quiet(self) -> None:
+        with self._speaking:
+            if self.nanogpt or not self._doing or time.monotonic() - self._said_at < QUIET_SECONDS:
+                return
+            doing, done, total = self._doing
             step = self._last.step if self._last else self._started_at
             if doing == "evaluating":
                 self._say(f"step {step:,}: evaluating, {done} of {total} batches done")

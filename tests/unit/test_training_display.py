@@ -1,6 +1,7 @@
 """What a run prints: memory that differs from the plan, the time left, progress inside long evaluations and updates."""
 
 import io
+import time
 from dataclasses import replace
 
 import pytest
@@ -141,16 +142,35 @@ def test_a_pipe_hears_of_a_long_first_update_and_of_no_later_one(monkeypatch: py
     assert shown == [f"update 1 of 1,000: {done} of 40 micro-batches done" for done in (10, 20, 30)]
 
 
-def test_a_terminal_shows_a_long_evaluation_on_its_live_line_and_a_short_one_not(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("updates", "waited", "shown"),
+    [(0, 0.0, True), (1, 0.0, False), (1, 5.0, True)],
+    ids=["at the start", "in a fast run it would flicker", "long"],
+)
+def test_a_terminal_shows_a_long_evaluation_on_its_live_line(
+    monkeypatch: pytest.MonkeyPatch, updates: int, waited: float, shown: bool
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     clock, out = Clock(monkeypatch), io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None, legacy_windows=False)
     with TrainingDisplay(resolve(RUN).config, console) as display:
         display(made.start(0, resumed_from=None))
-        display.progress("evaluating", 1, 400)
-        assert "evaluating" not in out.getvalue()
-        clock.now += 5.0
+        for number in range(updates):
+            display(made.step(number + 1, seconds=1.0))
+        clock.now += waited
         display.progress("evaluating", 40, 400)
-    assert "evaluating 40 of 400" in out.getvalue()
+    assert ("evaluating 40 of 400" in out.getvalue()) == shown
+
+
+def test_a_pipe_hears_of_one_batch_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(training, "LOOK_SECONDS", 0.01)
+    out = io.StringIO()
+    with TrainingDisplay(resolve(RUN).config, Console(file=out, width=300)) as display:
+        display(made.start(0, resumed_from=None))
+        display.progress("evaluating", 0, 400)
+        assert "evaluating" not in out.getvalue()
+        deadline = time.monotonic() + 10.0
+        while "evaluating" not in out.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "step 0: evaluating, 0 of 400 batches done\n" in out.getvalue()
