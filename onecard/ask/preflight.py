@@ -1,4 +1,4 @@
-"""Before the first step: the plan of a run on this machine's card as it is now. What cannot fit is refused."""
+"""Before the first step: will the run fit this machine's card, or end on its CPU in a reasonable time?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from onecard.plan.memory.predict import Memory
     from onecard.plan.place import Place
 
-# Flags that leave the packaged default what it is: with only these, a card gets the larger one.
+DAY_SECONDS, YEAR_DAYS = 86_400, 365
+LONGEST_ON_CPU_SECONDS = DAY_SECONDS  # predicted; a longer run must be asked for with --device=cpu
+# Flags that do not change the packaged default's model: with only these, a card gets the larger default.
 HARMLESS = frozenset({"out_dir", "log_style", "loggers", "seed", "memory_limit", "max_hours", "device"})
 
 
@@ -26,7 +28,7 @@ def place_of_run(config: RunConfig) -> Place | None:
 def larger_default(
     config: RunConfig, flags: Flags, *, train_tokens: int, val_tokens: int
 ) -> tuple[RunConfig, str | None]:
-    """The packaged default, made larger where there is a card and nobody asked for a shape, and words about that."""
+    """The packaged default, made larger where there is a card and no shape was asked for, and a line that says so."""
     from onecard.plan.counts import count_params
     from onecard.plan.first_run import first_run
     from onecard.plan.speed import predict_speed
@@ -41,19 +43,49 @@ def larger_default(
     speed = predict_speed(larger, place.card, "onecard")
     takes = f": about {_roughly(speed.total_seconds.likely)}, after some seconds of compiling" if speed else ""
     return larger, (
-        f"no config, and {place.card.name} here: {larger.n_layer} layers, {larger.n_embd} wide "
+        f"no config given; for the {place.card.name} in this machine: {larger.n_layer} layers, {larger.n_embd} wide "
         f"({units.count(count_params(larger).nanogpt)} parameters), {larger.batch_size} x "
         f"{larger.gradient_accumulation_steps} sequences of {larger.block_size}, {larger.max_iters:,} updates{takes}"
     )
 
 
+def on_cpu(config: RunConfig, *, step: int = 0, insist: str) -> str:
+    """One line with the time a run will take on this CPU; MachineError if that is too long and nobody asked for a CPU.
+
+    `insist` is the command that trains on the CPU all the same.
+    """
+    from onecard.train.cpu import cpu_seconds
+
+    seconds = cpu_seconds(config, step=step)
+    updates = max(0, config.max_iters - step)
+    work = "one evaluation" if config.eval_only else units.things(updates, "update")
+    if config.device == "auto" and seconds.likely > LONGEST_ON_CPU_SECONDS:
+        from onecard.train.device import why_no_gpu
+
+        reason = why_no_gpu()
+        raise MachineError(
+            f"torch sees no GPU, and on this CPU the run would take about {_roughly(seconds.likely)} for {work}",
+            why=reason.why,
+            fix=f"{reason.fix}; or train on the CPU anyway: {insist}",
+            name="no-gpu",
+        )
+    low, high = _roughly(seconds.low), _roughly(seconds.high)
+    between = f"; between {low} and {high}" if low != high else ""
+    return f"on the CPU: about {_roughly(seconds.likely)} for {work} (estimated from a short speed test{between})"
+
+
 def _roughly(seconds: float) -> str:
-    """A predicted time without digits that nobody can predict."""
-    return f"{seconds:.0f} s" if seconds < 120 else units.duration(seconds)
+    """A predicted time without digits that nobody can predict: `40 s`, `12 min`, `9 days`, `4 years`"""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 1.5 else "1 s"
+    days = seconds / DAY_SECONDS
+    if days < 2:
+        return units.duration(seconds)
+    return f"{days:,.0f} days" if days < 2 * YEAR_DAYS else f"{days / YEAR_DAYS:,.0f} years"
 
 
 def predicted(config: RunConfig) -> Memory | None:
-    """The memory a run will take on this machine's card; None without one."""
+    """The memory a run will take on this machine's card; None without a card."""
     from onecard.plan.memory.predict import predict_onecard
     from onecard.plan.precision import settled
 
@@ -75,7 +107,7 @@ def checked(config: RunConfig, *, fit: bool, source: str | None, typed: Flags = 
         if fit:
             raise MachineError(
                 "--fit needs an NVIDIA card in this machine",
-                why="it fits the run into the card's free memory, and NVML does not answer",
+                why="it fits the run into the card's free memory, and the NVIDIA driver does not answer",
                 fix="leave --fit out",
                 name="no-gpu",
             )
@@ -88,23 +120,23 @@ def checked(config: RunConfig, *, fit: bool, source: str | None, typed: Flags = 
         return fitted, predicted(fitted)
     fix = None
     if fitted is not None:
-        changes = {key: getattr(fitted, key) for key in _FITTED if getattr(fitted, key) != getattr(config, key)}
+        changes = {key: getattr(fitted, key) for key in FITTED if getattr(fitted, key) != getattr(config, key)}
         fix = train_command(source, {**dict(typed), **changes}, trainer="onecard")
     raise _does_not_fit(memory, free, place, fix)
 
 
-_FITTED = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint")
+FITTED = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint")  # the keys that --fit sets
 
 
 def _fitted(config: RunConfig, place: Place, free: int) -> RunConfig | None:
-    """The fastest settings of the same updates that fit."""
+    """The fastest settings that fit, with the same tokens per update; None if nothing fits."""
     from onecard.plan.fit import fit_onecard
     from onecard.plan.precision import settled
 
     found = fit_onecard(settled(config, place.card), place.card, free)
     if found.best is None:
         return None
-    return config.replace({key: getattr(found.best.config, key) for key in _FITTED})
+    return config.replace({key: getattr(found.best.config, key) for key in FITTED})
 
 
 def _does_not_fit(memory: Memory, free: int, place: Place, fix: str | None) -> DoesNotFit:
@@ -112,9 +144,9 @@ def _does_not_fit(memory: Memory, free: int, place: Place, fix: str | None) -> D
     share = largest.size_bytes / memory.process_bytes
     held = f"; other programs hold {units.gib(place.other_bytes)}" if place.other_bytes else ""
     needs = f"this run needs {units.gib(memory.process_bytes)} and {place.card.name} has {units.gib(free)} for it"
-    refused = f"torch would refuse this run a request at {units.mib(free)}, which it counts whole at its limit"
+    refused = f"at a limit of {units.mib(free)} torch would refuse one of this run's allocations"
     return DoesNotFit(
         refused if memory.refused_whole else needs,
-        why=f"{largest.name} take {units.gib(largest.size_bytes)} ({share:.0%}){held}",
-        fix=fix or f"a smaller model: onecard plan --gpu auto --fit says which fits {units.gib(free)}",
+        why=f"the largest part is {largest.name}: {units.gib(largest.size_bytes)} ({share:.0%}){held}",
+        fix=fix or f"use a smaller model: onecard plan --gpu auto --fit finds one for {units.gib(free)}",
     )

@@ -1,4 +1,4 @@
-"""Going on with a run: what may change, what that does, and whether there is anything left to do."""
+"""Continuing a run: what may change, what a change does, and whether there is anything left to do."""
 
 from __future__ import annotations
 
@@ -8,31 +8,40 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.ask.config import open_data
+from onecard.ask.preflight import FITTED
 from onecard.ask.settle import check_run, config_of
 from onecard.errors import ConfigError
 
 if TYPE_CHECKING:
+    from onecard.config.resolve import Resolved
     from onecard.config.schema import RunConfig
     from onecard.data.dataset import Dataset
     from onecard.findings import Finding
     from onecard.runs.folder import Run
 
-# What may change between two parts of one run (the micro-batch at equal tokens per update, and the dataset where its
-# token files are the same or the run had none yet: both are checked apart).
+# These change how an update is computed, not what it learns.
+_HOW_COMPUTED = {
+    "grad_checkpoint": "the same mathematics, more or less of it kept in memory; rounding may differ",
+    "loss_chunk": "the same mathematics in larger or smaller pieces; rounding may differ",
+    "compile": "the same mathematics by other kernels (on a card only); rounding may differ",
+    "memory_limit": "changes nothing that is learned; where less fits, the micro-batch shrinks at equal tokens",
+}
+# What may change when a run is resumed. Two more rules are checked separately: the micro-batch must keep the tokens per
+# update, and another dataset path must hold the same token files (or be the first data of the run).
 RESUMABLE = frozenset(
     "max_iters lr_decay_iters eval_interval log_interval checkpoint_interval keep_checkpoints max_hours "
     "loggers wandb_log wandb_project wandb_run_name log_style device batch_size gradient_accumulation_steps".split()
-)
+) | frozenset(_HOW_COMPUTED)
 _MICRO_BATCH = ("batch_size", "gradient_accumulation_steps")
 _SHOWN_CHANGES = 3
-_NOT_ASKED = ("init_from", "out_dir")  # these say that a run is gone on with, and where
+_NOT_ASKED = ("init_from", "out_dir")  # these say that a run is resumed, and where it is
 
 
 def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, str]) -> tuple[RunConfig, list[str]]:
-    """The config to go on with, the checkpoint's under config.json under what was asked for, and what that does.
+    """The config to continue with, and what its changes do: the checkpoint's, then config.json's, then what was asked.
 
-    What config.json says otherwise than the checkpoint was edited, and counts as typed. ConfigError for what must not
-    change. `origins` says where the values asked for came from.
+    A value in config.json that differs from the checkpoint's was edited, and counts as typed. ConfigError for what must
+    not change. `origins` says where the values asked for came from.
     """
     from onecard.config.resolve import checked
     from onecard.config.schema import KEYS
@@ -54,9 +63,17 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     in_file = any(key in edited for key in refused)
     fixing = {**_kept(before, after, run, resumable), **_undone(before, now, resumable)}
     _check(before, after, run, refused=refused, in_file=in_file, fixing=fixing)
-    logger_names(after)  # an unknown one is refused before anything is written
+    logger_names(after)  # refuses an unknown one before anything is written
     had_data = made is not None and made.data_fingerprint is not None
-    said = [*_other_place(before, after, had_data=had_data), *_schedule_changes(before, after, run.last_step)]
+    said = [
+        *_other_place(before, after, had_data=had_data),
+        *(
+            f"{_changes(before, after, [key])}: {does}"
+            for key, does in _HOW_COMPUTED.items()
+            if _differ(before, after, key)
+        ),
+        *_schedule_changes(before, after, run.last_step),
+    ]
     if made and edited:
         said.insert(0, f"{run.path / CONFIG} has changed since {made.name}: {_changes(before, after, edited)}")
     if config_in(run.path) is None:
@@ -64,8 +81,49 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     return after, said
 
 
+def _differ(before: RunConfig, after: RunConfig, key: str) -> bool:
+    return bool(getattr(before, key) != getattr(after, key))
+
+
+def begun(path: Path) -> bool:
+    """Whether a folder holds a run that has saved something: --continue resumes it, and begins anything else."""
+    from onecard.runs.folder import checkpoints_in, is_run
+
+    return is_run(path) and bool(checkpoints_in(path))
+
+
+def changed_since(path: Path, resolved: Resolved, *, fit: bool) -> dict[str, object]:
+    """What a config, as `train` was given it, says differently from the run in its folder.
+
+    Left out is what a new run does not take from the config: the vocabulary of the data, the shape of weights that it
+    starts from, what --fit chooses; without a config file, the default's own values (a card gets larger ones).
+    ConfigError where the run began from other weights.
+    """
+    from onecard.config.schema import SHAPE_KEYS
+    from onecard.runs.folder import load_run
+
+    run = load_run(path)
+    now = config_of(path, run.config)
+    if resolved.config.init_from != now.init_from:
+        raise ConfigError(
+            f"{path} began from init_from={now.init_from}, not from {resolved.config.init_from}",
+            why="--continue resumes the run in its folder only if it is the same run",
+            fix=f"{resume_command(run)}   (or begin another run with --out_dir=PATH)",
+            name="resume-mismatch",
+        )
+    asked = resolved.asked if resolved.source is None else resolved.config.model_dump()
+    taken = set(_NOT_ASKED)
+    if "vocab_size" not in resolved.asked:
+        taken.add("vocab_size")
+    if resolved.config.starts_pretrained:
+        taken.update(SHAPE_KEYS)
+    if fit:
+        taken.update(FITTED)
+    return {key: value for key, value in asked.items() if key not in taken and value != getattr(now, key)}
+
+
 def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
-    """The config with the micro-batch that a lack of memory has left the run, unless another is asked for."""
+    """The config with the micro-batch that was left after running out of memory, unless another is asked for."""
     from onecard.runs.folder import CHECKPOINTS
     from onecard.train.checkpoint import made_under
 
@@ -78,20 +136,20 @@ def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
 
 
 def where_it_stands(run: Run, config: RunConfig) -> tuple[bool, list[str]]:
-    """Whether there is nothing left to do, and words about that."""
+    """Whether there is nothing left to do, and lines that say so."""
     if not run.checkpoints and run.last_step:  # a run of no updates never had any
-        return False, [f"{_without_checkpoints(run)}: it begins again at step 0"]
+        return False, [f"{_without_checkpoints(run)}: it starts again at step 0"]
     if not run.finished or run.last_step < config.max_iters:
         return False, []
     longer = {**_typed(run, config), "max_iters": 2 * run.last_step or max(1, config.lr_decay_iters)}
     return True, [
         f"{run.path} is finished: step {run.last_step:,} of {config.max_iters:,}",
-        f"to train longer: {_resume_command(run, longer)}",
+        f"to train longer: {resume_command(run, longer)}",
     ]
 
 
 def _without_checkpoints(run: Run) -> str:
-    """What has become of a run that has updates and no checkpoint."""
+    """What happened to a run that has updates and no checkpoint."""
     from onecard.runs.records import Checkpoint
 
     if not any(isinstance(record, Checkpoint) for record in run.records):
@@ -103,10 +161,10 @@ def _without_checkpoints(run: Run) -> str:
 def instead_of_anew(
     problem: ConfigError, path: Path, asked: RunConfig, *, again: str, options: Sequence[str] = ()
 ) -> ConfigError:
-    """The error for a new run where there is one already, with the command that does what was asked.
+    """The error for a new run in a folder that holds one already, with the command that does what was asked.
 
-    That is to go on with it where it would be the same run under `asked` and has something left to do; otherwise the
-    command that was typed `again`, in a folder of its own. `options` are those of `again` that a resume takes too.
+    That command resumes the run if `asked` describes the same run and it has something left to do. Otherwise it is the
+    command that was typed, `again`, with a folder of its own. `options` are those of `again` that a resume takes too.
     """
     from onecard.runs.files import free_path
     from onecard.runs.folder import load_run
@@ -115,30 +173,30 @@ def instead_of_anew(
     try:
         run = load_run(path)
         now = config_of(path, run.config)
-    except ConfigError:  # it cannot be gone on with as it is
+    except ConfigError:  # it cannot be resumed as it is
         return ConfigError(problem.what, why=problem.why, fix=f"{again} {free}", name=problem.name)
-    why, kept, reached = problem.why, _kept(now, asked, run, RESUMABLE), _step_reached(run)
+    why, kept, reached = problem.why, _kept(now, asked, run, RESUMABLE), step_reached(run)
     refused = [key for key in _typed(run, asked) if key not in {*kept, "max_iters", "out_dir"}]
     if refused:
         more = ", …" if len(refused) > _SHOWN_CHANGES else ""
         changes = _changes(now, asked, refused[:_SHOWN_CHANGES]) + more
-        why = f"starting again there would mix two runs, and going on with it cannot change {changes}"
+        why = f"starting again there would mix two runs, and a resumed run cannot change {changes}"
     is_done = run.finished and asked.max_iters <= run.last_step
     if not refused and not is_done and asked.max_iters >= reached:
-        go_on = " ".join([_resume_command(run, kept), *options])
-        fix = f"{go_on}   (goes on with it; for a new run, type the same with {free})"
+        go_on = " ".join([resume_command(run, kept), *options])
+        fix = f"{go_on}   (continues it; for a new run, type the same with {free})"
     elif max(now.max_iters, asked.max_iters) > reached:
-        fix = f"{again} {free}   (or go on with the one there: {_resume_command(run, kept)})"
+        fix = f"{again} {free}   (or continue the one there: {resume_command(run, kept)})"
     else:
-        longer = _resume_command(run, {**kept, "max_iters": 2 * reached})
+        longer = resume_command(run, {**kept, "max_iters": 2 * reached})
         fix = f"{again} {free}   (or train the one there longer: {longer})"
     return ConfigError(problem.what, why=why, fix=fix, name=problem.name)
 
 
 def open_data_again(config: RunConfig, run: Run) -> tuple[Dataset, list[str], tuple[Finding, ...]]:
-    """The dataset of a run, which is the one it has read so far, and what to know of it; ConfigError for any other.
+    """The dataset a run has read so far, with notes and findings about it; ConfigError for any other dataset.
 
-    Weights that came without data meet their first here: these are checked as those of a new run are.
+    Imported weights may get their first data here, which is checked as that of a new run is.
     """
     from onecard.ask.pretrained import check_tokens
     from onecard.runs.folder import CHECKPOINTS
@@ -147,62 +205,62 @@ def open_data_again(config: RunConfig, run: Run) -> tuple[Dataset, list[str], tu
     found = _data_at(config, run)
     made = made_under(run.path / CHECKPOINTS)
     if made and made.data_fingerprint is None:
-        other = _resume_command(run, {"dataset": "PATH"})
+        other = resume_command(run, {"dataset": "PATH"})
         notes = check_tokens(run.path, config.vocab_size, found, instead=other)
         return found, notes, check_run(config, found)
     if made and made.data_fingerprint != found.fingerprint:
         raise ConfigError(
-            f"the data of {run.path} are not those it was trained on",
-            why=f"the token files in {found.path} have changed since {made.name} (fingerprint {made.data_fingerprint} "
-            f"then, {found.fingerprint} now), and a run reads its data in one order",
-            fix=f"{_new_run_command(run)}   (a new run from its weights; or put the old files back)",
+            f"the data of {run.path} have changed since it was trained on them",
+            why=f"the token files in {found.path} are not those of {made.name} (fingerprint {made.data_fingerprint} "
+            f"then, {found.fingerprint} now), and a run must read its data in one order",
+            fix=f"{_new_run_command(run)}   (a new run from its weights; or restore the old files)",
             name="resume-mismatch",
         )
     return found, [], ()
 
 
 def _data_at(config: RunConfig, run: Run) -> Dataset:
-    """The dataset a run is to go on with; where it is not there, the error says how to name its place."""
+    """The dataset to continue with; where it is missing, the error says how to give its path."""
     try:
         return open_data(config)
     except ConfigError as problem:
         if problem.name != "no-such-dataset":
             raise
         typed = {key: value for key, value in _typed(run, config).items() if key != "dataset"}
-        elsewhere = _resume_command(run, {**typed, "dataset": "PATH"})
+        elsewhere = resume_command(run, {**typed, "dataset": "PATH"})
         raise ConfigError(
             problem.what,
-            why=f"{problem.why}: it was moved, or the run was",
-            fix=f"{elsewhere}   (where its token files are)"
+            why=f"{problem.why}: the data or the run folder was moved",
+            fix=f"{elsewhere}   (PATH is where its token files are)"
             if run.checkpoints
-            else "put it back there, or begin a new run with --out_dir=PATH",
+            else "put it back there, or start a new run with --out_dir=PATH",
             name=problem.name,
         ) from problem
 
 
 def _moved(before: RunConfig, after: RunConfig, run: Run, *, fingerprint: str | None) -> bool:
-    """Whether the data may have another place: the run had none yet, or has the same token files there."""
+    """Whether another dataset path is fine: the run had no data yet, or the same token files are there."""
     if after.dataset == before.dataset:
         return False
     return fingerprint is None or _data_at(after, run).fingerprint == fingerprint
 
 
 def _typed(run: Run, after: RunConfig) -> dict[str, object]:
-    """What `after` has otherwise than config.json, and so was asked for."""
+    """The values of `after` that differ from config.json: those that were asked for."""
     now = config_of(run.path, run.config).model_dump()
     return {key: value for key, value in after.model_dump().items() if value != now[key]}
 
 
 def _kept(before: RunConfig, after: RunConfig, run: Run, resumable: frozenset[str]) -> dict[str, object]:
-    """What was asked for and may change: the command that mends the rest must not lose it."""
+    """What was asked for and may change: the command that fixes the rest must keep it."""
     wrong = set(_MICRO_BATCH) if after.tokens_per_step != before.tokens_per_step else set()
-    if after.max_iters < _step_reached(run):
+    if after.max_iters < step_reached(run):
         wrong.add("max_iters")
     return {key: value for key, value in _typed(run, after).items() if key in resumable - wrong}
 
 
 def _undone(before: RunConfig, now: RunConfig, resumable: frozenset[str]) -> dict[str, object]:
-    """What was edited in config.json against the rules, with the values to type so that the run goes on."""
+    """The keys edited in config.json against the rules, with the values to type so that the run can continue."""
     micro_batch = _MICRO_BATCH if now.tokens_per_step != before.tokens_per_step else ()
     return {
         key: value
@@ -220,7 +278,7 @@ def _check(
     in_file: bool,
     fixing: Mapping[str, object],
 ) -> None:
-    """ConfigError where a run cannot go on under `after`: `refused` are the keys that change and must not.
+    """ConfigError if a run cannot continue under `after`: `refused` are the keys that change and must not.
 
     `fixing` are the values with which it can.
     """
@@ -228,19 +286,19 @@ def _check(
 
     if refused:
         wanted = {key: value for key, value in _typed(run, after).items() if key != "out_dir"}
-        mended = f"{_resume_command(run, fixing)}   (or a new run of its settings: {_like_command(run, wanted)})"
+        fix = f"{resume_command(run, fixing)}   (or a new run with its settings: {_like_command(run, wanted)})"
         if list(refused) == ["eval_only"] and after.eval_only:
-            mended = f"{_new_run_command(run, {'eval_only': True})}   (evaluates the weights of this run)"
+            fix = f"{_new_run_command(run, {'eval_only': True})}   (evaluates the weights of this run)"
         raise ConfigError(
             f"a resumed run cannot change {_changes(before, after, refused)}",
-            why="all but its length, intervals, loggers, device and micro-batch stays from beginning to end"
+            why="only its length, intervals, loggers, device, micro-batch and memory settings may change"
             + (f"; {run.path / CONFIG} was edited" if in_file else ""),
-            fix=mended,
+            fix=fix,
             name="resume-mismatch",
         )
     if after.tokens_per_step != before.tokens_per_step:
         raise _other_update(before, after, run, fixing)
-    if after.max_iters != before.max_iters and after.max_iters < _step_reached(run):
+    if after.max_iters != before.max_iters and after.max_iters < step_reached(run):
         raise _already_beyond(before, after, run, fixing)
 
 
@@ -249,25 +307,25 @@ def _other_update(before: RunConfig, after: RunConfig, run: Run, fixing: Mapping
     micro_batch = {} if rest else {"batch_size": after.batch_size, "gradient_accumulation_steps": whole}
     return ConfigError(
         f"a resumed run cannot go from {before.sequences_per_step} sequences per update to {after.sequences_per_step}",
-        why="its data order and its steps would no longer be of one run; another micro-batch at equal tokens is fine",
-        fix=_resume_command(run, {**fixing, **micro_batch}),
+        why="its data order and its steps would change; another micro-batch at equal tokens per update is fine",
+        fix=resume_command(run, {**fixing, **micro_batch}),
         name="resume-mismatch",
     )
 
 
 def _already_beyond(before: RunConfig, after: RunConfig, run: Run, fixing: Mapping[str, object]) -> ConfigError:
-    reached = _step_reached(run)
+    reached = step_reached(run)
     longer = before.max_iters if before.max_iters > reached else 2 * reached
     return ConfigError(
-        f"a resumed run cannot end at step {after.max_iters:,}: it is at step {reached:,} already",
-        why="max_iters counts all updates of a run from its beginning, and none can be taken back",
-        fix=_resume_command(run, {**fixing, "max_iters": longer}),
+        f"a resumed run cannot end at step {after.max_iters:,}: it is already at step {reached:,}",
+        why="max_iters counts all updates of a run from its start, and none can be undone",
+        fix=resume_command(run, {**fixing, "max_iters": longer}),
         name="resume-mismatch",
     )
 
 
-def _step_reached(run: Run) -> int:
-    """The step that a resume begins at: that of the newest checkpoint, or of the end; 0 where there is none."""
+def step_reached(run: Run) -> int:
+    """The step a resume starts at: that of the newest checkpoint, or of the end; 0 where there is none."""
     from onecard.runs.folder import CHECKPOINTS, checkpoint_step
     from onecard.train.checkpoint import made_under
 
@@ -282,15 +340,15 @@ def _changes(before: RunConfig, after: RunConfig, keys: Iterable[str]) -> str:
 
 
 def _other_place(before: RunConfig, after: RunConfig, *, had_data: bool) -> list[str]:
-    """What another device or another place of the data means, in words."""
+    """What another device or another dataset path means, in words."""
     found = []
     if after.device != before.device:
         found.append(
-            f"{_changes(before, after, ['device'])}: another device rounds otherwise, so the losses from here on are "
-            "not bit for bit those of the first"
+            f"{_changes(before, after, ['device'])}: another device rounds differently, so from here on the losses are "
+            "not bit for bit those of the first device"
         )
     if after.dataset != before.dataset:
-        how = "its token files are the same" if had_data else "the first data of these weights in this run"
+        how = "its token files are the same" if had_data else "the first data of this run"
         found.append(f"{_changes(before, after, ['dataset'])}: {how}")
     return found
 
@@ -311,20 +369,25 @@ def _schedule_changes(before: RunConfig, after: RunConfig, step: int) -> list[st
     return found
 
 
-def _resume_command(run: Run, values: Mapping[str, object] | None = None) -> str:
-    """What to type to go on with a run, under these values."""
+def resume_command(run: Run, values: Mapping[str, object] | None = None) -> str:
+    """What to type to continue a run with these values."""
     return " ".join(["onecard train --resume", quote(str(run.path)), *_flags(values or {})])
 
 
+def resume_under(config: RunConfig, run: Run) -> str:
+    """What to type to continue a run with this config."""
+    return resume_command(run, _typed(run, config))
+
+
 def _like_command(run: Run, values: Mapping[str, object]) -> str:
-    """What to type for a new run from the beginning with the settings of this one, under these values."""
+    """What to type for a new run from the beginning, with this one's settings and these values."""
     from onecard.runs.files import free_path
 
     return " ".join(["onecard train", quote(str(run.path)), *_flags({**values, "out_dir": free_path(run.path)})])
 
 
 def _new_run_command(run: Run, values: Mapping[str, object] | None = None) -> str:
-    """What to type for a new run with the weights and the settings of this one, under these values."""
+    """What to type for a new run with this one's weights and settings and these values."""
     from onecard.runs.files import free_path
 
     begun = {"init_from": run.path, **(values or {}), "out_dir": free_path(run.path)}

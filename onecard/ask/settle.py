@@ -1,4 +1,4 @@
-"""What is settled before a model runs: the config of a run folder, torch's environment, whether it can work."""
+"""Before a model runs: the config of a run folder, torch's environment, and whether the run can work."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict[str, str]:
-    """What torch reads when it starts: allocator settings, and where compiled code is kept; the user's own stay."""
+    """Variables torch reads when it starts: allocator settings, where compiled code is kept; the user's own stay."""
     from onecard.data.stdlib import cache_home
 
     settings = {
         "TORCHINDUCTOR_CACHE_DIR": str(cache_home(environment) / "compiled"),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # cuda:1 is then nvidia-smi's card 1, which the plan looked at
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that cuda:1 is nvidia-smi's card 1, as in the plan
     }
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the old name, and that of torch >= 2.10
     if config.expandable_segments and not any(name in environment for name in names):
         settings |= dict.fromkeys(names, "expandable_segments:True")
     if config.deterministic:
-        settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS may add in any order
+        settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS may sum in any order
     return {name: value for name, value in settings.items() if name not in environment}
 
 
 def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
-    """The config of a run folder, from what its config.json says; keys of other versions are passed over."""
+    """The config of a run folder, from what its config.json says; keys of other versions are ignored."""
     from onecard.config.resolve import checked
     from onecard.config.schema import KEYS
     from onecard.runs.folder import CONFIG, RECORDS
@@ -42,14 +42,14 @@ def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
     except ConfigError as problem:
         raise ConfigError(
             f"{run / CONFIG} is damaged: {problem.what}",
-            why="it holds the settings of the run, and these are none",
-            fix=f"rm {quote(str(run / CONFIG))}   (they are read from the last start record of {run / RECORDS} then)",
+            why="it should hold the settings of the run, and they are not valid",
+            fix=f"rm {quote(str(run / CONFIG))}   (then the last start record of {run / RECORDS} gives the settings)",
             name="damaged-run",
         ) from problem
 
 
 def check_run(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
-    """What to know of the data of a run; ConfigError for what cannot work: settings not built yet, unfit data."""
+    """Findings about the data of a run; ConfigError for what cannot work: settings not built yet, unusable data."""
     from onecard.config.schema import NOT_BUILT_YET, not_built
     from onecard.data.checks import check_dataset
     from onecard.plan.evaluation import eval_tokens
@@ -59,7 +59,7 @@ def check_run(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
         built = NOT_BUILT_YET[key]
         raise ConfigError(
             f"{key}={value} is not built yet",
-            why="this version would train without it, and you would not know",
+            why="this version would ignore it and train without it",
             fix=f"--{key}={built}" if built is not None else f"leave {key} out",
             name="not-built-yet",
         )

@@ -1,4 +1,4 @@
-"""onecard train: settle the config, the data and the folder, then hand over to the loop."""
+"""onecard train: check the config, the data and the folder, then hand over to the loop."""
 
 from __future__ import annotations
 
@@ -16,9 +16,20 @@ from typing import TYPE_CHECKING
 import click
 
 from onecard.ask.config import config_named, open_data, with_vocabulary
-from onecard.ask.preflight import checked, larger_default, predicted
+from onecard.ask.preflight import checked, larger_default, on_cpu, predicted
 from onecard.ask.pretrained import check_vocabulary, pretrained, put
-from onecard.ask.resume import as_it_runs, instead_of_anew, open_data_again, resumed_config, where_it_stands
+from onecard.ask.resume import (
+    as_it_runs,
+    begun,
+    changed_since,
+    instead_of_anew,
+    open_data_again,
+    resume_command,
+    resume_under,
+    resumed_config,
+    step_reached,
+    where_it_stands,
+)
 from onecard.ask.settle import check_run, config_of, torch_environment
 from onecard.ask.tokenizer import keep_tokenizer_in
 from onecard.cli.files import PathType, check_writable, without_config
@@ -42,7 +53,8 @@ Files = tuple[Path | None, Path | None]  # what these name
 
 @click.command(cls=KeyCommand, short_help="Train: survives out-of-memory, loses nothing, resumes exactly.")
 @click.argument("config", required=False, type=PathType())
-@click.option("--resume", type=PathType(), metavar="RUN", help="Go on with the run in this folder.")
+@click.option("--resume", type=PathType(), metavar="RUN", help="Continue the run in this folder.")
+@click.option("--continue", "go_on", is_flag=True, help="Start the run, or continue it if its folder is there.")
 @click.option("--fit", is_flag=True, help="First fit the micro-batch to this card, at equal tokens per update.")
 @click.option("--profile", type=PathType(), metavar="FILE", help="Write a trace of a few steps, for chrome://tracing.")
 @click.option(
@@ -57,6 +69,7 @@ def train(
     /,
     config: str | None,
     resume: str | None,
+    go_on: bool,
     fit: bool,
     profile: str | None,
     memory_snapshot: str | None,
@@ -65,20 +78,21 @@ def train(
     Example:
       onecard train train_fineweb.py --batch_size=8 --out_dir=runs/first
 
-    Trains a nanoGPT config as it is; without one, a small GPT on Python's own source, with no download.
+    Trains a nanoGPT config as it is. Without a config it trains a small GPT on Python's own source, with no download.
 
-    Out of memory halves the micro-batch and goes on; Ctrl-C saves and stops; --resume RUN goes on where it stopped.
+    When memory runs out it halves the micro-batch and continues. Ctrl-C saves and stops; --resume RUN continues.
     """
-    needs_torch("planning needs none, training does")
+    needs_torch("planning works without torch, training does not")
     from onecard.config.resolve import flag_values
     from onecard.report.talk import print_warnings
 
-    if resume and (config or fit):
-        raise _ignored(f"--resume {resume}", config or "--fit", Path(resume), flag_values(flags))
+    if resume and (config or fit or go_on):
+        in_vain = config or ("--fit" if fit else "--continue")
+        raise _ignored(f"--resume {resume}", in_vain, Path(resume), flag_values(flags))
     if memory_snapshot and Path(memory_snapshot).suffix == ".pickle":
         raise UsageError(
-            f"--memory_snapshot {memory_snapshot} is torch's own file",
-            why="the parts are written as JSON, and torch's snapshot beside them with the ending .pickle",
+            f"--memory_snapshot {memory_snapshot} has the ending of torch's own file",
+            why="the parts are written as JSON, with torch's own snapshot beside them in a .pickle file",
             fix=f"--memory_snapshot {Path(memory_snapshot).with_suffix('.json')}",
         )
     files = Path(profile) if profile else None, Path(memory_snapshot) if memory_snapshot else None
@@ -90,6 +104,10 @@ def train(
         return _go_on(Path(resume), flag_values(flags), {key: f"--{key}" for key, _ in flags}, files)
     resolved = config_named(config, flags, otherwise=without_config())
     if resolved.config.init_from != "resume":
+        folder = _folder_of(resolved)
+        if go_on and begun(folder):
+            print_warnings(resolved.warnings, console(stderr=True))
+            return _go_on(folder, changed_since(folder, resolved, fit=fit), resolved.origins, files)
         return _begin(resolved, config, flags, fit=fit, files=files)
     if fit:
         raise _ignored("init_from=resume", "--fit", _folder_of(resolved), flag_values(flags))
@@ -103,7 +121,7 @@ def _check_same_run(run: Path, asked: Mapping[str, object]) -> None:
     if Path(str(out_dir)).resolve() != run.resolve():
         others = [quote(f"--{key}={value}") for key, value in asked.items() if key != "init_from"]
         new = " ".join(["onecard train", quote(str(run)), *others])
-        also = f"   (or a new run of its settings: {new})"
+        also = f"   (or a new run with its settings: {new})"
         raise _ignored(f"--resume {run}", f"--out_dir={out_dir}", run, asked, also=also)
     if init_from != "resume":
         raise _ignored(f"--resume {run}", f"--init_from={init_from}", run, asked)
@@ -112,7 +130,7 @@ def _check_same_run(run: Path, asked: Mapping[str, object]) -> None:
 def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object], *, also: str = "") -> UsageError:
     others = [quote(f"--{key}={value}") for key, value in asked.items() if key not in ("out_dir", "init_from")]
     return UsageError(
-        f"{said} goes on with that run, in its folder and with its config",
+        f"{said} continues that run, in its folder and with its config",
         why=f"{in_vain} would be ignored",
         fix=" ".join(["onecard train --resume", quote(str(run)), *others]) + also,
     )
@@ -120,34 +138,49 @@ def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object], *,
 
 def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bool, files: Files) -> int:
     """Train a new run."""
+    from onecard.plan.command import train_command
     from onecard.report.talk import print_findings, print_warnings
 
     path = _folder_of(resolved)
-    resolved = replace(resolved, config=resolved.config.replace({"out_dir": str(path)}))  # as it is told
-    os.environ.update(torch_environment(resolved.config, os.environ))
-    if resolved.config.device.startswith("cuda"):  # asked for: where it is missing, nothing else is of use
-        from onecard.train.device import choose_device
-
-        choose_device(resolved.config)
-    dataset = open_data(resolved.config)
+    resolved = replace(resolved, config=resolved.config.replace({"out_dir": str(path)}))  # as config.json will say
+    device = _device(resolved.config)  # a missing one is reported first: without it the data are no use
+    insist = train_command(config, {**dict(flags), "device": "cpu"}, trainer="onecard")
+    try:
+        dataset = open_data(resolved.config)
+    except ConfigError:
+        if device == "cpu":
+            on_cpu(resolved.config, insist=insist)  # as above
+        raise
     resolved, model = pretrained(resolved)
     notes = [*model.snapshot.notes, *check_vocabulary(model, dataset)] if model else []
     print_warnings([*resolved.warnings, *notes], console(stderr=True))
     run_config = with_vocabulary(resolved, dataset.model_vocab_size)
-    if config is None:
+    if config is None and device == "cuda":
         run_config, said = larger_default(
             run_config, flags, train_tokens=len(dataset.train), val_tokens=len(dataset.val)
         )
         _say([said] if said else [])
-    run_config, memory = checked(run_config, fit=fit, source=config, typed=flags)
+    planned = run_config if device == "cuda" else run_config.replace({"device": device})  # no plan of a card's memory
+    fitted, memory = checked(planned, fit=fit, source=config, typed=flags)
+    run_config = fitted.replace({"device": run_config.device})
+    takes = [on_cpu(run_config, insist=insist)] if device == "cpu" else []  # refused before there is a folder
     print_findings(check_run(run_config, dataset), console(stderr=True))
     options = _options(files)
     again = _again(config, flags, [*(["--fit"] if fit else []), *options])
     with _new_folder(path, run_config, again=again, options=options) as folder:
-        if model:  # weights from elsewhere become the checkpoint of step 0, and the run goes on from that
+        if model:  # weights from elsewhere become the checkpoint of step 0, and the run continues from it
             put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
         keep_tokenizer_in(folder.path, dataset)
+        _say(takes)
         return _train(run_config, folder, dataset, resume=model is not None, files=files, memory=memory)
+
+
+def _device(config: RunConfig) -> str:
+    """`cuda`, `cpu` or `mps`: where the run will train. Imports torch, after setting the environment it reads then."""
+    os.environ.update(torch_environment(config, os.environ))
+    from onecard.train.device import choose_device
+
+    return choose_device(config).type
 
 
 def _say(lines: Iterable[str]) -> None:
@@ -156,11 +189,9 @@ def _say(lines: Iterable[str]) -> None:
 
 
 def _new_folder(path: Path, config: RunConfig, *, again: str, options: list[str]) -> RunFolder:
-    """A folder for the run; where there is one already, the error has the command for what `again` asked for."""
+    """A folder for the run; where it holds a run already, the error has the command that does what `again` asked."""
     from onecard.runs.folder import create_run
-    from onecard.train.device import choose_device
 
-    choose_device(config)  # where it is missing, no folder is of use
     try:
         return create_run(path, config=config.model_dump())
     except ConfigError as problem:
@@ -170,41 +201,44 @@ def _new_folder(path: Path, config: RunConfig, *, again: str, options: list[str]
 
 
 def _again(config: str | None, flags: list[Flag], options: list[str]) -> str:
-    """The command as it was typed, without its out_dir."""
+    """The command as typed, without its out_dir."""
     keys = [quote(f"--{key}={text}") for key, text in flags if key != "out_dir"]
     return " ".join(["onecard train", *([quote(config)] if config else []), *options, *keys])
 
 
 def _options(files: Files) -> list[str]:
-    """The options that name files, as they were typed."""
+    """The options that name files, as typed."""
     return [f"{option} {quote(str(file))}" for option, file in zip(_FILES, files, strict=True) if file]
 
 
 def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], files: Files) -> int:
-    """Go on with the run in a folder, under the settings asked for."""
+    """Continue the run in a folder, with the settings asked for."""
     from onecard.report.talk import print_findings, print_warnings
 
     with _folder_to_resume(path) as folder:
         run = folder.read()
-        os.environ.update(torch_environment(config_of(run.path, run.config), os.environ))  # before torch is imported
+        os.environ.update(torch_environment(config_of(run.path, run.config), os.environ))  # before importing torch
         config, notes = resumed_config(run, asked, origins)
         print_warnings(notes, console(stderr=True))
         done, words = where_it_stands(run, config)
         _say(words)
         if done:
             return 0
+        device, step = _device(config), step_reached(run)
         dataset, notes, findings = open_data_again(config, run)
         print_warnings(notes, console(stderr=True))
         print_findings(findings, console(stderr=True))
         if run.imported:  # weights may have come without a tokenizer
             keep_tokenizer_in(folder.path, dataset)
         since = run.imported.step if run.imported else 0
-        memory = predicted(as_it_runs(config, run))
+        memory = predicted(as_it_runs(config, run)) if device == "cuda" else None
+        if device == "cpu":
+            _say([on_cpu(config, step=step, insist=resume_under(config.replace({"device": "cpu"}), run))])
         return _train(config, folder, dataset, resume=True, files=files, memory=memory, timed_from=since)
 
 
 def _folder_to_resume(path: Path) -> RunFolder:
-    """The folder of a run to go on with; where a model of another program is there, the error says how to take it."""
+    """The folder of the run to continue; where it holds another program's model, the error says how to import it."""
     from onecard.runs.folder import resume_run
 
     try:
@@ -217,7 +251,7 @@ def _folder_to_resume(path: Path) -> RunFolder:
         raise ConfigError(
             problem.what,
             why="it holds a model of another program: nanoGPT's ckpt.pt, or a Hugging Face folder",
-            fix=f"onecard import {quote(str(path))}   (makes a run of it, which can be resumed)",
+            fix=f"onecard import {quote(str(path))}   (makes it a run, which can be resumed)",
             name=problem.name,
         ) from problem
 
@@ -247,8 +281,8 @@ def _train(
 
     def go_on_unseen(problem: OSError) -> None:
         warn(
-            f"standard output cannot be written any more ({problem.strerror}): the run goes on, and what it does "
-            f"is in {folder.path / RECORDS}"
+            f"standard output cannot be written any more ({problem.strerror}): the run continues, and its records "
+            f"are in {folder.path / RECORDS}"
         )
 
     screen = console()
@@ -269,6 +303,7 @@ def _train(
                 on_record=on_record,
                 on_note=warn,
                 on_interrupt=_say_at_once,
+                on_progress=display.progress,
                 profile=profile,
                 memory_snapshot=snapshot,
                 predicted_process_bytes=memory.process_bytes if memory else None,
@@ -286,25 +321,25 @@ def _train(
 
 
 def _say_at_once(words: str) -> None:
-    """Write a line to standard error from inside a signal handler, where nothing that has a buffer may be used."""
-    with suppress(OSError):  # nobody reads it any more
-        line = "\n" * sys.stderr.isatty()  # the cursor may be behind ^C or the live line, which is drawn again below
+    """Write a line to standard error from inside a signal handler, where no buffered stream may be used."""
+    with suppress(OSError):  # standard error is closed
+        line = "\n" * sys.stderr.isatty()  # the cursor may be behind ^C or the live line, which is redrawn below
         os.write(sys.stderr.fileno(), f"{line}{words}\n".encode())
 
 
 def _say_what_is_saved(folder: RunFolder) -> None:
-    """What is left of a run that was stopped at once."""
+    """Say what is saved of a run that was stopped at once."""
     saved = folder.checkpoints()
     talk = console(stderr=True)
     if saved:
-        talk.print(f"stopped at once; the newest checkpoint is that of step {saved[-1].step:,}", soft_wrap=True)
+        talk.print(f"stopped at once; the newest checkpoint is of step {saved[-1].step:,}", soft_wrap=True)
         talk.print(_to_go_on(folder.path), soft_wrap=True)
     else:
-        talk.print("stopped at once; nothing was saved: there is no checkpoint yet", soft_wrap=True)
+        talk.print("stopped at once; there is no checkpoint yet, so nothing is saved", soft_wrap=True)
 
 
 def _to_go_on(path: Path) -> str:
-    return f"to go on: onecard train --resume {quote(str(path))}"
+    return f"to continue: onecard train --resume {quote(str(path))}"
 
 
 def _write_snapshot(path: Path, measured: MeasuredMemory | None, planned: Memory | None) -> None:
@@ -314,7 +349,7 @@ def _write_snapshot(path: Path, measured: MeasuredMemory | None, planned: Memory
 
     talk = console(stderr=True)
     if measured is None:
-        why = "the run ended before its third update" if planned else "only a card's memory can be looked at"
+        why = "the run ended before its third update" if planned else "only a card's memory can be measured"
         talk.print(f"{path} was not written: {why}", soft_wrap=True)
         return
     found = snapshot_json(measured.parts, reserved_bytes=measured.reserved_bytes, planned=planned)
@@ -327,20 +362,14 @@ def _farewell(end: End, path: Path, config: RunConfig) -> int:
     from onecard.train.checkpoint import latest_good
 
     if end.reason == "out-of-memory":
-        raise MachineError(
-            f"one sequence at a time does not fit; the run is saved at step {end.step:,}",
-            why="the weights, the optimizer and one sequence's activations need more memory than there is",
-            fix=f"free memory and type: onecard train --resume {quote(str(path))}   "
-            "(or plan a smaller model: onecard plan --fit)",
-            name="out-of-memory",
-        )
+        raise _out_of_memory(end.step, path, config)
     if end.reason == "diverged":
         newest = latest_good(path / CHECKPOINTS).path
         kept = f"the newest checkpoint is {newest.name}" if newest else "there is no checkpoint yet"
         raise ConfigError(
-            f"the loss is no number any more, since step {_last_number(path) + 1:,}",
-            why=f"the weights have overflowed, which no further step can mend; {kept}",
-            fix=f"a new run with a lower --learning_rate; onecard doctor {quote(str(path))} says what led to it",
+            f"the loss is NaN or infinite since step {_last_number(path) + 1:,}",
+            why=f"the weights have overflowed, and no further update can fix that; {kept}",
+            fix=f"start a new run with a lower --learning_rate; onecard doctor {quote(str(path))} says what led to it",
             name="diverged",
         )
     if end.reason == "interrupted":
@@ -354,8 +383,29 @@ def _farewell(end: End, path: Path, config: RunConfig) -> int:
     return 0
 
 
+def _out_of_memory(step: int, path: Path, config: RunConfig) -> MachineError:
+    """The error of a run in which not even one sequence fits, with what may still help."""
+    from onecard.runs.folder import load_run
+    from onecard.runs.records import Oom
+
+    run = load_run(path)
+    in_evaluation = next((r.where == "eval" for r in reversed(run.records) if isinstance(r, Oom)), False)
+    if in_evaluation or config.grad_checkpoint == "full":
+        fix = f"free memory, then: {resume_command(run)}   (or plan a smaller model: onecard plan --fit)"
+    else:
+        less = resume_command(run, {"grad_checkpoint": "full"})
+        fix = f"{less}   (slower, but keeps less in memory; or free memory and resume without it)"
+    what = "evaluating" if in_evaluation else "training on"
+    return MachineError(
+        f"{what} one sequence at a time does not fit in memory; the run is saved at step {step:,}",
+        why="the weights, the optimizer and one sequence's activations need more memory than is free",
+        fix=fix,
+        name="out-of-memory",
+    )
+
+
 def _sampling(path: Path, config: RunConfig) -> list[str]:
-    """The command for text from a run; none where its tokens cannot be made text."""
+    """The command that samples text from a run; none where its tokens cannot be turned into text."""
     from onecard.ask.tokenizer import tokenizer_of
     from onecard.data.stdlib import NAME as EMBEDDED
 
@@ -363,12 +413,12 @@ def _sampling(path: Path, config: RunConfig) -> list[str]:
         tokenizer_of(path, config)
     except OnecardError:
         return []
-    prompt = ' --prompt "def "' if config.dataset == EMBEDDED else ""  # Python, as nobody else's data is known to be
+    prompt = ' --prompt "def "' if config.dataset == EMBEDDED else ""  # only that data is known to be Python
     return [f"onecard sample {quote(str(path))}{prompt}   (text from it)"]
 
 
 def _last_number(path: Path) -> int:
-    """The last step of a run whose loss was a number; 0 if there was none."""
+    """The last step of a run with a finite loss; 0 if there was none."""
     from onecard.runs.folder import load_run
 
     return max((step.step for step in load_run(path).steps if math.isfinite(step.loss)), default=0)
@@ -377,6 +427,6 @@ def _last_number(path: Path) -> int:
 def _folder_of(resolved: Resolved) -> Path:
     """nanoGPT's out_dir where it is set; otherwise runs/ and the config's name."""
     if resolved.origins["out_dir"] != "default":
-        refuse_empty("out_dir", resolved.config.out_dir)  # of a config file; a flag was looked at before
+        refuse_empty("out_dir", resolved.config.out_dir)  # of a config file; a flag was checked before
         return Path(expanded(resolved.config.out_dir))
     return Path("runs") / Path(resolved.source or "default").stem.replace(" ", "-")

@@ -43,3 +43,11 @@ def eval_tokens(config: RunConfig) -> int:
 def standard_error(tokens: int) -> float:
     """Standard error, in nats, of a loss over `tokens` of a split: a rule of thumb."""
     return WINDOW_SPREAD / sqrt(tokens / WINDOW_TOKENS)
+
+
+def evaluations_after(config: RunConfig, step: int) -> int:
+    """Evaluations still to come once update `step` is done and, where it is due, evaluated; the last update has one."""
+    if step >= config.max_iters:
+        return 0
+    last = int(config.max_iters % config.eval_interval > 0)
+    return config.max_iters // config.eval_interval - step // config.eval_interval + last

@@ -1,4 +1,4 @@
-"""The live line of a run: the step and the time left always, figures as the terminal has room, none of them cut."""
+"""The live line of a run: always the step and the time left, then the whole figures the terminal has room for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,22 @@ from rich.text import Text
 from onecard import units
 
 APART = "  "  # between two figures
-# What a narrow terminal goes without, the first of them first; the step is always there.
-GIVEN_UP = ("bar", "saved", "card", "planned", "lr", "mfu", "waiting", "memory", "speed", "val", "loss", "left")
+# What a narrow terminal leaves out, in this order; the step is always there.
+GIVEN_UP = (
+    "bar",
+    "saved",
+    "card",
+    "planned",
+    "lr",
+    "mfu",
+    "waiting",
+    "memory",
+    "speed",
+    "val",
+    "loss",
+    "doing",
+    "left",
+)
 BAR_CELLS, LEAST_BAR_CELLS = 24, 8
 LEFT_CELLS = len("119 min left")  # what follows stays where it is as the time runs down
 
@@ -25,7 +39,7 @@ def redraws(console: Console) -> bool:
 
 
 class LiveLine(Progress):
-    """Progress on one line; the field `figures` of a task has words by name, each after what parts it from the last."""
+    """Progress on one line; the field `figures` of a task has its parts by name, each beginning with its separator."""
 
     def get_renderables(self) -> Iterator[RenderableType]:
         for task in self.tasks:

@@ -1,10 +1,10 @@
-"""Training: the only package that imports torch. It does so here, so that one place tells of a torch that is broken."""
+"""Training: the only package that imports torch. It does so here, so that one place reports a broken torch."""
 
 from onecard.errors import MachineError, kind_and_line
 
 try:
     import torch.nn  # noqa: F401  # a folder that is merely called torch has none
-except Exception as problem:  # whatever a damaged installation raises: it is the machine's
+except Exception as problem:  # a damaged installation may raise anything
     raise MachineError(
         "torch cannot be imported",
         why=kind_and_line(problem),

@@ -1,6 +1,6 @@
 """Checkpoints: a training state saved, found again and put back exactly; the best and the newest are kept.
 
-What lies on the disk, and how it survives a kill or a power cut, is in `checkpoint_files`.
+What is on the disk, and how it survives a kill or a power cut, is in `checkpoint_files`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onecard.runs.folder import checkpoint_name, checkpoint_step
 from onecard.train import checkpoint_files
 from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, BadCheckpoint
 
-# What must be equal to go on: another value would be another model, or another text.
+# What must stay equal on resume: another value would be another model, or another text.
 IDENTITY_KEYS = (*SHAPE_KEYS, "dataset", "optimizer", "param_dtype")
 _FEWER = f"{MAKE_ROOM}, or keep fewer checkpoints with --keep_checkpoints=1"
 
@@ -43,7 +43,7 @@ class TrainingState:
     tokens: int
     elapsed_seconds: float
     data_fingerprint: str | None = None  # of the token files: the same name may hold another text; None before any
-    scaler: Mapping[str, Any] | None = None  # GradScaler.state_dict(); None where there is none
+    scaler: Mapping[str, Any] | None = None  # GradScaler.state_dict(); None without a scaler
     best_val_loss: float | None = None
     micro_batches: tuple[int, int] | None = None  # the config's, and the one in use: out of memory halves it
     eval_sequences: int | None = None  # of a split, read in every evaluation
@@ -59,7 +59,7 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeUnder:
-    """What a checkpoint says of its run: the settings (of older versions only the identity), and the data."""
+    """What a checkpoint says about its run: the settings (of older versions only the identity), and the data."""
 
     name: str
     config: Mapping[str, Any]
@@ -69,23 +69,23 @@ class MadeUnder:
 
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint that is whole, and the newer ones that are not, each with the reason."""
+    """The newest complete checkpoint, and the newer ones that are damaged, each with the reason."""
 
     path: Path | None
     skipped: tuple[tuple[Path, str], ...]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each checkpoint that was passed over, with the one that is used instead."""
-        used = f": {self.path.name} is used" if self.path else ""
-        return tuple(f"{path.name} is damaged ({why}) and was passed over{used}" for path, why in self.skipped)
+        """A sentence for each damaged checkpoint, with the one that is used instead."""
+        used = f": using {self.path.name}" if self.path else ""
+        return tuple(f"{path.name} is damaged ({why}) and was skipped{used}" for path, why in self.skipped)
 
     def none_whole(self, run: Path) -> OnecardError:
         """The error for a run all of whose checkpoints are damaged."""
         return OnecardError(
-            f"no checkpoint of {run} is whole",
+            f"every checkpoint of {run} is damaged",
             why="; ".join(f"{path.name}: {why}" for path, why in self.skipped[:3]),
-            fix="put back a copy of one, or start a new run with another --out_dir; nothing was changed",
+            fix="restore a copy of one, or start a new run with another --out_dir; nothing was changed",
             name="damaged-checkpoint",
         )
 
@@ -103,7 +103,7 @@ def save(
 ) -> Path:
     """The new checkpoint's path, under `folder`; when this returns, a power cut does not lose it.
 
-    A whole checkpoint of this step is left as it is: the same run at the same step has nothing new to say, and
+    A complete checkpoint of this step stays as it is: the same run at the same step has nothing new to save, and
     replacing it would mean a moment without either. On a disk that is too full, checkpoints that would be deleted
     after this one is written are deleted before.
     """
@@ -139,7 +139,7 @@ def save(
 def _made_room(path: Path, needed_bytes: int, *, keep: int) -> bool:
     """Whether there is room for `path` now: after deleting what is deleted anyway once it is written.
 
-    The newest whole checkpoint stays until then, whatever `keep` says; and nothing is deleted if that is not enough.
+    The newest complete checkpoint stays until then, whatever `keep` says; and nothing is deleted if that is not enough.
     """
     newest = latest_good(path.parent).path
     old = _superfluous(path.parent, step=step_of(newest), keep=max(1, keep - 1)) if newest else []
@@ -160,7 +160,7 @@ def mark_best(folder: Path, *, step: int, val_loss: float) -> None:
 
 
 def best(folder: Path) -> Best | None:
-    """The step marked as best; None where there is no mark, or none that can be read."""
+    """The step marked as best; None where no mark can be read."""
     try:
         content = json.loads((folder / BEST).read_text())
         return Best(step=int(content["step"]), val_loss=float(content["val_loss"]))
@@ -171,7 +171,7 @@ def best(folder: Path) -> Best | None:
 def prune(folder: Path, *, saved: Path, keep: int) -> list[str]:
     """Delete all checkpoints but the newest `keep` and the best, after `saved` was written; notes on those that stay.
 
-    Later steps than `saved` are deleted too: a run only goes on from before them because they are damaged.
+    Later steps than `saved` are deleted too: a run only resumes from before them because they are damaged.
     """
     return _delete(_superfluous(folder, step=step_of(saved), keep=keep))
 
@@ -185,19 +185,19 @@ def _superfluous(folder: Path, *, step: int, keep: int) -> list[Path]:
 
 
 def _delete(paths: Iterable[Path]) -> list[str]:
-    """Notes on the paths that could not be deleted: no run ends for what it does not need."""
+    """Notes on the paths that could not be deleted: that must not end a run."""
     notes = []
     for path in paths:
         try:
             checkpoint_files.delete(path)
         except OSError as problem:
             why = problem.strerror or problem
-            notes.append(f"{path.name} is not needed any more and could not be deleted ({why}): see {path.parent}")
+            notes.append(f"{path.name} is no longer needed but could not be deleted ({why}): see {path.parent}")
     return notes
 
 
 def mark_best_left(folder: Path, evaluated: Mapping[int, float], *, step: int) -> Best | None:
-    """The best of a run that goes on from `step`, marked: the lowest validation loss whose checkpoint is there, whole.
+    """The best of a run that resumes at `step`, marked: the lowest validation loss with a complete checkpoint.
 
     `evaluated` are the validation losses by step. The mark alone would not do (a kill may come between an evaluation
     and its mark), nor would what the checkpoint itself remembers: it was written before its evaluation. A loss before
@@ -224,7 +224,7 @@ def mark_best_left(folder: Path, evaluated: Mapping[int, float], *, step: int) -
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first, whole or not."""
+    """The checkpoints in a folder, newest first, damaged ones too."""
     if not folder.is_dir():
         return []
     return sorted(
@@ -252,7 +252,7 @@ def latest_good(folder: Path) -> Found:
 
 
 def made_under(folder: Path) -> MadeUnder | None:
-    """What the newest checkpoint says of its run, without a look at its tensors; None where none says anything."""
+    """What the newest readable checkpoint says about its run, without reading tensors; None if there is none."""
     for path in checkpoints(folder):
         try:
             content = checkpoint_files.verified_state(path, [])
@@ -301,7 +301,7 @@ def verify(path: Path) -> None:
 
 
 def problem_of(path: Path) -> str | None:
-    """Why a checkpoint is not what was saved; None of one that is whole."""
+    """Why a checkpoint is not what was saved; None for a complete one."""
     try:
         verify(path)
     except BadCheckpoint as bad:

@@ -58,7 +58,7 @@ class BadCheckpoint(OnecardError):
 
 
 class UnreadableCheckpoint(MachineError):
-    """A checkpoint that may be whole, and cannot be read here and now: passing it over would lose it."""
+    """A checkpoint that may be complete but cannot be read now: skipping it would lose it."""
 
     name = "unreadable-checkpoint"
 
@@ -118,7 +118,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def delete(path: Path) -> None:
-    """Remove a checkpoint; killed on the way, it is gone or whole."""
+    """Remove a checkpoint; if killed meanwhile, it is either gone or complete."""
     gone = path.with_name(_GONE + path.name)
     _remove(gone)
     path.rename(gone)
@@ -151,19 +151,19 @@ def verified_state(path: Path, names: list[str]) -> dict[str, Any]:
         return BadCheckpoint(
             f"the checkpoint {path.name} is damaged",
             why=why,
-            fix=f"rm -r {quote(str(path))}   (the checkpoint before it is used then)",
+            fix=f"rm -r {quote(str(path))}   (then the checkpoint before it is used)",
         )
 
     try:
         if (path / STATE).stat().st_size > _STATE_LIMIT_BYTES:
-            raise bad(f"{STATE} is too large to be one")
+            raise bad(f"{STATE} is too large")
         content = json.loads((path / STATE).read_text())
         digest = content.pop("sha256")
         if content["schema"] > SCHEMA:
             raise UnreadableCheckpoint(
-                f"the checkpoint {path.name} is of a newer onecard",
+                f"the checkpoint {path.name} was written by a newer onecard",
                 why=f"{path / STATE} has schema {content['schema']}, this onecard reads {SCHEMA}",
-                fix="go on with the onecard that wrote it, or a newer one",
+                fix="use the onecard version that wrote it, or a newer one",
             )
         if content["schema"] != SCHEMA:
             raise bad(f"{STATE} has schema {content['schema']}, this onecard reads {SCHEMA}")
@@ -182,11 +182,11 @@ def verified_state(path: Path, names: list[str]) -> dict[str, Any]:
             raise bad(f"it cannot be read: {error.strerror}") from None
         raise UnreadableCheckpoint(
             f"the checkpoint {path.name} cannot be read",
-            why=f"the system says of {error.filename or path}: {error.strerror}",
-            fix=f"ls -l {quote(str(path))}   (shows who may read it; it may be whole, so it is not passed over)",
+            why=f"{error.filename or path}: {error.strerror}",
+            fix=f"ls -l {quote(str(path))}   (shows who may read it; it may be complete, so it is not skipped)",
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise bad(f"{STATE} is not what onecard writes") from None
+        raise bad(f"{STATE} was not written by onecard") from None
     return content  # type: ignore[no-any-return]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import torch
 
 from onecard import units
 from onecard.config.schema import RunConfig
-from onecard.errors import ConfigError, MachineError
+from onecard.errors import ConfigError, MachineError, first_line
 from onecard.machine import read_gpu
 from onecard.plan.cards import Card, matching_cards
 
@@ -32,24 +33,60 @@ def _device(config: RunConfig) -> torch.device:
             why="torch knows cuda, cuda:0, cpu and mps",
             fix="--device=auto",
         ) from None
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not available.get(device.type, True):
+    if device.type == "cuda" and not torch.cuda.is_available():
+        reason = why_no_gpu()
         raise MachineError(
-            f"device={config.device}, and torch {torch.__version__} finds no such device here",
-            why="no driver, no card, or a torch built without support for it",
-            fix="--device=auto, or check the driver with nvidia-smi",
+            f"device={config.device}, but torch sees no GPU",
+            why=reason.why,
+            fix=f"{reason.fix}; or use the CPU: --device=cpu",
+            name="no-gpu",
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise MachineError(
+            f"device={config.device}, but torch {torch.__version__} finds no Apple GPU",
+            why="this is not a Mac with an Apple GPU, or torch was built without support for it",
+            fix="--device=auto",
             name="no-gpu",
         )
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
+class NoGpu(NamedTuple):
+    """Why torch sees no GPU, and what to do about it."""
+
+    why: str
+    fix: str
+
+
+def why_no_gpu() -> NoGpu:
+    """The reason torch gives for seeing no GPU; call it only where torch.cuda.is_available() is false."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        card = read_gpu()
+        seen = f", although the driver shows a {card.name}" if card else ""
+        return NoGpu(
+            f"torch {torch.__version__} is a build for the CPU only{seen}",
+            "install a torch with CUDA (https://pytorch.org/get-started/locally has the command)",
+        )
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and hidden.strip() in ("", "-1"):
+        return NoGpu(f"CUDA_VISIBLE_DEVICES={hidden!r} hides every card", "unset CUDA_VISIBLE_DEVICES")
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as problem:  # torch raises several kinds
+        said = first_line(problem, 240)
+    else:
+        said = "no CUDA device answers"
+    why = f"torch {torch.__version__} says: {said}"
+    return NoGpu(why, "install or update the NVIDIA driver (nvidia-smi checks it)")
+
+
 def device_here(config: RunConfig) -> tuple[torch.device, str | None]:
-    """The device of `config.device`, or the one there is and a word about it: a text may be made on any."""
+    """The device of `config.device`, or else the one this machine has, with a note: sampling works on any."""
     try:
         return choose_device(config), None
     except MachineError:
         device = choose_device(config.replace({"device": "auto"}))
-        return device, f"device={config.device} is not here: {device.type} is used"
+        return device, f"device={config.device} is not available: using {device.type}"
 
 
 def card_of(device: torch.device) -> Card | None:

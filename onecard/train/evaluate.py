@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,16 +46,18 @@ def evaluate(
     batch_size: int,
     device: torch.device,
     on_oom: Callable[[int, int | None, str], None],
-    before_batch: Callable[[], None] = lambda: None,
+    before_batch: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Evaluation:
     """Losses on the same windows every time. Out of memory: `on_oom(before, after, why)`, half the batch, again.
 
-    What `before_batch` raises ends the evaluation.
+    `before_batch(done, total)` counts the batches of both splits; what it raises ends the evaluation.
     """
     began = time.perf_counter()
     while True:
+        total = sum(-(-len(windows) // batch_size) for windows in (train, val))
+        step = partial(_count, before_batch, itertools.count(), total)
         try:
-            losses = [_split(token_losses, windows, batch_size, device, before_batch) for windows in (train, val)]
+            losses = [_split(token_losses, windows, batch_size, device, step) for windows in (train, val)]
             break
         except Exception as error:
             if not is_out_of_memory(error):
@@ -72,6 +76,10 @@ def evaluate(
         seconds=time.perf_counter() - began,
         batch_size=batch_size,
     )
+
+
+def _count(before_batch: Callable[[int, int], None], done: Iterator[int], total: int) -> None:
+    before_batch(next(done), total)
 
 
 def _split(

@@ -30,7 +30,7 @@ class RecordedMicroBatch:
 
 
 def zero_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Gradients of zero, in the memory they have; where there are none, they are made."""
+    """Set gradients to zero, in the memory they have; make those that do not exist."""
     existing = []
     for parameter in parameters:
         if parameter.grad is None:

@@ -68,7 +68,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError) as problem:
         raise not_gpt2(folder, f"{CONFIG} cannot be read: {str(problem)[:80]}") from problem
     if not isinstance(config, dict):
-        raise not_gpt2(folder, f"{CONFIG} is no JSON object")
+        raise not_gpt2(folder, f"{CONFIG} is not a JSON object")
     try:
         gpt2_shape(config)
     except ValueError as problem:

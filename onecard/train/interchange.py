@@ -21,7 +21,7 @@ from onecard.train.snapshot import Snapshot, checked_weights, not_gpt2
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """The model at `path`: a nanoGPT checkpoint or the folder it is in, a Hugging Face folder, or a run of ours."""
+    """The model at `path`: a nanoGPT checkpoint or the folder it is in, a Hugging Face folder, or a run of onecard."""
     if not path.is_dir():
         return nanogpt_checkpoint.read(path)
     if is_run(path):
@@ -36,7 +36,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def holds_model(path: Path) -> bool:
-    """Whether a folder that is no run holds a model that can be imported: nanoGPT's, or a Hugging Face folder."""
+    """Whether a folder that is not a run holds a model that can be imported: nanoGPT's, or a Hugging Face folder."""
     try:
         return hf_folder.is_hf_folder(path) or (path / nanogpt_checkpoint.NAME).is_file()
     except OSError:  # a name that no folder can have
@@ -44,7 +44,7 @@ def holds_model(path: Path) -> bool:
 
 
 def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Snapshot:
-    """The newest whole checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses that one."""
+    """The newest complete checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses it."""
     run = load_run(path)
     folder, notes = checkpoint_of(path, best=best)
     state = checkpoint_files.verified_state(folder, [MODEL, OPTIMIZER])
@@ -71,7 +71,7 @@ def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Sna
 
 
 def checkpoint_of(path: Path, *, best: bool) -> tuple[Path, tuple[str, ...]]:
-    """The checkpoint folder of a run that is meant by "the newest" or "the best", and what was passed over for it."""
+    """The checkpoint folder of a run that is meant by "the newest" or "the best", and what was skipped for it."""
     if best:
         return _best_checkpoint(path), ()
     found = checkpoint.latest_good(path / CHECKPOINTS)
@@ -102,7 +102,7 @@ def _best_checkpoint(path: Path) -> Path:
     raise ConfigError(
         what,
         why=why,
-        fix=f"leave --best out: step {checkpoint.step_of(found.path):,}, the newest that is whole, is used then",
+        fix=f"leave --best out: step {checkpoint.step_of(found.path):,}, the newest complete one, is then used",
         name="no-best-checkpoint",
     )
 
@@ -146,7 +146,7 @@ def not_numbers(run: Path, folder: Path, *, why: str, use_best: str = "--best") 
 def save_snapshot(
     folder: RunFolder, snapshot: Snapshot, config: RunConfig, *, source: str, data_fingerprint: str | None
 ) -> Path:
-    """The checkpoint written into `folder`, from which `--resume` goes on; its records say where it came from."""
+    """The checkpoint written into `folder`, from which `--resume` continues; its records say where it came from."""
     torch.manual_seed(config.seed)  # what the run draws from here on depends on its seed alone
     model = GPT(config)
     optimizer = make_optimizer(model, config)

@@ -1,4 +1,4 @@
-"""The loop: evaluate, save, update, until done; every fault ends in a continued run or a clear sentence."""
+"""The loop: evaluate, save, update, until done. After every fault the run continues or says clearly why not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -37,7 +39,11 @@ from onecard.train.trainer import Shrunk, Trainer
 from onecard.train.watched import Watched
 
 LONGEST_ERROR = 300  # characters of an error that are recorded
-PATIENCE = 20  # updates without a loss: float16 may lose one for a moment, but no run comes back from twenty
+PATIENCE = 20  # updates with a NaN loss: float16 may have one for a moment, but no run recovers from twenty
+
+
+Doing = Literal["evaluating", "updating"]
+OnProgress = Callable[[Doing, int, int], None]  # what is being done, batches done, batches in all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +64,16 @@ def train(
     on_record: Callable[[Record], None],
     on_note: Callable[[str], None] = lambda _: None,
     on_interrupt: Callable[[str], None] = lambda _: None,
+    on_progress: OnProgress = lambda _doing, _done, _total: None,
     profile: Path | None = None,
     memory_snapshot: Path | None = None,
     predicted_process_bytes: int | None = None,
 ) -> Finished:
     """Train `config` in `folder`; each record is on disk before `on_record` sees it.
 
-    `on_note` hears what no record holds: settings without effect, damaged checkpoints that were passed over.
-    `on_interrupt` hears at the first signal, inside its handler, what follows from it.
+    `on_note` gets what no record holds: settings without effect, damaged checkpoints that were skipped.
+    `on_interrupt` is called inside the handler of the first signal with what happens next.
+    `on_progress` gets the batches done inside an evaluation or an update, and how many there are.
     """
     snapshot = MemorySnapshot(memory_snapshot, choose_device(config))
     with Profiling(profile) as profiling:
@@ -74,18 +82,19 @@ def train(
                 config,
                 folder,
                 dataset,
-                heard=_Heard(on_record=on_record, on_note=on_note, on_interrupt=on_interrupt),
+                heard=_Heard(on_record=on_record, on_note=on_note, on_interrupt=on_interrupt, on_progress=on_progress),
                 after_step=profiling.after_step,
                 snapshot=snapshot,
             )
             finished = loop.run(resume=resume, predicted_process_bytes=predicted_process_bytes)
-        except Exception as error:  # what a run itself can do about it, it has done
+        except Exception as error:  # the run has already tried smaller micro-batches
             if not is_out_of_memory(error):
                 raise
             raise MachineError(
-                "there is no memory for the weights and the optimizer",
+                "there is not enough memory for the weights and the optimizer",
                 why=first_line(error),
-                fix="close what else uses the card (nvidia-smi lists it), or a smaller model: onecard plan --fit",
+                fix="close other programs that use the card (nvidia-smi lists them), or train a smaller model: "
+                "onecard plan --fit",
                 name="out-of-memory",
             ) from error
     return replace(finished, without_trace=profiling.missing)
@@ -93,11 +102,12 @@ def train(
 
 @dataclass(frozen=True, kw_only=True)
 class _Heard:
-    """Who hears what, as `train` says."""
+    """The callbacks of `train`."""
 
     on_record: Callable[[Record], None]
     on_note: Callable[[str], None]
     on_interrupt: Callable[[str], None]
+    on_progress: OnProgress
 
 
 class _Loop:
@@ -127,10 +137,11 @@ class _Loop:
             context_bytes = context_of_onecard(config, self.card) if self.card else 0
             cap_memory(self.device, config.memory_limit, context_bytes=context_bytes)
         self.trainer = Trainer(config, dataset, self.device, self.precision)
+        self.trainer.before_micro_batch = partial(heard.on_progress, "updating")
         self.saving = Saving(config, folder, self.trainer, heard.on_note)
         self.peaks = Peaks(self.device)
         self.eval_batch_size = eval_batch_size(config)
-        self.without_loss = 0  # updates in a row whose loss was no number
+        self.without_loss = 0  # updates in a row whose loss was NaN or infinite
         self.evaluating = False
         self.interrupt = Interrupt(lambda: heard.on_interrupt(self._what_follows()))
         self.watched = Watched(config, self.card, dataset)
@@ -140,7 +151,7 @@ class _Loop:
         resumed_from = self._resume() if resume else None
         if not self.config.eval_only:
             self.saving.check_space()
-        if resume:  # nothing can be refused any more: the run goes on with these settings
+        if resume:  # every check has passed: the run continues with these settings
             self.folder.write_config(self.config.model_dump())
         self._record_start(resumed_from, predicted_process_bytes)
         try:
@@ -185,7 +196,7 @@ class _Loop:
         )
 
     def _record_fault(self, error: BaseException) -> None:
-        """Record how the run ended, if that can be written: on a full disk the lock that is left behind must do."""
+        """Record how the run ended, if that can be written; on a full disk only the lock file that stays shows it."""
         stopped = isinstance(error, KeyboardInterrupt)
         end = self._end("interrupted") if stopped else self._end("error", {"error": first_line(error, LONGEST_ERROR)})
         with suppress(OnecardError):
@@ -193,14 +204,14 @@ class _Loop:
 
     def _steps(self, began: float) -> EndReason:
         trainer, config = self.trainer, self.config
-        fresh = True  # nothing has happened since the start, or since the checkpoint that was resumed from
+        fresh = True  # no update since the start, or since the checkpoint that was resumed from
         while True:
             last = trainer.finished
             evaluating = last or trainer.step % config.eval_interval == 0
             if not fresh and (evaluating or self.saving.due):
                 self._save("finished" if last else "due")
             if evaluating:
-                # after a resume too: the checkpoint was written before this evaluation, which may never have happened
+                # after a resume too: the checkpoint was written before this evaluation, which may not have finished
                 self._evaluate()
             if last or config.eval_only:
                 return "diverged" if self.without_loss else "finished"
@@ -243,7 +254,7 @@ class _Loop:
             trainer.graph_failure = None
 
     def _shrunk(self, shrunk: Shrunk) -> None:
-        if not self.config.eval_batch_size and shrunk.after:  # what does not fit in training shall not in evaluation
+        if not self.config.eval_batch_size and shrunk.after:  # evaluation never uses more than fits in training
             self.eval_batch_size = min(self.eval_batch_size, shrunk.after)
         self._record(
             Oom(
@@ -271,7 +282,7 @@ class _Loop:
                 batch_size=self.eval_batch_size,
                 device=self.device,
                 on_oom=self._eval_shrunk,
-                before_batch=self.interrupt.check,
+                before_batch=self._before_eval_batch,
             )
             self.evaluating = False
         self.eval_batch_size = found.batch_size
@@ -297,10 +308,14 @@ class _Loop:
         for finding in self.watched.new_findings():
             self._record(FindingRecord(step=trainer.step, finding=finding))
 
-    def _check_peak(self, evaluation_bytes: int | None) -> None:
-        """Evaluation must not need more than training did: the plan says so, and here it is held to it.
+    def _before_eval_batch(self, done: int, total: int) -> None:
+        self.heard.on_progress("evaluating", done, total)
+        self.interrupt.check()
 
-        A tiny model's training may peak before cuBLAS has made its last workspace, which is then there in evaluation.
+    def _check_peak(self, evaluation_bytes: int | None) -> None:
+        """Report an evaluation that needed more memory than training: the plan promises that none does.
+
+        A tiny model's training may peak before cuBLAS allocates its last workspace, which evaluation then counts.
         """
         allowed = self.peaks.highest_in_training + device_of(self.card).cublas_workspace_bytes
         if evaluation_bytes and self.peaks.highest_in_training and evaluation_bytes > allowed:
@@ -331,14 +346,14 @@ class _Loop:
         )
 
     def _save(self, reason: str) -> None:
-        """Save, unless the loss is no number: weights that are none must not push out those that are."""
+        """Save, unless the loss is NaN: never replace a good checkpoint with NaN weights."""
         if not self.without_loss:
             self._record(self.saving.save(reason))
 
     def _resume(self) -> str | None:
         before = self.folder.read()
         resumed_from = self.saving.resume(before)
-        if resumed_from:  # how the part before ended is not news
+        if resumed_from:  # how the earlier part ended is already known
             self.watched.add_all(record for record in before.records if not isinstance(record, End))
         return resumed_from
 

@@ -1,4 +1,4 @@
-"""nanoGPT's ckpt.pt, both ways: read without running anything in it, and written so that nanoGPT goes on from it.
+"""nanoGPT's ckpt.pt, both ways: read without running anything in it, and written so that nanoGPT can resume from it.
 
 model           weights, the tied head twice (lm_head.weight and transformer.wte.weight)
 optimizer       AdamW's state_dict: moments by number, matrices and embeddings first, then biases and norms
@@ -163,7 +163,7 @@ def nanogpt_config(config: RunConfig) -> dict[str, object]:
 
 
 def config_text(config: RunConfig, *, folder: Path, dataset: str, on_card: bool) -> str:
-    """A config by which nanoGPT's train.py goes on from the ckpt.pt in `folder`: of that it takes only the shape."""
+    """A config with which nanoGPT's train.py resumes from the ckpt.pt in `folder`, which gives it only the shape."""
     here = {} if on_card else {"device": "cpu", "dtype": "float32", "compile": False}
     values = nanogpt_config(config) | here
     return assignments(values | {"init_from": "resume", "out_dir": str(folder.resolve()), "dataset": dataset})

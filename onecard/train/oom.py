@@ -1,4 +1,4 @@
-"""Out of memory is an event, not an end: how it is recognised, and what comes after."""
+"""Out of memory: how it is recognised, and what is done then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class OutOfMemory(Exception):
     """Not even one sequence at a time fits."""
 
 
-# Of the CPU, of other parts of torch, and of cuBLAS where there is none left for its handle.
+# Messages of the CPU, of other parts of torch, and of cuBLAS when there is no memory for its handle.
 _WORDS = ("can't allocate memory", "not enough memory", "out of memory", "cublas_status_alloc_failed")
 
 

@@ -20,7 +20,7 @@ class Precision:
 
     device_type: str
     dtype: torch.dtype
-    note: str | None = None  # said once, where the config's wish has no effect
+    note: str | None = None  # said once, where the config's dtype has no effect
 
     def autocast(self) -> AbstractContextManager[object]:
         """A context for forward passes; what it casts is cast once in each."""

@@ -28,7 +28,7 @@ def generate(
     Temperature 0 takes the likeliest token each time; `top_k` keeps the k likeliest. `vocab_size` is the tokenizer's,
     where the model's is larger (50304 for 50257): ids beyond it have no text, and are never drawn. The model sees the
     last block_size tokens. It is in evaluation mode while a token is made, and as it was before in between.
-    FloatingPointError if what the model says are no numbers, as after a run that diverged.
+    FloatingPointError if the logits are NaN, as after a run that diverged.
     """
     _check(prompt_tokens, temperature=temperature, top_k=top_k)
     return _generated(model, list(prompt_tokens), max_new_tokens, temperature, top_k, seed, vocab_size)
@@ -70,7 +70,7 @@ def _pick(logits_V: Tensor, temperature: float, top_k: int | None, generator: to
     if temperature == 0:
         return int(logits_V.argmax())
     likeliest_k, token_k = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
-    below_best_k = likeliest_k - likeliest_k[0]  # so that next to nothing, as a temperature, makes no infinity
+    below_best_k = likeliest_k - likeliest_k[0]  # so that a tiny temperature makes no infinity
     probability_k = torch.softmax(below_best_k / max(temperature, _COLDEST), dim=0)
     return int(token_k[torch.multinomial(probability_k, 1, generator=generator)])
 
@@ -80,12 +80,12 @@ def _check(prompt_tokens: Sequence[int], *, temperature: float, top_k: int | Non
         raise UsageError(
             "the prompt is empty",
             why="a model continues a text and needs at least one token",
-            fix="leave --prompt out: the model begins a text then",
+            fix="leave --prompt out: then the model begins a text",
         )
     if not temperature >= 0:
         raise UsageError(
-            f"a temperature of {temperature} means nothing",
-            why="0 is the likeliest token each time, 1 the model's own odds, more is wilder",
+            f"a temperature of {temperature} is not valid",
+            why="0 takes the likeliest token each time, 1 the model's own probabilities, more is more random",
             fix="--temperature 0.8",
         )
     if top_k is not None and top_k < 1:

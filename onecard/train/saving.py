@@ -1,4 +1,4 @@
-"""A run's checkpoints as its loop sees them: saved, gone on from, the best kept in mind."""
+"""A run's checkpoints as its loop sees them: saving, resuming, remembering the best."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_UNSAVED_SECONDS = 15 * 60  # what a power cut may cost, where the config
 class Saving:
     """Where a trainer's states go, and which of them is the newest.
 
-    `on_note` hears of checkpoints that were passed over or could not be deleted, and where a moved run is now.
+    `on_note` gets notes on checkpoints that were skipped or could not be deleted, and on where a moved run is now.
     """
 
     def __init__(self, config: RunConfig, run: RunFolder, trainer: Trainer, on_note: Callable[[str], None]) -> None:
@@ -35,11 +35,11 @@ class Saving:
     @property
     def _folder(self) -> Path:
         if self._run.follow():
-            self._on_note(f"the run was moved, and goes on in {self._run.path}")
+            self._on_note(f"the run folder was moved: the run continues in {self._run.path}")
         return self._run.path / CHECKPOINTS
 
     def check_space(self) -> None:
-        """Refuse a disk without room for the first checkpoint, before an hour's work finds none."""
+        """Refuse a disk without room for the first checkpoint, before an hour of training is lost."""
         if not checkpoint.checkpoints(self._folder):
             weights = sum(parameter.nbytes for parameter in self._trainer.model.parameters())
             check_space(self._folder, needed_bytes=3 * weights + units.MIB)  # and two moments
@@ -83,10 +83,10 @@ class Saving:
         return f"{unsaved:,} update{'s' * (unsaved != 1)}{since}" if unsaved else ""
 
     def evaluated(self, val_loss: float) -> None:
-        """Keep this step in mind, and its checkpoint if there is one, should this be the lowest validation loss."""
+        """Remember this step, and its checkpoint if there is one, if this is the lowest validation loss so far."""
         trainer = self._trainer
         lowest = math.inf if trainer.best_val_loss is None else trainer.best_val_loss
-        if not val_loss < lowest:  # nor if it is no number
+        if not val_loss < lowest:  # also true for NaN
             return
         trainer.best_val_loss = val_loss
         folder = self._folder
@@ -94,7 +94,7 @@ class Saving:
             checkpoint.mark_best(folder, step=trainer.step, val_loss=val_loss)
 
     def resume(self, before: Run) -> str | None:
-        """Where in the run's folder the checkpoint lies that the trainer now goes on from; None if there is none."""
+        """The checkpoint the trainer now continues from, relative to the run's folder; None if there is none."""
         found = checkpoint.latest_good(self._folder)
         for note in found.notes:
             self._on_note(note)
@@ -116,7 +116,7 @@ class Saving:
         return str(found.path.relative_to(self._run.path))
 
     def _take_up_best(self, before: Run) -> None:
-        """Go on with the best of the run so far, as far as it is left on the disk; says what is not."""
+        """Continue with the best of the run so far that is still on the disk; says what is lost."""
         marked = checkpoint.best(self._folder)
         evaluated = {found.step: found.val_loss for found in before.evals if found.val_loss is not None}
         left = checkpoint.mark_best_left(self._folder, evaluated, step=self._trainer.step)

@@ -42,7 +42,7 @@ def checked_weights(source: Path, tensors: Mapping[str, Tensor], *, n_head: obje
         raise not_gpt2(source, "it has no token and position embeddings (transformer.wte, transformer.wpe)") from None
     n_layer = len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")})
     if type(n_head) is not int or n_head < 1 or n_embd % n_head or n_layer < 1:
-        raise not_gpt2(source, f"{n_layer} layers of width {n_embd} with n_head={n_head!r:.20} are no model")
+        raise not_gpt2(source, f"{n_layer} layers of width {n_embd} with n_head={n_head!r:.20} are not a valid model")
     shape = {
         "n_layer": n_layer,
         "n_head": n_head,
@@ -161,7 +161,7 @@ def _unreadable(path: Path, problem: Exception) -> ConfigError:
             name="unsafe-checkpoint",
         )
     why = f"torch says: {first_line(problem, 160)}"
-    fix = "give a whole ckpt.pt as nanoGPT's train.py writes it (a copy may have been cut off)"
+    fix = "give a complete ckpt.pt, as nanoGPT's train.py writes it (a copy may have been cut off)"
     if not isinstance(problem, OSError) and not _may_be_pickle(path):
         why = "it does not begin as the files that torch.save writes: it is a log, a config or something else"
         fix = f"give a ckpt.pt as nanoGPT's train.py writes it; a log is for: onecard doctor {path}"

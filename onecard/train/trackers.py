@@ -1,6 +1,6 @@
-"""Other people's trackers: TensorBoard, Weights & Biases and trackio hear what records.jsonl has, and may fail.
+"""Other people's trackers: TensorBoard, Weights & Biases and trackio get what records.jsonl has, and may fail.
 
-The record stays the truth. A tracker that raises is named once and heard no more; training never waits for it to mend.
+records.jsonl is what counts. A tracker that raises is named once and then left out; training never waits for it.
 Evaluations have nanoGPT's names (train/loss, val/loss), so that old and new runs lie in one chart.
 """
 
@@ -51,7 +51,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A Weights & Biases run, online or as WANDB_MODE says; a resumed run goes on under its old id."""
+    """A Weights & Biases run, online or as WANDB_MODE says; a resumed run keeps its id."""
 
     def __init__(self, config: RunConfig, folder: Path, start: Start) -> None:
         wandb = importlib.import_module("wandb")
@@ -132,13 +132,13 @@ class Trackers:
 
     def _try(self, name: str, act: Callable[..., None], *arguments: object) -> None:
         try:
-            with redirect_stdout(sys.stderr):  # some of them chat, and stdout is the run's
+            with redirect_stdout(sys.stderr):  # some of them print, and stdout is the run's
                 act(*arguments)
         except Exception as problem:
             self._open.pop(name, None)
             self._on_warning(
                 f"{name} failed and is left out from here on ({kind_and_line(problem, 160)}); "
-                "training goes on, and records.jsonl has everything"
+                "training continues, and records.jsonl has everything"
             )
 
 
@@ -162,7 +162,7 @@ def logged_values(record: Step | Eval, config: RunConfig) -> dict[str, float]:
 
 
 def logger_names(config: RunConfig) -> list[str]:
-    """The trackers a config asks for; nanoGPT's wandb_log asks for wandb. ConfigError for a name there is none of."""
+    """The trackers a config asks for; nanoGPT's wandb_log asks for wandb. ConfigError for an unknown name."""
     names = config.loggers.replace(",", " ").lower().split()
     for name in names:
         if name not in TRACKERS:
@@ -176,7 +176,7 @@ def logger_names(config: RunConfig) -> list[str]:
 
 
 def check_loggers(config: RunConfig) -> None:
-    """Refuse before a run begins what `loggers` asks for and is not installed: now it costs nothing to mend.
+    """Refuse a tracker that is not installed before the run begins, when it is easy to fix.
 
     nanoGPT's wandb_log, which many configs carry along, only warns when the run starts.
     """

@@ -1,4 +1,4 @@
-"""A model in training: what one update does, whatever the memory says.
+"""A model in training: one update, also when memory runs out.
 
 The sequences of a run are numbered, so an update is a pure function of the weights, the step and the config: cut into
 smaller micro-batches, or done again after running out of memory, it reads the same data.
@@ -78,7 +78,8 @@ class Trainer:
         self.updates_here = 0  # in this process
         self.elapsed_seconds = 0.0
         self.best_val_loss: float | None = None
-        self.graph_failure: str | None = None  # why a micro-batch could not be recorded, until somebody has said so
+        self.graph_failure: str | None = None  # why a micro-batch could not be recorded, until it has been reported
+        self.before_micro_batch: Callable[[int, int], None] = lambda _done, _total: None  # of an update
         self._loss = torch.zeros((), device=device)  # of the update so far
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
         self._records = records_graph(config) and device.type == "cuda"
@@ -154,7 +155,8 @@ class Trainer:
         if self._recorded or self._fused:
             zero_gradients(self.model.parameters())
         run = self._recorded or self._micro_batch
-        for _ in range(self.accumulation):
+        for done in range(self.accumulation):
+            self.before_micro_batch(done, self.accumulation)
             x_BT, y_BT = self._next_batch()
             run(x_BT, y_BT)
         self._warm = True
@@ -177,7 +179,7 @@ class Trainer:
         self._loss += loss.detach()
 
     def _record(self) -> None:
-        """Record a micro-batch. If that fails the run goes on without: slower where Python is slower than the card."""
+        """Record a micro-batch. If that fails the run continues without: slower if Python is slower than the card."""
         release_memory(self.device)
         zero_gradients(self.model.parameters())
         shape = (self.batch_size, self.config.block_size)
@@ -244,12 +246,12 @@ class Trainer:
             )
         )
         if smaller is None:
-            self.batch_size = self.config.batch_size  # who resumes will have made room
+            self.batch_size = self.config.batch_size  # a resume tries the full size again
             raise OutOfMemory(message)
         self.batch_size = smaller
 
     def _same_scaler(self) -> torch.amp.GradScaler:
-        """The scaler as it stands, but for its memory of gradients that were unscaled and then thrown away."""
+        """The scaler in its present state, without its record of gradients that were unscaled and thrown away."""
         scaler = self.precision.grad_scaler()
         if scaler.is_enabled():
             scaler.load_state_dict(self.scaler.state_dict())
@@ -266,7 +268,7 @@ class Trainer:
             torch.cuda.set_rng_state(state[1], self.device)
 
     def state(self) -> TrainingState:
-        """What a checkpoint must remember beside the tensors."""
+        """What a checkpoint must hold beside the tensors."""
         return TrainingState(
             step=self.step,
             tokens=self.tokens,
@@ -279,7 +281,7 @@ class Trainer:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Go on from a checkpoint whose tensors have been loaded."""
+        """Continue from a checkpoint whose tensors have been loaded."""
         self.step = state.step
         self.elapsed_seconds = state.elapsed_seconds
         self.best_val_loss = state.best_val_loss

@@ -1,4 +1,4 @@
-"""The doctor looks on while a run trains: what has been recorded so far, and what is newly wrong with it."""
+"""The doctor watches a run while it trains: what has been recorded so far, and what is newly wrong with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAILED = rule_name(doctor_failed)
 
 
 class Watched:
-    """The records of a run that the doctor needs: of a week's steps only the last ones, everything else."""
+    """The records of a run that the doctor needs: only the last steps, and everything else."""
 
     def __init__(self, config: RunConfig, card: Card | None, dataset: Dataset) -> None:
         self._config = config
@@ -29,10 +29,10 @@ class Watched:
         self._data = DataSizes(train_tokens=len(dataset.train), val_tokens=len(dataset.val))
         self._steps: deque[Step] = deque(maxlen=WATCHED_STEPS)
         self._others: list[Record] = []
-        self._told = {"val-set-tiny"}  # told before the first step
+        self._told = {"val-set-tiny"}  # reported before the first step
 
     def add(self, record: Record) -> None:
-        """Remember a record; a finding that was told once is not told again."""
+        """Remember a record; a finding is reported once."""
         if isinstance(record, Step):
             self._steps.append(record)
         else:
@@ -45,7 +45,7 @@ class Watched:
             self.add(record)
 
     def new_findings(self) -> list[Finding]:
-        """What the records show for the first time; a mistake of the doctor's ends no training, and is told once."""
+        """New findings. An error inside the doctor never ends the training, and is reported once."""
         ordered = sorted([*self._others, *self._steps], key=lambda record: record.step or 0)
         try:
             return watch(ordered, self._config, self._card, self._data, self._told)

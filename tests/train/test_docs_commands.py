@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'onecard[dev]'")
 
+from onecard.ask.resume import RESUMABLE  # noqa: E402
 from onecard.cli.main import run  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from tests.contract.test_docs import RUN_IN_ORDER, commands_in  # noqa: E402
@@ -87,3 +90,26 @@ def test_what_the_page_promises_of_a_checkpoint(project: Path) -> None:
     assert run(["import", "out/ckpt.pt"]) == 0
     assert run(["train", "--resume", "runs/out", "--max_iters=6"]) == 0
     assert [step.step for step in load_run("runs/out").steps] == [5, 6]
+
+
+def test_the_commands_of_the_page_on_training_run_with_fewer_updates(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree("runs/default")
+    text = (PAGES / "train-and-resume.md").read_text()
+    commands = commands_in(text.replace("=1600", "=6").replace("=1700", "=8"))
+    assert len(commands) == 5
+    for command in commands:
+        words = shlex.split(command)[1:]
+        more = FLAGS if words == ["train"] else []
+        assert run([*words, *more]) == 0, f"{command}\n{capsys.readouterr().err}"
+    assert load_run("runs/default").last_step == 8
+    assert load_run("runs/default").config["grad_checkpoint"] == "full"
+
+
+def test_the_reference_names_every_key_that_a_resume_may_change() -> None:
+    """In the table of settings, the rows before the last, which is the rest."""
+    page = (PAGES.parent / "reference" / "resuming.md").read_text()
+    table = page.partition("## What may change on resume")[2].partition("| everything else")[0]
+    first_cells = " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("|"))
+    assert set(re.findall(r"`([a-z_]+)(?:=True)?`", first_cells)) == RESUMABLE | {"dataset", "eval_only"}

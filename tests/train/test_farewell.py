@@ -76,7 +76,7 @@ def test_a_vocabulary_larger_than_the_datas_draws_no_token_without_text(
 
 def test_a_run_out_of_hours_says_how_to_go_on(offered: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", *TINY, "--out_dir=r", "--max_hours=1e-9"]) == 0
-    assert "to go on: onecard train --resume r\n" in capsys.readouterr().err
+    assert "to continue: onecard train --resume r\n" in capsys.readouterr().err
 
 
 def test_a_run_of_no_updates_is_finished_and_has_lost_nothing(offered: Any, capsys: pytest.CaptureFixture[str]) -> None:

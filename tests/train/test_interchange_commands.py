@@ -319,7 +319,7 @@ def test_weights_that_came_without_data_get_them_on_resume(onecard: Any, trained
     assert lost.fix == ["train", "--resume", "runs/pub", "--max_iters=3", "--dataset=PATH"]
     found = onecard(*lost.fix[:-1], "--dataset=python-stdlib")
     assert found.code == 0, found.err
-    assert "the first data of these weights in this run" in found.err
+    assert "the first data of this run" in found.err
     assert load_run("runs/pub").last_step == 3
     again = onecard("train", "--resume", "runs/pub", "--max_iters=4")
     assert again.code == 0, again.err
@@ -668,7 +668,7 @@ def test_an_older_checkpoint_is_used_with_a_word_about_it(
     done = onecard(*arguments)
     assert done.code == 0
     (note,) = [line for line in done.err.splitlines() if said in line]
-    assert note.endswith("and was passed over: step-00000004 is used")
+    assert note.endswith("and was skipped: using step-00000004")
     shutil.rmtree("r/export", ignore_errors=True)
     told = json.loads(onecard(*arguments, "--json").out)
     assert told["step"] == 4
@@ -686,7 +686,7 @@ def test_a_best_that_is_lost_is_told_with_what_works(onecard: Any, trained: Path
     done = onecard(*arguments, "--best")
     assert done.error == "no-best-checkpoint"
     assert "step-00000004, is gone" in done.err
-    assert "fix: leave --best out: step 8, the newest that is whole, is used then" in done.err
+    assert "fix: leave --best out: step 8, the newest complete one, is then used" in done.err
     assert json.loads(onecard(*arguments, "--json").out)["step"] == 8
     damage(8)
     for best in ([], ["--best"]):

@@ -148,8 +148,8 @@ def test_it_is_said_what_a_second_ctrl_c_would_lose(
 @pytest.mark.parametrize(
     ("eval_interval", "left"),
     [
-        (100, "stopped at once; nothing was saved: there is no checkpoint yet\n"),
-        (2, "stopped at once; the newest checkpoint is that of step 2\nto go on: onecard train --resume r\n"),
+        (100, "stopped at once; there is no checkpoint yet, so nothing is saved\n"),
+        (2, "stopped at once; the newest checkpoint is of step 2\nto continue: onecard train --resume r\n"),
     ],
 )
 def test_a_second_ctrl_c_says_what_is_left(

@@ -20,6 +20,7 @@ from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
 from onecard.train import checkpoint_files  # noqa: E402
 from onecard.train.checkpoint import IDENTITY_KEYS, MadeUnder  # noqa: E402
+from onecard.train.model import GPT  # noqa: E402
 
 TINY = [
     *("--n_layer=1", "--n_head=1", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
@@ -212,10 +213,10 @@ def test_a_run_of_another_machine_goes_on_with_what_is_here(
     edit(trained, device="cuda")
     text = onecard("sample", "r", "--prompt", "1", "--length", "5")
     assert text.code == 0, text.err
-    assert "device=cuda is not here: cpu is used" in text.err
+    assert "device=cuda is not available: using cpu" in text.err
     stuck = onecard("train", "--resume", "r", "--max_iters=5")
     assert stuck.code == 3
-    assert "fix: --device=auto" in stuck.err
+    assert "use the CPU: --device=cpu" in stuck.err
     said = onecard("train", "--resume", "r", "--max_iters=5", "--device=auto")
     assert said.code == 0, said.err
     assert "device=auto (was cpu)" in said.err
@@ -229,7 +230,9 @@ def test_a_run_goes_on_where_its_data_were_moved_to(onecard: Any, trained: Path)
     Path("data/numbers").rename("elsewhere")
     lost = onecard("train", "--resume", "r", "--max_iters=5")
     assert lost.code == 2
-    assert "fix: onecard train --resume r --max_iters=5 --dataset=PATH   (where its token files are)" in lost.err
+    assert (
+        "fix: onecard train --resume r --max_iters=5 --dataset=PATH   (PATH is where its token files are)" in lost.err
+    )
     assert "python-stdlib" not in lost.err
     said = onecard("train", "--resume", "r", "--max_iters=5", "--dataset=elsewhere")
     assert said.code == 0, said.err
@@ -269,8 +272,8 @@ def test_data_that_have_grown_are_told_with_what_works(onecard: Any, trained: Pa
     assert onecard("train", *TINY, "--dataset=g", "--out_dir=g", "--lr_decay_iters=9").code == 0
     assert onecard(*prepare, "400k").code == 0
     said = onecard("train", "--resume", "g", "--max_iters=5")
-    assert "the data of g are not those it was trained on  [resume-mismatch]" in said.err
-    assert "the token files in data/g have changed since step-00000003" in said.err
+    assert "the data of g have changed since it was trained on them  [resume-mismatch]" in said.err
+    assert "the token files in data/g are not those of step-00000003" in said.err
     assert said.fix == ["train", "g", "--init_from=g", "--out_dir=g-2"]
     done = onecard(*said.fix)
     assert done.code == 0, done.err
@@ -299,7 +302,7 @@ def test_a_finished_run_without_checkpoints_begins_again(onecard: Any, trained: 
     assert "gone" in lost.err
     said = onecard(*lost.fix)
     assert said.code == 0, said.err
-    assert "begins again at step 0" in said.err
+    assert "starts again at step 0" in said.err
     again = load_run(trained)
     assert [step.step for step in again.steps] == [1, 2, 3]
     assert [checkpoint.step for checkpoint in again.checkpoints] == [3]
@@ -350,7 +353,7 @@ def test_a_loss_that_is_no_number_at_the_end_is_told_with_its_first_step(onecard
     said = onecard("train", *TINY, *fatal, "--dataset=numbers", "--out_dir=d")
     assert said.code == 2
     first = next(step.step for step in load_run("d").steps if not math.isfinite(step.loss))
-    assert f"the loss is no number any more, since step {first}  [diverged]" in said.err
+    assert f"the loss is NaN or infinite since step {first}  [diverged]" in said.err
 
 
 # A new run where there is one already
@@ -460,13 +463,13 @@ def test_a_run_whose_checkpoints_are_gone_says_so_before_it_begins_again(trained
     shutil.rmtree(trained / "checkpoints")
     done = onecard("train", "--resume", "r", "--max_iters=4", "--lr_decay_iters=4")
     assert done.code == 0
-    assert "r was finished, and its checkpoints are gone: it begins again at step 0" in done.err
+    assert "r was finished, and its checkpoints are gone: it starts again at step 0" in done.err
     lines = (trained / "records.jsonl").read_text().splitlines()
     kept = [line for line in lines if json.loads(line)["kind"] != "end"]  # as if it had been killed
     (trained / "records.jsonl").write_text("\n".join(kept) + "\n")
     shutil.rmtree(trained / "checkpoints")
     done = onecard("train", "--resume", "r")
-    assert "r had reached step 4, and its checkpoints are gone: it begins again at step 0" in done.err
+    assert "r had reached step 4, and its checkpoints are gone: it starts again at step 0" in done.err
 
 
 @pytest.mark.parametrize("arguments", [("--resume", "r"), (*TINY, "--dataset=numbers", "--out_dir=r")])
@@ -508,3 +511,92 @@ def test_the_plan_of_a_resumed_run_is_of_the_micro_batch_it_goes_on_with(
         planned = as_it_runs(asked, load_run(trained))
         found.append((planned.batch_size, planned.gradient_accumulation_steps))
     assert found == [(8, 6), (8, 6), (4, 12), (5, 10), (8, 6)], "one that is asked for anew is taken"
+
+
+# What changes how an update is computed, and not what it learns
+
+
+def resumed_losses(onecard: Any, run: Path, *typed: str) -> tuple[list[float], str]:
+    """The losses of the updates after a resume of the run of 3, and what was said."""
+    copy = Path(f"{run}-copy-{len(list(Path().iterdir()))}")
+    shutil.copytree(run, copy)
+    said = onecard("train", "--resume", str(copy), "--max_iters=6", "--lr_decay_iters=6", *typed)
+    assert said.code == 0, said.err
+    return [step.loss for step in load_run(copy).steps if step.step > 3], said.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--grad_checkpoint=full", "grad_checkpoint=full (was none): the same mathematics"),
+        ("--grad_checkpoint=selective", "grad_checkpoint=selective (was none): the same mathematics"),
+        ("--loss_chunk=7", "loss_chunk=7 (was None): the same mathematics"),
+        ("--compile=False", "compile=False (was True): the same mathematics"),
+    ],
+)
+def test_how_an_update_is_computed_may_change_and_the_losses_stay(
+    onecard: Any, trained: Path, typed: str, said: str
+) -> None:
+    before, silent = resumed_losses(onecard, trained)
+    again, _ = resumed_losses(onecard, trained)
+    assert again == before, "unchanged, a resume is bit for bit the same"
+    assert "mathematics" not in silent
+    after, words = resumed_losses(onecard, trained, typed)
+    assert after == pytest.approx(before, rel=1e-5)
+    (line,) = [line for line in words.splitlines() if said in line]
+    assert line.endswith("rounding may differ")
+
+
+def test_another_memory_limit_changes_nothing(onecard: Any, trained: Path) -> None:
+    before, _ = resumed_losses(onecard, trained)
+    after, words = resumed_losses(onecard, trained, "--memory_limit=2GiB")
+    assert after == before
+    assert "memory_limit=2147483648 (was None): changes nothing that is learned" in words
+
+
+def test_changes_are_kept_for_the_next_resume(onecard: Any, trained: Path) -> None:
+    assert onecard("train", "--resume", "r", "--max_iters=5", "--grad_checkpoint=full").code == 0
+    assert load_run(trained).config["grad_checkpoint"] == "full"
+    assert "grad_checkpoint" not in onecard("train", "--resume", "r", "--max_iters=6").err
+
+
+def test_what_is_learned_still_may_not_change(onecard: Any, trained: Path) -> None:
+    said = onecard("train", "--resume", "r", "--max_iters=5", "--grad_checkpoint=full", "--dropout=0.1")
+    assert said.code == 2
+    assert said.fix == ["train", "--resume", "r", "--max_iters=5", "--grad_checkpoint=full"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [([], ["--grad_checkpoint=full"]), (["--grad_checkpoint=full"], [])], ids=["none", "full"]
+)
+def test_where_one_sequence_does_not_fit_a_resume_with_recomputation_is_offered(
+    onecard: Any, trained: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], offered: list[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, "loss", full)
+        said = onecard("train", "--resume", "r", "--max_iters=5", "--lr_decay_iters=5", *typed)
+    assert said.code == 3
+    assert "training on one sequence at a time does not fit in memory; the run is saved at step 3" in said.err
+    assert "with batch 2: continuing with 1" in said.out
+    assert ("--resume with --grad_checkpoint=full needs less memory" in said.out) == bool(offered)
+    fix = said.err.splitlines()[-1].partition("onecard ")[2].partition("   (")[0]
+    assert shlex.split(fix) == ["train", "--resume", "r", *offered]
+    done = onecard(*shlex.split(fix))
+    assert done.code == 0, done.err
+    assert load_run(trained).last_step == 5
+
+
+def test_an_evaluation_that_does_not_fit_is_not_offered_what_only_training_needs(
+    onecard: Any, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(GPT, "token_losses", full)
+    said = onecard("train", "--resume", "r", "--max_iters=5")
+    assert said.code == 3
+    assert "evaluating one sequence at a time does not fit" in said.err
+    assert "grad_checkpoint" not in said.err

@@ -209,7 +209,7 @@ def test_a_damaged_config_is_told_in_three_lines(tmp_path: Path, environment: di
         assert shown.returncode == 2, shown.stderr
         assert shown.stderr.count("\n") == 3
         assert shown.stderr.splitlines()[0].endswith("n_layer='x' is not a whole number  [damaged-run]")
-        assert "fix: rm r/config.json   (they are read from the last start record" in shown.stderr
+        assert "fix: rm r/config.json   (then the last start record" in shown.stderr
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_full_disk_under_the_output_ends_no_run(tmp_path: Path, environment: d
     assert load_run(tmp_path / "r").finished
     told = [line for line in done.stderr.splitlines() if "No space left on device" in line]
     assert len(told) == (0 if "2>&1" in streams else 1)
-    assert all("the run goes on" in line and str(Path("r/records.jsonl")) in line for line in told)
+    assert all("the run continues" in line and str(Path("r/records.jsonl")) in line for line in told)
 
 
 def wait_for_step(path: Path, step: int) -> None:

@@ -213,7 +213,7 @@ def test_without_memory_for_the_weights_it_says_so(
 ) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 148.00 MiB.")
     monkeypatch.setattr(GPT, "to", failing_at(GPT.to, 1, error))
-    with pytest.raises(MachineError, match="no memory for the weights") as told:
+    with pytest.raises(MachineError, match="not enough memory for the weights") as told:
         run(tiny(), dataset, tmp_path / "run")
     assert told.value.name == "out-of-memory"
     assert "148.00 MiB" in told.value.why
@@ -442,7 +442,7 @@ def test_a_run_that_is_moved_meanwhile_goes_on_where_it_is(dataset: Dataset, tmp
     with create_run(before, config=config.model_dump()) as folder:
         train(config, folder, dataset, resume=False, on_record=move, on_note=said.append)
         assert folder.path == after
-    assert said == [f"the run was moved, and goes on in {after}"]
+    assert said == [f"the run folder was moved: the run continues in {after}"]
     assert not before.exists()
     assert losses(after) == losses(tmp_path / "undisturbed")
     assert {saved.step for saved in load_run(after).checkpoints} >= {4, 8}

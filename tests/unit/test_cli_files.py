@@ -84,10 +84,13 @@ def test_without_overwrite_a_file_is_never_touched(tmp_path: Path) -> None:
     [
         ("plan", "onecard plan (with no file) takes a small default"),
         ("train", "onecard train (with no file) takes a small default"),
-        ("compare", "name a file that is there, or onecard compare without --config"),
+        ("compare", "name a file that exists, or onecard compare without --config"),
     ],
 )
-def test_a_missing_config_is_answered_with_the_command_that_was_typed(command: str, fix: str, tmp_path: Path) -> None:
+def test_a_missing_config_is_answered_with_the_command_that_was_typed(
+    command: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # no configs there
     onecard = click.Context(cli, info_name="onecard")
     with click.Context(cli.commands[command], parent=onecard, info_name=command), pytest.raises(ConfigError) as caught:
         config_named(str(tmp_path / "nothing.py"), [], otherwise=without_config())
