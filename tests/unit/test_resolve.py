@@ -49,6 +49,20 @@ def test_exact_numbers_and_yes_or_no_are_accepted(key: str, text: str) -> None:
     resolve(None, flags=[(key, text)])
 
 
+def test_zero_and_one_are_no_and_yes() -> None:
+    """As in nanoGPT, whose `if wandb_log:` takes them alike."""
+    found = resolve("wandb_log = 0\nbias = 1\ncompile = 0\n", filename="c.py", flags=[("decay_lr", "0")]).config
+    assert (found.wandb_log, found.bias, found.compile, found.decay_lr) == (False, True, False, False)
+    assert resolve_mapping({"eval_only": 1}).config.eval_only is True
+    assert resolve("grad_checkpoint = 1\n", filename="c.py").config.grad_checkpoint == "full"
+
+
+@pytest.mark.parametrize("text", ["2", "-1", "0.0", "1.0", "'0'", "no"])
+def test_other_numbers_and_words_are_not_a_yes_or_no(text: str) -> None:
+    problem = refused(f"wandb_log = {text}\n") if text != "no" else refused(None, wandb_log=text)
+    assert (problem.name, "is not True or False" in problem.what) == ("bad-value", True)
+
+
 @pytest.mark.parametrize(
     ("key", "text"),
     [
@@ -64,7 +78,7 @@ def test_exact_numbers_and_yes_or_no_are_accepted(key: str, text: str) -> None:
         ("batch_size", "-2"),
         ("dropout", "1.0"),
         ("dropout", "nan"),
-        ("compile", "1"),
+        ("compile", "2"),
         ("compile", "maybe"),
         ("dtype", "fp8"),
         ("memory_limit", "lots"),
