@@ -7,7 +7,8 @@ from shlex import quote
 
 from onecard import units
 from onecard.data.dataset import Dataset, padded
-from onecard.data.manifest import META, read_progress
+from onecard.data.folders import META
+from onecard.data.manifest import read_progress
 from onecard.data.split import VAL_TOKENS, both_sides
 from onecard.data.tokens import Tokens, first_outside, largest_id, looks_like_uint32
 from onecard.errors import ConfigError

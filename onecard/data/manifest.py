@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from onecard.data.document import Bad
+from onecard.data.folders import META, PROGRESS
 from onecard.data.shards import SHARD_TOKENS, Format
 from onecard.errors import ConfigError
 from onecard.runs.files import write_atomically
 
-META, PROGRESS = "meta.json", "progress.json"
 _SCHEMA = 1
 
 

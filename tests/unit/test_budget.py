@@ -338,7 +338,8 @@ def test_each_proposal_says_why_it_has_its_shape(weekend: list[Proposal]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("config", "reason"), [("vocab_size = 65", "not of letters"), ("init_from = 'gpt2-medium'", "from scratch")]
+    ("config", "reason"),
+    [("vocab_size = 65", "this data has characters"), ("init_from = 'gpt2-medium'", "from scratch")],
 )
 def test_where_no_loss_is_foretold_no_run_is_chosen_and_the_reason_is_said(config: str, reason: str) -> None:
     with pytest.raises(UsageError) as refused:
