@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 
@@ -53,17 +53,41 @@ class Resolved:
         return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin not in _UNASKED}
 
 
-def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
-    """The config of a file's text (or the packaged default) under flags such as ("n_layer", "6")."""
+def resolve(
+    text: str | None,
+    *,
+    filename: str | None = None,
+    flags: Iterable[tuple[str, str]] = (),
+    others: Callable[[], Sequence[str]] = tuple,
+) -> Resolved:
+    """The config of a file's text (or the packaged default) under flags such as ("n_layer", "6").
+
+    `others` looks for config files nearby; it is called only where this file is not one.
+    """
     if text is None:
         default = resources.files("onecard.config").joinpath("packaged_default.py").read_text()
         return _under_flags(_read(default, PACKAGED_DEFAULT), flags, shown=PACKAGED_DEFAULT, packaged=True)
     shown = filename or "config"
     file = _read(text, shown)
+    if not file.is_blank and not file.lines.keys() & KEYS.keys():
+        raise _sets_no_key(file, shown, others())
     resolved = _under_flags(file, flags, shown=shown)
-    if file.values or file.unresolved or file.code:
+    if not file.is_blank:
         return resolved
     return replace(resolved, warnings=(f"{shown} sets nothing: nanoGPT's defaults apply", *resolved.warnings))
+
+
+def _sets_no_key(file: ConfigFile, shown: str, others: Sequence[str]) -> ConfigError:
+    """The error for Python that is not a config, such as model.py, or whose keys are all mistyped."""
+    meant = [f"`{near} = {_short(value)}`" for key, value in file.values.items() if (near := nearest(key, KEYS))]
+    example = "a config has lines such as `n_layer = 12`"
+    fix = f"did you mean {', '.join(meant[:3])} ?" if meant else example
+    return ConfigError(
+        f"{shown} sets no config key",
+        why="none of the names that it sets is a key of nanoGPT or onecard, such as n_layer or batch_size",
+        fix=f"name a config, such as {' or '.join(others[:3])}" if others and not meant else fix,
+        name="no-config-key",
+    )
 
 
 def resolve_mapping(keys: Mapping[str, object], *, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
@@ -195,7 +219,7 @@ def _not_known(keys: Sequence[str], file: ConfigFile, shown: str) -> ConfigError
     return ConfigError(
         f"{where}: the {'value' if one else 'values'} of {units.listed(keys)} {'is' if one else 'are'} not known",
         why=f"{'it comes' if one else 'they come'} from code, and configs are read, never run: {'; '.join(code)}",
-        fix=f"say {'it' if one else 'them'} on the command line: {' '.join(f'--{key}=VALUE' for key in keys)}",
+        fix="set it on the command line: " + " ".join(f"--{key}={file.earlier.get(key, 'VALUE')}" for key in keys),
         name="unresolved-key",
     )
 

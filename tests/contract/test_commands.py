@@ -557,6 +557,23 @@ def test_json_that_is_no_config_is_refused(onecard: Command, tmp_path: Path, tex
     assert (done.code, done.json["error"]["name"]) == (2, "unreadable-file")
 
 
+@pytest.mark.parametrize(
+    "command", [["plan", "model.py"], ["train", "model.py"], ["doctor", "a.log", "--config", "model.py"]]
+)
+def test_a_program_is_not_taken_for_a_config(onecard: Command, tmp_path: Path, command: list[str]) -> None:
+    work = tmp_path / "work"
+    (work / "config").mkdir()
+    (work / "config" / "train_mine.py").write_text("n_layer = 6\n")
+    (work / "config" / "notes.py").write_text("print('not a config')\n")
+    (work / "model.py").write_text("import torch\n\nclass GPT:\n    pass\n")
+    (work / "train.py").write_text("n_layer = 12\nexec(open('configurator.py').read())\n")
+    (work / "a.log").write_text("iter 0: loss 10.9, time 100.00ms, mfu -100.00%\n")
+    done = onecard(*command)
+    assert done.code == 2
+    assert "error: model.py sets no config key" in done.stderr
+    assert "fix: name a config, such as config/train_mine.py\n" in done.stderr
+
+
 def data_folder(folder: Path, vocab_size: int) -> None:
     """Token files and a meta.pkl, as nanoGPT's prepare.py leaves them."""
     folder.mkdir(parents=True)

@@ -297,6 +297,30 @@ def test_a_config_file_that_sets_nothing_has_nanogpts_defaults_and_says_so(text:
     assert found.warnings == ("mine.py sets nothing: nanoGPT's defaults apply",)
 
 
+MODEL = (
+    "import torch\nfrom torch import nn\n\nclass GPT(nn.Module):\n    n_layer = 3\n\nconfig_args = dict(n_layer=12)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "text", [MODEL, "print('hello')\n", "x = 1\n", "exec(open('other.py').read())\n", "def f(): ..."]
+)
+def test_python_that_sets_no_key_is_not_a_config(text: str) -> None:
+    problem = refused(text, n_layer="6")
+    assert (problem.name, problem.what) == ("no-config-key", "c.py sets no config key")
+    assert problem.fix == "a config has lines such as `n_layer = 12`"
+
+
+def test_where_every_key_is_mistyped_the_fix_has_the_right_ones() -> None:
+    assert refused("n_layers = 12\nbatchsize = 8\n").fix == "did you mean `n_layer = 12`, `batch_size = 8` ?"
+
+
+def test_one_key_makes_a_config_of_a_program() -> None:
+    """As nanoGPT's train.py is one: it sets every key, and then runs."""
+    assert resolve(f"{MODEL}\nn_layer = 6\nn_head = 6\nn_embd = 384\n").config.n_layer == 6
+    assert "n_layer" in refused("n_layer = layers()\n").what  # known not to be known: another error
+
+
 def test_a_longer_evaluated_context_gets_a_flag_to_paste() -> None:
     assert refused(None, block_size="512", eval_block_size="2048").fix.startswith("--eval_block_size=512,")
 
