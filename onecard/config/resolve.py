@@ -219,7 +219,8 @@ def _not_known(keys: Sequence[str], file: ConfigFile, shown: str) -> ConfigError
     return ConfigError(
         f"{where}: the {'value' if one else 'values'} of {units.listed(keys)} {'is' if one else 'are'} not known",
         why=f"{'it comes' if one else 'they come'} from code, and configs are read, never run: {'; '.join(code)}",
-        fix="set it on the command line: " + " ".join(f"--{key}={file.earlier.get(key, 'VALUE')}" for key in keys),
+        fix=f"set {'it' if one else 'them'} on the command line: "
+        + " ".join(f"--{key}={file.earlier.get(key, 'VALUE')}" for key in keys),
         name="unresolved-key",
     )
 

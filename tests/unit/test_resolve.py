@@ -178,7 +178,7 @@ def test_all_keys_that_only_code_says_are_told_in_one_error() -> None:
     error = refused("n_layer = layers()\nn_head, n_embd = shape()\nwandb_run_name = now()\nbatch_size = 4\n")
     assert error.what == "c.py, lines 1 and 2: the values of n_layer, n_head and n_embd are not known"
     assert error.why.endswith("never run: n_layer = layers(); n_head, n_embd = shape()")
-    assert error.fix == "say them on the command line: --n_layer=VALUE --n_head=VALUE --n_embd=VALUE"
+    assert error.fix == "set them on the command line: --n_layer=VALUE --n_head=VALUE --n_embd=VALUE"
     assert error.name == "unresolved-key"
     left = refused("n_layer = layers()\nn_head, n_embd = shape()\n", n_layer="6", n_head="6")
     assert left.what == "c.py:2: the value of n_embd is not known"
