@@ -63,7 +63,7 @@ class Options:
 @click.option("--out", required=True, type=PathType(), metavar="DIR", help="The folder to make, or to go on with.")
 @click.option("--tokens", type=CountType(), metavar="N", help="Stop after so many: 100M, 2.5B. Default: everything.")
 @click.option(
-    "--ranks", type=PathType(), metavar="FILE", help="GPT-2's r50k_base.tiktoken, where tiktoken's cache has none."
+    "--ranks", type=PathType(), metavar="FILE", help="GPT-2's r50k_base.tiktoken, if it is not in tiktoken's cache."
 )
 @click.option("--format", type=click.Choice(["onecard", "nanogpt", "llmc"]), default="onecard", help="Of the files.")
 @click.option("--subset", metavar="NAME", help="Of a dataset on the hub. Default for FineWeb: sample-10BT.")
@@ -100,6 +100,7 @@ def prepare(flags: list[Flag], /, **options: object) -> int:
 def _prepare(options: Options, flags: list[Flag]) -> int:
     _needs_numpy()
     from onecard.data.downloads import download, downloads_of
+    from onecard.data.gpt2_ranks import MODEL, fetch_gpt2
     from onecard.data.hub import find_dataset
     from onecard.data.prepare import prepare as run
     from onecard.data.prepared import findings_of
@@ -109,13 +110,17 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
 
     settings = _settings(options, flags)
     source = _source(options)
-    tokenizer = _tokenizer(settings, options)
+    talk = console(stderr=True)
+    fetches_gpt2 = isinstance(source, str) and _lacks_ranks(settings, options)
+    tokenizer = None if fetches_gpt2 else _tokenizer(settings, options)
     dataset = None
-    if isinstance(source, str):  # the network is for a command that has nothing else against it
+    if isinstance(source, str):  # everything that needs no network has been checked
         dataset = find_dataset(source, subset=options.subset)
         source = dataset.source
+    if fetches_gpt2:
+        tokenizer = fetch_gpt2(os.environ)
+        talk.print(f"GPT-2's tokenizer was not here: downloaded from {MODEL}", soft_wrap=True)
     downloads = cache_home(os.environ) / DOWNLOADS
-    talk = console(stderr=True)
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         with PrepareDisplay(talk, quiet=options.as_json) as display:
@@ -200,6 +205,13 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
         val_share=options.val_share,
         shard_tokens=options.shard,
     )
+
+
+def _lacks_ranks(settings: Settings, options: Options) -> bool:
+    """Whether GPT-2's tokenizer is wanted, and neither named nor on this machine."""
+    from onecard.data.tokenizers import gpt2_tokenizer
+
+    return settings.tokenizer == "gpt2" and options.ranks is None and gpt2_tokenizer(os.environ) is None
 
 
 def _tokenizer(settings: Settings, options: Options) -> Tokenizer | None:
