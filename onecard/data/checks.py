@@ -91,7 +91,7 @@ def _empty(dataset: Dataset, tokens: Tokens, *, split: str) -> ConfigError:
     return ConfigError(
         f"{_names(tokens)} has {units.things(len(tokens), 'token')}: there is nothing to "
         f"{'train on' if split == 'train' else 'validate with'}",
-        why="data are split by document, and none fell on this side"
+        why="data is split by document, and this side got none"
         if progress
         else "the shortest sequence is one token, and the one after it",
         fix=f"onecard data prepare SOURCE {options}",

@@ -91,7 +91,7 @@ def source_files(root: Path) -> list[tuple[str, Path, int]]:
 
 
 def _documents(files: list[tuple[str, Path, int]]) -> dict[str, list[bytes]]:
-    """The texts of both splits, without files that are no UTF-8 text."""
+    """The texts of both splits, without files that are not UTF-8."""
     documents: dict[str, list[bytes]] = {"train": [], "val": []}
     for name, path, _ in files:
         with suppress(OSError, UnicodeDecodeError):

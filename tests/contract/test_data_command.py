@@ -385,7 +385,7 @@ MISTAKES = [
     (["data", "prepare", "y.jsonl", "--out", "o", "--tokenizer=gpt3"], "no-such-source", "x.jsonl"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer", "gpt2"], "key-without-value", "--tokenizer=VALUE"),
     (["data", "prepare", "x.jsonl", "--out", "o"], "no-ranks", "--ranks FILE"),
-    (["data", "prepare", "fineweb", "--out", "o"], "hub-unreachable", "look at the network"),
+    (["data", "prepare", "fineweb", "--out", "o"], "hub-unreachable", "check the network"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--ranks", "x.jsonl"], "bad-ranks", "--ranks"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer=gpt3"], "no-such-tokenizer", "--tokenizer=gpt2"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--n_layer=3"], "unexpected-key", "--help"),
@@ -510,7 +510,7 @@ def test_interrupted_in_its_last_moment_it_exits_130(
     write_lines(tmp_path / "x.jsonl", 5)
     done = failing(tmp_path, module=module, function=function, problem="KeyboardInterrupt")
     assert done.returncode == 130, done.stderr
-    assert done.stderr.splitlines() == ["stopped; what is done is kept: give the same command to go on"]
+    assert done.stderr.splitlines() == ["stopped; what is done is kept. Run the same command again to go on"]
     assert onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, cwd=tmp_path).code == 0
 
 
