@@ -324,7 +324,7 @@ def test_interrupted_it_keeps_what_is_done_and_exits_130(start: Start, tmp_path:
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, talk = process.communicate(timeout=60)
     assert process.returncode == 130, talk.decode()
-    assert b"give the same command to go on" in talk
+    assert b"Run the same command again to go on" in talk
     assert b"Traceback" not in talk
     assert group_is_gone(process.pid)
     kept = tokens_in(tmp_path / "out")
