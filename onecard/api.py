@@ -1,6 +1,6 @@
-"""What Python programs may call: the commands' answers as values. Like the commands, these take paths and names.
+"""What Python programs may call: the commands' answers as values. Like the commands, they take paths and names.
 
-What goes wrong is an `onecard.OnecardError` with `what`, `why` and `fix`.
+Errors are an `onecard.OnecardError` with `what`, `why` and `fix`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Source = str | Path | Run
 Config = str | Path | Mapping[str, object] | None
 Amount = SupportsIndex | SupportsFloat | str  # a whole number of any kind, or text with a unit as the commands take it
 
-MOST = 2**63  # of anything: what text may say, too
+MOST = 2**63  # the largest amount, also as text
 
 
 def make_plan(
@@ -48,7 +48,7 @@ def make_plan(
 
     `config` is the path of a nanoGPT file, a mapping of keys over nanoGPT's defaults, or None for the packaged default;
     `keys` change it. `gpu` is a card's name, "none", or None for this machine's; `vram_bytes` makes it a card of that
-    size, and `other_bytes` are what other programs hold of it. `fit`, `params`, `hours`, `tokens` and `sensitivity` ask
+    size, and `other_bytes` is what other programs hold of it. `fit`, `params`, `hours`, `tokens` and `sensitivity` ask
     what the options of that name ask. Nothing is run, and neither torch nor a GPU is needed.
 
     >>> plan = make_plan({"n_layer": 12, "n_embd": 768}, gpu="RTX 4070", batch_size=8, gradient_accumulation_steps=64)
@@ -127,7 +127,7 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
     if len(named) != len(sources):
         raise UsageError(
             f"{len(named)} configs for {len(sources)} sources",
-            why="configs has one for each source, in their order",
+            why="configs needs one entry for each source, in the same order",
             fix="compare_runs(a, b, configs=[a_config, None])",
             name="configs-do-not-match",
         )
@@ -137,7 +137,7 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
     if len(cases) < 2:
         raise UsageError(
             f"a comparison needs two runs, and {'one was' if cases else 'none were'} given",
-            why="nothing is there to compare it with",
+            why="there is nothing to compare it with",
             fix='compare_runs("runs/a", "runs/b")',
             name="one-run",
         )
@@ -155,7 +155,7 @@ def _runs(source: Source, stated: Stated | None) -> tuple[Iterable[LoggedRun], S
 
 
 def _stated(config: Config) -> Stated | None:
-    """The config that was given, read as the commands read it; None for none."""
+    """The config that was given, read as the commands read it; None if none was given."""
     from onecard.ask.config import config_named
     from onecard.ask.runs import stated_config
 
@@ -177,12 +177,12 @@ def _flags(keys: Mapping[str, object]) -> Flags:
 
 
 def _text(value: object) -> str | None:
-    """A name or a path as typed: 4070 is one too; None for none."""
+    """A name or a path as text, such as 4070; None stays None."""
     return None if value is None else str(value)
 
 
 def _check(**asked: object) -> None:
-    """UsageError where what is asked for does not go together."""
+    """UsageError where two questions exclude each other."""
     from onecard.ask.questions import check_questions
 
     check_questions(
@@ -216,7 +216,7 @@ def _amount(keyword: str, value: Amount | None) -> int | None:
 
 
 def _hours(value: SupportsFloat | None) -> float | None:
-    """Hours as a number of Python's own; UsageError for what is none."""
+    """Hours as a float; UsageError for anything that is not a number."""
     from onecard.config.plain import plain
 
     hours = plain(value)
@@ -227,7 +227,7 @@ def _hours(value: SupportsFloat | None) -> float | None:
             return float(hours)
     raise UsageError(
         f"hours={value!r} is not a number",
-        why="hours takes a number of hours, and parts of one",
+        why="hours takes a number, such as 48 or 0.5",
         fix="hours=48",
         name="bad-number",
     )

@@ -1,4 +1,4 @@
-"""What goes wrong, told in three lines: what happened, why, what to type."""
+"""What goes wrong, in three lines: what happened, why, what to type."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class OnecardError(Exception):
         self.fix = fix
         if name is not None:
             self.name = name
+        self.add_note(f"  why: {why}\n  fix: {fix}")  # so that a traceback shows all three lines
 
     def as_json(self) -> dict[str, object]:
         """The error object of the contract."""
@@ -56,12 +57,12 @@ class DoesNotFit(OnecardError):
 
 
 def first_line(error: BaseException, longest: int = 600) -> str:
-    """What an error says, in one line of at most `longest` characters; what it is, where it says nothing."""
+    """The first line of an error's message, at most `longest` characters; the kind of error where it is empty."""
     (said, *_) = str(error).strip().splitlines() or [type(error).__name__]
     return said[:longest]
 
 
 def kind_and_line(error: BaseException, longest: int = 600) -> str:
-    """`ValueError: what it says`; what it is alone, where it says nothing"""
+    """`ValueError: message`; only the kind where there is no message."""
     kind, said = type(error).__name__, first_line(error, longest)
     return f"{kind}: {said}" if str(error).strip() else kind

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine: one dataset, the three addresses that onecard's use of the library asks for."""
+"""A Hugging Face hub on this machine: one dataset and files of models, at the addresses that onecard asks for."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Hub:
     files: Mapping[str, bytes]
     configs: list[dict[str, Any]] = field(default_factory=list)
     asked: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range
+    models: Mapping[str, bytes] = field(default_factory=dict)  # owner/name/file -> its content
     break_after: int | None = None  # bytes of a file after which the connection is cut, once
     address: str = ""
 
@@ -71,6 +72,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 )
             elif (found := re.fullmatch(rf"/datasets/{hub.repo}/resolve/[^/]+/(.+)", path)) and found[1] in hub.files:
                 self.send_file(hub.files[found[1]], body=body)
+            elif (model := re.sub("^/(.+?)/resolve/[^/]+/", r"\1/", path)) in hub.models:
+                self.send_file(hub.models[model], body=body)
             else:
                 self.send_response(404)
                 self.send_header("X-Error-Code", "RepoNotFound")

@@ -6,9 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.ask.text import THERE, read_text
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from onecard.data.dataset import Dataset
 
 STDIN = "-"
+MOST_LOOKED_AT = 50  # files of a folder that are read to find a config among them
 
 Named = str | Mapping[str, object] | None  # a path or -, keys and values, or the packaged default
 Flags = Sequence[tuple[str, str]]  # keys and values as typed
@@ -44,7 +48,26 @@ def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Reso
     name = "standard input" if config == STDIN else path.name
     if path.suffix == ".json":
         text = _said_in_json(text, name)
-    return with_pretrained_shape(resolve(text, filename=name, flags=flags))
+    return with_pretrained_shape(resolve(text, filename=name, flags=flags, others=partial(configs_near, path)))
+
+
+def configs_near(path: Path) -> list[str]:
+    """Config files beside a file, or in config/ or configs/ there or here, as a command names them."""
+    folders = [place / name for place in (path.parent, Path()) for name in ("config", "configs")]
+    found = [file for folder in (*folders, path.parent) for file in sorted(folder.glob("*.py"))[:MOST_LOOKED_AT]]
+    return [quote(str(file)) for file in dict.fromkeys(found) if file != path and _is_config(file)]
+
+
+def _is_config(file: Path) -> bool:
+    """Whether a file is a config and not a program: it sets keys, and runs nothing."""
+    from onecard.config.reader import NotAConfig, read_config
+    from onecard.config.schema import KEYS
+
+    try:
+        said = read_config(read_text(file), {})
+    except (NotAConfig, OnecardError):
+        return False
+    return bool(said.lines.keys() & KEYS.keys()) and not said.code
 
 
 def _said_in_json(text: str, name: str) -> str:
@@ -73,8 +96,9 @@ def config_as_typed(config: Named, flags: Flags, *, otherwise: str = THERE) -> R
 
 
 def config_to_plan(config: Named, flags: Flags, *, otherwise: str = THERE) -> Resolved:
-    """The config of a plan: with the vocabulary of the data, where these are here."""
-    return _with_data_vocabulary(config_as_typed(config, [*_beside(config, flags), *flags], otherwise=otherwise))
+    """The config of a plan: with the vocabulary of the data, where that is here or known by its name."""
+    resolved = config_as_typed(config, [*_beside(config, flags), *flags], otherwise=otherwise)
+    return _with_data_vocabulary(resolved, data_places(config))
 
 
 def _beside(config: Named, flags: Flags) -> Flags:
@@ -112,28 +136,48 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
     return with_shape(resolved, shape, origin=f"init_from={name}")
 
 
-def _with_data_vocabulary(resolved: Resolved) -> Resolved:
-    """With the vocab_size that `train` would take from the data; GPT-2's where they are not here."""
+def _with_data_vocabulary(resolved: Resolved, search: Sequence[Path]) -> Resolved:
+    """With the vocab_size that `train` would take from the data; GPT-2's where it is neither here nor known by name."""
     from onecard.config.resolve import PACKAGED_DEFAULT
 
-    if resolved.origins["dataset"] == PACKAGED_DEFAULT or find_spec("numpy") is None:
+    if resolved.origins["dataset"] == PACKAGED_DEFAULT:
         return resolved
-    from onecard.data.stdlib import NAME as EMBEDDED
-    from onecard.data.stdlib import VOCABULARY
-
-    origin: str = EMBEDDED
-    size: int | None = VOCABULARY  # which a plan need not build to know
-    if resolved.config.dataset != EMBEDDED:
-        try:
-            dataset = open_data(resolved.config)
-        except OnecardError:
-            origin, size = "default", None
-        else:
-            origin, size = str(dataset.path), dataset.model_vocab_size
+    origin, size = _vocabulary(resolved.config.dataset, search)
     config = with_vocabulary(resolved, size)
     if config == resolved.config:
         return resolved
     return replace(resolved, config=config, origins={**resolved.origins, "vocab_size": origin})
+
+
+def _vocabulary(dataset: str, search: Sequence[Path]) -> tuple[str, int | None]:
+    """(where it is from, the vocabulary of a data set): its folder's, else that of the known name, else None."""
+    from onecard.config.known_data import EMBEDDED, known_data
+    from onecard.data.folders import find_folder
+
+    if dataset == EMBEDDED.name:  # it need not be built for a plan
+        return EMBEDDED.name, EMBEDDED.vocab_size
+    folder = find_folder(dataset, search=search)
+    if folder and find_spec("numpy"):
+        from onecard.data.dataset import open_folder  # imports NumPy: only for data that is here
+
+        with suppress(OnecardError):  # data that cannot be used says nothing about the vocabulary
+            return str(folder), open_folder(folder, name=dataset, environ=os.environ).model_vocab_size
+    if known := known_data(dataset):
+        return f"nanoGPT's {known.name}", known.vocab_size
+    return "default", None
+
+
+def data_places(config: Named) -> tuple[Path, ...]:
+    """Where the data of a config may be: below the working folder, then in the nanoGPT checkout that has the config.
+
+    nanoGPT keeps configs in config/ and data in data/ beside it, and people plan from other folders, too.
+    """
+    from onecard.data.folders import SEARCH
+
+    if not isinstance(config, str) or config == STDIN:
+        return SEARCH
+    beside = Path(config).parent
+    return (*SEARCH, beside.parent / "data", beside / "data")
 
 
 def open_data(config: RunConfig) -> Dataset:

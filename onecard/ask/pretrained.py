@@ -1,4 +1,4 @@
-"""A model that exists already: to start from (init_from) or to make a run of, and whether its tokens are the data's."""
+"""A model that exists already: to start from (init_from) or to import, and whether it has the data's tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onecard.train.snapshot import Snapshot
 
 
-# What a checkpoint says of its own machine and folder, and means nothing in ours.
+# Keys that describe the machine and folder of the checkpoint, not ours.
 NOT_TAKEN = frozenset("out_dir device backend".split())
 
 
@@ -46,7 +46,7 @@ def pretrained(resolved: Resolved) -> tuple[Resolved, Pretrained | None]:
 
 
 def check_vocabulary(model: Pretrained, dataset: Dataset) -> list[str]:
-    """What to know where a model meets data of another vocabulary; ConfigError where their tokenizers differ."""
+    """Warnings where the data has another vocabulary than the model; ConfigError where the tokenizers differ."""
     learned = model.snapshot.shape["vocab_size"]
     return check_tokens(model.source, learned, dataset, instead="--init_from=scratch")
 
@@ -62,7 +62,7 @@ def check_tokens(source: Path, learned: int, dataset: Dataset, *, instead: str) 
         raise ConfigError(
             f"{source} was trained on tokens of {own.name} ({own.vocab_size:,}), and {dataset.name} has those of "
             f"{datas.name} ({datas.vocab_size:,})",
-            why="the same number is another text in each, and the model knows its own only",
+            why="the same id means another text in each, and the model knows only its own",
             fix=f"{prepare}{instead}",
             name="other-tokenizer",
         )
@@ -70,7 +70,7 @@ def check_tokens(source: Path, learned: int, dataset: Dataset, *, instead: str) 
     if not (own and datas) and known and known < 0.9 * learned:
         return [
             f"{dataset.name} has a vocabulary of {known:,}, and {source} was trained with {learned:,}: "
-            "with another tokenizer its weights know nothing of this text"
+            "if the tokenizers differ, the weights are useless for this text"
         ]
     return []
 
@@ -88,12 +88,12 @@ def _tokenizer_of(source: Path) -> Tokenizer | None:
         if (source / JSON_FILE).is_file():
             return find_tokenizer(str(source), ranks=None, environ=os.environ)
     except OnecardError:
-        pass  # it does not say, or not here
+        pass  # it names none, or none that is here
     return None
 
 
 def bring(source: str, *, download: bool = False) -> tuple[Path, Snapshot]:
-    """(where it lay, the model): a file, a folder, or a name in Hugging Face's cache; the hub only if told so."""
+    """(its path, the model): a file, a folder, or a name in Hugging Face's cache; from the hub only with `download`."""
     from onecard.config.paths import expanded
     from onecard.train import hf_hub
     from onecard.train.interchange import read_snapshot
@@ -136,7 +136,7 @@ def imported_config(snapshot: Snapshot, flags: Flags, source: Path, *, name: str
         named = ", ".join(f"{key}={getattr(config, key)} (is {getattr(before, key)})" for key in dict.fromkeys(fixed))
         raise ConfigError(
             f"{source.name} cannot be imported with {named}",
-            why="its weights have one shape, and its steps one number of tokens",
+            why="the shape of its weights and the tokens per update cannot change",
             fix="leave these keys out",
             name="import-mismatch",
         )

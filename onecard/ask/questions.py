@@ -11,7 +11,7 @@ OF_ONE_CONFIG = ("params", "sensitivity", "explain", "seen", "nvidia_smi", "time
 
 
 def check_questions(asked: Mapping[str, str], *, apart: Callable[[str, str], str]) -> None:
-    """UsageError where two questions exclude each other; `asked` has the asker's word for each that is asked.
+    """UsageError where two questions exclude each other; `asked` has the name of each as the user typed it.
 
     `apart` gives what to do instead, for the names of a budget and of a question that it excludes.
     """
@@ -19,7 +19,7 @@ def check_questions(asked: Mapping[str, str], *, apart: Callable[[str, str], str
     if budget and beside:
         raise UsageError(
             f"{asked[beside]} does not go with {asked[budget]}",
-            why=f"{asked[budget]} proposes configs that fit, and {asked[beside]} is about a config there is",
+            why=f"{asked[budget]} proposes new configs, and {asked[beside]} is about the config you have",
             fix=apart(budget, beside),
             name="two-questions",
         )

@@ -20,7 +20,7 @@ VOCABULARY = "vocabulary.json"  # in a run folder: what meta.json says of the to
 
 
 def keep_tokenizer_in(run: Path, dataset: Dataset) -> None:
-    """Put the tokenizer of the data into a new run folder, which can then travel without them.
+    """Put the tokenizer of the data into a new run folder, which can then be moved without the data.
 
     Not beside a tokenizer.json that came with the weights: that one is the model's.
     """
@@ -33,7 +33,7 @@ def keep_tokenizer_in(run: Path, dataset: Dataset) -> None:
 
 
 def _kept_in(run: Path) -> Tokenizer | None:
-    """The tokenizer that a run folder holds; None if it holds none that can be read."""
+    """The tokenizer in a run folder; None if there is none that can be read."""
     from onecard.data.tokenizer_files import kept_tokenizer
 
     try:
@@ -44,7 +44,7 @@ def _kept_in(run: Path) -> Tokenizer | None:
 
 
 def tokenizer_of(run: Path, config: RunConfig) -> Tokenizer:
-    """The tokenizer to sample a run with; ConfigError where nobody can say how its tokens were made."""
+    """The tokenizer to sample a run with; ConfigError if it cannot be found out."""
     from onecard.config.schema import GPT2_VOCABULARIES
     from onecard.data.tokenizer_files import JSON_FILE, find_tokenizer
 

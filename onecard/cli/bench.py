@@ -78,7 +78,7 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
     found: list[Measured] = []
     stopped: KeyboardInterrupt | OnecardError | None = None
     talk = console(stderr=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what has been measured is told
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: show what has been measured
     try:
         for measured in _measurements(configs, checkout, repeat=options["repeat"], updates=options["updates"]):
             found.append(measured)
@@ -195,7 +195,7 @@ def _checkout(folder: str | None) -> Path | None:
     path = Path(folder).resolve()
     if not (path / "model.py").is_file():
         raise ConfigError(
-            f"{folder} is no nanoGPT checkout",
+            f"{folder} is not a nanoGPT checkout",
             why="it has no model.py",
             fix="git clone https://github.com/karpathy/nanoGPT, and name that folder",
             name="not-nanogpt",

@@ -36,7 +36,7 @@ def data() -> None:
     Example:
       onecard data prepare fineweb-edu --out data/fineweb-edu --tokens 1B
 
-    Makes token files of text, and looks at them.
+    Makes token files from text, and looks at them.
     """
 
 
@@ -58,21 +58,26 @@ class Options:
     as_json: bool
 
 
-@data.command(cls=KeyCommand, short_help="Make token files of a source; go on if it was stopped.")
+@data.command(cls=KeyCommand, short_help="Make token files from a source; goes on if it was stopped.")
 @click.argument("source", nargs=-1, required=True, type=PathType())
 @click.option("--out", required=True, type=PathType(), metavar="DIR", help="The folder to make, or to go on with.")
 @click.option("--tokens", type=CountType(), metavar="N", help="Stop after so many: 100M, 2.5B. Default: everything.")
 @click.option(
-    "--ranks", type=PathType(), metavar="FILE", help="GPT-2's r50k_base.tiktoken, where tiktoken's cache has none."
+    "--ranks", type=PathType(), metavar="FILE", help="GPT-2's r50k_base.tiktoken, if it is not in tiktoken's cache."
 )
-@click.option("--format", type=click.Choice(["onecard", "nanogpt", "llmc"]), default="onecard", help="Of the files.")
-@click.option("--subset", metavar="NAME", help="Of a dataset on the hub. Default for FineWeb: sample-10BT.")
+@click.option(
+    "--format", type=click.Choice(["onecard", "nanogpt", "llmc"]), default="onecard", help="The format of the files."
+)
+@click.option("--subset", metavar="NAME", help="A subset of a dataset on the hub. Default for FineWeb: sample-10BT.")
 @click.option(
     "--column", default="text", metavar="NAME", help="Where parquet and JSON have the text.", show_default=True
 )
-@click.option("--dedup", is_flag=True, help="Leave out documents whose text was there before, byte for byte.")
+@click.option("--dedup", is_flag=True, help="Leave out exact copies of earlier documents.")
 @click.option(
-    "--val-share", type=float, metavar="SHARE", help="Of documents, as 0.1. Default: 1M tokens' worth, at most 0.1."
+    "--val-share",
+    type=float,
+    metavar="SHARE",
+    help="Share of documents for validation. Default: enough for 1M tokens, at most 0.1.",
 )
 @click.option("--shard", type=CountType(), default=100_000_000, metavar="N", help="Tokens in a file. Default: 100M.")
 @click.option(
@@ -86,13 +91,13 @@ def prepare(flags: list[Flag], /, **options: object) -> int:
       onecard data prepare fineweb-edu --out data/fineweb-edu --tokens 1B
       onecard data prepare corpus/*.jsonl.zst --out data/mine --tokenizer=bpe --vocab_size=16384
 
-    Makes token files of SOURCE: files or folders (parquet, JSON lines, text; .gz, .zst, .bz2, .xz), - for standard
+    Makes token files from SOURCE: files or folders (parquet, JSON lines, text; .gz, .zst, .bz2, .xz), - for standard
     input, fineweb, fineweb-edu or owner/name for a dataset of the Hugging Face hub, python-stdlib.
 
     --tokenizer=NAME is gpt2 (the default), bytes, characters, bpe (learned from the source, --vocab_size=N), or the
     path of a tokenizer.json.
 
-    Given again, the same command goes on where it stopped; with more --tokens it adds to what is there.
+    The same command again goes on where it stopped; with more --tokens it adds to what is there.
     """
     return _prepare(Options(**options), flags)  # type: ignore[arg-type]
 
@@ -100,6 +105,7 @@ def prepare(flags: list[Flag], /, **options: object) -> int:
 def _prepare(options: Options, flags: list[Flag]) -> int:
     _needs_numpy()
     from onecard.data.downloads import download, downloads_of
+    from onecard.data.gpt2_ranks import MODEL, fetch_gpt2
     from onecard.data.hub import find_dataset
     from onecard.data.prepare import prepare as run
     from onecard.data.prepared import findings_of
@@ -109,13 +115,17 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
 
     settings = _settings(options, flags)
     source = _source(options)
-    tokenizer = _tokenizer(settings, options)
+    talk = console(stderr=True)
+    fetches_gpt2 = isinstance(source, str) and _lacks_ranks(settings, options)
+    tokenizer = None if fetches_gpt2 else _tokenizer(settings, options)
     dataset = None
-    if isinstance(source, str):  # the network is for a command that has nothing else against it
+    if isinstance(source, str):  # everything that needs no network has been checked
         dataset = find_dataset(source, subset=options.subset)
         source = dataset.source
+    if fetches_gpt2:
+        tokenizer = fetch_gpt2(os.environ)
+        talk.print(f"GPT-2's tokenizer was not here: downloaded from {MODEL}", soft_wrap=True)
     downloads = cache_home(os.environ) / DOWNLOADS
-    talk = console(stderr=True)
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         with PrepareDisplay(talk, quiet=options.as_json) as display:
@@ -130,7 +140,7 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
                 on_moment=display,
             )
     except KeyboardInterrupt:
-        talk.print("stopped; what is done is kept: give the same command to go on", soft_wrap=True)
+        talk.print("stopped; what is done is kept. Run the same command again to go on", soft_wrap=True)
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -176,8 +186,8 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
     values = flag_values(flags)
     if other := [key for key in values if key not in ("tokenizer", "vocab_size")]:
         raise UsageError(
-            f"onecard data prepare has no use for --{other[0]}={values[other[0]]}",
-            why="of the config keys it takes tokenizer and vocab_size alone",
+            f"onecard data prepare takes no --{other[0]}={values[other[0]]}",
+            why="tokenizer and vocab_size are the only config keys it takes",
             fix="onecard data prepare --help",
             name="unexpected-key",
         )
@@ -186,8 +196,8 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
     vocab_size = config.vocab_size if "vocab_size" in values else None
     if vocab_size is not None and (name != "bpe" or vocab_size < 257):
         raise UsageError(
-            f"--vocab_size={vocab_size} cannot be had with --tokenizer={name}",
-            why="only byte pairs learned here can have a size of choice, from 257: all bytes and the end of text",
+            f"--vocab_size={vocab_size} does not work with --tokenizer={name}",
+            why="only --tokenizer=bpe has a size to choose, from 257: all bytes and the end of text",
             fix="--tokenizer=bpe --vocab_size=8192",
             name="bad-vocabulary",
         )
@@ -200,6 +210,13 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
         val_share=options.val_share,
         shard_tokens=options.shard,
     )
+
+
+def _lacks_ranks(settings: Settings, options: Options) -> bool:
+    """Whether GPT-2's tokenizer is wanted, and neither named nor on this machine."""
+    from onecard.data.tokenizers import gpt2_tokenizer
+
+    return settings.tokenizer == "gpt2" and options.ranks is None and gpt2_tokenizer(os.environ) is None
 
 
 def _tokenizer(settings: Settings, options: Options) -> Tokenizer | None:
@@ -234,10 +251,15 @@ def _source(options: Options) -> Source | str:
     return repo
 
 
-@data.command(short_help="What is in a data folder, whether it is whole, how it reads.")
+@data.command(short_help="What is in a data folder, whether it is intact, and some of its text.")
 @click.argument("folder", type=PathType())
 @click.option(
-    "--samples", default=2, type=click.IntRange(0, 100), metavar="N", help="Of each split.", show_default=True
+    "--samples",
+    default=2,
+    type=click.IntRange(0, 100),
+    metavar="N",
+    help="Texts to show of each split.",
+    show_default=True,
 )
 @json_option
 @click.pass_obj
@@ -248,7 +270,7 @@ def info(flags: list[Flag], /, folder: str, samples: int, as_json: bool) -> int:
 
     What is in a data folder (onecard's, nanoGPT's or llm.c's): counts, checksums verified, samples as text.
 
-    Exit 1 if a file is not what was written, or no run could use it.
+    Exits with 1 if a file has changed since it was written, or no run could use it.
     """
     no_flags(flags, "data info")
     _needs_numpy()

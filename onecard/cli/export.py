@@ -74,7 +74,7 @@ def export(
 
     found = load_run(Path(run))
     config = config_of(found.path, found.config)
-    from onecard.train import hf_hub  # torch only now: a run that is not there is told at once
+    from onecard.train import hf_hub  # torch only now: a missing run is reported at once
     from onecard.train.interchange import read_run
 
     if push:
@@ -110,7 +110,7 @@ def _must_be_new(target: Path) -> None:
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ConfigError(
             f"{target} exists already",
-            why="an export never writes over what is there",
+            why="an export never overwrites anything",
             fix=f"--out {free_name(target)}   (or remove it first)",
             name="file-exists",
         )
@@ -153,11 +153,11 @@ def _to_nanogpt(target: Path, snapshot: Snapshot, config: RunConfig, run: Run, t
         commands.insert(0, sample)
     else:
         notes.append(
-            "nanoGPT's sample.py would take GPT-2's tokens, which are not those of this run: its train.py can go on "
+            "nanoGPT's sample.py would read GPT-2's tokens, and this run has others: its train.py can go on "
             "with it, and for text there is onecard sample, or --to hf"
         )
     if not snapshot.moments:
-        notes.append("there are no AdamW moments in this run: nanoGPT starts with fresh ones")
+        notes.append("this run has no AdamW moments: nanoGPT starts with fresh ones")
     return Exported(path=target, files=tuple(files), next=tuple(commands), notes=tuple(notes))
 
 

@@ -79,7 +79,7 @@ def _new_folder(config: RunConfig, *, again: str) -> RunFolder:
 
 
 def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
-    """The data the run will go on with, and what to know of them; (None, …) if they are not here."""
+    """The data the run will go on with, and what to know about it; (None, …) if it is not here."""
     from onecard.data.checks import check_dataset
 
     try:

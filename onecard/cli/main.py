@@ -22,9 +22,9 @@ from onecard.cli.streams import prepare_streams
 from onecard.cli.usage import usage_error
 from onecard.errors import ConfigError, MachineError, OnecardError
 
-FULL = (ENOSPC, EDQUOT)  # what the operating system says of a full disk
-UNUSABLE = (ENAMETOOLONG, EACCES, EPERM, ELOOP)  # and of a name that it will not look up
-BUG = 70  # what sysexits.h calls an internal software error; none of the contract's answers
+FULL = (ENOSPC, EDQUOT)  # what the operating system says when a disk is full
+UNUSABLE = (ENAMETOOLONG, EACCES, EPERM, ELOOP)  # and when it cannot look up a name
+BUG = 70  # what sysexits.h calls an internal software error; not one of the contract's codes
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _answer(rest: list[str], flags: list[Flag]) -> int:
-    """The exit code of a command, all problems but those of writing told."""
+    """The exit code of a command; every problem is reported, except those of writing the output."""
     try:
         code = cli.main(rest, prog_name="onecard", standalone_mode=False, obj=flags)
         return code if isinstance(code, int) else 0
@@ -89,7 +89,7 @@ def _option_names(command: click.Command = cli) -> set[str]:
 
 
 def _stop_writing() -> None:
-    """Let what is still in standard output's buffer go nowhere, so that Python does not complain at exit."""
+    """Discard what is still in standard output's buffer, so that Python does not complain at exit."""
     from onecard.report.console import discard
 
     discard(sys.stdout.fileno())
@@ -118,7 +118,7 @@ def _unusable(problem: OSError) -> ConfigError:
     return ConfigError(
         f"{named if len(named) <= 80 else named[:77] + '...'} cannot be used",
         why=problem.strerror or str(problem),
-        fix="name another, or mend its permissions (ls -ld shows them)"
+        fix="name another, or fix its permissions (ls -ld shows them)"
         if problem.filename
         else "cd to one that is there",
         name="unusable-path",
@@ -131,6 +131,6 @@ def _fail(error: OnecardError, *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(error.as_json()))
     else:
-        with suppress(OSError):  # nobody can be told, and the exit code says it
+        with suppress(OSError):  # nobody can read it; the exit code says it
             print_error(error, console(stderr=True))
     return error.exit_code

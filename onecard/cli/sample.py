@@ -6,103 +6,162 @@ import codecs
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shlex import quote
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
-from onecard.cli.library import console, json_option, needs_torch, no_flags
+from onecard.cli.library import console, json_option, needs_torch
+from onecard.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from onecard.config.schema import RunConfig
     from onecard.data.tokenizers import Tokenizer
+    from onecard.runs.folder import Run
+
+T = TypeVar("T")
+
+SEED = 1337
+FILE = "FILE:"  # before the name of a file, in nanoGPT's --start
+BETWEEN = "---------------"  # after each of several texts, as nanoGPT prints them
+TAKEN = ("out_dir", "init_from", "seed", "device", "dtype", "compile")  # keys of nanoGPT's sample.py that are ours, too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command, as typed."""
+
+    run: str | None
+    prompt: str | None
+    start: str | None
+    length: int
+    num_samples: int
+    temperature: float
+    top_k: int
+    best: bool
+    sample_seed: int | None
+    as_json: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The same with nanoGPT's keys: which run, what it continues, and how."""
+
+    run: Path
+    prompt: str | None
+    seed: int
+    device: str | None  # None: the run's own, or what there is
 
 
 @click.command(short_help="Text from a trained run.")
-@click.argument("run", type=PathType())
+@click.argument("run", required=False, type=PathType())
 @click.option("--prompt", metavar="TEXT", help="What the text begins with; without it, the model begins one.")
-@click.option("--length", default=500, type=click.IntRange(min=1), metavar="N", help="Tokens to add.")
+@click.option("--start", metavar="TEXT", help="nanoGPT's name for --prompt; FILE:NAME reads it from a file.")
+@click.option(
+    "--length",
+    "--max_new_tokens",
+    "length",
+    default=500,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Tokens to add. --max_new_tokens is nanoGPT's name for it.",
+)
+@click.option("--num_samples", default=1, type=click.IntRange(min=1), metavar="N", help="How many texts to make.")
 @click.option("--temperature", default=0.8, type=float, metavar="T", help="0 takes the likeliest token each time.")
-@click.option("--top-k", default=200, type=click.IntRange(min=1), metavar="K", help="Consider the K likeliest tokens.")
+@click.option(
+    "--top-k",
+    "--top_k",
+    "top_k",
+    default=200,
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="Consider the K likeliest tokens.",
+)
 @click.option("--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest.")
 @click.option(
-    "--sample-seed", default=1337, type=click.IntRange(0, 2**63 - 1), metavar="N", help="Another seed, another text."
+    "--sample-seed",
+    type=click.IntRange(0, 2**63 - 1),
+    metavar="N",
+    help="Another seed, another text; --seed=N is the same.",
 )
 @json_option
 @click.pass_obj
-def sample(
-    flags: list[Flag],
-    /,
-    run: str,
-    prompt: str | None,
-    length: int,
-    temperature: float,
-    top_k: int,
-    best: bool,
-    sample_seed: int,
-    as_json: bool,
-) -> int:
+def sample(flags: list[Flag], /, **options: object) -> int:
     """\b
     Example:
       onecard sample runs/default --prompt "def "
 
     Continues a text, or begins one, with the newest checkpoint of a run, or the best one.
+
+    What you type for nanoGPT's sample.py works here, too: --start, --num_samples, --max_new_tokens, --temperature,
+    --top_k, and the keys --out_dir=RUN, --seed=N, --device=NAME.
     """
-    no_flags(flags, "sample")
+    return _sample(Options(**options), flags)  # type: ignore[arg-type]
+
+
+def _sample(options: Options, flags: list[Flag]) -> int:
+    asked = _asked(options, flags)
     needs_torch("sampling runs the model")
     from onecard.ask.settle import config_of
     from onecard.runs.folder import checkpoint_step, load_run
 
-    found = load_run(Path(run))
+    _must_not_be_nanogpts(asked.run)
+    found = load_run(asked.run)
     config = config_of(found.path, found.config)
-    from onecard.ask.tokenizer import tokenizer_of  # torch only now: a run that is not there is told at once
-    from onecard.data.samples import printable
+    from onecard.ask.tokenizer import tokenizer_of  # torch only now: a run that is not there is reported at once
     from onecard.data.tokenizers import new_text
     from onecard.report.strict import strict
     from onecard.report.talk import print_warnings
     from onecard.train import checkpoint
-    from onecard.train.device import device_here
-    from onecard.train.interchange import checkpoint_of, not_numbers
+    from onecard.train.device import choose_device, device_here
+    from onecard.train.interchange import checkpoint_of
     from onecard.train.model import GPT
     from onecard.train.sample import generate
 
-    chosen, passed_over = checkpoint_of(found.path, best=best)
+    chosen, passed_over = checkpoint_of(found.path, best=options.best)
     tokenizer = tokenizer_of(found.path, config)
-    device, note = device_here(config)
+    if asked.device:
+        device, note = choose_device(config.replace({"device": asked.device})), None
+    else:
+        device, note = device_here(config)
     notes = [*passed_over, *([note] if note else [])]
-    if not as_json:
+    if not options.as_json:
         print_warnings(notes, console(stderr=True))
     model = GPT(config).to(device)
     checkpoint.load(chosen, model=model, optimizer=None, config=config)
-    options = {"max_new_tokens": length, "temperature": temperature, "top_k": top_k, "seed": sample_seed}
-    options["vocab_size"] = tokenizer.vocab_size
+    prompt = None if _begins_a_text(asked.prompt, tokenizer) else asked.prompt
     given = new_text(tokenizer, config.vocab_size) if prompt is None else tokenizer.encode(prompt)
-    tokens = generate(model, given, **options)  # type: ignore[arg-type]
-    text = ""
-    try:
-        for piece in _pieces(prompt or "", tokens, tokenizer):
-            text += piece
-            if not as_json:
-                shown = printable(piece) if sys.stdout.isatty() else piece  # a model should not steer a terminal
-                click.echo(shown, nl=False, color=True)  # color: as it is
-    except FloatingPointError as problem:
-        if text and not as_json:
-            click.echo()
-        raise not_numbers(found.path, chosen, why=str(problem)) from problem
-    if not as_json:
-        click.echo()
+    texts = []
+    for number in range(options.num_samples):
+        tokens = generate(
+            model,
+            given,
+            max_new_tokens=options.length,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            seed=asked.seed + number,  # each text can be made again by itself
+            vocab_size=tokenizer.vocab_size,
+        )
+        texts.append(_text(_pieces(prompt or "", tokens, tokenizer), found, chosen, quiet=options.as_json))
+        if options.num_samples > 1 and not options.as_json:
+            click.echo(BETWEEN)
+    if not options.as_json:
         return 0
     said = {
         "schema": 1,
         "run": str(found.path),
         "step": checkpoint_step(chosen.name),
         "prompt": prompt or "",
-        "text": text,  # begins with the prompt, as printed
-        "tokens": length,
-        "temperature": temperature,
-        "top_k": top_k,
-        "seed": sample_seed,
+        "text": texts[0],  # begins with the prompt, as printed
+        "texts": texts,
+        "tokens": options.length,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "seed": asked.seed,
         "device": str(device),
         "notes": notes,
     }
@@ -110,8 +169,123 @@ def sample(
     return 0
 
 
+def _asked(options: Options, flags: list[Flag]) -> Asked:
+    """What was asked for, in onecard's words or in nanoGPT's; UsageError where both are used for one thing."""
+    keys = _keys(flags)
+    run = _one("RUN", options.run, "--out_dir", keys.out_dir if "out_dir" in keys.model_fields_set else None)
+    if run is None:
+        raise UsageError(
+            "no run is named",
+            why="the text comes from a trained run",
+            fix="onecard sample runs/default, or nanoGPT's --out_dir=runs/default",
+        )
+    start = None if options.start is None else _started(options.start)
+    seed = _one("--sample-seed", options.sample_seed, "--seed", keys.seed if "seed" in keys.model_fields_set else None)
+    return Asked(
+        run=Path(run),
+        prompt=_one("--prompt", options.prompt, "--start", start),
+        seed=SEED if seed is None else seed,
+        device=keys.device if "device" in keys.model_fields_set else None,
+    )
+
+
+def _keys(flags: list[Flag]) -> RunConfig:
+    """The keys of nanoGPT's sample.py that were set; UsageError for those that have no effect or another meaning."""
+    from onecard.config.resolve import checked, flag_values
+
+    values = flag_values(flags)
+    if other := [key for key in values if key not in TAKEN]:
+        raise UsageError(
+            f"onecard sample takes no --{other[0]}={values[other[0]]}",
+            why="a run has its own config; of the keys, sample takes out_dir, seed and device, as nanoGPT's sample.py",
+            fix="onecard sample --help",
+            name="unexpected-key",
+        )
+    keys = checked(values, {key: f"--{key}" for key in values})
+    if "init_from" in values and keys.init_from != "resume":
+        model = quote(keys.init_from)
+        raise UsageError(
+            f"onecard sample does not take --init_from={keys.init_from}",
+            why="it samples runs; a model from elsewhere becomes one with onecard import",
+            fix=f"onecard import {model} --download, then onecard sample with the run that it names",
+            name="unexpected-key",
+        )
+    if "compile" in values and keys.compile:
+        raise _without_effect("compile=True", "the model is not compiled: every new length would be compiled again")
+    if keys.dtype not in ("auto", "float32"):
+        raise _without_effect(f"dtype={keys.dtype}", "the text is computed in float32")
+    return keys
+
+
+def _without_effect(setting: str, why: str) -> UsageError:
+    key = setting.partition("=")[0]
+    return UsageError(
+        f"--{setting} has no effect on onecard sample", why=why, fix=f"leave --{key} out", name="unexpected-key"
+    )
+
+
+def _one(name: str, value: T | None, other_name: str, other: T | None) -> T | None:
+    """The value of one of two names for the same thing."""
+    if value is not None and other is not None:
+        raise UsageError(
+            f"{name} and {other_name} are both given",
+            why="they are two names for the same thing",
+            fix=f"leave {other_name} out",
+        )
+    return other if value is None else value
+
+
+def _started(start: str) -> str:
+    """The text of nanoGPT's --start: its own, or that of the file it names."""
+    from onecard.ask.text import read_text
+
+    return read_text(Path(start.removeprefix(FILE)), kind="prompt") if start.startswith(FILE) else start
+
+
+def _begins_a_text(prompt: str | None, tokenizer: Tokenizer) -> bool:
+    """Whether there is nothing to continue: no prompt, or only the mark between two texts, as nanoGPT takes it."""
+    from onecard.data.tokenizer_json import END_OF_TEXT
+
+    return prompt is None or (prompt == END_OF_TEXT and tokenizer.end_of_text is not None)
+
+
+def _must_not_be_nanogpts(folder: Path) -> None:
+    """ConfigError where a folder holds a checkpoint of nanoGPT, which only onecard import reads."""
+    from onecard.runs.folder import is_run
+
+    if (folder / "ckpt.pt").is_file() and not is_run(folder):
+        name = folder.resolve().name
+        raise ConfigError(
+            f"{folder} is a folder of nanoGPT's",
+            why="its ckpt.pt becomes a run with onecard import",
+            fix=f"onecard import {quote(str(folder / 'ckpt.pt'))}, then onecard sample {quote(f'runs/{name}')}",
+            name="nanogpt-folder",
+        )
+
+
+def _text(pieces: Iterable[str], run: Run, chosen: Path, *, quiet: bool) -> str:
+    """One text, printed as it comes unless `quiet`."""
+    from onecard.data.samples import printable
+    from onecard.train.interchange import not_numbers
+
+    text = ""
+    try:
+        for piece in pieces:
+            text += piece
+            if not quiet:
+                shown = printable(piece) if sys.stdout.isatty() else piece  # a model should not steer a terminal
+                click.echo(shown, nl=False, color=True)  # color: as it is
+    except FloatingPointError as problem:
+        if text and not quiet:
+            click.echo()
+        raise not_numbers(run.path, chosen, why=str(problem)) from problem
+    if not quiet:
+        click.echo()
+    return text
+
+
 def _pieces(prompt: str, tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text as it comes: the prompt once there is a first token to follow it, then token by token."""
+    """The text as it comes: the prompt together with the first token, then token by token."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may take several tokens
     for token in tokens:
         yield prompt + decoder.decode(tokenizer.token_bytes(token))

@@ -1,4 +1,4 @@
-"""Mistakes on the command line, told in our three lines instead of the library's."""
+"""Mistakes on the command line, in our three lines instead of the library's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def _no_number(option: click.Option, said: str, command: str, *, kind: str, exam
         return UsageError(f"{name}: {said.rstrip('.')}", why="that is its range", fix=f"{command} --help")
     with_point = typed.strip("'").replace(",", ".")
     meant = with_point if kind == "number" and _is_number(with_point) else example
-    return UsageError(f"{name}: {typed} is no {kind}", why=f"one is written {example}", fix=f"{command} {name} {meant}")
+    return UsageError(
+        f"{name}: {typed} is not a {kind}", why=f"write it like {example}", fix=f"{command} {name} {meant}"
+    )
 
 
 def _is_number(text: str) -> bool:
@@ -75,7 +77,7 @@ def _unknown_option(option: str, command: str, context: click.Context | None) ->
     if key and key == word.replace("-", "_"):
         return UsageError(
             f"{option} is a config key, and keys are written with =",
-            why="as in nanoGPT, so that a value can never be taken for a file",
+            why="as in nanoGPT, so that a value is never mistaken for a file",
             fix=f"{command} --{key}=VALUE",
             name="key-without-value",
         )

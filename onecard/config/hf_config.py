@@ -27,7 +27,7 @@ NO_BIAS = "onecard_bias"  # our mark for a model without biases, false; transfor
 
 
 def gpt2_shape(config: Mapping[str, Any]) -> dict[str, int | bool]:
-    """n_layer, n_head, n_embd, block_size, vocab_size and bias; ValueError, saying why, if it is no GPT-2."""
+    """n_layer, n_head, n_embd, block_size, vocab_size and bias; ValueError, saying why, if it is not a GPT-2."""
     if "model_type" not in config:
         raise ValueError("config.json says no model_type")
     for name, values in _MUST_BE.items():

@@ -9,7 +9,7 @@ SHORTEST_BEGINNING = 4  # letters; fewer begin a name by chance
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` alone begins, or else is nearest to, hyphens and case aside; None if none is near."""
+    """The only known word that starts with `word`, else the nearest (hyphens and case do not count); None for none."""
     meant, names = _plain(word), {_plain(name): name for name in known}
     begun = [name for name in names if name.startswith(meant)] if len(meant) >= SHORTEST_BEGINNING else []
     near = begun if len(begun) == 1 else difflib.get_close_matches(meant, names, n=1, cutoff=0.6)

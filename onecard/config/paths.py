@@ -10,7 +10,7 @@ PATH_KEYS = frozenset("out_dir dataset init_from tokenizer".split())
 
 
 def refuse_empty(option: str, value: str | None) -> None:
-    """ConfigError where an option, an argument or a key was given a path of no letters."""
+    """ConfigError where an option, an argument or a key was given an empty path."""
     if value is not None and not value.strip():
         raise ConfigError(
             f"{option} is empty",
@@ -21,7 +21,7 @@ def refuse_empty(option: str, value: str | None) -> None:
 
 
 def expanded(text: str) -> str:
-    """`~/runs/x` under the home folder, as no shell writes it after an `=`; any other text as it is."""
+    """`~/runs/x` as a path below the home folder, which shells do not expand after `=`; other text unchanged."""
     if not text.startswith("~"):
         return text
     try:

@@ -71,24 +71,28 @@ class ConfigFile:
     values: dict[str, Value] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     unresolved: dict[str, str] = field(default_factory=dict)  # key -> the source text we did not run
+    earlier: dict[str, Value] = field(default_factory=dict)  # key -> its value before a later line set it again
     code: dict[int, str] = field(default_factory=dict)  # line -> a statement that could have changed any value
     used: set[str] = field(default_factory=set)  # names that later lines read
+    is_blank: bool = False  # comments and bare text only: nothing is set, and nothing would run
     comments: dict[int, str] = field(default_factory=dict)
 
 
 def read_config(text: str, defaults: Mapping[str, Value]) -> ConfigFile:
     """The values a nanoGPT config file sets, nothing of it run; NotAConfig if it is not Python."""
     source = text.splitlines()
-    found = ConfigFile(comments=comments_in(text))
+    statements = _parse(text).body
+    found = ConfigFile(comments=comments_in(text), is_blank=all(map(_is_bare_text, statements)))
     names: Names = {**_FUNCTIONS, **defaults}
-    for statement in _parse(text).body:
+    for statement in statements:
         snippet = "\n".join(source[statement.lineno - 1 : statement.end_lineno]).strip()[:200]
         found.used |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         if _could_set_anything(statement):
             found.code[statement.lineno] = snippet
         for key, node in _bindings(statement):
             found.lines[key] = statement.lineno
-            found.values.pop(key, None)
+            if key in found.values:
+                found.earlier[key] = found.values.pop(key)
             names.pop(key, None)  # an unresolved name must never fall back to its default
             if key == "*":
                 for other in [*defaults, *found.values]:
@@ -106,7 +110,7 @@ def read_config(text: str, defaults: Mapping[str, Value]) -> ConfigFile:
 
 
 def read_value(text: str) -> Value:
-    """The value of a flag such as `5*8`, `1e-3`, `True` or `'a b'`; text that is no value stands for itself."""
+    """The value of a flag such as `5*8`, `1e-3`, `True` or `'a b'`; any other text is a value itself."""
     try:
         match _parse(text.strip()[:MAX_TEXT]).body:
             case [ast.Expr(value=expression)]:
@@ -117,15 +121,15 @@ def read_value(text: str) -> Value:
 
 
 def is_too_large(text: str) -> bool:
-    """Whether a text is a number, and beyond those that are read."""
+    """Whether a text is a number that is too large to be read."""
     try:
-        return float(text) > MAX_NUMBER and any(letter.isdigit() for letter in text)  # "inf" is no number
+        return float(text) > MAX_NUMBER and any(letter.isdigit() for letter in text)  # "inf" is not a number here
     except ValueError:
         return False
 
 
 def evaluate(node: ast.expr | None, names: Names) -> Value:
-    """The value of an expression that needs no running; Unresolved otherwise, and where any name in it is not known."""
+    """The value of an expression that can be known without running it; Unresolved otherwise."""
     if node is None or not _names_read(node) <= names.keys():
         raise Unresolved
     try:
@@ -137,7 +141,7 @@ def evaluate(node: ast.expr | None, names: Names) -> Value:
 def _parse(text: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an odd escape in somebody's path is not our user's concern
+            warnings.simplefilter("ignore")  # such as an odd escape in a path
             return ast.parse(text)
     except SyntaxError as problem:
         raise NotAConfig(f"line {problem.lineno}: {problem.msg}") from problem
@@ -146,21 +150,21 @@ def _parse(text: str) -> ast.Module:
 
 
 def comments_in(text: str) -> dict[int, str]:
-    """The comments of Python text by line, without their #; up to where it is no Python."""
+    """The comments of Python text by line, without their #; up to the first line that is not Python."""
     found: dict[int, str] = {}
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.ERRORTOKEN and token.string[:1] in ("'", '"'):
-                break  # a text without its end, which later versions of Python raise
+                break  # an unterminated string; later versions of Python raise here
             if token.type == tokenize.COMMENT:
                 found[token.start[0]] = token.string.lstrip("#").strip()
     except (tokenize.TokenError, SyntaxError):
-        pass  # comments only serve intent: what was found up to here is kept
+        pass  # comments are only hints: keep what was found up to here
     return found
 
 
 def _bindings(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None]]:
-    """Each name a statement may set, with the expression that gives its value, or None where only running tells."""
+    """Each name a statement may set, with the expression of its value; None where only running it would tell."""
     match statement:
         case ast.Assign(targets=targets, value=value):
             known: dict[str, ast.expr | None] = {}
@@ -215,6 +219,10 @@ def _names_bound(statement: ast.stmt) -> list[str]:
     return list(found)
 
 
+def _is_bare_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
 def _could_set_anything(statement: ast.stmt) -> bool:
     """Whether a statement calls something for its effect: `exec(...)`, `globals().update(...)`."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -241,7 +249,7 @@ def _evaluate(node: ast.expr, names: Names) -> Value:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _operate(op, _evaluate(left, names), _evaluate(right, names))
         case ast.BoolOp(op=joined, values=[*operands, last]):
-            for operand in operands:  # the first that decides it, as Python has it
+            for operand in operands:  # stop at the first that decides, as Python does
                 if bool(value := _evaluate(operand, names)) == isinstance(joined, ast.Or):
                     return value
             return _evaluate(last, names)
@@ -272,15 +280,15 @@ def _operate(op: ast.operator, left: Value, right: Value) -> Value:
 
 def _compare(op: ast.cmpop, left: Value, right: Value) -> bool:
     if isinstance(op, ast.Is | ast.IsNot) and not {type(left), type(right)} & {bool, type(None)}:
-        raise Unresolved  # whether two equal numbers or texts are one object is Python's affair
+        raise Unresolved  # whether equal numbers or texts are one object depends on Python
     if not isinstance(op, ast.In | ast.NotIn):
-        right = _scalar(right)  # a tuple is read as a list, and equals none
+        right = _scalar(right)  # a tuple is read as a list, which never equals a tuple
     return _COMPARISONS[type(op)](_scalar(left), right)
 
 
 def _call(name: str, arguments: list[Value]) -> Value:
     if name == "round" and len(arguments) == 2 and not abs(_number(arguments[1])) <= 20:
-        raise Unresolved  # rounding to minus a billion digits takes for ever
+        raise Unresolved  # rounding to minus a billion digits takes forever
     if name == "str":
         arguments = [_scalar(argument) for argument in arguments]
     return _bounded(_FUNCTIONS[name](*arguments))

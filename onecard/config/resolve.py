@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 
@@ -16,14 +16,14 @@ from onecard.config.reader import MAX_NUMBER, ConfigFile, NotAConfig, Value, is_
 from onecard.config.schema import KEYS, NANOGPT_KEYS, KeysDoNotFit, RunConfig, Text
 from onecard.errors import ConfigError
 
-# Without these a plan would be about another run, so a file may not leave them to code we do not run.
+# Without these a plan would describe another run, so a file must state them, and not leave them to code.
 NEEDED_KEYS = frozenset(
     "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps "
     "vocab_size dropout bias dtype compile max_iters".split()
 )
 _TEXT_KEYS = frozenset(key for key, field in RunConfig.model_fields.items() if field.annotation in (str, Text | None))
 PACKAGED_DEFAULT = "packaged default"
-_UNASKED = ("default", PACKAGED_DEFAULT)  # origins of what nobody asked for
+_UNASKED = ("default", PACKAGED_DEFAULT)  # origins of values that nobody set
 
 # With init_from=gpt2-xl, nanoGPT takes the shape from OpenAI's weights, whatever the config says.
 _GPT2_LAYERS_HEADS_WIDTH = {
@@ -53,17 +53,41 @@ class Resolved:
         return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin not in _UNASKED}
 
 
-def resolve(text: str | None, *, filename: str | None = None, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
-    """The config of a file's text (or the packaged default) under flags such as ("n_layer", "6")."""
+def resolve(
+    text: str | None,
+    *,
+    filename: str | None = None,
+    flags: Iterable[tuple[str, str]] = (),
+    others: Callable[[], Sequence[str]] = tuple,
+) -> Resolved:
+    """The config of a file's text (or the packaged default) under flags such as ("n_layer", "6").
+
+    `others` looks for config files nearby; it is called only where this file is not one.
+    """
     if text is None:
         default = resources.files("onecard.config").joinpath("packaged_default.py").read_text()
         return _under_flags(_read(default, PACKAGED_DEFAULT), flags, shown=PACKAGED_DEFAULT, packaged=True)
     shown = filename or "config"
     file = _read(text, shown)
+    if not file.is_blank and not file.lines.keys() & KEYS.keys():
+        raise _sets_no_key(file, shown, others())
     resolved = _under_flags(file, flags, shown=shown)
-    if file.values or file.unresolved or file.code:
+    if not file.is_blank:
         return resolved
     return replace(resolved, warnings=(f"{shown} sets nothing: nanoGPT's defaults apply", *resolved.warnings))
+
+
+def _sets_no_key(file: ConfigFile, shown: str, others: Sequence[str]) -> ConfigError:
+    """The error for Python that is not a config, such as model.py, or whose keys are all mistyped."""
+    meant = [f"`{near} = {_short(value)}`" for key, value in file.values.items() if (near := nearest(key, KEYS))]
+    example = "a config has lines such as `n_layer = 12`"
+    fix = f"did you mean {', '.join(meant[:3])} ?" if meant else example
+    return ConfigError(
+        f"{shown} sets no config key",
+        why="none of the names that it sets is a key of nanoGPT or onecard, such as n_layer or batch_size",
+        fix=f"name a config, such as {' or '.join(others[:3])}" if others and not meant else fix,
+        name="no-config-key",
+    )
 
 
 def resolve_mapping(keys: Mapping[str, object], *, flags: Iterable[tuple[str, str]] = ()) -> Resolved:
@@ -114,11 +138,11 @@ def _read(text: str, shown: str) -> ConfigFile:
             fix="a config is lines such as `n_layer = 12`; see configs/ for examples",
             name="unreadable-config",
         ) from problem
-    if not text.strip() and not shown.endswith(".py"):  # a .py that says nothing is one of nanoGPT's configs
+    if not text.strip() and not shown.endswith(".py"):  # nanoGPT accepts an empty .py
         raise ConfigError(
             f"{shown} sets nothing",
             why="it is empty",
-            fix="put a line such as `n_layer = 12` into it, or name no file: a small default is packaged",
+            fix="put a line such as `n_layer = 12` into it, or leave the file out: then a small default is used",
             name="empty-config",
         )
     # nanoGPT's own default line, copied into many configs, means what `auto` means here
@@ -145,7 +169,7 @@ def flag_values(flags: Iterable[tuple[str, str]]) -> dict[str, object]:
 
 
 def _refuse_unknown(given: Mapping[str, str], *, sign: str = "") -> None:
-    """ConfigError if any of these keys is none of ours; it offers the nearest that are, with what was set."""
+    """ConfigError if any of these is not a config key; the fix has the nearest key with the same value."""
     unknown = [key for key in given if key not in KEYS]
     if not unknown:
         return
@@ -153,7 +177,7 @@ def _refuse_unknown(given: Mapping[str, str], *, sign: str = "") -> None:
     are = "is not a config key" if len(unknown) == 1 else "are not config keys"
     raise ConfigError(
         f"{units.listed(sign + key for key in unknown)} {are}",
-        why="a key must be named exactly, so that a typo cannot pass silently",
+        why="an unknown key is an error, so that a typo never passes silently",
         fix=f"did you mean {' '.join(meant)} ?" if meant else "onecard plan --explain lists all keys",
         name="unknown-key",
     )
@@ -187,7 +211,7 @@ def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list
 
 
 def _not_known(keys: Sequence[str], file: ConfigFile, shown: str) -> ConfigError:
-    """Keys that a plan needs and only code says, all in one error."""
+    """The error for keys that a plan needs and only code sets, all at once."""
     lines = list(dict.fromkeys(file.lines[key] for key in keys))
     code = list(dict.fromkeys(file.unresolved[key].splitlines()[0] for key in keys))
     where = f"{shown}:{lines[0]}" if len(lines) == 1 else f"{shown}, lines {units.listed(map(str, lines))}"
@@ -195,13 +219,14 @@ def _not_known(keys: Sequence[str], file: ConfigFile, shown: str) -> ConfigError
     return ConfigError(
         f"{where}: the {'value' if one else 'values'} of {units.listed(keys)} {'is' if one else 'are'} not known",
         why=f"{'it comes' if one else 'they come'} from code, and configs are read, never run: {'; '.join(code)}",
-        fix=f"say {'it' if one else 'them'} on the command line: {' '.join(f'--{key}=VALUE' for key in keys)}",
+        fix=f"set {'it' if one else 'them'} on the command line: "
+        + " ".join(f"--{key}={file.earlier.get(key, 'VALUE')}" for key in keys),
         name="unresolved-key",
     )
 
 
 def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list[str]:
-    """Overwrite the shape where the run starts from OpenAI's weights; warns of what the user set in vain."""
+    """Overwrite the shape where the run starts from OpenAI's weights; warns of keys that then have no effect."""
     name = values.get("init_from")
     if not isinstance(name, str) or name not in _GPT2_LAYERS_HEADS_WIDTH:
         return []
@@ -302,13 +327,13 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
 
 
 def _meant_size(value: object) -> str:
-    """The size that was probably meant by what is none: a unit forgotten, or a comma for a point."""
+    """The size that was probably meant: a unit was forgotten, or a comma typed for a point."""
     if isinstance(value, int | float):
         return f"{value}GiB"
     return (units.with_point(value, parse=units.parse_bytes) if isinstance(value, str) else None) or "10GiB"
 
 
 def _short(value: object) -> str:
-    """A value as a program writes it, cut where no line holds it."""
+    """A value as a program writes it, cut to fit a line."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,7 +1,8 @@
 """RunConfig: every key a run has, flat, frozen and typed, with nanoGPT's names and defaults.
 
 One line per key feeds the check, the docs, the JSON schema and the flag. Values come from config files and
-`--key=value` flags, so types are strict: `1` may be a float, `6e5` a whole number, `true` a yes, `"12"` nothing.
+`--key=value` flags, so types are strict: a float may be `1`, a whole number `6e5`, a bool `true`, `0` or `1`; the text
+`"12"` is not a number.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from onecard import units
 
 
 class KeysDoNotFit(ValueError):
-    """Values that are right by themselves and wrong together: `keys` in the order they are told, and what to type."""
+    """Values that are valid alone but not together: `keys` in the order to name them, and what to type."""
 
     def __init__(self, what: str, *, keys: tuple[str, ...], fix: str) -> None:
         super().__init__(what)
@@ -27,6 +28,9 @@ def _whole(value: object) -> object:
 
 
 def _yes_or_no(value: object) -> object:
+    """True and False also as `true`, and as 1 and 0: Python treats them alike, so `wandb_log = 0` works in nanoGPT."""
+    if type(value) is int and value in (0, 1):
+        return bool(value)
     return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
@@ -38,7 +42,7 @@ def _size(value: object) -> object:
         except ValueError:
             raise ValueError("is not a size") from None
     if isinstance(size, int | float) and 0 < size < units.MIB:
-        raise ValueError(f"is {size:,} bytes, which hold nothing")  # most likely a unit was forgotten
+        raise ValueError(f"is only {size:,} bytes")  # most likely a unit was forgotten
     return size
 
 
@@ -60,11 +64,11 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=4096)]
 
 
-MOST_TOKENS = 2**32  # of an update: a thousand times what the largest models use; beyond, arithmetic is not planning
+MOST_TOKENS = 2**32  # per update: a thousand times what the largest models use
 
 
 class RunConfig(BaseModel):
-    """A run, completely. `replace` makes a changed copy that is checked again."""
+    """Everything that defines a run. `replace` makes a changed copy, which is checked again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -74,7 +78,7 @@ class RunConfig(BaseModel):
     log_interval: Interval = Field(1, description="updates between printed lines")
     eval_iters: Count = Field(200, description="batches per evaluation and split; costs time, not memory")
     eval_only: YesNo = Field(False, description="evaluate once and stop")
-    always_save_checkpoint: YesNo = Field(True, description="nanoGPT's: save not only the best; onecard keeps both")
+    always_save_checkpoint: YesNo = Field(True, description="nanoGPT: save also when not the best; onecard keeps both")
     init_from: Text = Field("scratch", description="scratch, resume, a GPT-2 name, folder or checkpoint")
     wandb_log: YesNo = Field(False, description="log to Weights & Biases")
     wandb_project: Text = Field("owt", description="Weights & Biases project")
@@ -89,7 +93,7 @@ class RunConfig(BaseModel):
     dropout: Fraction = Field(0.0, description="share of activations dropped; 0 for pretraining")
     bias: YesNo = Field(False, description="biases in linear layers and norms")
     learning_rate: Rate = Field(6e-4, description="highest learning rate")
-    max_iters: Steps = Field(600_000, description="updates in all (nanoGPT makes one more)")
+    max_iters: Steps = Field(600_000, description="total updates (nanoGPT makes one more)")
     weight_decay: Rate = Field(0.1, description="weight decay of matrices and embeddings")
     beta1: Fraction = Field(0.9, description="AdamW's first moment decay")
     beta2: Fraction = Field(0.95, description="AdamW's second moment decay")
@@ -107,29 +111,29 @@ class RunConfig(BaseModel):
 
     # onecard's own keys
     vocab_size: Count = Field(50304, description="tokens the model knows; from the data unless given")
-    eval_batch_size: Count | None = Field(None, description="sequences per evaluation batch; default as training needs")
-    eval_block_size: Count | None = Field(None, description="tokens per evaluated sequence; default block_size")
+    eval_batch_size: Count | None = Field(None, description="sequences per evaluation batch; default: chosen")
+    eval_block_size: Count | None = Field(None, description="tokens per evaluated sequence; default: block_size")
     grad_checkpoint: Annotated[Literal["none", "selective", "full"], BeforeValidator(_checkpointing)] = Field(
         "none", description="recompute activations in the backward pass (true = full)"
     )
-    loss_chunk: Count | None = Field(None, description="tokens whose logits exist at a time; default chosen")
+    loss_chunk: Count | None = Field(None, description="tokens whose logits are in memory at once; default: chosen")
     checkpoint_interval: Interval | None = Field(
         None, description="updates between checkpoints, besides those at evaluations; default: 15 minutes"
     )
     keep_checkpoints: Count = Field(2, description="checkpoints kept besides the best")
     seed: Seed = Field(1337, description="seed of weights, data order and dropout")
-    deterministic: YesNo = Field(False, description="same bits every time, slower")
-    memory_limit: Size | None = Field(None, description="most the driver may show for the process, e.g. 10GiB")
+    deterministic: YesNo = Field(False, description="the same bits every time, but slower")
+    memory_limit: Size | None = Field(None, description="most memory the driver may show for the process, e.g. 10GiB")
     expandable_segments: YesNo = Field(True, description="PyTorch allocator setting of onecard's own trainer")
     max_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="stop after this long"
     )
     optimizer: Literal["adamw", "adamw8bit", "muon"] = Field("adamw", description="update rule")
     schedule: Literal["cosine", "wsd"] = Field("cosine", description="cosine, or warm-up, stable, decay")
-    recipe: Text | None = Field(None, description="a named set of better settings; default none, as nanoGPT")
+    recipe: Text | None = Field(None, description="a named set of better settings; default: none, as in nanoGPT")
     param_dtype: Literal["float32", "bfloat16"] = Field("float32", description="type the weights are kept in")
     offload: Literal["none", "optimizer"] = Field("none", description="state kept in the computer's memory")
-    tokenizer: Text | None = Field(None, description="tokenizer file or name; default the data's own")
+    tokenizer: Text | None = Field(None, description="tokenizer file or name; default: the data's own")
     loggers: Text = Field("", description="also log to: tensorboard, wandb, trackio")
     log_style: Literal["auto", "plain", "nanogpt"] = Field("auto", description="how progress is printed")
 
@@ -153,7 +157,7 @@ class RunConfig(BaseModel):
             keys = ("batch_size", "gradient_accumulation_steps", "block_size")
             product = " x ".join(f"{key}={getattr(self, key)}" for key in keys)
             raise KeysDoNotFit(
-                f"{product} is an update of {self.tokens_per_step:,} tokens, and {MOST_TOKENS:,} is the most",
+                f"{product} is an update of {self.tokens_per_step:,} tokens; the limit is {MOST_TOKENS:,}",
                 keys=keys,
                 fix="about half a million tokens are usual: "
                 "--batch_size=8 --gradient_accumulation_steps=64 --block_size=1024",
@@ -175,7 +179,7 @@ class RunConfig(BaseModel):
 
     @property
     def starts_pretrained(self) -> bool:
-        """Whether the run begins with weights of another, and so with their shape."""
+        """Whether the run starts from trained weights, and so has their shape."""
         return self.init_from not in ("scratch", "resume")
 
     @property
@@ -192,13 +196,13 @@ class RunConfig(BaseModel):
         return RunConfig.model_validate(self.model_dump() | dict(changes))
 
     def in_micro_batches(self, size: int) -> RunConfig:
-        """The same run with so many sequences at a time, which must divide those of an update."""
+        """The same run with micro-batches of `size` sequences, which must divide the sequences of an update."""
         return self.replace({"batch_size": size, "gradient_accumulation_steps": self.sequences_per_step // size})
 
 
 KEYS: dict[str, str] = {key: field.description or "" for key, field in RunConfig.model_fields.items()}
 NANOGPT_KEYS: frozenset[str] = frozenset(list(KEYS)[: list(KEYS).index("vocab_size")])
-SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")  # a model has them for life
+SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")  # fixed once a model exists
 GPT2_VOCABULARIES = (50257, 50304)  # GPT-2's as it is, and as nanoGPT rounds it up
 
 # Keys that later versions will honour, with the value that means "as now".

@@ -1,6 +1,6 @@
 """A value of a config as people read it, and as they type it: a size with its unit.
 
-To read, it has no more digits than say it; what a program reads again (a command to paste) has every digit.
+For people it has few digits; in a command to paste it has all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def shown(key: str, value: object) -> str:
 
 
 def typed(key: str, value: object) -> str:
-    """What stands behind `--key=` in a command: `12GiB`, and all else as it is."""
+    """A value as it is typed after `--key=`: `12GiB` for a size, any other value unchanged."""
     if key in SIZE_KEYS and isinstance(value, int) and value < 2**63:
         return units.as_typed(value)
     return str(value)

@@ -7,7 +7,8 @@ from shlex import quote
 
 from onecard import units
 from onecard.data.dataset import Dataset, padded
-from onecard.data.manifest import META, read_progress
+from onecard.data.folders import META
+from onecard.data.manifest import read_progress
 from onecard.data.split import VAL_TOKENS, both_sides
 from onecard.data.tokens import Tokens, first_outside, largest_id, looks_like_uint32
 from onecard.errors import ConfigError
@@ -90,7 +91,7 @@ def _empty(dataset: Dataset, tokens: Tokens, *, split: str) -> ConfigError:
     return ConfigError(
         f"{_names(tokens)} has {units.things(len(tokens), 'token')}: there is nothing to "
         f"{'train on' if split == 'train' else 'validate with'}",
-        why="data are split by document, and none fell on this side"
+        why="data is split by document, and this side got none"
         if progress
         else "the shortest sequence is one token, and the one after it",
         fix=f"onecard data prepare SOURCE {options}",

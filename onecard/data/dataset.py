@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from onecard.config.names import nearest
-from onecard.config.paths import expanded
+from onecard.data.folders import SEARCH, find_folder, folder_names
 from onecard.data.hub import NAMED
-from onecard.data.manifest import META, PROGRESS, bad_meta, read_meta, read_progress
+from onecard.data.manifest import bad_meta, read_meta, read_progress
 from onecard.data.nanogpt_meta import MAX_BYTES
 from onecard.data.nanogpt_meta import read_meta as read_nanogpt_meta
 from onecard.data.stdlib import NAME as EMBEDDED
@@ -31,7 +31,6 @@ from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token
 from onecard.errors import ConfigError
 from onecard.units import MIB
 
-SEARCH = (Path("data"), Path())
 TILE = 64  # of the products that make logits: with another vocabulary they are slower, and need a copy more
 SMALL_BYTES = 64 * MIB  # of token files that are held against their checksums whenever they are opened: 0.05 s
 LARGE_VOCABULARY = 1024  # from here on the time of these products matters
@@ -59,11 +58,9 @@ def open_dataset(name_or_path: str, *, environ: Mapping[str, str], search: Seque
     """
     if name_or_path == EMBEDDED:
         return open_folder(build_stdlib(cache_home(environ)), name=EMBEDDED, environ=environ)
-    for place in search:
-        if _looks_like_data(folder := place / expanded(name_or_path)):
-            return open_folder(folder, name=name_or_path, environ=environ)
-    known = [EMBEDDED, *(child.name for place in search for child in _children(place) if _looks_like_data(child))]
-    near = nearest(name_or_path, known)
+    if folder := find_folder(name_or_path, search=search):
+        return open_folder(folder, name=name_or_path, environ=environ)
+    near = nearest(name_or_path, [EMBEDDED, *folder_names(search)])
     raise ConfigError(
         f"there is no dataset {name_or_path}",
         why=f"looked for train.bin in {', '.join(str(place / name_or_path) for place in search)}",
@@ -190,18 +187,6 @@ def _entries(folder: Path, meta: Mapping[str, Any], split: str) -> list[tuple[st
             raise bad_meta(folder, f'"{split}" has a file named {name!r:.60}')
         entries.append((name, count if type(count) is int else None, digest if isinstance(digest, str) else None))
     return entries
-
-
-def _looks_like_data(folder: Path) -> bool:
-    return any(path.name in (META, PROGRESS) or path.suffix == ".bin" for path in _children(folder))
-
-
-def _children(folder: Path) -> list[Path]:
-    """What is in a folder; nothing if it is none, or closed."""
-    try:
-        return list(folder.iterdir())
-    except (OSError, ValueError):
-        return []
 
 
 def _number_in(meta: Mapping[str, Any], key: str) -> int | None:

@@ -10,7 +10,7 @@ END = 2**62  # a place after everything, for files that cannot be read on
 
 
 class Bad(StrEnum):
-    """Why something is no document."""
+    """Why something cannot be used as a document."""
 
     EMPTY = "empty"
     NOT_UTF8 = "not UTF-8"

@@ -24,8 +24,8 @@ from onecard.runs.lock import InUse, Lock
 
 _LOOK_SECONDS = 0.5  # between two looks at a download of another process
 
-OnBytes = Callable[[int], None]  # hears of each part that came
-OnHolder = Callable[[str | None], None]  # hears which other process downloads the file; None: no other
+OnBytes = Callable[[int], None]  # gets the size of each part that arrived
+OnHolder = Callable[[str | None], None]  # gets the other process that downloads the file; None: no other
 
 
 def download(
@@ -38,8 +38,8 @@ def download(
 ) -> SourceFile:
     """The file on this machine: from huggingface_hub's cache if it is there, else below the folder `into`.
 
-    `on_bytes` hears of each part that came, and first of what was there before. One process downloads a file and others
-    wait for it, as long as it lives: `on_holder` hears which it is.
+    `on_bytes` gets the size of each part that arrives, and first of what was there before. One process downloads a file
+    and others wait for it, as long as it lives: `on_holder` gets its name.
     """
     hub = extra("huggingface_hub", purpose=PURPOSE)
     where = {"repo_type": "dataset", "revision": dataset.revision}
@@ -71,7 +71,7 @@ def downloads_of(dataset: HubDataset, *, into: Path) -> Downloads | None:
 
 
 def _fetch(url: str, path: Path, on_bytes: OnBytes, on_holder: OnHolder) -> None:
-    """Put what is at an address of the hub into a file, unless another process is about it: then that is waited for."""
+    """Download an address of the hub into a file; if another process does so already, wait for it."""
     known = extra("huggingface_hub", purpose=PURPOSE).get_hf_file_metadata(url)
     etag = re.sub(r"[^\w-]", "", str(known.etag))[:64]
     part = path.with_name(f"{path.name}.{etag[:16]}.part")  # of this content, and no other
@@ -96,14 +96,14 @@ def _fetch(url: str, path: Path, on_bytes: OnBytes, on_holder: OnHolder) -> None
             _receive(url, known, part, on_bytes)
             _check(part, etag)
             part.replace(path)
-        with suppress(OSError):  # who opened it before finds the file there, too
+        with suppress(OSError):  # a process that opened it before finds the file there, too
             lock_file.unlink(missing_ok=True)
     finally:
         lock.close()
 
 
 def _waited_for(lock_file: Path, *, on_look: Callable[[str], None]) -> Lock:
-    """The lock, once no other process has it, which ends with that process at the latest; until then, who has it."""
+    """The lock, once no other process holds it; until then `on_look` gets the holder. A lock ends with its process."""
     while True:
         try:
             return Lock(lock_file)
@@ -119,7 +119,7 @@ def _receive(url: str, known: Any, part: Path, on_bytes: OnBytes) -> None:
         headers.pop("authorization", None)  # the token is the hub's, not that of the store it points to
 
     class Silent(extra("tqdm", purpose=PURPOSE).tqdm):  # type: ignore[misc]
-        """The library's progress bar, which speaks to us instead of to the terminal."""
+        """The library's progress bar, which reports to us instead of the terminal."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options | {"disable": True})
@@ -157,8 +157,10 @@ def _size(path: Path, otherwise: int) -> int:
         return otherwise
 
 
-Fetch = Callable[[SourceFile, OnBytes, OnHolder], SourceFile]  # a file, and who hears of it -> it, here
-OnWait = Callable[[SourceFile, int, str | None], None]  # hears how much of a file is here, and who else fetches it
+Fetch = Callable[
+    [SourceFile, OnBytes, OnHolder], SourceFile
+]  # a file and its listeners -> the same file on this machine
+OnWait = Callable[[SourceFile, int, str | None], None]  # gets how much of a file is here, and who else fetches it
 
 
 class Fetcher:
@@ -182,7 +184,7 @@ class Fetcher:
             self._threads[file.name].start()
 
     def get(self, file: SourceFile, *, on_wait: OnWait) -> SourceFile:
-        """The file, once it is here; `on_wait` hears twice a second how much of it is, and who else fetches it."""
+        """The file, once it is here; `on_wait` gets twice a second how much of it is here, and who else fetches it."""
         if self._fetch is None:
             return file
         self.begin(file)
@@ -205,5 +207,5 @@ class Fetcher:
         try:
             assert self._fetch is not None
             self._found[file.name] = self._fetch(file, received, held)
-        except BaseException as problem:  # it belongs to whoever waits for the file
+        except BaseException as problem:  # raised again for the thread that waits for the file
             self._found[file.name] = problem

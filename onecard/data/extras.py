@@ -1,4 +1,4 @@
-"""Packages that only some kinds of data need, imported when they are."""
+"""Packages that only some kinds of data need, imported on demand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onecard.errors import MachineError
 
 
 def extra(package: str, *, purpose: str) -> Any:
-    """The module `package`, of which mypy need not know; MachineError if it is not installed."""
+    """The module `package`, untyped; MachineError if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError as problem:

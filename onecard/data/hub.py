@@ -43,7 +43,7 @@ def hub_name(word: str) -> str | None:
         return NAMED[word]
     if word.startswith(_PREFIX):
         return word.removeprefix(_PREFIX).removeprefix("datasets/")
-    here = Path(word).parent.is_dir() or has_data_suffix(word)  # a mistyped path is not to be asked of the hub
+    here = Path(word).parent.is_dir() or has_data_suffix(word)  # never ask the hub for a mistyped path
     return word if _NAME.fullmatch(word) and not here else None
 
 
@@ -145,7 +145,7 @@ def _explained(repo: str, problem: Exception) -> OnecardError:
     said = first_line(problem, 160)
     if "GatedRepoError" in kinds:
         return ConfigError(
-            f"{repo} is open only to those who accepted its terms",
+            f"{repo} needs you to accept its terms first",
             why=said,
             fix=f"accept them at {page}, then: hf auth login",
             name="gated-dataset",
@@ -165,6 +165,6 @@ def _explained(repo: str, problem: Exception) -> OnecardError:
     return MachineError(
         f"the hub did not give {repo}",
         why=f"{type(problem).__name__}: {said}",
-        fix="look at the network, then run the same command again: it goes on where it stopped",
+        fix="check the network, then run the same command again: it goes on where it stopped",
         name="hub-unreachable",
     )

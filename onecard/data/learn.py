@@ -22,7 +22,7 @@ class NothingToLearn(Exception):
 
 
 def _nobody(file: SourceFile, read: Read, why: Bad | Lacking) -> None:
-    """Who listens to nothing."""
+    """A listener that does nothing."""
 
 
 def learn_tokenizer(name: str, texts: Iterator[str], *, vocab_size: int | None) -> Tokenizer:
@@ -44,7 +44,7 @@ def learn_tokenizer(name: str, texts: Iterator[str], *, vocab_size: int | None) 
 def good_texts(
     files: Iterator[SourceFile], *, column: str, characters: int | None, on_bad: OnBad = _nobody
 ) -> Iterator[str]:
-    """The texts of the documents that will be kept, up to so many characters; `on_bad` hears of the others."""
+    """The texts of the documents that will be kept, up to so many characters; `on_bad` gets the others."""
     total = 0
     for words, _ in _good(files, column=column, on_bad=on_bad):
         yield words

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from onecard.data.document import Bad
+from onecard.data.folders import META, PROGRESS
 from onecard.data.shards import SHARD_TOKENS, Format
 from onecard.errors import ConfigError
 from onecard.runs.files import write_atomically
 
-META, PROGRESS = "meta.json", "progress.json"
 _SCHEMA = 1
 
 
@@ -133,7 +133,7 @@ def write_meta(folder: Path, said: Mapping[str, Any]) -> None:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """meta.json; nothing if there is none. ConfigError if it is no JSON object."""
+    """meta.json; nothing if there is none. ConfigError if it is not a JSON object."""
     try:
         meta = json.loads((folder / META).read_bytes())
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as problem:
         raise bad_meta(folder, f"it cannot be read: {str(problem)[:80]}") from problem
     if not isinstance(meta, dict):
-        raise bad_meta(folder, "it is no JSON object")
+        raise bad_meta(folder, "it is not a JSON object")
     return meta
 
 

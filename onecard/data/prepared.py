@@ -123,7 +123,7 @@ def _empty_split(prepared: Prepared, split: str) -> Finding:
         what=f"there is no {'validation' if split == 'val' else 'training'} data, and onecard train needs both",
         why="all documents are one text, and a document is never cut"
         if one_text
-        else f"{why}, and {'that is none' if split == 'val' else 'that is all'} of {documents:,}",
+        else f"{why}; of these {documents:,} documents that is {'none' if split == 'val' else 'every one'}",
         fix=both_sides(prepared.counts.lowest, prepared.folder),
         seen=(f"{documents:,} document{'' if documents == 1 else 's'}",),
     )

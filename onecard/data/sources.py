@@ -120,7 +120,7 @@ def missing(words: Sequence[str]) -> ConfigError:
     near = nearest(Path(word).name, _neighbours(Path(word)))
     return ConfigError(
         f"there is no source {word[:200]}",
-        why="it is no file or folder here; a dataset of the hub is written owner/name, or fineweb, fineweb-edu",
+        why="there is no such file or folder; a dataset of the hub is written owner/name, or fineweb, fineweb-edu",
         fix=f"did you mean {Path(word).parent / near} ?" if near else f"onecard data prepare {stdlib.NAME} --out DIR",
         name="no-such-source",
     )
@@ -144,7 +144,7 @@ def _folder(root: Path, *, but: Path | None) -> list[SourceFile]:
         folders[:] = [name for name in shown if Path(folder, name).resolve() != own]
         paths = [Path(folder, name) for name in names if not name.startswith(".")]
         found += [_file(path, name=path.relative_to(root).as_posix(), alone=False) for path in paths if path.is_file()]
-    tables = [file for file in found if file.kind in ("parquet", "jsonl")]  # a README beside them is no data
+    tables = [file for file in found if file.kind in ("parquet", "jsonl")]  # a README beside them is not data
     return sorted(tables or found, key=lambda file: file.name)
 
 

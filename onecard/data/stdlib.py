@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from onecard.config.known_data import EMBEDDED
 from onecard.data.tokens import write_tokens
 from onecard.errors import MachineError
 from onecard.runs.files import sync_folder, writing
 
-NAME = "python-stdlib"
-VOCABULARY = 256  # bytes
+NAME, VOCABULARY = EMBEDDED.name, EMBEDDED.vocab_size
 VAL_SHARE = 0.05
 _NOT_CORPUS = frozenset("test tests idle_test site-packages dist-packages __pycache__ lib-dynload".split())
 _STALE_SECONDS = 3600.0
@@ -91,7 +91,7 @@ def source_files(root: Path) -> list[tuple[str, Path, int]]:
 
 
 def _documents(files: list[tuple[str, Path, int]]) -> dict[str, list[bytes]]:
-    """The texts of both splits, without files that are no UTF-8 text."""
+    """The texts of both splits, without files that are not UTF-8."""
     documents: dict[str, list[bytes]] = {"train": [], "val": []}
     for name, path, _ in files:
         with suppress(OSError, UnicodeDecodeError):

@@ -43,7 +43,7 @@ def find_tokenizer(name: str, *, ranks: Path | None, environ: Mapping[str, str])
     except (OSError, ValueError) as problem:
         raise ConfigError(
             f"there is no tokenizer {name}",
-            why=f"it is none of {', '.join(NAMES)}, and {path} cannot be used: "
+            why=f"it is not one of {', '.join(NAMES)}, and {path} cannot be used: "
             f"{getattr(problem, 'strerror', None) or problem}",
             fix=f"--tokenizer={nearest(name, NAMES) or NAMES[0]}, or the path of a Hugging Face tokenizer.json",
             name="no-such-tokenizer",
@@ -98,7 +98,7 @@ def _gpt2_here(environ: Mapping[str, str]) -> Gpt2Tokenizer:
     if found is None:
         raise ConfigError(
             f"GPT-2's tokenizer is not on this machine: {GPT2_FILE}",
-            why=f"looked in {cache_home(environ)} and in tiktoken's cache, and nothing is downloaded unasked",
+            why=f"looked in {cache_home(environ)} and in tiktoken's cache; only data from the hub brings it along",
             fix="python -c \"import tiktoken; tiktoken.get_encoding('r50k_base')\"   (downloads it once; offline: "
             "--ranks FILE, or --tokenizer=bytes)",
             name="no-ranks",

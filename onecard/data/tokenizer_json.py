@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer.json: somebody's, or one trained here."""
+"""A Hugging Face tokenizer.json: downloaded, or trained here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 class JsonTokenizer:
-    """The tokenizer in the text of a tokenizer.json; ValueError if it is none. Needs the tokenizers package."""
+    """The tokenizer in the text of a tokenizer.json; ValueError if it is not one. Needs the tokenizers package."""
 
     name = "tokenizer.json"
 
@@ -29,7 +29,7 @@ class JsonTokenizer:
             described = json.loads(text)
             self._tokenizer: Any = library.Tokenizer.from_str(text)
         except Exception as problem:  # the library raises plain Exceptions
-            raise ValueError(f"it is no tokenizer: {str(problem)[:80]}") from problem
+            raise ValueError(f"it is not a tokenizer: {str(problem)[:80]}") from problem
         self._tokenizer.no_truncation()  # settings of the model it was made for, not of the text
         self._tokenizer.no_padding()
         self._byte_level = "ByteLevel" in json.dumps(described.get("decoder"))

@@ -85,7 +85,7 @@ def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
             return TokenFile(path, stored, HEADER_BYTES, count)
     each = np.dtype(STORED[dtype]).itemsize
     if size % each:
-        raise _damaged(path, f"a token takes {each} bytes, and {size:,} bytes are no whole number of tokens")
+        raise _damaged(path, f"a token takes {each} bytes, and {size:,} bytes are not a whole number of tokens")
     return TokenFile(path, dtype, 0, size // each)
 
 

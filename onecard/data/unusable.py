@@ -41,7 +41,7 @@ def unusable(source: Source, counts: Counts, *, column: str) -> ConfigError:
 
 
 def _cure_of_most(counts: Counts, source: Source) -> str:
-    """What mends the most frequent reason, where it was met first."""
+    """What fixes the most frequent problem, at its first place."""
     why = Bad(max(counts.bad, key=lambda each: counts.bad[each]))
     place = counts.first_bad.get(why, "")
     file = next((file for file in source.files if place == file.name or place.startswith(f"{file.name}, ")), None)
@@ -49,7 +49,7 @@ def _cure_of_most(counts: Counts, source: Source) -> str:
 
 
 def cure_of(why: Bad, file: str) -> str:
-    """What mends a file, by its path or its name."""
+    """What fixes a file, by its path or its name."""
     match why:
         case Bad.UTF16:
             return _piped("iconv -f UTF-16 -t UTF-8", file, into=f"utf8-{_plain(file)}")
@@ -61,7 +61,7 @@ def cure_of(why: Bad, file: str) -> str:
         case Bad.DAMAGED:
             return "fetch or copy it again: it is cut off, or broken"
         case Bad.NOT_JSON:
-            return "one JSON object on each line; a text that is none needs a name that ends in .txt"
+            return "one JSON object on each line; a file of plain text needs a name that ends in .txt"
     return "look at the source"
 
 

@@ -29,7 +29,7 @@ class Moment:
 
 
 class Watch:
-    """Tells whoever watches how far it is, at most ten times a second."""
+    """Reports progress at most ten times a second."""
 
     def __init__(
         self, on_moment: Callable[[Moment], None], source: Source, begun: Progress, wanted: int | None

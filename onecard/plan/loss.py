@@ -18,7 +18,8 @@ from onecard.plan.ranges import Range, around
 E, A, B, ALPHA, BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
 LAW_SOURCE = "the Chinchilla law, refitted (arXiv 2404.10102)"
 
-SMALLEST_VOCABULARY = 8192  # below this, tokens are characters or bytes, and a loss per token is another quantity
+SMALLEST_VOCABULARY = 8192  # below this, no scaling law was fitted
+FEWEST_BYTE_PAIRS = 512  # below, tokens are characters or bytes
 GPT2_SIZES = range(50257, 51201)  # GPT-2's own, and rounded up to a multiple of anything up to 1,024
 OTHER_TOKENIZER_SPREAD = 0.6  # nats: a token of 8,192 byte pairs is about four fifths as long as GPT-2's, and as costly
 COMPUTE_OPTIMAL = 20  # tokens per parameter, Hoffmann et al. 2022
@@ -92,7 +93,11 @@ def why_no_forecast(config: RunConfig) -> str:
     if config.starts_pretrained:
         return f"scaling laws cover runs from scratch; this one starts from init_from={config.init_from}"
     if config.vocab_size < SMALLEST_VOCABULARY:
-        return f"the scaling law was fitted on BPE tokens; this data has characters (vocab_size={config.vocab_size})"
+        if config.vocab_size < FEWEST_BYTE_PAIRS:
+            return (
+                f"the scaling law was fitted on BPE tokens, this data has characters (vocab_size={config.vocab_size})"
+            )
+        return f"the scaling law was fitted on larger vocabularies than vocab_size={config.vocab_size}"
     return ""
 
 

@@ -81,6 +81,17 @@ class Plan:
     sensitivity: tuple[Change, ...] | None = None
     findings: tuple[Finding, ...] = ()
 
+    def __repr__(self) -> str:
+        """One line: the size, the card, whether it fits, how fast, how good."""
+        planned = self.onecard or self.nanogpt
+        assert planned, "a plan is of at least one trainer"
+        said = [_room(planned.memory, self.place, self.available_bytes)]
+        if planned.speed:
+            said.append(f"{planned.speed.tokens_per_second.likely / 1000:,.1f}k tokens/s")
+        if self.loss:
+            said.append(f"loss {self.loss.final.likely:.2f}")
+        return f"Plan({units.count(self.params.nanogpt)}, {', '.join(said)})"
+
     @property
     def tokens_per_parameter(self) -> float:
         return self.config.total_tokens / self.params.total
@@ -393,6 +404,16 @@ def _reshaped(resolved: Resolved, params: int) -> Resolved:
     said = (f"{key}={getattr(resolved.config, key)} is ignored: --params decides the shape" for key in unheeded)
     origins = dict(resolved.origins) | dict.fromkeys(_SHAPE, "--params")
     return replace(resolved, config=config, origins=origins, warnings=(*resolved.warnings, *said))
+
+
+def _room(memory: Memory, place: Place | None, available_bytes: int | None) -> str:
+    """`GeForce RTX 4070: fits with 2,164 MiB left`"""
+    if place is None or available_bytes is None or memory.fits is None:
+        return "no card" if place is None else f"{place.card.name}: not known to fit"
+    left = available_bytes - memory.process_bytes
+    if memory.fits:
+        return f"{place.card.name}: fits with {units.mib(left)} left"
+    return f"{place.card.name}: does not fit" + (f", {units.mib(-left)} too much" if left < 0 else "")
 
 
 def _needs_a_card(option: str, why: str = "no card is known here") -> UsageError:

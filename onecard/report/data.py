@@ -1,4 +1,4 @@
-"""Data as it is prepared, and as it lies there: counts, checks, samples."""
+"""Data while it is prepared, and afterwards: counts, checks, samples."""
 
 from __future__ import annotations
 

@@ -564,12 +564,33 @@ def test_json_that_is_no_config_is_refused(onecard: Command, tmp_path: Path, tex
     assert (done.code, done.json["error"]["name"]) == (2, "unreadable-file")
 
 
-def test_the_datas_vocabulary_is_planned_where_the_data_are(onecard: Command, tmp_path: Path) -> None:
-    folder = tmp_path / "work" / "data" / "letters"
+@pytest.mark.parametrize(
+    "command", [["plan", "model.py"], ["train", "model.py"], ["doctor", "a.log", "--config", "model.py"]]
+)
+def test_a_program_is_not_taken_for_a_config(onecard: Command, tmp_path: Path, command: list[str]) -> None:
+    work = tmp_path / "work"
+    (work / "config").mkdir()
+    (work / "config" / "train_mine.py").write_text("n_layer = 6\n")
+    (work / "config" / "notes.py").write_text("print('not a config')\n")
+    (work / "model.py").write_text("import torch\n\nclass GPT:\n    pass\n")
+    (work / "train.py").write_text("n_layer = 12\nexec(open('configurator.py').read())\n")
+    (work / "a.log").write_text("iter 0: loss 10.9, time 100.00ms, mfu -100.00%\n")
+    done = onecard(*command)
+    assert done.code == 2
+    assert "error: model.py sets no config key" in done.stderr
+    assert "fix: name a config, such as config/train_mine.py\n" in done.stderr
+
+
+def data_folder(folder: Path, vocab_size: int) -> None:
+    """Token files and a meta.pkl, as nanoGPT's prepare.py leaves them."""
     folder.mkdir(parents=True)
     for split in ("train", "val"):
         (folder / f"{split}.bin").write_bytes(bytes(4000))
-    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": vocab_size}))
+
+
+def test_the_datas_vocabulary_is_planned_where_the_data_are(onecard: Command, tmp_path: Path) -> None:
+    data_folder(tmp_path / "work" / "data" / "letters", 65)
     (tmp_path / "work" / "c.py").write_text("dataset = 'letters'\n")
     for card in ([], ["--gpu", "4070"], ["--gpu", "none"], ["--vram", "8GiB"]):
         here = onecard("plan", "c.py", "--json", *card).json
@@ -579,9 +600,55 @@ def test_the_datas_vocabulary_is_planned_where_the_data_are(onecard: Command, tm
     assert (elsewhere["config"]["vocab_size"], elsewhere["origins"]["vocab_size"]) == (50304, "default")
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "origin"),
+    [
+        ("shakespeare_char", 65, "nanoGPT's shakespeare_char"),
+        ("data/shakespeare_char", 65, "nanoGPT's shakespeare_char"),
+        ("openwebtext", 50304, "default"),  # the same as nanoGPT's default
+        ("my_shakespeare_char", 50304, "default"),
+    ],
+)
+def test_nanogpts_own_data_sets_are_known_by_name(onecard: Command, name: str, size: int, origin: str) -> None:
+    planned = onecard("plan", "-", "--json", "--gpu", "4070", stdin=f"dataset = {name!r}").json
+    assert (planned["config"]["vocab_size"], planned["origins"]["vocab_size"]) == (size, origin)
+    if size == 65:
+        assert planned["loss"] is None
+        assert planned["why_no_loss"].startswith("the scaling law was fitted on BPE tokens, this data has characters")
+
+
+def test_data_that_is_here_beats_what_is_known_of_its_name(onecard: Command, tmp_path: Path) -> None:
+    data_folder(tmp_path / "work" / "data" / "shakespeare_char", 97)
+    planned = onecard("plan", "-", "--json", stdin="dataset = 'shakespeare_char'").json
+    assert (planned["config"]["vocab_size"], planned["origins"]["vocab_size"]) == (97, "data/shakespeare_char")
+
+
+@pytest.mark.parametrize("config", ["config/train.py", "train.py"])
+def test_the_data_of_the_configs_own_checkout_is_found_from_elsewhere(
+    onecard: Command, tmp_path: Path, config: str
+) -> None:
+    checkout = tmp_path / "nanoGPT"
+    data_folder(checkout / "data" / "letters", 71)
+    (checkout / "config").mkdir()
+    (checkout / config).write_text("dataset = 'letters'\n")
+    planned = onecard("plan", f"../nanoGPT/{config}", "--json").json
+    assert planned["config"]["vocab_size"] == 71
+    assert Path(planned["origins"]["vocab_size"]).name == "letters"
+
+
+def test_a_plan_without_data_does_not_import_numpy(onecard: Command, tmp_path: Path) -> None:
+    (tmp_path / "no_torch" / "numpy.py").write_text(
+        "raise ImportError('numpy was imported for data that is not here')\n"
+    )
+    for text in ("dataset = 'fineweb'", "dataset = 'shakespeare_char'", "dataset = 'python-stdlib'"):
+        assert onecard("plan", "-", "--json", "--gpu", "4070", stdin=text).code == 0
+    data_folder(tmp_path / "work" / "data" / "letters", 71)
+    assert "numpy was imported" in onecard("plan", "-", stdin="dataset = 'letters'").stderr  # so the trap works
+
+
 def test_data_that_are_not_here_are_taken_to_be_gpt2s(onecard: Command) -> None:
     """Not to have the vocabulary of the packaged default, which is that of other data."""
-    planned = onecard("plan", "--dataset=openwebtext", "--json").json
+    planned = onecard("plan", "--dataset=fineweb", "--json").json
     assert (planned["config"]["vocab_size"], planned["origins"]["vocab_size"]) == (50304, "default")
     embedded = onecard("plan", "-", "--gpu", "4070", "--json", stdin="dataset = 'python-stdlib'").json
     assert embedded["config"]["vocab_size"] == 256

@@ -324,7 +324,7 @@ def test_interrupted_it_keeps_what_is_done_and_exits_130(start: Start, tmp_path:
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, talk = process.communicate(timeout=60)
     assert process.returncode == 130, talk.decode()
-    assert b"give the same command to go on" in talk
+    assert b"Run the same command again to go on" in talk
     assert b"Traceback" not in talk
     assert group_is_gone(process.pid)
     kept = tokens_in(tmp_path / "out")
@@ -385,7 +385,7 @@ MISTAKES = [
     (["data", "prepare", "y.jsonl", "--out", "o", "--tokenizer=gpt3"], "no-such-source", "x.jsonl"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer", "gpt2"], "key-without-value", "--tokenizer=VALUE"),
     (["data", "prepare", "x.jsonl", "--out", "o"], "no-ranks", "--ranks FILE"),
-    (["data", "prepare", "fineweb", "--out", "o"], "no-ranks", "--ranks FILE"),
+    (["data", "prepare", "fineweb", "--out", "o"], "hub-unreachable", "check the network"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--ranks", "x.jsonl"], "bad-ranks", "--ranks"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer=gpt3"], "no-such-tokenizer", "--tokenizer=gpt2"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--n_layer=3"], "unexpected-key", "--help"),
@@ -427,7 +427,7 @@ def test_a_mistake_gets_three_lines(
     (folder / "empty.txt").write_text("")
     environment = {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no"), "HF_ENDPOINT": "http://127.0.0.1:9"}
     shown = onecard(*arguments, cwd=folder, **environment)
-    assert shown.code == (3 if name == "cannot-write" else 2), shown.stderr
+    assert shown.code == (3 if name in ("cannot-write", "hub-unreachable") else 2), shown.stderr
     assert shown.stdout == ""
     what, why, how = shown.stderr.splitlines()
     assert what.startswith("error: ")
@@ -510,7 +510,7 @@ def test_interrupted_in_its_last_moment_it_exits_130(
     write_lines(tmp_path / "x.jsonl", 5)
     done = failing(tmp_path, module=module, function=function, problem="KeyboardInterrupt")
     assert done.returncode == 130, done.stderr
-    assert done.stderr.splitlines() == ["stopped; what is done is kept: give the same command to go on"]
+    assert done.stderr.splitlines() == ["stopped; what is done is kept. Run the same command again to go on"]
     assert onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, cwd=tmp_path).code == 0
 
 

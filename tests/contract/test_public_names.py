@@ -36,6 +36,39 @@ def test_another_name_is_an_attribute_error() -> None:
         _ = onecard.make_plans  # type: ignore[attr-defined]
 
 
+IMPORTS = [
+    "",
+    "import onecard.plan.make, onecard.doctor",
+    "from onecard import plan, doctor",
+    "from onecard import api",
+]
+
+
+@pytest.mark.parametrize("before", IMPORTS)
+def test_commands_are_python_names_too_whatever_was_imported_before(before: str) -> None:
+    """`plan` and `doctor` are packages as well, which importing anything below them puts into onecard's namespace."""
+    code = (
+        f"{before}\nimport onecard\nplan = onecard.plan({{'n_layer': 2}}, gpu='none', batch_size=3)\n"
+        "print(plan.config.n_layer, plan.config.batch_size, onecard.doctor(), onecard.compare.__name__)\n"
+        "import onecard.plan.cards\nprint(len(onecard.plan.cards.known_cards()) > 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["2 3 [] compare_runs", "True"]
+
+
+@pytest.mark.parametrize("command", ["train", "sample"])
+def test_a_command_without_a_function_says_what_to_type(command: str) -> None:
+    with pytest.raises(AttributeError, match=f"is a command, `onecard {command} .*subprocess.run"):
+        getattr(onecard, command)("config.py")
+
+
+def test_the_training_package_cannot_be_called_and_says_what_to_type() -> None:
+    pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
+    code = "import onecard.train\ntry:\n    onecard.train('c.py')\nexcept TypeError as problem:\n    print(problem)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("onecard.train cannot be called: training is a command, `onecard train CONFIG")
+
+
 def test_importing_onecard_is_light() -> None:
     code = "import sys, onecard; print('pydantic' in sys.modules, 'torch' in sys.modules, 'click' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -260,7 +260,8 @@ def test_a_text_as_json_is_the_text_that_is_printed(onecard: Any, trained: Path)
     found = json.loads(said.out)
     assert found["text"] + "\n" == onecard(*typed).out
     assert found["text"].startswith("def f(")
-    del found["text"]
+    assert found["texts"] == [found["text"]]
+    del found["text"], found["texts"]
     assert found == {
         "schema": 1,
         "run": "r",
@@ -273,6 +274,79 @@ def test_a_text_as_json_is_the_text_that_is_printed(onecard: Any, trained: Path)
         "device": "cpu",
         "notes": [],
     }
+
+
+# nanoGPT's way of asking for a text
+
+OURS = ("sample", "r", "--prompt", "def f(", "--length", "9", "--temperature", "0.9", "--top-k", "7")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("r", "--start=def f(", "--max_new_tokens=9", "--temperature=0.9", "--top_k=7"),
+        ("r", "--start", "def f(", "--max_new_tokens", "9", "--temperature", "0.9", "--top_k", "7"),
+        ("--out_dir=r", "--start=FILE:prompt.txt", "--max_new_tokens=9", "--temperature=0.9", "--top_k=7"),
+        (*OURS[1:], "--seed=1337", "--device=cpu", "--compile=False", "--dtype=float32", "--init_from=resume"),
+        (*OURS[1:], "--num_samples=1"),
+    ],
+)
+def test_what_is_typed_for_nanogpts_sample_gives_the_same_text(
+    onecard: Any, trained: Path, typed: tuple[str, ...]
+) -> None:
+    Path("prompt.txt").write_text("def f(")
+    expected, done = onecard(*OURS), onecard("sample", *typed)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == expected.out
+
+
+def test_several_texts_are_apart_and_each_can_be_made_again(onecard: Any, trained: Path) -> None:
+    done = onecard(*OURS, "--num_samples=3", "--seed=5")
+    alone = [onecard(*OURS, f"--seed={seed}").out for seed in (5, 6, 7)]
+    assert done.out == "".join(f"{text}---------------\n" for text in alone)
+    assert len(set(alone)) == 3
+    said = json.loads(onecard(*OURS, "--num_samples", "3", "--sample-seed", "5", "--json").out)
+    assert [f"{text}\n" for text in said["texts"]] == alone
+    assert said["text"] == said["texts"][0]
+
+
+def test_the_mark_between_texts_begins_a_text(onecard: Any, trained: Path) -> None:
+    typed = ("sample", "r", "--length", "9")
+    assert onecard(*typed, "--start=<|endoftext|>").out == onecard(*typed).out
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "fix"),
+    [
+        (["r", "--prompt", "a", "--start=b"], "usage", "leave --start out"),
+        (["r", "--out_dir=r"], "usage", "leave --out_dir out"),
+        (["r", "--seed=1", "--sample-seed", "2"], "usage", "leave --seed out"),
+        ([], "usage", "onecard sample runs/default, or nanoGPT's --out_dir=runs/default"),
+        (["r", "--start=FILE:not-there.txt"], "no-such-file", "name a file that is there"),
+        (["r", "--init_from=gpt2-xl"], "unexpected-key", "onecard import gpt2-xl --download"),
+        (["r", "--compile=True"], "unexpected-key", "leave --compile out"),
+        (["r", "--dtype=bfloat16"], "unexpected-key", "leave --dtype out"),
+        (["r", "--n_layer=3"], "unexpected-key", "onecard sample --help"),
+        (["r", "--sed=3"], "unknown-key", "--seed=3"),
+        (["r", "--seed=many"], "bad-value", "--seed=1337"),
+        (["r", "--seed", "3"], "key-without-value", "onecard sample --seed=VALUE"),
+        (
+            ["r", "--device=cuda:99"] if not torch.cuda.is_available() else ["r", "--device=mps"],
+            "no-gpu",
+            "--device=auto",
+        ),
+        (["r", "--num_samples=0"], "usage", "onecard sample --help"),
+        (["--out_dir=out"], "nanogpt-folder", "onecard import out/ckpt.pt, then onecard sample runs/out"),
+    ],
+)
+def test_what_sample_cannot_do_is_refused_with_what_to_type(
+    onecard: Any, trained: Path, typed: list[str], name: str, fix: str
+) -> None:
+    Path("out").mkdir()
+    Path("out/ckpt.pt").touch()
+    done = onecard("sample", *typed)
+    assert (done.error, done.out) == (name, "")
+    assert f"fix: {fix}" in done.err or f"did you mean {fix}" in done.err
 
 
 @pytest.mark.parametrize(("run", "name"), [("r", "weights-not-numbers"), ("nowhere", "no-such-run")])

@@ -3,8 +3,10 @@
 import doctest
 import json
 import math
+import re
 import subprocess
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -349,3 +351,30 @@ def test_the_doctor_refuses_amounts_that_cannot_be(folder: Path) -> None:
     (found,) = onecard.diagnose(folder, train_tokens="1B", val_tokens=1e6, other_bytes="2GiB")
     assert (found.case.data.train_tokens, found.case.data.val_tokens) == (10**9, 10**6)
     assert found.case.other_bytes == 2**31
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ({"gpu": "none"}, r"Plan\(123\.59M, no card, loss \d\.\d\d\)"),
+        (
+            {"gpu": "RTX 4070", "batch_size": 8},
+            r"Plan\(123\.59M, GeForce RTX 4070: fits with [\d,]+ MiB left, [\d.]+k tokens/s, loss \d\.\d\d\)",
+        ),
+        (
+            {"gpu": "RTX 4070", "trainer": "nanogpt", "batch_size": 64},
+            r"Plan\(123\.59M, GeForce RTX 4070: does not fit, [\d,]+ MiB too much, [\d.]+k tokens/s, loss \d\.\d\d\)",
+        ),
+        ({"vram_bytes": "8GiB", "vocab_size": 65}, r"Plan\([\d.]+M, a card: fits with [\d,]+ MiB left\)"),
+    ],
+)
+def test_a_plan_is_shown_in_one_line(asked: dict[str, Any], shown: str) -> None:
+    plan = onecard.make_plan({"n_layer": 12}, **asked)
+    assert re.fullmatch(shown, repr(plan)), repr(plan)
+
+
+def test_a_traceback_shows_what_to_type() -> None:
+    with pytest.raises(onecard.OnecardError) as refused:
+        onecard.make_plan(gpu="RTX 4071")
+    shown = "".join(traceback.format_exception(refused.value))
+    assert f"{refused.value.what}\n  why: {refused.value.why}\n  fix: {refused.value.fix}\n" in shown

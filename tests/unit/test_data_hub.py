@@ -1,7 +1,9 @@
 """The hub, on this machine: only what is needed comes, breaks are survived, and every refusal is three lines."""
 
+import base64
 import hashlib
 import io
+import json
 import shutil
 import socket
 import subprocess
@@ -15,11 +17,14 @@ from typing import Any
 
 import pytest
 
+from onecard.cli.main import run as command
+from onecard.data import tokenizers
 from onecard.data.downloads import download, downloads_of
 from onecard.data.hub import find_dataset, hub_name
 from onecard.data.manifest import Settings
 from onecard.data.prepare import prepare
 from onecard.data.prepared import Prepared
+from onecard.data.tokenizer_json import byte_letters
 from onecard.data.tokenizers import ByteTokenizer
 from onecard.data.watch import Moment
 from onecard.errors import ConfigError, MachineError
@@ -372,3 +377,70 @@ def test_what_is_not_there_or_cannot_be_reached_is_three_lines(
         download(dataset, dataset.files[0], into=tmp_path)
     assert unreachable.value.name == "hub-unreachable"
     assert unreachable.value.exit_code == 3
+
+
+# GPT-2's tokenizer, which comes with the data
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine that has no tokenizer yet: onecard's home on it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONECARD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "no-cache"))
+    return tmp_path / "home"
+
+
+def made_vocabulary(monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, bytes]:
+    """(ranks that pass for GPT-2's, the same as OpenAI's vocab.json): all bytes, and pairs of no text."""
+    pieces = [bytes((byte,)) for byte in range(256)] + [b"\xff%d" % number for number in range(50000)]
+    ranks = b"".join(base64.b64encode(piece) + f" {rank}\n".encode() for rank, piece in enumerate(pieces))
+    monkeypatch.setattr(tokenizers, "_GPT2_SHA256", hashlib.sha256(ranks).hexdigest())
+    letters = byte_letters()
+    vocabulary = {"".join(letters[byte] for byte in piece): rank for rank, piece in enumerate(pieces)}
+    listed = dict(reversed(({**vocabulary, "<|endoftext|>": 50256}).items()))  # in any order
+    return ranks, json.dumps(listed).encode()
+
+
+def prepare_fineweb(*more: str) -> int:
+    return command(["data", "prepare", "fineweb", "--out", "o", "--workers", "1", "--tokens", "1k", *more])
+
+
+def test_a_fresh_machine_gets_gpt2s_tokenizer_with_the_data(
+    hub: Hub, fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tiktoken", reason="needs tiktoken")
+    ranks, vocabulary = made_vocabulary(monkeypatch)
+    hub.models = {"openai-community/gpt2/vocab.json": vocabulary}
+    assert prepare_fineweb() == 0
+    assert "GPT-2's tokenizer was not here: downloaded from openai-community/gpt2" in capsys.readouterr().err
+    assert (fresh / "r50k_base.tiktoken").read_bytes() == ranks == Path("o/r50k_base.tiktoken").read_bytes()
+    assert json.loads(Path("o/meta.json").read_bytes())["tokenizer"] == "gpt2"
+    hub.asked.clear()
+    assert command(["data", "prepare", "fineweb", "--out", "again", "--workers", "1", "--tokens", "1k"]) == 0
+    assert not any("vocab.json" in path for _, path, _ in hub.asked)
+
+
+def test_only_data_of_the_hub_brings_the_tokenizer(
+    hub: Hub, fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("x.jsonl").write_text('{"text": "some words"}\n')
+    assert command(["data", "prepare", "x.jsonl", "--out", "o"]) == 2
+    assert "[no-ranks]" in capsys.readouterr().err
+    assert hub.asked == []
+    assert prepare_fineweb("--tokenizer=bytes") == 0
+    assert not any("openai-community" in path for _, path, _ in hub.asked)
+
+
+@pytest.mark.parametrize("served", [None, b"{}", b"not json", b'{"a": "b"}'])
+def test_a_tokenizer_that_does_not_come_is_three_lines(
+    hub: Hub, fresh: Path, served: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.models = {} if served is None else {"openai-community/gpt2/vocab.json": served}
+    assert prepare_fineweb() == 3
+    what, why, fix = capsys.readouterr().err.splitlines()
+    assert what == "error: GPT-2's tokenizer could not be downloaded  [ranks-unreachable]"
+    assert why.startswith("  why: vocab.json of openai-community/gpt2: ")
+    assert fix.endswith("--ranks r50k_base.tiktoken, or --tokenizer=bytes")
+    assert not any(fresh.glob("*.tiktoken")), "nothing wrong is kept"
+    assert hub.downloads() == [] or hub.downloads() == ["vocab.json"], "the data is not fetched in vain"

@@ -157,4 +157,5 @@ def test_of_a_run_from_trained_weights_nothing_is_said() -> None:
 def test_a_missing_forecast_has_its_reason() -> None:
     assert why_no_forecast(config(max_iters=1)) == ""
     assert why_no_forecast(config(max_iters=0)) == "no update is made"
-    assert "characters" in why_no_forecast(config(vocab_size=65))
+    assert "on BPE tokens, this data has characters" in why_no_forecast(config(vocab_size=65))
+    assert "characters" not in why_no_forecast(config(vocab_size=4096))

@@ -49,6 +49,20 @@ def test_exact_numbers_and_yes_or_no_are_accepted(key: str, text: str) -> None:
     resolve(None, flags=[(key, text)])
 
 
+def test_zero_and_one_are_no_and_yes() -> None:
+    """As in nanoGPT, whose `if wandb_log:` takes them alike."""
+    found = resolve("wandb_log = 0\nbias = 1\ncompile = 0\n", filename="c.py", flags=[("decay_lr", "0")]).config
+    assert (found.wandb_log, found.bias, found.compile, found.decay_lr) == (False, True, False, False)
+    assert resolve_mapping({"eval_only": 1}).config.eval_only is True
+    assert resolve("grad_checkpoint = 1\n", filename="c.py").config.grad_checkpoint == "full"
+
+
+@pytest.mark.parametrize("text", ["2", "-1", "0.0", "1.0", "'0'", "no"])
+def test_other_numbers_and_words_are_not_a_yes_or_no(text: str) -> None:
+    problem = refused(f"wandb_log = {text}\n") if text != "no" else refused(None, wandb_log=text)
+    assert (problem.name, "is not True or False" in problem.what) == ("bad-value", True)
+
+
 @pytest.mark.parametrize(
     ("key", "text"),
     [
@@ -64,7 +78,7 @@ def test_exact_numbers_and_yes_or_no_are_accepted(key: str, text: str) -> None:
         ("batch_size", "-2"),
         ("dropout", "1.0"),
         ("dropout", "nan"),
-        ("compile", "1"),
+        ("compile", "2"),
         ("compile", "maybe"),
         ("dtype", "fp8"),
         ("memory_limit", "lots"),
@@ -164,7 +178,7 @@ def test_all_keys_that_only_code_says_are_told_in_one_error() -> None:
     error = refused("n_layer = layers()\nn_head, n_embd = shape()\nwandb_run_name = now()\nbatch_size = 4\n")
     assert error.what == "c.py, lines 1 and 2: the values of n_layer, n_head and n_embd are not known"
     assert error.why.endswith("never run: n_layer = layers(); n_head, n_embd = shape()")
-    assert error.fix == "say them on the command line: --n_layer=VALUE --n_head=VALUE --n_embd=VALUE"
+    assert error.fix == "set them on the command line: --n_layer=VALUE --n_head=VALUE --n_embd=VALUE"
     assert error.name == "unresolved-key"
     left = refused("n_layer = layers()\nn_head, n_embd = shape()\n", n_layer="6", n_head="6")
     assert left.what == "c.py:2: the value of n_embd is not known"
@@ -281,6 +295,30 @@ def test_a_config_file_that_sets_nothing_has_nanogpts_defaults_and_says_so(text:
     found = resolve(text, filename="mine.py", flags=[("n_layer", "6")])
     assert found.config == RunConfig(n_layer=6)
     assert found.warnings == ("mine.py sets nothing: nanoGPT's defaults apply",)
+
+
+MODEL = (
+    "import torch\nfrom torch import nn\n\nclass GPT(nn.Module):\n    n_layer = 3\n\nconfig_args = dict(n_layer=12)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "text", [MODEL, "print('hello')\n", "x = 1\n", "exec(open('other.py').read())\n", "def f(): ..."]
+)
+def test_python_that_sets_no_key_is_not_a_config(text: str) -> None:
+    problem = refused(text, n_layer="6")
+    assert (problem.name, problem.what) == ("no-config-key", "c.py sets no config key")
+    assert problem.fix == "a config has lines such as `n_layer = 12`"
+
+
+def test_where_every_key_is_mistyped_the_fix_has_the_right_ones() -> None:
+    assert refused("n_layers = 12\nbatchsize = 8\n").fix == "did you mean `n_layer = 12`, `batch_size = 8` ?"
+
+
+def test_one_key_makes_a_config_of_a_program() -> None:
+    """As nanoGPT's train.py is one: it sets every key, and then runs."""
+    assert resolve(f"{MODEL}\nn_layer = 6\nn_head = 6\nn_embd = 384\n").config.n_layer == 6
+    assert "n_layer" in refused("n_layer = layers()\n").what  # known not to be known: another error
 
 
 def test_a_longer_evaluated_context_gets_a_flag_to_paste() -> None:
