@@ -23,7 +23,7 @@ from onecard.doctor.trend import Trend, trend
 from onecard.findings import SEVERITIES, Finding, Sureness
 from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
-from onecard.plan.repair import PLANNED, Repair
+from onecard.plan.repair import Repair, is_planned, with_whole_patch
 from onecard.plan.speed import TrainerName
 from onecard.runs.folder import Run
 from onecard.runs.logged import LoggedRun, logged_run
@@ -167,12 +167,10 @@ def first_things_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def _planned(case: Case, finding: Finding) -> Finding:
     """The finding with its patch planned on the card, where the patch changes memory or speed."""
-    if finding.severity == "info" or "predicted: " in finding.fix or not set(finding.patch) & set(PLANNED):
+    if "predicted: " in finding.fix or not is_planned(finding):
         return finding
     made = repaired(case, finding.patch)
-    if made is None or not made.expectation():
-        return finding
-    return replace(finding, patch=dict(made.patch), fix=f"{finding.fix}; predicted: {made.expectation()}")
+    return finding if made is None or not made.expectation() else with_whole_patch(finding, made)
 
 
 def _prescription(case: Case, findings: Sequence[Finding]) -> Prescription | None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
 
-from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.config.shown import shown as shown_value
 from onecard.doctor.case import Case
@@ -234,14 +233,11 @@ def planned_tokens(case: Case) -> int | None:
     return max(filter(None, (planned, read)), default=None)
 
 
-def per_parameter(params: int, *, tokens: int, planned: int) -> str:
-    """`256 tokens per parameter (10.49B for 40.95M)`; for an unfinished run, so far and planned."""
-    so_far, whole = (
-        f"{count / params:,.0f}" if count >= 10 * params else f"{count / params:.2g}" for count in (tokens, planned)
-    )
-    if tokens >= planned:
-        return f"{whole} tokens per parameter ({units.count(planned)} for {units.count(params)})"
-    return f"{so_far} tokens per parameter so far, {whole} planned"
+def per_parameter(params: int, *, tokens: int, planned: int, unit: str = "tokens per parameter") -> str:
+    """`256 tokens per parameter`; for an unfinished run `186 tokens per parameter so far, 256 planned`."""
+    ratios = (tokens / params, planned / params)
+    so_far, whole = (f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}" for ratio in ratios)
+    return f"{so_far} {unit}" + ("" if tokens >= planned else f" so far, {whole} planned")
 
 
 def epochs(case: Case, tokens: int | None) -> float | None:

@@ -24,6 +24,7 @@ from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.precision import settled
 from onecard.plan.proposal import Proposal
+from onecard.plan.repair import is_planned, make_whole, with_whole_patch
 from onecard.plan.sensitivity import Change, single_changes
 from onecard.plan.shape import shape_for_params
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
@@ -202,7 +203,10 @@ def make_plan(
         proposals=proposals,
         enough=enough,
         sensitivity=tuple(single_changes(config, card, trainer=one)) if sensitivity else None,
-        findings=tuple(_most_urgent_first(intent_findings(resolved))),
+        findings=tuple(
+            _completed(finding, config, card, available_bytes, one)
+            for finding in _most_urgent_first(intent_findings(resolved))
+        ),
     )
     fixes = ranked_fixes(
         config,
@@ -361,6 +365,16 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
         f"{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
         "close other programs, or let --fit choose"
     )
+
+
+def _completed(
+    finding: Finding, config: RunConfig, card: Card | None, available_bytes: int | None, trainer: TrainerName
+) -> Finding:
+    """The finding with its patch made whole on the card, as the doctor does it; as it is where no card is known."""
+    if card is None or not is_planned(finding):
+        return finding
+    made = make_whole(config, finding.patch, card=card, available_bytes=available_bytes, trainer=trainer)
+    return with_whole_patch(finding, made) if made else finding
 
 
 def _most_urgent_first(findings: Iterable[Finding]) -> list[Finding]:

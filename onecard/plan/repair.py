@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
 from onecard import units
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.config.shown import typed
+from onecard.findings import Finding
 from onecard.plan import recipe
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
@@ -43,7 +44,7 @@ class Repair:
     @property
     def flags(self) -> str:
         """The patch as it is typed."""
-        return " ".join(quote(f"--{key}={typed(key, value)}") for key, value in self.patch.items())
+        return flags_of(self.patch)
 
     def expectation(self) -> str:
         """`7,656 MiB of 11.69 GiB, 52.1 h, loss 3.35 (3.19 to 3.51) at step 10,000`; "" without any prediction."""
@@ -109,6 +110,24 @@ def make_whole(
         seconds=speed.total_seconds if speed else None,
         losses=_losses(changed) if new_run else {},
     )
+
+
+def is_planned(finding: Finding) -> bool:
+    """Whether a finding gets its patch completed: it is above information, and its patch changes memory or speed."""
+    return finding.severity != "info" and bool(set(finding.patch) & set(PLANNED))
+
+
+def with_whole_patch(finding: Finding, made: Repair) -> Finding:
+    """The finding with its patch made whole, and what to expect of it."""
+    flags = flags_of(finding.patch)
+    fix = finding.fix.replace(flags, made.flags, 1) if made.card else finding.fix
+    expected = f"; predicted: {made.expectation()}" if made.expectation() else ""
+    return replace(finding, patch=dict(made.patch), fix=f"{fix}{expected}")
+
+
+def flags_of(patch: Mapping[str, object]) -> str:
+    """A patch as it is typed."""
+    return " ".join(quote(f"--{key}={typed(key, value)}") for key, value in patch.items())
 
 
 def _with_what_a_new_shape_needs(

@@ -121,7 +121,7 @@ def val_below_train(case: Case) -> Iterator[Finding]:
         severity="info",
         sure="high",
         what=f"val is {-mean(gaps):.3f} below train; dropout is not the reason: the two splits differ",
-        why=f"over {_last(len(gaps))} (± {error:.3f}); both are measured without dropout"
+        why=f"over {_last(len(gaps))} (± {error:.3f}); both are measured without dropout, so dropout is not the reason"
         + (f" ({dropout})" if dropout else "")
         + (f"; the validation data has only {size:,} tokens" if size and size < WANTED_VAL_TOKENS else ""),
         fix="shuffle documents before splitting, split by document, and validate on at least 1,000,000 tokens",

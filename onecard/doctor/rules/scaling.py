@@ -80,7 +80,8 @@ def tokens_per_parameter(case: Case) -> Iterator[Finding]:
         rule="tokens-per-parameter",
         severity="info",
         sure="medium",
-        what=f"{per_parameter(params, tokens=tokens, planned=total)}; about {COMPUTE_OPTIMAL} are compute-optimal",
+        what=f"{per_parameter(params, tokens=tokens, planned=total)} ({units.count(total)} for {units.count(params)}); "
+        f"about {COMPUTE_OPTIMAL} are compute-optimal",
         why="under-trained: a smaller model would reach a lower loss with this compute"
         if ratio < FEW
         else "far past compute-optimal: right for a model that will be used a lot, costly for the lowest loss",
