@@ -213,7 +213,7 @@ def _data(case: Case) -> str:
     if data.train_tokens is not None:
         read = epochs(case, case.facts.tokens)
         told.append(
-            f"{units.count(data.train_tokens)} training tokens" + (f" ({read:.2g} epochs read)" if read else "")
+            f"{units.count(data.train_tokens)} training tokens" + (f" ({_epochs(read)} epochs read)" if read else "")
         )
     if data.val_tokens is not None:
         told.append(f"{units.count(data.val_tokens)} validation tokens")
@@ -221,6 +221,10 @@ def _data(case: Case) -> str:
         return ", ".join(told) + (f", in {data.folder}" if data.folder else "")
     name = case.resolved.config.dataset if case.resolved else ""
     return f"{name!r} is not here, so its size is not known: taken to be read less than once (--data DIR)"
+
+
+def _epochs(read: float) -> str:
+    return f"{read:,.0f}" if read >= 10 else f"{read:.2g}"
 
 
 def _speed(diagnosis: Diagnosis) -> Iterator[str]:

@@ -214,12 +214,12 @@ def too_many_epochs(case: Case) -> Iterator[Finding]:
         return
     far = passes > FAR_TOO_MANY_EPOCHS + EPOCHS_BEYOND
     limit = FAR_TOO_MANY_EPOCHS if far else MANY_EPOCHS
-    times = f"{passes:.1f}"
+    times = f"{passes:,.1f}" if passes < 1000 else f"{passes:,.0f}"
     yield Finding(
         rule="too-many-epochs",
         severity="error" if far else "warn",
         sure="high",
-        what=f"the training data was read {times if float(times) > limit else f'more than {limit}'} times",
+        what=f"the training data was read {times if round(passes, 1) > limit else f'more than {limit}'} times",
         why=f"{units.count(tokens)} tokens of {units.count(size)}; beyond {limit} epochs "
         + ("more of it teaches almost nothing" if far else "it is worth less and less"),
         fix=f"more data: at least {units.count(tokens / MANY_EPOCHS)} tokens for so long a run",

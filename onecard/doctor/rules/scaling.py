@@ -80,11 +80,13 @@ def tokens_per_parameter(case: Case) -> Iterator[Finding]:
         rule="tokens-per-parameter",
         severity="info",
         sure="medium",
-        what=f"{per_parameter(params, tokens=tokens, planned=total)} ({units.count(total)} for {units.count(params)}); "
-        f"about {COMPUTE_OPTIMAL} are compute-optimal",
-        why="under-trained: a smaller model would reach a lower loss with this compute"
-        if ratio < FEW
-        else "far past compute-optimal: right for a model that will be used a lot, costly for the lowest loss",
+        what=f"{per_parameter(params, tokens=tokens, planned=total)}; about {COMPUTE_OPTIMAL} are compute-optimal",
+        why=f"{units.count(total)} tokens for {units.count(params)} parameters: "
+        + (
+            "under-trained, a smaller model would reach a lower loss with this compute"
+            if ratio < FEW
+            else "far past compute-optimal, right for a model that will be used a lot, costly for the lowest loss"
+        ),
         fix=f"for the lowest loss with the same compute: {units.count(best)} parameters on "
         f"{units.count(params * total / best)} tokens (arXiv 2404.10102)",
         seen=(*printed(case, "printed_params"), *printed(case, "printed_tokens_per_step"))
