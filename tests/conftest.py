@@ -18,6 +18,7 @@ HOME = Path(tempfile.mkdtemp(prefix="onecard-tests-"))
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 for name in ("ONECARD_HOME", "HF_HOME", "TRACKIO_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
     os.environ[name] = str(HOME / name.lower())
+os.environ.pop("COLUMNS", None)  # which xdist sets: what commands print is as wide as in a pipe
 
 # In the background, or under nohup, these are ignored, and so they would be by every program that a test starts.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

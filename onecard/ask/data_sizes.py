@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onecard.config.paths import expanded
-from onecard.doctor.case import DataSizes
 from onecard.errors import OnecardError
+from onecard.plan.data import DataSizes
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -32,7 +32,7 @@ def sizes_of_data(config: RunConfig, beside: Path | None) -> DataSizes | None:
         except (OnecardError, OSError, ValueError):
             continue
         if train or val:
-            return DataSizes(train_tokens=train or None, val_tokens=val or None, folder=str(folder))
+            return DataSizes(train_tokens=train or None, val_tokens=val or None, source=str(folder))
     return None
 
 

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place | None:
-    """The card that was named, or this machine's; None where there is none."""
+    """The card that was named, or this machine's; None where there is none.
+
+    A named card that is in this machine is taken as its driver shows it, with what other programs hold now.
+    """
     from onecard.plan.cards import find_card, plain_card
     from onecard.plan.place import Place
     from onecard.units import MIB
@@ -25,7 +28,10 @@ def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place |
                 name="bad-size",
             )
     if gpu not in (None, "auto", "none"):
-        return Place(card=find_card(gpu)).with_memory(vram_bytes=vram, other_bytes=other)
+        card = find_card(gpu)
+        here = place_here()
+        named = here if here and here.card.name == card.name else Place(card=card)
+        return named.with_memory(vram_bytes=vram, other_bytes=other)
     if gpu == "auto" or (gpu is None and vram is None):
         place = place_here()
         if place:
@@ -37,7 +43,7 @@ def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place |
                 fix='name the card to plan for: --gpu "RTX 4070"',
                 name="no-gpu",
             )
-    return Place(card=plain_card(vram), other_bytes=other or 0) if vram is not None else None
+    return Place(card=plain_card(vram), other_bytes=other) if vram is not None else None
 
 
 def place_here(device: str = "auto") -> Place | None:

@@ -115,7 +115,7 @@ def cases_of(
     *,
     card: Card | None,
     data: DataSizes,
-    other_bytes: int = 0,
+    other_bytes: int | None = None,
     config_note: str = "",
 ) -> Iterator[Case]:
     """The runs with the config that is stated for them, and the sizes of the data it names where that is here."""
@@ -153,7 +153,7 @@ def _data_of(case: Case) -> DataSizes:
         data,
         train_tokens=found.train_tokens if data.train_tokens is None else data.train_tokens,
         val_tokens=found.val_tokens if data.val_tokens is None else data.val_tokens,
-        folder=found.folder,
+        source=found.source,
     )
 
 

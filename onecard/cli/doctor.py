@@ -122,7 +122,7 @@ def _diagnose(options: Options, flags: list[Flag]) -> list[Diagnosis]:
     for path in options.path:
         runs = list(runs_at(path))
         stated, note = (named, "") if named else _found(path, flags, runs, options)
-        cases += cases_of(runs, stated, card=card, data=data, other_bytes=options.other or 0, config_note=note)
+        cases += cases_of(runs, stated, card=card, data=data, other_bytes=options.other, config_note=note)
     return diagnose_cases(cases, final=options.final)
 
 
@@ -160,7 +160,7 @@ def _sizes(options: Options) -> DataSizes:
 
         dataset = open_dataset(options.data, environ=os.environ)
         train, val = train or len(dataset.train), val or len(dataset.val)
-        return DataSizes(train_tokens=train, val_tokens=val, folder=str(dataset.path))
+        return DataSizes(train_tokens=train, val_tokens=val, source=str(dataset.path))
     return DataSizes(train_tokens=train, val_tokens=val)
 
 

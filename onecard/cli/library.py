@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,6 @@ def console(*, stderr: bool = False) -> Console:
     """Where a command prints: its answer, or with `stderr` its talk."""
     from onecard.report.console import PlainConsole
 
-    # a pipe has no width of its own: wide enough that no line of ours breaks
+    # a pipe has no width of its own: 100 columns, unless COLUMNS says otherwise
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
-    return PlainConsole(stderr=stderr, width=120 if piped else None)
+    return PlainConsole(stderr=stderr, width=100 if piped and "COLUMNS" not in os.environ else None)

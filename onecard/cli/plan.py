@@ -49,6 +49,7 @@ class Options:
     nvidia_smi: str | None
     timeline: str | None
     explain: bool
+    details: bool
     as_json: bool
 
 
@@ -71,6 +72,7 @@ class Options:
 @click.option(
     "--timeline", type=PathType(), metavar="FILE.svg", help="Draw memory through one step and one evaluation."
 )
+@click.option("--details", is_flag=True, help="The long text: both trainers, every fix, assumptions and sources.")
 @click.option("--explain", is_flag=True, help="Every key, its value and where it came from.")
 @json_option
 @click.pass_obj
@@ -186,16 +188,13 @@ def _write_files(options: Options, made: Plan) -> None:
 
 
 def _show(options: Options, made: Plan, seen: Seen | None) -> None:
-    from onecard.report.memory import print_seen
     from onecard.report.plan import print_plan
     from onecard.report.talk import print_warnings
 
     print_warnings(made.resolved.warnings, console(stderr=True))
-    print_plan(made, console(), explain=options.explain)
+    print_plan(made, console(), explain=options.explain, details=options.details, seen=seen)
     if made.proposals == ():
         console().print(f"  fix: {_enough(options, made)}", soft_wrap=True, markup=False)
-    if seen:
-        print_seen(seen, made.first.memory, console())
     for written in (options.timeline, options.write if made.proposals else None):
         if written:
             console(stderr=True).print(f"wrote {written}", soft_wrap=True, markup=False)

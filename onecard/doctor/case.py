@@ -6,17 +6,10 @@ from dataclasses import dataclass
 
 from onecard.config.resolve import Resolved
 from onecard.plan.cards import Card
+from onecard.plan.data import DataSizes as DataSizes
+from onecard.plan.place import Place
 from onecard.runs.logged import LoggedRun
 from onecard.runs.records import End, Eval, Step
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataSizes:
-    """Tokens in each split: as stated, as the run recorded them, or as a folder has them."""
-
-    train_tokens: int | None = None
-    val_tokens: int | None = None
-    folder: str | None = None  # where they were counted, if in a folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +49,7 @@ class Case:
     facts: Facts
     steps: tuple[Step, ...]
     evals: tuple[Eval, ...]
-    other_bytes: int = 0  # of the card, held by other programs
+    other_bytes: int | None = None  # of the card, held by other programs; None where nobody said
     cardless: str | None = None  # `cpu` or `mps`, where it ran without a card
     next_folder: str | None = None  # for a run of ours: a free folder beside its own
     config_note: str = ""  # how its config was found, or why none of those that are there was taken
@@ -69,4 +62,9 @@ class Case:
     @property
     def available_bytes(self) -> int | None:
         """What the driver may show for the run before the card is full; None without a card."""
-        return max(0, self.card.allocatable_bytes - self.other_bytes) if self.card else None
+        return max(0, self.card.allocatable_bytes - (self.other_bytes or 0)) if self.card else None
+
+    @property
+    def place(self) -> Place | None:
+        """The card and what other programs hold of it, for planning; None without a card."""
+        return Place(card=self.card, other_bytes=self.other_bytes) if self.card else None

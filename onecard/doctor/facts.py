@@ -27,12 +27,12 @@ def make_case(
     config: Resolved | None,
     card: Card | None,
     data: DataSizes,
-    other_bytes: int = 0,
+    other_bytes: int | None = None,
     next_folder: str | None = None,
 ) -> Case:
     """Everything a rule may look at. What the log states wins over the config file, which wins over defaults.
 
-    `other_bytes` of the card are held by other programs; `next_folder` is a free folder for the next run.
+    `other_bytes` of the card are held by other programs, None where nobody said; `next_folder` is free for the next run.
     """
     resolved = config_under_log(config, run) if config else config_in_log(run)
     card = card or card_in_log(run)
@@ -75,7 +75,7 @@ def _data_sizes(run: LoggedRun, *, said: DataSizes) -> DataSizes:
     for start in reversed([record for record in run.records if isinstance(record, Start)]):
         train = start.train_tokens if train is None else train
         val = start.val_tokens if val is None else val
-    return DataSizes(train_tokens=train, val_tokens=val, folder=said.folder)
+    return DataSizes(train_tokens=train, val_tokens=val, source=said.source)
 
 
 def _tokens_per_step(run: LoggedRun, resolved: Resolved | None) -> int | None:

@@ -23,8 +23,7 @@ def repaired(case: Case, patch: Mapping[str, object]) -> Repair | None:
     return make_whole(
         config,
         patch,
-        card=case.card,
-        available_bytes=case.available_bytes,
+        place=case.place,
         trainer=trainer_of(case),
         train_tokens=case.data.train_tokens,
         folder=folder_of(case, config),

@@ -14,9 +14,12 @@ from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.evaluation import eval_batch_size, eval_sequences
 from onecard.plan.fit import fit_nanogpt, fit_onecard, from_smaller_weights
+from onecard.plan.loss import forecast_loss
 from onecard.plan.memory.predict import Memory, predict_onecard
 from onecard.plan.remedies import RECOMPUTED, Remedy, evaluating, free_remedies, micro_batch_of, recomputing, remedies
 from onecard.plan.speed import TrainerName
+
+FEWER_EVALS = 16  # times: the notes go from 16 sequences x 200 batches to 2 x 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,16 @@ class Fix:
     fits: bool | None  # whether the run fits with this change alone
     safe: bool = True  # not by less than predictions may be off
     same_run: bool = True  # the mathematics stay: same model, context and tokens per update
+    loss_change: float | None = 0.0  # nats of the predicted final loss; None where that is not known
+    comparable: bool = True  # the loss is the same quantity as before
+    loss_note: str = ""  # why the change is not known, or what else it does to the loss
+    error_times: float = 1.0  # how many times as large the standard error of an evaluation becomes
     why: str
+
+    @property
+    def change(self) -> tuple[object, ...]:
+        """What is changed: two fixes with the same are one."""
+        return self.trainer, tuple(sorted(self.patch.items())), self.environment, self.code
 
     def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
         """What to type; `typed` are keys that were set on the command line and so are in no file."""
@@ -51,19 +63,28 @@ def ranked_fixes(
     other_bytes: int = 0,
     trainer: TrainerName = "nanogpt",
     ours: Memory | None = None,
+    expandable_segments: bool = False,
 ) -> list[Fix]:
     """Fixes for a run under `trainer`: cures of the same run first, the cheapest leading; then by what they save.
 
-    `memory` is what the run takes as it is. With `ours`, what it takes under onecard, to train with onecard instead is
-    among the fixes of a run of nanoGPT.
+    `memory` is what the run takes as it is. With `ours`, what it takes under onecard, training with
+    onecard is among the fixes of a nanoGPT run.
+    `expandable_segments`: nanoGPT's environment asks for them already.
     """
-    asked = Asked(config=config, card=card, trainer=trainer, memory=memory, available_bytes=available_bytes)
+    asked = Asked(
+        config=config,
+        card=card,
+        trainer=trainer,
+        memory=memory,
+        available_bytes=available_bytes,
+        expandable_segments=expandable_segments,
+    )
     fixes = [_fix(asked, remedy, _replanned(asked, remedy), trainer=trainer) for remedy in remedies(asked)]
     if ours and trainer == "nanogpt":
         fixes += _with_our_trainer(asked, ours)
     useful = sorted((fix for fix in fixes if fix.saves_bytes > 0), key=_rank)
-    told = [fix.patch for fix in useful]
-    together = [fix for fix in _best_combination(asked) if fix.code or fix.patch not in told]
+    listed = [fix.change for fix in useful]
+    together = [fix for fix in _best_combination(asked) if fix.change not in listed]
     return [*useful, *together, *_smaller_weights(asked), *_not_in_the_config(asked, other_bytes)]
 
 
@@ -75,20 +96,40 @@ def _replanned(asked: Asked, remedy: Remedy) -> Memory:
 
 def _fix(asked: Asked, remedy: Remedy, after: Memory | Candidate, *, trainer: TrainerName) -> Fix:
     """The remedy with what it does to the run, which then is one of `trainer` and takes what `after` says."""
+    expandable = remedy.expandable_segments or asked.expandable_segments
     return Fix(
         name=remedy.name,
         what=remedy.what,
         trainer=trainer,
         patch=remedy.patch,
-        environment=EXPANDABLE if remedy.expandable_segments else "",
+        environment=EXPANDABLE if expandable and trainer == "nanogpt" else "",
         code=remedy.code,
         saves_bytes=asked.memory.process_bytes - after.process_bytes,
         slowdown=asked.slowdown(asked.config.replace(remedy.patch), trainer),
         fits=after.fits,
         safe=after.safe if isinstance(after, Candidate) else asked.is_safe(after),
         same_run=remedy.same_run,
+        **_loss_cost(asked.config, remedy.patch, same_run=remedy.same_run),
         why=remedy.why,
     )
+
+
+_READS_CONTEXT = {"block_size", "eval_block_size"}
+
+
+def _loss_cost(config: RunConfig, patch: Mapping[str, Any], *, same_run: bool) -> dict[str, Any]:
+    """What a patch does to the final loss, as the fields of a Fix."""
+    if _READS_CONTEXT & patch.keys():
+        note = "another quantity: a loss at another context length is not comparable"
+        return {"loss_change": None, "comparable": False, "loss_note": note}
+    if "dropout" in patch:
+        return {"loss_change": None, "loss_note": "not predicted: scaling laws do not cover dropout"}
+    if same_run:
+        return {"loss_change": 0.0}
+    before, after = forecast_loss(config), forecast_loss(config.replace(patch))
+    if before is None or after is None:
+        return {"loss_change": None, "loss_note": "not predicted for this run"}
+    return {"loss_change": after.final.likely - before.final.likely}
 
 
 def _rank(fix: Fix) -> tuple[bool, bool, bool, float, int]:
@@ -97,16 +138,13 @@ def _rank(fix: Fix) -> tuple[bool, bool, bool, float, int]:
 
 
 def _with_our_trainer(asked: Asked, ours: Memory) -> Iterator[Fix]:
-    """The same run under onecard; where that alone is no cure, recomputing too, and the fastest settings that fit."""
-    what, why = "train with onecard", "the loss goes through the head in chunks, and no logits are held"
+    """The same run under onecard, alone and with gradient checkpointing; if it does not fit, the fastest that does."""
+    what, why = "train with onecard", "the logits are computed in chunks, and none are kept"
     yield _fix(asked, Remedy(name="onecard-train", what=what, why=why), ours, trainer="onecard")
-    if ours.fits is not True:
-        for more in recomputing(asked.config):
-            memory = predict_onecard(
-                asked.config.replace(more.patch), asked.card, available_bytes=asked.available_bytes
-            )
-            both = replace(more, name=f"onecard-{more.name}", what=f"{what}, {more.what}", why=f"{why}; {more.why}")
-            yield _fix(asked, both, memory, trainer="onecard")
+    for more in recomputing(asked.config):
+        memory = predict_onecard(asked.config.replace(more.patch), asked.card, available_bytes=asked.available_bytes)
+        both = replace(more, name=f"onecard-{more.name}", what=f"{what}, {more.what}", why=f"{why}; {more.why}")
+        yield _fix(asked, both, memory, trainer="onecard")
     if ours.fits is False and asked.available_bytes is not None:
         best = fit_onecard(asked.config, asked.card, asked.available_bytes).best
         if best and best.patch.keys() - {"grad_checkpoint"}:  # which alone is told above
@@ -130,7 +168,7 @@ def _way(best: Candidate) -> str:
 
 
 def _best_combination(asked: Asked) -> Iterator[Fix]:
-    """All that costs no speed, and the fastest way that then fits: of a run without enough room."""
+    """All that costs no speed, with the fastest way that then fits, for a run without enough room."""
     config, room_bytes = asked.config, asked.room_bytes
     if room_bytes is None:
         return
@@ -145,7 +183,7 @@ def _best_combination(asked: Asked) -> Iterator[Fix]:
     ways = [f"{key}={value}" for key, value in best.patch.items() if key == "grad_checkpoint"]
     together = Remedy(
         name="best-combination",
-        what="what is free, at the fastest micro-batch that fits",
+        what=f"all that costs no speed, and {micro_batch_of(best.config.batch_size)}",
         why=" + ".join([*(remedy.name for remedy in free), f"batch_size={best.config.batch_size}", *ways]),
         patch={key: value for key, value in best.config.model_dump().items() if value != getattr(config, key)},
         code="; ".join(remedy.code for remedy in free if remedy.code),
@@ -174,6 +212,8 @@ def _smaller_weights(asked: Asked) -> Iterator[Fix]:
         fits=found.fits,
         safe=found.safe,
         same_run=False,
+        loss_change=None,
+        loss_note="not predicted: the run starts from trained weights",
         why="another, smaller model; the shape is that of the weights",
     )
 
@@ -201,6 +241,8 @@ def _not_in_the_config(asked: Asked, other_bytes: int) -> Iterator[Fix]:
         slowdown=0.0,
         fits=memory.fits,
         safe=asked.is_safe(memory),
+        loss_note=f"with {FEWER_EVALS} times fewer tokens its standard error is {FEWER_EVALS**0.5:g} times as large",
+        error_times=FEWER_EVALS**0.5,
         why=f"0 MiB: evaluation keeps no graph{' and peaks below training' if below else ''}; "
         "eval_iters only sets how long it takes",
     )

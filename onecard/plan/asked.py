@@ -24,6 +24,7 @@ class Asked:
     trainer: TrainerName
     memory: Memory
     available_bytes: int | None  # what the driver may show for the process; None where no card is known
+    expandable_segments: bool = False  # of nanoGPT: its environment asks for them already
 
     @property
     def room_bytes(self) -> int | None:
@@ -42,7 +43,7 @@ class Asked:
             config,
             self.card,
             available_bytes=self.available_bytes,
-            expandable_segments=expandable_segments,
+            expandable_segments=expandable_segments or self.expandable_segments,
             returns_logits=returns_logits,
         )
 

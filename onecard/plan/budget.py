@@ -15,6 +15,7 @@ from onecard.plan import recipe
 from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
+from onecard.plan.data import MANY_EPOCHS, DataSizes
 from onecard.plan.ladder import Means, shapes
 from onecard.plan.loss import forecast_loss, optimal_params_for_tokens, why_no_forecast
 from onecard.plan.memory.nanogpt.loop import EVAL_ITERS
@@ -46,6 +47,13 @@ class Budget:
 
     seconds: float | None = None
     tokens: int | None = None
+
+    def within(self, data: DataSizes) -> Budget:
+        """The budget with no more tokens than a few epochs of the data."""
+        if data.train_tokens is None:
+            return self
+        most = MANY_EPOCHS * data.train_tokens
+        return replace(self, tokens=most if self.tokens is None else min(most, self.tokens))
 
     def in_whole_steps(self, block_size: int) -> Budget:
         """The budget with as many tokens as whole updates take, of the size that so many tokens call for."""

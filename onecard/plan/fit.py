@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -19,6 +19,7 @@ from onecard.plan.search import STATE_BYTES_PER_PARAMETER, largest, start_of_sea
 from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import TrainerName, predict_speed
 
+AS_FAST = 0.02  # what is slower by no more than this is as fast: the one with more memory left is taken
 WORTH_SAYING = 0.1  # how much faster another number of sequences must be
 NEAR = 0.05  # how far it may be from the number asked for
 SHORTEST_BLOCK = 64  # a context below it is none
@@ -33,12 +34,15 @@ class Fit:
     card: Card | None
     available_bytes: int
     trainer: TrainerName
-    candidates: tuple[Candidate, ...]  # those that fit safely, those that fit, others; fastest first. None if hopeless
+    candidates: tuple[Candidate, ...]  # the chosen one, those that fit safely, those that fit, others; fastest first
     shape: Mapping[str, Any] = field(default_factory=dict)  # keys of the model that was asked for by its size
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest that fits safely, or else that fits; None where nothing does."""
+        """The chosen one: of those that fit safely and are as fast as the fastest, the one with most memory left.
+
+        The fastest that fits where none does so safely; None where nothing fits.
+        """
         return next((candidate for candidate in self.candidates[:1] if candidate.fits), None)
 
     @property
@@ -48,11 +52,15 @@ class Fit:
 
     @property
     def passed_over(self) -> Candidate | None:
-        """What would be better than the best, and fits, but by less than its prediction may be off."""
+        """What would be faster than the best, and fits, but by less than its prediction may be off."""
         best = self.best
         if best is None or not best.safe:
             return None
-        barely = [each for each in self.candidates if each.fits and not each.safe and each.rank > best.rank]
+        barely = [
+            each
+            for each in self.candidates
+            if each.fits and not each.safe and each.rank[0] > best.rank[0] * (1 + AS_FAST)
+        ]
         return max(barely, key=lambda each: each.rank, default=None)
 
     @property
@@ -69,6 +77,8 @@ class Fit:
         if not self.best.safe:
             return "the fastest of those that fit"
         chosen = "the fastest of those that fit safely"
+        if any(each.safe and each.rank[0] > self.best.rank[0] for each in self.candidates):
+            chosen = f"within {AS_FAST:.0%} of the fastest, with more memory left"
         if other := self.passed_over:
             chosen += f"; {other.settings} {other.advantage_over(self.best)}, but {other.risk(self.available_bytes)}"
         return chosen
@@ -139,8 +149,8 @@ def fit_nanogpt(
 ) -> Fit:
     """The fastest way to run `config` under nanoGPT: half precision, compiled, the micro-batch free.
 
-    What fits by less than predictions may be off is taken only where nothing fits safely. Without
-    `expandable_segments` no way needs the environment to ask for them.
+    What fits by less than predictions may be off is taken only where nothing fits safely; of ways that are as fast the
+    one with most memory left. Without `expandable_segments` no way needs the environment to ask for them.
     """
     base = _compiled(config, card)
     tried: dict[tuple[int, bool], Candidate] = {}
@@ -171,8 +181,13 @@ def fit_nanogpt(
             largest(larger[1:], lambda size: enough(attempt(size, True)), start=0)
         return any(map(enough, tried.values()))
 
-    if not is_hopeless(config, card, available_bytes) and not search(_is_safe):
-        search(_fits)
+    if not is_hopeless(config, card, available_bytes):
+        if search(_is_safe):
+            ways = [base.in_micro_batches(size) for size in micro_batches(config)]
+            for way in _as_fast(ways, tried.values(), card, "nanogpt")[:1]:
+                attempt(way.batch_size, False)
+        else:
+            search(_fits)
     order = sorted(tried.values(), key=lambda each: (*each.rank, not each.expandable_segments), reverse=True)
     return _answer(config, card, available_bytes, "nanogpt", order)
 
@@ -184,7 +199,7 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
     But where only large evaluation batches keep a way from fitting, they have no more tokens than a micro-batch.
     Memory grows with the micro-batch and falls with recomputation, so for each kind the largest that fits is looked for
     among those that would be faster than what was found before. What fits by less than predictions may be off is taken
-    only where nothing fits safely.
+    only where nothing fits safely; of ways that are as fast the one with most memory left.
     """
     tried: dict[RunConfig, Candidate] = {}
 
@@ -214,17 +229,39 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
             best = max(filter(enough, tried.values()), key=lambda each: each.rank, default=None)
         return best is not None
 
-    if not is_hopeless(config, card, available_bytes) and not search(_is_safe):
-        search(_fits)
+    if not is_hopeless(config, card, available_bytes):
+        if search(_is_safe):
+            for mode in RECOMPUTATION:
+                modal = config.replace({"grad_checkpoint": mode})
+                ways = [modal.in_micro_batches(size) for size in micro_batches(config)]
+                for way in _as_fast(ways, tried.values(), card, "onecard")[:1]:
+                    attempt(way)
+        else:
+            search(_fits)
     order = sorted(tried.values(), key=lambda each: each.rank, reverse=True)
     return _answer(config, card, available_bytes, "onecard", order)
+
+
+def _as_fast(
+    ways: Sequence[RunConfig], tried: Iterable[Candidate], card: Card | None, trainer: TrainerName
+) -> list[RunConfig]:
+    """Of ways that need ever more memory those as fast as the fastest safe one; none where speeds are unknown."""
+    fastest = max((each.rank[0] for each in tried if each.safe), default=0.0)
+    if not fastest:
+        return []
+    return [way for way in ways if rank_of(way, predict_speed(way, card, trainer))[0] >= (1 - AS_FAST) * fastest]
 
 
 def _answer(
     asked: RunConfig, card: Card | None, available_bytes: int, trainer: TrainerName, order: Sequence[Candidate]
 ) -> Fit:
-    """The ordered candidates that fit safely, those that fit, and the others."""
+    """The chosen candidate, then those that fit safely, those that fit, and the others, each in their order."""
     ordered = sorted(order, key=lambda candidate: (not candidate.safe, not candidate.fits))
+    fastest = max((each.rank[0] for each in order if each.safe), default=0.0)
+    as_fast = [each for each in ordered if each.safe and fastest and each.rank[0] >= (1 - AS_FAST) * fastest]
+    if as_fast:
+        chosen = min(as_fast, key=lambda each: each.process_bytes)  # the first of equals is the fastest
+        ordered.sort(key=lambda each: each is not chosen)
     return Fit(asked=asked, card=card, available_bytes=available_bytes, trainer=trainer, candidates=tuple(ordered))
 
 

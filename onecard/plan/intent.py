@@ -91,7 +91,7 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
             f"this config is {units.count(params.nanogpt)} "
             f"(n_embd={config.n_embd}{meant})",
             why=f"parameters grow with the square of n_embd; this config's is set by {by}",
-            fix=f"{fix}mend the words",
+            fix=f"{fix}fix the comment or the name",
             seen=tuple(words for _, words in witnesses),
             patch=patch,
         )
@@ -121,9 +121,7 @@ def _sequences_said(resolved: Resolved) -> Iterator[Finding]:
                 why="the same product from other factors"
                 if same
                 else f"that is {actual / said:.2g} times as many per update",
-                fix="mend the comment"
-                if same
-                else "mend the comment, or set batch_size and gradient_accumulation_steps",
+                fix="fix the comment" if same else "fix the comment, or set batch_size and gradient_accumulation_steps",
                 seen=(f"line {line}: # {resolved.comments[line]}",),
             )
 
@@ -141,7 +139,8 @@ def _tokens_said(resolved: Resolved) -> Iterator[Finding]:
                 sure="high",
                 what=f"the comment says ~{number}{letter} tokens; this run reads {units.count(config.total_tokens)}",
                 why=f"{config.max_iters:,} updates of {config.tokens_per_step:,} tokens",
-                fix=f"mend the comment, or --max_iters={round(said / config.tokens_per_step)} reads {number}{letter}",
+                fix=f"fix the comment, or set --max_iters={round(said / config.tokens_per_step)} "
+                f"to read {number}{letter} tokens",
                 seen=(f"line {line}: # {comment}",),
             )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from onecard import units
@@ -15,13 +16,14 @@ from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.asked import is_roomy
 from onecard.plan.budget import DECIDED, Budget, least_budget, propose
 from onecard.plan.cards import Card
-from onecard.plan.command import train_command
+from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.counts import Params, count_params, flops_per_token
+from onecard.plan.data import NO_SIZES, DataSizes, data_findings
 from onecard.plan.fit import Fit, fit_config
 from onecard.plan.intent import intent_findings
 from onecard.plan.loss import LossForecast, forecast_loss
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
-from onecard.plan.place import Place
+from onecard.plan.place import DESKTOP_BYTES, Place
 from onecard.plan.precision import settled
 from onecard.plan.proposal import Proposal
 from onecard.plan.repair import is_planned, make_whole, with_whole_patch
@@ -44,7 +46,18 @@ class TrainerPlan:
     memory: Memory
     speed: Speed | None  # None where the card's speed is unknown
     nearest_measured: str  # the measured run most like this one, and how it differs
-    condition: str = ""  # what must be so for the trainer to make this run; empty where nothing more must
+    with_desktop: Memory | None = None  # beside a desktop; None where it is known what others hold, or no card is
+    environment: str = ""  # what stands in front of the command for these figures
+    condition: str = ""  # what must be true for the trainer to make this run; empty where nothing more must
+
+    @property
+    def fits_with_desktop(self) -> bool | None:
+        return self.with_desktop.fits if self.with_desktop else None
+
+    @property
+    def in_room(self) -> Memory:
+        """The memory of the run in the room that is left beside a desktop, or beside what others are known to hold."""
+        return self.with_desktop or self.memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +70,11 @@ class Plan:
     params: Params
     flops_per_token: int
     available_bytes: int | None  # what the driver may show for the process; None where no card is known
+    room_bytes: int | None  # the same beside a desktop, where nobody said what other programs hold
     nanogpt: TrainerPlan | None  # under nanoGPT's own loop; None if not asked for
     onecard: TrainerPlan | None  # under onecard's; None if not asked for
-    loss: LossForecast | None  # None where no law speaks of this vocabulary
+    loss: LossForecast | None  # None where no scaling law covers the run
+    data: DataSizes = NO_SIZES
     fixes: tuple[Fix, ...] = ()
     fit: Fit | None = None  # asked for with --fit
     proposals: tuple[Proposal, ...] | None = None  # asked for with --hours or --tokens
@@ -78,14 +93,17 @@ class Plan:
         assert planned, "a plan is of at least one trainer"
         return planned
 
+    def lacks_room(self, memory: Memory) -> bool:
+        """Whether a run does not fit, or leaves less than a tenth of what there is beside a desktop."""
+        return self.room_bytes is not None and not is_roomy(memory, self.room_bytes)
+
     @property
     def in_need(self) -> TrainerName:
         """Whose run the fixes are of: nanoGPT's, if it was asked for, unless onecard's alone lacks room."""
         return max(self.trainers, key=lambda name: self._need(self.trainers[name].memory))
 
     def _need(self, memory: Memory) -> tuple[bool, bool]:
-        available = self.available_bytes
-        return memory.fits is False, available is not None and not is_roomy(memory, available)
+        return memory.fits is False, self.lacks_room(memory)
 
     @property
     def trainers(self) -> dict[TrainerName, TrainerPlan]:
@@ -115,9 +133,12 @@ class Plan:
         return _asked(self.resolved)
 
     @property
-    def train_command(self) -> str:
-        """What to type to run it as it is under onecard."""
-        return train_command(self.source, self.typed, trainer="onecard")
+    def start_command(self) -> str:
+        """What to type to start it as it is: onecard, unless only nanoGPT was asked for."""
+        if self.onecard:
+            return train_command(self.source, self.typed, trainer="onecard")
+        environment = self.nanogpt.environment if self.nanogpt else ""
+        return train_command(self.source, self.typed, environment=environment, trainer="nanogpt")
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -141,6 +162,7 @@ def make_plan(
     resolved: Resolved,
     place: Place | None = None,
     *,
+    data: DataSizes = NO_SIZES,
     trainer: Trainers = "both",
     fit: bool = False,
     params: int | None = None,
@@ -149,8 +171,8 @@ def make_plan(
 ) -> Plan:
     """The plan of a resolved config at a place (None: no card known), with what is asked for beside it.
 
-    With both trainers, what is fitted is onecard's run; what is proposed for a budget fits both. Beside a budget
-    nothing is fitted.
+    With both trainers, onecard's run is fitted or proposed. Where nobody said what other programs hold, room for a
+    desktop is left. Beside a budget nothing is fitted.
     """
     if trainer not in get_args(Trainers):
         named = " or ".join(map(repr, get_args(Trainers)))
@@ -169,23 +191,41 @@ def make_plan(
     card = place.card if place else None
     config = settled(resolved.config, card)
     available_bytes = place.available_bytes_for(config) if place else None
-    one: TrainerName = "onecard" if trainer == "onecard" else "nanogpt"
+    desktop_bytes = place.beside_desktop_for(config) if place else None
+    room_bytes = place.room_bytes_for(config) if place else None
+    ours: TrainerName = "nanogpt" if trainer == "nanogpt" else "onecard"  # whose run is fitted and proposed
+    expandable = resolved.config.expandable_segments and resolved.origins["expandable_segments"] != "default"
     if (fit or budget) and available_bytes is None:
         raise _needs_a_card("--fit" if fit else "a budget")
     proposals, enough = None, None
-    if budget and available_bytes is not None:
+    if budget and available_bytes is not None and room_bytes is not None:
         if card is None or predict_speed(config, card) is None:
             raise _needs_a_card("a budget", "its speed is not known")
-        spent_on = (_to_propose_from(resolved, config), card, available_bytes, budget)
-        proposals = tuple(propose(*spent_on, trainer=one, asked=_asked(resolved)))
-        enough = None if proposals else least_budget(*spent_on, trainer=one, asked=_asked(resolved))
+        base, spent = _to_propose_from(resolved, config), budget.within(data)
+        for room in sorted({room_bytes, available_bytes}):  # beside a desktop, or else with the card to itself
+            proposals = tuple(propose(base, card, room, spent, trainer=ours, asked=_asked(resolved)))
+            if proposals:
+                break
+        else:
+            enough = least_budget(base, card, available_bytes, spent, trainer=ours, asked=_asked(resolved))
     fitted = None
-    if fit and not budget and available_bytes is not None:
-        fitted = fit_config(config, card, available_bytes, "nanogpt" if trainer == "nanogpt" else "onecard")
+    if fit and not budget and available_bytes is not None and room_bytes is not None:
+        fitted = fit_config(config, card, room_bytes, ours)
+        if fitted.best is None:
+            fitted = fit_config(config, card, available_bytes, ours)
         if params is not None:
             fitted = fitted.with_shape({key: getattr(config, key) for key in _SHAPE})
-    nanogpt = None if trainer == "onecard" else _under_nanogpt(resolved, config, card, available_bytes)
-    onecard = None if trainer == "nanogpt" else _under_onecard(config, card, available_bytes)
+    nanogpt = onecard = None
+    if trainer != "onecard":
+        predict = partial(predict_nanogpt, config, card, expandable_segments=expandable)
+        nanogpt = _under_nanogpt(resolved, config, card, predict(available_bytes=available_bytes))
+        beside = beside_desktop(nanogpt.memory, desktop_bytes, lambda room: predict(available_bytes=room))
+        nanogpt = replace(nanogpt, with_desktop=beside, environment=EXPANDABLE if expandable else "")
+    if trainer != "nanogpt":
+        predict = partial(predict_onecard, config, card)
+        onecard = _under_onecard(config, card, predict(available_bytes=available_bytes))
+        beside = beside_desktop(onecard.memory, desktop_bytes, lambda room: predict(available_bytes=room))
+        onecard = replace(onecard, with_desktop=beside)
     run = proposals[0].config if proposals else config
     if onecard and not (budget and not proposals) and (cut := _cut_short(run, predict_speed(run, card, "onecard"))):
         resolved = replace(resolved, warnings=(*resolved.warnings, cut))
@@ -196,35 +236,52 @@ def make_plan(
         params=count_params(config),
         flops_per_token=flops_per_token(config),
         available_bytes=available_bytes,
+        room_bytes=room_bytes,
         nanogpt=nanogpt,
         onecard=onecard,
         loss=forecast_loss(config),
         fit=fitted,
         proposals=proposals,
         enough=enough,
-        sensitivity=tuple(single_changes(config, card, trainer=one)) if sensitivity else None,
+        data=data,
+        sensitivity=tuple(single_changes(config, card, trainer=trainer)) if sensitivity else None,
         findings=tuple(
-            _completed(finding, config, card, available_bytes, one)
-            for finding in _most_urgent_first(intent_findings(resolved))
+            _completed(finding, config, place, data, "onecard" if trainer == "onecard" else "nanogpt")
+            for finding in _most_urgent_first([*intent_findings(resolved), *data_findings(config, data, ours)])
         ),
     )
     fixes = ranked_fixes(
         config,
         card,
-        plan.trainers[plan.in_need].memory,
-        available_bytes=available_bytes,
-        other_bytes=place.other_bytes if place else 0,
+        plan.trainers[plan.in_need].in_room,
+        available_bytes=room_bytes,
+        other_bytes=_held_by_others(place),
         trainer=plan.in_need,
-        ours=onecard.memory if onecard else None,
+        ours=onecard.in_room if onecard else None,
+        expandable_segments=expandable,
     )
     return replace(plan, fixes=tuple(fixes))
 
 
-def _under_nanogpt(
-    resolved: Resolved, config: RunConfig, card: Card | None, available_bytes: int | None
-) -> TrainerPlan:
+def beside_desktop(memory: Memory, room_bytes: int | None, predict: Callable[[int], Memory]) -> Memory | None:
+    """The same run in less room, planned again only where it is not clear that it fits; None for no such room."""
+    if room_bytes is None:
+        return None
+    if memory.is_safe(room_bytes) and not memory.tight:
+        return replace(memory, available_bytes=room_bytes)
+    return predict(room_bytes)
+
+
+def _held_by_others(place: Place | None) -> int:
+    """Bytes that closing other programs may free: a desktop's where nobody said what they hold."""
+    if place is None:
+        return 0
+    return DESKTOP_BYTES if place.other_bytes is None else place.other_bytes
+
+
+def _under_nanogpt(resolved: Resolved, config: RunConfig, card: Card | None, memory: Memory) -> TrainerPlan:
     return TrainerPlan(
-        memory=predict_nanogpt(config, card, available_bytes=available_bytes),
+        memory=memory,
         speed=predict_speed(config, card),
         nearest_measured=nearest_measured(config, card)[0],
         condition=_vocabulary_to_tell(resolved),
@@ -248,8 +305,7 @@ def vocabulary_condition(size: int) -> str:
     )
 
 
-def _under_onecard(config: RunConfig, card: Card | None, available_bytes: int | None) -> TrainerPlan:
-    memory = predict_onecard(config, card, available_bytes=available_bytes)
+def _under_onecard(config: RunConfig, card: Card | None, memory: Memory) -> TrainerPlan:
     nearest, _ = nearest_measured(config, card, "onecard")
     return TrainerPlan(memory=memory, speed=predict_speed(config, card, "onecard"), nearest_measured=nearest)
 
@@ -368,12 +424,12 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
 
 
 def _completed(
-    finding: Finding, config: RunConfig, card: Card | None, available_bytes: int | None, trainer: TrainerName
+    finding: Finding, config: RunConfig, place: Place | None, data: DataSizes, trainer: TrainerName
 ) -> Finding:
     """The finding with its patch made whole on the card, as the doctor does it; as it is where no card is known."""
-    if card is None or not is_planned(finding):
+    if place is None or not is_planned(finding):
         return finding
-    made = make_whole(config, finding.patch, card=card, available_bytes=available_bytes, trainer=trainer)
+    made = make_whole(config, finding.patch, place=place, trainer=trainer, train_tokens=data.train_tokens)
     return with_whole_patch(finding, made) if made else finding
 
 

@@ -7,25 +7,39 @@ from dataclasses import dataclass, replace
 from onecard.config.schema import RunConfig
 from onecard.machine import GpuStatus, Program
 from onecard.plan.cards import Card, matching_cards, plain_card
+from onecard.units import GIB
+
+DESKTOP_BYTES = 2 * GIB  # a screen, a browser and an editor; the RTX 4070 of the notes showed 2,118 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A card with its neighbours."""
+    """A card, and what other programs hold of it."""
 
     card: Card
-    other_bytes: int = 0
+    other_bytes: int | None = None  # held by other programs; None where neither the user nor the driver said
     programs: tuple[Program, ...] = ()
     source: str = ""  # what named the card, where nobody typed its name
 
     @property
     def available_bytes(self) -> int:
         """What the driver may show for our process before the card is full."""
-        return max(0, self.card.allocatable_bytes - self.other_bytes)
+        return max(0, self.card.allocatable_bytes - (self.other_bytes or 0))
 
     def available_bytes_for(self, config: RunConfig) -> int:
         """The same for a run: no more than its memory_limit."""
         return min(self.available_bytes, config.memory_limit or self.available_bytes)
+
+    def beside_desktop_for(self, config: RunConfig) -> int | None:
+        """The same with a desktop on the card; None where it is known what other programs hold."""
+        if self.other_bytes is not None:
+            return None
+        return replace(self, other_bytes=DESKTOP_BYTES).available_bytes_for(config)
+
+    def room_bytes_for(self, config: RunConfig) -> int:
+        """What a run is planned in: beside what others are known to hold, or beside a desktop."""
+        desktop = self.beside_desktop_for(config)
+        return self.available_bytes_for(config) if desktop is None else desktop
 
     def with_memory(self, *, vram_bytes: int | None, other_bytes: int | None) -> Place:
         """The same place with another size of card, or another share held by others; None keeps what is."""

@@ -67,7 +67,7 @@ def free_remedies(asked: Asked) -> Iterator[Remedy]:
     if config.dropout and not config.starts_pretrained:  # few tokens are learned by heart the sooner without it
         why = "masks are kept; pretraining needs none"
         yield Remedy(name="no-dropout", what="no dropout", why=why, patch={"dropout": 0.0})
-    if of_nanogpt:
+    if of_nanogpt and not asked.expandable_segments:
         yield Remedy(
             name="expandable-segments",
             what="let the allocator grow its segments",
@@ -102,8 +102,8 @@ def _edits_of_nanogpt(config: RunConfig) -> Iterator[Remedy]:
 
 
 RECOMPUTED = {
-    "selective": ("norms and GELU computed twice", "what is cheap to make again is not kept for the backward pass"),
-    "full": ("every block computed twice", "of every block only its input is kept for the backward pass"),
+    "selective": ("selective gradient checkpointing", "norms and GELU are computed again in the backward pass"),
+    "full": ("gradient checkpointing", "only the input of each block is kept; the backward pass computes it again"),
 }
 
 

@@ -17,6 +17,7 @@ from onecard.plan.counts import count_params
 from onecard.plan.fit import fit_config
 from onecard.plan.loss import forecast_loss, loss_at
 from onecard.plan.memory.predict import predict_memory
+from onecard.plan.place import Place
 from onecard.plan.precision import settled
 from onecard.plan.ranges import Range
 from onecard.plan.speed import TrainerName, predict_speed
@@ -64,15 +65,15 @@ def make_whole(
     config: RunConfig,
     patch: Mapping[str, object],
     *,
-    card: Card | None,
-    available_bytes: int | None,
+    place: Place | None,
     trainer: TrainerName,
     train_tokens: int | None = None,
     folder: str | None = None,
     next_folder: str | None = None,
 ) -> Repair | None:
-    """The patch completed and planned on the card; None where the config does not hold together with it.
+    """The patch completed and planned on the card of a place; None where the config does not hold together with it.
 
+    Where nobody said what other programs hold of the card, room for a desktop is left if anything fits beside one.
     `train_tokens` are in the training data; `folder` is where the run writes (its out_dir, if None), and `next_folder`
     a free one beside it.
     """
@@ -86,24 +87,29 @@ def make_whole(
         changed = config.replace(whole)
     except ValueError:
         return None
-    process_bytes = fits = None
+    process_bytes = fits = available_bytes = None
     expandable = False
-    if card and available_bytes is not None:
+    card = place.card if place else None
+    if place:
         changed = settled(changed, card)
-        memory = predict_memory(changed, card, trainer, available_bytes=available_bytes)
+        available_bytes = place.available_bytes_for(changed)
+        rooms = dict.fromkeys(room for room in (place.beside_desktop_for(changed), available_bytes) if room is not None)
+        memory = predict_memory(changed, card, trainer, available_bytes=next(iter(rooms)))
         process_bytes, fits = memory.process_bytes, memory.fits
-        if not fits and (best := fit_config(changed, card, available_bytes, trainer).best):
-            smaller = {key: value for key, value in best.patch.items() if key in FITTING}
-            whole |= smaller
-            changed = changed.replace(smaller)
-            expandable, process_bytes, fits = best.expandable_segments, best.process_bytes, True
+        for room in rooms if not fits else ():
+            if best := fit_config(changed, card, room, trainer).best:
+                smaller = {key: value for key, value in best.patch.items() if key in FITTING}
+                whole |= smaller
+                changed = changed.replace(smaller)
+                expandable, process_bytes, fits = best.expandable_segments, best.process_bytes, True
+                break
     speed = predict_speed(changed, card, trainer)
     return Repair(
         config=changed,
         patch=whole,
         new_run=new_run,
         card=card,
-        available_bytes=available_bytes if card else None,
+        available_bytes=available_bytes,
         process_bytes=process_bytes,
         fits=fits,
         expandable_segments=expandable,

@@ -38,7 +38,7 @@ class Seen:
         card = found[0]
         if self.total_bytes:
             card = replace(card, vram_bytes=self.total_bytes, vram_source=source)
-        return Place(card=card, other_bytes=self.other_bytes or 0, source=source)
+        return Place(card=card, other_bytes=self.other_bytes, source=source)
 
     def _is_of_size(self, card: Card) -> bool:
         return self.total_bytes is None or abs(card.vram_bytes - self.total_bytes) <= SAME_SIZE * card.vram_bytes

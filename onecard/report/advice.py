@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 
 from rich.console import Console
@@ -16,20 +16,22 @@ from onecard.config.schema import RunConfig
 from onecard.plan.advice import Fix
 from onecard.plan.budget import FEWEST_STEPS
 from onecard.plan.candidate import Candidate
+from onecard.plan.command import PROGRAMS
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Fit
 from onecard.plan.loss import LossForecast
 from onecard.plan.make import Plan, vocabulary_condition
 from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.ranges import Range
+from onecard.report.summary import TRAINER_NAMES, loss_change, range_words, speed_change
 from onecard.report.tables import print_table
 
 
 def loss_lines(loss: LossForecast) -> list[str]:
-    """Where it ends and comes by, what more would buy where that is known, and what it stands on, if firmly."""
+    """Where it ends, the way there, what more tokens or parameters would buy, and the sources."""
     low, likely, high = (f"{each:,.0f}" for each in astuple(loss.perplexity))
-    end = f"predicted {_range(loss.final)} nats at the end, perplexity {likely} ({low} to {high})"
-    way = ", ".join(f"{_range(at)} at step {step:,}" for step, at in _some_steps(loss))
+    end = f"predicted {range_words(loss.final)} nats at the end, perplexity {likely} ({low} to {high})"
+    way = ", ".join(f"{range_words(at)} at step {step:,}" for step, at in _some_steps(loss))
     more = (
         f"twice the tokens would take off about {loss.double_tokens.likely:.2f}, twice the parameters "
         f"{loss.double_params.likely:.2f} (each ±50 %)"
@@ -44,59 +46,59 @@ def _some_steps(loss: LossForecast) -> list[tuple[int, Range]]:
     return [way[0], way[len(way) // 2], way[-1]] if len(way) > 3 else way
 
 
-def _range(quantity: Range) -> str:
-    return f"{quantity.likely:.2f} ({quantity.low:.2f} to {quantity.high:.2f})"
+SHOWN_FIXES = 8  # without details
 
 
-def print_fixes(plan: Plan, console: Console) -> None:
-    """What to change: cures of the same run first, the cheapest leading. Below each is how, in one piece to paste."""
-    fixes = plan.fixes
+def print_fixes(plan: Plan, console: Console, *, details: bool) -> None:
+    """What to change, one line each: cures of the same run first, the cheapest first. With details how, to paste."""
     console.print()
-    width = min(max(len(fix.what) for fix in fixes), max(20, console.width - len(_figures("", "", ""))))
+    fixes = plan.fixes if details else _most_useful(plan.fixes)
+    width = min(max(len(fix.what) for fix in fixes), max(20, console.width - len(_figures("", "", "", ""))))
     title = "what to change" + (" under onecard" if plan.nanogpt and plan.in_need == "onecard" else "")
     width = max(width, len(title))
-    console.print(Text(f"{title:<{width}}{_figures('saves MiB', 'speed', 'fits')}", style="bold"))
+    console.print(Text(f"{title:<{width}}{_figures('saves MiB', 'speed', 'loss', 'fits')}", style="bold"))
     for fix in fixes:
         fits = {True: "yes" if fix.safe else "barely", False: "no", None: "?"}[fix.fits]
         what, *more = textwrap.wrap(fix.what, width)
-        figures = _figures(f"{fix.saves_bytes / units.MIB:,.0f}", _speed_change(fix), fits)
+        figures = _figures(f"{fix.saves_bytes / units.MIB:,.0f}", speed_change(fix), loss_change(fix), fits)
         console.print(Text("\n".join([f"{what:<{width}}{figures}".rstrip(), *more])), soft_wrap=True)
-        is_run = fix.patch or fix.environment or fix.trainer != plan.in_need
-        command = fix.command(plan.source, plan.typed) if is_run else ""
-        for line in filter(None, (command, *fix.code.split("; "))):
-            console.print(Text(f"  {line}"), soft_wrap=True)
-        if not (command or fix.code):
-            console.print(Padding(Text(fix.why), (0, 0, 0, 2), expand=False))
+        if details:
+            _print_how(fix, plan, console)
 
 
-def _figures(saves: str, speed: str, fits: str) -> str:
+def _most_useful(fixes: Sequence[Fix]) -> list[Fix]:
+    """The first few that help, and the evaluation settings that people try first, which save nothing."""
+    savers = [fix for fix in fixes if fix.saves_bytes and (fix.same_run or fix.fits is not False)]
+    return [*savers[: SHOWN_FIXES - 1], *(fix for fix in fixes if fix.name == "eval-iters")]
+
+
+def _print_how(fix: Fix, plan: Plan, console: Console) -> None:
+    """The command, or the edit, in one piece to paste; and what it does to the loss."""
+    is_run = fix.patch or fix.environment or fix.trainer != plan.in_need
+    command = fix.command(plan.source, plan.typed) if is_run else ""
+    for line in filter(None, (command, *fix.code.split("; "))):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+    for words in filter(None, ("" if command or fix.code else fix.why, fix.loss_note)):
+        console.print(Padding(Text(words), (0, 0, 0, 2), expand=False))
+
+
+def _figures(saves: str, speed: str, loss: str, fits: str) -> str:
     """The columns at the right of a fix."""
-    return f"  {saves:>9}  {speed:>5}  {fits:<6}"
-
-
-def _speed_change(fix: Fix) -> str:
-    if fix.slowdown is None:
-        return "?"
-    return "same" if abs(fix.slowdown) < 0.005 else f"{1 / (1 + fix.slowdown) - 1:+.0%}"
+    return f"  {saves:>9}  {speed:>5}  {loss:>14}  {fits:<6}"
 
 
 def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
-    """The fastest config that fits, or the least change that would."""
-    source, typed = plan.source, plan.typed
+    """What was tried to make it fit, the chosen one first; or the least change that would fit."""
     console.print()
     if fit.best is None:
-        console.print(Text(fit.why, style="bold red"))
-        if fit.smallest:
-            smaller = fit.smallest
-            console.print(
-                f"{_least_change(fit.asked, smaller.config)}: {_shape(smaller)}, {units.mib(smaller.process_bytes)}; "
-                f"{smaller.command(source, typed)}",
-                soft_wrap=True,
+        if smaller := fit.smallest:
+            change = (
+                f"{_least_change(fit.asked, smaller.config)}: {_shape(smaller)}, {units.mib(smaller.process_bytes)}"
             )
+            console.print(change, soft_wrap=True)
         return
     kept = "the same tokens per update" if fit.tokens_kept else f"{fit.best.config.tokens_per_step:,} tokens per update"
-    console.print(Text.assemble(("fit", "bold green"), f"  {_shape(fit.best)}, {kept}"))
-    console.print(f"  {fit.best.command(source, typed)}", soft_wrap=True)
+    console.print(Text.assemble(("fit", "bold"), f"  {_shape(fit.best)}, {kept}"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     ours = fit.best.trainer == "onecard"
     for heading in ("micro-batch", "accumulation", "recomputed" if ours else "segments", "MiB", "tokens/s", "fits"):
@@ -112,8 +114,6 @@ def print_fit(fit: Fit, plan: Plan, console: Console) -> None:
             _fits(candidate) + (", chosen" if candidate is fit.best else ""),
         )
     print_table(table, console)
-    if fit.passed_over:
-        console.print(f"chosen: {fit.why}", soft_wrap=True)
     if fit.note:
         console.print(fit.note, soft_wrap=True)
     for warning in fit.warnings:
@@ -147,37 +147,61 @@ def _shape(candidate: Candidate) -> str:
     )
 
 
-def print_proposals(proposals: Sequence[Proposal], console: Console) -> None:
-    """What to train with the budget: the runs side by side, and the first as a config file."""
-    console.print()
+def print_proposals(plan: Plan, console: Console) -> None:
+    """What to train with the budget: the run to make and what to type, the others beside it, its config file."""
+    proposals = plan.proposals
     if not proposals:
         console.print(Text(f"no run of at least {FEWEST_STEPS} updates fits this budget and card", style="bold red"))
         return
+    first = proposals[0]
+    for line in _first_proposal(first, plan):
+        console.print(Text(line), soft_wrap=True)
+    console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("for this budget")
-    for heading in ("parameters", "tokens", "per param", "hours", "MiB", "loss (predicted)"):
+    for heading in ("params", "shape", "tokens", "hours", "MiB", "predicted loss"):
         table.add_column(heading, justify="right")
     for proposal in proposals:
         config = proposal.config
-        params = count_params(config)
         table.add_row(
             proposal.name,
-            f"{units.count(params.nanogpt)} ({config.n_layer} x {config.n_embd})",
+            units.count(count_params(config).nanogpt),
+            f"{config.n_layer}x{config.n_embd}",
             units.count(config.total_tokens),
-            f"{config.total_tokens / params.total:.0f}",
             _hours(proposal.seconds),
             f"{proposal.process_bytes / units.MIB:,.0f}",
-            _range(proposal.loss.final) if proposal.loss else "?",
+            range_words(proposal.loss.final) if proposal.loss else "?",
         )
     print_table(table, console)
-    if note := proposals[0].note:
+    if note := first.note:
         console.print(Text(note))
-    if proposals[0].trainer == "nanogpt":
-        console.print(Text("speed and memory are nanoGPT's; onecard's own: --trainer onecard", style="dim"))
-        if condition := vocabulary_condition(proposals[0].config.vocab_size):
-            console.print(Text.assemble(("nanoGPT", "bold"), f": {condition}"))
+    if first.trainer == "nanogpt" and (condition := vocabulary_condition(first.config.vocab_size)):
+        console.print(Text.assemble(("nanoGPT", "bold"), f": {condition}"))
     console.print()
-    console.print(config_text(proposals[0]), markup=False, end="", soft_wrap=True)
+    console.print(config_text(first), markup=False, end="", soft_wrap=True)
+
+
+def _first_proposal(proposal: Proposal, plan: Plan) -> Iterator[str]:
+    """The answer to "what should I train?" in four lines."""
+    config = proposal.config
+    loss = f"; predicted loss {range_words(proposal.loss.final)}" if proposal.loss else ""
+    yield (
+        f"train {units.count(count_params(config).nanogpt)} parameters ({config.n_layer} layers, width "
+        f"{config.n_embd}) on {units.count(config.total_tokens)} tokens{loss}"
+    )
+    low, likely, high = (units.duration(each) for each in astuple(proposal.seconds))
+    name = plan.place.card.name if plan.place else "this card"
+    beside = " beside a desktop" if plan.place and plan.place.other_bytes is None else ""
+    yield (
+        f"about {likely} ({low} to {high}) with {TRAINER_NAMES[proposal.trainer]} on {name}, "
+        f"{units.mib(proposal.process_bytes)}{beside}"
+    )
+    if epochs := plan.data.epochs(config.total_tokens):
+        size = units.count(plan.data.train_tokens or 0)
+        yield f"{plan.data.source} has {size} tokens: they are read {epochs:.1f} times"
+    else:
+        yield f"assumed: {config.dataset} has at least that many tokens (its size is not known here)"
+    yield f"to start: save the file below (--write FILE.py), then {PROGRAMS[proposal.trainer]} FILE.py"
 
 
 def _hours(seconds: Range) -> str:

@@ -17,7 +17,7 @@ from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing, Standing
 from onecard.doctor.config_diff import UNSAID, known_settings
 from onecard.doctor.curves import Reading, steps_per_point
 from onecard.doctor.repair import trainer_of
-from onecard.report.memory import TRAINER_NAMES
+from onecard.report.summary import TRAINER_NAMES
 from onecard.report.tables import print_table
 from onecard.units import MIB
 

@@ -218,7 +218,7 @@ def _data(case: Case) -> str:
     if data.val_tokens is not None:
         told.append(f"{units.count(data.val_tokens)} validation tokens")
     if told:
-        return ", ".join(told) + (f", in {data.folder}" if data.folder else "")
+        return ", ".join(told) + (f", in {data.source}" if data.source else "")
     name = case.resolved.config.dataset if case.resolved else ""
     return f"{name!r} is not here, so its size is not known: taken to be read less than once (--data DIR)"
 

@@ -9,67 +9,48 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
-from onecard.plan.command import EXPANDABLE
-from onecard.plan.make import room_caution
+from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.memory.predict import PROCESS, Memory
 from onecard.plan.seen import Seen
 from onecard.plan.sensitivity import Change
 from onecard.plan.speed import TrainerName
+from onecard.report.summary import TRAINER_NAMES, verdict
 from onecard.report.tables import print_table
 
 BAR_CELLS = 40
 SMALL_SHARE = 0.01  # parts below it share a line
-TRAINER_NAMES: dict[TrainerName, str] = {"nanogpt": "nanoGPT", "onecard": "onecard"}
-REFUSED_WHOLE = "at its limit torch counts a request whole, also what its free pages hold, and refuses one"
 _WITH_CONTEXT = "its context included"
 PHASE_NAMES = {"eval0": "first evaluation", "train": "training", "eval": "later evaluations"}
 
 
-def print_memory(memory: Memory, console: Console, *, trainer: TrainerName, available_bytes: int | None) -> None:
+def print_memory(planned: TrainerPlan, plan: Plan, console: Console, *, trainer: TrainerName) -> None:
     """The memory section of a plan, for one trainer's loop."""
-    console.print()
-    console.print(Text.assemble((f"memory under {TRAINER_NAMES[trainer]}", "bold"), ("  predicted", "dim")))
-    console.print(_verdict(memory, available_bytes), soft_wrap=True)
-    print_table(_parts_table(memory), console)
+    memory = planned.memory
+    print_parts(memory, console, trainer=trainer)
+    console.print(f"{_bar(memory, plan.available_bytes)}{verdict(planned, plan)}", soft_wrap=True, markup=False)
     console.print(_phases_line(memory))
     console.print(Text("assumed: " + "; ".join(memory.assumptions), style="dim"))
 
 
-def _verdict(memory: Memory, available: int | None) -> Text:
-    needed = memory.process_bytes
+def print_parts(memory: Memory, console: Console, *, trainer: TrainerName) -> None:
+    """What is alive at the peak, part by part, and why."""
+    console.print()
+    print_table(_parts_table(memory, TRAINER_NAMES[trainer]), console)
+
+
+def _bar(memory: Memory, available: int | None) -> str:
+    """How full the card is, in cells; empty where no card is known."""
     if available is None:
-        context = "no card was named, so its CUDA context, some hundreds of MiB, is not in it"
-        return Text(f"PyTorch will reserve {units.mib(needed)}; {context}")
-    filled = min(BAR_CELLS, round(BAR_CELLS * needed / max(available, 1)))
-    bar = "█" * filled + "░" * (BAR_CELLS - filled)
-    figures = f"  {bar}  {units.mib(needed)} of {units.mib(available)}"
-    if not memory.fits:
-        near = memory.is_near(available)
-        where = f"\nruns out in {memory.ran_out}"
-        verdict = Text("may not fit" if near else "does not fit", style="bold red")
-        if memory.refused_whole:
-            return verdict.append(f"{figures}: {REFUSED_WHOLE}{where}", "default")
-        hedge = f", less than the prediction may be off ({units.mib(memory.error_bytes)})" if near else ""
-        return verdict.append(f"{figures}, {units.mib(needed - available)} too much{hedge}{where}", "default")
-    if memory.first_run_out:
-        verdict = Text("fits, barely", style="bold yellow")
-        said = f": the first run, which times its kernels, may run out in {memory.first_run_out}"
-        cure = f"\nstart it again, or with {EXPANDABLE}"
-        return verdict.append(figures + said + cure, "default")
-    if memory.tight:
-        verdict = Text("fits, barely", style="bold yellow")
-        return verdict.append(f"{figures}: only because the allocator gives its cache back at the limit", "default")
-    if caution := room_caution(memory, available):
-        cure = f"\nstart it with {EXPANDABLE}" if memory.later_run_out else ""
-        return Text("fits, barely", style="bold yellow").append(f"{figures}: {caution}{cure}", "default")
-    return Text("fits", style="bold green").append(f"{figures}, {units.mib(available - needed)} left", "default")
+        return ""
+    filled = min(BAR_CELLS, round(BAR_CELLS * memory.process_bytes / max(available, 1)))
+    return "█" * filled + "░" * (BAR_CELLS - filled) + "  "
 
 
-def _parts_table(memory: Memory) -> Table:
+def _parts_table(memory: Memory, trainer: str) -> Table:
     """What is alive at the peak of the whole run, and what completes it to the driver's figure."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     peak = memory.peak_phase
-    table.add_column(f"at the peak ({PHASE_NAMES[peak.name]})")
+    table.add_column(f"{trainer}, {PHASE_NAMES[peak.name]}")
     table.add_column("MiB", justify="right")
     table.add_column("share", justify="right")
     table.add_column("why", overflow="fold")
@@ -79,7 +60,7 @@ def _parts_table(memory: Memory) -> Table:
             _add_part(table, part.name, part.size_bytes, memory, part.why)
     if names := ", ".join(part.name for part in small if part.size_bytes >= units.MIB):
         _add_part(table, "the rest", sum(part.size_bytes for part in small), memory, names)
-    whole = "process, as the driver shows it" if memory.knows_context else "reserved, without a card's context"
+    whole = "process (nvidia-smi)" if memory.knows_context else "reserved by PyTorch"
     table.add_row(whole, f"{memory.process_bytes / units.MIB:,.0f}", "", "", style="bold")
     return table
 
@@ -108,8 +89,9 @@ def print_sensitivity(changes: Sequence[Change], console: Console) -> None:
     table.add_column("process MiB", justify="right")
     table.add_column("difference", justify="right")
     for change in changes:
+        whose = "" if change.trainer == changes[0].trainer else f" (under {TRAINER_NAMES[change.trainer]})"
         table.add_row(
-            f"{change.key}={change.value}",
+            f"{change.key}={change.value}{whose}",
             f"{change.process_bytes / units.MIB:,.0f}",
             f"{change.difference_bytes / units.MIB:+,.0f}",
         )

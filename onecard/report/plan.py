@@ -1,7 +1,8 @@
-"""A plan as a person reads it."""
+"""A plan as a person reads it: the answer first, then the run and its memory; with details, all that is known."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple
 
@@ -11,67 +12,82 @@ from rich.text import Text
 
 from onecard import units
 from onecard.config.schema import KEYS
-from onecard.plan.asked import is_roomy
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.make import Plan, TrainerPlan
-from onecard.plan.place import Place
-from onecard.plan.speed import Speed
+from onecard.plan.seen import Seen
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
-from onecard.report.memory import TRAINER_NAMES, print_memory, print_sensitivity
+from onecard.report.memory import print_memory, print_parts, print_seen, print_sensitivity
+from onecard.report.summary import TRAINER_NAMES, Line, counted, needs_room, spread, summary_lines, verdict
 from onecard.report.tables import print_table
 from onecard.report.talk import print_findings
 
+MORE = "more: --details (every fix with its command, sources), --explain (every key), --json"
 
-def print_plan(plan: Plan, console: Console, *, explain: bool = False) -> None:
+
+def print_plan(
+    plan: Plan, console: Console, *, explain: bool = False, details: bool = False, seen: Seen | None = None
+) -> None:
     """The plan as a person reads it; with --hours or --tokens, what it proposes instead of what was given."""
     if plan.proposals is not None:
-        console.print(_grid(_place_lines(plan.place, plan.available_bytes)))
-        print_proposals(plan.proposals, console)
+        print_proposals(plan, console)
         return
-    console.print(Text(plan.resolved.source or "the packaged default (no config named)", style="bold"))
-    console.print(_grid([*_run_lines(plan), *_place_lines(plan.place, plan.available_bytes), *_loss_lines(plan)]))
-    print_trainers(plan, console)
-    for name, planned in plan.trainers.items():
-        print_memory(planned.memory, console, trainer=name, available_bytes=plan.available_bytes)
-    if plan.fixes and needs_fixing(plan):
-        print_fixes(plan, console)
+    print_lines(summary_lines(plan, seen=seen), console)
+    console.print()
+    print_lines([*_run_lines(plan, details=details), *_data_lines(plan), *_place_lines(plan)], console)
+    if plan.nanogpt and plan.nanogpt.condition:
+        print_lines([("nanoGPT", plan.nanogpt.condition)], console)
+    if details:
+        print_lines(_loss_lines(plan), console)
+        print_trainers(plan, console)
+        for name, planned in plan.trainers.items():
+            print_memory(planned, plan, console, trainer=name)
+    elif not plan.fit:
+        print_parts(plan.first.memory, console, trainer="nanogpt" if plan.nanogpt else "onecard")
+    if plan.fixes and needs_room(plan) and (details or not plan.fit):
+        print_fixes(plan, console, details=details)
     if plan.fit:
         print_fit(plan.fit, plan, console)
     if plan.sensitivity is not None:
         print_sensitivity(plan.sensitivity, console)
-    print_findings(plan.findings, console)
+    if seen:
+        print_seen(seen, plan.first.memory, console)
+    print_findings(plan.findings, console, details=details)
     if explain:
         console.print()
         print_origins(plan, console)
+    if not details:
+        console.print()
+        console.print(Text(MORE, style="dim"))
 
 
-HIGH_MFU = 0.9  # from here on it is said that attention is counted whole
-Line = tuple[str, str]  # a label, or nothing where the line goes on, and what it says
-
-
-def _grid(lines: Iterable[Line]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column()
+def print_lines(lines: Iterable[Line], console: Console) -> None:
+    """Labels and words; words wrap beside their label, but a command stays in one piece to paste."""
     for label, words in lines:
-        grid.add_row(label, words)
-    return grid
+        space = console.width - LABEL_WIDTH
+        pieces = [words] if label == "type" or space < 20 else textwrap.wrap(words, space) or [""]
+        for number, piece in enumerate(pieces):
+            beside = "" if number else label
+            console.print(Text.assemble((f"{beside:<{LABEL_WIDTH}}", "bold"), piece), soft_wrap=True)
 
 
-def _run_lines(plan: Plan) -> Iterator[Line]:
+LABEL_WIDTH = 9
+
+
+def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
     config, params = plan.config, plan.params
     extras = (", biases" if config.bias else "") + (f", dropout {config.dropout:g}" if config.dropout else "")
     yield (
         "model",
         f"{units.things(config.n_layer, 'layer')}, {units.things(config.n_head, 'head')} of {config.head_size}, "
-        f"width {config.n_embd}, "
-        f"context {config.block_size:,}, vocabulary {config.vocab_size:,}{extras}",
+        f"width {config.n_embd}, context {config.block_size:,}, vocabulary {config.vocab_size:,}{extras}: "
+        f"{units.count(params.nanogpt)} parameters",
     )
-    yield (
-        "",
-        f"{units.count(params.nanogpt)} parameters by nanoGPT's count, {params.total:,} in all, "
-        f"{params.decayed:,} decayed in {params.decayed_tensors} tensors",
-    )
+    if details:
+        yield (
+            "",
+            f"{params.total:,} parameters with position embeddings, {params.decayed:,} of them decayed, in "
+            f"{params.decayed_tensors} tensors",
+        )
     yield (
         "update",
         f"{units.things(config.batch_size, 'sequence')} x "
@@ -81,10 +97,12 @@ def _run_lines(plan: Plan) -> Iterator[Line]:
     yield (
         "run",
         f"{config.max_iters:,} updates = {units.count(config.total_tokens)} tokens, "
-        f"{_few_digits(plan.tokens_per_parameter)} per parameter; "
-        f"{units.count(plan.flops_per_token)} FLOPs a token, {plan.flops_per_token * config.total_tokens:.3g} in all",
+        f"{_few_digits(plan.tokens_per_parameter)} per parameter; {config.dtype}, "
+        f"{'compiled' if config.compile else 'eager'}",
     )
-    yield "precision", f"{config.dtype}, {'compiled' if config.compile else 'eager'}"
+    if details:
+        exaflops = plan.flops_per_token * config.total_tokens / 1e18
+        yield "", f"{units.count(plan.flops_per_token)} FLOPs per token, {exaflops:,.3g} exaFLOPs in all"
 
 
 def _few_digits(number: float) -> str:
@@ -92,7 +110,7 @@ def _few_digits(number: float) -> str:
 
 
 def _loss_lines(plan: Plan) -> Iterator[Line]:
-    lines = loss_lines(plan.loss) if plan.loss else [f"unknown: {why_no_forecast(plan.config)}"]
+    lines = loss_lines(plan.loss) if plan.loss else [f"no prediction: {why_no_forecast(plan.config)}"]
     yield "loss", lines[0]
     yield from (("", line) for line in lines[1:])
 
@@ -102,10 +120,7 @@ def print_trainers(plan: Plan, console: Console) -> None:
     console.print()
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold")
     table.add_column("predicted", style="bold")
-    columns = [_trainer_column(planned, plan.available_bytes) for planned in plan.trainers.values()]
-    if plan.nanogpt and plan.nanogpt.condition:
-        for name, column in zip(plan.trainers, columns, strict=True):
-            column["vocabulary"] = f"{plan.config.vocab_size:,}" + (" if told: see below" if name == "nanogpt" else "")
+    columns = [_trainer_column(planned, plan) for planned in plan.trainers.values()]
     for name in plan.trainers:
         table.add_column(f"under {TRAINER_NAMES[name]}")
     for label in columns[0]:
@@ -117,60 +132,45 @@ def print_trainers(plan: Plan, console: Console) -> None:
                 f"{TRAINER_NAMES[name]}'s speed: {planned.speed.basis}; nearest measured: {planned.nearest_measured}"
             )
             console.print(Text(basis, style="dim"))
-    if plan.nanogpt and plan.nanogpt.condition:
-        console.print(Text.assemble(("nanoGPT", "bold"), f": {plan.nanogpt.condition}"))
-    if plan.nanogpt and plan.onecard and plan.nanogpt.memory.fits is False and plan.onecard.memory.fits:
-        console.print(Text("nanoGPT does not fit, onecard does:", style="bold"), plan.train_command, soft_wrap=True)
 
 
-def _trainer_column(planned: TrainerPlan, available_bytes: int | None) -> dict[str, str]:
+def _trainer_column(planned: TrainerPlan, plan: Plan) -> dict[str, str]:
     """Label and words, line by line."""
     memory, speed = planned.memory, planned.speed
     whole = "for the process" if memory.knows_context else "without the card's context"
-    lines = {"memory": f"{units.mib(memory.process_bytes)} {whole}"}
-    if available_bytes is None:
-        lines["fits"] = "no card to set it against"
-    elif memory.fits:
-        barely = "" if memory.is_safe(available_bytes) and not memory.tight else ", barely"
-        lines["fits"] = f"yes{barely}, {units.mib(max(0, available_bytes - memory.process_bytes))} left"
-    else:
-        no = "perhaps not" if memory.is_near(available_bytes) else "no"
-        much = f"{units.mib(memory.process_bytes - available_bytes)} too much"
-        lines["fits"] = f"{no}, {'refused at the limit' if memory.refused_whole else much}"
+    lines = {"memory": f"{units.mib(memory.process_bytes)} {whole}", "fits": _short_verdict(planned, plan)}
     training, *evaluations = (memory.phases[name].allocated_bytes / units.MIB for name in ("train", "eval0", "eval"))
     lines["allocated"] = f"{training:,.0f} MiB training, {max(evaluations):,.0f} evaluating"
     if speed is None:
         return lines | {"speed": "unknown: no card whose speed is known"}
     low, likely, high = (units.duration(seconds) for seconds in astuple(speed.total_seconds))
     return lines | {
-        "speed": f"{speed.tokens_per_second.likely / 1000:,.1f}k tokens/s ({_spread(speed)})",
-        "": f"{speed.micro_batch_seconds.likely * 1000:,.0f} ms a micro-batch, MFU {speed.mfu:.0%}{_counted(speed)}",
+        "speed": f"{speed.tokens_per_second.likely / 1000:,.1f}k tokens/s ({spread(speed)})",
+        "": f"{speed.micro_batch_seconds.likely * 1000:,.0f} ms a micro-batch, MFU {speed.mfu:.0%}{counted(speed)}",
         "the run takes": f"{likely} ({low} to {high})",
     }
 
 
-def _spread(speed: Speed) -> str:
-    """`±15%`; where the card's peak bounds it, `-15% to +3%`"""
-    rate = speed.tokens_per_second
-    less, more = 1 - rate.low / rate.likely, rate.high / rate.likely - 1
-    return f"±{speed.spread:.0%}" if more > 0.99 * speed.spread else f"-{less:.0%} to +{more:.0%}, the card's peak"
+def _short_verdict(planned: TrainerPlan, plan: Plan) -> str:
+    """`yes`, `only without a desktop`, `barely`, `no`: the words before the figures."""
+    return verdict(planned, plan).partition(":")[0]
 
 
-def _counted(speed: Speed) -> str:
-    """What an MFU near or above 100 % counts besides what the card computes."""
-    if speed.mfu < HIGH_MFU:
-        return ""
-    return f" ({speed.needed_share:.0%} if only causal attention counts)"
+def _data_lines(plan: Plan) -> Iterator[Line]:
+    """The data of the run, where its size is known; where not, what is assumed."""
+    data, config = plan.data, plan.config
+    if data.train_tokens is None:
+        yield "data", f"{config.dataset}: not found here, so its size is not checked"
+        return
+    epochs = data.epochs(config.total_tokens)
+    read = f"read {epochs:,.2f} times" if epochs and epochs < 10 else f"read {epochs:,.0f} times"
+    val = "" if data.val_tokens is None else f", {units.count(data.val_tokens)} for validation"
+    yield "data", f"{data.source}: {units.count(data.train_tokens)} tokens{val}; {read}"
 
 
-def needs_fixing(plan: Plan) -> bool:
-    """Whether the run does not fit, or with less than a tenth of the card to spare."""
-    memory = plan.trainers[plan.in_need].memory
-    return plan.available_bytes is not None and not is_roomy(memory, plan.available_bytes)
-
-
-def _place_lines(place: Place | None, available_bytes: int | None) -> Iterator[Line]:
-    if place is None or available_bytes is None:
+def _place_lines(plan: Plan) -> Iterator[Line]:
+    place, available = plan.place, plan.available_bytes
+    if place is None or available is None:
         yield "card", "none known: name one with --gpu, or a size with --vram"
         return
     card = place.card
@@ -180,13 +180,13 @@ def _place_lines(place: Place | None, available_bytes: int | None) -> Iterator[L
     yield (
         "card",
         f"{card.name}{named}: {units.mib(card.vram_bytes)} by the driver, "
-        f"{units.gib(card.allocatable_bytes)} for torch{estimate}{speed}",
+        f"{units.mib(card.allocatable_bytes)} for torch{estimate}{speed}",
     )
+    if available < place.available_bytes:
+        yield "", f"memory_limit leaves {units.mib(available)} for this process, its CUDA context included"
     held = ", ".join(f"{p.name} {units.mib(p.used_bytes) if p.used_bytes else '?'}" for p in place.programs[:4])
-    if place.other_bytes:
-        yield "", f"other programs hold {units.mib(place.other_bytes)}" + (f": {held}" if held else "")
-    limited = " (memory_limit)" if available_bytes < place.available_bytes else ""
-    yield "", f"{units.gib(available_bytes)} left for this process, its CUDA context included{limited}"
+    if held:
+        yield "", f"other programs: {held}"
 
 
 def print_origins(plan: Plan, console: Console) -> None:

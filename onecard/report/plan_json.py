@@ -33,6 +33,7 @@ def plan_json(plan: Plan, *, seen: Seen | None = None) -> dict[str, Any]:
         "tokens_per_step": plan.config.tokens_per_step,
         "total_tokens": plan.config.total_tokens,
         "tokens_per_parameter": plan.tokens_per_parameter,
+        "data": asdict(plan.data) | {"epochs": plan.data.epochs(plan.config.total_tokens)},
         "gpu": _place_json(plan.place, plan.available_bytes) if plan.place else None,
         "trainers": {
             "nanogpt": _trainer_json(plan.nanogpt) if plan.nanogpt else None,
@@ -65,6 +66,7 @@ def _trainer_json(planned: TrainerPlan) -> dict[str, Any]:
     memory, speed = planned.memory, planned.speed
     return {
         "fits": memory.fits,
+        "fits_with_desktop": planned.fits_with_desktop,
         "ran_out": memory.ran_out,
         "tight": memory.tight,
         "first_run_out": memory.first_run_out,
@@ -85,6 +87,7 @@ def _trainer_json(planned: TrainerPlan) -> dict[str, Any]:
         ],
         "assumptions": list(memory.assumptions),
         "condition": planned.condition,
+        "environment": planned.environment,
         "speed": _speed_json(speed) | {"nearest_measured": planned.nearest_measured} if speed else None,
     }
 
@@ -132,6 +135,10 @@ def _fix_json(fix: Fix, plan: Plan) -> dict[str, Any]:
         "slowdown": fix.slowdown,
         "fits": fix.fits,
         "safe": fix.safe,
+        "loss_change": fix.loss_change,
+        "comparable": fix.comparable,
+        "loss_note": fix.loss_note,
+        "error_times": fix.error_times,
         "why": fix.why,
     }
 
@@ -142,6 +149,7 @@ def _fit_json(fit: Fit, plan: Plan) -> dict[str, Any]:
         "patch": best.patch if best else None,
         "command": best.command(plan.source, plan.typed) if best else None,
         "tokens_kept": fit.tokens_kept,
+        "available_bytes": fit.available_bytes,
         "best": _candidate_json(best) if best else None,
         "why": fit.why,
         "candidates": [_candidate_json(candidate) for candidate in fit.candidates],
@@ -193,7 +201,7 @@ def _place_json(place: Place, available_bytes: int | None) -> dict[str, Any]:
         "name": card.name,
         "vram_bytes": card.vram_bytes,
         "allocatable_bytes": card.allocatable_bytes,
-        "other_bytes": place.other_bytes,
+        "other_bytes": place.other_bytes or 0,
         "other_programs": [{"name": program.name, "used_bytes": program.used_bytes} for program in place.programs],
         "available_bytes": available_bytes,
         "context_bytes": card.context_bytes,

@@ -24,11 +24,14 @@ def print_warnings(warnings: Iterable[str], console: Console) -> None:
         console.print(Text.assemble(("warning", "yellow"), f": {warning}"), soft_wrap=True)
 
 
-def print_findings(findings: Sequence[Finding], console: Console) -> None:
-    """Each finding in three lines, the most urgent first."""
-    for finding in findings:
+def print_findings(findings: Sequence[Finding], console: Console, *, details: bool = True) -> None:
+    """Each finding in three lines, the most urgent first; without details, information in one line."""
+    for number, finding in enumerate(findings):
         style = {"info": "cyan", "warn": "yellow"}.get(finding.severity, "bold red")
-        console.print()
+        short = finding.severity == "info" and not details
+        if not short or not number:
+            console.print()
         console.print(Text.assemble((finding.severity, style), f": {finding.what}  [{finding.rule}]"), soft_wrap=True)
-        console.print(Text.assemble(("  why", "dim"), f": {finding.why}"), soft_wrap=True)
-        console.print(Text.assemble(("  fix", "bold"), f": {finding.fix}"), soft_wrap=True)
+        if not short:
+            console.print(Text.assemble(("  why", "dim"), f": {finding.why}"), soft_wrap=True)
+            console.print(Text.assemble(("  fix", "bold"), f": {finding.fix}"), soft_wrap=True)

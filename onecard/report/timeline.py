@@ -29,6 +29,7 @@ def timeline_svg(memory: Memory, *, title: str) -> str:
     tags = _by_size(columns)
     peak_event, peak = max(columns, key=lambda column: sum(column[1].values()))
     top = sum(peak.values())
+    allocated = memory.phases["train" if peak_event < evaluation else "eval"].allocated_bytes
     right, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
 
     def x(event: int) -> float:
@@ -49,6 +50,9 @@ def timeline_svg(memory: Memory, *, title: str) -> str:
             f'<polygon points="{points}" fill="{COLOURS[number % len(COLOURS)]}"><title>{escape(tag)}</title></polygon>'
         )
     body += _names(tags, peak, right)
+    if (rounding := allocated - top) >= MIB:
+        below = TOP + 12 + 24 * len(tags)
+        body.append(_text(right + 34, below, f"block rounding, not drawn: {rounding / MIB:,.0f} at the peak"))
     middle = x(evaluation)
     body.append(
         f'<line x1="{middle:.1f}" y1="{TOP}" x2="{middle:.1f}" y2="{floor}" stroke="#333" stroke-dasharray="4 3"/>'
@@ -58,7 +62,9 @@ def timeline_svg(memory: Memory, *, title: str) -> str:
     body.append(_text(LEFT, floor + 46, "left to right: allocations and frees in order (not time)", fill="#555"))
     px, py = x(peak_event), y(top)
     body.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4" fill="none" stroke="#000" stroke-width="2"/>')
-    body.append(_text(min(px, right - 330), py - 10, f"peak {mib(top)}: {tape.moment_at(peak_event)}", weight="bold"))
+    body.append(
+        _text(min(px, right - 330), py - 10, f"peak {mib(allocated)}: {tape.moment_at(peak_event)}", weight="bold")
+    )
     body.append(_text(LEFT, 24, f"Predicted memory of {title}", size=16, weight="bold"))
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif"'
     background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'

@@ -8,11 +8,12 @@ from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.cards import find_card
 from onecard.plan.evaluation import smaller_eval_batch
 from onecard.plan.fit import fit_onecard
+from onecard.plan.loss import forecast_loss
 from onecard.plan.make import make_plan, room_caution
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.speed import predict_speed
-from onecard.report.plan import needs_fixing
+from onecard.report.summary import needs_room
 from onecard.units import GIB, MIB
 
 RTX_4070 = find_card("RTX 4070")
@@ -98,13 +99,13 @@ def test_cures_come_first_and_the_cheapest_of_them_leads() -> None:
     assert costs == sorted(costs)
 
 
-def test_the_best_combination_fits_and_is_no_slower_than_the_best_single_cure() -> None:
-    found = fixes(config())
+def test_the_best_combination_fits_and_is_as_fast_as_the_best_single_cure() -> None:
+    found = fixes(config(batch_size=64, gradient_accumulation_steps=15))
     together = found["best-combination"]
     assert together.fits
     cures = [f.slowdown for f in found.values() if f.fits and f.same_run and f.patch and f.slowdown is not None]
     assert together.slowdown is not None
-    assert together.slowdown <= min(cures)
+    assert together.slowdown <= min(cures) + 0.02
 
 
 def test_every_fix_has_a_command_to_paste() -> None:
@@ -127,7 +128,47 @@ def test_our_trainer_is_a_fix_of_nanogpts_run_with_the_command_to_paste() -> Non
     assert fix.fits
     assert fix.saves_bytes == theirs.process_bytes - ours.process_bytes > 3 * GIB
     assert fix.command("my.py", {"n_embd": 768}) == "onecard train my.py --n_embd=768"
-    assert not {"onecard-selective", "onecard-full", "onecard-fit"} & with_ours(config()).keys(), "one cure is enough"
+    assert "onecard-fit" not in with_ours(config()), "it fits as it is"
+
+
+def test_gradient_checkpointing_is_in_the_list_even_where_onecard_alone_is_enough() -> None:
+    found = with_ours(config())
+    assert found["onecard-train"].fits
+    full = found["onecard-full"]
+    assert "gradient checkpointing" in full.what
+    assert full.patch == {"grad_checkpoint": "full"}
+    assert full.saves_bytes > found["onecard-train"].saves_bytes
+
+
+def test_every_fix_says_what_it_costs_in_loss() -> None:
+    found = fixes(config(dataset="fineweb", dropout=0.1, max_iters=20_000))
+    assert found["smaller-micro-batch"].loss_change == 0.0
+    smaller = forecast_loss(config(dataset="fineweb", max_iters=20_000).replace(found["smaller-model"].patch))
+    now = forecast_loss(config(dataset="fineweb", max_iters=20_000))
+    assert smaller
+    assert now
+    assert found["smaller-model"].loss_change == smaller.final.likely - now.final.likely > 0
+    assert found["shorter-block"].loss_change is None
+    assert not found["shorter-block"].comparable
+    assert "not comparable" in found["shorter-block"].loss_note
+    assert found["eval-iters"].error_times == 4.0
+    assert found["no-dropout"].loss_change is None
+
+
+def test_no_two_fixes_make_the_same_change() -> None:
+    for keys in ({}, {"n_embd": 576, "dtype": "float16"}, {"batch_size": 64, "gradient_accumulation_steps": 8}):
+        changes = [fix.change for fix in with_ours(config(**keys)).values() if fix.saves_bytes]
+        assert len(changes) == len(set(changes)), keys
+
+
+def test_expandable_segments_that_are_there_already_are_no_fix() -> None:
+    asked = config()
+    memory = predict_nanogpt(asked, RTX_4070, available_bytes=AVAILABLE, expandable_segments=True)
+    found = ranked_fixes(asked, RTX_4070, memory, available_bytes=AVAILABLE, expandable_segments=True)
+    assert "expandable-segments" not in {fix.name for fix in found}
+    for fix in found:
+        if fix.patch:
+            assert fix.command("c.py").startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
 
 
 def test_nanogpt_is_not_told_keys_it_would_refuse() -> None:
@@ -276,7 +317,7 @@ def test_fixes_are_for_the_trainer_that_does_not_fit() -> None:
     assert plan.onecard
     assert (plan.nanogpt.memory.fits, plan.onecard.memory.fits, plan.exit_code) == (True, False, 1)
     assert {fix.trainer for fix in plan.fixes} == {"onecard"}
-    assert needs_fixing(plan)
+    assert needs_room(plan)
     roomy = make_plan(resolve("n_layer = 12", filename="base.py", flags=flags[:2]), Place(card=card))
     assert {fix.trainer for fix in roomy.fixes} >= {"nanogpt"}
 

@@ -96,7 +96,7 @@ def test_our_fit_fits_when_it_is_planned_again_and_changes_nothing_but_memory(ke
     assert again.process_bytes == fit.best.process_bytes <= BESIDE_A_DESKTOP
 
 
-def test_our_fit_is_the_fastest_of_all_that_fit_safely() -> None:
+def test_our_fit_has_most_memory_left_of_all_that_are_as_fast_as_the_fastest() -> None:
     asked = config(gradient_accumulation_steps=3)
     fit = fit_onecard(asked, RTX_4070, BESIDE_A_DESKTOP)
     assert fit.best
@@ -106,20 +106,24 @@ def test_our_fit_is_the_fastest_of_all_that_fit_safely() -> None:
         for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
         for mode in ("none", "selective", "full")
     ]
-    rates = []
+    rates: dict[float, int] = {}
     for way in every:
-        if predict_onecard(way, RTX_4070, available_bytes=BESIDE_A_DESKTOP).is_safe(BESIDE_A_DESKTOP):
+        memory = predict_onecard(way, RTX_4070, available_bytes=BESIDE_A_DESKTOP)
+        if memory.is_safe(BESIDE_A_DESKTOP):
             speed = predict_speed(way, RTX_4070, "onecard")
             assert speed
-            rates.append(speed.tokens_per_second.likely)
-    assert fit.best.speed.tokens_per_second.likely == max(rates)
+            rates[speed.tokens_per_second.likely] = memory.process_bytes
+    as_fast = [size for rate, size in rates.items() if rate >= 0.98 * max(rates)]
+    assert len(as_fast) > 1, "or the test shows nothing"
+    assert fit.best.process_bytes == min(as_fast)
+    assert fit.best.speed.tokens_per_second.likely in rates
 
 
-def test_where_the_whole_update_fits_nothing_is_recomputed() -> None:
+def test_recomputation_that_costs_less_than_two_percent_is_taken_for_its_room() -> None:
     fit = fit_onecard(config(gradient_accumulation_steps=1, grad_checkpoint="full"), find_card("H200"), 130 * GIB)
     assert fit.best
-    assert fit.best.patch == {"grad_checkpoint": "none"}
-    assert fit.best.command("my.py", {"n_embd": 768}) == "onecard train my.py --n_embd=768 --grad_checkpoint=none"
+    assert fit.best.patch == {"grad_checkpoint": "selective"}
+    assert fit.best.command("my.py", {"n_embd": 768}) == "onecard train my.py --n_embd=768 --grad_checkpoint=selective"
 
 
 def test_a_model_that_fits_only_by_recomputing_gets_it() -> None:
@@ -216,7 +220,7 @@ def test_what_is_faster_but_not_safe_is_said_to_be_passed_over() -> None:
 def test_where_the_fastest_is_safe_nothing_is_passed_over() -> None:
     fit = fit_onecard(config(gradient_accumulation_steps=1), find_card("H200"), 130 * GIB)
     assert fit.passed_over is None
-    assert fit.why == "the fastest of those that fit safely"
+    assert fit.why == "within 2% of the fastest, with more memory left"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -268,7 +272,7 @@ def test_the_error_is_the_contexts_and_a_share_of_what_is_reserved() -> None:
 def test_a_command_quotes_a_path_with_spaces() -> None:
     fit = fit_onecard(config(gradient_accumulation_steps=1, grad_checkpoint="full"), find_card("H200"), 130 * GIB)
     assert fit.best
-    assert fit.best.command("my configs/a.py") == "onecard train 'my configs/a.py' --grad_checkpoint=none"
+    assert fit.best.command("my configs/a.py") == "onecard train 'my configs/a.py' --grad_checkpoint=selective"
 
 
 def test_without_the_environment_no_way_asks_for_expandable_segments() -> None:
@@ -282,7 +286,7 @@ def test_without_the_environment_no_way_asks_for_expandable_segments() -> None:
     assert predict_nanogpt(plain.best.config, RTX_4070, available_bytes=BESIDE_A_DESKTOP).is_safe(BESIDE_A_DESKTOP)
 
 
-def test_a_gain_that_rounds_to_nothing_is_none() -> None:
+def test_a_gain_below_two_percent_is_not_worth_a_risk() -> None:
     asked = config(n_head=16, n_embd=1024, batch_size=8, gradient_accumulation_steps=64)
     fit = fit_nanogpt(asked, RTX_4070, BESIDE_A_DESKTOP)
     other = fit.passed_over
@@ -291,7 +295,7 @@ def test_a_gain_that_rounds_to_nothing_is_none() -> None:
     assert fit.best
     hardly = replace(other.speed, tokens_per_second=other.speed.tokens_per_second.mapped(lambda rate: rate * 1.0004))
     same = replace(fit, candidates=(replace(fit.best, speed=other.speed), replace(other, speed=hardly)))
-    assert "would be as fast" in same.why
+    assert same.passed_over is None
 
 
 @pytest.mark.parametrize("start", [-1, 0, 3, 9, 40])
@@ -310,7 +314,7 @@ def test_a_search_that_starts_well_looks_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("card", "params", "layers", "most"), [("RTX 4090", 774_000_000, 12, 26), ("RTX 4070", None, 24, 26)]
+    ("card", "params", "layers", "most"), [("RTX 4090", 774_000_000, 12, 32), ("RTX 4070", None, 24, 32)]
 )
 def test_a_plan_with_a_fit_replays_few_runs(
     card: str, params: int | None, layers: int, most: int, monkeypatch: pytest.MonkeyPatch

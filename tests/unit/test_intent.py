@@ -176,7 +176,7 @@ def test_a_size_that_no_width_reaches_is_told_without_a_shape() -> None:
     text = "# a model of ~1M parameters\nn_layer = 2\nn_head = 1\nn_embd = 64\n"
     (finding,) = intent_findings(resolve(text, filename="c.py"))
     assert finding.what == "the comment says ~1M; this config is 3.32M (n_embd=64)"
-    assert (finding.patch, finding.fix) == ({}, "mend the words")
+    assert (finding.patch, finding.fix) == ({}, "fix the comment or the name")
 
 
 def test_where_params_decides_the_shape_the_words_about_its_size_are_moot() -> None:

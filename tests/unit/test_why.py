@@ -42,7 +42,7 @@ def test_no_part_of_an_evaluation_is_said_to_be_for_a_backward_pass(predict: obj
     for part in of_evaluation(memory):
         assert "backward" not in part.why
         assert "gradient" not in part.why, part
-    assert any("kept for the backward pass" in part.why for part in memory.parts_of("train"))
+    assert any("for the backward pass" in part.why for part in memory.parts_of("train"))
 
 
 @pytest.mark.parametrize("keys", KINDS, ids=str)
@@ -54,7 +54,7 @@ def test_activations_of_an_evaluation_are_counted_by_its_own_tokens(keys: dict[s
         (predict_onecard(asked.replace({"eval_iters": 3}), RTX_4070), 3 * 4 * 512),  # all there is to read
     ):
         for part in of_evaluation(memory, ACTIVATIONS):
-            said = re.match(r"([\d.]+) bytes x n_embd a token, ([\d,]+) of them", part.why)
+            said = re.match(r"([\d.]+) bytes x n_embd per token, ([\d,]+) tokens", part.why)
             assert said, part.why
             assert int(said[2].replace(",", "")) == tokens
             assert float(said[1]) * asked.n_embd * tokens == pytest.approx(part.size_bytes, rel=0.01)
@@ -95,7 +95,7 @@ def test_attention_of_an_evaluation_is_that_of_one_layer() -> None:
         memory = predict_onecard(config(n_layer=layers, vocab_size=65, compile=False, eval_batch_size=16), RTX_4070)
         for part in of_evaluation(memory, ATTENTION):
             assert part.why.endswith("q, k, v, output of the layer at hand")
-            assert f"{part.size_bytes / (16 * 1024) / 768:.3g} bytes x n_embd a token" in part.why
+            assert f"{part.size_bytes / (16 * 1024) / 768:.3g} bytes x n_embd per token" in part.why
 
 
 def test_what_explains_a_prediction_is_kept_without_its_tape() -> None:

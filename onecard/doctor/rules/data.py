@@ -24,8 +24,10 @@ from onecard.doctor.evidence import (
     unless_fine_tuning,
 )
 from onecard.doctor.needs import TOKENS, TRAINING_DATA, VALIDATION_DATA, needs, needs_settings
+from onecard.doctor.repair import trainer_of
 from onecard.findings import Finding
-from onecard.plan.evaluation import eval_tokens
+from onecard.plan import data as plan_data
+from onecard.plan.data import EPOCHS_BEYOND, FAR_TOO_MANY_EPOCHS, MANY_EPOCHS, WANTED_VAL_TOKENS, tokens_per_evaluation
 from onecard.plan.loss import dataset_of
 from onecard.runs.records import Eval
 
@@ -33,10 +35,7 @@ PAST_MINIMUM = 3  # evaluations
 SMALLEST_RISE = 0.1  # nats of val - train
 WIDE_GAP, FEW_EVALS_GAP = 1.0, 0.5
 FEW_EVALS = 5
-MANY_EPOCHS, FAR_TOO_MANY_EPOCHS = 4, 16
-EPOCHS_BEYOND = 0.005  # are ignored: updates are whole, and the last may go a little beyond
 BOTH_IN_EVAL_MODE = ("nanogpt", "onecard", "minimal")
-WANTED_VAL_TOKENS = 1_000_000
 
 
 def overfitting(case: Case) -> Iterator[Finding]:
@@ -241,28 +240,11 @@ def val_set_tiny(case: Case, config: RunConfig) -> Iterator[Finding]:
 
     When it is wrong: never; but a small dataset may not have more.
     """
-    size, read = case.data.val_tokens, _tokens_per_evaluation(case, config)
-    if size is None or size >= read:
-        return
-    again = f"one evaluation reads each of them {read / max(1, size):,.1f} times"
-    yield Finding(
-        rule="val-set-tiny",
-        severity="warn",
-        sure="high",
-        what=f"the validation data has {size:,} tokens; one evaluation "
-        + (f"would read {read:,}" if case.run.format == "onecard" else f"reads {read:,}"),
-        why=("each evaluation reads all of it, once" if case.run.format == "onecard" else again)
-        + ": the loss is only about these few documents",
-        fix=f"split off at least {max(WANTED_VAL_TOKENS, read):,} tokens for validation, by document",
-        seen=(f"{size:,} validation tokens", *said(case, "eval_iters", "batch_size", "block_size")),
-    )
-
-
-def _tokens_per_evaluation(case: Case, config: RunConfig) -> int:
-    """Tokens of validation data that the settings of an evaluation ask for."""
-    if case.run.format == "onecard":
-        return eval_tokens(config)
-    return config.eval_iters * config.batch_size * config.block_size  # nanoGPT has no other keys for it
+    trainer = trainer_of(case)
+    size, read = case.data.val_tokens, tokens_per_evaluation(config, trainer)
+    if size is not None and size < read:
+        seen = (f"{size:,} validation tokens", *said(case, "eval_iters", "batch_size", "block_size"))
+        yield plan_data.val_set_tiny(size, read, trainer, seen=seen)
 
 
 def _data_said(case: Case) -> tuple[str, ...]:

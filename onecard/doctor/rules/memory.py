@@ -304,7 +304,7 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
         if failed.went_on_with is not None:
             why = "evaluation keeps no graph and needs less than training, unless its batches or sequences are longer"
         elif config and card:
-            room = max(0, card.allocatable_bytes - max(failed.other, case.other_bytes))
+            room = max(0, card.allocatable_bytes - max(failed.other, case.other_bytes or 0))
             plan = memory_of(case, config, card, available_bytes=room)
             if plan.fits:
                 patch = {}
@@ -363,7 +363,7 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
     if case.card and case.other_bytes:
         left += f" left beside the {units.gib(case.other_bytes)} of other programs"
     if case.card and most < SMALLEST_MODEL:
-        left = f"nothing is left on the card: other programs hold {units.gib(case.other_bytes)} of its "
+        left = f"nothing is left on the card: other programs hold {units.gib(case.other_bytes or 0)} of its "
         left += units.gib(case.card.allocatable_bytes)
         fix = "close other programs (nvidia-smi names them), or check the size given to --other"
     yield Finding(

@@ -11,11 +11,12 @@ from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import known, messages, only_told, printed, said, unless_shape_is_given, vocabulary
 from onecard.doctor.needs import CONFIG, needs, needs_settings
-from onecard.doctor.repair import memory_of, repaired
+from onecard.doctor.repair import repaired
 from onecard.findings import Finding
 from onecard.plan.asked import Asked
 from onecard.plan.counts import count_params
 from onecard.plan.intent import PARAMS_TOLERANCE, head_size_finding, intent_findings
+from onecard.plan.memory.predict import predict_nanogpt
 from onecard.plan.precision import settled
 from onecard.plan.remedies import free_remedies
 from onecard.plan.repair import PLANNED
@@ -240,13 +241,10 @@ def _saved_by_returning_only_the_loss(case: Case, config: RunConfig, *, vocabula
         copy_bytes = each * config.batch_size * config.block_size * vocabulary_size
         sizes = f"{each} bytes x {config.batch_size} x {config.block_size:,} tokens x {vocabulary_size:,}"
         return copy_bytes, f"at least: one copy of the logits is {sizes}; the shape is not known, so it is not planned"
-    run = Asked(
-        config=settled(planned, case.card),
-        card=case.card,
-        trainer="nanogpt",
-        memory=memory_of(case, planned, case.card, available_bytes=case.available_bytes),
-        available_bytes=case.available_bytes,
-    )
+    config, card = settled(planned, case.card), case.card
+    room = case.place.room_bytes_for(config) if case.place else None
+    memory = predict_nanogpt(config, card, available_bytes=room)
+    run = Asked(config=config, card=card, trainer="nanogpt", memory=memory, available_bytes=room)
     (remedy,) = [remedy for remedy in free_remedies(run) if remedy.name == LOSS_ONLY]
     without = run.memory_with(remedy.patch, returns_logits=remedy.returns_logits)
     return run.memory.process_bytes - without.process_bytes, f"planned again without them: {remedy.why}"

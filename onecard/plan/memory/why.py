@@ -40,8 +40,8 @@ def why_onecard(config: RunConfig, tag: str, phase: str, moment: str, size_bytes
     one = chunk * config.vocab_size * item_bytes(config)
     if size_bytes < one:
         return LOSSES_ALONE
-    then = "which become their own gradient" if phase == TRAINING else "gone once their losses are known"
-    return f"logits of {chunk:,} tokens at a time, {_size(one)}, {then}"
+    then = ", then their gradient in place" if phase == TRAINING else ""
+    return f"logits of {chunk:,} tokens at a time, {_size(one)}{then}"
 
 
 def item_bytes(config: RunConfig) -> int:
@@ -62,9 +62,9 @@ def _why(config: RunConfig, tag: str, phase: str, size_bytes: int, tokens: int) 
         case tags.WEIGHTS | tags.GRADIENTS | tags.OPTIMIZER_STATE | tags.WEIGHT_CASTS:
             return f"{size_bytes / params:.2g} bytes x {params:,} parameters: {tags.TAGS[tag]}"
         case tags.ACTIVATIONS | tags.ATTENTION if phase == TRAINING:
-            return f"{each / config.n_layer:.3g} bytes x n_embd x n_layer a token: {tags.TAGS[tag]}"
+            return f"{each / config.n_layer:.3g} bytes x n_embd x n_layer per token: {tags.TAGS[tag]}"
         case tags.ACTIVATIONS | tags.ATTENTION:
-            return f"{each:.3g} bytes x n_embd a token, {tokens:,} of them: {_IN_EVALUATION[tag]}"
+            return f"{each:.3g} bytes x n_embd per token, {tokens:,} tokens: {_IN_EVALUATION[tag]}"
     return tags.TAGS[tag]
 
 
@@ -81,7 +81,7 @@ def _logits_held(config: RunConfig, phase: str, moment: str) -> str:
     )
     if phase == TRAINING:
         if config.compile:
-            return "held, gradient, and zeros for the returned ones"
-        return f"held, {copies[0]} and gradient"
+            return "kept, their gradient, returned zeros"
+        return f"kept, {copies[0]}, gradient"
     held = ["the last step's"] + (["the training loop's stale ones"] if phase == "eval" else [])
     return ", ".join(["the step's own", *held, *copies] if moment == "head and loss" else held)

@@ -1,0 +1,231 @@
+"""The answer of a plan in at most eight lines: if it fits, how fast, how long, how good, what to change and type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+
+from onecard import units
+from onecard.findings import Finding
+from onecard.plan.advice import Fix
+from onecard.plan.command import EXPANDABLE, train_command
+from onecard.plan.fit import Fit
+from onecard.plan.loss import why_no_forecast
+from onecard.plan.make import Plan, TrainerPlan, room_caution
+from onecard.plan.memory.predict import PROCESS, Memory
+from onecard.plan.place import DESKTOP_BYTES
+from onecard.plan.ranges import Range
+from onecard.plan.seen import Seen
+from onecard.plan.speed import Speed, TrainerName
+
+TRAINER_NAMES: dict[TrainerName, str] = {"nanogpt": "nanoGPT", "onecard": "onecard"}
+HIGH_MFU = 0.9  # from here on the share of causal attention alone is given as well
+Line = tuple[str, str]  # a label, and what it says; an empty label goes on with the line above
+
+
+def summary_lines(plan: Plan, *, seen: Seen | None = None) -> Iterator[Line]:
+    """The lines, in the order of the questions; `seen` is what nvidia-smi showed."""
+    if seen:
+        yield "seen", _seen_words(plan, seen)
+    if plan.fit:
+        yield "fit", _fit_words(plan.fit, plan)
+    for name, planned in plan.trainers.items():
+        yield TRAINER_NAMES[name], verdict(planned, plan)
+    yield "speed", _each(plan, _speed_words)
+    if any(planned.speed for planned in plan.trainers.values()):
+        yield "time", _each(plan, _time_words)
+    yield "loss", loss_words(plan)
+    change, command = next_step(plan)
+    if change:
+        yield "change", change
+    if command:
+        yield "type", command
+
+
+def verdict(planned: TrainerPlan, plan: Plan) -> str:
+    """Whether a run fits, by how much, and under what assumption."""
+    memory, available = planned.memory, plan.available_bytes
+    needed = units.mib(memory.process_bytes)
+    if available is None or plan.place is None:
+        return f'needs {needed} and the CUDA context; name the card to see if it fits: --gpu "RTX 4070"'
+    of = f"{memory.process_bytes / units.MIB:,.0f} of {units.mib(available)}"
+    if not memory.fits:
+        return _not_fitting(memory, available, of)
+    if planned.fits_with_desktop is False:
+        spare = max(0, plan.place.available_bytes - memory.process_bytes)
+        return (
+            f"fits only if other programs hold less than {units.mib(spare)}: needs {of}; a desktop holds about "
+            f"{units.mib(DESKTOP_BYTES)}"
+        )
+    if memory.tight:
+        return f"fits, barely: {of}, and only because the allocator gives its cache back at the limit"
+    if planned.fits_with_desktop and not memory.is_safe(plan.room_bytes or available):
+        return f"fits, but barely beside a desktop ({units.mib(DESKTOP_BYTES)}): needs {of}"
+    if caution := room_caution(memory, available):
+        cure = f"; start it with {EXPANDABLE}" if memory.first_run_out or memory.later_run_out else ""
+        return f"fits, barely: needs {of}: {caution}{cure}"
+    left = f"{units.mib(available - memory.process_bytes)} left"
+    if planned.fits_with_desktop:
+        return f"fits, with room for a desktop: needs {of}, {left}"
+    held = plan.place.other_bytes
+    return f"fits: needs {of}, {left}" + (f"; other programs hold {units.mib(held)}" if held else "")
+
+
+def _not_fitting(memory: Memory, available: int, of: str) -> str:
+    where = f"; runs out in {memory.ran_out}"
+    if memory.refused_whole:
+        return f"does not fit: needs {of}, but torch refuses a request at the limit, which it counts whole{where}"
+    much = f"{units.mib(memory.process_bytes - available)} too much"
+    if memory.is_near(available):
+        return f"may not fit: needs {of}, {much}; the prediction may be {units.mib(memory.error_bytes)} off{where}"
+    return f"does not fit: needs {of}, {much}{where}"
+
+
+def _each(plan: Plan, words: Callable[[Speed | None], str]) -> str:
+    """One figure of each trainer, with its name where there are two."""
+    told = {name: words(planned.speed) for name, planned in plan.trainers.items()}
+    if len(set(told.values())) == 1:
+        return next(iter(told.values()))
+    return "; ".join(f"{TRAINER_NAMES[name]} {said}" for name, said in told.items())
+
+
+def _speed_words(speed: Speed | None) -> str:
+    if speed is None:
+        return "unknown: no card whose speed is known"
+    rate = f"{speed.tokens_per_second.likely / 1000:,.1f}k tokens/s ({spread(speed)})"
+    return f"{rate}, MFU {speed.mfu:.0%}{counted(speed)}"
+
+
+def _time_words(speed: Speed | None) -> str:
+    if speed is None:
+        return "unknown"
+    low, likely, high = (units.duration(seconds) for seconds in astuple(speed.total_seconds))
+    return f"{likely} ({low} to {high})"
+
+
+def spread(speed: Speed) -> str:
+    """`±15%`; where the card's peak bounds it, `-15% to +3%`"""
+    rate = speed.tokens_per_second
+    less, more = 1 - rate.low / rate.likely, rate.high / rate.likely - 1
+    return f"±{speed.spread:.0%}" if more > 0.99 * speed.spread else f"-{less:.0%} to +{more:.0%}, the card's peak"
+
+
+def counted(speed: Speed) -> str:
+    """What to know about an MFU near or above 100 %, which counts more than the card computes."""
+    return "" if speed.mfu < HIGH_MFU else f" ({speed.needed_share:.0%} counting causal attention only)"
+
+
+def loss_words(plan: Plan) -> str:
+    """The predicted loss at the end, and what more tokens or parameters would buy; or why there is no prediction."""
+    loss = plan.loss
+    if loss is None:
+        return f"no prediction: {why_no_forecast(plan.config)}"
+    low, likely, high = (f"{each:.2f}" for each in astuple(loss.final))
+    end = f"{likely} ({low} to {high}) at the end"
+    if loss.caution:
+        return f"{end}; {loss.caution}"
+    if not loss.double_tokens.likely:
+        return end
+    return (
+        f"{end}; 2x tokens: {-loss.double_tokens.likely:.2f}, 2x parameters: {-loss.double_params.likely:.2f} (±50 %)"
+    )
+
+
+def needs_room(plan: Plan) -> bool:
+    """Whether the run does not fit, or leaves less than a tenth of what there is, a desktop's share taken off."""
+    return any(plan.lacks_room(planned.memory) for planned in plan.trainers.values())
+
+
+def next_step(plan: Plan) -> tuple[str, str]:
+    """What to change first, and what to type."""
+    if plan.fit:
+        return "", _fit_command(plan.fit, plan)
+    run = plan.start_command
+    fix = first_fix(plan) if needs_room(plan) else None
+    finding = next((each for each in plan.findings if each.severity != "info"), None)
+    starts = plan.onecard or plan.first  # the run that the command starts
+    if finding and not plan.lacks_room(starts.memory):
+        return finding.what, _finding_command(finding, plan) or run
+    if fix:
+        return fix_words(fix), fix.command(plan.source, plan.typed)
+    if plan.place is None:
+        return "", f'onecard plan {plan.source or ""} --gpu "RTX 4070"'.replace("  ", " ")
+    return "nothing", run
+
+
+def first_fix(plan: Plan) -> Fix | None:
+    """The cheapest change that makes the run fit and can be typed; None where there is none."""
+    can = [fix for fix in plan.fixes if fix.fits and fix.safe and fix.saves_bytes > 0 and not fix.code]
+    return next(iter([*(fix for fix in can if fix.same_run), *can]), None)
+
+
+def _finding_command(finding: Finding, plan: Plan) -> str:
+    if not finding.patch:
+        return ""
+    trainer: TrainerName = "onecard" if plan.onecard else "nanogpt"
+    return train_command(plan.source, {**plan.typed, **finding.patch}, trainer=trainer)
+
+
+def fix_words(fix: Fix) -> str:
+    """`train with onecard: 5,500 MiB less, speed +9%, loss same`"""
+    return f"{fix.what}: {units.mib(fix.saves_bytes)} less, speed {speed_change(fix)}, loss {loss_change(fix)}"
+
+
+def speed_change(fix: Fix) -> str:
+    """`same`, `+9%`, `-3%`, `?`"""
+    if fix.slowdown is None:
+        return "?"
+    return "same" if abs(fix.slowdown) < 0.005 else f"{1 / (1 + fix.slowdown) - 1:+.0%}"
+
+
+def loss_change(fix: Fix) -> str:
+    """`same`, `+0.07`, `std error x4`, `not comparable`, or `?` where there is no prediction"""
+    if fix.error_times != 1:
+        return f"std error x{fix.error_times:g}"
+    if fix.loss_change is None:
+        return "?" if fix.comparable else "not comparable"
+    return "same" if abs(fix.loss_change) < 0.005 else f"{fix.loss_change:+.2f}"
+
+
+def _fit_words(fit: Fit, plan: Plan) -> str:
+    best = fit.best
+    if best is None:
+        return fit.why
+    config = best.config
+    rate = f", {best.speed.tokens_per_second.likely / 1000:,.1f}k tokens/s" if best.speed else ""
+    beside = (
+        " beside a desktop"
+        if plan.place and plan.place.other_bytes is None and fit.available_bytes == plan.room_bytes
+        else ""
+    )
+    recomputed = "" if config.grad_checkpoint == "none" else f", grad_checkpoint={config.grad_checkpoint}"
+    return (
+        f"batch_size={config.batch_size} x {config.gradient_accumulation_steps}{recomputed} under "
+        f"{TRAINER_NAMES[best.trainer]}: {best.process_bytes / units.MIB:,.0f} of "
+        f"{units.mib(fit.available_bytes)}{beside}{rate}; {fit.why}"
+    )
+
+
+def _fit_command(fit: Fit, plan: Plan) -> str:
+    if fit.best:
+        return fit.best.command(plan.source, plan.typed)
+    return fit.smallest.command(plan.source, plan.typed) if fit.smallest else ""
+
+
+def _seen_words(plan: Plan, seen: Seen) -> str:
+    memory = plan.first.memory
+    name = TRAINER_NAMES["nanogpt" if plan.nanogpt else "onecard"]
+    parts = sorted(
+        [*memory.parts_of(memory.peak_phase.name), *memory.parts_of(PROCESS)], key=lambda part: -part.size_bytes
+    )
+    largest = ", ".join(f"{part.name} {part.size_bytes / units.MIB:,.0f}" for part in parts[:4])
+    predicted = f"predicted {memory.process_bytes / units.MIB:,.0f} for {name}: {largest}"
+    if seen.process_bytes is None:
+        return predicted
+    off = f" ({(seen.process_bytes - memory.process_bytes) / seen.process_bytes:+.1%})" if memory.knows_context else ""
+    return f"the driver shows {units.mib(seen.process_bytes)}; {predicted}{off}"
+
+
+def range_words(quantity: Range) -> str:
+    """`3.35 (3.24 to 3.46)`"""
+    return f"{quantity.likely:.2f} ({quantity.low:.2f} to {quantity.high:.2f})"
