@@ -32,7 +32,7 @@ def make_case(
 ) -> Case:
     """Everything a rule may look at. What the log states wins over the config file, which wins over defaults.
 
-    `other_bytes` of the card are held by other programs, None where nobody said; `next_folder` is free for the next run.
+    `other_bytes` of the card are held by other programs, None where nobody said; `next_folder` is free for a new run.
     """
     resolved = config_under_log(config, run) if config else config_in_log(run)
     card = card or card_in_log(run)

@@ -49,7 +49,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console, *, details: bool = F
     """The verdict, the one command, what the run is, and each finding."""
     _print_verdict(diagnosis, console)
     _print_what_to_type(diagnosis, console)
-    summary = [*summary_lines(diagnosis)]
+    summary = [*summary_lines(diagnosis, brief=not details)]
     if details and diagnosis.unknown:
         summary.append(("not known", unknown(diagnosis)))
     if not diagnosis.healthy and diagnosis.unchecked:
@@ -69,6 +69,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console, *, details: bool = F
     notes = [finding for finding in diagnosis.findings if finding.severity == "info"]
     if notes and not details:
         console.print()
+        console.print(Text("notes", style=STYLES["info"]))
         for finding in notes:
             _print_note(finding, console)
 
@@ -158,8 +159,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     return f"healthy: every check could look, and nothing is wrong{notes}"
 
 
-def summary_lines(diagnosis: Diagnosis) -> Iterator[Line]:
-    """What is known about the run; every figure says what it is."""
+def summary_lines(diagnosis: Diagnosis, *, brief: bool = False) -> Iterator[Line]:
+    """What is known about the run; every figure says what it is. A brief one has the speed in one line."""
     facts, case = diagnosis.case.facts, diagnosis.case
     if case.config_note or case.resolved:
         yield "config", case.config_note or str(case.resolved.source if case.resolved else "")
@@ -174,7 +175,7 @@ def summary_lines(diagnosis: Diagnosis) -> Iterator[Line]:
         yield "so far", _so_far(diagnosis)
     if facts.seconds_per_step or facts.tokens_per_second:
         measured = "measured on the CPU" if case.cardless == "cpu" else "measured"
-        yield "speed", ", ".join(_speed(diagnosis)) + f" ({measured})"
+        yield "speed", ", ".join(_speed(diagnosis, brief=brief)) + f" ({measured})"
     if facts.last_val and facts.last_val.val_loss is not None:
         yield "loss", _loss(diagnosis)
     elif case.steps:
@@ -220,24 +221,24 @@ def _data(case: Case) -> str:
     if told:
         return ", ".join(told) + (f", in {data.source}" if data.source else "")
     name = case.resolved.config.dataset if case.resolved else ""
-    return f"{name!r} is not here, so its size is not known: taken to be read less than once (--data DIR)"
+    return f"{name!r} is not here: size not known, taken to be read less than once (--data DIR)"
 
 
 def _epochs(read: float) -> str:
     return f"{read:,.0f}" if read >= 10 else f"{read:.2g}"
 
 
-def _speed(diagnosis: Diagnosis) -> Iterator[str]:
+def _speed(diagnosis: Diagnosis, *, brief: bool) -> Iterator[str]:
     facts, card = diagnosis.case.facts, diagnosis.case.card
     if facts.tokens_per_second:
         yield f"{facts.tokens_per_second / 1000:,.1f}k tokens/s"
     if facts.seconds_per_step:
         yield f"{facts.seconds_per_step:.3g} s an update"
-    if facts.seconds_per_micro_batch:
+    if facts.seconds_per_micro_batch and not brief:
         yield f"{1000 * facts.seconds_per_micro_batch:,.0f} ms a micro-batch"
     if facts.mfu is not None and card:
         yield f"{facts.mfu:.0%} of {card.name}'s dense peak"
-    if facts.evaluation_share is not None:
+    if facts.evaluation_share is not None and not (brief and facts.evaluation_share < WORTH_SAYING):
         yield f"evaluation took {facts.evaluation_share:.1%} of the time"
 
 
@@ -275,7 +276,8 @@ def _range(quantity: Range) -> str:
 
 
 LABEL_WIDTH = 10
-MORE = "more: the same command with --details (the long text) or --html report.html (everything, with charts)"
+WORTH_SAYING = 0.05  # of the time, spent on evaluation
+MORE = "more: add --details (the long text) or --html report.html (everything, with charts)"
 
 
 def _folded(words: str, room: int, most: int) -> list[str]:
@@ -321,8 +323,8 @@ def _print_folded(finding: Finding, console: Console) -> None:
 def _print_note(finding: Finding, console: Console) -> None:
     """A finding that is only information, in one line."""
     rule = f"  [{finding.rule}]"
-    (line,) = _folded(finding.what, console.width - 1 - len("note: ") - len(rule), 1)
-    console.print(Text.assemble(("note", STYLES["info"]), f": {line}", (rule, "dim")), soft_wrap=True)
+    (line,) = _folded(finding.what, console.width - 3 - len(rule), 1)
+    console.print(Text.assemble(f"  {line}", (rule, "dim")), soft_wrap=True)
 
 
 def _print_hanging(label: str, words: str, console: Console, *, style: str = "") -> None:

@@ -52,7 +52,7 @@ def log_lines(last: int = 20_000, *, gap: float = -0.07) -> Iterator[str]:
     """What nanoGPT would print for CONFIG on an RTX 4070: the scaling law, 3.91 s an update, MFU of an A100."""
     for number in range(0, last + 1, 100):
         tokens = max(number, 40) * TOKENS
-        loss = min(10.87, law(PARAMS, tokens) + 0.21)
+        loss = min(10.87, law(PARAMS, tokens) + 0.21) if number else 10.87
         noise = 0.01 * math.sin(7.7 * number)
         if number % 500 == 0:
             yield f"step {number}: train loss {loss:.4f}, val loss {loss + gap + noise:.4f}"

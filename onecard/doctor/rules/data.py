@@ -180,9 +180,10 @@ def needless_dropout(case: Case, config: RunConfig) -> Iterator[Finding]:
         + (
             f"the run reads {passes:.2f} epochs of its training data"
             if passes is not None
-            else f"{config.dataset!r} is probably read less than once (its size is not known: --data DIR)"
+            else f"{config.dataset!r} is probably read less than once"
         ),
-        why="data that is seen once cannot be memorised: dropout only slows learning (arXiv 2305.16264)",
+        why="data that is seen once cannot be memorised: dropout only slows learning (arXiv 2305.16264)"
+        + ("" if passes is not None else "; its size is not known (--data DIR or --train_tokens=N)"),
         fix="--dropout=0.0",
         seen=(*said(case, "dropout", "dataset"), *_data_said(case)),
         patch={"dropout": 0.0},

@@ -69,7 +69,8 @@ def _with_repair(case: Case, finding: Finding) -> Finding:
         finding,
         fix=f"in a new run, because a checkpoint with n_embd={config.n_embd} cannot be continued in the new shape "
         f"(nanoGPT resumes it and silently keeps the old shape, onecard refuses): {made.flags} "
-        f"({update}){expected}{planned}. If {units.count(count_params(config).nanogpt)} was meant, fix the comment",
+        f"({update}){expected}{planned}. If {units.count(count_params(config).nanogpt)} was meant, fix the comment or "
+        "the name",
         patch=made.patch,
     )
 
@@ -225,7 +226,7 @@ def logits_returned(case: Case, config: RunConfig) -> Iterator[Finding]:
         rule="logits-returned",
         severity="info",
         sure="high",
-        what=f"nanoGPT returns its logits in training: returning only the loss saves {units.mib(saved_bytes)}",
+        what=f"returning only the loss in training saves {units.mib(saved_bytes)} (nanoGPT returns logits)",
         why=how,
         fix="model.py, at the end of forward: `return (None if self.training else logits), loss` (not for onecard)",
         seen=said(case, "compile", "batch_size", "block_size"),

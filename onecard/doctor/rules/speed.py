@@ -69,13 +69,16 @@ def mfu_mislabelled(case: Case) -> Iterator[Finding]:
     else:
         return
     shares = sorted(100 * mfu for mfu in positive)
-    of = f"not that of {case.card.name}" if case.card else "that of an A100, whatever the card"
+    claimed = f"the log's {shares[0]:.1f} to {shares[-1]:.1f} % is of " + (
+        "an A100" if case.run.format == "nanogpt" else "another peak"
+    )
     yield Finding(
         rule="mfu-mislabelled",
         severity="info",
         sure="high" if true is not None and case.card else "medium",
-        what=f"the log's MFU of {shares[0]:.1f} to {shares[-1]:.1f} % is {of}"
-        + (f": true MFU is {true:.0%}" if true is not None else ""),
+        what=f"true MFU is {true:.0%} of {case.card.name}; {claimed}"
+        if true is not None and case.card
+        else f"MFU: {claimed}, whatever the card",
         why=why,
         fix="nothing to do: read the true figure instead"
         if true is not None

@@ -191,7 +191,7 @@ class TestTheMismatch:
     def test_of_pretrained_weights_only_the_words_can_be_mended(self) -> None:
         finding = the("params-mismatch", case(f"{NARROW}init_from = 'runs/mine'\n", card="RTX 4070"))
         assert (finding.severity, finding.patch) == ("info", {})
-        assert finding.fix == "mend the words"
+        assert finding.fix == "fix the comment or the name"
         assert "gives" not in finding.what, "no other shape is proposed"
         assert "the weights it starts from (runs/mine)" in finding.why
         odd = the("odd-head-size", case(changed(n_embd=768, n_head=64, init_from="runs/mine")))
@@ -498,7 +498,7 @@ class TestTheData:
         assert "all of it, once" in finding.why
         assert "at least 1,000,000 tokens" in finding.fix
         assert "at least 1,638,400 tokens" in the("val-set-tiny", case(val_tokens=200 * 8 * 1024 - 1)).fix
-        assert "reads each of them 2.0 times" in the("val-set-tiny", case(val_tokens=200 * 8 * 512)).why
+        assert "read 2.0 times" in the("val-set-tiny", case(val_tokens=200 * 8 * 512)).why
 
     def test_four_epochs_of_whole_updates_are_four(self) -> None:
         read = 587 * 65_536
