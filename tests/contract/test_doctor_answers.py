@@ -194,7 +194,7 @@ def test_the_sizes_of_the_data_that_the_config_names_are_used(onecard: Command, 
     (work / "checkout" / "config").mkdir(parents=True)
     (work / "checkout" / "config" / "c.py").write_text(CONFIG)
     given = ["train.log", "--config", "checkout/config/c.py"]
-    assert "'fineweb' is not here, so its size is not known" in onecard("doctor", *given).stdout
+    assert "'fineweb' is not here: size not known" in onecard("doctor", *given).stdout
     data_in(work / where, train=700_000, val=4000)
     run = the_run(onecard, *given)
     assert (run["summary"]["train_tokens"], run["summary"]["val_tokens"]) == (700_000, 4000)
