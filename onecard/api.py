@@ -78,7 +78,7 @@ def diagnose(
     *sources: Source,
     config: Config = None,
     gpu: str | None = None,
-    other_bytes: Amount = 0,
+    other_bytes: Amount | None = None,
     train_tokens: Amount | None = None,
     val_tokens: Amount | None = None,
     final: bool = False,
@@ -99,7 +99,7 @@ def diagnose(
     from onecard.doctor.diagnose import diagnose_cases
 
     stated, card = _stated(config), doctors_card(_text(gpu))
-    other = _amount("other_bytes", other_bytes) or 0
+    other = _amount("other_bytes", other_bytes)
     data = DataSizes(
         train_tokens=_amount("train_tokens", train_tokens),
         val_tokens=_amount("val_tokens", val_tokens),

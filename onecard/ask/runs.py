@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.ask.config import STDIN, Flags, config_as_typed
+from onecard.ask.find_config import find_config
 from onecard.ask.text import THERE, neighbour, read_text
-from onecard.errors import ConfigError, UsageError
+from onecard.errors import ConfigError, OnecardError, UsageError
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -46,24 +48,51 @@ def config_beside(path: str) -> Path | None:
     return beside if beside.is_file() else None
 
 
-Stated = tuple["Resolved | None", dict[str, object]]  # a config; of one that no trainer takes, what it says
+Stated = tuple["Resolved | None", dict[str, object]]  # a config; for one that no trainer takes, what it says
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundConfig:
+    """The config of a log that was found without being named."""
+
+    stated: Stated
+    note: str  # which file it is and why, or why none was taken; "" where there is nothing to say
+
+
+def look_for_config(path: str, flags: Flags, runs: Sequence[LoggedRun]) -> FoundConfig:
+    """The config of the runs in a log: NAME.config.py beside it, else the one file near it that fits what it says.
+
+    A file that cannot be read is left alone, as nobody named it.
+    """
+    beside = config_beside(path)
+    if beside is not None:
+        try:
+            stated = stated_config(str(beside), flags)
+        except ConfigError as problem:
+            if flags:
+                raise
+            return FoundConfig(stated=(None, {}), note=f"not {beside.name}, found beside it: {problem.what}")
+        return FoundConfig(stated=stated, note=f"{beside.name}, found beside it")
+    if path == STDIN or Path(path).is_dir():
+        return FoundConfig(stated=(None, {}), note="")
+    found = find_config(Path(path), runs)
+    if found is None or found.path is None:
+        return FoundConfig(stated=(None, {}), note=found.why if found else "")
+    return FoundConfig(stated=stated_config(found.path, flags), note=f"{found.path}, {found.why}")
 
 
 def found_config(path: str, flags: Flags) -> tuple[Stated, list[str]]:
-    """The config beside a log, and a sentence about it; one that cannot be read is left alone, as nobody named it."""
-    beside = config_beside(path)
-    if beside is None:
-        return (None, {}), []
-    try:
-        return stated_config(str(beside), flags), [f"config of {path}: {beside.name}, found beside it"]
-    except ConfigError as problem:
-        if flags:
-            raise
-        return (None, {}), [f"config of {path}: not {beside.name}, found beside it: {problem.what}"]
+    """The config of a log that nobody named, and a sentence about it. The log is read for it."""
+    runs: list[LoggedRun] = []
+    if path != STDIN:
+        with suppress(OnecardError):  # whoever reads the runs says what is wrong with them
+            runs = list(runs_at(path))
+    found = look_for_config(path, flags, runs)
+    return found.stated, [f"config of {path}: {found.note}"] if found.note else []
 
 
 def stated_config(config: str, flags: Flags, *, otherwise: str = THERE) -> Stated:
-    """The config that was named; of one whose heads do not divide, what it states instead."""
+    """The config that was named; for one with heads that do not divide, what it states instead."""
     try:
         return config_as_typed(config, flags, otherwise=otherwise), {}
     except ConfigError as problem:
@@ -74,16 +103,22 @@ def stated_config(config: str, flags: Flags, *, otherwise: str = THERE) -> State
 
 
 def _shape_of(config: str) -> dict[str, object]:
-    """What a config file says, for one whose keys do not fit together."""
+    """What a config file says whose keys do not fit together."""
     from onecard.config.reader import read_config
 
     return dict(read_config(read_text(Path(config)), {}).values) if config != STDIN else {}
 
 
 def cases_of(
-    runs: Iterable[LoggedRun], stated: Stated, *, card: Card | None, data: DataSizes, other_bytes: int = 0
+    runs: Iterable[LoggedRun],
+    stated: Stated,
+    *,
+    card: Card | None,
+    data: DataSizes,
+    other_bytes: int | None = None,
+    config_note: str = "",
 ) -> Iterator[Case]:
-    """The runs with the config that is stated for them."""
+    """The runs with the config that is stated for them, and the sizes of the data it names where that is here."""
     from onecard.doctor.facts import make_case
     from onecard.runs.files import free_path
 
@@ -91,7 +126,7 @@ def cases_of(
     for run in runs:
         if keys:  # no trainer takes this config: a rule says why
             run = replace(run, config={**keys, **run.config})
-        yield make_case(
+        case = make_case(
             run,
             config=resolved,
             card=card,
@@ -99,6 +134,27 @@ def cases_of(
             other_bytes=other_bytes,
             next_folder=str(free_path(Path(run.folder))) if run.folder else None,
         )
+        yield replace(case, data=_data_of(case), config_note=config_note)
+
+
+def _data_of(case: Case) -> DataSizes:
+    """The sizes of the data: as stated or recorded, else as the folder of the dataset has them."""
+    from onecard.ask.data_sizes import sizes_of_data
+    from onecard.doctor.evidence import known
+
+    data, config = case.data, known(case, "dataset")
+    if config is None or (data.train_tokens is not None and data.val_tokens is not None):
+        return data
+    source = case.resolved.source if case.resolved else None
+    found = sizes_of_data(config, Path(source).parent if source else None)
+    if found is None:
+        return data
+    return replace(
+        data,
+        train_tokens=found.train_tokens if data.train_tokens is None else data.train_tokens,
+        val_tokens=found.val_tokens if data.val_tokens is None else data.val_tokens,
+        source=found.source,
+    )
 
 
 def runs_at(path: str, *, command: str = "doctor") -> Iterator[LoggedRun]:
@@ -145,7 +201,7 @@ def _config_no_log(place: Path, *, command: str) -> ConfigError:
     there = (run / RECORDS).is_file()
     instead = f"onecard {command} {quote(str(run))}" + (" ANOTHER" if command == "compare" else "")
     return ConfigError(
-        f"{place} is a config, and no log",
+        f"{place} is a config, not a log",
         why="it says what was meant to run, not what happened" + (f"; that is in {run / RECORDS}" if there else ""),
         fix=f"{instead}   (or, for what it needs: {planned})" if there else planned,
         name="config-no-log",
@@ -153,7 +209,7 @@ def _config_no_log(place: Path, *, command: str) -> ConfigError:
 
 
 def doctors_card(name: str | None) -> Card | None:
-    """The card a person means; of several with the same peak the first serves. None for none named."""
+    """The card a person means; None where none is named. Of several with the same peak, the smallest is taken."""
     from onecard.plan.cards import find_card, matching_cards
 
     if name is None or name == "none":

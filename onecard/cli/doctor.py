@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.ask.runs import cases_of, config_beside, doctors_card, found_config, runs_at, stated_config, stdin_once
+from onecard.ask.runs import cases_of, doctors_card, look_for_config, runs_at, stated_config, stdin_once
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
@@ -18,8 +18,10 @@ from onecard.cli.plan import complete_card
 from onecard.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
+    from onecard.ask.runs import Stated
     from onecard.doctor.case import Case, DataSizes
     from onecard.doctor.diagnose import Diagnosis
+    from onecard.runs.logged import LoggedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class Options:
     val_tokens: int | None
     explain: str | None
     final: bool
+    details: bool
     html: str | None
     markdown: bool
     as_json: bool
@@ -47,12 +50,13 @@ class Options:
 )
 @click.option("--gpu", metavar="NAME", shell_complete=complete_card, help='The card it ran on ("RTX 4070").')
 @click.option("--other", type=SizeType(), metavar="SIZE", help="Memory that other programs hold on the card.")
-@click.option("--data", type=PathType(), metavar="DIR", help="The data folder, for the number of tokens in each split.")
+@click.option("--data", type=PathType(), metavar="DIR", help="The data folder, to count the tokens in each split.")
 @click.option("--train_tokens", type=CountType(), metavar="N", help="Tokens in the training data.")
 @click.option("--val_tokens", type=CountType(), metavar="N", help="Tokens in the validation data.")
 @click.option("--explain", metavar="RULE", help="What a rule sees, why it matters, what to do, when it is wrong.")
-@click.option("--final", is_flag=True, help="The log is complete: no more is to come.")
-@click.option("--html", type=PathType(), metavar="FILE", help="Write one page with charts.")
+@click.option("--final", is_flag=True, help="The log is complete: the run has ended.")
+@click.option("--details", is_flag=True, help="The long text: every finding with all of its evidence.")
+@click.option("--html", type=PathType(), metavar="FILE", help="Write everything to one page, with charts.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, for pasting into an issue.")
 @json_option
 @click.pass_obj
@@ -61,18 +65,20 @@ def doctor(flags: list[Flag], /, **typed: object) -> int:
     Example:
       onecard doctor train.log --config train_fineweb.py --gpu "RTX 4070"
 
-    What is wrong with a run, how sure that is, the lines that prove it, and the patch, planned on the card.
+    What is wrong with a run, the one command that fixes it, and the evidence. --details prints the long text, and
+    --html report.html writes everything to a page with charts.
 
     PATH is a run folder, or a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer; - is standard
-    input. Several are several runs. A log's config is the file NAME.config.py beside NAME.log, unless --config names
-    one. Exit 1 if something is wrong, 0 if not.
+    input. Several are several runs. Without --config, a log's config is looked for beside it and in config/: by name
+    (NAME.config.py for NAME.log), out_dir and size. Without --data, the folder of the config's dataset is used where
+    it is there. Exit 1 if something is wrong, 0 if not.
     """
     options = Options(**typed)  # type: ignore[arg-type]  # click made them by these names
     if options.explain is not None:
         return _explain(options.explain, as_json=options.as_json)
-    _check(options, flags)
-    diagnoses, talk = _diagnose(options, flags)
-    _show(options, diagnoses, talk)
+    _check(options)
+    diagnoses = _diagnose(options, flags)
+    _show(options, diagnoses)
     return max(diagnosis.exit_code for diagnosis in diagnoses)
 
 
@@ -89,21 +95,13 @@ def _explain(rule: str, *, as_json: bool) -> int:
     return 0
 
 
-def _check(options: Options, flags: list[Flag]) -> None:
+def _check(options: Options) -> None:
     if not options.path:
         raise UsageError(
             "onecard doctor needs a run or a log",
-            why="it looks at what a run has left behind",
+            why="it reads what a run has written",
             fix="onecard doctor runs/default   (or a log file, or - for standard input)",
             name="no-run",
-        )
-    flag = f"--{flags[0][0]}={flags[0][1]}" if flags else ""
-    if flag and options.config is None and not all(map(config_beside, options.path)):
-        raise UsageError(
-            f"{flag} needs --config",
-            why="a config key changes a config, and none is named",
-            fix=shlex.join(["onecard", "doctor", *options.path, "--config", "CONFIG", flag]),
-            name="key-without-config",
         )
     if options.as_json and options.markdown:
         raise UsageError(
@@ -115,23 +113,35 @@ def _check(options: Options, flags: list[Flag]) -> None:
     stdin_once(*options.path, options.config)
 
 
-def _diagnose(options: Options, flags: list[Flag]) -> tuple[list[Diagnosis], list[str]]:
-    """The diagnoses, and what was taken without being named."""
+def _diagnose(options: Options, flags: list[Flag]) -> list[Diagnosis]:
     from onecard.doctor.diagnose import diagnose_cases
 
     card, data = doctors_card(options.gpu), _sizes(options)
     named = stated_config(options.config, flags, otherwise=without_config()) if options.config is not None else None
     cases: list[Case] = []
-    talk: list[str] = []
     for path in options.path:
-        stated, taken = (named, []) if named else found_config(path, flags)
-        talk += taken
-        cases += cases_of(runs_at(path), stated, card=card, data=data, other_bytes=options.other or 0)
-    return diagnose_cases(cases, final=options.final), talk
+        runs = list(runs_at(path))
+        stated, note = (named, "") if named else _found(path, flags, runs, options)
+        cases += cases_of(runs, stated, card=card, data=data, other_bytes=options.other, config_note=note)
+    return diagnose_cases(cases, final=options.final)
+
+
+def _found(path: str, flags: list[Flag], runs: list[LoggedRun], options: Options) -> tuple[Stated, str]:
+    """The config of a log that nobody named, and a note about it; UsageError where keys are typed for none."""
+    found = look_for_config(path, flags, runs)
+    if flags and found.stated == (None, {}):
+        flag = f"--{flags[0][0]}={flags[0][1]}"
+        raise UsageError(
+            f"{flag} needs --config",
+            why="a config key changes a config, and none is named" + (f" ({found.note})" if found.note else ""),
+            fix=shlex.join(["onecard", "doctor", *options.path, "--config", "CONFIG", flag]),
+            name="key-without-config",
+        )
+    return found.stated, found.note
 
 
 def _sizes(options: Options) -> DataSizes:
-    """Tokens in each split: as said, else as the data folder has them."""
+    """Tokens in each split: as typed, else as the named data folder has them."""
     import os
     from importlib.util import find_spec
 
@@ -150,10 +160,11 @@ def _sizes(options: Options) -> DataSizes:
 
         dataset = open_dataset(options.data, environ=os.environ)
         train, val = train or len(dataset.train), val or len(dataset.val)
+        return DataSizes(train_tokens=train, val_tokens=val, source=str(dataset.path))
     return DataSizes(train_tokens=train, val_tokens=val)
 
 
-def _show(options: Options, diagnoses: list[Diagnosis], talk: list[str]) -> None:
+def _show(options: Options, diagnoses: list[Diagnosis]) -> None:
     from rich.text import Text
 
     from onecard.cli.files import write_text
@@ -168,13 +179,11 @@ def _show(options: Options, diagnoses: list[Diagnosis], talk: list[str]) -> None
     if options.as_json:
         click.echo(json.dumps(diagnoses_json(diagnoses), allow_nan=False))
         return
-    for sentence in talk:
-        console(stderr=True).print(Text(sentence), soft_wrap=True)
     warnings = {w for d in diagnoses if d.case.resolved for w in d.case.resolved.warnings}
     print_warnings(sorted(warnings), console(stderr=True))
     if options.markdown:
         click.echo(diagnoses_markdown(diagnoses), nl=False)
     else:
-        print_diagnoses(diagnoses, console())
+        print_diagnoses(diagnoses, console(), details=options.details)
     if options.html is not None:
         console(stderr=True).print(Text(f"wrote {options.html}"), soft_wrap=True)

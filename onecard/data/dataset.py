@@ -156,13 +156,33 @@ def _checked(folder: Path, meta: Mapping[str, Any], files: Sequence[TokenFile]) 
     return checked
 
 
+def split_sizes(folder: Path) -> tuple[int, int]:
+    """Tokens for training and for validation, by the sizes of their files: nothing is mapped, nor held against
+    checksums. ConfigError where the folder is not a dataset, or not prepared to its end."""
+    progress = read_progress(folder)
+    if progress is not None and not progress.finished:
+        return 0, 0
+    meta = read_meta(folder)
+    vocab_size = _number_in(meta, "vocab_size")
+    if vocab_size is None and (folder / "meta.pkl").exists():
+        with (folder / "meta.pkl").open("rb") as file:
+            vocab_size = read_nanogpt_meta(file.read(MAX_BYTES + 1)).vocab_size
+    dtype: TokenType = "uint32" if meta.get("dtype") == "uint32" or (vocab_size or 0) > 2**16 else "uint16"
+    train, val = (_split_files(folder, split, meta=meta, dtype=dtype) for split in ("train", "val"))
+    return sum(file.count for file in train), sum(file.count for file in val)
+
+
 def _split(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: TokenType) -> Tokens:
-    """The tokens of a split: as meta.json lists them, or {split}.bin, or shards such as fineweb_{split}_000001.bin."""
+    return Tokens(_split_files(folder, split, meta=meta, dtype=dtype))
+
+
+def _split_files(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: TokenType) -> list[TokenFile]:
+    """The files of a split: as meta.json lists them, or {split}.bin, or shards such as fineweb_{split}_000001.bin."""
     entries = _entries(folder, meta, split)
     if not entries:
         shards = sorted(path for path in folder.glob("*.bin") if re.search(rf"(^|[_-]){split}([_-]|\.bin$)", path.name))
         plain = folder / f"{split}.bin"
-        return Tokens([token_file(path, dtype=dtype) for path in ([plain] if plain.exists() or not shards else shards)])
+        return [token_file(path, dtype=dtype) for path in ([plain] if plain.exists() or not shards else shards)]
     files = [token_file(folder / name, dtype=dtype) for name, _, _ in entries]
     for file, (name, count, _) in zip(files, entries, strict=True):
         if count is not None and file.count != count:
@@ -172,7 +192,7 @@ def _split(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: TokenTyp
                 fix="prepare the data again",
                 name="token-file-damaged",
             )
-    return Tokens(files)
+    return files
 
 
 def _entries(folder: Path, meta: Mapping[str, Any], split: str) -> list[tuple[str, int | None, str | None]]:

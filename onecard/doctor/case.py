@@ -6,21 +6,16 @@ from dataclasses import dataclass
 
 from onecard.config.resolve import Resolved
 from onecard.plan.cards import Card
+from onecard.plan.data import DataSizes as DataSizes
+from onecard.plan.place import Place
 from onecard.runs.logged import LoggedRun
 from onecard.runs.records import End, Eval, Step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataSizes:
-    """Tokens in each split, where somebody said so or the run recorded them."""
-
-    train_tokens: int | None = None
-    val_tokens: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Derived truth, None where it does not follow from what is known. Seconds exclude evaluation and checkpoints."""
+    """What follows from the log, the config and the card; None where nothing does. Seconds exclude evaluation and
+    checkpoints."""
 
     params: int | None  # without position embeddings, as nanoGPT counts
     params_total: int | None
@@ -34,7 +29,7 @@ class Facts:
     evaluation_share: float | None  # of all time
     evaluation_noise: float | None  # standard deviation of one validation loss from the next
     sampling_error: float | None  # recorded, over the windows: shared by evaluations that read the same ones
-    last_step: int | None  # None too where nothing tells the steps: then records only have their order
+    last_step: int | None  # None too where the log does not say its steps: then records only have their order
     tokens: int | None
     seconds: float | None  # so far
     steps_to_go: int | None  # of a run that has ended: what a resume would have to do
@@ -48,22 +43,28 @@ class Case:
     """Everything a rule may look at."""
 
     run: LoggedRun
-    resolved: Resolved | None  # the config: from --config, the log or the run folder; None when nothing is known
-    card: Card | None  # it ran on; of a run that had none, the one the next is planned for
+    resolved: Resolved | None  # the config: from --config, a file that fits the log, the log, or the run folder
+    card: Card | None  # it ran on; for a run that had none, the one the next is planned for
     data: DataSizes
     facts: Facts
     steps: tuple[Step, ...]
     evals: tuple[Eval, ...]
-    other_bytes: int = 0  # of the card, held by other programs
+    other_bytes: int | None = None  # of the card, held by other programs; None where nobody said
     cardless: str | None = None  # `cpu` or `mps`, where it ran without a card
-    next_folder: str | None = None  # of a run of ours: a folder like its own where nothing is yet
+    next_folder: str | None = None  # for a run of ours: a free folder beside its own
+    config_note: str = ""  # how its config was found, or why none of those that are there was taken
 
     @property
     def end(self) -> End | None:
-        """How a run of ours ended; None of one that was killed or still runs, and of other programs'."""
+        """How a run of ours ended; None if it was killed or is still going, and for other programs' runs."""
         return next((record for record in reversed(self.run.records) if isinstance(record, End)), None)
 
     @property
     def available_bytes(self) -> int | None:
         """What the driver may show for the run before the card is full; None without a card."""
-        return max(0, self.card.allocatable_bytes - self.other_bytes) if self.card else None
+        return max(0, self.card.allocatable_bytes - (self.other_bytes or 0)) if self.card else None
+
+    @property
+    def place(self) -> Place | None:
+        """The card and what other programs hold of it, for planning; None without a card."""
+        return Place(card=self.card, other_bytes=self.other_bytes) if self.card else None

@@ -1,27 +1,29 @@
-"""diagnose: every rule over a run, the findings in the order of what to do first, and what the run shows by itself."""
+"""diagnose: every rule over a run, the findings in the order of what to do first, and the one command for all."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import get_args
 
 from onecard import units
 from onecard.config.resolve import Resolved, resolve
-from onecard.config.schema import KEYS, RunConfig
+from onecard.config.schema import KEYS, SHAPE_KEYS, RunConfig
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.config_in_log import stated_in
 from onecard.doctor.evidence import pairs, place, vals
 from onecard.doctor.facts import make_case
+from onecard.doctor.needs import OPTIONS, About, missing, would_be_surer_with
 from onecard.doctor.predict import Forecast, predict_end
-from onecard.doctor.repair import PLANNED, Repair, next_folder, repaired, trainer_of
-from onecard.doctor.rules import NAMES, RULES, RULES_ACROSS, rule_name
+from onecard.doctor.repair import next_folder, repaired, trainer_of
+from onecard.doctor.rules import EVERY, NAMES, RULES, RULES_ACROSS, rule_name
 from onecard.doctor.trend import Trend, trend
 from onecard.findings import SEVERITIES, Finding, Sureness
 from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
+from onecard.plan.repair import Repair, is_planned, with_whole_patch
 from onecard.plan.speed import TrainerName
 from onecard.runs.folder import Run
 from onecard.runs.logged import LoggedRun, logged_run
@@ -31,31 +33,31 @@ SCHEDULE = frozenset({"learning_rate", "min_lr", "decay_lr", "lr_decay_iters", "
 DRAWN_BY_CARD = ("n_layer", "n_head", "n_embd", "block_size")  # by onecard's default, where nobody sets them
 STANDARD_INPUT = "standard input"  # the source of a config that no command can name
 WATCHED_STEPS = 4000  # a live look goes no further back
-# rules that are silent where a size or the card is not known
-OF_TRAINING_DATA = frozenset({"needless-dropout", "too-many-epochs"})
-OF_VALIDATION_DATA = frozenset({"val-set-tiny"})
-OF_THE_CARD = frozenset({"low-mfu", "states-do-not-fit"})
+SEQUENCES = "sequences_per_update"  # what gradient_accumulation_steps is for, whatever the micro-batch
+SAME_UPDATE = 0.1  # a share more or less is the same update
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prescription:
-    """All that the findings would change, planned together."""
+    """Everything that the findings would change, planned together."""
 
     repair: Repair
     command: str
+    left_out: Mapping[str, str]  # findings above information that the command does not fix, by rule: and why
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What is the matter with one run."""
+    """What is wrong with one run, and what to do."""
 
     case: Case
     findings: tuple[Finding, ...]  # what to do first comes first
-    forecast: Forecast | None  # of a run that has not reached its end
+    forecast: Forecast | None  # for a run that has not reached its end
     trend: Trend | None
-    evidence: tuple[str, ...]  # what the run shows, in favour of health where it is healthy
+    evidence: tuple[str, ...]  # what the run shows, for a healthy one the reasons to call it so
     prescription: Prescription | None
-    unknown: tuple[str, ...] = ()  # what was not said, and how to say it: rules that need it were silent or unsure
+    unknown: tuple[str, ...] = ()  # what is not known, and how to say it: rules that need it could not look
+    unchecked: Mapping[str, About] = field(default_factory=dict)  # rules that could not look, and what they need
 
     @property
     def healthy(self) -> bool:
@@ -64,7 +66,7 @@ class Diagnosis:
 
     @property
     def judged(self) -> bool:
-        """Whether there is anything to judge by: losses of more than one step."""
+        """Whether there is enough to judge: losses of more than one step."""
         return len({step.step for step in self.case.steps} | {found.step for found in self.case.evals}) > 1
 
     @property
@@ -102,21 +104,22 @@ def _diagnosed(case: Case, before: Sequence[Case], *, final: bool) -> Diagnosis:
     found = [finding for rule in RULES for finding in rule(case)]
     found += [finding for rule in RULES_ACROSS for finding in rule(case, before)]
     found += _recorded(case, already={finding.rule for finding in found})
-    findings = first_things_first(_planned(case, finding) for finding in found)
+    ordered = first_things_first(found)
     return Diagnosis(
         case=case,
-        findings=findings,
+        findings=tuple(_planned(case, finding) for finding in ordered),
         forecast=None if final or case.end or case.run.cut_off else predict_end(case),
         trend=trend(case),
         evidence=tuple(_evidence(case)),
-        prescription=_prescription(case, findings),
+        prescription=_prescription(case, ordered),
         unknown=tuple(_unknown(case)),
+        unchecked={rule_name(rule): about for rule in EVERY if (about := missing(rule, case))},
     )
 
 
 def _recorded(case: Case, *, already: Collection[str]) -> list[Finding]:
-    """What a run of ours found while it trained and cannot be seen here, of each rule the last. Where a rule can look
-    at the whole run its own verdict counts, and that may be silence."""
+    """What a run of ours found while it trained and cannot be seen here, the last finding of each rule. Where a rule
+    can look at the whole run, its own verdict counts, and that may be that nothing is wrong."""
     found = {record.finding.rule: record for record in case.run.records if isinstance(record, FindingRecord)}
     return [
         _of_then(case, record, _missing(case, rule))
@@ -126,31 +129,29 @@ def _recorded(case: Case, *, already: Collection[str]) -> list[Finding]:
 
 
 def _of_then(case: Case, record: FindingRecord, missing: str | None) -> Finding:
-    """A finding of a run that trained, said to be from then. Its patch stands where nothing but what is `missing` here
-    could have changed the verdict, for what the run has not changed itself since."""
+    """A finding from while the run trained, marked as such. Its patch stands where only what is `missing` here could
+    change the verdict, and only for what the run has not changed itself since."""
     found = record.finding
     now = case.resolved.config.model_dump() if case.resolved else {}
     standing = {key: value for key, value in found.patch.items() if now.get(key) != value} if missing else {}
     return replace(
         found,
         what=f"found at step {record.step:,}, while it trained: {found.what}",
-        fix=f"{found.fix} (as of then: {missing} has the whole run judged)" if missing else found.fix,
+        fix=f"{found.fix} (as of then; to judge the whole run: {missing})" if missing else found.fix,
         seen=(f"step {record.step:,}: finding, {found.rule}", *found.seen),
         patch=standing,
     )
 
 
-def _missing(case: Case, rule: str) -> str | None:
+def _missing(case: Case, name: str) -> str | None:
     """The option that lets a rule look, where what it needs was known to the run and is not known here."""
-    if (rule in OF_TRAINING_DATA and case.data.train_tokens is None) or (
-        rule in OF_VALIDATION_DATA and case.data.val_tokens is None
-    ):
-        return "--data DIR"
-    return "--gpu NAME" if rule in OF_THE_CARD and case.card is None else None
+    rule = next((rule for rule in EVERY if rule_name(rule) == name), None)
+    about = would_be_surer_with(rule, case) if rule else None
+    return OPTIONS[about] if about else None
 
 
 def _in_todays_words(finding: Finding) -> bool:
-    """Whether severity and sureness are known here: a later version that wrote the record may have more."""
+    """Whether severity and sureness are known here: a later version may have written the record."""
     return finding.severity in SEVERITIES and finding.sure in get_args(Sureness)
 
 
@@ -166,44 +167,82 @@ def first_things_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def _planned(case: Case, finding: Finding) -> Finding:
     """The finding with its patch planned on the card, where the patch changes memory or speed."""
-    if finding.severity == "info" or "predicted: " in finding.fix or not set(finding.patch) & set(PLANNED):
+    if "predicted: " in finding.fix or not is_planned(finding):
         return finding
     made = repaired(case, finding.patch)
-    if made is None or not made.expectation():
-        return finding
-    return replace(finding, patch=dict(made.patch), fix=f"{finding.fix}; predicted: {made.expectation()}")
+    return finding if made is None or not made.expectation() else with_whole_patch(finding, made)
 
 
 def _prescription(case: Case, findings: Sequence[Finding]) -> Prescription | None:
-    """The patches of findings above information in one, each whole or not at all: one that would set a key otherwise
-    than a more urgent finding does, or make a config that cannot be, is left for later.
+    """The patches of findings above information in one, and what to type.
 
-    A schedule that changes takes the warm-up with it, which is only information by itself.
+    A changed schedule takes the warm-up with it, which alone is only information.
     """
-    patch: dict[str, object] = {}
-    for finding in findings:
-        if finding.severity != "info" or (finding.rule == "warmup-length" and patch.keys() & SCHEDULE):
-            more = {key: value for key, value in finding.patch.items() if key in KEYS}
-            agrees = all(patch.get(key, value) == value for key, value in more.items())
-            if agrees and _possible(case, {**patch, **more}):
-                patch |= more
-    made = repaired(case, patch)
-    return None if made is None else Prescription(repair=made, command=_command(case, made))
-
-
-def _possible(case: Case, patch: Mapping[str, object]) -> bool:
-    """Whether the config holds together with the patch."""
     if case.resolved is None:
-        return False
+        return None
+    config = case.resolved.config
+    merged: dict[str, object] = {}
+    by: dict[str, str] = {}  # the rule that wants each key
+    left_out: dict[str, str] = {}
+    for finding in findings:
+        if finding.severity != "info" or (finding.rule == "warmup-length" and merged.keys() & SCHEDULE):
+            wanted = _wanted(finding, config)
+            reason = _against(config, merged, wanted, by) if wanted else "no setting fixes it"
+            if reason is None:
+                merged |= wanted
+                by = dict.fromkeys(wanted, finding.rule) | by
+            elif finding.severity != "info":
+                left_out[finding.rule] = reason
+    made = repaired(case, _as_keys(config, merged))
+    if made is None:
+        return None
+    return Prescription(repair=made, command=_command(case, made), left_out=left_out)
+
+
+def _wanted(finding: Finding, config: RunConfig) -> dict[str, object]:
+    """What a finding itself would change. A new shape brings other keys with it, but only when all of it is planned.
+    Of an update, the micro-batch and the sequences are wanted: the accumulation follows from both."""
+    patch = {key: value for key, value in finding.patch.items() if key in KEYS}
+    if shape := {key: value for key, value in patch.items() if key in SHAPE_KEYS and value != getattr(config, key)}:
+        return shape
+    sequences = _sequences(config, patch)
+    if abs(sequences - config.sequences_per_step) > SAME_UPDATE * config.sequences_per_step:
+        patch[SEQUENCES] = sequences
+    patch.pop("gradient_accumulation_steps", None)
+    return patch
+
+
+def _sequences(config: RunConfig, patch: Mapping[str, object]) -> int:
+    """Sequences per update with a patch to the batch."""
+    batch, steps = (patch.get(key, getattr(config, key)) for key in ("batch_size", "gradient_accumulation_steps"))
+    return batch * steps if isinstance(batch, int) and isinstance(steps, int) else config.sequences_per_step
+
+
+def _as_keys(config: RunConfig, wanted: Mapping[str, object]) -> dict[str, object]:
+    """What is wanted as keys of a config: the accumulation makes the update from the micro-batch."""
+    patch = dict(wanted)
+    sequences, batch = patch.pop(SEQUENCES, config.sequences_per_step), patch.get("batch_size", config.batch_size)
+    if {SEQUENCES, "batch_size"} & wanted.keys() and isinstance(sequences, int) and isinstance(batch, int):
+        patch["gradient_accumulation_steps"] = max(1, round(sequences / max(1, batch)))
+    return patch
+
+
+def _against(
+    config: RunConfig, merged: Mapping[str, object], wanted: Mapping[str, object], by: Mapping[str, str]
+) -> str | None:
+    """Why a patch cannot join those of more urgent findings; None where it can."""
+    for key, value in wanted.items():
+        if merged.get(key, value) != value:
+            return f"it wants {key}={value}, and {by[key]} wants {merged[key]}"
     try:
-        case.resolved.config.replace(patch)
+        config.replace(_as_keys(config, {**merged, **wanted}))
     except ValueError:
-        return False
-    return True
+        return f"{' '.join(f'{key}={value}' for key, value in wanted.items())} does not go with the rest"
+    return None
 
 
 def _command(case: Case, made: Repair) -> str:
-    """The line that makes the run anew with the patch, in a folder of its own: no checkpoint is written over."""
+    """The line that starts the run again with the patch, in a new folder: no checkpoint is overwritten."""
     assert case.resolved
     trainer, resolved = trainer_of(case), case.resolved
     file = None if resolved.source in (case.run.source, STANDARD_INPUT) else resolved.source
@@ -217,7 +256,7 @@ def _command(case: Case, made: Repair) -> str:
 
 
 def _beyond_file(case: Case, resolved: Resolved) -> dict[str, object]:
-    """What ran otherwise than the config file says: keys of the command line, and those that the log states."""
+    """What ran differently from the config file: keys of the command line, and those that the log states."""
     return {
         key: getattr(resolved.config, key)
         for key, origin in resolved.origins.items()
@@ -226,12 +265,12 @@ def _beyond_file(case: Case, resolved: Resolved) -> dict[str, object]:
 
 
 def _all_settings(config: RunConfig, trainer: TrainerName) -> dict[str, object]:
-    """Every setting that a trainer without a config file would have otherwise, and the shape in any case."""
+    """Every setting that differs from what a trainer without a config file would use, and always the shape."""
     base = resolve(None).config if trainer == "onecard" else RunConfig.model_validate({})
     differing = [key for key in KEYS if getattr(config, key) != getattr(base, key) or key in DRAWN_BY_CARD]
     named = {key: getattr(config, key) for key in differing}
     if named.get("init_from") == "resume":
-        del named["init_from"]  # the run is made anew
+        del named["init_from"]  # the run starts again
     return named
 
 
@@ -244,7 +283,7 @@ def _unknown(case: Case) -> Iterator[str]:
     if case.card is None:
         yield "the card (--gpu)"
     if not case.run.steps_told:
-        yield "the steps (no line of the log tells its own)"
+        yield "the steps (no line of the log says its own)"
     if case.data.train_tokens is None:
         yield "the size of the data (--data or --train_tokens)"
 
@@ -253,7 +292,7 @@ def _evidence(case: Case) -> Iterator[str]:
     """What the run shows, one sentence each."""
     losses = [step.loss for step in case.steps]
     if losses and all(map(math.isfinite, losses)):
-        yield f"all {len(losses):,} logged losses are finite: {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
+        yield f"all {len(losses):,} logged losses are finite: first {losses[0]:.4f}, last {losses[-1]:.4f}"
     evaluated = vals(case)
     if len(evaluated) > 1:
         best, loss = min(evaluated, key=lambda pair: pair[1])
@@ -266,7 +305,7 @@ def _evidence(case: Case) -> Iterator[str]:
     moving = trend(case)
     if moving and moving.gain > 0:
         yield (
-            f"it falls by {moving.gain:.3f} ± {moving.error:.3f} nats per doubling of tokens over the last "
+            f"val falls by {moving.gain:.3f} ± {moving.error:.3f} nats per doubling of tokens over the last "
             f"{len(moving.evaluations)} evaluations"
         )
     times = [step.seconds for step in case.steps[3:] if step.seconds]
@@ -279,7 +318,7 @@ def _evidence(case: Case) -> Iterator[str]:
 
 
 def new_findings(case: Case, already: Collection[str]) -> list[Finding]:
-    """Findings above information, and not mere guesses, of rules that are not among `already` told."""
+    """Findings above information that are more than guesses, of rules that are not in `already`."""
     found = [finding for rule in RULES if rule_name(rule) not in already for finding in rule(case)]
     found += [finding for rule in RULES_ACROSS if rule_name(rule) not in already for finding in rule(case, ())]
     return [f for f in first_things_first(found) if f.severity != "info" and f.sure != "low"]
@@ -288,7 +327,7 @@ def new_findings(case: Case, already: Collection[str]) -> list[Finding]:
 def watch(
     records: Sequence[Record], config: RunConfig, card: Card | None, data: DataSizes, already: Collection[str] = ()
 ) -> list[Finding]:
-    """What a run that trains shows for the first time; told before are the findings in `records`, and `already`.
+    """What a run in training shows for the first time; not again what is in `records` or `already`.
 
     `records` are all so far.
     """

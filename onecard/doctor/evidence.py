@@ -1,4 +1,4 @@
-"""What a rule may lean on: settings that are known, losses in order, and the words that prove them."""
+"""What a rule may use: settings that are known, losses in order, and the lines that prove them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from onecard.doctor.case import Case
 from onecard.findings import Finding
 from onecard.plan.counts import count_params
 from onecard.plan.loss import SMALLEST_VOCABULARY, dataset_of
-from onecard.runs.logged import Line, Message
+from onecard.runs.logged import Line, LogFormat, Message
 from onecard.runs.records import Eval, Start, Step
 
-NANOGPT_LIKE = ("nanogpt", "onecard", "minimal", "messages")  # what they leave unsaid has nanoGPT's default
-ASSUMED_NOISE = 0.024  # of one evaluation of nanoGPT's 200 batches, where nothing tells: the most seen in real runs
+# keys that they do not state have nanoGPT's defaults
+NANOGPT_LIKE: tuple[LogFormat, ...] = ("nanogpt", "onecard", "minimal", "messages")
+ASSUMED_NOISE = 0.024  # of one evaluation of nanoGPT's 200 batches, where it cannot be measured: the most in real runs
 ROUNDING = 0.01  # "40.56M" of a printed count
-LARGEST_LOSS = 1e9  # in nats; a larger one is no loss, and its square no number
+LARGEST_LOSS = 1e9  # in nats; a larger one is not a loss, and its square may overflow
 
 
 def above(value: float, limit: float) -> bool:
@@ -28,29 +29,29 @@ def above(value: float, limit: float) -> bool:
 
 
 def only_told(finding: Finding, because: str) -> Finding:
-    """The finding as information, which prescribes nothing; its reason says why it is no more here."""
-    return replace(finding, severity="info", why=f"{finding.why}; only told, because {because}", patch={})
+    """The finding as information, without a patch; its reason says why it is only information here."""
+    return replace(finding, severity="info", why=f"{finding.why}; only a note, because {because}", patch={})
 
 
 def unless_fine_tuning(finding: Finding, config: RunConfig) -> Finding:
-    """The finding, which is about training from scratch; of a run that starts from trained weights it is only told."""
+    """The finding, which is about training from scratch; for a run that starts from trained weights, only a note."""
     if not config.starts_pretrained:
         return finding
     return replace(
         only_told(finding, f"the run starts from trained weights ({config.init_from})"),
-        fix=f"none needed for fine-tuning; from scratch {finding.fix}",
+        fix=f"not needed for fine-tuning; from scratch: {finding.fix}",
     )
 
 
 def unless_shape_is_given(finding: Finding, config: RunConfig) -> Finding:
-    """The finding, which proposes a shape; of a run that starts from trained weights, which have theirs, only told."""
+    """The finding, which proposes a shape; only a note for a run that starts from trained weights: they have one."""
     if not config.starts_pretrained:
         return finding
     return only_told(finding, f"the shape is that of the weights it starts from ({config.init_from})")
 
 
 def known(case: Case, *keys: str) -> RunConfig | None:
-    """The config, if the value of each of `keys` is known: said somewhere, or a default of a trainer that has it."""
+    """The config, if the value of each of `keys` is known: stated somewhere, or a default of nanoGPT's that holds."""
     resolved = case.resolved
     if resolved is None or any(key in case.run.unresolved for key in keys):
         return None
@@ -111,7 +112,7 @@ def shown(record: Step | Eval) -> str:
 
 
 def place(case: Case, record: Step | Eval) -> str:
-    """`step 1,200`; where nothing tells the steps, how many losses the log had until then: `logged loss 12`."""
+    """`step 1,200`; where the log does not say its steps, how many losses it had until then: `logged loss 12`."""
     return f"{'step' if case.run.steps_told else 'logged loss'} {record.step:,}"
 
 
@@ -152,7 +153,7 @@ def pairs(case: Case) -> list[tuple[Eval, float, float]]:
 
 def lost_at(case: Case) -> Step | Eval | None:
     """The first of the training losses or evaluations without a finite loss that the run ended with; None if its
-    training losses are finite to the end. What an evaluation says of weights that are lost does not count."""
+    training losses are finite to the end. Evaluations of weights that are lost do not count."""
     last_finite = max((step.step for step in case.steps if finite(step)), default=-1)
     evaluated = max((e.step for e in case.evals if finite(e)), default=-1)
     found: list[Step | Eval] = [step for step in case.steps if step.step > last_finite]
@@ -166,7 +167,7 @@ def finite(record: Step | Eval) -> bool:
 
 
 def no_number(record: Step | Eval) -> str:
-    """What a loss that is no number is instead."""
+    """What a loss that is not a finite number is: "nan" or "infinite"."""
     return "nan" if any(map(math.isnan, _losses(record))) else "infinite"
 
 
@@ -176,18 +177,18 @@ def _losses(record: Step | Eval) -> list[float]:
 
 
 def loss_of(record: Step | Eval) -> float:
-    """The loss that a record is about: of an evaluation that on validation data, if it has one."""
+    """The loss of a record; for an evaluation the one on validation data, if it has one."""
     return next(iter(_losses(record)), math.nan)
 
 
 def noise(case: Case) -> float:
-    """Standard deviation of one validation loss from the next; where it cannot be told, the most seen in real runs."""
+    """Standard deviation of one validation loss from the next; where it cannot be measured, the most in real runs."""
     measured = case.facts.evaluation_noise
     return measured if measured is not None and math.isfinite(measured) and measured > 0 else ASSUMED_NOISE
 
 
 def vocabulary(case: Case) -> int | None:
-    """Tokens the model knows, if anything says so: the log, the config, or data whose tokenizer is GPT-2's."""
+    """The vocabulary size, if anything says it: the log, the config, or data whose tokenizer is GPT-2's."""
     resolved = case.resolved
     if resolved is None:
         return None
@@ -203,7 +204,7 @@ def vocabulary(case: Case) -> int | None:
 
 
 def of_words(case: Case) -> bool:
-    """Whether tokens are words' parts, of which the scaling law speaks."""
+    """Whether the tokens are BPE tokens, as far as known: the scaling law was fitted on those."""
     size = vocabulary(case)
     return size is not None and size >= SMALLEST_VOCABULARY
 
@@ -217,12 +218,26 @@ def from_scratch(case: Case) -> bool:
 
 
 def planned_steps(case: Case) -> int | None:
-    """Updates the run was to make."""
+    """Updates the run was meant to make; None where nothing says how many."""
     config = known(case, "max_iters")
     if config:
         return config.max_iters
     last, to_go = case.facts.last_step, case.facts.steps_to_go
     return last + to_go if last is not None and to_go is not None else None
+
+
+def planned_tokens(case: Case) -> int | None:
+    """Tokens of the whole run: as planned, or as read where that is more; None where neither is known."""
+    steps, step_tokens, read = planned_steps(case), case.facts.tokens_per_step, case.facts.tokens
+    planned = steps * step_tokens if steps and step_tokens else None
+    return max(filter(None, (planned, read)), default=None)
+
+
+def per_parameter(params: int, *, tokens: int, planned: int, unit: str = "tokens per parameter") -> str:
+    """`256 tokens per parameter`; for an unfinished run `186 tokens per parameter so far, 256 planned`."""
+    ratios = (tokens / params, planned / params)
+    so_far, whole = (f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}" for ratio in ratios)
+    return f"{so_far} {unit}" + ("" if tokens >= planned else f" so far, {whole} planned")
 
 
 def epochs(case: Case, tokens: int | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Derived truth of a run: what follows from its records, its config and its card, and None where nothing does."""
+"""What follows from a run's records, its config and its card; None where nothing does."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def make_case(
     config: Resolved | None,
     card: Card | None,
     data: DataSizes,
-    other_bytes: int = 0,
+    other_bytes: int | None = None,
     next_folder: str | None = None,
 ) -> Case:
     """Everything a rule may look at. What the log states wins over the config file, which wins over defaults.
 
-    `other_bytes` of the card are held by other programs; `next_folder` is free for the next run, for whoever can see.
+    `other_bytes` of the card are held by other programs, None where nobody said; `next_folder` is free for a new run.
     """
     resolved = config_under_log(config, run) if config else config_in_log(run)
     card = card or card_in_log(run)
@@ -70,12 +70,12 @@ def _without_card(run: LoggedRun, resolved: Resolved | None) -> str | None:
 
 
 def _data_sizes(run: LoggedRun, *, said: DataSizes) -> DataSizes:
-    """The sizes that were said, else those that a run of ours recorded when it last began."""
+    """The sizes that were stated, else those that a run of ours recorded when it last began."""
     train, val = said.train_tokens, said.val_tokens
     for start in reversed([record for record in run.records if isinstance(record, Start)]):
         train = start.train_tokens if train is None else train
         val = start.val_tokens if val is None else val
-    return DataSizes(train_tokens=train, val_tokens=val)
+    return DataSizes(train_tokens=train, val_tokens=val, source=said.source)
 
 
 def _tokens_per_step(run: LoggedRun, resolved: Resolved | None) -> int | None:

@@ -1,4 +1,4 @@
-"""What a run finds out about itself while it trains; explained like the doctor's rules, which look on from outside."""
+"""What a run finds out about itself while it trains, explained like the doctor's rules."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from onecard.findings import Finding
 
 
 def no_cuda_graph(why: str) -> Finding:
-    """Micro-batches that are launched kernel by kernel.
+    """Micro-batches without a CUDA graph.
 
     What it sees: a compiled run on a card that could not record a micro-batch as a CUDA graph.
 
     Why it matters: Python then launches every kernel; with small micro-batches the card waits for it. With graphs, and
     some smaller changes, a 30M model became 2.5 times as fast on an H200.
 
-    What to do: nothing is lost and nothing need be done; a larger micro-batch hides the launches. If it says so in
-    every run of yours, report it.
+    What to do: nothing is lost, and there is nothing you must do; a larger micro-batch hides the launches. If you see
+    it in every run, report it.
 
-    When it is wrong: when the failure passed by itself; the next start tries again.
+    When it is wrong: when the failure was temporary; the next start tries again.
     """
     return Finding(
         rule="no-cuda-graph",
         severity="info",
         sure="high",
-        what="micro-batches are not recorded as a CUDA graph: the run goes on without, slower where the host is slow",
+        what="micro-batches are not recorded as a CUDA graph: the run goes on, slower where the host is slow",
         why=why,
-        fix="none needed",
+        fix="nothing to do",
     )
 
 
@@ -40,7 +40,7 @@ def evaluation_above_training(
     workspace.
 
     Why it matters: a run that has trained for hours can still die in an evaluation. The default evaluation batch is
-    planned so that this cannot be.
+    planned so that this cannot happen.
 
     What to do: a smaller eval_batch_size; as many tokens are evaluated, in more batches.
 
@@ -58,22 +58,22 @@ def evaluation_above_training(
 
 
 def doctor_failed(mistake: str, traceback: Sequence[str]) -> Finding:
-    """A doctor that stumbled over its own rules.
+    """An error in the doctor's own code.
 
-    What it sees: an error in the code of the doctor that looks on while a run trains.
+    What it sees: an error in the code of the doctor that watches a run while it trains.
 
-    Why it matters: the training goes on unharmed, but what else is wrong with it may go untold.
+    Why it matters: the training goes on unharmed, but what else is wrong with it may not be reported.
 
-    What to do: report it with the traceback, which is in the run's records.jsonl; `onecard doctor RUN` may tell more.
+    What to do: report it with the traceback, which is in the run's records.jsonl; `onecard doctor RUN` may say more.
 
-    When it is wrong: never; it is told once a run.
+    When it is wrong: never; it is reported once per run.
     """
     return Finding(
         rule="doctor-failed",
         severity="warn",
         sure="high",
         what=f"the live doctor failed: {mistake}; the training goes on",
-        why="this is a bug in onecard, not a mistake of yours; what else is wrong with the run may go untold",
+        why="this is a bug in onecard, not your mistake; what else is wrong with the run may not be reported",
         fix="please report the traceback, which is in records.jsonl, with the run's config.json",
         seen=tuple(traceback),
     )

@@ -1,10 +1,10 @@
-"""Where a run that still goes will end: final loss and finishing time, as ranges.
+"""Where an unfinished run will end: final loss and finishing time, as ranges.
 
-The scaling law gives the slope, the run's own last three evaluations the height: L(D) = law(N, D) + offset. Those of
-the beginning do not count, which lie far above the law. The less of a run is seen, the further the height still moves:
-the range widens, and what the plan of the same config says weighs more; before three evaluations count, the plan speaks
-alone. How often the range held the final loss of real runs cut short stands in docs/explain/logs.md. Nats of different
-tokenizers do not compare.
+The scaling law gives the slope, the run's own last three evaluations the height: L(D) = law(N, D) + offset. The first
+evaluations lie far above the law and do not count. The less of a run is seen, the more the height still moves: the
+range widens, and the plan of the same config weighs more. Before three evaluations count, the plan alone is used. How
+often the range held the final loss of real runs that were cut short is in docs/explain/logs.md. Nats of different
+tokenizers cannot be compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEADY = 0.02  # a step time nobody disturbs still varies by this share
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What is to come; None for what cannot be told."""
+    """What is to come; None for what cannot be predicted."""
 
     steps_to_go: int
     final_loss: Range | None  # in nats per token
@@ -42,18 +42,18 @@ class Forecast:
 
 
 def predict_end(case: Case) -> Forecast | None:
-    """The end of a run that has not reached it; None where there is no end to reach, or nobody knows it."""
+    """The end of a run that has not reached it; None where the run is finished, or nothing says how long it is."""
     last, planned = case.facts.last_step, planned_steps(case)
     if last is None or planned is None or not 0 < last < planned:
         return None
-    loss, basis = _final_loss(case, planned)
+    loss, basis = final_loss(case, planned)
     return Forecast(
         steps_to_go=planned - last, final_loss=loss, seconds_to_go=_seconds_to_go(case, planned - last), basis=basis
     )
 
 
 def loss_at(case: Case, step: int) -> float | None:
-    """The likely validation loss at a later step; None where the law says nothing about this run."""
+    """The likely validation loss at a later step; None where the scaling law does not cover this run."""
     params, step_tokens = case.facts.params_total, case.facts.tokens_per_step
     last = _settled(case)[-LAST_EVALUATIONS:]
     if not of_words(case) or params is None or step_tokens is None or len(last) < LAST_EVALUATIONS:
@@ -70,8 +70,8 @@ def _settled(case: Case) -> list[tuple[Eval, float]]:
     return [pair for pair in vals(case) if pair[0].step >= max(1, beginning, 2 * warmup)]
 
 
-def _final_loss(case: Case, planned: int) -> tuple[Range | None, str]:
-    """The loss at the end, and what that rests on; or why there is none."""
+def final_loss(case: Case, planned: int) -> tuple[Range | None, str]:
+    """The validation loss after `planned` updates, and what the prediction is based on; or why there is none."""
     seen, told = _by_evaluations(case, planned), _by_plan(case)
     if seen is None:
         if told is None:
@@ -79,7 +79,7 @@ def _final_loss(case: Case, planned: int) -> tuple[Range | None, str]:
         return told, f"the plan's scaling law, until {LAST_EVALUATIONS} evaluations after the beginning are there"
     basis = "scaling law through the last three evaluations"
     if told is None or not (told.low <= seen.high and seen.low <= told.high):
-        return seen, basis  # the run itself is the better witness
+        return seen, basis  # the run itself is the better evidence
     return _together(seen, told), f"{basis}, and the plan of this config"
 
 
@@ -95,7 +95,7 @@ def _by_evaluations(case: Case, planned: int) -> Range | None:
 
 
 def _by_plan(case: Case) -> Range | None:
-    """What the plan says of the config; None if that is not known, the law is stretched, or the run better."""
+    """What the plan says of the config; None if it is not known, the law does not hold, or the run is better."""
     config = known(case, *PLAN_KEYS)
     if config is None or not from_scratch(case) or not of_words(case):
         return None
@@ -119,12 +119,12 @@ def _missing(case: Case) -> str:
         return f"fewer than {LAST_EVALUATIONS} evaluations after the beginning"
     if case.facts.params_total is None or case.facts.tokens_per_step is None:
         return "the number of parameters or of tokens per update is not known"
-    return "the scaling law speaks of words' parts, and this vocabulary is another or not known"
+    return "the scaling law was fitted on BPE tokens, and this vocabulary is another or not known"
 
 
 def _seconds_to_go(case: Case, steps_to_go: int) -> Range | None:
-    """Updates like those so far, and their evaluations. The range is that of the middle half of the times of steps
-    without evaluation, and at least ±2 %."""
+    """Updates like those so far, and their evaluations. The range is that of the middle half of the step times without
+    evaluation, and at least ±2 %."""
     step_seconds = case.facts.seconds_per_step
     if not step_seconds:
         return None

@@ -26,6 +26,7 @@ from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.place import DESKTOP_BYTES, Place
 from onecard.plan.precision import settled
 from onecard.plan.proposal import Proposal
+from onecard.plan.repair import is_planned, make_whole, with_whole_patch
 from onecard.plan.sensitivity import Change, single_changes
 from onecard.plan.shape import shape_for_params
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
@@ -202,7 +203,7 @@ def make_plan(
     config = settled(resolved.config, card)
     available_bytes = place.available_bytes_for(config) if place else None
     desktop_bytes = place.beside_desktop_for(config) if place else None
-    room_bytes = available_bytes if desktop_bytes is None else desktop_bytes
+    room_bytes = place.room_bytes_for(config) if place else None
     ours: TrainerName = "nanogpt" if trainer == "nanogpt" else "onecard"  # whose run is fitted and proposed
     expandable = resolved.config.expandable_segments and resolved.origins["expandable_segments"] != "default"
     if (fit or budget) and available_bytes is None:
@@ -255,7 +256,10 @@ def make_plan(
         enough=enough,
         data=data,
         sensitivity=tuple(single_changes(config, card, trainer=trainer)) if sensitivity else None,
-        findings=tuple(_most_urgent_first([*intent_findings(resolved), *data_findings(config, data, ours)])),
+        findings=tuple(
+            _completed(finding, config, place, data, "onecard" if trainer == "onecard" else "nanogpt")
+            for finding in _most_urgent_first([*intent_findings(resolved), *data_findings(config, data, ours)])
+        ),
     )
     fixes = ranked_fixes(
         config,
@@ -438,6 +442,16 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
         f"{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
         "close other programs, or let --fit choose"
     )
+
+
+def _completed(
+    finding: Finding, config: RunConfig, place: Place | None, data: DataSizes, trainer: TrainerName
+) -> Finding:
+    """The finding with its patch made whole on the card, as the doctor does it; as it is where no card is known."""
+    if place is None or not is_planned(finding):
+        return finding
+    made = make_whole(config, finding.patch, place=place, trainer=trainer, train_tokens=data.train_tokens)
+    return with_whole_patch(finding, made) if made else finding
 
 
 def _most_urgent_first(findings: Iterable[Finding]) -> list[Finding]:

@@ -36,6 +36,11 @@ class Place:
             return None
         return replace(self, other_bytes=DESKTOP_BYTES).available_bytes_for(config)
 
+    def room_bytes_for(self, config: RunConfig) -> int:
+        """What a run is planned in: beside what others are known to hold, or beside a desktop."""
+        desktop = self.beside_desktop_for(config)
+        return self.available_bytes_for(config) if desktop is None else desktop
+
     def with_memory(self, *, vram_bytes: int | None, other_bytes: int | None) -> Place:
         """The same place with another size of card, or another share held by others; None keeps what is."""
         return replace(

@@ -1,17 +1,20 @@
-"""A diagnosis as a person reads it: what the run is, what is wrong, what to type."""
+"""A diagnosis as a person reads it: the verdict, what to type, what the run is, and the findings."""
 
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from onecard import units
+from onecard.doctor.case import Case
 from onecard.doctor.diagnose import Diagnosis
-from onecard.doctor.evidence import noise, place, planned_steps
+from onecard.doctor.evidence import NANOGPT_LIKE, epochs, noise, per_parameter, place, planned_steps, planned_tokens
 from onecard.doctor.explain import Explanation
+from onecard.doctor.needs import OPTIONS
 from onecard.findings import SEVERITIES, Finding, Severity
 from onecard.plan.ranges import Range
 
@@ -31,66 +34,136 @@ SINGULARS: dict[Severity, str] = {"fatal": "fatal", "error": "error", "warn": "w
 Line = tuple[str, str]  # a label and what it says
 
 
-def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console) -> None:
-    """One run after the other."""
+def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, *, details: bool = False) -> None:
+    """One run after the other, the verdict and what to type first; with `details` all of it."""
     for number, diagnosis in enumerate(diagnoses):
         if number:
             console.print()
-        print_diagnosis(diagnosis, console)
+        print_diagnosis(diagnosis, console, details=details)
+    if not details:
+        console.print()
+        _print_wrapped(MORE, console, style="dim")
 
 
-def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
-    """What the run is, the verdict, and each finding with its evidence."""
-    console.print(Text(title(diagnosis), style="bold"), soft_wrap=True)
-    for label, words in summary_lines(diagnosis):
+def print_diagnosis(diagnosis: Diagnosis, console: Console, *, details: bool = False) -> None:
+    """The verdict, the one command, what the run is, and each finding."""
+    _print_verdict(diagnosis, console)
+    _print_what_to_type(diagnosis, console)
+    summary = [*summary_lines(diagnosis, brief=not details)]
+    if details and diagnosis.unknown:
+        summary.append(("not known", unknown(diagnosis)))
+    if not diagnosis.healthy and diagnosis.unchecked:
+        summary.append(("unchecked", unchecked(diagnosis)))
+    if summary:
+        console.print()
+    for label, words in summary:
         _print_hanging(label, words, console)
-    if diagnosis.unknown:
-        _print_hanging("not said", unknown(diagnosis), console)
-    _print_hanging("verdict", verdict(diagnosis), console, style="bold")
-    if diagnosis.healthy:
+    if details and diagnosis.healthy:
         for sentence in diagnosis.evidence:
             _print_hanging("", f"- {sentence}", console)
     for finding in diagnosis.findings:
-        _print_finding(finding, console)
-    if diagnosis.prescription:
+        if details:
+            _print_finding(finding, console)
+        elif finding.severity != "info":
+            _print_folded(finding, console)
+    notes = [finding for finding in diagnosis.findings if finding.severity == "info"]
+    if notes and not details:
         console.print()
-        console.print(Text("all of it in one command", style="bold"))
-        console.print(Text(f"  {diagnosis.prescription.command}"), soft_wrap=True)
-        if expected := diagnosis.prescription.repair.expectation():
-            console.print(Text(f"  predicted: {expected}"), soft_wrap=True)
+        console.print(Text("notes", style=STYLES["info"]))
+        for finding in notes:
+            _print_note(finding, console)
+
+
+def _print_verdict(diagnosis: Diagnosis, console: Console) -> None:
+    """The first lines: what run it is, and what is wrong with it."""
+    _print_wrapped(f"{title(diagnosis)}, {verdict(diagnosis)}", console, style="bold")
+    if not diagnosis.healthy:
+        _print_wrapped(diagnosis.findings[0].what, console, indent=2, most=2)
+
+
+def _print_what_to_type(diagnosis: Diagnosis, console: Console) -> None:
+    """The one command for all that is wrong; where there is none, the most urgent fix."""
+    made = diagnosis.prescription
+    if made is None:
+        if not diagnosis.healthy:
+            _print_wrapped(f"fix: {diagnosis.findings[0].fix}", console, indent=2, most=3)
+        return
+    console.print(Text(f"{fixes(diagnosis)}:", style="bold"), soft_wrap=True)
+    console.print(Text(f"  {made.command}"), soft_wrap=True)
+    if expected := made.repair.expectation():
+        _print_wrapped(f"predicted: {expected}", console, indent=2)
+    if made.left_out:
+        _print_wrapped(f"not in it: {left_out(diagnosis)}", console, indent=2, most=2)
+
+
+def fixes(diagnosis: Diagnosis) -> str:
+    """`all of it in one command`, or that some of it is left; and where no checkpoint can be continued."""
+    made = diagnosis.prescription
+    fixed = "all that settings can fix" if made and made.left_out else "all of it"
+    new = " (a new run: a checkpoint cannot change its shape)" if made and made.repair.new_run else ""
+    return f"{fixed} in one command{new}"
+
+
+def left_out(diagnosis: Diagnosis) -> str:
+    """`val-set-tiny (no setting fixes it)`: findings that the command does not fix."""
+    made = diagnosis.prescription
+    return "; ".join(f"{rule} ({why})" for rule, why in made.left_out.items()) if made else ""
 
 
 def title(diagnosis: Diagnosis) -> str:
-    """`train.log: nanoGPT log, lines 1 to 182`"""
+    """`train.log: nanoGPT log`"""
     run = diagnosis.case.run
     return f"{run.source}: {FORMATS[run.format]}"
 
 
 def unknown(diagnosis: Diagnosis) -> str:
-    """`the card (--gpu): rules that need it are silent or less sure`"""
+    """`the card (--gpu): checks that need it could not look, or are less sure`"""
     *most, last = diagnosis.unknown
     them = f"{', '.join(most)} and {last}" if most else last
-    return f"{them}: rules that need {'them' if most else 'it'} are silent or less sure"
+    return f"{them}: checks that need {'them' if most else 'it'} could not look, or are less sure"
+
+
+def unchecked(diagnosis: Diagnosis) -> str:
+    """`24 checks need the config: --config FILE; 2 need the card: --gpu NAME`"""
+    counts = Counter(diagnosis.unchecked.values())
+    told: list[str] = []
+    for about, option in OPTIONS.items():
+        if number := counts[about]:
+            checks = (" check" if number == 1 else " checks") if not told else ""
+            need = "needs" if number == 1 else "need"
+            readable = about != "config" or diagnosis.case.run.format in NANOGPT_LIKE
+            told.append(
+                f"{number}{checks} {need} the {about}: {option}"
+                if readable
+                else f"{number}{checks} {need} settings that such a log does not have"
+            )
+    return "; ".join(told)
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """`1 error, 2 warnings, 5 notes`, or that the run is healthy."""
+    """`1 error, 2 warnings, 5 notes`; that nothing is wrong, and what could not be checked; or that it is healthy."""
     counts = [
         (severity, sum(finding.severity == severity for finding in diagnosis.findings)) for severity in SEVERITIES
     ]
     told = ", ".join(f"{n} {SINGULARS[s] if n == 1 else PLURALS[s]}" for s, n in counts if n)
+    notes = f" ({told})" if told else ""
     if not diagnosis.healthy:
         return told
     if diagnosis.evidence and not diagnosis.judged:
-        return "nothing to judge yet: all that is logged is of one step" + (f" ({told})" if told else "")
+        return f"nothing to judge yet: only one step is logged{notes}"
     if not diagnosis.evidence:
-        return "nothing found, and little to go by" + (f" ({told})" if told else "")
-    return "healthy: nothing above information" + (f" ({told})" if told else "")
+        return f"nothing found, but there is little to judge by{notes}"
+    if diagnosis.unchecked:
+        where = "run" if diagnosis.case.run.format == "onecard" else "log"
+        return f"nothing wrong in the {where}{notes}; {unchecked(diagnosis)}"
+    return f"healthy: every check could look, and nothing is wrong{notes}"
 
 
-def summary_lines(diagnosis: Diagnosis) -> Iterator[Line]:
-    """What is known about the run; every figure says what it is."""
+def summary_lines(diagnosis: Diagnosis, *, brief: bool = False) -> Iterator[Line]:
+    """What is known about the run; every figure says what it is. A brief one has the speed in one line."""
     facts, case = diagnosis.case.facts, diagnosis.case
+    if case.config_note or case.resolved:
+        yield "config", case.config_note or str(case.resolved.source if case.resolved else "")
     model = []
     if facts.params or facts.params_total:
         model.append(f"{units.count(facts.params or facts.params_total or 0)} parameters")
@@ -102,28 +175,30 @@ def summary_lines(diagnosis: Diagnosis) -> Iterator[Line]:
         yield "so far", _so_far(diagnosis)
     if facts.seconds_per_step or facts.tokens_per_second:
         measured = "measured on the CPU" if case.cardless == "cpu" else "measured"
-        yield "speed", ", ".join(_speed(diagnosis)) + f" ({measured})"
+        yield "speed", ", ".join(_speed(diagnosis, brief=brief)) + f" ({measured})"
     if facts.last_val and facts.last_val.val_loss is not None:
         yield "loss", _loss(diagnosis)
     elif case.steps:
         yield (
             "loss",
-            f"{case.steps[-1].loss:.4f} at {place(case, case.steps[-1])} (training; no evaluation is in the log)",
+            f"{case.steps[-1].loss:.4f} at {place(case, case.steps[-1])} (training; the log has no evaluation)",
         )
     if diagnosis.forecast:
         yield "forecast", _forecast(diagnosis)
+    if case.resolved or case.data.train_tokens or case.data.val_tokens:
+        yield "data", _data(case)
 
 
 def _so_far(diagnosis: Diagnosis) -> str:
     case, facts, planned = diagnosis.case, diagnosis.case.facts, planned_steps(diagnosis.case)
     if facts.last_step is None:
-        told = f"{len(case.steps):,} logged losses, {len(case.evals):,} evaluations; no line tells its step"
+        told = f"{len(case.steps):,} logged losses, {len(case.evals):,} evaluations; no line says its step"
     else:
         told = f"step {facts.last_step:,}" + (f" of {planned:,}" if planned else "")
     if facts.tokens is not None:
         told += f", {units.count(facts.tokens)} tokens"
-        size = facts.params_total or facts.params
-        told += f" ({facts.tokens / size:.3g} per parameter)" if size else ""
+        size, whole = facts.params_total or facts.params, planned_tokens(case) or facts.tokens
+        told += f" ({per_parameter(size, tokens=facts.tokens, planned=whole, unit='per parameter')})" if size else ""
     if facts.seconds is not None:
         told += f", {units.duration(facts.seconds)} of training"
     if diagnosis.case.end:
@@ -133,17 +208,37 @@ def _so_far(diagnosis: Diagnosis) -> str:
     return told
 
 
-def _speed(diagnosis: Diagnosis) -> Iterator[str]:
+def _data(case: Case) -> str:
+    """Tokens in each split, how often they are read, and where that is from; or what is assumed."""
+    data, told = case.data, []
+    if data.train_tokens is not None:
+        read = epochs(case, case.facts.tokens)
+        told.append(
+            f"{units.count(data.train_tokens)} training tokens" + (f" ({_epochs(read)} epochs read)" if read else "")
+        )
+    if data.val_tokens is not None:
+        told.append(f"{units.count(data.val_tokens)} validation tokens")
+    if told:
+        return ", ".join(told) + (f", in {data.source}" if data.source else "")
+    name = case.resolved.config.dataset if case.resolved else ""
+    return f"{name!r} is not here: size not known, taken to be read less than once (--data DIR)"
+
+
+def _epochs(read: float) -> str:
+    return f"{read:,.0f}" if read >= 10 else f"{read:.2g}"
+
+
+def _speed(diagnosis: Diagnosis, *, brief: bool) -> Iterator[str]:
     facts, card = diagnosis.case.facts, diagnosis.case.card
     if facts.tokens_per_second:
         yield f"{facts.tokens_per_second / 1000:,.1f}k tokens/s"
     if facts.seconds_per_step:
         yield f"{facts.seconds_per_step:.3g} s an update"
-    if facts.seconds_per_micro_batch:
+    if facts.seconds_per_micro_batch and not brief:
         yield f"{1000 * facts.seconds_per_micro_batch:,.0f} ms a micro-batch"
     if facts.mfu is not None and card:
         yield f"{facts.mfu:.0%} of {card.name}'s dense peak"
-    if facts.evaluation_share is not None:
+    if facts.evaluation_share is not None and not (brief and facts.evaluation_share < WORTH_SAYING):
         yield f"evaluation took {facts.evaluation_share:.1%} of the time"
 
 
@@ -159,7 +254,7 @@ def _loss(diagnosis: Diagnosis) -> str:
     if facts.evaluation_noise is not None:
         told += f"; one evaluation is good to ± {noise(diagnosis.case):.2g}"
     if facts.sampling_error is not None and facts.sampling_error != facts.evaluation_noise:
-        told += f" beside the next, and as a sample of the data to ± {facts.sampling_error:.2g}"
+        told += f" against the next, and to ± {facts.sampling_error:.2g} as a sample of the data"
     return told
 
 
@@ -181,6 +276,55 @@ def _range(quantity: Range) -> str:
 
 
 LABEL_WIDTH = 10
+WORTH_SAYING = 0.05  # of the time, spent on evaluation
+MORE = "more: add --details (the long text) or --html report.html (everything, with charts)"
+
+
+def _folded(words: str, room: int, most: int) -> list[str]:
+    """Lines of at most `room` columns; what does not fit into `most` lines is cut with an ellipsis."""
+    wrapped = textwrap.wrap(words, max(30, room), break_long_words=False, break_on_hyphens=False) or [""]
+    if len(wrapped) <= most:
+        return wrapped
+    last = wrapped[most - 1]
+    if len(last) + 2 > max(30, room):
+        last = last[: max(28, room - 2)].rpartition(" ")[0] or last[: max(28, room - 2)]
+    return [*wrapped[: most - 1], f"{last} …"]
+
+
+def _print_wrapped(words: str, console: Console, *, indent: int = 0, most: int = 99, style: str = "") -> None:
+    for line in _folded(words, console.width - indent - 1, most):
+        console.print(Text(f"{' ' * indent}{line}", style=style), soft_wrap=True)
+
+
+def _print_folded(finding: Finding, console: Console) -> None:
+    """A finding in a few lines: what, why, the fix without its prediction, and the first line of evidence."""
+    console.print()
+    guess = " (a guess)" if finding.sure == "low" else ""
+    room = console.width - 1
+    first, *rest = _folded(f"{finding.severity}{guess}: {finding.what}  [{finding.rule}]", room, 3)
+    console.print(
+        Text.assemble((finding.severity, STYLES[finding.severity]), first.removeprefix(finding.severity)),
+        soft_wrap=True,
+    )
+    for line in rest:
+        console.print(Text(f"  {line}"), soft_wrap=True)
+    parts = [("why", finding.why, 1), ("fix", finding.fix.partition("; predicted: ")[0], 2)]
+    if finding.seen:
+        more = f"  (+{len(finding.seen) - 1} more)" if len(finding.seen) > 1 else ""
+        (line,) = _folded(finding.seen[0], room - 8 - len(more), 1)
+        parts.append(("seen", f"{line}{more}", 1))
+    for label, words, most in parts:
+        style = "bold" if label == "fix" else "dim"
+        for number, line in enumerate(_folded(words, room - 8, most)):
+            head = f"  {label}: ".ljust(8) if number == 0 else " " * 8
+            console.print(Text.assemble((head, style), line), soft_wrap=True)
+
+
+def _print_note(finding: Finding, console: Console) -> None:
+    """A finding that is only information, in one line."""
+    rule = f"  [{finding.rule}]"
+    (line,) = _folded(finding.what, console.width - 3 - len(rule), 1)
+    console.print(Text.assemble(f"  {line}", (rule, "dim")), soft_wrap=True)
 
 
 def _print_hanging(label: str, words: str, console: Console, *, style: str = "") -> None:
@@ -201,7 +345,7 @@ def _print_finding(finding: Finding, console: Console) -> None:
     console.print(Text.assemble((finding.severity, STYLES[finding.severity]), ": ", "\n".join(words)), soft_wrap=True)
     _print_part("why", finding.why, console)
     _print_part("fix", finding.fix, console)
-    for line in finding.seen[: 2 if finding.severity == "info" else 4]:
+    for line in finding.seen:
         _print_part("seen", line, console)
     if finding.sure != "high":
         _print_part("sure", {"medium": "medium", "low": "low, a guess"}[finding.sure], console)

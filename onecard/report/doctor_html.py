@@ -8,7 +8,7 @@ from html import escape
 from onecard import __version__
 from onecard.doctor.diagnose import Diagnosis
 from onecard.findings import Finding
-from onecard.report.doctor import summary_lines, title, unknown, verdict
+from onecard.report.doctor import fixes, left_out, summary_lines, title, unchecked, unknown, verdict
 from onecard.report.doctor_chart import loss_chart, throughput_chart
 
 STYLE = """
@@ -67,7 +67,8 @@ def _section(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"<h1>{escape(title(diagnosis))}</h1>"
     yield f'<p class="verdict">{escape(verdict(diagnosis))}</p>'
     summary = list(summary_lines(diagnosis))
-    summary += [("not said", unknown(diagnosis))] if diagnosis.unknown else []
+    summary += [("not known", unknown(diagnosis))] if diagnosis.unknown else []
+    summary += [("unchecked", unchecked(diagnosis))] if diagnosis.unchecked else []
     rows = "".join(f"<dt>{escape(label)}</dt><dd>{escape(words)}</dd>" for label, words in summary)
     if rows:
         yield f"<dl>{rows}</dl>"
@@ -75,8 +76,10 @@ def _section(diagnosis: Diagnosis) -> Iterator[str]:
         yield "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in diagnosis.evidence) + "</ul>"
     if diagnosis.prescription:
         expected, command = diagnosis.prescription.repair.expectation(), diagnosis.prescription.command
-        yield f'<h2>All of it in one command</h2><pre class="command">{escape(command)}</pre>'
+        heading = escape(fixes(diagnosis)).capitalize()
+        yield f'<h2>{heading}</h2><pre class="command">{escape(command)}</pre>'
         yield f"<p>Predicted: {escape(expected)}</p>" if expected else ""
+        yield f"<p>Not in it: {escape(left_out(diagnosis))}</p>" if diagnosis.prescription.left_out else ""
     serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
     notes = [finding for finding in diagnosis.findings if finding.severity == "info"]
     if serious:

@@ -31,10 +31,13 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def _run(diagnosis: Diagnosis) -> dict[str, Any]:
-    run = diagnosis.case.run
+    case, run = diagnosis.case, diagnosis.case.run
     made = {
         "source": run.source,
         "format": run.format,
+        "config": case.resolved.source if case.resolved else None,
+        "config_note": case.config_note,
+        "unchecked": list(diagnosis.unchecked),
         "summary": _summary(diagnosis),
         "findings": [finding.as_json() for finding in diagnosis.findings],
     }
@@ -45,6 +48,7 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
         made["prescription"] = {
             "patch": dict(repair.patch),
             "command": diagnosis.prescription.command,
+            "left_out": dict(diagnosis.prescription.left_out),
             "new_run": repair.new_run,
             "fits": repair.fits,
             "process_bytes": repair.process_bytes,
@@ -54,16 +58,28 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
     return made
 
 
+def _healthy(diagnosis: Diagnosis) -> bool | None:
+    """Whether nothing is wrong; None where that cannot be said, because there is little to judge or rules could not
+    look."""
+    if not diagnosis.healthy:
+        return False
+    return True if diagnosis.judged and not diagnosis.unchecked else None
+
+
 def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
     """Every fact by its name; evaluations as their step and losses. Seconds and tokens are base units."""
     case, facts = diagnosis.case, diagnosis.case.facts
     summary: dict[str, Any] = {
-        "healthy": None if diagnosis.healthy and not diagnosis.judged else diagnosis.healthy,
+        "healthy": _healthy(diagnosis),
         "evidence": list(diagnosis.evidence),
         "not_said": list(diagnosis.unknown),
         "config": case.resolved.source if case.resolved else None,
+        "unchecked": dict(diagnosis.unchecked),
+        "train_tokens": case.data.train_tokens,
+        "val_tokens": case.data.val_tokens,
+        "data_source": case.data.source,
         "card": case.card.name if case.card else None,
-        "other_bytes": case.other_bytes,
+        "other_bytes": case.other_bytes or 0,
         "max_iters": planned_steps(case),
         "ended": case.end.reason if case.end else None,
         "logged_steps": len(case.steps),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from onecard.doctor.diagnose import Diagnosis
 from onecard.findings import Finding
-from onecard.report.doctor import summary_lines, title, unknown, verdict
+from onecard.report.doctor import fixes, left_out, summary_lines, title, unchecked, unknown, verdict
 
 
 def diagnoses_markdown(diagnoses: Sequence[Diagnosis]) -> str:
@@ -18,7 +18,8 @@ def diagnoses_markdown(diagnoses: Sequence[Diagnosis]) -> str:
 def _section(diagnosis: Diagnosis) -> Iterator[str]:
     yield from (f"## {_plain(title(diagnosis))}", "", f"**{verdict(diagnosis)}**")
     summary = list(summary_lines(diagnosis))
-    summary += [("not said", unknown(diagnosis))] if diagnosis.unknown else []
+    summary += [("not known", unknown(diagnosis))] if diagnosis.unknown else []
+    summary += [("unchecked", unchecked(diagnosis))] if diagnosis.unchecked else []
     if summary:
         yield from ("", "| | |", "|---|---|", *(f"| {label} | {_plain(words)} |" for label, words in summary))
     if diagnosis.healthy and diagnosis.evidence:
@@ -26,9 +27,11 @@ def _section(diagnosis: Diagnosis) -> Iterator[str]:
     for finding in diagnosis.findings:
         yield from _finding(finding)
     if diagnosis.prescription:
-        yield from ("", "### all of it in one command", "", *_fenced("sh", [diagnosis.prescription.command]))
+        yield from ("", f"### {fixes(diagnosis)}", "", *_fenced("sh", [diagnosis.prescription.command]))
         if expected := diagnosis.prescription.repair.expectation():
             yield from ("", f"predicted: {_plain(expected)}")
+        if diagnosis.prescription.left_out:
+            yield from ("", f"not in it: {_plain(left_out(diagnosis))}")
 
 
 def _finding(finding: Finding) -> Iterator[str]:

@@ -66,7 +66,8 @@ def test_40m_or_125m(onecard: Command) -> None:
     assert (
         finding["what"] == "the comment and run name say ~125M; this config is 40.56M (n_embd=384; 768 gives 123.59M)"
     )
-    assert finding["patch"] == {"n_embd": 768}
+    assert finding["patch"]["n_embd"] == 768
+    assert finding["patch"]["batch_size"] == 8, "which fits the card"
 
 
 def test_the_40m_runs_speed_mfu_and_loss_are_foretold(onecard: Command) -> None:

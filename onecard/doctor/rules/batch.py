@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onecard import units
+from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import NANOGPT_LIKE, known, printed, said, unless_fine_tuning, vocabulary
+from onecard.doctor.needs import PARAMETERS, TOKENS_PER_UPDATE, needs, needs_settings
 from onecard.doctor.rules.shape import params_mismatch
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -18,21 +20,21 @@ LARGE_TOKENS = 2 * 2**20
 LARGE_BATCH_PARAMS = 350e6
 
 
-def batch_arithmetic(case: Case) -> Iterator[Finding]:
-    """Tokens per update that are not what the settings multiply to.
+@needs_settings("batch_size", "block_size", "gradient_accumulation_steps")
+def batch_arithmetic(case: Case, config: RunConfig) -> Iterator[Finding]:
+    """Tokens per update that the settings do not make.
 
     What it sees: batch_size x block_size x gradient_accumulation_steps (x cards) against the tokens per iteration that
     the log prints.
 
-    Why it matters: the batch is then not the one that was meant, and every figure per token is off by the ratio.
+    Why it matters: the batch is not the one that was meant, and every figure per token is off by the ratio.
 
-    What to do: find which factor the run really had; the printed number is what it did.
+    What to do: find which factor the run really had; the printed number is what ran.
 
     When it is wrong: when the config named here is not the one the log was made with.
     """
-    config = known(case, "batch_size", "block_size", "gradient_accumulation_steps")
     stated = case.run.printed_tokens_per_step
-    if config is None or stated is None:
+    if stated is None:
         return
     world = case.run.world_size or 1
     if stated in (config.tokens_per_step, config.tokens_per_step * world):
@@ -53,7 +55,8 @@ def batch_arithmetic(case: Case) -> Iterator[Finding]:
     )
 
 
-def accumulation_for_target(case: Case) -> Iterator[Finding]:
+@needs_settings("batch_size", "block_size", "gradient_accumulation_steps")
+def accumulation_for_target(case: Case, config: RunConfig) -> Iterator[Finding]:
     """The gradient accumulation that makes an update of half a million tokens.
 
     What it sees: batch_size, block_size and the number of cards; where another finding changes the micro-batch, the
@@ -66,20 +69,19 @@ def accumulation_for_target(case: Case) -> Iterator[Finding]:
     What to do: set gradient_accumulation_steps when you change batch_size; the number of updates for the same tokens
     stays the same.
 
-    When it is wrong: when another batch is meant. Silent about models of letters or bytes, which are small.
+    When it is wrong: when another batch is meant. Character and byte models, which are small, are not checked.
     """
-    config = known(case, "batch_size", "block_size", "gradient_accumulation_steps")
-    if config is None or (vocabulary(case) or SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
+    if (vocabulary(case) or SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
         return
     batch_size, because = config.batch_size, ""
     for finding in params_mismatch(case):
         changed = finding.patch.get("batch_size")
         if isinstance(changed, int) and changed != batch_size:
-            batch_size, because = changed, f" with the batch_size={changed} that fits the shape that was meant"
+            batch_size, because = changed, f" with the batch_size={changed} that fits the larger shape"
     accumulation = _accumulation(case, batch_size * config.block_size)
     cards = _cards_that_multiply(case)
     reached = accumulation * batch_size * config.block_size * cards
-    exactly = f"exactly {reached:,}" if reached == TARGET_TOKENS else f"nearly: {reached:,}"
+    exactly = f"exactly {reached:,}" if reached == TARGET_TOKENS else f"about that: {reached:,}"
     now = config.tokens_per_step * cards
     patch: dict[str, object] = {}
     if batch_size != config.batch_size:
@@ -96,7 +98,7 @@ def accumulation_for_target(case: Case) -> Iterator[Finding]:
         why=f"GPT-3's small models used {TARGET_TOKENS:,}; it is a convention, not a law (arXiv 2507.07101)",
         fix=f"--gradient_accumulation_steps={accumulation}{because} makes it {exactly}"
         if patch
-        else f"none: gradient_accumulation_steps={config.gradient_accumulation_steps} makes it {exactly}",
+        else f"nothing to do: gradient_accumulation_steps={config.gradient_accumulation_steps} makes it {exactly}",
         seen=said(case, "batch_size", "gradient_accumulation_steps", "block_size"),
         patch=patch,
     )
@@ -114,7 +116,8 @@ def _accumulation(case: Case, micro_batch_tokens: int) -> int:
     return on_each * cards // _cards_that_multiply(case)
 
 
-def small_batch_betas(case: Case) -> Iterator[Finding]:
+@needs_settings("beta2")
+def small_batch_betas(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A small batch with a second moment that forgets too fast.
 
     What it sees: fewer than 131,072 tokens per update and beta2 of 0.95 or less.
@@ -122,14 +125,14 @@ def small_batch_betas(case: Case) -> Iterator[Finding]:
     Why it matters: AdamW's second moment averages over about 1 / (1 - beta2) updates. With small batches that is few
     tokens, and the step size becomes noisy (arXiv 2507.07101).
 
-    What to do: keep the half-life in tokens: beta2 ^ (tokens per update / 524,288), of 0.95 that is 0.9968 at 32,768;
+    What to do: keep the half-life in tokens: beta2 ^ (tokens per update / 524,288), so 0.95 becomes 0.9968 at 32,768;
     or raise gradient_accumulation_steps.
 
-    When it is wrong: where the measured loss says otherwise, and in a test of a few updates. Fine-tuning, short and at
-    a low rate, is only told.
+    When it is wrong: where the measured loss says otherwise, and in a test of a few updates. For fine-tuning, short and
+    at a low rate, it is only a note.
     """
-    config, step_tokens = known(case, "beta2"), case.facts.tokens_per_step
-    if config is None or step_tokens is None or step_tokens >= SMALL_TOKENS or config.beta2 > 0.95:
+    step_tokens = case.facts.tokens_per_step
+    if step_tokens is None or step_tokens >= SMALL_TOKENS or config.beta2 > 0.95:
         return
     if config.optimizer not in ("adamw", "adamw8bit"):
         return
@@ -151,15 +154,17 @@ def small_batch_betas(case: Case) -> Iterator[Finding]:
     yield unless_fine_tuning(finding, config)
 
 
+@needs(TOKENS_PER_UPDATE, PARAMETERS)
 def batch_too_large(case: Case) -> Iterator[Finding]:
     """A batch beyond what a model of this size can use.
 
     What it sees: more than 2,097,152 tokens per update with fewer than 350M parameters.
 
-    Why it matters: beyond the critical batch a larger one buys no better step, only fewer of them for the same tokens
-    (arXiv 2410.21676, 2505.23971).
+    Why it matters: beyond the critical batch a larger one does not make a step better; there are only fewer steps for
+    the same tokens (arXiv 2410.21676, 2505.23971).
 
-    What to do: lower gradient_accumulation_steps; the speed in tokens per second stays.
+    What to do: lower gradient_accumulation_steps; tokens per second stay the same. The same max_iters then read fewer
+    tokens: raise it for as many.
 
     When it is wrong: late in a long run, where the critical batch has grown.
     """
@@ -174,9 +179,8 @@ def batch_too_large(case: Case) -> Iterator[Finding]:
         sure="medium",
         what=f"{step_tokens:,} tokens per update for {units.count(params)} parameters",
         why="beyond about 2M tokens a model of this size gains little from a larger batch (arXiv 2410.21676)",
-        fix=f"--gradient_accumulation_steps={accumulation}, and as many updates more"
-        if accumulation
-        else f"about {TARGET_TOKENS:,} tokens per update, and as many updates more",
+        fix=(f"--gradient_accumulation_steps={accumulation}" if accumulation else f"about {TARGET_TOKENS:,} per update")
+        + f"; raise max_iters {step_tokens / TARGET_TOKENS:.1f} times to read as many tokens",
         seen=(*printed(case, "printed_tokens_per_step"), *printed(case, "printed_params"))
         or (f"{step_tokens:,} tokens per update",),
         patch={"gradient_accumulation_steps": accumulation} if accumulation else {},

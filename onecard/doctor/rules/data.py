@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean, median
 
 from onecard import units
+from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import (
     above,
@@ -22,8 +23,11 @@ from onecard.doctor.evidence import (
     shown,
     unless_fine_tuning,
 )
+from onecard.doctor.needs import TOKENS, TRAINING_DATA, VALIDATION_DATA, needs, needs_settings
+from onecard.doctor.repair import trainer_of
 from onecard.findings import Finding
-from onecard.plan.evaluation import eval_tokens
+from onecard.plan import data as plan_data
+from onecard.plan.data import EPOCHS_BEYOND, FAR_TOO_MANY_EPOCHS, MANY_EPOCHS, WANTED_VAL_TOKENS, tokens_per_evaluation
 from onecard.plan.loss import dataset_of
 from onecard.runs.records import Eval
 
@@ -31,20 +35,17 @@ PAST_MINIMUM = 3  # evaluations
 SMALLEST_RISE = 0.1  # nats of val - train
 WIDE_GAP, FEW_EVALS_GAP = 1.0, 0.5
 FEW_EVALS = 5
-MANY_EPOCHS, FAR_TOO_MANY_EPOCHS = 4, 16
-EPOCHS_BEYOND = 0.005  # that do not count: updates are whole, and the last may go a little beyond
 BOTH_IN_EVAL_MODE = ("nanogpt", "onecard", "minimal")
-WANTED_VAL_TOKENS = 1_000_000
 
 
 def overfitting(case: Case) -> Iterator[Finding]:
-    """A model that learns its training data by heart.
+    """A model that memorises its training data.
 
-    What it sees: the validation loss is past its minimum for at least three evaluations and val - train has risen by
-    more than 0.1 nats and four times the noise; or val - train exceeds 1.0; or, with few evaluations, exceeds 0.5 with
-    the validation loss above an earlier one.
+    What it sees: the validation loss has been past its minimum for at least three evaluations, and val - train has
+    risen by more than 0.1 nats and four times the noise; or val - train exceeds 1.0; or, with few evaluations, exceeds
+    0.5 with the validation loss above an earlier one.
 
-    Why it matters: from the minimum on, training makes the model worse on everything but its own data.
+    Why it matters: after the minimum, training makes the model worse on everything but its own data.
 
     What to do: keep the checkpoint of the minimum; more data, a smaller model, or dropout of 0.1 to 0.2.
 
@@ -78,7 +79,7 @@ def overfitting(case: Case) -> Iterator[Finding]:
         else f"val lies {val - train:.2f} above train at {place(case, last)}",
         why=f"since then the gap has grown by {rise:.2f}, and val has not come back in {past} evaluations"
         if turned
-        else f"a gap of {val - train:.2f} nats: the training data is learnt by heart",
+        else f"a gap of {val - train:.2f} nats: the model has memorised its training data",
         fix=f"keep the checkpoint of {place(case, best)}; more data, a smaller model, or dropout 0.1 to 0.2",
         seen=tuple(dict.fromkeys(shown(e) for e in (best, found[(lowest + len(found) - 1) // 2][0], last))),
         patch=patch,
@@ -90,10 +91,11 @@ def val_below_train(case: Case) -> Iterator[Finding]:
 
     What it sees: over the last half of the evaluations, val - train is below zero by more than twice its standard
     error, where both splits are evaluated the same way (nanoGPT and onecard: model.eval(), no dropout). nanoGPT reads
-    other batches in each evaluation, and many are worth more than one; onecard reads the same windows, and are not.
+    new batches in each evaluation, so many evaluations are surer than one. onecard reads the same windows each time, so
+    they are not.
 
-    Why it matters: it is not dropout, which is off in both. The two splits differ: the validation text is easier, or
-    so small that its particular difficulty shows.
+    Why it matters: dropout is not the reason: it is off in both. The two splits differ: the validation text is easier,
+    or so small that chance decides how hard it is.
 
     What to do: shuffle the documents, then split by document, with at least a million validation tokens. Compare runs
     on the same split only.
@@ -117,8 +119,8 @@ def val_below_train(case: Case) -> Iterator[Finding]:
         rule="val-below-train",
         severity="info",
         sure="high",
-        what=f"val lies {-mean(gaps):.3f} below train over {_last(len(gaps))} (± {error:.3f})",
-        why="both are measured without dropout, so dropout is not the reason: the two splits differ in difficulty"
+        what=f"val is {-mean(gaps):.3f} below train; dropout is not the reason: the two splits differ",
+        why=f"over {_last(len(gaps))} (± {error:.3f}); both are measured without dropout, so dropout is not the reason"
         + (f" ({dropout})" if dropout else "")
         + (f"; the validation data has only {size:,} tokens" if size and size < WANTED_VAL_TOKENS else ""),
         fix="shuffle documents before splitting, split by document, and validate on at least 1,000,000 tokens",
@@ -147,23 +149,23 @@ def _gap_error(case: Case, evals: Sequence[Eval]) -> float:
     return max(median(finite) if finite else noise(case) * math.sqrt(2), 1e-4)
 
 
-def needless_dropout(case: Case) -> Iterator[Finding]:
+@needs_settings("dropout", "max_iters", surer_with=(TRAINING_DATA,))
+def needless_dropout(case: Case, config: RunConfig) -> Iterator[Finding]:
     """Dropout where no token is seen twice.
 
-    What it sees: dropout above 0 in a run that reads less than one epoch of its training data. Sure where the size of
-    the data is known; a guess where only the name of a large web corpus is; of other data of words' parts only told;
-    silent about letters, of which a corpus is small and read many times.
+    What it sees: dropout above 0 in a run that reads less than one epoch of its training data. It is sure where the
+    size of the data is known, and a guess where only the name of a large web corpus is. For other BPE data it is only a
+    note; character data, which is small and read many times, is not checked.
 
-    Why it matters: dropout protects against learning by heart. Data that is seen once cannot be learnt by heart, and
-    dropout then only slows learning (arXiv 2305.16264, 2305.13230).
+    Why it matters: dropout protects against memorising. Data that is seen once cannot be memorised, and dropout then
+    only slows learning (arXiv 2305.16264, 2305.13230).
 
     What to do: dropout=0.0.
 
-    When it is wrong: with a small dataset read many times; say its size with --data or --train_tokens. Fine-tuning is
-    only told: dropout then keeps what was learnt before.
+    When it is wrong: with a small dataset read many times; give its size with --data or --train_tokens. For
+    fine-tuning it is only a note: there dropout protects what was learned before.
     """
-    config = known(case, "dropout", "max_iters")
-    if config is None or not config.dropout:
+    if not config.dropout:
         return
     passes = epochs(case, max(config.total_tokens, case.facts.tokens or 0))
     if passes is not None and passes >= 1:
@@ -176,28 +178,30 @@ def needless_dropout(case: Case) -> Iterator[Finding]:
         sure="high" if passes is not None else "low",
         what=f"dropout={config.dropout:g}, and "
         + (
-            f"the run reads {passes:.2f} of its training data"
+            f"the run reads {passes:.2f} epochs of its training data"
             if passes is not None
-            else f"{config.dataset!r} is probably read about once (its size is not said: --data or --train_tokens)"
+            else f"{config.dataset!r} is probably read less than once"
         ),
-        why="what is seen once cannot be learnt by heart: dropout only slows learning (arXiv 2305.16264)",
+        why="data that is seen once cannot be memorised: dropout only slows learning (arXiv 2305.16264)"
+        + ("" if passes is not None else "; its size is not known (--data DIR or --train_tokens=N)"),
         fix="--dropout=0.0",
         seen=(*said(case, "dropout", "dataset"), *_data_said(case)),
         patch={"dropout": 0.0},
     )
     if passes is None and dataset_of(config.dataset)[0] == "unknown dataset":
-        yield only_told(finding, "neither the size nor the name of the data says that it is large")
+        yield only_told(finding, "neither the size nor the name of the data shows that it is large")
     else:
         yield unless_fine_tuning(finding, config)
 
 
+@needs(TOKENS, TRAINING_DATA)
 def too_many_epochs(case: Case) -> Iterator[Finding]:
     """Data that is read over and over.
 
     What it sees: tokens read so far are more than 4 times (a warning) or 16 times (an error) the training tokens. A
-    200th of an epoch more does not count: updates are whole, and the last may go a little beyond.
+    200th of an epoch more is ignored: updates are whole, and the last may go a little beyond.
 
-    Why it matters: up to four epochs repeated tokens are worth nearly as much as new ones; after sixteen almost
+    Why it matters: up to four epochs, repeated tokens are worth nearly as much as new ones; after sixteen, almost
     nothing (arXiv 2305.16264).
 
     What to do: more data, or a shorter run.
@@ -210,12 +214,12 @@ def too_many_epochs(case: Case) -> Iterator[Finding]:
         return
     far = passes > FAR_TOO_MANY_EPOCHS + EPOCHS_BEYOND
     limit = FAR_TOO_MANY_EPOCHS if far else MANY_EPOCHS
-    times = f"{passes:.1f}"
+    times = f"{passes:,.1f}" if passes < 1000 else f"{passes:,.0f}"
     yield Finding(
         rule="too-many-epochs",
         severity="error" if far else "warn",
         sure="high",
-        what=f"the training data was read {times if float(times) > limit else f'more than {limit}'} times",
+        what=f"the training data was read {times if round(passes, 1) > limit else f'more than {limit}'} times",
         why=f"{units.count(tokens)} tokens of {units.count(size)}; beyond {limit} epochs "
         + ("more of it teaches almost nothing" if far else "it is worth less and less"),
         fix=f"more data: at least {units.count(tokens / MANY_EPOCHS)} tokens for so long a run",
@@ -223,45 +227,25 @@ def too_many_epochs(case: Case) -> Iterator[Finding]:
     )
 
 
-def val_set_tiny(case: Case) -> Iterator[Finding]:
+@needs_settings("eval_iters", "batch_size", "block_size", also=(VALIDATION_DATA,))
+def val_set_tiny(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A validation set smaller than one evaluation.
 
     What it sees: fewer validation tokens (from --data, --val_tokens or the run) than one evaluation reads: eval_iters x
     batch_size x block_size (x eval_block_size, where onecard is given one; eval_batch_size changes memory, not tokens).
 
-    Why it matters: the loss looks precise and is of those documents only: it can lie above or below the training loss
-    by chance. nanoGPT reads the same few again and again; onecard reads each once.
+    Why it matters: the loss looks precise, but is only about those few documents: it can be above or below the training
+    loss by chance. nanoGPT reads the same few again and again; onecard reads each once.
 
     What to do: at least 1,000,000 validation tokens, split off by document.
 
-    When it is wrong: never; but a small dataset may have no more to give.
+    When it is wrong: never; but a small dataset may not have more.
     """
-    size, read = case.data.val_tokens, _tokens_per_evaluation(case)
-    if size is None or read is None or size >= read:
-        return
-    config = known(case, "eval_iters", "batch_size", "block_size")
-    again = f"each of them is read {read / max(1, size):.1f} times an evaluation"
-    yield Finding(
-        rule="val-set-tiny",
-        severity="warn",
-        sure="high",
-        what=f"the validation data has {size:,} tokens; one evaluation "
-        + (f"would read {read:,}" if case.run.format == "onecard" else f"reads {read:,}"),
-        why=("each evaluation reads all of it, once" if case.run.format == "onecard" else again)
-        + ": the loss is of these few documents",
-        fix=f"split off at least {max(WANTED_VAL_TOKENS, read):,} tokens for validation, by document",
-        seen=(f"{size:,} validation tokens", *(said(case, "eval_iters", "batch_size", "block_size") if config else ())),
-    )
-
-
-def _tokens_per_evaluation(case: Case) -> int | None:
-    """Tokens of validation data that the settings of an evaluation ask for; None where they are not known."""
-    config = known(case, "eval_iters", "batch_size", "block_size")
-    if config is None:
-        return None
-    if case.run.format == "onecard":
-        return eval_tokens(config)
-    return config.eval_iters * config.batch_size * config.block_size  # nanoGPT has no other keys for it
+    trainer = trainer_of(case)
+    size, read = case.data.val_tokens, tokens_per_evaluation(config, trainer)
+    if size is not None and size < read:
+        seen = (f"{size:,} validation tokens", *said(case, "eval_iters", "batch_size", "block_size"))
+        yield plan_data.val_set_tiny(size, read, trainer, seen=seen)
 
 
 def _data_said(case: Case) -> tuple[str, ...]:

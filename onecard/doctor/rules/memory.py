@@ -1,4 +1,4 @@
-"""Rules about memory that ran out, or cannot suffice."""
+"""Rules about memory that ran out, or cannot be enough."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from shlex import quote
 from onecard import units
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, said
+from onecard.doctor.needs import PARAMETERS, Need, needs
 from onecard.doctor.oom import Cause, OutOfMemory, cause, out_of_memory, tensor_of
-from onecard.doctor.repair import PLANNED, memory_of, repaired
+from onecard.doctor.repair import memory_of, repaired
 from onecard.findings import Finding, Severity
 from onecard.plan.command import EXPANDABLE
+from onecard.plan.repair import PLANNED
 
 STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
 CAST_BYTES_PER_PARAM = 2  # autocast's copies
 ROOM = 0.9  # of the card
 SMALLEST_MODEL = 1e6  # parameters: no card is planned for less
+TENSORS = Need(about="config", met=lambda case: not messages(case, "oom") or known(case, *PLANNED) is not None)
+ROOM_ON_CARD = Need(about="card", met=lambda case: case.cardless is not None or _room(case) is not None)
 
 
 def _failures(case: Case, why: Cause) -> Iterator[OutOfMemory]:
@@ -43,17 +47,17 @@ def _for_what(case: Case, failed: OutOfMemory) -> str:
 
 
 def _severity(failed: OutOfMemory) -> Severity:
-    """A run of ours that goes on with smaller batches has not failed."""
+    """A run of ours that went on with smaller batches has not failed."""
     return "warn" if failed.went_on_with else "error"
 
 
 def _lowered(failed: OutOfMemory) -> str:
-    """Why it is only a warning, in a clause; "" of an error."""
+    """Why it is only a warning, in a clause; "" for an error."""
     return "; only a warning, because the run went on" if failed.went_on_with else ""
 
 
 def _outcome(failed: OutOfMemory) -> str:
-    """What a run of ours did about it, in a clause; "" of other programs."""
+    """What a run of ours did about it, in a clause; "" for other programs."""
     if failed.went_on_with is None:
         return ""
     step, before = failed.message.values["step"], failed.message.values["batch_size_before"]
@@ -87,8 +91,8 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
     What to do: a smaller micro-batch at the same tokens per update; compile; return only the loss. The plan says which
     micro-batch fits.
 
-    When it is wrong: in a message cut short, other programs' share is not known, and it is less sure. A run of
-    onecard's that went on with smaller batches is only warned.
+    When it is wrong: a message that is cut short does not say what other programs hold; then it is less sure. A run of
+    onecard's that went on with smaller batches only gets a warning.
     """
     for failed in _failures(case, "oom-capacity"):
         patch, how = _remedy(case, failed)
@@ -143,17 +147,17 @@ def _smaller_batch(case: Case) -> tuple[dict[str, object], str]:
 
 
 def oom_fragmentation(case: Case) -> Iterator[Finding]:
-    """Memory that is there, in pieces that are too small.
+    """Enough free memory, but in pieces that are too small.
 
     What it sees: an out-of-memory message in which what was asked for is no more than what is free and what the
     process has reserved without using it, and the card is not nearly full.
 
     Why it matters: the run fits; only the allocator's pieces do not.
 
-    What to do: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in front of the command (onecard sets it by itself).
+    What to do: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in front of the command (onecard sets it itself).
 
-    When it is wrong: if the next allocation of the same step would have been larger still. A run of onecard's that went
-    on with smaller batches is only warned.
+    When it is wrong: if the next allocation of the same step would have been even larger. A run of onecard's that went
+    on with smaller batches only gets a warning.
     """
     for failed in _failures(case, "oom-fragmentation"):
         config = known(case, "expandable_segments")
@@ -181,16 +185,16 @@ def oom_fragmentation(case: Case) -> Iterator[Finding]:
 def oom_other_process(case: Case) -> Iterator[Finding]:
     """Memory that another program holds.
 
-    What it sees: an out-of-memory message by which more than 1 GiB is neither free nor this process's, and what was
+    What it sees: an out-of-memory message in which more than 1 GiB is neither free nor this process's, and what was
     asked for would fit without that.
 
     Why it matters: the run fits the card, but not beside what else is on it: a desktop, a notebook that still holds
-    its tensors, another run, or the wrong card of several.
+    its tensors, another run. Or it is the wrong card of several.
 
     What to do: nvidia-smi lists the programs; close them, or plan for what is left (onecard plan --other SIZE).
 
     When it is wrong: old versions of torch do not say what this process uses; its CUDA context is then estimated, and
-    it is less sure. A run of onecard's that went on with smaller batches is only warned.
+    it is less sure. A run of onecard's that went on with smaller batches only gets a warning.
     """
     for failed in _failures(case, "oom-other-process"):
         yield Finding(
@@ -220,7 +224,7 @@ def oom_system_spill(case: Case) -> Iterator[Finding]:
     that it fails at once instead of crawling.
 
     When it is wrong: never; a card cannot hold more than it has. A run of onecard's that went on with smaller batches
-    is only warned.
+    only gets a warning.
     """
     for failed in _failures(case, "oom-system-spill"):
         patch, how = _remedy(case, failed)
@@ -236,6 +240,7 @@ def oom_system_spill(case: Case) -> Iterator[Finding]:
         )
 
 
+@needs(TENSORS)
 def oom_tensor(case: Case) -> Iterator[Finding]:
     """The tensor that did not fit.
 
@@ -252,7 +257,7 @@ def oom_tensor(case: Case) -> Iterator[Finding]:
     """
     config = known(case, *PLANNED)
     if config is None:
-        return  # a bare message gets one finding, which names the likely tensor itself
+        return  # a bare message gets one finding, and that names the likely tensor
     for message in messages(case, "oom"):
         failed = out_of_memory(message, case.card)
         guess = tensor_of(failed.tried, config) if failed.tried else None
@@ -264,10 +269,10 @@ def oom_tensor(case: Case) -> Iterator[Finding]:
             severity="info",
             sure="high",
             what=f"the {_size(failed.tried)} that did not fit are {guess.name}: {guess.arithmetic}",
-            why="every token has a number for every word of the vocabulary"
+            why="every token has a number for every entry of the vocabulary"
             if logits
             else "plain attention keeps a number for every pair of tokens",
-            fix="a smaller micro-batch, or onecard train, whose logits never exist whole"
+            fix="a smaller micro-batch, or onecard train, which never makes all logits at once"
             if logits
             else "flash attention: PyTorch 2 or later and dtype bfloat16 or float16",
             seen=(*lines(message, 2), *said(case, "batch_size", "block_size", "vocab_size")),
@@ -279,15 +284,15 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
 
     What it sees: a traceback that passes through evaluation, and the plan of the same config.
 
-    Why it matters: evaluation keeps no graph (`@torch.no_grad`) and peaks below training in all 119 runs we know
-    measured. nanoGPT evaluates before it trains: a config that cannot train dies there first. Fewer eval_iters save
+    Why it matters: evaluation keeps no graph (`@torch.no_grad`) and peaks below training in all 119 measured runs we
+    know. nanoGPT evaluates before it trains: a config that cannot train dies there first. Fewer eval_iters save
     nothing.
 
     What to do: what lowers the run's peak, the micro-batch first; only if the plan says that training fits, a smaller
     evaluation batch (onecard's eval_batch_size; nanoGPT has none) or closing other programs.
 
-    When it is wrong: with an evaluation of one's own that uses longer sequences or larger batches; without a config and
-    a card there is no plan, and it is less sure. A run of onecard's that went on with smaller batches is only warned.
+    When it is wrong: with your own evaluation that uses longer sequences or larger batches. Without a config and a card
+    there is no plan, and it is less sure. A run of onecard's that went on with smaller batches only gets a warning.
     """
     for message in messages(case, "oom"):
         failed = out_of_memory(message, case.card)
@@ -295,11 +300,11 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
             continue
         config, card = known(case, *PLANNED), case.card
         patch, how = _remedy(case, failed)
-        why = "evaluation keeps no graph and needs less than training: nanoGPT merely evaluates first"
+        why = "evaluation keeps no graph and needs less than training: nanoGPT only evaluates first"
         if failed.went_on_with is not None:
             why = "evaluation keeps no graph and needs less than training, unless its batches or sequences are longer"
         elif config and card:
-            room = max(0, card.allocatable_bytes - max(failed.other, case.other_bytes))
+            room = max(0, card.allocatable_bytes - max(failed.other, case.other_bytes or 0))
             plan = memory_of(case, config, card, available_bytes=room)
             if plan.fits:
                 patch = {}
@@ -318,7 +323,7 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
             rule="oom-in-eval",
             severity=_severity(failed),
             sure="high" if config and card else "medium",
-            what="memory ran out during an evaluation, which is not what needs most" + _outcome(failed),
+            what="memory ran out during an evaluation, but training needs more" + _outcome(failed),
             why=why + _lowered(failed),
             fix=f"{how}; eval_iters saves no memory",
             seen=lines(message),
@@ -326,8 +331,9 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
         )
 
 
+@needs(PARAMETERS, ROOM_ON_CARD)
 def states_do_not_fit(case: Case) -> Iterator[Finding]:
-    """Weights and optimizer that alone fill the card.
+    """Weights and optimizer states that fill the card alone.
 
     What it sees: 16 bytes a parameter (weights, gradients and two moments in float32), and 2 for autocast's copies in
     half precision, above nine tenths of the card.
@@ -339,10 +345,7 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
     When it is wrong: with weights kept in half precision, offloading, or sharding over several cards.
     """
     params = case.facts.params_total or case.facts.params
-    room = case.available_bytes
-    if room is None:
-        found = [out_of_memory(message, None).capacity for message in messages(case, "oom")]
-        room = next((capacity for capacity in found if capacity), None)
+    room = _room(case)
     config = known(case, "dtype", "n_embd")
     if config and (config.optimizer != "adamw" or config.param_dtype != "float32" or config.offload != "none"):
         return
@@ -360,7 +363,7 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
     if case.card and case.other_bytes:
         left += f" left beside the {units.gib(case.other_bytes)} of other programs"
     if case.card and most < SMALLEST_MODEL:
-        left = f"nothing is left on the card: other programs hold {units.gib(case.other_bytes)} of its "
+        left = f"nothing is left on the card: other programs hold {units.gib(case.other_bytes or 0)} of its "
         left += units.gib(case.card.allocatable_bytes)
         fix = "close other programs (nvidia-smi names them), or check the size given to --other"
     yield Finding(
@@ -373,3 +376,11 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
         fix=fix,
         seen=(f"{params:,} parameters", f"{room:,} bytes left on the card"),
     )
+
+
+def _room(case: Case) -> int | None:
+    """Bytes the run may take of its card: of the card that was named, else of the one in an out-of-memory message."""
+    if case.available_bytes is not None:
+        return case.available_bytes
+    found = [out_of_memory(message, None).capacity for message in messages(case, "oom")]
+    return next((capacity for capacity in found if capacity), None)

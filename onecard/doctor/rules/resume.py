@@ -1,4 +1,4 @@
-"""Rules about runs that go on, and folders that are used twice."""
+"""Rules about resumed runs, and folders that are used twice."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from onecard import units
-from onecard.config.schema import SHAPE_KEYS
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import above, from_scratch, known, only_told, place, printed, said, shown, vals
+from onecard.doctor.evidence import (
+    NANOGPT_LIKE,
+    above,
+    from_scratch,
+    known,
+    only_told,
+    place,
+    printed,
+    said,
+    shown,
+    vals,
+)
 from onecard.doctor.facts import ROUNDED_PARAMS
+from onecard.doctor.needs import needs_settings
 from onecard.findings import Finding
 from onecard.plan.counts import count_params
 from onecard.plan.schedule import learning_rate
@@ -22,10 +34,11 @@ LOSS_JUMP = 0.05
 PAST_PEAK = 2 / 3  # of the highest rate so far: the schedule has begun to fall
 
 
-def resume_shape_ignored(case: Case) -> Iterator[Finding]:
-    """A changed shape that a resumed run does not have.
+@needs_settings("n_layer", "n_embd", "vocab_size", formats=NANOGPT_LIKE)
+def resume_shape_ignored(case: Case, config: RunConfig) -> Iterator[Finding]:
+    """A changed shape that a resumed run ignores.
 
-    What it sees: a run resumed from a checkpoint whose printed number of parameters is not what the config makes.
+    What it sees: a run resumed from a checkpoint that prints another number of parameters than the config makes.
 
     Why it matters: nanoGPT takes the shape from the checkpoint and silently ignores the config's. The run goes on with
     the old model under the new name.
@@ -34,8 +47,8 @@ def resume_shape_ignored(case: Case) -> Iterator[Finding]:
 
     When it is wrong: when the config named here is not the one the log was made with.
     """
-    config, stated = known(case, "n_layer", "n_embd", "vocab_size"), case.run.printed_params
-    if config is None or stated is None or from_scratch(case) or config.starts_pretrained:
+    stated = case.run.printed_params
+    if stated is None or from_scratch(case) or config.starts_pretrained:
         return
     made = count_params(config).nanogpt
     rounding = ROUNDED_PARAMS if case.run.format == "nanogpt" else ROUNDING * made
@@ -60,13 +73,13 @@ def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
     What it sees: a learning rate that has begun to fall and rises by more than half from one logged step to the next
     or from the part before the resume; or a validation loss more than 0.05 higher after the resume than before.
 
-    Why it matters: a re-raised rate throws away what the decay had won. In one real run it took 50,000 steps to come
-    back to where it was.
+    Why it matters: a rate that is raised again throws away what the decay gained. In one real run it took 50,000 steps
+    to get back.
 
     What to do: keep the schedule: the same learning_rate, min_lr and lr_decay_iters, and the optimizer's state.
 
     When it is wrong: warm restarts do this on purpose. A validation loss that rises by no more than twice the noise of
-    an evaluation is only told.
+    an evaluation is only a note.
     """
     jump = _rate_jump(case.steps)
     if jump:
@@ -155,7 +168,7 @@ def _jumped(what: str, seen: tuple[str, ...]) -> Finding:
         severity="warn",
         sure="high",
         what=what,
-        why="a re-raised rate, or an optimizer without its state, throws away what the decay had won",
+        why="a rate that is raised again, or an optimizer without its state, throws away what the decay gained",
         fix="resume with the same learning_rate, min_lr and lr_decay_iters, and with the optimizer's state",
         seen=seen,
     )
@@ -198,8 +211,9 @@ def out_dir_reused(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
         return
 
 
-def best_overwritten(case: Case) -> Iterator[Finding]:
-    """A checkpoint that is always the last, never the best.
+@needs_settings("always_save_checkpoint", formats=("nanogpt",))
+def best_overwritten(case: Case, config: RunConfig) -> Iterator[Finding]:
+    """A checkpoint that is always the last one, not the best.
 
     What it sees: nanoGPT with always_save_checkpoint, which overwrites its one ckpt.pt after every evaluation, and two
     evaluations or more after step 0.
@@ -210,9 +224,8 @@ def best_overwritten(case: Case) -> Iterator[Finding]:
 
     When it is wrong: in pretraining on fresh data the last is nearly always the best, within noise.
     """
-    config = known(case, "always_save_checkpoint")
     found = [pair for pair in vals(case) if pair[0].step > 0]
-    if config is None or case.run.format != "nanogpt" or not config.always_save_checkpoint or len(found) < 2:
+    if case.run.format != "nanogpt" or not config.always_save_checkpoint or len(found) < 2:
         return
     best, last = min(found, key=lambda pair: pair[1]), found[-1]
     if best[0] is last[0]:

@@ -1,12 +1,25 @@
-"""Rules about size and length: what the scaling law says of a run."""
+"""Rules about size and length: what the scaling law predicts for a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from onecard import units
+from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import from_scratch, known, of_words, planned_steps, printed, said, shown, vals
+from onecard.doctor.evidence import (
+    from_scratch,
+    known,
+    of_words,
+    per_parameter,
+    planned_steps,
+    planned_tokens,
+    printed,
+    said,
+    shown,
+    vals,
+)
+from onecard.doctor.needs import CONFIG, needs, needs_settings
 from onecard.doctor.rules.data import overfitting
 from onecard.doctor.rules.stability import diverging
 from onecard.doctor.trend import trend
@@ -33,19 +46,20 @@ NEARLY_FINISHED = 0.9
 
 
 def _size_and_tokens(case: Case) -> tuple[int, int] | None:
-    """Parameters and the tokens read so far, where the law speaks of them."""
+    """Parameters and the tokens read so far, where the law covers them."""
     params, tokens = case.facts.params_total or case.facts.params, case.facts.tokens
     return (params, tokens) if params and tokens and of_words(case) and from_scratch(case) else None
 
 
+@needs(CONFIG)
 def tokens_per_parameter(case: Case) -> Iterator[Finding]:
     """A run far from compute-optimal.
 
-    What it sees: the tokens of the whole run (those planned, or those read if no plan is known) divided by the
-    parameters, below 10 or above 100. Compute-optimal is about 20 (Chinchilla).
+    What it sees: the tokens of the whole run (as planned; as read, if nothing says how long it was meant to be)
+    divided by the parameters, below 10 or above 100. Compute-optimal is about 20 (Chinchilla).
 
     Why it matters: for the same compute another size would reach a lower loss. Far above 20 is right for a model that
-    will be used much: it is smaller and cheaper to run.
+    will be used a lot: it is smaller and cheaper to run.
 
     What to do: nothing, if the size is what you want; otherwise the size and tokens that the law gives for the same
     compute.
@@ -57,8 +71,7 @@ def tokens_per_parameter(case: Case) -> Iterator[Finding]:
     if known_run is None:
         return
     params, tokens = known_run
-    steps, step_tokens = planned_steps(case), case.facts.tokens_per_step
-    total = max(tokens, steps * step_tokens) if steps and step_tokens else tokens
+    total = planned_tokens(case) or tokens
     ratio = total / params
     if FEW <= ratio <= MANY:
         return
@@ -67,11 +80,13 @@ def tokens_per_parameter(case: Case) -> Iterator[Finding]:
         rule="tokens-per-parameter",
         severity="info",
         sure="medium",
-        what=f"{ratio:.3g} tokens per parameter ({units.count(total)} for {units.count(params)}); "
-        f"about {COMPUTE_OPTIMAL} are compute-optimal",
-        why="under-trained: a smaller model would reach a lower loss with this compute"
-        if ratio < FEW
-        else "far past compute-optimal: right for a model that will be used much, costly for the lowest loss",
+        what=f"{per_parameter(params, tokens=tokens, planned=total)}; about {COMPUTE_OPTIMAL} are compute-optimal",
+        why=f"{units.count(total)} tokens for {units.count(params)} parameters: "
+        + (
+            "under-trained, a smaller model would reach a lower loss with this compute"
+            if ratio < FEW
+            else "far past compute-optimal, right for a model that will be used a lot, costly for the lowest loss"
+        ),
         fix=f"for the lowest loss with the same compute: {units.count(best)} parameters on "
         f"{units.count(params * total / best)} tokens (arXiv 2404.10102)",
         seen=(*printed(case, "printed_params"), *printed(case, "printed_tokens_per_step"))
@@ -79,18 +94,19 @@ def tokens_per_parameter(case: Case) -> Iterator[Finding]:
     )
 
 
+@needs(CONFIG)
 def capacity_or_data(case: Case) -> Iterator[Finding]:
-    """What twice the tokens and twice the parameters would buy.
+    """What twice the tokens and twice the parameters would gain.
 
     What it sees: the two terms of the scaling law, A/N^alpha and B/D^beta (arXiv 2404.10102), and the run's own trend
-    over its last evaluations. Silent below one token per parameter, where no run was fitted.
+    over its last evaluations. Below one token per parameter it says nothing: the law was fitted on no such run.
 
-    Why it matters: "the model is full" cannot be seen in one run. The law says which of the two is the larger part of
-    what is left, and how much a doubling takes off.
+    Why it matters: one run cannot show that "the model is full". The law says which of the two terms is the larger part
+    of what is left, and how much a doubling would take off.
 
-    What to do: double what buys more, within the hours you have.
+    What to do: double what gains more, within the hours you have.
 
-    When it is wrong: each gain is ± 50 %. With repeated data tokens buy less.
+    When it is wrong: each gain is ± 50 %. With repeated data, more tokens gain less.
     """
     known_run = _size_and_tokens(case)
     if known_run is None:
@@ -104,18 +120,18 @@ def capacity_or_data(case: Case) -> Iterator[Finding]:
     still = ""
     if moving and moving.highest_gain >= PLATEAU_GAIN and moving.gain > 2 * moving.error:
         still = (
-            f"; no plateau: it still falls by {moving.gain:.3f} ± {moving.error:.3f} per doubling of tokens over the "
-            f"last {len(moving.evaluations)} evaluations"
+            f"; no plateau: over the last {len(moving.evaluations)} evaluations val still falls by {moving.gain:.3f} ± "
+            f"{moving.error:.3f} per doubling of tokens"
         )
     first = "parameters" if by_params > by_tokens else "tokens"
     yield Finding(
         rule="capacity-or-data",
         severity="info",
         sure="medium",
-        what=f"twice the tokens would take off about {by_tokens:.2f} nats, twice the parameters {by_params:.2f} "
-        f"(each ± 50 %){still}",
-        why=f"the scaling law at {units.count(params)} parameters and {units.count(tokens)} tokens; one run cannot "
-        "show that a model is full",
+        what=f"{'no plateau: ' if still else ''}twice the tokens would gain {by_tokens:.2f} nats, twice the parameters "
+        f"{by_params:.2f}",
+        why=f"the scaling law at {units.count(params)} parameters and {units.count(tokens)} tokens, each ± 50 %; "
+        f"one run cannot show that a model is full{still}",
         fix=f"double the {first} first, if the hours allow",
         seen=tuple(shown(e) for e in (moving.evaluations[0], moving.evaluations[-1]))
         if moving
@@ -127,15 +143,15 @@ def plateau(case: Case) -> Iterator[Finding]:
     """A validation loss that has stopped falling.
 
     What it sees: a line of val on the logarithm of tokens through the last quarter (at least six) of the evaluations.
-    It is a plateau only if even the upper end of the 95 % interval of what twice the tokens would gain is below 0.02
-    nats, and the run neither overfits nor diverges.
+    It is a plateau only if twice the tokens would gain less than 0.02 nats even at the upper end of the 95 % interval,
+    and the run neither overfits nor diverges.
 
     Why it matters: hours spent on a plateau are lost, and the cause decides what helps.
 
-    What to do: by the learning rate at the end. Above half its peak: the noise of the steps hides progress; let it
-    decay. Below a fifth: the schedule is over; more tokens need a longer schedule. Between: more parameters.
+    What to do: it depends on the learning rate at the end. Above half its peak: the noise of the steps hides progress;
+    let it decay. Below a fifth: the schedule is over; more tokens need a longer schedule. Between: more parameters.
 
-    When it is wrong: at a high, constant learning rate a flat stretch can go over when the rate falls.
+    When it is wrong: at a high, constant learning rate a flat stretch can end when the rate falls.
     """
     moving = trend(case)
     if moving is None or moving.highest_gain >= PLATEAU_GAIN:
@@ -158,8 +174,8 @@ def plateau(case: Case) -> Iterator[Finding]:
         rule="plateau",
         severity="info",
         sure="medium",
-        what=f"the last {len(moving.evaluations)} evaluations gain {moving.gain:+.3f} ± {moving.error:.3f} nats per "
-        "doubling of tokens",
+        what=f"plateau: the last {len(moving.evaluations)} evaluations gain {moving.gain:+.3f} ± {moving.error:.3f} "
+        "nats per doubling of tokens",
         why=f"even the upper end, {moving.highest_gain:.3f}, is below {PLATEAU_GAIN}; {cause}",
         fix=fix,
         seen=tuple(shown(e) for e in (moving.evaluations[0], moving.evaluations[-1])),
@@ -177,22 +193,24 @@ def _share_of_peak(case: Case) -> float | None:
     return learning_rate(config, case.facts.last_step) / config.learning_rate
 
 
-def loss_off_expectation(case: Case) -> Iterator[Finding]:
+@needs_settings("dataset")
+def loss_off_expectation(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A final loss far from what runs of this size and length reach.
 
-    What it sees: after nine tenths of the schedule (or with --final), on a dataset whose offset from the scaling law is
-    known (FineWeb +0.21, OpenWebText +0.09, FineWeb-Edu -0.06), a validation loss more than 0.25 nats beside it.
+    What it sees: after nine tenths of the schedule (or with --final), on a dataset with a known offset from the scaling
+    law (FineWeb +0.21, OpenWebText +0.09, FineWeb-Edu -0.06), a validation loss more than 0.25 nats above or below it.
 
-    Why it matters: far above, something is wrong that no curve shows: the tokenizer, the data, the learning rate. Far
-    below, the validation data is in the training data, or is another.
+    Why it matters: far above, something is wrong that the curve does not show: the tokenizer, the data, the learning
+    rate. Far below, the validation data is in the training data, or is not what you think.
 
     What to do: decode a few batches and read them; check the tokenizer and the split.
 
-    When it is wrong: with repeated data, unusual optimizers, or another tokenizer than GPT-2's. Silent where the law
-    does not speak: so few tokens that it has more than ln(vocab_size), the loss of guessing, or contexts below 256.
+    When it is wrong: with repeated data, unusual optimizers, or another tokenizer than GPT-2's. It says nothing where
+    the law does not hold: so few tokens that it predicts more than ln(vocab_size), the loss of guessing, or contexts
+    below 256.
     """
-    known_run, config, last, planned = _size_and_tokens(case), known(case, "dataset"), vals(case), planned_steps(case)
-    if known_run is None or config is None or not last or case.facts.tokens_per_step is None:
+    known_run, last, planned = _size_and_tokens(case), vals(case), planned_steps(case)
+    if known_run is None or not last or case.facts.tokens_per_step is None:
         return
     evaluation, val = last[-1]
     final = case.facts.steps_to_go == 0 or (planned is not None and evaluation.step >= NEARLY_FINISHED * planned)

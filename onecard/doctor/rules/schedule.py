@@ -10,7 +10,8 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import above, known, messages, planned_steps, said, shown, unless_fine_tuning, vals
-from onecard.doctor.predict import loss_at
+from onecard.doctor.needs import Need, needs, needs_settings
+from onecard.doctor.predict import final_loss
 from onecard.findings import Finding
 from onecard.plan import recipe
 from onecard.plan.schedule import DECAY_SHARE, learning_rate
@@ -23,9 +24,13 @@ FAULTS = {
     "diverged": "it diverged",
     "error": "an error",
 }  # ways to end that nobody chose
+LENGTH = Need(
+    about="config", met=lambda case: planned_steps(case) is not None or case.end is not None or case.run.cut_off
+)
 
 
-def lr_out_of_range(case: Case) -> Iterator[Finding]:
+@needs_settings("learning_rate", "optimizer")
+def lr_out_of_range(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A learning rate far from what models of this size are trained with.
 
     What it sees: AdamW's learning_rate above four times or below a quarter of GPT-3's (table 2.1: 6e-4 at 125M, 3e-4
@@ -37,10 +42,10 @@ def lr_out_of_range(case: Case) -> Iterator[Finding]:
 
     When it is wrong: the high side is soft. Small models take more (1.2e-3 was the best of three we tried at 124M
     with 32,768 tokens per update), and other optimizers have other scales. Fine-tuning wants far less, so there it is
-    only told.
+    only a note.
     """
-    config, params = known(case, "learning_rate", "optimizer"), case.facts.params_total or case.facts.params
-    if config is None or not params or config.optimizer != "adamw" or not config.learning_rate:
+    params = case.facts.params_total or case.facts.params
+    if not params or config.optimizer != "adamw" or not config.learning_rate:
         return
     grown = sqrt(max(1.0, (case.facts.tokens_per_step or 0) / recipe.USUAL_TOKENS_PER_STEP))
     usual = recipe.usual_learning_rate(params) * grown
@@ -64,12 +69,13 @@ def lr_out_of_range(case: Case) -> Iterator[Finding]:
     yield unless_fine_tuning(finding, config)
 
 
-def decay_horizon(case: Case) -> Iterator[Finding]:
+@needs_settings("max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate")
+def decay_horizon(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A learning rate that does not reach its end with the run.
 
     What it sees: lr_decay_iters differs from max_iters; or decay_lr is off; or min_lr is more than a fifth of
-    learning_rate. The same of onecard's schedule=wsd, whose rate falls only in the last fifth of lr_decay_iters: a run
-    that ends before never comes down at all.
+    learning_rate. With onecard's schedule=wsd the rate falls only in the last fifth of lr_decay_iters: in a run that
+    ends before that, it never falls.
 
     Why it matters: the last stretch of falling learning rate is where much of the loss is gained. A cosine 25 % longer
     than the run is measurably worse (Chinchilla, appendix B).
@@ -77,10 +83,9 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
     What to do: lr_decay_iters equal to max_iters, min_lr a tenth of learning_rate.
 
     When it is wrong: in a run that is meant to be continued, or to be cooled down later, and in a test of a few
-    updates, which has nothing to gain. Fine-tuning at a constant rate is usual, so there it is only told.
+    updates, which has nothing to gain. Fine-tuning at a constant rate is usual, so there it is only a note.
     """
-    config = known(case, "max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate")
-    if config is None or not config.max_iters:
+    if not config.max_iters:
         return
     tenth = recipe.min_lr(config.learning_rate).value
     patch: dict[str, object] = {}
@@ -94,7 +99,7 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
     if config.learning_rate and above(config.min_lr, HIGHEST_END * config.learning_rate):
         told.append(f"it ends at {config.min_lr:g}, {config.min_lr / config.learning_rate:.0%} of its peak")
         patch["min_lr"] = tenth
-    told = told[:1] if not config.decay_lr else told  # where it would fall to, and when, is then idle
+    told = told[:1] if not config.decay_lr else told  # the other two have no effect then
     if not told:
         return
     source = "Chinchilla, appendix B" if config.schedule == "cosine" else "arXiv 2405.18392"
@@ -112,7 +117,7 @@ def decay_horizon(case: Case) -> Iterator[Finding]:
 
 
 def _falls(config: RunConfig) -> str:
-    """When the rate of a schedule falls, against how long the run is; of wsd also where it then ends."""
+    """When the rate of a schedule falls, against how long the run is; for wsd also where the rate ends."""
     if config.schedule == "cosine":
         return f"the rate falls over {config.lr_decay_iters:,} updates, the run makes {config.max_iters:,}"
     last = learning_rate(config, config.max_iters - 1)
@@ -123,22 +128,22 @@ def _falls(config: RunConfig) -> str:
     )
 
 
-def warmup_length(case: Case) -> Iterator[Finding]:
-    """A warm-up that is a large part of the run, or hardly there.
+@needs_settings("warmup_iters", "max_iters", "decay_lr")
+def warmup_length(case: Case, config: RunConfig) -> Iterator[Finding]:
+    """A warm-up that is a large part of the run, or very short.
 
-    What it sees: warmup_iters above a tenth of max_iters, or below 100, where the rate has a schedule. Of a run of
-    fewer than 1,000 updates one of the two always holds; then only a warm-up above a tenth gets a patch.
+    What it sees: warmup_iters above a tenth of max_iters, or below 100, where the rate has a schedule. In a run of
+    fewer than 1,000 updates one of the two is always true; then only a warm-up above a tenth gets a patch.
 
-    Why it matters: a long warm-up spends updates at a low rate; a very short one meets the full rate before Adam's
-    moments are settled.
+    Why it matters: a long warm-up spends updates at a low rate; a very short one reaches the full rate before
+    Adam's moments have settled.
 
     What to do: 1 to 5 % of the run, and at least 100 updates.
 
-    When it is wrong: in short tests; small models with clipping often need no warm-up at all. Silent about fine-tuning,
-    which often has none.
+    When it is wrong: in short tests; small models with clipping often need no warm-up at all. Fine-tuning, which
+    often has none, is not checked.
     """
-    config = known(case, "warmup_iters", "max_iters", "decay_lr")
-    if config is None or not config.decay_lr or not config.max_iters:
+    if not config.decay_lr or not config.max_iters:
         return
     if config.starts_pretrained:
         return
@@ -153,7 +158,7 @@ def warmup_length(case: Case) -> Iterator[Finding]:
         sure="medium",
         what=f"{config.warmup_iters:,} updates of warm-up in a run of {config.max_iters:,} ({share:.1%})",
         why="1 to 5 % is usual, and at least 100 updates",
-        fix="none in so short a run: 100 updates would be more than a tenth of it"
+        fix="nothing to do in so short a run: 100 updates would be more than a tenth of it"
         if as_it_is
         else f"--warmup_iters={advised}",
         seen=said(case, "warmup_iters", "max_iters"),
@@ -161,19 +166,20 @@ def warmup_length(case: Case) -> Iterator[Finding]:
     )
 
 
+@needs(LENGTH)
 def stopped_early(case: Case) -> Iterator[Finding]:
     """A run that ends before its learning rate has come down.
 
-    What it sees: the last step is below nine tenths of lr_decay_iters (of max_iters, where that is less: the run is
-    over there, and decay-horizon speaks of its rate); or a run of onecard's that recorded a fault as its end: out of
-    memory, diverged, an error (an error, at whatever step); or one whose process is gone without recording any end: it
-    was killed, or the machine went down (a warning). A log that simply ends may be of a run that still goes: it is
+    What it sees: the last step is below nine tenths of lr_decay_iters (of max_iters, where that is less: the run ends
+    there, and decay-horizon checks its rate); or a run of onecard's that recorded a fault as its end: out of memory,
+    diverged, an error (an error, at whatever step); or one whose process is gone without recording any end: it was
+    killed, or the machine went down (a warning). A log that simply ends may be of a run that is still going: it is
     called "not finished".
 
-    Why it matters: what the rest of the schedule would bring is lost, and the loss here does not compare with finished
-    runs.
+    Why it matters: the gain of the rest of the schedule is lost, and the loss so far cannot be compared with the final
+    loss of finished runs.
 
-    What to do: let it go on; the gain is predicted where the scaling law speaks of this run. After a fault, mend that
+    What to do: let it go on; the final loss is predicted where the scaling law covers this run. After a fault, fix that
     first.
 
     When it is wrong: when the log is a part of a longer one.
@@ -190,9 +196,11 @@ def stopped_early(case: Case) -> Iterator[Finding]:
         return
     if last is None or not end or last <= 0 or last >= UNFINISHED * end:
         return
-    now, then = loss_at(case, last), loss_at(case, end)
-    gain = (
-        f"about {now - then:.2f} nats lower" if now is not None and then is not None else "lower, nobody knows how much"
+    at_the_end, basis = final_loss(case, end)
+    finished = (
+        f"finished, val would be about {at_the_end.likely:.2f} ({at_the_end.low:.2f} to {at_the_end.high:.2f})"
+        if at_the_end
+        else f"the rest would lower the loss ({basis})"
     )
     stopped = bool(case.end or messages(case, "interrupted")) or case.facts.steps_to_go == 0
     why_ended = f": {case.end.reason}" if case.end and case.end.reason != "finished" else ""
@@ -201,7 +209,7 @@ def stopped_early(case: Case) -> Iterator[Finding]:
         severity="info",
         sure="high",
         what=f"{'stopped' if stopped else 'not finished:'} at step {last:,} of {end:,} ({last / end:.0%}){why_ended}",
-        why=f"the learning rate has not come down; finished, the loss would be {gain}",
+        why=f"the learning rate has not come down yet; {finished}",
         fix=f"let it go on, or resume it: {_resumed(case)}" if case.end is None else _resumed(case),
         seen=_last_seen(case, last),
     )
@@ -215,8 +223,8 @@ def _failed(case: Case, fault: str, last: int, end: int | None) -> Finding:
         severity="error",
         sure="high",
         what=f"ended at step {last:,}" + (f" of {end:,} ({last / end:.0%})" if end else "") + f": {fault}{_said(case)}",
-        why="the run recorded so itself; what the rest of it would bring is lost",
-        fix=f"mend the cause (the other findings, or what the run printed last), then {_resumed(case)}",
+        why="the run recorded this itself; the gain of the rest of it is lost",
+        fix=f"fix the cause (the other findings, or what the run printed last), then {_resumed(case)}",
         seen=(f"step {case.end.step:,}: end, {case.end.reason}", *_last_seen(case, last)),
     )
 
@@ -228,7 +236,7 @@ def _said(case: Case) -> str:
 
 
 def _cut_off(case: Case, last: int, end: int | None) -> Finding:
-    """That the process of a run of ours is gone, and nobody said why."""
+    """That the process of a run of ours is gone without a recorded end."""
     return Finding(
         rule="stopped-early",
         severity="warn",

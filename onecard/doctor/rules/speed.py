@@ -10,6 +10,7 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import above, known, lines, messages, printed, said, shown
+from onecard.doctor.needs import CARD, Need, needs
 from onecard.doctor.repair import trainer_of
 from onecard.findings import Finding
 from onecard.plan.speed import predict_speed
@@ -24,22 +25,24 @@ OFF_BY = 0.02
 NANOCHAT_TOKENS = 524_288  # its default total_batch_size
 EXPENSIVE = 0.10
 CHEAP = 0.05
+UPDATE = Need(about="config", met=lambda case: _tokens_of_update(case) is not None or not _printed_products(case))
+WORK = Need(about="config", met=lambda case: case.cardless is not None or case.facts.mfu is not None or not case.steps)
 _SLOW = {"slow-attention": "no flash attention (PyTorch 2 has it)", "unfused-adamw": "AdamW is not fused"}  # as logged
 
 
 def mfu_mislabelled(case: Case) -> Iterator[Finding]:
-    """A utilisation that is of another card.
+    """An MFU that was computed for another card.
 
     What it sees: an MFU printed by nanoGPT, which divides by the 312 TFLOP/s of an A100 whatever the card; or by a
     program that does not know the card and prints 0 or -100 %.
 
-    Why it matters: 12.9 % on an RTX 4070 (58.3 TFLOP/s dense) is 69 % of what the card can do. Nobody should look for
-    a slowness that is not there.
+    Why it matters: 12.9 % on an RTX 4070 (58.3 TFLOP/s dense) is 69 % of what the card can do. The run is not as slow
+    as it looks.
 
-    What to do: nothing to the run. True MFU = printed x 312 / the card's peak; here it is recomputed from the median
-    time of updates without evaluation, because nanoGPT's average includes those.
+    What to do: nothing. True MFU = printed x 312 / the card's peak; here it is computed from the median time of updates
+    without evaluation, because nanoGPT's average includes evaluation.
 
-    When it is wrong: the card's peak follows its boost clock, ± 10 %. Silent about runs on the CPU.
+    When it is wrong: the card's peak follows its boost clock, ± 10 %. Runs on the CPU are not checked.
     """
     claims = [
         (step, float(mfu))
@@ -66,15 +69,18 @@ def mfu_mislabelled(case: Case) -> Iterator[Finding]:
     else:
         return
     shares = sorted(100 * mfu for mfu in positive)
-    of = f"not of {case.card.name}" if case.card else "of an A100, whatever the card"
+    claimed = f"the log's {shares[0]:.1f} to {shares[-1]:.1f} % is of " + (
+        "an A100" if case.run.format == "nanogpt" else "another peak"
+    )
     yield Finding(
         rule="mfu-mislabelled",
         severity="info",
         sure="high" if true is not None and case.card else "medium",
-        what=f"the log's MFU of {shares[0]:.1f} to {shares[-1]:.1f} % is {of}"
-        + (f": true MFU is {true:.0%}" if true is not None else ""),
+        what=f"true MFU is {true:.0%} of {case.card.name}; {claimed}"
+        if true is not None and case.card
+        else f"MFU: {claimed}, whatever the card",
         why=why,
-        fix="none needed: the run is as fast as it is; read the true figure"
+        fix="nothing to do: read the true figure instead"
         if true is not None
         else 'name the card with --gpu "RTX 4070" to have the true figure',
         seen=tuple(shown(step) for step, _ in (claims[0], claims[-1])),
@@ -90,16 +96,17 @@ def _no_measurement(case: Case) -> Iterator[Finding]:
         rule="mfu-mislabelled",
         severity="info",
         sure="high",
-        what="the log's MFU is no measurement"
+        what="the log's MFU is not a measurement"
         + (f": true MFU is {case.facts.mfu:.0%} of {case.card.name}" if case.facts.mfu and case.card else ""),
         why="the program that wrote it does not know this card's peak, and prints -100 % or 0",
-        fix="none needed: the run is as fast as it is",
+        fix="nothing to do: the run is as fast as it is",
         seen=tuple(shown(step) for step in tail[-1:]),
     )
 
 
+@needs(CARD, WORK)
 def low_mfu(case: Case) -> Iterator[Finding]:
-    """A card that mostly waits.
+    """A card that is mostly idle.
 
     What it sees: (6N + 12·L·C·T) x tokens per second below a quarter of the card's dense tensor peak (PaLM,
     appendix B), and which of the usual causes the settings and times show.
@@ -107,10 +114,10 @@ def low_mfu(case: Case) -> Iterator[Finding]:
     Why it matters: the same run could take a half or a quarter of the time.
 
     What to do: by cause: compile, a half-precision dtype, float16 on cards without bfloat16, larger micro-batches;
-    nothing, where the plan expects no more of a model so narrow.
+    nothing, where the plan expects no more from such a narrow model.
 
-    When it is wrong: peaks follow boost clocks, ± 10 %; models narrower than 512 cannot fill a large card. Silent about
-    runs on the CPU, of which --gpu only says where the next one is planned.
+    When it is wrong: peaks follow boost clocks, ± 10 %; models narrower than 512 cannot fill a large card. Runs on the
+    CPU are not checked: for them --gpu only says where the next run is planned.
     """
     if case.facts.mfu is None or case.facts.mfu >= LOW_MFU or case.card is None:
         return
@@ -145,7 +152,7 @@ def low_mfu(case: Case) -> Iterator[Finding]:
         sure="medium",
         what=f"the card works at {case.facts.mfu:.0%} of its peak ({units.count(case.facts.tokens_per_second or 0)} "
         "tokens/s)",
-        why="possible causes: " + ("; ".join(causes) if causes else "none of the usual ones is visible in the log"),
+        why="possible causes: " + ("; ".join(causes) if causes else "the log shows none of the usual ones"),
         fix=" ".join(f"--{key}={value}" for key, value in patch.items())
         or (_too_narrow(case, config) if config and not curable else None)
         or "a larger micro-batch if it fits (onecard plan --fit), and a look at what else uses the card or the disk",
@@ -159,8 +166,8 @@ def low_mfu(case: Case) -> Iterator[Finding]:
 
 
 def _too_narrow(case: Case, config: RunConfig) -> str | None:
-    """What to say of a model that is as fast as the plan expects of one so narrow in its largest micro-batch; None of
-    others, which could be faster."""
+    """What to say of a model that is as fast as the plan expects of such a narrow one in its largest micro-batch; None
+    for others, which could be faster."""
     if case.card is None or case.facts.mfu is None or config.n_embd >= NARROW:
         return None
     whole = {"batch_size": config.sequences_per_step, "gradient_accumulation_steps": 1}
@@ -168,7 +175,7 @@ def _too_narrow(case: Case, config: RunConfig) -> str | None:
     if speed is None or speed.mfu >= LOW_MFU or case.facts.mfu < speed.mfu * (1 - speed.spread):
         return None
     return (
-        f"none for this model: the plan expects {speed.mfu:.0%} of {case.card.name} from one {config.n_embd} wide, "
+        f"nothing to do for this model: the plan expects {speed.mfu:.0%} of {case.card.name} at width {config.n_embd}, "
         "even in micro-batches of a whole update; a wider one uses more of the card"
     )
 
@@ -185,8 +192,8 @@ def autotune_sm_warning(case: Case) -> Iterator[Finding]:
 
     What it sees: "Not enough SMs to use max_autotune_gemm" in the log.
 
-    Why it matters: it does not. Cards with fewer than 68 multiprocessors skip one autotuner of torch.compile; the
-    matrix products then come from cuBLAS, which is as fast.
+    Why it matters: it does not matter. Cards with fewer than 68 multiprocessors skip one autotuner of torch.compile;
+    the matrix products then come from cuBLAS, which is as fast.
 
     What to do: nothing.
 
@@ -202,17 +209,18 @@ def autotune_sm_warning(case: Case) -> Iterator[Finding]:
             what="the warning about too few SMs for max_autotune_gemm is harmless",
             why="cards with fewer than 68 multiprocessors skip one autotuner and use cuBLAS"
             + (f"; this one has {count}" if count else ""),
-            fix="none",
+            fix="nothing to do",
             seen=lines(found[0], 1),
         )
 
 
+@needs(UPDATE)
 def throughput_arithmetic(case: Case) -> Iterator[Finding]:
     """A printed speed that does not follow from the printed time.
 
     What it sees: printed tokens per second x printed seconds differs from the tokens per update by more than 2 %, in
-    the median of at least three lines: a program's running average settles first. A nanochat log that does not state
-    its batch is taken to have the default of 524,288 tokens.
+    the median of at least three lines (the first ones are left out: running averages settle). A nanochat log that does
+    not state its batch is taken to have the default of 524,288 tokens.
 
     Why it matters: one of the three is wrong, and forecasts of the hours with it.
 
@@ -220,17 +228,8 @@ def throughput_arithmetic(case: Case) -> Iterator[Finding]:
 
     When it is wrong: where the printed speed is a running average and the times vary much.
     """
-    products = [
-        float(rate) * float(seconds)
-        for step in case.steps
-        if isinstance(rate := step.more.get("printed_tokens_per_second"), int | float)
-        and isinstance(seconds := step.more.get("printed_seconds"), int | float)
-        and rate > 0
-        and seconds > 0
-    ]
-    tokens, stated = case.facts.tokens_per_step, True
-    if tokens is None and case.run.format == "nanochat":
-        tokens, stated = NANOCHAT_TOKENS, False
+    products, tokens = _printed_products(case), _tokens_of_update(case)
+    stated = case.facts.tokens_per_step is not None
     if len(products) < 3 or tokens is None:
         return
     product = median(products[len(products) // 10 :])
@@ -248,21 +247,39 @@ def throughput_arithmetic(case: Case) -> Iterator[Finding]:
         why=f"one of them is off by a factor of {product / tokens:.3g}",
         fix=f"by the printed time it is {right}"
         if stated
-        else f"if an update has {product:,.0f} tokens, all is well; otherwise it is {right}",
+        else f"if an update has {product:,.0f} tokens, nothing is wrong; otherwise it is {right}",
         seen=(shown(step), *printed(case, "printed_tokens_per_step")),
     )
 
 
-def eval_too_expensive(case: Case) -> Iterator[Finding]:
-    """Evaluation that takes a good part of the time.
+def _printed_products(case: Case) -> list[float]:
+    """Tokens per second x seconds, of each line that prints both."""
+    return [
+        float(rate) * float(seconds)
+        for step in case.steps
+        if isinstance(rate := step.more.get("printed_tokens_per_second"), int | float)
+        and isinstance(seconds := step.more.get("printed_seconds"), int | float)
+        and rate > 0
+        and seconds > 0
+    ]
 
-    What it sees: evaluations and checkpoints take more than a tenth of the time of the whole run as it was planned, by
-    the seconds measured so far; where no plan is known, of the time so far.
+
+def _tokens_of_update(case: Case) -> int | None:
+    """Tokens per update: as known, else nanochat's default."""
+    default = NANOCHAT_TOKENS if case.run.format == "nanochat" else None
+    return case.facts.tokens_per_step if case.facts.tokens_per_step is not None else default
+
+
+def eval_too_expensive(case: Case) -> Iterator[Finding]:
+    """Evaluation that takes more than a tenth of the time.
+
+    What it sees: evaluations and checkpoints take more than a tenth of the time of the whole planned run, by the
+    seconds measured so far; where the length is not known, of the time so far.
 
     Why it matters: it is time not spent training.
 
     What to do: for the next run a longer eval_interval, or fewer eval_iters: four times fewer doubles the noise. The
-    first and the last step are evaluated in any case, so of a short run only fewer eval_iters help.
+    first and the last step are always evaluated, so in a short run only fewer eval_iters help.
 
     When it is wrong: in short tests, which are soon over anyway.
     """
@@ -283,7 +300,7 @@ def eval_too_expensive(case: Case) -> Iterator[Finding]:
     if longer:
         fix = f"--eval_interval={longer}, or fewer eval_iters"
     elif config:
-        fix = "fewer eval_iters: however long the interval, the first and the last step are evaluated"
+        fix = "fewer eval_iters: the first and the last step are evaluated whatever the interval"
     else:
         fix = "a longer interval, or fewer batches"
     yield Finding(
@@ -306,20 +323,20 @@ def _evaluations(max_iters: int, interval: int) -> int:
 
 
 def _cheap_interval(max_iters: int, *, affordable: float) -> int | None:
-    """The shortest interval with no more evaluations than are affordable; None where even two are too many."""
+    """The shortest interval that keeps evaluations affordable; None where even two are too many."""
     return ceil(max_iters / (floor(affordable) - 1)) if affordable >= 2 else None
 
 
 _CURES = {
-    "python-headers": ("Python's header files are missing", "apt install python3-dev (or your system's like)"),
+    "python-headers": ("Python's header files are missing", "apt install python3-dev (or your system's equivalent)"),
     "no-triton": ("Triton is missing", "pip install triton (on Windows: triton-windows), or --compile=False"),
-    "no-compiler": ("there is no C compiler", "apt install build-essential (or your system's like)"),
+    "no-compiler": ("there is no C compiler", "apt install build-essential (or your system's equivalent)"),
     "old-card": ("the card is too old for Triton", "--compile=False"),
 }
 
 
 def compile_failed(case: Case) -> Iterator[Finding]:
-    """torch.compile that did not work.
+    """torch.compile failed.
 
     What it sees: BackendCompilerFailed, a missing Python.h, a missing Triton or C compiler in the log.
 
@@ -327,7 +344,7 @@ def compile_failed(case: Case) -> Iterator[Finding]:
 
     What to do: install what is missing; until then --compile=False.
 
-    When it is wrong: if the log goes on with training, PyTorch may have fallen back by itself.
+    When it is wrong: if the log goes on with training, PyTorch may have continued without compiling.
     """
     found = messages(case, "compile-failed")
     if found:

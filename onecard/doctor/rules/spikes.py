@@ -1,4 +1,4 @@
-"""The rule about training losses that jump up, and how a jump is told from noise."""
+"""The rule about training losses that jump up, and how it tells a jump from noise."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def loss_spike(case: Case) -> Iterator[Finding]:
 
     What it sees: a logged loss above the median of up to 20 points before it (at least 5) by more than six robust
     standard deviations (6 x 1.4826 x the median absolute deviation) and by more than 0.3 nats. If the median of the
-    next ten is back, it has recovered and is only information.
+    next ten is back, it has recovered and is only a note.
 
-    Why it matters: a spike that stays costs the progress of many updates, and often announces divergence.
+    Why it matters: a spike that stays costs the progress of many updates, and often comes before divergence.
 
     What to do: grad_clip 1.0, a lower learning rate, a higher beta2 if the batch is small; look at the data there.
 
     When it is wrong: nanoGPT logs the loss of one micro-batch, which is noisy: a single high point is not a spike of
-    the run. With fewer than five points after it nobody can tell yet: it is only told.
+    the run. With fewer than five points after it, it is too early to say: it is only a note.
     """
     found = list(spikes(case.steps))
     if not found:
@@ -97,10 +97,10 @@ def loss_spike(case: Case) -> Iterator[Finding]:
         sure="low" if told_only else "medium",
         what=f"the loss jumps by {worst.height:.2f} to {worst.step.loss:.4f} at {place(case, worst.step)}{many}, "
         f"{outcome}",
-        why=f"the median of the {WINDOW} points before is {worst.before:.4f}; noise does not reach so far",
+        why=f"the median of the {WINDOW} points before is {worst.before:.4f}; noise does not reach that far",
         fix="grad_clip=1.0, a lower learning rate, or a higher beta2; look at the data of that step"
         if lasting
-        else "nothing, while it comes back; if spikes grow more frequent, lower the learning rate",
+        else "nothing to do while it comes back; if spikes become more frequent, lower the learning rate",
         seen=(shown(worst.previous), shown(worst.step)),
         patch=patch,
     )

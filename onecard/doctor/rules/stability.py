@@ -23,6 +23,7 @@ from onecard.doctor.evidence import (
     shown,
     vocabulary,
 )
+from onecard.doctor.needs import CONFIG, needs
 from onecard.doctor.rules.spikes import LEAST, WINDOW, high, spikes
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -37,18 +38,18 @@ _CALM = "half the learning rate, grad_clip 1.0, bfloat16 where the card has it"
 
 
 def loss_nan(case: Case) -> Iterator[Finding]:
-    """A loss that is no number.
+    """A loss that is nan or infinite.
 
     What it sees: nan or inf as a training or validation loss.
 
     Why it matters: from that step on the weights are lost; every further hour is wasted.
 
     What to do: go back to the last checkpoint before it, with half the learning rate (or the table's for the size,
-    where that is less) and grad_clip 1.0; compute in bfloat16 where the card has it, which cannot overflow as float16
+    where that is less) and grad_clip 1.0; compute in bfloat16 where the card has it, which does not overflow as float16
     does.
 
-    When it is wrong: a single nan under float16's loss scaling is skipped; if the losses after it are finite it is
-    an error to look into, not fatal: the run goes on.
+    When it is wrong: a single nan under float16's loss scaling is skipped; if the losses after it are finite, it is an
+    error to look into, not fatal: the run goes on.
     """
     records: tuple[Step | Eval, ...] = (*case.steps, *case.evals)
     bad = [record for record in records if not finite(record)]
@@ -74,7 +75,7 @@ def loss_nan(case: Case) -> Iterator[Finding]:
         + (", and finite again later" if recovered else ""),
         why="the weights are lost from there on"
         if not recovered
-        else "the loss of one update is no number; loss scaling may have skipped it. It is not fatal: the run went on",
+        else "the loss of one update is not a number; loss scaling may have skipped it. Not fatal: the run went on",
         fix=f"go back to {back_to}; " + (" ".join(f"--{k}={v}" for k, v in patch.items()) or _CALM)
         if not recovered
         else "look at the data and the gradient norm there; grad_clip=1.0, and bfloat16 where the card has it",
@@ -100,15 +101,15 @@ def _calmer(case: Case) -> dict[str, object]:
 
 
 def instability_not_precision(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
-    """A nan in float16 that float16 is not to blame for.
+    """A nan in float16 that float16 did not cause.
 
     What it sees: a float16 run whose loss rises before it becomes nan; or, among the runs given together, one in
     float32 or bfloat16 whose loss explodes at about the same step.
 
-    Why it matters: overflow strikes out of the blue. A loss that climbs first is diverging, and would in any
-    precision: changing dtype alone does not mend it.
+    Why it matters: an overflow comes without warning. A loss that climbs first is diverging, and would in any
+    precision: changing dtype alone does not fix it.
 
-    What to do: a lower learning rate, a longer warm-up, grad_clip 1.0; then think of the dtype.
+    What to do: a lower learning rate, a longer warm-up, grad_clip 1.0; only then another dtype.
 
     When it is wrong: with few logged points before the nan, a rise may be noise.
     """
@@ -127,8 +128,8 @@ def instability_not_precision(case: Case, others: Sequence[Case]) -> Iterator[Fi
         what=f"the loss was rising before it became nan at {place(case, nan)}"
         if rising
         else f"{twin.run.source if twin else ''} in another precision explodes at about the same step",
-        why="float16 overflows out of the blue; a loss that climbs first diverges in any precision",
-        fix="lower the learning rate and clip gradients; a change of dtype alone will not mend it",
+        why="float16 overflows without warning; a loss that climbs first diverges in any precision",
+        fix="lower the learning rate and clip gradients; another dtype alone will not fix it",
         seen=tuple(shown(step) for step in (*before[-1:], nan, *before[-3:-1])),
     )
 
@@ -157,8 +158,8 @@ def scaler_skips(case: Case) -> Iterator[Finding]:
 
     What it sees: after the first 2,000 iterations, more than one skipped update in 200; or a loss scale below 32.
 
-    Why it matters: float16 gradients overflow, and each skipped update is lost. A scale that sinks means that the
-    gradients themselves explode.
+    Why it matters: float16 gradients overflow, and each skipped update is lost. A scale that keeps falling means that
+    the gradients themselves explode.
 
     What to do: bfloat16 where the card has it; otherwise a lower learning rate.
 
@@ -193,15 +194,15 @@ def scaler_skips(case: Case) -> Iterator[Finding]:
 def diverging(case: Case) -> Iterator[Finding]:
     """Both losses going up.
 
-    What it sees: the last three validation losses all lie above the best by more than three standard deviations of an
+    What it sees: the last three validation losses are all above the best by more than three standard deviations of an
     evaluation, and the training losses too.
 
-    Why it matters: the model gets worse at what it is trained on. This is not overfitting, and it does not pass.
+    Why it matters: the model gets worse at what it is trained on. This is not overfitting, and it does not go away.
 
     What to do: stop; go back to the best checkpoint with half the learning rate.
 
     When it is wrong: after a change of the data or of the learning rate on purpose. Evaluations on fixed windows have
-    hardly any noise, and a healthy loss sways by more: a rise of 0.05 nats or less is only told.
+    hardly any noise, and a healthy loss varies by more: a rise of 0.05 nats or less is only a note.
     """
     found = pairs(case)
     if len(found) < 4:
@@ -219,28 +220,29 @@ def diverging(case: Case) -> Iterator[Finding]:
         severity="error",
         sure="high",
         what=f"both losses rise: val {numbers(val for _, _, val in last)} after {best_val:.4f} at {place(case, best)}",
-        why=f"three evaluations lie {rise:.3f} or more above the best (the noise is {sigma:.3f}), in training too",
+        why=f"three evaluations are {rise:.3f} or more above the best (the noise is {sigma:.3f}), in training too",
         fix=f"stop, go back to {place(case, best)}, "
         + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _CALM),
         seen=(shown(best), *(shown(evaluation) for evaluation, _, _ in last)),
         patch=patch,
     )
-    yield finding if above(rise, SMALLEST_RISE) else only_told(finding, f"{SMALLEST_RISE} nats or less may pass")
+    yield finding if above(rise, SMALLEST_RISE) else only_told(finding, f"{SMALLEST_RISE} nats or less may go away")
 
 
+@needs(CONFIG, formats=("nanogpt", "onecard", "minimal", "llm.c", "nanochat"))
 def bad_initial_loss(case: Case) -> Iterator[Finding]:
-    """A first loss that a model with random weights does not have.
+    """A first loss that a model with random weights cannot have.
 
     What it sees: at step 0 of a run from scratch, a loss above ln(vocab_size) + 1, or below ln(vocab_size) - 0.5. Only
-    where the vocabulary is known; modded-nanogpt, which starts at 16 to 23 rightly, is left out, and so is Hugging Face
-    Trainer, which logs no step 0.
+    where the vocabulary is known. modded-nanogpt, which rightly starts at 16 to 23, is not checked, nor is Hugging Face
+    Trainer, which does not log step 0.
 
     Why it matters: random weights know nothing, so the loss is ln V. Higher: the initialisation or the targets are
     wrong. Lower: the answer leaks into the input, or the weights are not random.
 
-    What to do: print a batch and its targets; the targets are the input moved by one.
+    What to do: print a batch and its targets; the targets are the input shifted by one.
 
-    When it is wrong: when the vocabulary is padded far beyond the words in use, or the output layer starts biased.
+    When it is wrong: when the vocabulary is padded far beyond the tokens in use, or the output layer starts biased.
     """
     size = vocabulary(case)
     if case.run.format in ("modded-nanogpt", "hf-trainer") or size is None or not from_scratch(case):
@@ -259,11 +261,11 @@ def bad_initial_loss(case: Case) -> Iterator[Finding]:
         rule="bad-initial-loss",
         severity="warn",
         sure="high" if case.run.format in ("nanogpt", "onecard") else "medium",
-        what=f"the first loss is {loss:.4f}; random weights over {size:,} words give ln V = {expected:.2f}",
+        what=f"the first loss is {loss:.4f}; random weights over {size:,} tokens give ln V = {expected:.2f}",
         why="the initialisation or the targets are wrong"
         if high
-        else "the answer leaks into the input, or the weights are not random, or the vocabulary is another",
-        fix="look at one batch: the targets must be the input moved by one token"
+        else "the answer leaks into the input, the weights are not random, or the vocabulary is another one",
+        fix="look at one batch: the targets must be the input shifted by one token"
         if not high
         else "look at the initialisation (std 0.02) and at one batch with its targets",
         seen=(shown(record),),

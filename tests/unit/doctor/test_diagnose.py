@@ -8,18 +8,11 @@ import pytest
 
 from onecard.config.resolve import resolve
 from onecard.doctor.case import Case, DataSizes
-from onecard.doctor.diagnose import (
-    OF_THE_CARD,
-    OF_TRAINING_DATA,
-    OF_VALIDATION_DATA,
-    diagnose,
-    diagnose_cases,
-    new_findings,
-    watch,
-)
+from onecard.doctor.diagnose import diagnose, diagnose_cases, new_findings, watch
 from onecard.doctor.facts import make_case
+from onecard.doctor.needs import missing
 from onecard.doctor.predict import predict_end
-from onecard.doctor.rules import NAMES
+from onecard.doctor.rules import RULES, Rule, rule_name
 from onecard.doctor.trend import Trend, trend
 from onecard.plan.cards import find_card
 from onecard.plan.loss import forecast_loss, law
@@ -34,6 +27,7 @@ from tests.unit.doctor.cases import (
     case,
     changed,
     evaluation,
+    found,
     learning,
     step,
     steps,
@@ -359,14 +353,26 @@ class TestWatching:
         assert watch(long, self.config, None, DataSizes(), ()) == []
 
 
-def test_what_needs_a_size_or_the_card_is_a_rule_and_says_nothing_without() -> None:
-    needy = OF_TRAINING_DATA | OF_VALIDATION_DATA | OF_THE_CARD
-    assert needy <= set(NAMES)
-    for name in needy - {"needless-dropout"}:  # which guesses
-        sick = SICK[name]()
-        assert name in {found.rule for found in diagnose_cases([sick])[0].findings}
-        unsized = make_case(sick.run, config=sick.resolved, card=None, data=DataSizes())
-        assert name not in {found.rule for found in diagnose_cases([unsized])[0].findings}
+@pytest.mark.parametrize("rule", RULES, ids=rule_name)
+def test_a_rule_declares_what_it_cannot_look_without(rule: Rule) -> None:
+    """A sick run is found; without config, card and data it is found still, or the rule says what it lacks."""
+    name = rule_name(rule)
+    sick = SICK[name]()
+    assert missing(rule, sick) is None
+    bare = make_case(sick.run, config=None, card=None, data=DataSizes())
+    assert (missing(rule, bare) is None) == bool(found(name, bare))
+    (diagnosis,) = diagnose_cases([bare])
+    assert (name in diagnosis.unchecked) == (missing(rule, bare) is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "about"), [("low-mfu", "card"), ("too-many-epochs", "data"), ("val-set-tiny", "data")]
+)
+def test_a_rule_that_lacks_the_card_or_the_data_says_which(name: str, about: str) -> None:
+    sick = SICK[name]()
+    (diagnosis,) = diagnose_cases([make_case(sick.run, config=sick.resolved, card=None, data=DataSizes())])
+    assert diagnosis.unchecked[name] == about
+    assert name not in {finding.rule for finding in diagnosis.findings}
 
 
 def start() -> Start:

@@ -31,15 +31,16 @@ def diagnosed(*cases: Case) -> list[Diagnosis]:
     return diagnose_cases(cases)
 
 
-def text(diagnoses: list[Diagnosis], width: int = 80) -> str:
+def text(diagnoses: list[Diagnosis], width: int = 80, *, details: bool = True) -> str:
     out = io.StringIO()
-    print_diagnoses(diagnoses, Console(file=out, width=width, highlight=False))
+    print_diagnoses(diagnoses, Console(file=out, width=width, highlight=False), details=details)
     return out.getvalue()
 
 
+@pytest.mark.parametrize("details", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_finding_reads_in_80_columns(name: str) -> None:
-    shown = text(diagnosed(*BEFORE.get(name, list)(), SICK[name]()))
+def test_every_finding_reads_in_80_columns(name: str, details: bool) -> None:
+    shown = text(diagnosed(*BEFORE.get(name, list)(), SICK[name]()), details=details)
     long = [line for line in shown.splitlines() if len(line) > 80 and "python train.py" not in line]
     assert not [line for line in long if " " in line.strip() and not line.startswith("  predicted")]
     assert f"[{name}]" in re.sub(r"\s+", " ", shown)
@@ -54,7 +55,8 @@ def test_the_text_has_what_why_fix_and_the_lines_that_prove_it() -> None:
 
 
 def test_a_healthy_run_reads_as_healthy() -> None:
-    (diagnosis,) = diagnosed(case(records=HEALTHY_RUN, card="RTX 4070"))
+    (diagnosis,) = diagnosed(case(records=HEALTHY_RUN, card="RTX 4070", train_tokens=10**10, val_tokens=10**7))
+    assert diagnosis.unchecked == {}
     assert verdict(diagnosis).startswith("healthy")
     assert "- all 100 logged losses are finite" in text([diagnosis])
 
@@ -65,8 +67,8 @@ def test_steps_that_nothing_tells_are_said_to_be_unknown() -> None:
     (run,) = read_logs(made.as_bytes(lines), source="hf.log")
     (diagnosis,) = diagnosed(make_case(run, config=None, card=None, data=DataSizes()))
     shown = text([diagnosis], width=200)
-    assert "20 logged losses, 20 evaluations; no line tells its step" in shown
-    assert "the steps (no line of the log tells its own)" in shown
+    assert "20 logged losses, 20 evaluations; no line says its step" in shown
+    assert "the steps (no line of the log says its own)" in shown
     assert "at logged loss 12" in shown
     assert not re.search(r"\bsteps? \d", shown)
     assert "of the time" not in shown
@@ -90,7 +92,7 @@ def test_a_note_shows_the_step_it_speaks_of_and_the_one_before() -> None:
 
 def test_a_log_of_nothing_is_not_called_healthy() -> None:
     (diagnosis,) = diagnosed(case(None))
-    assert verdict(diagnosis) == "nothing found, and little to go by"
+    assert verdict(diagnosis) == "nothing found, but there is little to judge by"
 
 
 def test_the_json_is_the_contracts_and_strict() -> None:
