@@ -55,7 +55,8 @@ def make_plan(
     >>> plan.fits, plan.params.nanogpt
     (True, 123587328)
     """
-    from onecard.ask.config import config_to_plan
+    from onecard.ask.config import config_to_plan, data_places
+    from onecard.ask.data_sizes import sizes_of_data
     from onecard.ask.place import place_named
     from onecard.plan import make
     from onecard.plan.budget import budget_of
@@ -63,9 +64,12 @@ def make_plan(
     card, vram, other = _text(gpu), _amount("vram_bytes", vram_bytes), _amount("other_bytes", other_bytes)
     hours, tokens, params = _hours(hours), _amount("tokens", tokens), _amount("params", params)
     _check(hours=hours, tokens=tokens, params=params, sensitivity=sensitivity or None)
+    named = _named(config)
+    resolved = config_to_plan(named, _flags(keys))
     return make.make_plan(
-        config_to_plan(_named(config), _flags(keys)),
+        resolved,
         place_named(card, vram, other),
+        data=sizes_of_data(resolved.config, data_places(named)),
         trainer=trainer,
         fit=fit,
         params=params,

@@ -98,7 +98,22 @@ def config_as_typed(config: Named, flags: Flags, *, otherwise: str = THERE) -> R
 def config_to_plan(config: Named, flags: Flags, *, otherwise: str = THERE) -> Resolved:
     """The config of a plan: with the vocabulary of the data, where that is here or known by its name."""
     resolved = config_as_typed(config, [*_beside(config, flags), *flags], otherwise=otherwise)
-    return _with_data_vocabulary(resolved, data_places(config))
+    return _with_allocator_settings(_with_data_vocabulary(resolved, data_places(config)), os.environ)
+
+
+ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def _with_allocator_settings(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
+    """With expandable_segments as the environment of PyTorch sets it, unless the user set the key."""
+    if resolved.origins["expandable_segments"] != "default":
+        return resolved
+    words = [word.strip().partition(":") for word in environ.get(ALLOCATOR_SETTINGS, "").split(",")]
+    asked = {name: value for name, _, value in words}.get("expandable_segments", "").lower()
+    if asked not in ("true", "false"):
+        return resolved
+    origins = {**resolved.origins, "expandable_segments": ALLOCATOR_SETTINGS}
+    return replace(resolved, config=resolved.config.replace({"expandable_segments": asked == "true"}), origins=origins)
 
 
 def _beside(config: Named, flags: Flags) -> Flags:

@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.ask.config import STDIN, Flags, config_as_typed
+from onecard.ask.config import STDIN, Flags, config_as_typed, data_places
 from onecard.ask.find_config import find_config
 from onecard.ask.text import THERE, neighbour, read_text
 from onecard.errors import ConfigError, OnecardError, UsageError
@@ -145,9 +145,8 @@ def _data_of(case: Case) -> DataSizes:
     data, config = case.data, known(case, "dataset")
     if config is None or (data.train_tokens is not None and data.val_tokens is not None):
         return data
-    source = case.resolved.source if case.resolved else None
-    found = sizes_of_data(config, Path(source).parent if source else None)
-    if found is None:
+    found = sizes_of_data(config, data_places(case.resolved.source if case.resolved else None))
+    if not found.here:
         return data
     return replace(
         data,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from onecard.ask.config import config_to_plan
+from onecard.ask.config import config_to_plan, data_places
+from onecard.ask.data_sizes import sizes_of_data
 from onecard.ask.place import place_named
 from onecard.ask.questions import check_questions
 from onecard.cli.files import PathType, without_config
@@ -164,7 +165,8 @@ def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
     place = shown.with_memory(vram_bytes=None, other_bytes=options.other) if shown else None
     return make_plan(
         resolved,
-        place or place_named(options.gpu, options.vram, options.other),
+        data=sizes_of_data(resolved.config, data_places(options.config)),
+        place=place or place_named(options.gpu, options.vram, options.other),
         trainer=options.trainer,
         fit=options.fit,
         params=options.params,
@@ -208,9 +210,15 @@ def _budget(options: Options) -> list[str]:
 
 def _enough(options: Options, made: Plan) -> str:
     """What to type where no run can be proposed: the least budget for which one can; without one, --fit."""
+    from onecard.plan.data import MANY_EPOCHS
+    from onecard.units import count
+
     if made.enough is None:
-        return f"no budget is enough, for want of memory; --fit instead of {_budget(options)[0]} says what fits"
+        return f"no budget is enough: memory is short; --fit instead of {_budget(options)[0]} says what fits"
     seconds, tokens = made.enough.seconds, made.enough.tokens
+    if tokens is not None and options.tokens is None:  # the data's size is the bound
+        least = count(tokens / MANY_EPOCHS)
+        return f"more data: {made.data.source} has {count(made.data.train_tokens or 0)} tokens, and {least} is the least"
     enough = replace(options, hours=None if seconds is None else seconds / 3600, tokens=tokens)
     return f"{' '.join(_budget(enough))} is enough for one"
 

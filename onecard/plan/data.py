@@ -24,6 +24,7 @@ class DataSizes:
     train_tokens: int | None = None
     val_tokens: int | None = None
     source: str = ""  # the folder, the option or the table that says so
+    here: bool = True  # False for data that is known by its name only
 
     def epochs(self, tokens: int) -> float | None:
         """How often `tokens` read the training split; None where its size is unknown."""
@@ -34,7 +35,9 @@ NO_SIZES = DataSizes()
 
 
 def data_findings(config: RunConfig, data: DataSizes, trainer: TrainerName) -> Iterator[Finding]:
-    """What the sizes of the data say about a run that has not started."""
+    """What the sizes of the data say about a run that has not started, where the data is here."""
+    if not data.here:
+        return
     yield from _too_many_epochs(config, data)
     if data.val_tokens is not None and data.val_tokens < (read := tokens_per_evaluation(config, trainer)):
         yield val_set_tiny(data.val_tokens, read, trainer, seen=(f"{data.val_tokens:,} tokens in {data.source}",))
@@ -44,12 +47,11 @@ def _too_many_epochs(config: RunConfig, data: DataSizes) -> Iterator[Finding]:
     epochs = data.epochs(config.total_tokens)
     if epochs is None or data.train_tokens is None or epochs <= MANY_EPOCHS + EPOCHS_BEYOND:
         return
-    far = epochs > FAR_TOO_MANY_EPOCHS + EPOCHS_BEYOND
     steps = MANY_EPOCHS * data.train_tokens // config.tokens_per_step
     shorter = f", or --max_iters={steps} --lr_decay_iters={steps} for {MANY_EPOCHS} epochs" if steps else ""
     yield Finding(
         rule="too-many-epochs",
-        severity="error" if far else "warn",
+        severity="warn",
         sure="high",
         what=f"the run reads its training data {epochs:,.1f} times",
         why=f"{units.count(config.total_tokens)} tokens are planned and {data.source} has "

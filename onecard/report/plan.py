@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
+from onecard.config.known_data import EMBEDDED
 from onecard.config.schema import KEYS
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.make import Plan, TrainerPlan
@@ -160,12 +161,14 @@ def _data_lines(plan: Plan) -> Iterator[Line]:
     """The data of the run, where its size is known; where not, what is assumed."""
     data, config = plan.data, plan.config
     if data.train_tokens is None:
-        yield "data", f"{config.dataset}: not found here, so its size is not checked"
+        if config.dataset != EMBEDDED.name:
+            yield "data", f"{config.dataset}: not found here, so its size is not checked"
         return
     epochs = data.epochs(config.total_tokens)
     read = f"read {epochs:,.2f} times" if epochs and epochs < 10 else f"read {epochs:,.0f} times"
     val = "" if data.val_tokens is None else f", {units.count(data.val_tokens)} for validation"
-    yield "data", f"{data.source}: {units.count(data.train_tokens)} tokens{val}; {read}"
+    source = data.source if data.here else f"{data.source} (not here)"
+    yield "data", f"{source}: {units.count(data.train_tokens)} tokens{val}; {read}"
 
 
 def _place_lines(plan: Plan) -> Iterator[Line]:
