@@ -218,7 +218,7 @@ def _enough(options: Options, made: Plan) -> str:
     seconds, tokens = made.enough.seconds, made.enough.tokens
     if tokens is not None and options.tokens is None:  # the data's size is the bound
         least = count(tokens / MANY_EPOCHS)
-        return f"more data: {made.data.source} has {count(made.data.train_tokens or 0)} tokens, and {least} is the least"
+        return f"more data: {made.data.source} has {count(made.data.train_tokens or 0)} tokens, {least} are the least"
     enough = replace(options, hours=None if seconds is None else seconds / 3600, tokens=tokens)
     return f"{' '.join(_budget(enough))} is enough for one"
 
