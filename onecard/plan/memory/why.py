@@ -40,7 +40,7 @@ def why_onecard(config: RunConfig, tag: str, phase: str, moment: str, size_bytes
     one = chunk * config.vocab_size * item_bytes(config)
     if size_bytes < one:
         return LOSSES_ALONE
-    then = ", then their gradient in place" if phase == TRAINING else ""
+    then = "; gradient in place" if phase == TRAINING else ""
     return f"logits of {chunk:,} tokens at a time, {_size(one)}{then}"
 
 
@@ -81,7 +81,7 @@ def _logits_held(config: RunConfig, phase: str, moment: str) -> str:
     )
     if phase == TRAINING:
         if config.compile:
-            return "logits, their gradient, zeros"
+            return "logits, gradient, zero gradient"
         return f"logits, {copies[0]}, gradient"
     held = ["the last step's"] + (["the training loop's old ones"] if phase == "eval" else [])
     return ", ".join(["this step's", *held, *copies] if moment == "head and loss" else held)

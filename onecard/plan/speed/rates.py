@@ -134,7 +134,9 @@ def calibration(card: Card) -> Calibration:
         return _geforce(card)
     if card.architecture == "Hopper":
         return Calibration(
-            rates=H200_RATES, spread=0.30, basis="no measured run on this card: as an H200, with a wider range"
+            rates=H200_RATES,
+            spread=0.30,
+            basis="no measured run on this card: estimated from an H200, with a wider range",
         )
     if card.compute_capability is None:
         return Calibration(
@@ -156,10 +158,10 @@ def _geforce(card: Card) -> Calibration:
         return Calibration(
             rates=rates,
             spread=0.40,
-            basis="no measured run on this card: as an RTX 4070; laptops have different power limits",
+            basis="no measured run on this card: estimated from an RTX 4070; laptop power limits differ",
         )
     return Calibration(
-        rates=rates, spread=0.30, basis="no measured run on this card: as an RTX 4070, with a wider range"
+        rates=rates, spread=0.30, basis="no measured run on this card: estimated from an RTX 4070, with a wider range"
     )
 
 
