@@ -3,14 +3,14 @@
     python bench/data_throughput.py --ranks r50k_base.tiktoken --megabytes 300 --repeats 3
     python bench/data_throughput.py --ranks r50k_base.tiktoken --file sample.jsonl.zst
 
-The second, with a file of yours, and the end of the first compare processor times in one process, block by block in
-turn: tiktoken's encode_ordinary alone against all that onecard does for the block (reading, JSON, checks, hash, tokens,
-and the way to a worker and back). This holds on a busy machine too; it leaves out start-up and writing.
+The second takes a file of yours. It, and the end of the first, compare processor times in one process, block by block
+in turn: tiktoken's encode_ordinary alone against everything onecard does for the block (reading, JSON, checks, hash,
+tokens, and the way to a worker and back). This is valid on a busy machine too, but leaves out start-up and writing.
 
-The first makes a file of JSON lines from this Python's standard library (each document numbered, so that none is there
-twice) and times, in turn, so that a busy machine slows all alike:
+The first makes a file of JSON lines from this Python's standard library. Each document is numbered, so none occurs
+twice. It times these in turn, so a busy machine slows all of them alike:
 
-- raw: one process per core that has its documents in memory and calls tiktoken's encode_ordinary on each, nothing else;
+- raw: one process per core, with its documents in memory, that calls only tiktoken's encode_ordinary on each;
 - threads: tiktoken's own encode_ordinary_batch with one thread per core;
 - onecard: `onecard data prepare` as a user types it, from the file to checked shards, start-up included.
 
@@ -45,7 +45,7 @@ from onecard.data.tokenizers import Gpt2Tokenizer
 
 
 def documents(size_bytes: int) -> list[str]:
-    """Texts of so many bytes in all, each different."""
+    """Different texts, of this many bytes in all."""
     root = Path(sysconfig.get_path("stdlib"))
     texts = [path.read_bytes().decode("utf-8", "replace") for _, path, _ in source_files(root)]
     found: list[str] = []
@@ -69,7 +69,7 @@ def encode_share(ranks: bytes, share: list[str], ready: multiprocessing.Barrier,
 
 
 def raw_seconds(ranks: bytes, texts: list[str], *, cores: int) -> tuple[float, float]:
-    """Time until the slowest of one process per core has encoded its part, and the processor time of all."""
+    """Seconds until the slowest of one process per core has encoded its part, and the processor seconds of all."""
     context = multiprocessing.get_context("fork")
     ready, counts = context.Barrier(cores + 1), context.Queue()
     shares = [texts[number::cores] for number in range(cores)]
@@ -95,7 +95,7 @@ def thread_seconds(ranks: bytes, texts: list[str], *, cores: int) -> float:
 
 
 def memory_and_time(group: int) -> tuple[int, dict[str, float]]:
-    """Bytes of all processes of a group, pages that several share counted once, and each one's processor seconds."""
+    """Bytes of all processes of a group, with shared pages counted once, and the processor seconds of each."""
     total, seconds = 0, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -127,7 +127,7 @@ def onecard_seconds(ranks: Path, file: Path, out: Path, *, cores: int) -> tuple[
 
 
 def share_by_block(ranks: bytes, file: Path) -> dict[str, float]:
-    """Processor seconds of tiktoken alone and of what onecard does, over the blocks of a file, and their ratio."""
+    """Processor seconds for the blocks of a file, by tiktoken alone and by onecard, and their ratio."""
     tokenizer = Gpt2Tokenizer(ranks)
     raw = tokenizer._encoding.encode_ordinary
     source = local_source([str(file)], but=file.with_suffix(".out"))

@@ -1,8 +1,8 @@
-"""What a call costs from a function with so many local variables: CPython keeps frames in chunks of 2,048 slots.
+"""What a call costs in a function with many local variables: CPython keeps frames in chunks of 2,048 slots.
 
     python bench/frame_chunks.py
 
-Where a function's frame nearly fills a thread's first chunk, the frame of everything it calls is put into a new one,
+If a function's frame nearly fills a thread's first chunk, everything it calls gets a frame in a new chunk, which is
 mapped for the call and unmapped after it. A compiled backward pass is such a function (docs/explain/speed.md).
 """
 
@@ -17,7 +17,7 @@ CALLS = 2_000
 
 
 def function_of(slots: int) -> Callable[[], float]:
-    """A function with that many local variables; the seconds of one call of an empty function from it."""
+    """A function with that many local variables; it returns the seconds of one call of an empty function."""
     names = "".join(f"    v{number} = 0\n" for number in range(slots))
     source = f"def empty(): pass\ndef function():\n{names}    start = clock()\n" + "    empty()\n" * CALLS
     space: dict[str, Callable[[], float]] = {"clock": time.perf_counter}

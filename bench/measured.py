@@ -1,4 +1,4 @@
-"""Measured rows of nanoGPT and of our own trainer beside what onecard predicts for them: for golden tests and docs.
+"""Measured rows of nanoGPT and of our own trainer beside onecard's predictions: for golden tests and docs.
 
 python bench/measured.py tests/golden/nanogpt_h200.csv      # the error of every row, the worst first
 """
@@ -109,7 +109,7 @@ class Measured:
 
 @cache
 def measured_rows(path: Path) -> list[Measured]:
-    """Every row of a measurement; read once, so that each row is predicted once."""
+    """Every row of a measurement; read once, so each row is predicted once."""
     with path.open() as file:
         return [Measured(row) for row in csv.DictReader(file)]
 

@@ -4,21 +4,21 @@
 
 `--lines` are line numbers of tests/golden/nanogpt_h200.csv (its header is line 1); only eager rows can be asked for.
 
-`torch.distributed._tools.mem_tracker.MemTracker` adds up the storages that operations return, each until Python lets
-go of it. It is used out of the box: a restatement of the GPT in ordinary torch functions, under a loop like
-nanoGPT's, on fake CPU tensors. Two updates are tracked, so that the second finds Adam's states; the prediction is the
+`torch.distributed._tools.mem_tracker.MemTracker` adds up the storages that operations return, each until Python frees
+it. It is used out of the box: a restatement of the GPT in ordinary torch functions, under a loop like nanoGPT's, on
+fake CPU tensors. Two updates are tracked, because Adam's states exist only from the second on. The prediction is the
 highest total of both. There are two predictions:
 
 - `predicted_bytes`: updates of one micro-batch, the use its documentation shows;
-- `predicted_accumulating_bytes`: two micro-batches an update where the run accumulates, so that the second finds
-  gradients (a third repeats it). MemTracker refuses to see a module called twice, unless told to forget it between.
+- `predicted_accumulating_bytes`: two micro-batches per update if the run accumulates. The second finds gradients, and a
+  third would repeat it. MemTracker refuses a module that is called twice, unless it is told to forget it in between.
 
 It cannot see: torch.compile (eager operations only), what the caching allocator reserves, the CUDA context, cuBLAS
 workspaces, and scratch that kernels allocate for themselves. Fake CUDA tensors with autograd abort a torch without
-CUDA, so it sees the CPU's operations where CUDA's differ: the types autocast gives the loss, dropout masks, and above
-all attention, which on the CPU stores its score matrices as soon as there is dropout. On a machine with a GPU it could
-do better. Evaluation is not run here. Neither is GradScaler, which reads values that fake tensors lack; it holds two
-scalars.
+CUDA, so it sees the CPU's operations. These differ from CUDA's in the types autocast gives the loss, in dropout masks,
+and above all in attention, which on the CPU stores its score matrices as soon as there is dropout. On a machine with a
+GPU it could do better. Evaluation is not run here. Neither is GradScaler, because it reads values that fake tensors do
+not have; it holds two scalars.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def tracked_peak_bytes(config: RunConfig, *, micro_steps: int) -> int:
 
 
 def tracked_row(line: int, row: Measured, *, date: str) -> dict[str, Any]:
-    """One row of the CSV: bytes predicted, or a note that says why there are none, and the seconds of the first."""
+    """One row of the CSV: predicted bytes, or a note that says why there are none, and the first one's seconds."""
     found: dict[str, Any] = {"line": line, "torch": torch.__version__, "date": date}
     found |= {column: row.columns[column] for column in CONFIG_COLUMNS}
     found["measured_train_alloc"] = row.allocated_bytes("train")

@@ -68,7 +68,7 @@ def measure_row(row: dict[str, str], nanogpt: Path, trace: Path | None) -> dict[
         torch.cuda.set_per_process_memory_fraction(c.cap_gib * 2**30 / total)
     boundaries: list[tuple[str, int]] = []
     if trace:
-        # C++ frames are slow to resolve: asked for by trace=cpp, for small models only
+        # C++ frames are slow to resolve: only with trace=cpp, and for small models
         stacks = "all" if row["trace"] == "cpp" else "python"
         torch.cuda.memory._record_memory_history(max_entries=2_000_000, stacks=stacks)
 
@@ -149,7 +149,7 @@ def measure_row(row: dict[str, str], nanogpt: Path, trace: Path | None) -> dict[
 
 
 def process_bytes() -> int | None:
-    """What the driver shows for this process, in bytes (None where it does not say)."""
+    """Bytes the driver shows for this process; None if it does not say."""
     asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     for line in subprocess.run(asked, capture_output=True, text=True).stdout.splitlines():
         pid, _, mib = line.partition(",")
@@ -181,7 +181,7 @@ def run_worker(row: dict[str, str], args: argparse.Namespace, number: int) -> di
     command = [sys.executable, __file__, "--worker", json.dumps(row), "--nanogpt", str(args.nanogpt)]
     if args.traces and row.get("trace"):
         command += ["--trace", str(args.traces / f"{number:03d}.json.gz")]
-    if row["compile"] == "True":  # a cache of its own: what another row has tuned would not be tuned again
+    if row["compile"] == "True":  # its own cache: kernels that another row tuned would not be tuned again
         environment |= {
             "TORCHINDUCTOR_CACHE_DIR": str(args.cache / f"{number:03d}"),
             "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",

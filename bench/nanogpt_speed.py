@@ -3,9 +3,9 @@
     python bench/nanogpt_speed.py --nanogpt ../nanoGPT --rows rows.csv --out speed.csv
 
 Each row runs in its own process: compile and warm up, then the median of ten steps, the update alone, evaluation
-steps, and one profiled step whose kernels are summed by kind. Rows go in groups (`--jobs 8`): a group compiles
-together, and when all of it is ready its rows are timed one after the other on an otherwise idle machine, and on cores
-that nobody else uses (bench/quiet_core.py): `steps` are the seconds of each with those of the loop beside it,
+steps, and one profiled step whose kernels are summed by kind. Rows run in groups (`--jobs 8`): a group compiles
+together. When all of it is ready, its rows are timed one after the other on an otherwise idle machine, on cores that
+nobody else uses (bench/quiet_core.py). `steps` are the seconds of each step with those of the loop beside it,
 `python_seconds` the loop at its fastest, `free_seconds` the median of ten steps with the threads on any core.
 """
 
@@ -124,7 +124,7 @@ def measure_row(row: dict[str, str], nanogpt: Path, group: Path, size: int) -> d
     for _ in range(3):
         step()
     found: dict[str, Any] = {"ok": True, "warmup_seconds": time.perf_counter() - began}
-    torch.cuda.empty_cache()  # the others of the group warm up on the same card
+    torch.cuda.empty_cache()  # the other rows of the group warm up on the same card
     wait_for_group(group, size)
     with (group / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -144,7 +144,7 @@ def measure_row(row: dict[str, str], nanogpt: Path, group: Path, size: int) -> d
         with profile(activities=[ProfilerActivity.CUDA]) as prof:
             step()
             torch.cuda.synchronize()
-        events = prof.events()  # before the next row is timed: reading them is work for a core
+        events = prof.events()  # before the next row is timed: reading them keeps a core busy
     kinds = dict.fromkeys([*KINDS, "other"], 0.0)
     kernels = 0
     for event in events:

@@ -4,7 +4,7 @@
 
 Each row of `rows.csv` is one config (a column is a key of RunConfig; empty is the default) and runs in its own process
 with its own compile cache: an evaluation, updates, an evaluation. Memory does not depend on what else runs on the card,
-so a group of rows is measured together; with `--speed` the group then waits, and its rows are timed one after the
+so a group of rows is measured together. With `--speed` the group then waits, and its rows are timed one after the
 other on an otherwise idle machine: the median of ten updates (eager ones on quiet cores: bench/quiet_core.py), and one
 profiled update whose kernels are summed by kind.
 `--traces DIR` also writes every allocation and free of the rows whose `trace` column is not empty.
@@ -47,7 +47,7 @@ WARM_UP = 3
 
 
 def run_config(row: dict[str, str]) -> Any:
-    """The RunConfig of a row; what it leaves empty is nanoGPT's default."""
+    """The RunConfig of a row; empty columns get nanoGPT's default."""
     from onecard.config.resolve import resolve
 
     flags = [(key, value) for key, value in row.items() if key not in NOT_KEYS and value]
@@ -160,7 +160,7 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
                         clocks.append((torch.cuda.clock_rate(), torch.cuda.power_draw() / 1000))
                         return seconds
 
-                    # Compiled, a graph waits for no host, and at the card's power limit a pause would flatter it.
+                    # A compiled graph does not wait for the host, and at the power limit a pause makes it look faster.
                     seconds = [step() for _ in range(10)] if config.compile else time_quietly(step).quiet
                     if not seconds:
                         sys.exit("no quiet step: others keep every core of this machine busy")
@@ -199,7 +199,7 @@ def kernel_seconds(prof: Any) -> dict[str, Any]:
 
 
 def top_kernels(prof: Any) -> list[tuple[str, int, float]]:
-    """The kernels of a profiled update that take longest: name, launches, milliseconds."""
+    """The slowest kernels of a profiled update: name, launches, milliseconds."""
     sums: dict[str, list[float]] = {}
     for event in _on_device(prof):
         entry = sums.setdefault(event.name[:110], [0, 0.0])

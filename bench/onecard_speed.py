@@ -1,4 +1,4 @@
-"""Predicted against measured speed of onecard's own trainer, and what the card's power limit takes.
+"""Predicted against measured speed of onecard's own trainer, and what the card's power limit costs.
 
 PYTHONPATH=. python bench/onecard_speed.py                  # rows of tests/golden, and what was benched
 PYTHONPATH=. python bench/onecard_speed.py --fit            # fit the power limit again (bench/speed_fit.py)
@@ -18,7 +18,7 @@ from onecard.plan.speed.rates import H200_RATES
 
 
 def error(row: Row) -> float:
-    """Error of tokens per second of a row, as predicted."""
+    """Relative error of a row's predicted tokens per second."""
     assert row.step_seconds
     return row.step_seconds / step_times(row.config, H200, H200_RATES, row.trainer).step - 1
 

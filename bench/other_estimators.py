@@ -2,11 +2,11 @@
 
 python bench/other_estimators.py        # median and largest error of each, eager and compiled
 
-Every formula gets what helps it: the run's own parameter count unless its tool counts for itself, its float32 setting
-where it has one, and as the truth PyTorch's allocated peak of training, which is smaller than the reserved bytes and
-the whole process: none of these formulas claims to know the caching allocator or the CUDA context. None has an input
-for torch.compile, gradient accumulation or evaluation either, and none knows what the loss keeps besides the logits.
-Estimators that run the model instead are in memtracker.py.
+Every formula gets what helps it: the run's own parameter count, unless its tool counts for itself, and its float32
+setting, if it has one. All are compared with PyTorch's allocated peak of training. That is smaller than the reserved
+bytes and the whole process, but none of these formulas claims to know the caching allocator or the CUDA context. None
+has an input for torch.compile, gradient accumulation or evaluation either, and none knows what the loss keeps besides
+the logits. Estimators that run the model instead are in memtracker.py.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def deepspeed_zero2_bytes(config: RunConfig) -> int:
     """Bytes of weights, gradients and optimizer states under ZeRO-2 on one GPU without offload.
 
     Source: deepspeedai/DeepSpeed (02aa38c), runtime/zero/stage_1_and_2.py, `estimate_zero2_model_states_mem_needs` with
-    num_gpus_per_node=1, num_nodes=1, cpu_offload=False. The same whatever the dtype.
+    num_gpus_per_node=1, num_nodes=1, cpu_offload=False. It does not depend on the dtype.
 
-    Leaves out: activations and logits, on purpose: it is an estimate of model states only. Counts half precision
+    Leaves out: activations and logits, on purpose: it estimates model states only. Counts half precision
     gradients, which nanoGPT's autocast does not keep.
     """
     params = count_params(config).total
@@ -91,7 +91,7 @@ def megatron_lm_bytes(config: RunConfig) -> int:
     Source: NVIDIA/Megatron-LM (00caa53), training/theoretical_memory_usage.py: `compute_weight_and_optimizer_memory`
     (18 bytes a parameter, position embeddings and linear biases not counted) and, without sequence parallelism,
     `compute_activation_memory_without_sp` (34 sbh a layer, the embedding's ids and dropout mask, 2-byte logits, 5 % on
-    top). The same whatever the dtype.
+    top). It does not depend on the dtype.
 
     Leaves out: float32 anything among the activations, the loss beside one 2-byte copy of the logits, workspaces.
     """
@@ -112,7 +112,7 @@ def cookbook_bytes(config: RunConfig) -> int:
     --low-prec-bytes-per-val 4, which makes the weights 4 bytes and leaves the optimizer at 12.
 
     Leaves out: logits and loss, the embeddings' activations. Counts score matrices that flash attention never stores,
-    and the embedding twice, which nanoGPT ties to the head. Where the total is near, one error pays for the other.
+    and the embedding twice, which nanoGPT ties to the head. Where the total is close, these errors cancel.
     """
     score_elements = config.batch_size * config.n_head * config.block_size**2  # of one layer
     return cookbook_without_scores_bytes(config) + config.n_layer * score_elements * (2 * _cookbook_number(config) + 1)
@@ -122,7 +122,7 @@ def cookbook_without_scores_bytes(config: RunConfig) -> int:
     """Bytes per GPU by EleutherAI's calculator without the score matrices, as flash attention would have it.
 
     Source: as `cookbook_bytes`. The script drops that term when called with --checkpoint-activations. The measured runs
-    do not checkpoint, but that is the nearest the script has to flash attention, so both readings are shown.
+    do not checkpoint, but this is the closest the script comes to flash attention, so both readings are shown.
 
     Leaves out: logits and loss, the embeddings' activations. Counts the embedding twice.
     """
@@ -142,9 +142,9 @@ def _cookbook_number(config: RunConfig) -> int:
 def chatbot_note_bytes(config: RunConfig) -> int:
     """Bytes by the formula a chatbot gave a nanoGPT user: B·T·C·L·160·2 of activations, 10 a parameter.
 
-    Source: a public note on a 6/6/384 run at batch 16 × 512. Its 160 was set so that this run's total comes out right;
-    its 10 bytes are 2 of weights and 8 of Adam's states. The same whatever the dtype. The 1 to 1.5 GB it adds for
-    context, allocator and compiling are left out, as the measured allocated peak contains none of those.
+    Source: a public note on a 6/6/384 run at batch 16 × 512. Its 160 was chosen to make this run's total right. Its 10
+    bytes are 2 of weights and 8 of Adam's states. It does not depend on the dtype. It adds 1 to 1.5 GB for context,
+    allocator and compiling; they are left out here, because the measured allocated peak contains none of those.
 
     Leaves out: the vocabulary, which decides the size of the loss; gradients; float32 weights.
     """
@@ -164,12 +164,12 @@ ESTIMATORS: dict[str, Callable[[RunConfig], int]] = {
 
 
 def errors_of(estimator: Callable[[RunConfig], int], rows: list[Measured]) -> Errors:
-    """Errors of predicted training bytes relative to the measured allocated peak of training."""
+    """Relative errors of predicted training bytes against the measured allocated peak of training."""
     return Errors.of(estimator(row.config) / row.allocated_bytes("train") - 1 for row in rows)
 
 
 def memtracker_errors(column: str, *, dropout: bool | None = None) -> Errors:
-    """Errors of the MemTracker predictions on file, of all rows or of those with or without dropout."""
+    """Errors of the recorded MemTracker predictions, for all rows or for those with or without dropout."""
     with MEMTRACKER.open() as file:
         found = [row for row in csv.DictReader(file) if row[column]]
     chosen = [row for row in found if dropout is None or (float(row["dropout"]) > 0) == dropout]

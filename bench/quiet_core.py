@@ -1,9 +1,9 @@
 """Time steps on a core that nobody else uses.
 
-A rented machine's cores are shared: a fixed loop of Python takes 1.5 ms on one and 3.5 on the next, and changes within
-a second. What waits for the host then takes up to 1.7 times as long, from one process to another. So every step is
-timed between two such loops, on the core that ran them fastest, and counts only if both ran about as fast as the
-fastest did. Linux only.
+The cores of a rented machine are shared. A fixed loop of Python takes 1.5 ms on one and 3.5 on the next, and this
+changes within a second. What waits for the host then takes up to 1.7 times as long, from one process to another. So
+every step is timed between two such loops, on the core that ran them fastest. It counts only if both loops ran about
+as fast as the fastest one. Linux only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-QUIET = 1.3  # times the fastest loop; on a core that somebody shares it takes 1.6 to 2.4 times as long
-ENOUGH = 5  # quiet steps, of ten that are wanted
+QUIET = 1.3  # times the fastest loop; on a shared core it takes 1.6 to 2.4 times as long
+ENOUGH = 5  # quiet steps; ten are wanted
 
 
 def python_seconds() -> float:
@@ -33,7 +33,7 @@ def stay_on(core: int) -> None:
         try:
             if int(task.name) == os.getpid() or (task / "comm").read_text().startswith("pt_autograd"):
                 os.sched_setaffinity(int(task.name), {core})
-        except (ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+        except (ProcessLookupError, FileNotFoundError):  # it has ended in the meantime
             continue
 
 
@@ -41,17 +41,17 @@ def stay_on(core: int) -> None:
 class Timed:
     """Steps timed one by one, and how slow the core was beside each."""
 
-    steps: list[tuple[float, float]]  # seconds, and those of the slower of the two loops around it
+    steps: list[tuple[float, float]]  # seconds of the step, and of the slower of the two loops around it
     fastest: float  # seconds of the fastest loop on any core
 
     @property
     def quiet(self) -> list[float]:
-        """Seconds of the steps that nobody disturbed."""
+        """Seconds of the undisturbed steps."""
         return [seconds for seconds, loop in self.steps if loop <= QUIET * self.fastest]
 
     @property
     def seconds(self) -> float | None:
-        """Their median; None where they were too few to tell."""
+        """Their median in seconds; None if there are too few."""
         return median(self.quiet) if len(self.quiet) >= ENOUGH else None
 
     @property
@@ -67,11 +67,11 @@ def parsed(text: str, fastest: float) -> Timed:
 
 
 def time_quietly(step: Callable[[], float], *, wanted: int = 10, limit_seconds: float = 8.0) -> Timed:
-    """Steps until enough were quiet or the time is up, moving on where they were not."""
+    """Time steps until enough were quiet or the time is up; move to another core when they were not."""
     cores = os.sched_getaffinity(0)
     end = time.perf_counter() + limit_seconds
     timed = Timed([], _move_to_the_quietest(cores))
-    step()  # the caches of the new core
+    step()  # warms the caches of the new core
     while len(timed.quiet) < wanted and time.perf_counter() < end:
         before, seconds, after = python_seconds(), step(), python_seconds()
         timed = Timed([*timed.steps, (seconds, max(before, after))], min(timed.fastest, before, after))
@@ -82,7 +82,7 @@ def time_quietly(step: Callable[[], float], *, wanted: int = 10, limit_seconds: 
 
 
 def _move_to_the_quietest(cores: set[int]) -> float:
-    """Stay on the core that runs the loop fastest; its seconds there."""
+    """Stay on the core that runs the loop fastest; returns its seconds there."""
 
     def on(core: int) -> float:
         os.sched_setaffinity(0, {core})

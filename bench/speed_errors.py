@@ -73,17 +73,17 @@ def markdown(errors: list[Error]) -> str:
 
 
 def verdict(row: Row) -> str:
-    """How far a row is from what is predicted, and whether its range holds it."""
+    """How far a row is from its prediction, and whether its range contains it."""
     speed = predict_speed(row.config, row.card, row.trainer)
     assert speed
     if row.step_seconds is None:
-        return "not told: too few quiet steps"
+        return "not decided: too few quiet steps"
     inside = "inside" if speed.tokens_per_second.contains(row.tokens_per_second) else "OUTSIDE"
     return f"{speed.tokens_per_second.likely / row.tokens_per_second - 1:+.1%} {inside} ±{speed.spread:.0%}"
 
 
 def kind_errors(row: Row, rates: Rates) -> str:
-    """How far each kind of kernel, and each thing timed, is off."""
+    """The relative error of each kind of kernel, and of each thing timed."""
     times = step_times(row.config, row.card, rates, row.trainer)
     kinds = {
         "products": (times.matmuls, row.matmul_seconds),

@@ -1,8 +1,8 @@
 """The fit of the H200's and the RTX 4070's rates: least squares on logarithms (Levenberg-Marquardt).
 
-Over seconds per step and over the kernels' seconds by kind. First nanoGPT's rows give the rates, as if there were no
-power limit: what it takes of them is in the shares. Then steps of our rows, and of both trainers in `onecard bench` at
-124M, give what it takes beyond that.
+It fits seconds per step, and seconds of the kernels by kind. First nanoGPT's rows give the rates, as if there were no
+power limit, so the shares include its cost. Then steps of our rows, and of both trainers in `onecard bench` at 124M,
+give what it costs beyond that.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ RATE_NAMES = (
     "roofline_power"
 ).split()
 HOST_NAMES = list(Host.__dataclass_fields__)
-COST_NAMES = [name for name in Costs.__dataclass_fields__ if name != "written_out_byte"]  # that is our trainer's
+COST_NAMES = [name for name in Costs.__dataclass_fields__ if name != "written_out_byte"]  # our trainer's alone
 POWER_NAMES = list(Power.__dataclass_fields__)
-# Round values the fit starts from and is loosely held to, instead of the fitted ones, so that a row left out does not
-# speak through them. Those of an addition, a micro-batch or a sequence changed by 1.5 move no left-out error by half a
-# point.
+# Round values that the fit starts from and is loosely held to. They are not the fitted ones, so a row that is left out
+# has no influence through them. Changing those of an addition, a micro-batch or a sequence by a factor of 1.5 moves no
+# left-out error by half a point.
 START = replace(
     H200_RATES,
     matmul_share=0.8,
@@ -59,10 +59,10 @@ START = replace(
         stumble_seconds=15e-6,
     ),
     costs=Costs(pointwise_flops=1000, loss_flops=100, attention_flops=100, dropout_flops=300),
-    power=None,  # what it takes of nanoGPT's kernels is in the other numbers
+    power=None,  # the other numbers include what it costs nanoGPT's kernels
 )
-SETTLED = 1e-6  # share of the squares: a round that takes off less changes nothing more
-# A step's time counts most; kernels of one kind and updates alone tell the parts apart.
+SETTLED = 1e-6  # share of the squares: a round that gains less is the last
+# A step's time counts most; kernels of one kind and updates alone separate the parts.
 STEP_WEIGHT, MATMUL_WEIGHT, ATTENTION_WEIGHT, REST_WEIGHT, UPDATE_WEIGHT, PRIOR_WEIGHT = 1.0, 0.5, 0.3, 0.4, 0.3, 0.03
 
 
@@ -73,7 +73,7 @@ def kernels(config: RunConfig) -> float:
 
 
 def update_alone_seconds(config: RunConfig, card: Card, rates: Rates) -> float:
-    """Seconds of an update on an idle card: AdamW runs when the host is through, clipping before that."""
+    """Seconds of an update on an idle card: AdamW runs when the host is done, clipping before that."""
     work, unclipped = (
         nanogpt_step(each, each.dtype, rates.costs) for each in (config, config.replace({"grad_clip": 0.0}))
     )
@@ -82,7 +82,7 @@ def update_alone_seconds(config: RunConfig, card: Card, rates: Rates) -> float:
 
 
 def paced(rates: Rates, row: Row) -> Rates:
-    """The rates as the processor of a row allows."""
+    """The rates at the pace of a row's processor."""
     host = {name: row.pace * getattr(rates.host, name) for name in HOST_NAMES}
     return replace(rates, host=Host(**host))
 
@@ -106,7 +106,7 @@ def residuals(rates: Rates, rows: Iterable[Row]) -> list[float]:
 
 
 def fitted(start: Rates, rows: list[Row], names: list[str], rounds: int = 25) -> Rates:
-    """Rates with the named coefficients moved to least squares over the rows, held loosely near where they start."""
+    """Rates with the named coefficients fitted to the rows by least squares, held loosely near where they start."""
 
     def owner(name: str) -> Host | Costs | Power | Rates:
         parts = (start.host, start.costs, start.power)
@@ -143,7 +143,7 @@ def fitted(start: Rates, rows: list[Row], names: list[str], rounds: int = 25) ->
 
 
 def fit_h200(rows: list[Row], start: Rates = START) -> Rates:
-    """The H200's rates; the bandwidth's share was read off single kernels and stays."""
+    """The H200's rates; the bandwidth's share was read off single kernels and is not fitted."""
     return fitted(start, rows, [*RATE_NAMES, *HOST_NAMES, *COST_NAMES])
 
 
@@ -152,7 +152,7 @@ def fit_geforce(rows: list[Row]) -> Rates:
     return fitted(replace(ADA_GEFORCE_RATES, matmul_share=1.0), rows, ["matmul_share"])
 
 
-FITTED_N_EMBD = 768  # of what was benched
+FITTED_N_EMBD = 768  # of the benched configs that are fitted
 # Round values that the fit of the limit starts from and is loosely held to.
 POWER_START = replace(
     H200_RATES,
@@ -162,10 +162,10 @@ POWER_START = replace(
 
 
 def fit_power() -> Rates:
-    """The H200's rates, with what the power limit takes by steps of both trainers.
+    """The H200's rates, with the cost of the power limit fitted to steps of both trainers.
 
-    Kernels of one profiled update, after a pause, ran at higher clocks: of these only the rest counts, by which
-    `written_out_byte` is told from the limit.
+    Kernels of one profiled update, after a pause, ran at higher clocks. Of these, only kernels other than
+    products and attention count. They separate `written_out_byte` from the limit.
     """
     ours = [replace(row, matmul_seconds=None, attention_seconds=None) for row in own_rows()]
     both = [row for row in benched_rows() if row.config.n_embd == FITTED_N_EMBD]

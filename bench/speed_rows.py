@@ -1,4 +1,4 @@
-"""Measured speeds of both trainers: rows of tests/golden and of the table of public runs, read."""
+"""Measured speeds of both trainers, read from tests/golden and from the table of public runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Row:
     kernels: float | None = None  # that ran in one step
     update_seconds: float | None = None  # clipping and AdamW alone
     evaluation_seconds: float | None = None  # one evaluation batch
-    pace: float = 1.0  # how long its processor took for what the others' took one second
+    pace: float = 1.0  # its processor's loop time divided by LOOP_SECONDS
     trainer: TrainerName = "nanogpt"
 
     @property
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def busy_seconds(self) -> float | None:
-        """Seconds of all kernels of a step, where they were told apart."""
+        """Seconds of all kernels of a step, if they were measured by kind."""
         kinds = (self.matmul_seconds, self.attention_seconds, self.rest_seconds)
         return None if None in kinds else sum(each for each in kinds if each)
 
@@ -56,7 +56,7 @@ class Row:
         return self.config.tokens_per_step / self.step_seconds
 
     def same_config(self, other: Row) -> bool:
-        """Whether two rows differ in accumulation or in which 16-bit type alone."""
+        """Whether two rows differ only in accumulation or in the 16-bit type."""
         mine, its = (row.config.replace({"gradient_accumulation_steps": 1}) for row in (self, other))
         halves = {"bfloat16": "half", "float16": "half"}
         same_type = halves.get(mine.dtype, mine.dtype) == halves.get(its.dtype, its.dtype)
@@ -70,20 +70,20 @@ def row_config(columns: dict[str, str]) -> RunConfig:
     return RunConfig().replace({key: int(columns[key]) for key in _WHOLE} | switches | rest)
 
 
-# Of bench/quiet_core.py, on the processor that the host's costs are stated for: the middle of what sets of rows met,
-# whose medians are 1.47 ms (most of the fit), 1.52, 1.60, 1.67, 1.67 and 1.71.
+# Of the loop in bench/quiet_core.py, on the processor that the host's costs are stated for. It is in the middle of the
+# sets of rows, whose medians are 1.47 ms (most of the fit), 1.52, 1.60, 1.67, 1.67 and 1.71.
 LOOP_SECONDS = 1.6e-3
 
 
 def profiled_rows(path: Path, *, timed: bool) -> list[Row]:
-    """Rows of bench/nanogpt_speed.py; not `timed` if the machine was not idle, so that only kernels count."""
+    """Rows of bench/nanogpt_speed.py. Not `timed` if the machine was not idle: then only kernels count."""
     with path.open() as file:
         found = [columns for columns in csv.DictReader(file) if columns["ok"] == "True"]
     rows = []
     for columns in found:
         kinds = {kind: float(columns[f"{kind}_seconds"]) for kind in "gemm attention triton loss other".split()}
         mixed = kinds["attention"] == 0.0  # the first batch counted float32 attention as products
-        quiet = "steps" in columns  # otherwise timed on cores that others shared: right where the card decides
+        quiet = "steps" in columns  # if not, timed on shared cores: valid where the card decides
         rows.append(
             Row(
                 config=row_config(columns),
@@ -107,7 +107,7 @@ def _step_seconds(columns: dict[str, str]) -> float | None:
     return float(columns["step_seconds"])
 
 
-CHECKS = (  # drawn at random, and set aside
+CHECKS = (  # drawn at random and set aside
     "nanogpt_h200_speed_check.csv",
     "nanogpt_h200_speed_host_check.csv",
     "nanogpt_h200_speed_host_kinds_check.csv",
@@ -116,14 +116,14 @@ QUIET, QUIET_CHECK = GOLDEN / "nanogpt_h200_speed_quiet.csv", GOLDEN / "nanogpt_
 
 
 def drawn_rows() -> list[Row]:
-    """All 32 configs set aside by 2026-11-15, as measured on quiet cores; as drawn where the card decides."""
+    """All 32 configs set aside by 2026-11-15, as measured on quiet cores; as first measured where the card decides."""
     quiet = profiled_rows(QUIET_CHECK, timed=True)
     drawn = (row for name in CHECKS for row in profiled_rows(GOLDEN / name, timed=True))
     return [next((other for other in quiet if other.config == row.config), row) for row in drawn]
 
 
 def quiet_rows() -> list[Row]:
-    """One row, of medians, for each config that the host's costs are fitted to."""
+    """One row of medians for each config that the host's costs are fitted to."""
     with QUIET.open() as file:
         names = [columns["set"] for columns in csv.DictReader(file)]
     rows = [row for row, name in zip(profiled_rows(QUIET, timed=True), names, strict=True) if name != "both passes"]
@@ -179,7 +179,7 @@ BENCHED_CHECK = GOLDEN / "bench_h200_fused_check.csv"  # in no fit
 
 
 def own_rows(path: Path = OWN) -> list[Row]:
-    """Rows of bench/onecard_rows.py --speed that ran as they were asked to: a micro-batch may have been halved."""
+    """Rows of bench/onecard_rows.py --speed that ran as asked; in others a micro-batch was halved."""
     with path.open() as file:
         rows = [columns for columns in csv.DictReader(file) if columns["ok"] == "True"]
     return [_own_row(columns) for columns in rows if columns["micro_batch"] == columns["batch_size"]]
@@ -201,7 +201,7 @@ def _own_row(columns: dict[str, str]) -> Row:
 
 
 def benched_rows(path: Path = BENCHED) -> list[Row]:
-    """What `onecard bench` timed, of both trainers."""
+    """What `onecard bench` timed, for both trainers."""
     with path.open() as file:
         ran = [columns for columns in csv.DictReader(file) if columns["tokens_per_second"]]
     return [_benched(columns) for columns in ran]

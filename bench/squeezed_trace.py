@@ -2,8 +2,8 @@
 
     python bench/squeezed_trace.py traces/004.json.gz tests/golden/onecard_trace_compiled_half.json.gz
 
-`bench/onecard_rows.py --traces` writes every event with the Python frames it came from. Kept are the events, with
-addresses counted from the lowest and what compiling allocates for itself marked; frames are left out.
+`bench/onecard_rows.py --traces` writes every event with the Python frames it came from. This keeps the events, with
+addresses counted from the lowest and a mark on what compiling allocates for itself. It drops the frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACTIONS = {
     "segment_free": "given back",
     "segment_unmap": "given back",
 }
-# Files of torch's compiler: what is allocated below them is gone when a graph runs.
+# Files of torch's compiler: what they allocate is gone when a graph runs.
 COMPILER = (
     "benchmarking.py",
     "triton_heuristics.py",
@@ -66,8 +66,8 @@ def main() -> None:
     with gzip.open(args.recorded, "rt") as file:
         trace = json.load(file)
     source = (
-        f"{args.card}, {time.strftime('%Y-%m-%d')}, python bench/onecard_rows.py --traces; frames left out but for the "
-        "mark of what compiling allocates, addresses from the lowest"
+        f"{args.card}, {time.strftime('%Y-%m-%d')}, python bench/onecard_rows.py --traces; no frames, only a "
+        "mark on what compiling allocates; addresses counted from the lowest"
     )
     kept = {"source": source, "config": {key: trace["row"][key] for key in CONFIG}, "events": squeezed(trace)}
     args.golden.write_bytes(gzip.compress(json.dumps(kept, separators=(",", ":")).encode(), mtime=0))

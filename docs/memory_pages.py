@@ -25,13 +25,13 @@ MEMTRACKER = GOLDEN.parents[1] / "docs/measurements/memtracker.csv"
 
 
 def rows_of(name: str, *, compiled: bool, sets: Mapping[str, tuple[str, ...]] = SETS) -> list[Measured]:
-    """The rows of a set that ran to their end."""
+    """The rows of a set that finished."""
     rows = [row for file in sets[name] for row in measured_rows(GOLDEN / file)]
     return [row for row in rows if row.ok and row.predicted.ok and row.config.compile == compiled]
 
 
 def own_error_table() -> str:
-    """Markdown: the same of onecard's own trainer."""
+    """Markdown: the same for onecard's own trainer."""
     return error_table(OWN_SETS)
 
 
@@ -55,7 +55,7 @@ def error_table(sets: Mapping[str, tuple[str, ...]] = SETS) -> str:
 
 
 def short_error_table() -> str:
-    """Markdown for README: allocated and process, the set-aside rows."""
+    """Markdown for README: errors of the set-aside rows, allocated and process."""
     lines = ["| set-aside rows | | exact | nine of ten within | largest |", "|---|---|---|---|---|"]
     for compiled, mode in ((False, "eager"), (True, "compiled")):
         rows = rows_of("check", compiled=compiled)
@@ -79,7 +79,7 @@ def _quantities(rows: Iterable[Measured]) -> dict[str, Errors]:
 
 
 def estimator_table() -> str:
-    """Markdown: every estimator's error of the training peak."""
+    """Markdown: the error of every estimator in the training peak."""
     lines = [
         "| estimator | eager: median error | largest | compiled: median error | largest |",
         "|---|---|---|---|---|",
@@ -118,7 +118,7 @@ def error_plot() -> str:
 
 
 def _panel(quantity: str, *, limit: float, left: float, width: float, height: float) -> str:
-    """One quantity: rows from the smallest run to the largest, the limit dashed, twice the limit at the edges."""
+    """SVG of one quantity: rows from the smallest run to the largest, a dashed limit, twice the limit at the edges."""
     top, bottom = 40.0, height - 50
     middle = (top + bottom) / 2
 
@@ -144,7 +144,9 @@ def _panel(quantity: str, *, limit: float, left: float, width: float, height: fl
             marks.append(f'<circle cx="{x:.1f}" cy="{at:.1f}" r="2.5" {look}>{title}</circle>')
     marks.append(_text(left, bottom + 20, "square: row set aside, circle: other; hollow: eager, filled: compiled"))
     marks.append(
-        _text(left, bottom + 34, "from the smallest run to the largest; dashed: the limit; off the scale: at its edge")
+        _text(
+            left, bottom + 34, "from the smallest run to the largest; dashed: the limit; beyond the scale: at the edge"
+        )
     )
     return "".join(marks)
 

@@ -1,4 +1,4 @@
-"""Tables of what was measured of onecard's own trainer, beside nanoGPT's."""
+"""Tables of measurements of onecard's own trainer beside nanoGPT's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 def _nanogpt(ours: dict[str, str], theirs: list[dict[str, str]]) -> int | None:
-    """nanoGPT's process bytes for the same config, without dropout and without a cap."""
+    """Measured process bytes of nanoGPT for the same config, without dropout or cap; None if not measured."""
     found = [
         int(row["process_bytes"])
         for row in theirs
@@ -37,13 +37,13 @@ def _nanogpt(ours: dict[str, str], theirs: list[dict[str, str]]) -> int | None:
 
 
 def _planned(ours: dict[str, str]) -> int:
-    """What the plan says of nanoGPT where nobody measured it."""
+    """Process bytes the plan predicts for nanoGPT, where nobody measured them."""
     flags = [(key, ours[key]) for key in (*SAME, "gradient_accumulation_steps")]
     return predict_nanogpt(resolve("batch_size = 1", flags=flags).config, find_card("H200")).process_bytes
 
 
 def notes_table() -> str:
-    """The notes' configs: what the driver shows for nanoGPT and for onecard."""
+    """Markdown: what the driver shows for nanoGPT and for onecard, for the notes' configs."""
     theirs = _rows("nanogpt_h200.csv")
     lines = [
         "| model | T | batch | dtype | mode | nanoGPT MiB | onecard MiB | ratio | beyond 16 B a parameter |",
@@ -66,7 +66,7 @@ def notes_table() -> str:
 
 
 def beside_table(file: str) -> str:
-    """Both trainers at the same micro-batch without a limit, one command a model: speed, memory, first step, loss."""
+    """Markdown: both trainers at the same micro-batch without a limit, one command per model."""
     lines = [
         "| model | trainer | tokens/s | driver shows MiB | beyond 16 B a parameter MiB | first step s | val loss |",
         "|---|---|---|---|---|---|---|",
@@ -89,7 +89,7 @@ def beside_table(file: str) -> str:
 
 
 def limit_table(*names: str) -> str:
-    """Each trainer's micro-batches under 12 GiB, in the order in which one command after the other measured them."""
+    """Markdown: each trainer's micro-batches under 12 GiB, in the order in which they were measured."""
     lines = [
         "| model | dtype | trainer | micro-batch | seed | tokens/s | driver MiB | loss at 10 | 25 | last | val loss |",
         "|---|---|---|---|---|---|---|---|---|---|---|",

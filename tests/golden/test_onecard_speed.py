@@ -126,7 +126,7 @@ def test_a_measured_row_is_its_own_nearest() -> None:
     said, distance = nearest_measured(selective.config, H200, "onecard")
     assert distance == 0.0
     assert "selective recomputation" in said
-    assert "the same here" in said
+    assert "the same config" in said
 
 
 @pytest.mark.parametrize("row", COMPILED_ASIDE, ids=named)

@@ -197,11 +197,11 @@ def test_every_config_has_a_prediction_whose_parts_add_up(
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"n_embd": 60, "n_head": 1}, "n_embd = 60 is no multiple of 8"),
-        ({"batch_size": 1, "block_size": 17}, "batch_size x block_size = 17 is no multiple of 8"),
-        ({"vocab_size": 50_257}, "by copies of 1,178 MiB"),
-        ({"vocab_size": 65, "dtype": "float32"}, "by copies of 3 MiB and how long 36 MiB of the last norm's result"),
-        ({"dtype": "float32", "n_embd": 762, "n_head": 6, "batch_size": 1}, "scores take 24.0 MiB a layer"),
+        ({"n_embd": 60, "n_head": 1}, "n_embd = 60 is not a multiple of 8"),
+        ({"batch_size": 1, "block_size": 17}, "batch_size x block_size = 17 is not a multiple of 8"),
+        ({"vocab_size": 50_257}, "changes copies of 1,178 MiB"),
+        ({"vocab_size": 65, "dtype": "float32"}, "copies of 3 MiB and how long 36 MiB of the last norm's result are"),
+        ({"dtype": "float32", "n_embd": 762, "n_head": 6, "batch_size": 1}, "scores take 24.0 MiB per layer"),
     ],
 )
 def test_what_the_compiler_may_do_otherwise_is_said(keys: dict[str, object], words: str) -> None:

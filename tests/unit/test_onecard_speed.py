@@ -147,7 +147,7 @@ def test_a_small_micro_batch_does_not_wait_for_launches() -> None:
         ({"grad_checkpoint": "selective"}, H200, 0.15, "measured on this card"),
         ({"grad_checkpoint": "full"}, H200, 0.15, "measured on this card"),
         ({"compile": False}, H200, 0.15, "measured on this card"),
-        ({}, RTX_4070, 0.20, "nobody timed our trainer on it"),
+        ({}, RTX_4070, 0.20, "our trainer was not timed on this card"),
     ],
 )
 def test_what_nobody_timed_is_wider_and_says_so(

@@ -60,7 +60,7 @@ def test_without_a_card_there_is_no_verdict() -> None:
     memory = predict_nanogpt(NOTE_001, None)
     assert memory.fits is None
     assert memory.context_bytes == 0
-    assert any("none was named" in assumption for assumption in memory.assumptions)
+    assert any("no card was named" in assumption for assumption in memory.assumptions)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -191,16 +191,16 @@ def test_small_micro_batches_on_a_fast_card_are_bound_by_launches_and_say_so() -
     [
         ("H200", 0.15, "measured on this card"),
         ("RTX 4070", 0.15, "two public runs"),
-        ("RTX 4070 SUPER", 0.30, "no run of this card"),
-        ("RTX 3090", 0.30, "no run of this card"),
-        ("RTX 5090", 0.30, "no run of this card"),
-        ("RTX 4070 Laptop", 0.40, "laptops"),
-        ("H100 SXM5", 0.30, "as an H200"),
-        ("A100 PCIe", 0.40, "no run of this kind of card"),
-        ("RTX 2080 Ti", 0.40, "no run of this kind of card"),
-        ("RX 7900 XTX", 0.60, "no run of any card of this maker"),
-        ("Apple M3 Max", 0.60, "no run of any card of this maker"),
-        ("Arc B580", 0.60, "no run of any card of this maker"),
+        ("RTX 4070 SUPER", 0.30, "no measured run on this card"),
+        ("RTX 3090", 0.30, "no measured run on this card"),
+        ("RTX 5090", 0.30, "no measured run on this card"),
+        ("RTX 4070 Laptop", 0.40, "laptop power limits"),
+        ("H100 SXM5", 0.30, "estimated from an H200"),
+        ("A100 PCIe", 0.40, "no measured run on this kind of card"),
+        ("RTX 2080 Ti", 0.40, "no measured run on this kind of card"),
+        ("RX 7900 XTX", 0.60, "no measured run on any card of this maker"),
+        ("Apple M3 Max", 0.60, "no measured run on any card of this maker"),
+        ("Arc B580", 0.60, "no measured run on any card of this maker"),
     ],
 )
 def test_a_range_is_as_wide_as_what_is_known_and_says_why(name: str, spread: float, said: str) -> None:
@@ -258,7 +258,7 @@ def test_a_measured_run_is_its_own_nearest() -> None:
     assert distance == 0.0
     assert said == (
         "123.59M (12/12/768), 8 × 1024 bfloat16 compiled on a GeForce RTX 4070: 56,100 tokens/s "
-        "(public log, github lzwjava/nanoGPT); the same here"
+        "(public log, github lzwjava/nanoGPT); the same config"
     )
 
 
@@ -280,12 +280,12 @@ MEASURED = GPT2.replace({"batch_size": 16, "gradient_accumulation_steps": 8, "dt
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({}, "the same here"),
-        ({"vocab_size": 50257}, "here: vocab_size 50257"),
-        ({"dropout": 0.2}, "here: dropout 0.2"),
-        ({"n_head": 6}, "here: n_head 6"),
-        ({"gradient_accumulation_steps": 1}, "here: gradient_accumulation_steps 1"),
-        ({"bias": True}, "here: biases"),
+        ({}, "the same config"),
+        ({"vocab_size": 50257}, "this config: vocab_size 50257"),
+        ({"dropout": 0.2}, "this config: dropout 0.2"),
+        ({"n_head": 6}, "this config: n_head 6"),
+        ({"gradient_accumulation_steps": 1}, "this config: gradient_accumulation_steps 1"),
+        ({"bias": True}, "this config: biases"),
     ],
     ids=str,
 )

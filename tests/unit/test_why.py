@@ -65,7 +65,7 @@ def test_logits_of_nanogpts_evaluation_are_as_many_as_are_named(keys: dict[str, 
     asked = config(**keys)
     memory = predict_nanogpt(asked, RTX_4070)
     one = 4 * 1024 * asked.vocab_size * item_bytes(asked)
-    worth = {"the step's own": 1, "the last step's": 1, "the training loop's stale ones": 1, "log-softmax": 1}
+    worth = {"this step's": 1, "the last step's": 1, "the training loop's old ones": 1, "log-softmax": 1}
     worth["its float32 copy"] = 2
     for part in of_evaluation(memory, LOGITS_AND_LOSS):
         named = part.why.partition(": ")[2].split(", ")
@@ -87,14 +87,14 @@ def test_an_evaluation_smaller_than_what_training_left_says_so() -> None:
     memory = predict_onecard(config(eval_iters=1, eval_block_size=64), RTX_4070)
     assert memory.phases["eval"].moment == BEFORE
     (gradients,) = (part for part in memory.parts_of("eval") if part.name == GRADIENTS)
-    assert gradients.why.endswith("given back before the first batch is read")
+    assert gradients.why.endswith("from the last update, freed before the first batch")
 
 
 def test_attention_of_an_evaluation_is_that_of_one_layer() -> None:
     for layers in (3, 6):
         memory = predict_onecard(config(n_layer=layers, vocab_size=65, compile=False, eval_batch_size=16), RTX_4070)
         for part in of_evaluation(memory, ATTENTION):
-            assert part.why.endswith("q, k, v, output of the layer at hand")
+            assert part.why.endswith("q, k, v and output of the current layer")
             assert f"{part.size_bytes / (16 * 1024) / 768:.3g} bytes x n_embd per token" in part.why
 
 

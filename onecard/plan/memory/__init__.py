@@ -1,1 +1,1 @@
-"""What is allocated, reserved and shown by the driver, from a config alone."""
+"""From a config alone: what is allocated, what is reserved, and what the driver shows."""

@@ -1,13 +1,13 @@
-"""PyTorch's caching allocator for CUDA, restated: what the driver is asked for.
+"""PyTorch's caching allocator for CUDA, restated: what it asks the driver for.
 
 Source: c10/cuda/CUDACachingAllocator.cpp (DeviceCachingAllocator), default settings or expandable_segments:True.
 
 - A request is rounded up to 512 bytes. Up to 1 MiB it comes from the small pool, above from the large pool.
-- The smallest free block that is large enough is taken, the lowest address among equals; what is left over is
-  split off if it is worth keeping; a freed block merges with its free neighbours.
-- Where no block fits, a new segment is asked for: 2 MiB (small pool), 20 MiB (below 10 MiB), else a multiple of 2 MiB.
+- It takes the smallest free block that is large enough, and the lowest address among equals. What is left over is
+  split off if it is worth keeping. A freed block merges with its free neighbours.
+- If no block fits, it asks for a new segment: 2 MiB (small pool), 20 MiB (below 10 MiB), else a multiple of 2 MiB.
 - At the limit, cached segments that are wholly free go back to the driver and the request is tried once more.
-- A CUDA graph, or another stream, has a small and a large pool of its own; a graph that lives keeps what is free in it.
+- A CUDA graph or another stream has its own small and large pool. A live graph keeps the free memory of its pools.
 - With expandable segments each pool is one range of addresses that grows by whole pages of 2 MiB (small) or 20 MiB.
 """
 
@@ -71,9 +71,9 @@ class _Pool:
 class _AddressSpace:
     """Where the driver puts a new segment. Addresses decide which of two equal free blocks is taken first.
 
-    Not documented; read off recorded traces (H200, CUDA 13): a new piece goes to the lowest hole that holds it; where
-    none does, a range rounded up to 32 MiB is opened below all others. When the first segment is made it has holes of
-    6 and 414 MiB before it, and one of 22 MiB behind the memory of the context.
+    This is not documented; it was read off recorded traces (H200, CUDA 13). A new piece goes to the lowest hole that
+    holds it. If none does, a range rounded up to 32 MiB is opened below all others. The first segment has holes of 6
+    and 414 MiB before it, and one of 22 MiB behind the memory of the context.
     """
 
     RANGE_BYTES = 32 * 2**20
@@ -107,11 +107,11 @@ class _AddressSpace:
 
 
 class OutOfMemory(Exception):
-    """The limit does not allow a request, even after cached segments were given back."""
+    """A request exceeds the limit, even after cached segments were given back."""
 
 
 class CachingAllocator:
-    """One device. `malloc` gives a handle, `free` takes it back; the byte counts are attributes.
+    """One device. `malloc` returns a handle and `free` takes it back; the byte counts are attributes.
 
     It starts with the pool of the default stream; `obey` opens others and switches between them.
     """
@@ -121,22 +121,22 @@ class CachingAllocator:
         self.limit_bytes = limit_bytes
         self.small = _Pool(is_small=True)
         self.large = _Pool(is_small=False)
-        self.pools = {DEFAULT_POOL: (self.small, self.large)}  # small and large are those in use
-        self.held: set[str] = set()  # pools of graphs: nothing of them is given back
+        self.pools = {DEFAULT_POOL: (self.small, self.large)}  # `small` and `large` are the two in use
+        self.held: set[str] = set()  # pools of live graphs: they give nothing back
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
-        self.peak_asked_bytes = 0  # with what was asked for on top: what a limit must allow
+        self.peak_asked_bytes = 0  # including the request itself: what a limit must allow
         self.requests: list[int] = []  # sizes of the segments (or pages) asked from the driver, in order
         self._space = _AddressSpace()
         self._next_range = 0  # expandable only
 
     def driver_takes(self, size_bytes: int) -> None:
-        """The driver takes memory for itself: no segment of ours, but later ones are placed around it."""
+        """The driver takes memory for itself. It is not a segment, but later segments are placed around it."""
         self._space.place(size_bytes)
 
     def obey(self, order: str) -> None:
-        """What a tape orders (Tape.order)."""
+        """Do what a tape orders (Tape.order)."""
         if order == EMPTY_CACHE:
             self._release_cached()
             return
@@ -155,7 +155,7 @@ class CachingAllocator:
         return self.malloc_rounded(rounded(size_bytes))
 
     def malloc_rounded(self, size: int) -> Block:
-        """The same for a size that is rounded already."""
+        """The same for a size that is already rounded."""
         pool = self.small if size <= SMALL_BYTES else self.large
         keys = pool.keys
         at = bisect_left(keys, size << _ADDRESS_BITS)
@@ -166,7 +166,7 @@ class CachingAllocator:
         else:
             block = self._new_block(pool, size)
         left = block.size - size
-        # should_split: expandable blocks always can be cut; a large one only if more than 1 MiB is left
+        # should_split: expandable blocks can always be cut; a large one only if more than 1 MiB is left
         if left > SMALL_BYTES or (left >= ROUND_BYTES and (pool.is_small or self.expandable)):
             rest = Block(block.address + size, left, pool, block, block.next)
             if block.next is not None:
@@ -186,7 +186,7 @@ class CachingAllocator:
         block.pool.insert(block)
 
     def _merge(self, block: Block) -> None:
-        """try_merge_blocks with both neighbours: same segment, free, and alike in being mapped."""
+        """try_merge_blocks with both neighbours: in the same segment, free, and both mapped or both not."""
         before = block.prev
         if before is not None and not before.allocated and before.mapped is block.mapped:
             self._forget(before)
@@ -220,7 +220,7 @@ class CachingAllocator:
         raise OutOfMemory
 
     def _may_ask(self, size: int) -> bool:
-        """Count a request, all of it, also what free pages of an expandable segment hold; False if beyond the limit."""
+        """Count a whole request, with what free pages of an expandable segment hold; False if it exceeds the limit."""
         asked = self.reserved_bytes + size
         if self.limit_bytes is not None and asked > self.limit_bytes:
             return False
@@ -257,11 +257,11 @@ class CachingAllocator:
 
     @staticmethod
     def _best_expandable(pool: _Pool, at: int) -> int:
-        """get_free_block: a block that can grow counts as large as it can become, so others are taken before it."""
+        """get_free_block: a block that can grow counts with the size it can reach, so others are taken first."""
         keys, blocks = pool.keys, pool.blocks
         while at + 1 < len(keys):
             after = blocks[keys[at]].next
-            if after is None or after.mapped:  # it cannot grow, and none behind it is smaller
+            if after is None or after.mapped:  # it cannot grow, and no later one is smaller
                 return at
             if _reach(blocks[keys[at + 1]]) >= _reach(blocks[keys[at]]):
                 return at
@@ -269,7 +269,7 @@ class CachingAllocator:
         return at
 
     def _expand(self, pool: _Pool, size: int) -> Block | None:
-        """try_allocate_expandable_block: map pages at the lowest address where `size` bytes then are free in a row."""
+        """try_allocate_expandable_block: map pages at the lowest address that then has `size` free bytes in a row."""
         if not self._may_ask(segment_bytes(size)):
             return None
         block = next(_places(pool, size), None)
@@ -331,13 +331,13 @@ class CachingAllocator:
 
 
 def _reach(block: Block) -> int:
-    """Bytes an expandable block can become."""
+    """Bytes that an expandable block can grow to."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
 def _places(pool: _Pool, size: int) -> Iterator[Block]:
-    """find_expandable_block: free blocks, lowest address first, from which `size` bytes can be made by mapping."""
+    """find_expandable_block: free blocks that mapping can grow to `size` bytes, lowest address first."""
     for unmapped in pool.unmapped:
         start = unmapped.prev if unmapped.prev is not None and not unmapped.prev.allocated else unmapped
         room, block = 0, start

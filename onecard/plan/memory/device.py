@@ -13,7 +13,7 @@ AttentionKernel = Literal["cudnn", "flash", "efficient", "math"]
 
 # What the driver takes for itself, and when: the code of the first copy, of the embedding, of cuBLAS and its handles,
 # of cuDNN's attention. Read off the gaps between segments in recorded traces (H200, CUDA 13, torch 2.11). It is part of
-# the context; here it only decides at which addresses PyTorch's segments come to lie.
+# the context; here it only decides the addresses of PyTorch's segments.
 DRIVER_BYTES: dict[str, tuple[int, ...]] = {
     "copy": (2 * MIB,),
     "embedding": (10 * MIB,),
@@ -29,7 +29,7 @@ class Device:
     """Facts about a card that decide sizes."""
 
     capability: tuple[int, int]  # compute capability, (9, 0) for sm_90
-    multiprocessors: int  # streaming multiprocessors: some kernels split their work by it
+    multiprocessors: int  # streaming multiprocessors: some kernels split their work by their number
 
     @property
     def threads_per_multiprocessor(self) -> int:
@@ -40,7 +40,7 @@ class Device:
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """Bytes of scratch each cuBLAS handle gets; the forward and the backward thread have a handle each.
+        """Bytes of scratch for each cuBLAS handle; the forward thread and the backward thread each have a handle.
 
         Source: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: 32 MiB on Hopper and Blackwell
         (major 9, 10, 12), else ":4096:2:16:8" = 2 x 4096 KiB + 8 x 16 KiB.
@@ -54,10 +54,10 @@ class Device:
 
     @property
     def l2_cache_bytes(self) -> int:
-        """Bytes of the L2 cache, as large as the buffer with which Triton's tuning flushes it.
+        """Bytes of the L2 cache. Triton's tuning flushes it with a buffer of this size.
 
-        Recorded on an H200; for other architectures NVIDIA's figure for one card (A100, RTX 3090, RTX 4070, RTX 5070),
-        not checked on it, and the RTX 4070's where none is known.
+        Recorded on an H200. For other architectures it is NVIDIA's figure for one card (A100, RTX 3090, RTX 4070, RTX
+        5070), not checked on that card. Where no figure is known, it is the RTX 4070's.
         """
         known = {(8, 0): 40, (8, 6): 6, (8, 9): 36, (9, 0): 60, (12, 0): 48}
         return known.get(self.capability, 36) * MIB
@@ -66,10 +66,10 @@ class Device:
         """The kernel F.scaled_dot_product_attention chooses for causal self-attention without a mask.
 
         Source: native/transformers/cuda/sdp_utils.cpp. cuDNN comes first on sm_90 and sm_100
-        (check_prefer_cudnn_attention), for heads of a multiple of 8 up to 256 and 128 and more than one token
-        (check_cudnn_tensor_shapes); flash is next, from sm_80 on and up to 256; both are half precision only. The
-        memory-efficient kernel wants heads of a multiple of 16 bytes (check_mem_efficient_hardware_support and
-        minimum_gemm_alignment); without that, plain matrix products remain, and their tokens x tokens scores.
+        (check_prefer_cudnn_attention). It needs heads of a multiple of 8, up to 256 and 128, and more than one token
+        (check_cudnn_tensor_shapes). Flash is next, from sm_80 on and up to 256. Both work in half precision only.
+        The memory-efficient kernel needs heads of a multiple of 16 bytes (check_mem_efficient_hardware_support and
+        minimum_gemm_alignment). Otherwise plain matrix products are left, with their tokens x tokens scores.
         """
         if dtype != "float32" and self.capability >= (8, 0) and head_size <= 256:
             cudnn_limit = {(9, 0): 256, (10, 0): 128}.get(self.capability, 0)
@@ -81,7 +81,7 @@ H200 = Device(capability=(9, 0), multiprocessors=132)
 
 
 def device_of(card: Card | None) -> Device:
-    """The facts of a card that decide sizes; those of an RTX 4070 where the card is unknown or not NVIDIA's."""
+    """The facts of a card that decide sizes; an RTX 4070's where the card is unknown or not from NVIDIA."""
     if card is None or card.compute_capability is None:
         return Device(capability=(8, 9), multiprocessors=46)
     return Device(capability=card.compute_capability, multiprocessors=card.multiprocessors or 46)

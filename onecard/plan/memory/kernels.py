@@ -1,4 +1,4 @@
-"""Buffers PyTorch's CUDA kernels allocate for themselves: no tensor of the program shows them, the allocator does.
+"""Buffers that PyTorch's CUDA kernels allocate for themselves. No tensor of the program shows them.
 
 Sizes are bytes. Each function names its source in PyTorch (2.11).
 """
@@ -32,7 +32,7 @@ def flash_rounded_head_size(head_size: int) -> int:
 
 
 def flash_splits(device: Device, batch: int, heads: int, tokens: int, head_size: int) -> int:
-    """Parts in which flash's forward pass cuts the keys when a batch is too small to fill the card; 1 = not cut.
+    """Parts into which flash's forward pass cuts the keys when a batch is too small to fill the card; 1 = not cut.
 
     Source: flash_attn/flash_api.cpp, set_params_splitkv and num_splits_heuristic (never with dropout).
     """
@@ -64,7 +64,7 @@ def flash_backward_buffers(batch: int, heads: int, tokens: int, head_size: int) 
 def cudnn_backward_workspace(batch: int, heads: int, tokens: int, head_size: int) -> int:
     """cuDNN attention's backward scratch: the float32 gradient of the queries, row sums, 256 bytes of its own.
 
-    Source: native/cudnn/MHA.cpp, run_cudnn_SDP_bprop asks cuDNN (get_workspace_size); what it answers was recorded.
+    Source: native/cudnn/MHA.cpp, run_cudnn_SDP_bprop asks cuDNN (get_workspace_size); its answers were recorded.
     """
     return batch * heads * tokens * (head_size + 1) * FLOAT + CUDNN_FORWARD_WORKSPACE
 
@@ -100,7 +100,7 @@ def column_sum_buffers(device: Device, rows: int, columns: int) -> tuple[int, in
     """(partial sums, semaphores) of a sum over the rows of a matrix (a bias gradient); None if one pass does it.
 
     Source: native/cuda/Reduce.cuh, setReduceConfig for a reduction that is not over the fastest dimension;
-    partial sums are float32 whatever the input is.
+    partial sums are float32 for every input type.
     """
     vector = next(size for size in (4, 2, 1) if columns % size == 0)
     most_threads = 512 // vector
@@ -124,7 +124,7 @@ def column_sum_buffers(device: Device, rows: int, columns: int) -> tuple[int, in
 
 
 def norm_partial_rows(device: Device, tokens: int, width: int) -> int:
-    """Rows of partial sums LayerNorm's backward makes for its weight when there are very many tokens; 0 = none.
+    """Rows of partial sums that LayerNorm's backward makes for its weight when there are very many tokens; 0 = none.
 
     Source: native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel.
     """
@@ -146,7 +146,7 @@ def sort_scratch(items: int) -> int:
 
 
 def scan_scratch(items: int, tile: int) -> int:
-    """CUB's one-pass algorithms over int64: a 16-byte state for each tile and for a warp more, in pieces of 256 bytes.
+    """CUB's one-pass algorithms over int64: a 16-byte state for each tile plus one warp, in pieces of 256 bytes.
 
     Source: cub/agent/single_pass_scan_operators.cuh, ScanTileState::AllocationSize, inside AliasTemporaries again.
     """
@@ -155,11 +155,11 @@ def scan_scratch(items: int, tile: int) -> int:
 
 
 SCAN_TILE = 896  # items of a tile of cub::DeviceScan on int64: 128 threads x 7
-UNIQUE_TILE = 4096  # of cub::DeviceSelect::UniqueByKey; only its order of magnitude shows
+UNIQUE_TILE = 4096  # items of a tile of cub::DeviceSelect::UniqueByKey; only its order of magnitude matters
 
 
 def embedding_partial_rows(indices: int, rows: int) -> int:
-    """Most partial sums of embedding's backward: 10 indices each, one segment a row at least.
+    """Most partial sums that embedding's backward makes: 10 indices each, and at least one segment a row.
 
     Source: native/cuda/EmbeddingBackwardKernel.cu, embedding_backward_cuda_kernel (NROWS_PER_THREAD = 10).
     """
@@ -167,7 +167,7 @@ def embedding_partial_rows(indices: int, rows: int) -> int:
 
 
 def embedding_adds_atomically(device: Device, indices: int, rows: int, width: int) -> bool:
-    """Whether embedding's backward adds partial sums straight into the gradient: few rows, many indices each.
+    """Whether embedding's backward adds partial sums straight into the gradient: few rows with many indices each.
 
     Source: EmbeddingBackwardKernel.cu, use_fused_kernel (the default: not deterministic).
     """
@@ -177,7 +177,7 @@ def embedding_adds_atomically(device: Device, indices: int, rows: int, width: in
 
 
 def foreach_norm_scratch(elements: list[int]) -> int:
-    """Partial norms of torch._foreach_norm: a float32 for every 65536 elements of the largest tensor, for each tensor.
+    """Partial norms of torch._foreach_norm: for each tensor, a float32 per 65536 elements of the largest tensor.
 
     Source: native/cuda/ForeachReduceOp.cu, foreach_tensor_norm_cuda (kChunkSize = 65536).
     """

@@ -1,4 +1,4 @@
-"""What a run will take of a card: phases, parts, what the driver shows, and whether it fits."""
+"""The memory a run takes on a card: its phases, its parts, what the driver shows, and whether it fits."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from onecard.plan.memory.why import item_bytes, why_nanogpt, why_onecard
 from onecard.plan.speed.work import TrainerName
 from onecard.units import MIB
 
-PHASES = ("eval0", "train", "eval")  # both trainers evaluate first, train, and evaluate again
-PROCESS = "process"  # the phase of what is not any phase's own: cache and context
+PHASES = ("eval0", "train", "eval")  # both trainers evaluate first, then train, then evaluate again
+PROCESS = "process"  # the phase of parts that belong to no single phase: cache and context
 ROUNDING = "block rounding"
 SLACK = "allocator slack"
-BEFORE = "before its first batch"  # the moment of a phase that starts with more than it ever adds to
+BEFORE = "before its first batch"  # the moment of a phase that peaks at its very start
 CONTEXT = "context"
 
-# What the driver shows beyond the context once a CUDA graph has been recorded: the same in 15 of 16 runs of 2 to 12
-# layers in either precision, 2 MiB more in one (H200, CUDA 13, torch 2.11, 2026-11-15).
+# What the driver shows beyond the context once a CUDA graph has been recorded. It was the same in 15 of 16 runs of 2 to
+# 12 layers in either precision, and 2 MiB more in one (H200, CUDA 13, torch 2.11, 2026-11-15).
 GRAPH_CONTEXT_BYTES = 70 * MIB
 
-# The same for passes that are written out, graph included: they make no handle of cuBLAS, which takes more. The same in
-# 44 runs of 2 to 24 layers, 2 MiB more or less in three (H200, CUDA 13, torch 2.11, 2026-11-16); what it takes on
-# another card is not known.
+# The same for written-out passes, graph included. It is negative because they make no cuBLAS handle, which would take
+# more. It was the same in 44 runs of 2 to 24 layers, and 2 MiB more or less in three (H200, CUDA 13, torch 2.11,
+# 2026-11-16). Its size on other cards is not known.
 FUSED_CONTEXT_BYTES = -56 * MIB
 
-# How far what PyTorch reserves may be off. On the card that was measured, nine of ten processes of any set of rows lie
-# within 1 % (docs/explain/memory.md); on another card one run is known, and it lies within 2 %.
+# How far the prediction of what PyTorch reserves may be off. On the measured card, nine of ten processes in every set
+# of rows are within 1 % (docs/explain/memory.md). On other cards one run is known; it is within 2 %.
 MEASURED_ERROR, UNMEASURED_ERROR = 0.01, 0.02
 
 
@@ -68,39 +68,39 @@ class Description:
     """What a trainer allocates and frees, under which allocator, and how its parts are explained."""
 
     make_tape: Callable[[], Tape]
-    why: Callable[[str, str, str, int], str]  # of a tag, in a phase, at a moment, with its bytes
+    why: Callable[[str, str, str, int], str]  # arguments: tag, phase, moment, bytes
     expandable_segments: bool
     context: Part
-    capped: bool = False  # by torch, which counts all of a request; a driver gives pages for as long as it has any
+    capped: bool = False  # torch enforces the limit and counts whole requests; a driver gives pages while it has any
 
     def room_bytes(self, run: Replay) -> int:
-        """What must be available for a run to go as it was replayed without a limit."""
+        """Bytes that must be available for the run to go as it did when replayed without a limit."""
         return max(run.reserved_bytes, run.asked_bytes if self.capped else 0) + self.context.size_bytes
 
     def replayed(self, tape: Tape, *, available_bytes: int | None = None) -> Replay:
-        """The tape under the allocator, which gets what is available to the process but for its context."""
+        """The tape replayed through the allocator, which gets what is available to the process minus its context."""
         limit = None if available_bytes is None else max(0, available_bytes - self.context.size_bytes)
         return replay(tape, expandable_segments=self.expandable_segments, limit_bytes=limit)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """A run's memory under one trainer. Searches ask for many and look at few, so what explains it is made when asked.
+    """A run's memory under one trainer. Searches make many of these and read few, so explanations are made on request.
 
-    `tape` is written again then: of a deep model it is large, and not kept.
+    `tape` is written anew for each request: for a deep model it is large, so it is not kept.
     """
 
     phases: dict[str, Phase]
-    process_bytes: int  # what the driver shows: all that was reserved, and the context
-    error_bytes: int  # how far that may be off
+    process_bytes: int  # what the driver shows: everything reserved, plus the context
+    error_bytes: int  # how far process_bytes may be off
     fits: bool | None  # None where no card is known
-    tight: bool  # fits only because the allocator gives its cache back when it hits the limit
+    tight: bool  # fits only because the allocator gives its cache back at the limit
     assumptions: tuple[str, ...]
     available_bytes: int | None
     description: Description = field(repr=False, compare=False)
     peaks: dict[str, ReservedPeak] = field(repr=False)
-    first_run_out: str | None = None  # where the first run runs out, which times its kernels; later ones fit
-    later_run_out: str | None = None  # where later runs run out, which have no kernel left to time; the first fits
+    first_run_out: str | None = None  # where the first run, which times its kernels, runs out; only if later runs fit
+    later_run_out: str | None = None  # where later runs, with no kernels to time, run out; only if the first fits
 
     @property
     def context_bytes(self) -> int:
@@ -113,7 +113,7 @@ class Memory:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """What is alive at the peak of every phase, and what completes the largest to the process."""
+        """The parts at the peak of every phase, then slack and context: what the process takes beyond the largest."""
         tape = self.tape
         parts = [part for name in PHASES for part in _parts(tape, self.peaks[name], self.description.why)]
         slack = self.process_bytes - self.context_bytes - self.peak_phase.allocated_bytes
@@ -122,7 +122,7 @@ class Memory:
 
     @cached_property
     def ran_out(self) -> str | None:
-        """Where memory runs out, `training, backward pass of the loss`; None where it does not."""
+        """Where memory runs out, for example `training, backward pass of the loss`; None where it does not."""
         if self.fits is not False:
             return None
         tape = self.tape
@@ -130,26 +130,26 @@ class Memory:
 
     @property
     def peak_phase(self) -> Phase:
-        """The phase that needs most."""
+        """The phase with the largest peak."""
         return max(self.phases.values(), key=lambda phase: phase.allocated_bytes)
 
     @property
     def knows_context(self) -> bool:
-        """Whether the process has its context in it: not where no card is known."""
+        """Whether `process_bytes` includes the context; it does not where no card is known."""
         return self.context_bytes > 0
 
     def is_safe(self, available_bytes: int) -> bool:
-        """Whether the run fits even if it takes as much more than predicted as predictions may be off."""
+        """Whether the first run and later ones fit even if the prediction is too low by `error_bytes`."""
         near = self.process_bytes + self.error_bytes > available_bytes
         return bool(self.fits) and not near and self.first_run_out is None and self.later_run_out is None
 
     def is_near(self, available_bytes: int) -> bool:
-        """Whether a run that does not fit would, if it took less than predicted by what predictions may be off."""
+        """Whether a run that does not fit would fit if the prediction is too high by `error_bytes`."""
         return self.fits is False and self.process_bytes - self.error_bytes <= available_bytes
 
     @property
     def refused_whole(self) -> bool:
-        """Whether it would fit if torch, at its own limit, counted only what a request needs beyond free pages."""
+        """Whether it fails only because torch, at its own limit, counts what free pages hold of a request, too."""
         return self.fits is False and self.process_bytes <= (self.available_bytes or 0)
 
     def parts_of(self, phase: str) -> list[Part]:
@@ -157,12 +157,12 @@ class Memory:
         return sorted((p for p in self.parts if p.phase == phase), key=lambda part: -part.size_bytes)
 
 
-@lru_cache(maxsize=2)  # a tape is large, and the same with expandable segments
+@lru_cache(maxsize=2)  # a tape is large, and expandable segments do not change it
 def nanogpt_tape(config: RunConfig, device: Device, *, cold: bool = True, returns_logits: bool = True) -> Tape:
     """Every allocation and free of nanoGPT's model under nanoGPT's loop.
 
-    `cold`: in the first run, in which compiled kernels are timed.
-    `returns_logits=False`: of a model whose forward returns the loss alone in training; nanoGPT's returns both.
+    `cold`: the first run, which times its compiled kernels.
+    `returns_logits=False`: a model whose forward returns only the loss in training; nanoGPT's returns both.
     """
     if config.compile:
         return compiled_tape(config, device, cold=cold, returns_logits=returns_logits)
@@ -172,7 +172,7 @@ def nanogpt_tape(config: RunConfig, device: Device, *, cold: bool = True, return
 def predict_memory(
     config: RunConfig, card: Card | None, trainer: TrainerName, *, available_bytes: int | None = None
 ) -> Memory:
-    """The memory of a run under a trainer as it is published, or as we wrote it."""
+    """The memory of a run under one trainer: nanoGPT as published, or onecard's own."""
     predict = predict_onecard if trainer == "onecard" else predict_nanogpt
     return predict(config, card, available_bytes=available_bytes)
 
@@ -185,16 +185,16 @@ def predict_nanogpt(
     expandable_segments: bool = False,
     returns_logits: bool = True,
 ) -> Memory:
-    """The memory of a run under nanoGPT on a card, `available_bytes` of which may be shown for the process.
+    """The memory of a run under nanoGPT on a card, where the driver may show at most `available_bytes` for the process.
 
-    Of its first run, unless that runs out and the next, whose kernels are tuned, does not: where segments only just
-    hold everything, the buffers with which kernels are timed decide how the rest falls, by as much as the logits take.
-    Where only the first run fits, it is told so (`later_run_out`).
+    This predicts the first run, unless that one runs out and the next one, whose kernels are tuned already, does not.
+    Where segments only just hold everything, the buffers for timing kernels decide where the rest is placed. That can
+    change the result by the size of the logits. If only the first run fits, `later_run_out` says where the next fails.
     """
     return _predict_nanogpt(config, card, available_bytes, expandable_segments, returns_logits)
 
 
-@lru_cache(maxsize=64)  # a plan, its fixes and its fit ask for the same runs
+@lru_cache(maxsize=64)  # a plan, its fixes and its fit predict the same runs
 def _predict_nanogpt(
     config: RunConfig, card: Card | None, available_bytes: int | None, expandable_segments: bool, returns_logits: bool
 ) -> Memory:
@@ -221,7 +221,7 @@ def _predict_nanogpt(
         later = memory(cold=False)
         return first if later.fits else replace(first, later_run_out=later.ran_out)
     if first.peak_phase.allocated_bytes + first.context_bytes > available_bytes:
-        return first  # and so every run
+        return first  # no later run fits either
     later = memory(cold=False)
     return replace(later, first_run_out=first.ran_out) if later.fits else first
 
@@ -246,7 +246,7 @@ def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int 
 
 
 def context_of_onecard(config: RunConfig, card: Card) -> int:
-    """Bytes the driver shows for a run beyond what PyTorch reserved."""
+    """Bytes the driver shows for a run, beyond what PyTorch reserved."""
     return card.context_bytes + _more_context(config, card)
 
 
@@ -260,7 +260,7 @@ def _context_source(config: RunConfig, card: Card) -> str:
     more = _more_context(config, card)
     if not more:
         return card.context_source
-    what = f"a CUDA graph adds {more // MIB}" if more > 0 else f"a CUDA graph, but no handle of cuBLAS: {more // MIB}"
+    what = f"a CUDA graph adds {more // MIB}" if more > 0 else f"a CUDA graph, but no cuBLAS handle: {more // MIB}"
     return f"{card.context_source}; {what} MiB (measured on an H200)"
 
 
@@ -279,14 +279,14 @@ NO_CONTEXT = _context(0, "no card is known")
 def _memory(
     description: Description, card: Card | None, available_bytes: int | None, assumptions: tuple[str, ...]
 ) -> Memory:
-    """What is described, replayed, and once more under the limit where it would go beyond and might yet fit."""
+    """Replay without a limit. If that exceeds the limit but might still fit, replay again under the limit."""
     tape = description.make_tape()
     run = description.replayed(tape)
     fits, tight = None if available_bytes is None else True, False
     context_bytes = description.context.size_bytes
     if available_bytes is not None and description.room_bytes(run) > available_bytes:
         most = max(run.phases.values(), key=lambda peak: peak.allocated_bytes)
-        least = sum(parts_at(tape, most.event).values()) + context_bytes  # at that moment, by any allocator
+        least = sum(parts_at(tape, most.event).values()) + context_bytes  # what any allocator needs at that moment
         limited = description.replayed(tape, available_bytes=available_bytes) if least <= available_bytes else None
         fits = tight = limited is not None and limited.ok
         run = limited if limited and tight else run
@@ -304,7 +304,7 @@ def _memory(
 
 
 def _error_bytes(reserved_bytes: int, card: Card | None) -> int:
-    """How far a predicted process may be off: what PyTorch reserves by its share, and the context."""
+    """How far a predicted process may be off, in bytes: a share of what PyTorch reserves, plus the context's error."""
     share = MEASURED_ERROR if card and is_measured(card) else UNMEASURED_ERROR
     return round(share * reserved_bytes) + (card.context_error_bytes if card else 0)
 
@@ -325,7 +325,7 @@ def _parts(tape: Tape, peak: ReservedPeak, why: Callable[[str, str, str, int], s
         yield Part(name=tag, phase=peak.phase, size_bytes=size, why=why(tag, peak.phase, moment, size))
     unsplit = peak.allocated_bytes - sum(alive.values())
     if unsplit:
-        larger = "blocks up to 1 MiB larger than asked for: too little left over to split off"
+        larger = "up to 1 MiB more than asked for: too small to split off"
         yield Part(name=ROUNDING, phase=peak.phase, size_bytes=unsplit, why=larger)
 
 
@@ -363,12 +363,12 @@ def _about_card(config: RunConfig, device: Device, card: Card | None) -> Iterato
     major, minor = device.capability
     yield f"{names[kernel]} attention, PyTorch 2.11's choice for sm_{major}{minor}"
     if card is None or card.compute_capability is None:
-        who = "none was named" if card is None else f"{card.name}'s kernels are not known"
+        who = "no card was named" if card is None else f"{card.name}'s kernels are not known"
         yield f"a card like the RTX 4070 (sm_{major}{minor}, {device.multiprocessors} multiprocessors): {who}"
 
 
 def _padded_vocabulary(config: RunConfig) -> Iterator[str]:
-    """What Inductor decides by timing (fx_passes/pad_mm.py) where it compiles the head: with the bytes at stake."""
+    """What Inductor decides by timing (fx_passes/pad_mm.py) when it compiles the head, and the bytes at stake."""
     aligned, tokens = _aligned(config), config.batch_size * config.block_size
     logits_bytes = tokens * config.vocab_size * item_bytes(config)
     if config.vocab_size % aligned and logits_bytes >= MIB:
@@ -377,22 +377,22 @@ def _padded_vocabulary(config: RunConfig) -> Iterator[str]:
             kept_bytes = tokens * config.n_embd * FLOAT
             at_stake += f" and how long {kept_bytes / MIB:,.0f} MiB of the last norm's result are kept"
         yield (
-            f"a vocabulary that is no multiple of {aligned} is padded where that was faster on an H200: a timing on "
-            f"this card may decide otherwise, by {at_stake}"
+            f"a vocab_size that is not a multiple of {aligned} is padded where that was faster on an H200; timing on "
+            f"this card may choose differently, which changes {at_stake}"
         )
 
 
 def _not_modelled(config: RunConfig, device: Device) -> Iterator[str]:
-    """What Inductor was never seen to do, or may do by a timing."""
+    """What Inductor was never seen to do, or may do depending on a timing."""
     aligned, tokens = _aligned(config), config.batch_size * config.block_size
     for name, size in (("n_embd", config.n_embd), ("batch_size x block_size", tokens)):
         if size % aligned and size > 1:
-            yield f"not modelled: Inductor may pad matrix products, as {name} = {size} is no multiple of {aligned}"
+            yield f"not modelled: Inductor may pad products, because {name} = {size} is not a multiple of {aligned}"
     if device.attention_kernel(config.dtype, config.head_size, config.block_size) == "math":
         scores_bytes = tokens * config.n_head * config.block_size * FLOAT
-        yield f"not modelled: compiled plain attention, whose scores take {scores_bytes / MIB:,.1f} MiB a layer"
+        yield f"not modelled: compiled plain attention, whose scores take {scores_bytes / MIB:,.1f} MiB per layer"
 
 
 def _aligned(config: RunConfig) -> int:
-    """Elements of 16 bytes: what matrix products like their sizes to be multiples of."""
+    """Elements in 16 bytes: matrix products are fastest when their sizes are multiples of this."""
     return 16 // item_bytes(config)

@@ -1,4 +1,4 @@
-"""A tape of allocations and frees under PyTorch's allocator: what each phase allocates and reserves."""
+"""A tape of allocations and frees, replayed through PyTorch's allocator: what each phase allocates and reserves."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onecard.plan.memory.tape import Peak, Tape, rounded
 
 @dataclass(frozen=True, kw_only=True)
 class ReservedPeak(Peak):
-    """What torch.cuda.max_memory_allocated and max_memory_reserved would say at the end of a phase, in bytes."""
+    """What torch.cuda.max_memory_allocated and max_memory_reserved would return at the end of a phase, in bytes."""
 
-    reserved_bytes: int  # the most so far in the process
+    reserved_bytes: int  # the most reserved so far in the process
 
 
 @dataclass(frozen=True)
 class RanOut:
-    """Where the limit was hit for good."""
+    """Where the limit was hit and giving back the cache did not help."""
 
     phase: str
     event: int  # index into the tape's events
@@ -28,12 +28,12 @@ class RanOut:
 
 @dataclass(frozen=True)
 class Replay:
-    """A tape under the allocator. Phases that were not reached because memory ran out are absent."""
+    """A tape replayed through the allocator. Phases that were not reached because memory ran out are missing."""
 
     phases: dict[str, ReservedPeak]
     ran_out: RanOut | None
     reserved_bytes: int  # high-water mark of the whole tape
-    asked_bytes: int  # the least limit under which it runs without giving its cache back
+    asked_bytes: int  # the smallest limit under which it runs without giving its cache back
 
     @property
     def ok(self) -> bool:
@@ -74,7 +74,7 @@ def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | 
 
 
 def _stretches(tape: Tape) -> Iterator[tuple[int, int, str, list[int], list[str]]]:
-    """(first event, end, phase, what the driver takes before it, orders): phases, cut where something else happens."""
+    """Pieces of phases, cut at driver takes and orders: (first event, end, phase, driver's sizes in bytes, orders)."""
     names = dict(tape.phases)
     taken: dict[int, list[int]] = {}
     for index, size in tape.driver:

@@ -1,4 +1,4 @@
-"""The names of the parts: what an allocation is for. One closed set, shared by every description of a program."""
+"""The names of the parts: what an allocation is for. Every description of a program uses this one closed set."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TAGS: dict[str, str] = {
     WEIGHT_CASTS: "half-precision copies",
     ACTIVATIONS: "for the backward pass",
     ATTENTION: "q, k, v, output",
-    LOGITS_AND_LOSS: "every generation still held, the loss's copies and gradients",
-    GRADIENTS_IN_FLIGHT: "of activations, and of weights before they are added up",
-    WORKSPACE: "scratch of cuBLAS and of single kernels",
+    LOGITS_AND_LOSS: "all logits still held, and the loss's copies and gradients",
+    GRADIENTS_IN_FLIGHT: "of activations, and of weights not yet added up",
+    WORKSPACE: "scratch memory of cuBLAS and of kernels",
     TOKEN_IDS: "inputs, targets and positions, 8 bytes each",
-    OPTIMIZER_TEMPORARIES: "norms and copies of clipping, scaling and the update",
+    OPTIMIZER_TEMPORARIES: "norms and copies for clipping, scaling and the update",
 }

@@ -24,9 +24,9 @@ class Tape:
     retags: list[tuple[int, int, str]] = field(default_factory=list)  # (index of the first event, block, its new tag)
     events: list[int] = field(default_factory=list)
     phases: list[tuple[int, str]] = field(default_factory=list)  # (index of the first event, name)
-    moments: list[tuple[int, str]] = field(default_factory=list)  # (index of the first event, what goes on)
+    moments: list[tuple[int, str]] = field(default_factory=list)  # (index of the first event, what is happening)
     driver: list[tuple[int, int]] = field(default_factory=list)  # (index of the next event, bytes)
-    orders: list[tuple[int, str]] = field(default_factory=list)  # (index of the next event, what the allocator is told)
+    orders: list[tuple[int, str]] = field(default_factory=list)  # (index of the next event, what the allocator must do)
     _counted: tuple[int, int, int] = (0, 0, 0)  # events, bytes alive after them, and the most that ever were
 
     def alloc(self, size_bytes: int, tag: str) -> int:
@@ -42,11 +42,11 @@ class Tape:
         self.events.extend([~block for block in blocks])
 
     def retag(self, block: int, tag: str) -> None:
-        """From here on a block is used for something else: its bytes are another part's, the allocator sees nothing."""
+        """Count a block under another tag from here on. The allocator does not notice."""
         self.retags.append((len(self.events), block, tag))
 
     def room_below_peak(self) -> int:
-        """Bytes that could be allocated now without more being allocated than ever before."""
+        """Bytes that could be allocated now without raising the peak so far."""
         counted, now, most = self._counted
         for event in self.events[counted:]:
             now += rounded(self.sizes[event]) if event >= 0 else -rounded(self.sizes[~event])
@@ -61,15 +61,15 @@ class Tape:
     def driver_takes(self, *sizes_bytes: int) -> None:
         """The driver takes memory for itself here (a kernel's code, a library's handle), between PyTorch's segments.
 
-        It is part of the context, not of what is allocated or reserved; only the addresses of later segments show it.
+        It is part of the context. It is neither allocated nor reserved, but it changes the addresses of later segments.
         """
         self.driver.extend([(len(self.events), size) for size in sizes_bytes])
 
     def order(self, what: str) -> None:
-        """The allocator is told to do something: EMPTY_CACHE, or "pool NAME", "hold NAME" and "let go NAME".
+        """Give the allocator an order: EMPTY_CACHE, "pool NAME", "hold NAME" or "let go NAME".
 
-        What is allocated from "pool NAME" on comes from a pool of its own (a CUDA graph's, another stream's); a graph
-        that holds its pool keeps what is free in it from being given back.
+        After "pool NAME", allocations come from a separate pool (of a CUDA graph, or of another stream). A graph that
+        holds its pool keeps the free memory in it from going back to the driver.
         """
         self.orders.append((len(self.events), what))
 
@@ -82,7 +82,7 @@ class Tape:
         self.moments.append((len(self.events), what))
 
     def moment_at(self, event: int) -> str:
-        """What goes on at an event."""
+        """What is happening at an event."""
         at = bisect_right(self.moments, event, key=lambda moment: moment[0])
         return self.moments[at - 1][1] if at else ""
 
@@ -96,7 +96,7 @@ class Peak:
     event: int  # index into the tape's events
 
     def parts(self, tape: Tape) -> dict[str, int]:
-        """Bytes alive at this moment, by tag, largest first; of rounded sizes, so they sum to what `peaks` finds."""
+        """Bytes alive at this moment, by tag, largest first. Sizes are rounded, so they add up to those of `peaks`."""
         return parts_at(tape, self.event)
 
 
@@ -111,7 +111,7 @@ def parts_at(tape: Tape, event: int) -> dict[str, int]:
 
 
 def changes(tape: Tape) -> Iterator[tuple[int, str, int]]:
-    """(event, tag, bytes) of everything that makes a part larger or smaller; a retagged block moves between two."""
+    """(event, tag, bytes) of every change in a part's size; retagging a block changes two parts."""
     now = tape.tags[:]
     retags = iter([*tape.retags, (len(tape.events), -1, "")])
     since, retagged, tag = next(retags)
@@ -144,7 +144,7 @@ def live_blocks(events: Iterable[int]) -> list[int]:
 
 
 def peaks(tape: Tape) -> dict[str, Peak]:
-    """The peak of each phase from rounded sizes alone: fast, and exact but for blocks the allocator cannot split."""
+    """The peak of each phase from rounded sizes alone: fast, and exact except for blocks the allocator cannot split."""
     sizes = [rounded(size) for size in tape.sizes]
     found: dict[str, Peak] = {}
     current = 0

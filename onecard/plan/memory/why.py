@@ -1,6 +1,6 @@
-"""Why a part of a phase's peak takes what it takes: one line with the arithmetic a person can check.
+"""Why a part of a peak is as large as it is: one line, with arithmetic that a person can check.
 
-Training keeps what its backward pass will ask for; an evaluation keeps no graph, so the same tag means less there.
+Training keeps what its backward pass needs. An evaluation keeps no graph, so the same tag covers less there.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from onecard.plan.memory.kernels import FLOAT
 from onecard.plan.memory.onecard.chunks import default_chunk_tokens, some_chunk_sizes
 from onecard.units import KIB, MIB
 
-TRAINING = "train"  # of the phases; the others are evaluations
-LOSSES_ALONE = "losses; no logits at this moment"
+TRAINING = "train"  # the name of the training phase; the other phases are evaluations
+LOSSES_ALONE = "only the losses; no logits exist at the peak"
 
 
 def why_nanogpt(config: RunConfig, tag: str, phase: str, moment: str, size_bytes: int) -> str:
-    """Of a part under nanoGPT's loop, at the moment when the phase peaks; its evaluations have training's batches."""
+    """Why a part has its size at the peak of a phase of nanoGPT's loop. Its evaluations use training's batch size."""
     tokens = config.batch_size * config.block_size
     if tag != tags.LOGITS_AND_LOSS:
         return _why(config, tag, phase, size_bytes, tokens)
@@ -29,7 +29,7 @@ def why_nanogpt(config: RunConfig, tag: str, phase: str, moment: str, size_bytes
 
 
 def why_onecard(config: RunConfig, tag: str, phase: str, moment: str, size_bytes: int) -> str:
-    """The same for onecard's trainer, where logits exist for a chunk of tokens at a time."""
+    """The same for onecard's trainer. There, logits exist only for one chunk of tokens at a time."""
     tokens = config.batch_size * config.block_size
     if phase != TRAINING:
         sequences = min(eval_batch_size(config), eval_sequences(config))
@@ -40,7 +40,7 @@ def why_onecard(config: RunConfig, tag: str, phase: str, moment: str, size_bytes
     one = chunk * config.vocab_size * item_bytes(config)
     if size_bytes < one:
         return LOSSES_ALONE
-    then = ", then their gradient in place" if phase == TRAINING else ""
+    then = "; gradient in place" if phase == TRAINING else ""
     return f"logits of {chunk:,} tokens at a time, {_size(one)}{then}"
 
 
@@ -69,9 +69,9 @@ def _why(config: RunConfig, tag: str, phase: str, size_bytes: int, tokens: int) 
 
 
 _IN_EVALUATION = {
-    tags.GRADIENTS: "the last update's, given back before the first batch is read",
-    tags.ACTIVATIONS: "of the layer at hand; no graph is kept",
-    tags.ATTENTION: "q, k, v, output of the layer at hand",
+    tags.GRADIENTS: "from the last update, freed before the first batch",
+    tags.ACTIVATIONS: "of the current layer; no graph is kept",
+    tags.ATTENTION: "q, k, v and output of the current layer",
 }
 
 
@@ -81,7 +81,7 @@ def _logits_held(config: RunConfig, phase: str, moment: str) -> str:
     )
     if phase == TRAINING:
         if config.compile:
-            return "kept, their gradient, returned zeros"
-        return f"kept, {copies[0]}, gradient"
-    held = ["the last step's"] + (["the training loop's stale ones"] if phase == "eval" else [])
-    return ", ".join(["the step's own", *held, *copies] if moment == "head and loss" else held)
+            return "logits, gradient, zero gradient"
+        return f"logits, {copies[0]}, gradient"
+    held = ["the last step's"] + (["the training loop's old ones"] if phase == "eval" else [])
+    return ", ".join(["this step's", *held, *copies] if moment == "head and loss" else held)

@@ -1,4 +1,4 @@
-"""Runs whose speed somebody measured, by trainer, and the one nearest to a config."""
+"""Runs whose speed was measured, by trainer, and the one nearest to a config."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _H200 = "torch 2.11.0+cu130, 2026-11-15"
 _OURS = "torch 2.11.0+cu130, 2026-11-16"
 _LATER = "torch 2.11.0+cu130, 2026-11-17"
 _BOTH_DAYS = "torch 2.11.0+cu130, 2026-11-16 and 17"
-_QUIET = "on cores that nobody shared, torch 2.11.0+cu130, 2026-11-16"
+_QUIET = "on unshared cores, torch 2.11.0+cu130, 2026-11-16"
 _4070 = "public log, github lzwjava/nanoGPT"
 
 
@@ -105,7 +105,7 @@ MEASURED_RUNS = (  # of nanoGPT
     MeasuredRun("GeForce RTX 4070", 12, 12, 768, 1024, 8, 64, 50304, "bfloat16", 0.0, True, 56_100, _4070),
     MeasuredRun("GeForce RTX 4070", 18, 16, 896, 1024, 2, 4, 50304, "bfloat16", 0.0, False, 24_750, _4070),
 )
-ONECARD_RUNS = (  # of our own trainer; the mean where there are several
+ONECARD_RUNS = (  # of our own trainer; the mean if there are several
     MeasuredRun(_SXM, 24, 20, 1280, 1024, 24, 2, 50304, "float16", 0.0, True, 122_693, _OURS, False, "full"),
     MeasuredRun(_SXM, 24, 16, 1024, 1024, 4, 12, 50304, "bfloat16", 0.0, True, 205_168, _BOTH_DAYS),
     MeasuredRun(_SXM, 24, 16, 1024, 1024, 6, 8, 50304, "bfloat16", 0.0, True, 209_835, _LATER),
@@ -158,14 +158,14 @@ ONECARD_RUNS = (  # of our own trainer; the mean where there are several
 
 
 def nearest_measured(config: RunConfig, card: Card | None, trainer: TrainerName = "nanogpt") -> tuple[str, float]:
-    """The trainer's measured run most like a config, with what differs, and how far it is: 0 the same, 1 an e-fold.
+    """The trainer's measured run most like a config, with what differs, and its distance: 0 is equal, 1 a factor of e.
 
-    Distances of parameters and of tokens per micro-batch are logarithms of their ratios; another card, type or mode
-    of running counts as some factor by its effect on speed.
+    Distances in parameters and in tokens per micro-batch are logarithms of their ratios. Another card, type or mode of
+    running counts as a factor, by its effect on speed.
     """
     runs = ONECARD_RUNS if trainer == "onecard" else MEASURED_RUNS
     if trainer == "nanogpt":
-        config = config.model_copy(update={"grad_checkpoint": "none"})  # no key of nanoGPT's
+        config = config.model_copy(update={"grad_checkpoint": "none"})  # nanoGPT has no such key
     run = min(runs, key=lambda each: _distance(each, config, card))
     return f"{run.description}; {_differences(run, config, card)}", _distance(run, config, card)
 
@@ -179,7 +179,7 @@ def _distance(run: MeasuredRun, config: RunConfig, card: Card | None) -> float:
         0.0 if config.compile == run.compile else 0.7,  # eager takes 1.3 to 2 times as long
         0.0 if (config.dropout > 0) == (run.dropout > 0) else 0.1,
         0.0 if config.bias == run.bias else 0.1,
-        0.0 if config.grad_checkpoint == run.grad_checkpoint else 0.5,  # full costs 0.2, but the same mode tells more
+        0.0 if config.grad_checkpoint == run.grad_checkpoint else 0.5,  # full costs 0.2, but the same mode says more
         _card_distance(run.card, card),
     )
 
@@ -211,7 +211,7 @@ def _peak(name: str) -> float | None:
 
 
 def _differences(run: MeasuredRun, config: RunConfig, card: Card | None) -> str:
-    """`here: 0.33× the parameters, 2× the tokens per micro-batch, n_embd 384, no compile`; `the same here`"""
+    """`this config: 0.33× the parameters, 2× the tokens per micro-batch, no compile`, or `the same config`."""
     found = []
     for ratio, what in (
         (count_params(config).nanogpt / run.params, "parameters"),
@@ -219,7 +219,7 @@ def _differences(run: MeasuredRun, config: RunConfig, card: Card | None) -> str:
     ):
         if not 0.99 < ratio < 1.01:
             found.append(f"{ratio:.2g}× the {what}")
-    shape = () if found[:1] and "parameters" in found[0] else ("n_layer", "n_head", "n_embd")  # which tell it already
+    shape = () if found[:1] and "parameters" in found[0] else ("n_layer", "n_head", "n_embd")  # known already
     keys = (*shape, "vocab_size", "block_size", "dropout", "gradient_accumulation_steps")
     found += [f"{key} {getattr(config, key)}" for key in keys if getattr(config, key) != getattr(run, key)]
     if (dtype := _dtype(config, card)) != run.dtype:
@@ -232,7 +232,7 @@ def _differences(run: MeasuredRun, config: RunConfig, card: Card | None) -> str:
         found.append(f"grad_checkpoint={config.grad_checkpoint}")
     if card and card.name != run.card:
         found.append(f"another card ({card.name})")
-    return "here: " + ", ".join(found) if found else "the same here"
+    return "this config: " + ", ".join(found) if found else "the same config"
 
 
 def _a(noun: str) -> str:

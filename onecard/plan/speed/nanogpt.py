@@ -1,8 +1,8 @@
 """What a step of nanoGPT asks of a card: operations, bytes and kernels, part by part.
 
 Letters: N tokens of a micro-batch, T block_size, C n_embd, L n_layer, H n_head, V vocab_size, P parameters. FLOPs of
-matrix products and of attention are exact; bytes are counted from the kernels nanoGPT launches, or set where
-the count did not decide (docs/explain/speed.md); operations outside the tensor cores are fitted to measured kernels.
+matrix products and of attention are exact. Bytes are counted from the kernels nanoGPT launches, or set where the count
+did not decide (docs/explain/speed.md). Operations outside the tensor cores are fitted to measured kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 
 
 def nanogpt_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
-    """The work of one step of nanoGPT with `dtype` settled."""
+    """The work of one step of nanoGPT; `dtype` is the type it really runs in."""
     return StepWork(
         micro_batch=_micro_batch(config, dtype, costs, backward=True),
         evaluation_batch=_micro_batch(config, dtype, costs, backward=False),
@@ -28,10 +28,10 @@ def nanogpt_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
     )
 
 
-# CPython keeps the frames of a thread in chunks of 2,048 slots. A compiled backward pass is one function, with a slot
-# for every tensor it names and every argument. Where it leaves less of the chunk than a kernel's launcher needs, each
-# launch maps a new chunk and unmaps it again. Slots were counted in TorchInductor's code of 2 to 24 layers; 1,676 and
-# 1,880 did not stumble, 1,744 to 1,844 did (Python 3.12).
+# CPython keeps the frames of a thread in chunks of 2,048 slots. A compiled backward pass is one function with a slot
+# for every tensor it names and every argument. If it leaves less of the chunk than a kernel's launcher needs, each
+# launch maps a new chunk and unmaps it again. Slots were counted in TorchInductor's code for 2 to 24 layers. 1,676 and
+# 1,880 slots did not stumble; 1,744 to 1,844 did (Python 3.12).
 _STUMBLING_FRAMES = range(1720, 1865)
 
 
@@ -48,7 +48,7 @@ def evaluations(config: RunConfig) -> int:
 
 
 def checkpoints(config: RunConfig) -> int:
-    """How often nanoGPT saves at most: after every evaluation but the first (the best alone, unless always)."""
+    """How often nanoGPT saves at most: after every evaluation except the first (only the best, unless always)."""
     return 0 if config.eval_only else config.max_iters // config.eval_interval
 
 
@@ -62,7 +62,7 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
 
 
 def tensors(config: RunConfig) -> int:
-    """Tensors of parameters: two norms and four matrices a layer, two embeddings and the last norm; biases of them."""
+    """Parameter tensors: two norms and four matrices a layer, two embeddings, the last norm, and their biases."""
     weights = 6 * config.n_layer + 1
     return 2 + (2 * weights if config.bias else weights)
 
@@ -73,7 +73,7 @@ def accumulation(config: RunConfig) -> Work:
 
 
 def update(config: RunConfig) -> Work:
-    """Gradient clipping and fused AdamW, some tensors a kernel."""
+    """Gradient clipping and fused AdamW, several tensors per kernel."""
     clipping = 12 if config.grad_clip else 0  # the norm reads 4 bytes a parameter, the scaling reads and writes 4
     adamw = 28  # reads weight, gradient and two moments, writes all but the gradient
     return Work(moved_bytes=(clipping + adamw) * count_params(config).total, kernels=20 + tensors(config) / 6)
@@ -84,9 +84,9 @@ def padded_vocabulary(config: RunConfig) -> bool:
     return config.vocab_size % 8 == 0
 
 
-# A vocabulary that is no multiple of 8 keeps eager products off the fast kernels: an estimate. Padding 50257 to 50304
-# made all of nanoGPT 25 % faster (Karpathy on Twitter, February 2023) with 31 % of its FLOPs in that product, so it ran
-# at about half speed; on this H200 no row tells.
+# A vocabulary that is not a multiple of 8 keeps eager products off the fast kernels. This is an estimate: padding 50257
+# to 50304 made all of nanoGPT 25 % faster (Karpathy on Twitter, February 2023) with 31 % of its FLOPs in that product,
+# so it ran at about half speed. No row on the H200 shows it.
 ODD_VOCABULARY_SLOWDOWN = 2.0
 
 
@@ -119,7 +119,7 @@ _DROPOUT_IN_ATTENTION = 1.7
 def attention(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
     T, C, L, H = config.block_size, config.n_embd, config.n_layer, config.n_head
     N = config.batch_size * T
-    pairs = N * (T + _ATTENTION_TILE) * L / 2  # of a query with a key not after it
+    pairs = N * (T + _ATTENTION_TILE) * L / 2  # pairs of a query and a key that is not after it
     products = 7 if backward else 2  # forward: scores, values; backward: scores again and four gradients
     element = 4 if dtype == "float32" else 2
     # Forward reads q, k, v and writes the output: 4 C. Backward reads those four and the gradient twice over, sums the
@@ -141,8 +141,8 @@ def memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) ->
     N, C, L, P = config.batch_size * config.block_size, config.n_embd, config.n_layer, count_params(config).total
     half, dropout = dtype != "float32", config.dropout > 0 and backward
     share = 1.0 if backward else 0.33  # norms, residuals and GELU: about a third of the bytes
-    # About 130 by reading the kernels; 130, 110 and 100 fit the H200 alike with other shares of its bandwidth (0.85,
-    # 0.75, 0.70), and 100 comes nearest to the RTX 4070's runs.
+    # Reading the kernels gives about 130. 130, 110 and 100 fit the H200 equally well with other shares of its bandwidth
+    # (0.85, 0.75, 0.70), and 100 comes nearest to the RTX 4070's runs.
     token_bytes: float = (100 if half else 140) * share
     token_flops = costs.pointwise_flops * share
     if not config.compile:  # every operation reads and writes its tensors alone: 124M batch 8 and 16, profiled
@@ -162,7 +162,7 @@ def memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) ->
 
 
 def _pointwise_kernels(config: RunConfig, half: bool) -> float:
-    """Kernels of a layer besides products and attention, forward and backward, as counted in profiles."""
+    """Kernels of a layer other than products and attention, forward and backward, as counted in profiles."""
     if not half and not config.compile:  # no casts of activations and gradients either
         return 13 + 4 * config.bias
     casts = 4 if half else 0  # of the weights
@@ -175,18 +175,18 @@ def _pointwise_kernels(config: RunConfig, half: bool) -> float:
 
 
 def _splits(config: RunConfig, half: bool) -> float:
-    """Zeros and sums of a layer's products: the more tokens, the more of the gradients of weights are split."""
+    """Zeros and sums of a layer's split products: with more tokens, more of the weights' gradients are split."""
     tokens = config.batch_size * config.block_size
     return min(16.0, tokens / 512) if not half and not config.compile else min(8.0, tokens / 2048)
 
 
 def _forward_kernels(config: RunConfig, half: bool) -> float:
-    """The same of an evaluation batch: norms, GELU, residuals and casts."""
+    """The same for an evaluation batch: norms, GELU, residuals and casts."""
     return (3 if config.compile else 11) + (4 if half else 0)
 
 
 def _loss(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
-    """Cross-entropy over the logits, and in the backward pass the zeros nanoGPT's returned logits are given."""
+    """Cross-entropy over the logits; in the backward pass also the zero gradient of nanoGPT's returned logits."""
     N, V = config.batch_size * config.block_size, config.vocab_size
     element = 4 if dtype == "float32" else 2
     passes = 5 if backward else 1  # softmax reads; gradient reads, reads zeros and writes; the zeros are written

@@ -2,14 +2,14 @@
 
 Letters as in nanogpt.py. What differs from nanoGPT (train/model.py, loss.py, graph.py):
 
-- the loss goes through the head a chunk of tokens at a time, reads and writes each logit once, and adds every chunk's
+- the loss goes through the head one chunk of tokens at a time, reads and writes each logit once, and adds every chunk's
   gradient of the head's weight in float32;
-- compiled, a micro-batch is one CUDA graph, which adds to gradients that exist, so the first is added too;
+- compiled, a micro-batch is one CUDA graph. It adds to gradients that exist, so the first micro-batch is added too;
 - compiled half precision passes x on in that precision, and computes GELU in fewer operations;
-- without dropout and biases it is written out (fused.py): products by the fastest kernel, which add to x and to the
-  gradients themselves, and weights that are cast once a step;
-- grad_checkpoint computes norms and GELU again (selective), or all of a block but its last product (full);
-- batches are made by another thread.
+- without dropout and biases it is written out (fused.py): the fastest kernels compute the products and add to x and to
+  the gradients themselves, and weights are cast once per step;
+- grad_checkpoint computes norms and GELU again (selective), or all of a block except its last product (full);
+- another thread makes the batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 
 
 def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
-    """The work of one step of onecard's trainer with `dtype` settled."""
+    """The work of one step of onecard's trainer; `dtype` is the type it really runs in."""
     evaluated = _evaluated(config)
     return StepWork(
         micro_batch=_micro_batch(config, dtype, costs, backward=True),
@@ -44,7 +44,7 @@ def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
 
 
 def _reruns_in_python(config: RunConfig) -> bool:
-    """Whether Python runs blocks, or the parts of them that are remade, again, launch by launch."""
+    """Whether Python runs blocks again, or the recomputed parts of them, launch by launch."""
     return config.grad_checkpoint != "none" and not config.compile
 
 
@@ -82,7 +82,7 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
 
 
 def _update(config: RunConfig, costs: Costs) -> Work:
-    """Clipping and AdamW; for a recorded micro-batch the gradients are set to zero, some tensors a kernel."""
+    """Clipping and AdamW. For a recorded micro-batch the gradients are set to zero, several tensors per kernel."""
     params, tensors = count_params(config).total, nanogpt.tensors(config)
     found = nanogpt.update(config)
     if records_graph(config):
@@ -121,17 +121,17 @@ def _matmuls(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Wor
     )
 
 
-# Written out, norms read and write 24 bytes a token, layer and n_embd, GELU 40, of the 130 that nanoGPT's kernels do.
+# Written out, norms read and write 24 bytes per token, layer and n_embd, and GELU 40, of the 130 in nanoGPT's kernels.
 _WRITTEN_OUT_BYTES = 64 / 130
 
 # Compiled half precision passes x from block to block in that precision: by reading the kernels 84 bytes a token, layer
 # and n_embd, 108 with a float32 x.
 _NARROW_STREAM = 84 / 108
-# Of the arithmetic of norms and GELU, with ours (train/gelu.py) for torch's: fitted to the kernels of 12 profiled rows.
+# The arithmetic of norms and GELU with ours (train/gelu.py), as a share of torch's: fitted to 12 profiled rows.
 _OUR_GELU = 0.5
 
-# Norms, GELU and sums once more, as a share of all such work: kernels of 124M, batch 16 and 32 on an H200, measured
-# with an earlier trainer; rows of this one agree (tests/golden/test_onecard_speed.py).
+# Norms, GELU and sums once more, as a share of all such work. Measured on an H200 with an earlier trainer, in kernels
+# of 124M at batch 16 and 32; rows of this trainer agree (tests/golden/test_onecard_speed.py).
 _REMADE = {"none": 0.0, "selective": 0.10, "full": 0.17}
 
 
@@ -142,7 +142,7 @@ def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -
     if byte := _written_out(config, costs):
         return _in_our_kernels(config, plain, again, byte, backward)
     is_narrow = config.compile and dtype != "float32"
-    flops = _OUR_GELU if is_narrow and not (backward and config.grad_checkpoint == "full") else 1.0  # full has torch's
+    flops = _OUR_GELU if is_narrow and not (backward and config.grad_checkpoint == "full") else 1.0  # full uses torch's
     kernels = plain.kernels * again
     if backward and config.grad_checkpoint == "full" and not config.compile:
         kernels = plain.kernels + nanogpt.memory_bound(config, dtype, costs, False).kernels
@@ -157,7 +157,7 @@ def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -
 def _in_our_kernels(config: RunConfig, plain: Work, again: float, byte: float, backward: bool) -> Work:
     """The same, written out."""
     N, C, L = config.batch_size * config.block_size, config.n_embd, config.n_layer
-    casts = count_params(config).total * (18 if backward else 6)  # which nanoGPT makes in every micro-batch
+    casts = count_params(config).total * (18 if backward else 6)  # nanoGPT makes these in every micro-batch
     return Work(
         vector_flops=plain.vector_flops * again * _OUR_GELU,
         moved_bytes=(plain.moved_bytes - casts) * again * byte * _WRITTEN_OUT_BYTES + N * C * (24 if backward else 10),
@@ -167,12 +167,12 @@ def _in_our_kernels(config: RunConfig, plain: Work, again: float, byte: float, b
 
 
 def _written_out(config: RunConfig, costs: Costs) -> float | None:
-    """Time of a byte where passes are written out, over nanoGPT's; None where they are not, or were never timed."""
+    """Time of a byte where passes are written out, divided by nanoGPT's; None if they are not, or were never timed."""
     return costs.written_out_byte if fuses(config) else None
 
 
 def _loss(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
-    """One kernel a chunk reads the logits and, for the backward pass, writes their gradient over them."""
+    """One kernel per chunk reads the logits and, for the backward pass, writes their gradient over them."""
     N, C, V = config.batch_size * config.block_size, config.n_embd, config.vocab_size
     element = 4 if dtype == "float32" else 2
     passes = 2 if backward else 1

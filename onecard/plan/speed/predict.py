@@ -42,15 +42,15 @@ class Speed:
     """How fast a run will be."""
 
     tokens_per_second: Range
-    mfu: float  # share of this card's tensor peak at the likely speed, all pairs of attention counted as nanoGPT does
-    needed_share: float  # the same without the pairs that causal attention leaves out: never above 1
+    mfu: float  # share of this card's tensor peak at the likely speed; counts all pairs of attention, as nanoGPT does
+    needed_share: float  # the same without the pairs that causal attention skips: never above 1
     micro_batch_seconds: Range
     step_seconds: Range  # one update, without evaluation
-    total_seconds: Range  # max_iters updates with evaluations and checkpoints; compiling is not in it
-    parts: tuple[SpeedPart, ...]  # add up to a step and its share of evaluations and checkpoints
+    total_seconds: Range  # max_iters updates with evaluations and checkpoints, without compiling
+    parts: tuple[SpeedPart, ...]  # they add up to a step and its share of evaluations and checkpoints
     basis: str
-    spread: float  # tokens per second lie within ± this share, and are not above what the card can do
-    host_bound: bool  # launches, not the card, decide
+    spread: float  # tokens per second lie within ± this share, and never above what the card can do
+    host_bound: bool  # launches, not the card, set the pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class StepTimes:
     loss: float
     optimizer: float
     launches: float  # what the host adds to the card's time
-    host_share: float  # the host's time over the card's: above 1 launches decide
+    host_share: float  # the host's time divided by the card's: above 1, launches decide
     evaluation: float  # one evaluation of both splits
     checkpoint: float
     evaluations: int  # of a run
@@ -106,7 +106,7 @@ def predict_speed(config: RunConfig, card: Card | None, trainer: TrainerName = "
 
 
 def least_seconds(config: RunConfig, card: Card) -> float:
-    """Seconds of a step that were nothing but its products, at the published rate: no step takes less.
+    """Seconds of a step if it were nothing but its products, at the published rate: no step takes less.
 
     Clocks above the published ones may make single products faster, but a step is more than its products.
     """
@@ -115,24 +115,24 @@ def least_seconds(config: RunConfig, card: Card) -> float:
 
 
 def _doubts(config: RunConfig, card: Card, trainer: TrainerName, *, launches_matter: bool) -> list[str]:
-    """Why a prediction is less sure than the card's own rows make it."""
+    """Reasons why a prediction is less certain than the card's own rows suggest."""
     doubts = []
     if launches_matter:
-        doubts.append("launches matter here, and the processor is not known: on shared cores up to 1.7 times as long")
+        doubts.append("launches matter here and the processor is unknown: on shared cores up to 1.7 times as long")
     if trainer == "onecard" and card.name not in {run.card for run in ONECARD_RUNS}:
-        doubts.append("nobody timed our trainer on it")
+        doubts.append("our trainer was not timed on this card")
     return doubts
 
 
-# While the card is busy the host runs ahead, and the other way round; near a tie they hinder each other a little.
+# While the card is busy the host runs ahead, and the other way round. Near a tie they slow each other down a little.
 _HOST_OVERLAP_POWER = 8.0
-# From here on a host that is a fifth slower makes the step a tenth longer.
+# From this ratio on, a host that is a fifth slower makes the step a tenth longer.
 _LAUNCHES_MATTER = 0.9
-# Between the batches of an evaluation: nanoGPT reads every loss. 75 of 97 rows' batches come out within 20 %, the
-# others up to 65 % too short or 31 % too long.
+# The wait between the batches of an evaluation: nanoGPT reads every loss. Of 97 rows, 75 have their batches predicted
+# within 20 %; the others are predicted up to 65 % too short or 31 % too long.
 _EVALUATION_PAUSE_SECONDS = 0.9e-3
-# torch.save of float32 weights and both moments to a solid-state disk: a rule of thumb. With it the steps of the two
-# RTX 4070 runs that evaluate and save come out 5 % and 1 % too long.
+# torch.save of float32 weights and both moments to a solid-state disk: a rule of thumb. With it, the steps of the two
+# RTX 4070 runs that evaluate and save are predicted 5 % and 1 % too long.
 _CHECKPOINT_BYTES_PER_PARAM, _CHECKPOINT_BYTES_PER_SECOND = 12, 1e9
 
 
@@ -170,7 +170,7 @@ def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName
 
 
 def _host_seconds(work: StepWork, host: Host, *, micros: int) -> float:
-    """Seconds the host needs for a step, were the card never in its way."""
+    """Seconds the host needs for a step if the card never makes it wait."""
     launching = work.started(micros) * host.launch_seconds + work.added(micros) * host.addition_seconds
     besides = 0.0 if work.recorded else host.micro_batch_seconds
     loading = micros * (besides + work.sequences * host.sequence_seconds + work.stumbles * host.stumble_seconds)
@@ -186,8 +186,9 @@ def host_update_seconds(work: StepWork, host: Host) -> float:
 def _evaluation_batch_seconds(work: StepWork, card: Card, rates: Rates, dtype: str) -> float:
     """Seconds of one evaluation batch.
 
-    nanoGPT waits for its loss, so loading the next one overlaps with nothing. Ours is read once a split, but as much
-    waiting brings 28 of 45 measured rows within 20 %; others, mostly of small batches, take up to 3.8 times as long.
+    nanoGPT waits for its loss, so loading the next batch overlaps with nothing. Our trainer reads it once per split,
+    but assuming the same wait brings 28 of 45 measured rows within 20 %. The others, mostly of small batches, take up
+    to 3.8 times as long.
     """
     batch = work.evaluation_batch
     forward = max(sum(_spent(batch, card, rates, dtype)), batch.whole.launches * rates.host.launch_seconds)
@@ -226,13 +227,13 @@ def _parts(config: RunConfig, times: StepTimes) -> tuple[SpeedPart, ...]:
     named = (
         ("matmuls", times.matmuls, "matrix products of the blocks and the output layer"),
         ("attention", times.attention, "scores, softmax and values, forward and backward"),
-        ("memory-bound parts", times.memory_bound, f"norms, GELU, residuals and casts: bandwidth decides{eager}"),
-        ("loss", times.loss, f"softmax over {config.vocab_size:,} logits a token and its gradient"),
+        ("memory-bound parts", times.memory_bound, f"norms, GELU, residuals and casts: limited by bandwidth{eager}"),
+        ("loss", times.loss, f"softmax over {config.vocab_size:,} logits per token, and its gradient"),
         ("optimizer", times.optimizer, "summing gradients, clipping and AdamW"),
         (
             "launches",
             times.launches,
-            "Python launches kernels slower than the card runs them: a larger micro-batch hides it"
+            "Python launches kernels more slowly than the card runs them; a larger micro-batch hides it"
             if times.host_bound
             else "the card waits for Python between steps",
         ),

@@ -1,8 +1,9 @@
 """How fast a card does its work: shares of its published figures, times of the host, and how sure we are.
 
-The H200's numbers are fitted to kernels and steps of measured runs: `bench/speed_errors.py` fits them again and shows
-every row's error when left out. Other cards take them over with the changes said at each; what nobody measured is
-called an estimate. The host's are of one core that nobody else used meanwhile, of the middle of the rented Xeons seen.
+The H200's numbers are fitted to kernels and steps of measured runs. `bench/speed_errors.py` fits them again and shows
+the error of every row when it is left out. Other cards use these numbers with the changes noted at each; what was not
+measured is called an estimate. The host's times are for one core that nobody else used, of a rented Xeon of medium
+speed.
 """
 
 from __future__ import annotations
@@ -20,34 +21,34 @@ class Host:
 
     launch_seconds: float  # per kernel of a micro-batch or update, eager or compiled
     addition_seconds: float  # per gradient added to the one before it: autograd does it without Python
-    micro_batch_seconds: float  # per micro-batch besides: get_batch, the compiler's guards, autograd's thread
+    micro_batch_seconds: float  # per micro-batch in addition: get_batch, the compiler's guards, autograd's thread
     sequence_seconds: float  # per sequence of a micro-batch: nanoGPT's get_batch copies one by one
-    update_seconds: float  # per update, besides
+    update_seconds: float  # per update in addition
     tensor_seconds: float  # per parameter tensor of an update: clipping and AdamW walk through all of them
-    step_seconds: float  # per step: reading the loss waits for the card, and the card for the next launch
-    stumble_seconds: float  # per launch that maps memory first
+    step_seconds: float  # per step: reading the loss waits for the card, then the card waits for the next launch
+    stumble_seconds: float  # per launch that has to map memory first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """How a card's power limit slows a step: the more products a second, the lower the clock.
+    """How a card's power limit slows a step: the more products per second, the lower the clock.
 
-    The shares and costs of `Rates` are fitted to nanoGPT's kernels, so what the limit takes of those is in them.
+    The shares and costs in `Rates` are fitted to nanoGPT's kernels, so they include what the limit costs those.
     """
 
-    free_share: float  # of the tensor peak, in products: up to here it takes no more than that
-    exponent: float  # of the share over `free_share`, in the time of a step
-    float16_exponent: float  # the same in float16, whose products draw more
+    free_share: float  # of the tensor peak, in products: up to here the limit costs nothing more
+    exponent: float  # of share / free_share, in the time of a step
+    float16_exponent: float  # the same in float16, whose products draw more power
 
     def pace(self, share: float, dtype: str) -> float:
-        """Times as long as without a limit, for a step that would use `share` of the tensor peak."""
+        """How many times as long a step takes with the limit, if it would use `share` of the tensor peak without."""
         exponent = self.float16_exponent if dtype == "float16" else self.exponent
         return float(max(1.0, share / self.free_share) ** exponent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What a card, and the program that feeds it, reach."""
+    """The rates that a card, and the program that feeds it, reach."""
 
     matmul_share: float  # of the tensor peak, in matrix products
     float32_matmul_share: float  # of the TF32 peak, in float32 products
@@ -55,13 +56,13 @@ class Rates:
     float32_attention_share: float  # of the fp32 peak, in float32 attention
     bandwidth_share: float  # of the published bandwidth
     kernel_seconds: float  # start and end of a kernel
-    product_seconds: float  # the same of a product or attention, whose last wave leaves most of the card idle
-    roofline_power: float  # how well computing and moving bytes overlap: 1 not at all, infinite perfectly
+    product_seconds: float  # the same for a product or attention, whose last wave leaves most of the card idle
+    roofline_power: float  # how well computing and moving bytes overlap: 1 not at all, infinity perfectly
     host: Host
     costs: Costs
-    power: Power | None = None  # None: what the limit takes is in the shares, or nobody has measured it
-    our_step_seconds: float = 1e-3  # our trainer's waiting, per step: its figures are read once, then a graph starts
-    our_rerun_seconds: float = 1.5e-3  # per block that Python runs again, besides launches; 1.2 to 1.7 ms in five rows
+    power: Power | None = None  # None: the shares include the limit's cost, or nobody measured it
+    our_step_seconds: float = 1e-3  # our trainer's wait, per step: its figures are read once, then a graph starts
+    our_rerun_seconds: float = 1.5e-3  # per block that Python runs again, beyond launches; 1.2 to 1.7 ms in five rows
 
 
 H200_RATES = Rates(
@@ -69,16 +70,16 @@ H200_RATES = Rates(
     float32_matmul_share=0.519,  # two rows: 124M batch 8, 271 TFLOP/s; 2,048 tokens at n_embd 640, 179
     attention_share=0.486,  # 24 profiled rows, head sizes 32, 48 and 64; at 64 the exponentials cost as much again
     float32_attention_share=0.436,  # the same two rows: the memory-efficient kernel, 28 and 17 TFLOP/s
-    bandwidth_share=0.70,  # not fitted, set with nanogpt.py's bytes: AdamW 3.5, sums of gradients 3.1 of 4.89 TB/s
+    bandwidth_share=0.70,  # not fitted, set with nanogpt.py's bytes: AdamW gets 3.5, sums of gradients 3.1 of 4.89 TB/s
     kernel_seconds=1.35e-6,  # the remainder in the rows of 1,024 to 8,192 tokens
-    product_seconds=3.75e-6,  # the same, of products and attention
+    product_seconds=3.75e-6,  # the same, for products and attention
     roofline_power=2.42,  # products of n_embd 256 to 1024: 558 to 767 TFLOP/s
-    host=Host(  # 26 configs timed on cores that nobody shared, all but two of them waiting for the host
+    host=Host(  # 26 configs timed on unshared cores; all but two wait for the host
         launch_seconds=16.7e-6,
         addition_seconds=20.8e-6,
         micro_batch_seconds=0.335e-3,
         sequence_seconds=14.6e-6,  # the rows of 32 and 64 sequences
-        update_seconds=0.319e-3,  # these two: updates timed alone, of 27 to 292 tensors
+        update_seconds=0.319e-3,  # this and the next: updates timed alone, with 27 to 292 tensors
         tensor_seconds=8.67e-6,
         step_seconds=1.99e-3,
         stumble_seconds=14.3e-6,  # four rows of 24 to 26 layers
@@ -90,21 +91,21 @@ H200_RATES = Rates(
         dropout_flops=597,
         written_out_byte=0.64,  # fitted with `power`
     ),
-    # With these, and `written_out_byte`, steps of twenty rows of ours and of both trainers in `onecard bench` at 124M
-    # come out within 4 % (bench/onecard_speed.py): at 690 of 700 W a clock of 1,980 MHz falls to 1,470.
+    # With these and `written_out_byte`, the steps of our twenty rows, and of both trainers in `onecard bench` at 124M,
+    # are predicted within 4 % (bench/onecard_speed.py). At 690 of 700 W the clock falls from 1,980 MHz to 1,470.
     power=Power(free_share=0.335, exponent=0.203, float16_exponent=0.285),
 )
 
 # The RTX 4070's two public runs (134.1k and 56.1k tokens/s) fit one number: products at 1.15 of the published rate.
-# More than 1 may be clocks above the published 2,475 MHz or bytes that the L2 cache keeps and this model counts; two
-# runs cannot tell. Either run predicts the other within 6 %. Attention's and the bandwidth's shares are estimates,
-# chosen from a few that were tried on these runs (0.60 to 0.75, 0.85 to 0.95).
-# No power limit: these runs lasted hours, so what it takes is in them; of the cards below nobody knows.
+# A value above 1 may come from clocks above the published 2,475 MHz, or from bytes that this model counts although the
+# L2 cache keeps them. Two runs cannot tell. Either run predicts the other within 6 %. The shares of attention and
+# bandwidth are estimates, chosen from a few that were tried on these runs (0.60 to 0.75, 0.85 to 0.95).
+# There is no power limit here: these runs lasted hours, so they include its cost. For the cards below it is not known.
 UNTIMED = replace(H200_RATES, costs=replace(H200_RATES.costs, written_out_byte=None), power=None)
 ADA_GEFORCE_RATES = replace(UNTIMED, matmul_share=1.15, attention_share=0.70, bandwidth_share=0.92)
-# Estimates from here on. Other GeForce cards: the published rate, neither clocks nor caches to help it.
+# Estimates from here on. Other GeForce cards: the published rate, without help from clocks or caches.
 GEFORCE_RATES = replace(ADA_GEFORCE_RATES, matmul_share=1.0)
-# Professional cards hold their published clocks less well; older ones have no flash kernel.
+# Professional cards do not hold their published clocks as well; older cards have no flash kernel.
 WORKSTATION_RATES = replace(UNTIMED, matmul_share=0.75, attention_share=0.50, bandwidth_share=0.85)
 OLDER_RATES = replace(WORKSTATION_RATES, attention_share=0.25)
 OTHER_MAKERS_RATES = replace(UNTIMED, matmul_share=0.55, attention_share=0.30, bandwidth_share=0.75)
@@ -119,8 +120,8 @@ class Calibration:
     basis: str
 
 
-# At least this wide where launches matter (the processor decides, and a plan does not know it) and in float32, of which
-# there are two rows.
+# Ranges are at least this wide where launches matter (a plan does not know the processor) and in float32 (there are
+# only two rows).
 UNSURE_SPREAD = 0.20
 
 
@@ -132,13 +133,21 @@ def calibration(card: Card) -> Calibration:
     if card.name.startswith("GeForce RTX") and card.architecture in ("Ampere", "Ada Lovelace", "Blackwell 2.0"):
         return _geforce(card)
     if card.architecture == "Hopper":
-        return Calibration(rates=H200_RATES, spread=0.30, basis="no run of this card: as an H200, wider")
+        return Calibration(
+            rates=H200_RATES,
+            spread=0.30,
+            basis="no measured run on this card: estimated from an H200, with a wider range",
+        )
     if card.compute_capability is None:
         return Calibration(
-            rates=OTHER_MAKERS_RATES, spread=0.60, basis="no run of any card of this maker: an estimate, very wide"
+            rates=OTHER_MAKERS_RATES,
+            spread=0.60,
+            basis="no measured run on any card of this maker: an estimate with a very wide range",
         )
     rates = WORKSTATION_RATES if card.compute_capability >= (8, 0) else OLDER_RATES
-    return Calibration(rates=rates, spread=0.40, basis="no run of this kind of card: an estimate, wide")
+    return Calibration(
+        rates=rates, spread=0.40, basis="no measured run on this kind of card: an estimate with a wide range"
+    )
 
 
 def _geforce(card: Card) -> Calibration:
@@ -147,13 +156,17 @@ def _geforce(card: Card) -> Calibration:
     rates = ADA_GEFORCE_RATES if card.architecture == "Ada Lovelace" else GEFORCE_RATES
     if card.laptop:
         return Calibration(
-            rates=rates, spread=0.40, basis="no run of this card: as an RTX 4070; power limits of laptops vary"
+            rates=rates,
+            spread=0.40,
+            basis="no measured run on this card: estimated from an RTX 4070; laptop power limits differ",
         )
-    return Calibration(rates=rates, spread=0.30, basis="no run of this card: as an RTX 4070, wider")
+    return Calibration(
+        rates=rates, spread=0.30, basis="no measured run on this card: estimated from an RTX 4070, with a wider range"
+    )
 
 
 def overlapped(power: float, *seconds: float) -> float:
-    """Seconds of things that go on at once: not less than the longest, not more than their sum."""
+    """Seconds of things that happen at once: at least the longest, at most their sum."""
     longest = max(seconds)
     if longest == 0.0:
         return 0.0

@@ -62,19 +62,19 @@ class StepWork:
 
     micro_batch: MicroBatch  # forward and backward
     evaluation_batch: MicroBatch  # forward alone
-    evaluation_batches: int  # of an evaluation, both splits
-    evaluations: int  # of a run
-    checkpoints: int  # of a run
-    accumulation: Work  # adding a micro-batch's gradients to those before it
+    evaluation_batches: int  # per evaluation, both splits
+    evaluations: int  # per run
+    checkpoints: int  # per run
+    accumulation: Work  # adding a micro-batch's gradients to the earlier ones
     update: Work  # clipping and the optimizer
-    tensors: int  # parameters' tensors, which the host walks through in an update
-    sequences: int  # of a micro-batch, which the host copies one by one; 0 where another thread does
-    reruns: int = 0  # blocks of a micro-batch that Python runs a second time, for the backward pass
-    stumbles: float = 0.0  # launches of a micro-batch for which Python has to map memory first
-    recorded: bool = False  # a micro-batch, its sum of gradients included, is a CUDA graph: the host starts it as one
+    tensors: int  # parameter tensors; the host walks through them in an update
+    sequences: int  # per micro-batch; the host copies them one by one; 0 if another thread does
+    reruns: int = 0  # blocks of a micro-batch that Python runs again for the backward pass
+    stumbles: float = 0.0  # launches of a micro-batch before which Python has to map memory
+    recorded: bool = False  # a micro-batch and its sum of gradients are one CUDA graph: one start by the host
 
     def sums(self, micros: int) -> int:
-        """How often gradients are added up: the first micro-batch's to nothing, unless a graph needs them to exist."""
+        """How often gradients are added up: not for the first micro-batch, unless a graph adds to existing ones."""
         return micros if self.recorded else micros - 1
 
     def started(self, micros: int) -> float:
@@ -82,7 +82,7 @@ class StepWork:
         return micros * (_STARTS_OF_A_GRAPH if self.recorded else self.micro_batch.whole.launches)
 
     def added(self, micros: int) -> float:
-        """Gradients the host has added to those before them; a graph holds its own additions."""
+        """Gradients that the host adds to earlier ones; a graph contains its own additions."""
         return 0 if self.recorded else self.sums(micros) * self.accumulation.launches
 
 
@@ -91,7 +91,7 @@ _STARTS_OF_A_GRAPH = 5  # tokens and targets to the card, each into the graph's 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Operations outside the tensor cores, which no count gives: fitted to kernels measured on an H200.
+    """Operations outside the tensor cores. They cannot be counted, so they are fitted to kernels measured on an H200.
 
     The unit is one operation at the card's fp32 peak, so they scale with a card's shader rate.
     """
@@ -100,6 +100,6 @@ class Costs:
     loss_flops: float  # per logit: softmax and its gradient
     attention_flops: float  # per head and pair of tokens: the exponentials between the two products
     dropout_flops: float  # per token, layer and n_embd: random numbers and masks
-    # Time of a byte in the kernels of our trainer's written-out passes, over one of nanoGPT's; None where nobody has
-    # timed them: there they count as compiled blocks.
+    # Time of a byte in the kernels of our trainer's written-out passes, divided by that in nanoGPT's. None where nobody
+    # has timed them: there they count as compiled blocks.
     written_out_byte: float | None = None

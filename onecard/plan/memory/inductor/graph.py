@@ -14,18 +14,18 @@ ITEM = "item"  # the name of nodes that take one result out of a call's tuple
 class Kernel:
     """One scheduler node: a fused Triton kernel, a library call, or one item of a call with several results."""
 
-    name: str  # kernels of one name are one generated kernel: it is tuned once
+    name: str  # kernels with the same name are one generated kernel, which is tuned once
     reads: tuple[int, ...]
     writes: tuple[int, ...]  # in the order in which the wrapper allocates them
     takes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # written buffer -> buffers it may be written over
     internal_bytes: int = 0  # buffers that fusion keeps in registers: never allocated, but the scheduler counts them
-    before: tuple[int, ...] = ()  # hidden buffers of a library call, made before its results; freed at its end
-    hidden: tuple[int, ...] = ()  # and after: bytes to allocate, or ~k to free the k-th of them early
+    before: tuple[int, ...] = ()  # hidden buffers of a library call: made before its results, freed at its end
+    hidden: tuple[int, ...] = ()  # made after its results: bytes to allocate, or ~k to free the k-th of them early
     scratch: dict[int, tuple[int, ...]] = field(default_factory=dict)  # written buffer -> bytes needed while it is made
-    adds_to: tuple[int, ...] = ()  # buffers it changes in place, which are among what it reads
+    adds_to: tuple[int, ...] = ()  # buffers it changes in place; it also reads them
     timed: bool = False  # Triton times several configurations on the first launch: pointwise kernels, short reductions
     items: tuple[int, ...] = ()  # results that later kernels take out one by one
-    moment: str = ""  # what goes on, for a person
+    moment: str = ""  # what is happening, in words for a person
 
 
 @dataclass
@@ -35,17 +35,17 @@ class Graph:
     sizes: list[int] = field(default_factory=list)  # bytes, by buffer
     kinds: list[str] = field(default_factory=list)  # element type, by buffer: reuse needs the same type and size
     tags: list[str] = field(default_factory=list)
-    counted: list[bool] = field(default_factory=list)  # whether the scheduler's own estimate knows the buffer
-    names: list[int] = field(default_factory=list)  # N of Inductor's bufN, by buffer; dead ones are freed in its order
+    counted: list[bool] = field(default_factory=list)  # whether the scheduler's own estimate counts the buffer
+    names: list[int] = field(default_factory=list)  # N of Inductor's bufN, by buffer; dead ones are freed by name
     next_name: int = 0  # of the next buffer
     inputs: list[int] = field(default_factory=list)
-    borrowed: set[int] = field(default_factory=set)  # inputs the caller holds too: the wrapper's `del` frees nothing
+    borrowed: set[int] = field(default_factory=set)  # inputs the caller also holds: the wrapper's `del` frees nothing
     outputs: list[int] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
     moment: str = ""  # given to the kernels that are appended
 
     def buffer(self, size_bytes: int, kind: str, tag: str, *, counted: bool = True, named: bool = True) -> int:
-        """A buffer that some kernel will write; returns its number. Named are those with a place among the bufN."""
+        """A buffer that some kernel will write; returns its number. A `named` one gets one of Inductor's bufN names."""
         self.sizes.append(size_bytes)
         self.kinds.append(kind)
         self.tags.append(tag)
@@ -55,11 +55,11 @@ class Graph:
         return len(self.sizes) - 1
 
     def skip_names(self, count: int) -> None:
-        """Names of buffers that are never allocated: fusion keeps them in registers, or nobody reads them."""
+        """Skip the names of buffers that are never allocated: fusion keeps them in registers, or nobody reads them."""
         self.next_name += count
 
     def mark(self, tag: str) -> int:
-        """A buffer of no bytes: whoever reads it runs after whoever writes it."""
+        """A buffer of no bytes that orders kernels: its readers run after its writer."""
         return self.buffer(0, "none", tag, named=False)
 
     def input(self, size_bytes: int, tag: str, *, kind: str = "input", counted: bool = True) -> int:
@@ -108,9 +108,9 @@ class Graph:
         before: tuple[int, ...] = (),
         hidden: tuple[int, ...] = (),
     ) -> None:
-        """A library call with several results; `items` are those in use, each taken out by a node of its own."""
+        """A library call with several results; `items` are the ones in use, each taken out by its own node."""
         whole = self.buffer(0, "tuple", WORKSPACE)
-        self.names[whole] = min(self.names[result] for result in results)  # the tuple is named before what is in it
+        self.names[whole] = min(self.names[result] for result in results)  # the tuple is named before its items
         for result in results:
             self.names[result] += 1
         node = Kernel(name, tuple(reads), (whole,), before=before, hidden=hidden, items=tuple(results))
@@ -120,9 +120,9 @@ class Graph:
             self.kernels.append(Kernel(ITEM, (whole,), (item,)))
 
     def sort(self) -> None:
-        """Every kernel behind those it reads from, as after fusion, which may have moved one to an earlier place.
+        """Put every kernel behind those it reads from, as Inductor does after fusion, which may have moved one forward.
 
-        Source: scheduler.py, topological_sort_schedule: depth first, what is read in the order of its name as a text.
+        Source: scheduler.py, topological_sort_schedule: depth first; what is read is sorted by name, as text.
         """
         writer = {buffer: kernel for kernel in self.kernels for buffer in kernel.writes}
         done: dict[int, Kernel] = {}

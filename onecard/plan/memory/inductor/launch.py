@@ -10,11 +10,11 @@ TIMED_TWICE = 2  # configurations: a third and fourth would find memory as the s
 
 
 def time_configurations(tape: Tape, device: Device, overwritten: list[int], *, may_raise_peak: bool) -> None:
-    """Triton times a kernel's configurations; a buffer as large as the L2 cache flushes it before each.
+    """Write what timing a kernel's configurations allocates. A buffer as large as the L2 cache flushes it before each.
 
-    Clones stand in for what the kernel writes over (`overwritten`, in bytes). But in inference and backward graphs
-    (optimize_mem) a clone may not raise the peak: what finds no room below it is copied to the host. The first
-    configuration's flush may make that room for the second. Sources: runtime/benchmarking.py;
+    Clones stand in for what the kernel writes over (`overwritten`, in bytes). In inference and backward graphs
+    (optimize_mem) a clone may not raise the peak: one that does not fit below it is copied to the host instead. The
+    first configuration's flush may make that room for the second. Sources: runtime/benchmarking.py;
     runtime/triton_heuristics.py, copy_args_to_cpu_if_needed and maybe_clone_args.
     """
     for _ in range(TIMED_TWICE):

@@ -1,7 +1,7 @@
-"""In which order TorchInductor runs the kernels of a graph: `reorder_for_peak_memory`.
+"""The order in which TorchInductor runs the kernels of a graph: `reorder_for_peak_memory`.
 
 Source: torch/_inductor/memory.py. It estimates the peak of the program's own order and of three others, and takes
-the least.
+the order with the lowest.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ NO_SIZE = 1 << 200  # more bytes than any buffer has, however absurd the config
 
 
 def peak_of(alive: list[int]) -> int:
-    """The largest of some estimates, or 0 (the identity of Inductor's maximum)."""
+    """The largest of some estimates, or 0 if all are negative, as in Inductor."""
     return max(0, max(alive))
 
 
 class Order(NamedTuple):
-    """Kernels in some order, and what Inductor makes of it."""
+    """Kernels in some order, and Inductor's estimates for it."""
 
     kernels: list[int]
     last_uses: list[int]  # positions, by buffer
@@ -78,7 +78,7 @@ class Schedule:
         self.output_bytes = sum([self.bytes[buffer] for buffer in graph.outputs])
 
     def best_order(self) -> Order:
-        """The order with the least estimated peak; program order wins a tie, then the order of trial."""
+        """The order with the lowest estimated peak; program order wins a tie, then the order tried first."""
         best = self.estimated(list(range(self.count)))
         for attempt in (self.least_peak_first, self.breadth_first, self.depth_first):
             order = self.estimated(attempt())
@@ -87,12 +87,12 @@ class Schedule:
         return best
 
     def estimated(self, kernels: list[int]) -> Order:
-        """An order of the kernels, with when each buffer is last used and what is then alive."""
+        """An order of the kernels, with each buffer's last use and the bytes alive at each position."""
         last = self.last_uses(kernels)
         return Order(kernels, last, self.estimate(kernels, last))
 
     def last_uses(self, order: list[int]) -> list[int]:
-        """The position of each buffer's last reader (its own kernel's if none, NEVER for outputs)."""
+        """The position of each buffer's last reader; if it has none, its own kernel's; NEVER for outputs."""
         position = [0] * self.count
         for at, index in enumerate(order):
             position[index] = at
@@ -112,8 +112,8 @@ class Schedule:
     def estimate(self, order: list[int], last_uses: list[int]) -> list[int]:
         """Bytes alive at each position, as Inductor counts them (before any reuse).
 
-        2.11 takes outputs off at the start instead of never (end_step = -1; 2.13 corrects it), so the numbers may be
-        negative; what it then compares is 0 at least (`peak_of`). The recorded reuse of buffers shows it.
+        2.11 subtracts outputs at the start instead of never (end_step = -1; 2.13 corrects this), so the numbers may be
+        negative. What it compares then is at least 0 (`peak_of`). The recorded reuse of buffers confirms it.
         """
         change = [0] * (self.count + 1)
         change[0] = -self.output_bytes

@@ -1,4 +1,4 @@
-"""Into how many parts TorchInductor cuts a reduction that has too few results to fill the card.
+"""How many parts TorchInductor cuts a reduction into when it has too few results to fill the card.
 
 Source: torch/_inductor/choices.py, reduction_split_factor. The partial results are a buffer of their own.
 """
@@ -10,8 +10,8 @@ from math import ceil, isqrt
 from onecard.plan.memory.device import Device
 
 WARP = 32
-THREADS = 8 * WARP  # of a program
-MOST = 512  # elements of a thread
+THREADS = 8 * WARP  # threads of a program
+MOST = 512  # most elements of a thread
 
 
 def inner_parts(device: Device, results: int, length: int) -> int:

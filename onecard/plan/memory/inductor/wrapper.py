@@ -1,8 +1,8 @@
 """TorchInductor's wrapper code: every allocation, reuse and `del` of a graph's `call(args)`.
 
-`compiled` takes a graph in program order, orders it as Inductor does (order.py), gives dead buffers to new ones
+`compiled` takes a graph in program order and orders it as Inductor does (order.py). It gives dead buffers to new ones
 as `memory_plan_reuse` does, and returns what the generated code allocates and frees. Sources: torch/_inductor,
-scheduler.py and codegen/wrapper.py (read in 2.13; that 2.11 does the same was checked on recorded runs).
+scheduler.py and codegen/wrapper.py (read in 2.13; recorded runs show that 2.11 does the same).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onecard.plan.memory.tags import WORKSPACE
 from onecard.plan.memory.tape import Tape
 
 First = tuple[int, str, list[int]]  # index into operations, what runs there for the first time, bytes it overwrites
-Retag = tuple[int, int, str]  # index into operations, slot, what it is used for from there on
+Retag = tuple[int, int, str]  # index into operations, slot, its tag from there on
 FirstUse = Callable[[str, list[int]], None]
 
 
@@ -26,12 +26,12 @@ class Program:
     """Allocations and frees of one call. A slot is a piece of memory that one buffer after another may live in."""
 
     sizes: list[int]  # bytes, by slot
-    tags: list[str]  # of the slot's first buffer
+    tags: list[str]  # tags of each slot's first buffer
     operations: list[int]  # a slot's number, or its complement (~) when freed
     slots: list[int]  # by buffer
     retags: list[Retag]
     firsts: list[First]
-    moments: list[tuple[int, str]]  # (index into operations, what goes on from there)
+    moments: list[tuple[int, str]]  # (index into operations, what is happening from there on)
 
     def run(
         self,
@@ -40,11 +40,11 @@ class Program:
         first: FirstUse | None = None,
         other_tags: Mapping[str, str] | None = None,
     ) -> list[int]:
-        """Write one call on the tape; returns the tape's block of each slot.
+        """Write one call on the tape; returns the tape's block for each slot.
 
-        `inputs` maps input buffers to blocks. `first` is given on the first call only: it is told of each kernel
-        that runs for the first time (its name, the bytes of each buffer it writes over), results allocated.
-        `other_tags` names the tags that are another in this call.
+        `inputs` maps input buffers to blocks. `first` is given on the first call only. It is called for each kernel
+        that runs for the first time, once its results are allocated, with its name and the bytes of each buffer that
+        it writes over. `other_tags` maps tags to the ones to use instead in this call.
         """
         blocks = [-1] * len(self.sizes)
         for buffer, block in inputs.items():
@@ -65,7 +65,7 @@ class Program:
         return blocks
 
     def _play(self, tape: Tape, blocks: list[int], own_tags: dict[str, str], at: int, stop: int) -> None:
-        """The operations from `at` to `stop`: as Tape.alloc, free and retag do, in one loop."""
+        """Write the operations from `at` to `stop`, as Tape.alloc, free and retag do, but in one loop."""
         sizes, tags, events = tape.sizes, tape.tags, tape.events
         own_sizes, first_tags = self.sizes, self.tags
         shift = len(events) - at
@@ -102,7 +102,7 @@ class _Plan:
     def __init__(self, graph: Graph, schedule: Schedule, order: Order) -> None:
         self.graph, self.schedule, self.order = graph, schedule, order.kernels
         self.last, self.peak = order.last_uses, order.peak
-        self.alive = order.alive  # kept up to date: a buffer that is reused later lives on until then
+        self.alive = order.alive  # kept up to date: a buffer that is reused later lives until then
         self.dying: list[list[int]] = [[] for _ in order.kernels]
         for buffer, at in enumerate(self.last):
             if at < NEVER:
@@ -110,15 +110,15 @@ class _Plan:
         for buffers in self.dying:  # Scheduler.free_buffers sorts names: buf100 comes before buf99
             if len(buffers) > 1:
                 buffers.sort(key=lambda buffer: str(graph.names[buffer]))
-        self.inputs = set(graph.inputs)  # a kernel may write over one, but none is kept for reuse
-        self.keys = list(zip(graph.kinds, graph.sizes, strict=True))  # what must agree for one to take another's place
+        self.inputs = set(graph.inputs)  # a kernel may write over an input, but inputs are not kept for reuse
+        self.keys = list(zip(graph.kinds, graph.sizes, strict=True))  # what must match for one to take another's place
         self.sizes: list[int] = []
         self.tags: list[str] = []
         self.tags_now: list[str] = []
         self.retags: list[Retag] = []
         self.slots = [-1] * len(self.keys)
         self.operations: list[int] = []
-        self.void: set[int] = set()  # operations that are frees of a slot which was reused after all
+        self.void: set[int] = set()  # frees that do not happen, because the slot was reused after all
         self.pool: dict[tuple[str, int], list[tuple[int, int, int]]] = {}  # dead: (slot, position, index of its free)
         self.firsts: list[First] = []
         self.known: set[tuple[str, int]] = set()
@@ -133,7 +133,7 @@ class _Plan:
         return len(self.sizes) - 1
 
     def move_in(self, buffer: int, slot: int) -> None:
-        """A buffer comes to live where another was."""
+        """Put a buffer where another one was."""
         self.slots[buffer] = slot
         tag = self.graph.tags[buffer]
         if self.tags_now[slot] != tag:
@@ -146,7 +146,7 @@ class _Plan:
         return slot
 
     def run(self, at: int, kernel: Kernel) -> None:
-        """The lines of one kernel, at its position in the order."""
+        """Write the lines of one kernel, at its position in the order."""
         if kernel.name == ITEM:
             if kernel.reads[0] in self.dying[at]:  # the tuple goes, and with it the results that nobody took
                 self.operations.extend([~self.slots[buffer] for buffer in self.untaken(kernel.reads[0])])
@@ -157,7 +157,7 @@ class _Plan:
         taken = self.write(at, kernel)
         for buffer in kernel.items:
             self.slots[buffer] = self.allocate(self.graph.sizes[buffer], self.graph.tags[buffer])
-        generated = kernel.name, len(taken)  # one that writes over what it reads is another piece of code
+        generated = kernel.name, len(taken)  # a kernel that writes over what it reads is different code
         if generated not in self.known:
             self.known.add(generated)
             kind = "timed" if kernel.timed else kernel.name
@@ -201,12 +201,12 @@ class _Plan:
         return taken
 
     def holds(self, old: int, new: int) -> bool:
-        """Whether `new` may be written over `old`: of one type, and at most 5 % smaller (can_match_buffer_size)."""
+        """Whether `new` may be written over `old`: same type, and at most 5 % smaller (can_match_buffer_size)."""
         (old_kind, old_bytes), (kind, size_bytes) = self.keys[old], self.keys[new]
         return kind == old_kind and 0.95 * old_bytes <= size_bytes <= old_bytes
 
     def reuse(self, at: int, buffer: int) -> bool:
-        """Put a buffer where the last dead one of its type and size was, unless that one's longer life raises the peak.
+        """Put a buffer where the last dead one of its type and size was, unless keeping that one raises the peak.
 
         AllocateLine.plan and should_reuse_buffer.
         """
@@ -226,7 +226,7 @@ class _Plan:
         return True
 
     def program(self) -> Program:
-        """What is left when the frees of reused slots are struck out."""
+        """The program without the frees of reused slots."""
         void = sorted(self.void)
         return Program(
             self.sizes,

@@ -1,4 +1,4 @@
-"""nanoGPT's train.py: every allocation and free of a run, but for those of the model itself.
+"""nanoGPT's train.py: every allocation and free of a run, except those of the model itself.
 
 How the model runs (its forward pass with and without a graph, its backward pass) is described in eager/ and compiled/.
 """
@@ -24,14 +24,14 @@ from onecard.plan.memory.tags import (
 from onecard.plan.memory.tape import Tape
 
 EVAL_SPLITS = 2  # train and val
-EVAL_ITERS = 3  # per split: nothing new happens after the third
+EVAL_ITERS = 3  # per split: after the third, nothing new happens
 TRAIN_STEPS = 3  # the optimizer's state exists from the second on; the third is the steady state
 MICRO_STEPS = 3  # the first makes the gradients, the second adds to them, the third is like the second
 SCALAR = 4  # bytes of a 0-dimensional float32
 
 
 class Loop(Sizes, ABC):
-    """The program between two events: which blocks its variables and PyTorch's libraries hold."""
+    """The program's state between two events: the blocks that its variables and PyTorch's libraries hold."""
 
     def __init__(self, config: RunConfig, device: Device, *, returns_logits: bool = True) -> None:
         super().__init__(config, device, returns_logits=returns_logits)
@@ -42,7 +42,7 @@ class Loop(Sizes, ABC):
         self.loss: int | None = None
         self.gradients: dict[str, int] = {}
         self.scaler_exists = False
-        self.used: set[str] = set()  # libraries and kernels that have been used before
+        self.used: set[str] = set()  # libraries and kernels used before
 
     # the model
 
@@ -52,26 +52,26 @@ class Loop(Sizes, ABC):
 
     @abstractmethod
     def forward(self) -> tuple[int | None, int]:
-        """model(X, Y) in training: logits (None unless it returns them) and loss; the backward's needs are kept."""
+        """model(X, Y) in training: logits (None unless returned) and loss; what the backward needs is kept."""
 
     @abstractmethod
     def backward(self, gradient: int, ids: tuple[int, int], first: bool) -> None:
-        """From the gradient of the model's loss to `self.gradients`, which the `first` of an update makes.
+        """From the gradient of the model's loss to `self.gradients`, which the `first` call in an update makes.
 
         Frees that gradient, the batch's `ids`, and what the forward pass kept.
         """
 
     def autocast_ends(self, *, training: bool) -> None:
-        """`with ctx` is left: in eager mode its cache of casts is emptied."""
+        """`with ctx` ends: in eager mode its cache of casts is emptied."""
         return
 
     # train.py
 
     def run(self) -> Tape:
-        """All of a run: phases "init", "eval0", "train", "eval", as nanoGPT goes through them."""
+        """All of a run: phases "init", "eval0", "train", "eval", in nanoGPT's order."""
         self.tape.phase("init")
         self.tape.moment("loading the weights")
-        self.tape.temporary(SCALAR, WORKSPACE)  # whatever makes the context: the small pool has its first segment
+        self.tape.temporary(SCALAR, WORKSPACE)  # whatever creates the context: the small pool gets its first segment
         self.weights()
         self.next_batch()
         self.loads("copy")
@@ -96,12 +96,12 @@ class Loop(Sizes, ABC):
         return self.alloc(self.N * LONG, TOKEN_IDS), self.alloc(self.N * LONG, TOKEN_IDS)
 
     def next_batch(self) -> None:
-        """X, Y = get_batch(...): the old ones live on in the graph, and the backward pass frees them."""
+        """X, Y = get_batch(...): the graph still holds the old ones, and the backward pass frees them."""
         self.ids = self.batch()
 
     def evaluation(self) -> None:
         """estimate_loss: its own X, Y, logits and loss, beside those of the training loop."""
-        held: list[int] = []  # X, Y, logits, loss of the iteration before
+        held: list[int] = []  # X, Y, logits, loss of the previous iteration
         for _ in range(EVAL_SPLITS * min(self.config.eval_iters, EVAL_ITERS)):
             ids = self.batch()
             self.free(*held[:2])
@@ -112,7 +112,7 @@ class Loop(Sizes, ABC):
         self.free(*held)
 
     def micro_step(self, first: bool) -> None:
-        """Forward, next batch, backward; `first` of its update: gradients do not exist yet."""
+        """Forward, next batch, backward; `first` in its update: gradients do not exist yet."""
         free, scalar = self.free, self.scalar
         logits, loss = self.forward()
         free(*[block for block in (self.logits, self.loss) if block is not None])
@@ -131,10 +131,10 @@ class Loop(Sizes, ABC):
         free(root, *scaled)
 
     def scaled_loss(self) -> list[int]:
-        """scaler.scale(loss), where the scaler is on: float16."""
+        """scaler.scale(loss), if the scaler is on: float16."""
         if self.config.dtype != "float16":
             return []
-        if not self.scaler_exists:  # GradScaler makes its scale and growth tracker when first asked
+        if not self.scaler_exists:  # GradScaler makes its scale and growth tracker when first used
             self.scalar(OPTIMIZER_STATE)
             self.scalar(OPTIMIZER_STATE)
             self.scaler_exists = True
@@ -147,7 +147,7 @@ class Loop(Sizes, ABC):
         found_inf = self.found_inf(unscales=self.config.grad_clip > 0) if self.config.dtype == "float16" else []
         if self.config.grad_clip:
             self.clip()
-        if found_inf:  # scaler.step sums the flags, and hands the fused kernel the scale if nobody has unscaled
+        if found_inf:  # scaler.step sums the flags, and passes the fused kernel the scale if nobody unscaled
             found_inf = [scalar(), *found_inf]
             found_inf = found_inf if self.config.grad_clip else [scalar(), *found_inf]
         if first:
@@ -161,7 +161,7 @@ class Loop(Sizes, ABC):
         self.gradients = {}
 
     def found_inf(self, *, unscales: bool) -> list[int]:
-        """GradScaler.unscale_, or _check_inf_per_device where nobody asks for it: the flag it leaves behind."""
+        """GradScaler.unscale_, or _check_inf_per_device if nobody unscales: the flag it leaves behind."""
         free, scalar = self.free, self.scalar
         if unscales:
             double = self.alloc(LONG, OPTIMIZER_TEMPORARIES)  # 1 / scale, in float64
@@ -170,9 +170,9 @@ class Loop(Sizes, ABC):
             factor = scalar()
             free(inverse)
         else:
-            factor = scalar()  # 1: gradients are looked at, not changed
+            factor = scalar()  # 1: gradients are checked, not changed
         flag = scalar()
-        flag_copy, factor_copy = scalar(), scalar()  # for the device, made even when there is only one
+        flag_copy, factor_copy = scalar(), scalar()  # for the device, made even if there is only one
         free(factor_copy, factor, flag)
         return [flag_copy]
 
@@ -190,7 +190,7 @@ class Loop(Sizes, ABC):
         clamped = scalar()
         free(coefficient, clamped, total)
 
-    # PyTorch and the driver behind it
+    # PyTorch and the driver
 
     def scalar(self, tag: str = OPTIMIZER_TEMPORARIES) -> int:
         return self.alloc(SCALAR, tag)
@@ -202,7 +202,7 @@ class Loop(Sizes, ABC):
             self.tape.driver_takes(*DRIVER_BYTES[what])
 
     def cublas(self, thread: str, *, with_lt: bool = False) -> None:
-        """A thread's first matrix product makes a handle with its workspace; cuBLASLt, for a bias, has its own."""
+        """A thread's first matrix product makes a handle and its workspace; cuBLASLt, used for a bias, has its own."""
         if f"cublas {thread}" not in self.used:
             self.loads(f"cublas {thread}")
             self.alloc(self.device.cublas_workspace_bytes, WORKSPACE)

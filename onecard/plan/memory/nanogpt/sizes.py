@@ -14,7 +14,7 @@ from onecard.plan.memory.kernels import FLOAT
 
 
 class Sizes:
-    """A config on a device, by letters; `returns_logits`: in training, too, as nanoGPT's forward does."""
+    """A config on a device, by letters. `returns_logits`: also in training, as nanoGPT's forward does."""
 
     def __init__(self, config: RunConfig, device: Device, *, returns_logits: bool = True) -> None:
         self.config = config
@@ -36,7 +36,7 @@ class Sizes:
 
     @cached_property
     def parameters(self) -> dict[str, int]:
-        """Elements of each parameter in the model's order; wte is the head's weight, too."""
+        """Elements of each parameter in the model's order; wte is also the head's weight."""
         C = self.C
         found = {"wte.weight": self.V * C, "wpe.weight": self.T * C}
         for layer in range(self.layers):

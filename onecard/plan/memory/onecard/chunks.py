@@ -6,18 +6,18 @@ from itertools import accumulate
 
 from onecard.units import MIB
 
-CHUNK_BYTES = 400 * MIB  # of logits in half precision; every chunk is a pass over the weight's gradient: ADR 0005
-SHOWN = 16  # chunks of a pass that a description goes through
+CHUNK_BYTES = 400 * MIB  # of logits in half precision; each chunk costs a pass over the weight's gradient: ADR 0005
+SHOWN = 16  # chunks of a pass that a description writes out
 TILE_TOKENS = 128  # chunks are whole tiles of the matrix units where they can be
 
 
 def whole_tiles(tokens: int) -> int:
-    """The most tokens in whole tiles, not more than `tokens`; a part of a tile where there is less than one."""
+    """The most tokens, up to `tokens`, that fill whole tiles; part of a tile if there are fewer."""
     return max(1, tokens - tokens % TILE_TOKENS if tokens >= TILE_TOKENS else tokens)
 
 
 def default_chunk_tokens(vocab_size: int) -> int:
-    """Tokens a chunk: as many as have logits of at most 400 MiB in half precision (800 MiB in float32)."""
+    """Tokens per chunk: their logits take at most 400 MiB in half precision (800 MiB in float32)."""
     return whole_tiles(CHUNK_BYTES // (2 * vocab_size))
 
 
@@ -34,7 +34,7 @@ def chunk_slices(tokens: int, chunk_tokens: int) -> list[slice]:
 
 
 def some_chunk_sizes(tokens: int, chunk_tokens: int) -> list[int]:
-    """The same, but of more than `SHOWN` chunks only the first ones and the last: those between do what these do."""
+    """The same, but of more than `SHOWN` chunks only the first ones and the last. Those between repeat them."""
     size = _chunk_size(tokens, chunk_tokens)
     count = -(-tokens // size)
     return chunk_sizes(tokens, chunk_tokens) if count <= SHOWN else [*[size] * (SHOWN - 1), tokens - (count - 1) * size]

@@ -1,4 +1,4 @@
-"""onecard's block without torch.compile: what it keeps and remakes for none, selective and full recomputation."""
+"""onecard's block without torch.compile: what it keeps and recomputes with grad_checkpoint none, selective and full."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from onecard.plan.memory.tags import ACTIVATIONS, GRADIENTS_IN_FLIGHT, WEIGHT_CA
 class EagerTrainer(Model):
     """The trainer with compile=False."""
 
-    head_order = (0, 1, 2)  # model.py says q, k, v
+    head_order = (0, 1, 2)  # model.py makes q, k, v in this order
 
     def linear(self, name: str, x: int | None, train: bool, *, cast_input: bool = True) -> Linear:
-        """F.linear; a cast that a backward pass keeps (`train`) outlives autocast's cache."""
+        """F.linear. A cast that the backward pass keeps (`train`) outlives autocast's cache."""
         found = super().linear(name, x, train, cast_input=cast_input)
         if train and found.weight_cast is not None:
             self.weight_casts.pop()
         return found
 
     def autocast_ends(self, *, training: bool) -> None:
-        """`with autocast` is left: what its cache alone holds goes."""
+        """`with autocast` ends: what only its cache holds is freed."""
         super().autocast_ends(training=False)
 
     # forward
 
     def block(self, layer: int, x: int, added: int, *, train: bool) -> Passed:
-        """x + added, then both halves; how much is kept follows grad_checkpoint."""
+        """x + added, then both halves; grad_checkpoint decides how much is kept."""
         mode = self.config.grad_checkpoint
         total = self.alloc(self.stream, ACTIVATIONS)
         keeps = train and mode != "full"
@@ -40,12 +40,12 @@ class EagerTrainer(Model):
     ) -> tuple[int, int, Layer]:
         """Block._layers: x after attention, what the MLP adds, and what is kept of both.
 
-        `to_the_end`: not when the remaking stops at the last tensor the backward pass asks for.
+        `to_the_end=False`: recomputation stops at the last tensor that the backward pass needs.
         """
         alloc, free = self.alloc, self.free
         ln_1, c_attn = self.into(f"{index}.ln_1", f"{index}.c_attn", x, keeps_parts)
         attention = self.attention(c_attn.out, train, keeps=keeps_attention)
-        own = attention.out if self.copies_heads else None  # otherwise attention saves its output, too
+        own = attention.out if self.copies_heads else None  # otherwise attention also saves its output
         attn_c_proj = self.linear(f"{index}.attn.c_proj", own, keeps_attention, cast_input=False)
         branch, attn_mask = self.dropped(attn_c_proj.out, train, keeps_attention)
         if not keeps_attention:
@@ -89,7 +89,7 @@ class EagerTrainer(Model):
     # backward
 
     def backward_block(self, kept: Layer, gradient: int, branch: int, *, first: bool) -> tuple[int, int]:
-        """Block.forward reversed; `gradient` of the stream is added to in place."""
+        """Block.forward in reverse; `gradient` of the stream is added to in place."""
         mode, owned = self.config.grad_checkpoint, branch != gradient
         remade = mode != "none"
         if mode == "full":
@@ -121,7 +121,7 @@ class EagerTrainer(Model):
         return gradient, self.of_added(gradient)
 
     def operands(self, name: str, x: int, *, cast_input: bool = False) -> Linear:
-        """A product that is not repeated: what its backward pass needs of it, and a cast of the bias in vain."""
+        """A product that is not repeated: what its backward pass needs of it, and a cast of the bias nobody uses."""
         inputs, outputs = self.linears[name.partition(".")[2]]
         if not self.is_half:
             return Linear(name, -1, x, None)
@@ -133,7 +133,7 @@ class EagerTrainer(Model):
         return Linear(name, -1, x, cast)
 
     def remade_into(self, norm: Norm, linear: str) -> tuple[Norm, Linear]:
-        """_into_attention or _into_mlp again, but for the product."""
+        """_into_attention or _into_mlp again, without the product."""
         again = self.norm(norm.name, norm.x, True)
         product = self.operands(linear, again.out, cast_input=True)
         self.autocast_ends(training=True)
@@ -142,7 +142,7 @@ class EagerTrainer(Model):
         return again, product
 
     def remade_block(self, kept: Layer) -> Layer:
-        """The whole block again; with dropout to its end, whose mask is asked for, else up to its last product."""
+        """The whole block again, up to its last product; with dropout to its end, because its mask is needed."""
         index = int(kept.ln_1.name.partition(".")[0])
         self.thread = "backward"
         _, added, again = self.halves(

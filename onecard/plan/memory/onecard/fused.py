@@ -1,4 +1,4 @@
-"""train/fused.py: forward and backward pass written out, so that every allocation here is a line there."""
+"""train/fused.py: forward and backward pass written out. Every allocation here is a line there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Kept:
     """What a block keeps for its backward pass."""
 
     x: int
-    normed: list[int]  # none where it is made again, here and below
+    normed: list[int]  # empty if it is recomputed, here and below
     attention: Attention
     middle: int
     middle_normed: list[int]
@@ -44,7 +44,7 @@ class FusedTrainer(RecordingTrainer):
         return 4 * self.narrow
 
     def weights(self) -> None:
-        """The model, then its weights in the compute type: block by block, and the head's."""
+        """The model, then its weights in the compute type: block by block, then the head's."""
         super().weights()
         for inputs, outputs in [*self.linears.values()] * self.layers:
             self.alloc(inputs * outputs * self.item, WEIGHT_CASTS)
@@ -53,7 +53,7 @@ class FusedTrainer(RecordingTrainer):
     # what passes use
 
     def product(self, size: int, tag: str) -> int:
-        """A product's result; the first of a process makes the workspace."""
+        """A product's result; the first product of a process makes the workspace."""
         out = self.alloc(size, tag)
         if "products" not in self.used:
             self.used.add("products")
@@ -64,10 +64,10 @@ class FusedTrainer(RecordingTrainer):
         return self.alloc(size, ACTIVATIONS)
 
     def attended(self, qkv: int, *, trains: bool) -> Attention:
-        """_Attention; where heads are padded, its output is copied for every product that reads it."""
+        """_Attention; if heads are padded, its output is copied for every product that reads it."""
         found = self.attention(qkv, trains)
         if trains and self.copies_heads:
-            self.free(qkv)  # what is saved are its padded copies
+            self.free(qkv)  # its padded copies are saved instead
         return found
 
     def norm_sums(self) -> None:
@@ -82,7 +82,7 @@ class FusedTrainer(RecordingTrainer):
     # a block
 
     def forward_block(self, x: int) -> int:
-        """_FusedBlock.forward: nothing is kept; x is the caller's to free."""
+        """_FusedBlock.forward: nothing is kept; the caller frees x."""
         free = self.free
         normed = self.act(self.narrow)
         qkv = self.product(3 * self.narrow, ATTENTION)
@@ -132,7 +132,7 @@ class FusedTrainer(RecordingTrainer):
         return x, kept
 
     def backward_block(self, kept: Kept | int) -> None:
-        """_FusedBlock.backward: the gradient that comes in is the one that goes out."""
+        """_FusedBlock.backward: the incoming gradient is also the outgoing one."""
         if isinstance(kept, int):
             kept = self.until_the_last_product(kept)
         flying, free = GRADIENTS_IN_FLIGHT, self.free
@@ -152,7 +152,7 @@ class FusedTrainer(RecordingTrainer):
         free(*parts, *kept.normed, kept.x)
 
     def behind_norm_backward(self, *, again: bool) -> None:
-        """_FusedBlock._behind_norm_backward; with `again` the norm is made once more, for the layers' own gradients."""
+        """_FusedBlock._behind_norm_backward; with `again` the norm is recomputed, for the layers' own gradients."""
         d_normed = self.product(self.narrow, GRADIENTS_IN_FLIGHT)
         remade = [self.act(self.narrow)] if again else []
         self.norm_sums()
@@ -177,13 +177,13 @@ class FusedTrainer(RecordingTrainer):
         return losses
 
     def before_update(self) -> None:
-        """Gradients of zero exist before a micro-batch adds to them."""
+        """Make gradients of zero before a micro-batch adds to them."""
         super().before_update()
         if not self.replays:
             self.gradients = {name: self.alloc(size * FLOAT, GRADIENTS) for name, size in self.parameters.items()}
 
     def micro_batch(self, *, first: bool) -> None:
-        """Trainer._micro_batch: FusedPasses.add_gradients, with a scale that is made first."""
+        """Trainer._micro_batch: makes a scale, then FusedPasses.add_gradients."""
         free, scalar = self.free, self.scalar
         share = scalar(GRADIENTS_IN_FLIGHT)
         scaled = self.scaled_loss()
@@ -227,12 +227,12 @@ class FusedTrainer(RecordingTrainer):
         d_hidden = alloc(self.narrow, GRADIENTS_IN_FLIGHT)
         counted = alloc(self.N, LOGITS_AND_LOSS)
         count = alloc(LONG, LOGITS_AND_LOSS)
-        self.tape.temporary(self.N * LONG, WORKSPACE)  # as whole numbers, to be summed
+        self.tape.temporary(self.N * LONG, WORKSPACE)  # as int64, for the sum
         free(counted)
         factor = scalar(GRADIENTS_IN_FLIGHT)
         for tokens in self.chunks:
             logits = self.product(tokens * self.V * self.item, LOGITS_AND_LOSS)
-            if "scaled products" not in self.used:  # the numbers they are timed with
+            if "scaled products" not in self.used:  # the numbers used to time them
                 self.used.add("scaled products")
                 alloc(SCALAR, WORKSPACE)
                 alloc(SCALAR, WORKSPACE)

@@ -1,4 +1,4 @@
-"""The chunked loss, as train/loss.py computes it: the logits of a chunk, and both gradients in the forward pass."""
+"""The chunked loss, as train/loss.py computes it: logits of one chunk at a time, both gradients in the forward pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KeptLoss:
 
 
 class ChunkedLoss(Trainer):
-    """mean_loss and token_losses: hidden states come in the compute type, the head's weight is cast to it once."""
+    """mean_loss and token_losses. Hidden states arrive in the compute type; the head's weight is cast to it once."""
 
     @property
     def chunks(self) -> list[int]:
@@ -32,7 +32,7 @@ class ChunkedLoss(Trainer):
         return [self.alloc(self.V * self.C * self.item, WEIGHT_CASTS)] if self.is_half else []
 
     def logits_of_chunk(self, tokens: int) -> None:
-        """The logits of a chunk, and what is made of them in place."""
+        """The logits of a chunk, and what is computed from them in place."""
         logits = self.alloc(tokens * self.V * self.item, LOGITS_AND_LOSS)
         self.cublas("forward")
         self.free(logits)
@@ -48,7 +48,7 @@ class ChunkedLoss(Trainer):
         return losses
 
     def mean_loss(self, hidden: int, first: bool) -> KeptLoss:
-        """The mean loss with its gradients; frees `hidden`. `first` of an update: d_weight becomes the gradient."""
+        """The mean loss with its gradients; frees `hidden`. `first` in an update: d_weight becomes the gradient."""
         alloc, free = self.alloc, self.free
         self.tape.moment("loss")
         cast = self.head_cast()
@@ -59,7 +59,7 @@ class ChunkedLoss(Trainer):
             self.logits_of_chunk(tokens)
         counted = alloc(self.N, LOGITS_AND_LOSS)  # targets != -1
         count = alloc(LONG, LOGITS_AND_LOSS)
-        self.tape.temporary(self.N * LONG, WORKSPACE)  # as whole numbers, to be summed
+        self.tape.temporary(self.N * LONG, WORKSPACE)  # as int64, for the sum
         free(counted)
         total = alloc(SCALAR, LOGITS_AND_LOSS)
         loss = alloc(SCALAR, LOGITS_AND_LOSS)
@@ -67,7 +67,7 @@ class ChunkedLoss(Trainer):
         return KeptLoss(d_hidden, d_weight, count, loss)
 
     def backward_mean_loss(self, kept: KeptLoss, of_loss: int) -> int:
-        """The kept gradients, scaled in place; returns that of the hidden states."""
+        """Scale the kept gradients in place; returns the one of the hidden states."""
         factor = self.alloc(SCALAR, GRADIENTS_IN_FLIGHT)
         self.free(factor, of_loss, kept.count)
         return kept.d_hidden

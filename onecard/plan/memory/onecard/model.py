@@ -17,7 +17,7 @@ class Passed:
 
     x: int
     added: int
-    holds_x: bool  # whether this block's backward pass keeps that x alive
+    holds_x: bool  # whether this block's backward pass keeps x alive
     kept: Any
 
 
@@ -27,24 +27,24 @@ class KeptPass:
 
     positions: int
     mask: list[int]  # of dropout on the embeddings
-    zeros: int  # what nothing adds to the first x: a leaf that wants a gradient, as what the blocks add does
+    zeros: int  # added to the first x: a leaf that needs a gradient, like what the blocks add
     blocks: list[Any]
     ln_f: Any
     loss: KeptLoss
 
 
 class Model(ChunkedLoss):
-    """GPT.loss and GPT.token_losses; how a block runs is eager.py's or compiled/'s."""
+    """GPT.loss and GPT.token_losses; eager.py and compiled/ describe how a block runs."""
 
     passed: KeptPass
 
     @abstractmethod
     def block(self, layer: int, x: int, added: int, *, train: bool) -> Passed:
-        """Block.forward; x and added are freed by the caller."""
+        """Block.forward; the caller frees x and added."""
 
     @abstractmethod
     def backward_block(self, kept: Any, gradient: int, branch: int, *, first: bool) -> tuple[int, int]:
-        """From the gradients of x and of what is added (`branch`) to those of the x and the added that came in."""
+        """From the gradients of x and of what is added (`branch`) to those of the incoming x and added."""
 
     def of_added(self, gradient: int) -> int:
         """The gradient of what was added to x: a cast, or in float32 the same tensor."""
@@ -56,7 +56,7 @@ class Model(ChunkedLoss):
         return self.token_losses(hidden)
 
     def micro_batch(self, *, first: bool) -> None:
-        """Trainer._micro_batch; `first` of its update: gradients do not exist yet."""
+        """Trainer._micro_batch; `first` in its update: gradients do not exist yet."""
         free, scalar = self.free, self.scalar
         whole = self.loss_in_training(first)
         loss = scalar(LOGITS_AND_LOSS)  # divided by the accumulation
@@ -77,7 +77,7 @@ class Model(ChunkedLoss):
         return self.passed.loss.loss
 
     def embedded(self, *, train: bool) -> tuple[int, int, list[int]]:
-        """Positions (gone without gradients), x behind dropout, and its mask if any."""
+        """Positions (freed without gradients), x after dropout, and its mask if there is one."""
         alloc = self.alloc
         positions = alloc(self.T * LONG, TOKEN_IDS)
         tokens_embedded = alloc(self.stream, ACTIVATIONS)
@@ -99,7 +99,7 @@ class Model(ChunkedLoss):
         self.tape.moment("forward pass")
         positions, x, mask = self.embedded(train=train)
         added = zeros = self.alloc(self.narrow, ACTIVATIONS)
-        held, blocks = False, []  # whether x is held by a backward pass
+        held, blocks = False, []  # whether a backward pass holds x
         for layer in range(self.layers):
             passed = self.block(layer, x, added, train=train)
             free(*[] if held else [x], *[] if train and added == zeros else [added])
@@ -128,7 +128,7 @@ class Model(ChunkedLoss):
         return gradient, self.of_added(gradient)
 
     def backward_pass(self, of_loss: int, *, first: bool) -> list[int]:
-        """From the gradient of the loss to those of the parameters; returns what outlives it: zeros and their own."""
+        """From the gradient of the loss to those of the parameters; returns what outlives it: the zeros and theirs."""
         passed = self.passed
         self.tape.moment("backward pass of the loss")
         d_hidden = self.backward_mean_loss(passed.loss, of_loss)
@@ -142,7 +142,7 @@ class Model(ChunkedLoss):
         return [branch, passed.zeros]
 
     def backward_embeddings(self, gradient: int, first: bool) -> None:
-        """drop, then wpe (summed over the batch) and wte, whose rows are added in place into the head's gradient."""
+        """drop, then wpe (summed over the batch), then wte: its rows are added in place to the head's gradient."""
         free, passed = self.free, self.passed
         kept = GRADIENTS if first else GRADIENTS_IN_FLIGHT
         self.tape.moment("backward pass of the embeddings")

@@ -14,7 +14,7 @@ STREAM = "capture-stream"  # the pool of the stream on which graphs are recorded
 
 
 class RecordingTrainer(Trainer):
-    """The first update runs as it is; the next is recorded, and so is the first after an evaluation."""
+    """The first update runs normally. The next one is recorded, and so is the first after an evaluation."""
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         super().__init__(config, device)
@@ -23,12 +23,12 @@ class RecordingTrainer(Trainer):
         self.of_graph: list[int] = []  # blocks that live as long as the recorded micro-batch
 
     def before_update(self) -> None:
-        """The first update compiles; the second records, and so does the first after an evaluation."""
+        """The first update compiles. The second records, and so does the first after an evaluation."""
         if self.warm and records_graph(self.config) and not self.replays:
             self.record()
 
     def record(self) -> None:
-        """Trainer._record: gradients first, then a micro-batch whose memory comes from a pool of the graph's own."""
+        """Trainer._record: gradients first, then a micro-batch whose memory comes from the graph's own pool."""
         tape, alloc = self.tape, self.alloc
         tape.order(EMPTY_CACHE)
         tape.moment("recording a micro-batch")
@@ -39,7 +39,7 @@ class RecordingTrainer(Trainer):
         self.of_graph += [alloc(LONG, WORKSPACE), alloc(LONG, WORKSPACE)]  # the generator's seed and offset
         self.recordings += 1
         tape.order(f"pool {self.graph_pool}")
-        for pool in (self.graph_pool, DEFAULT_POOL):  # while a graph is recorded nothing is given back to the driver
+        for pool in (self.graph_pool, DEFAULT_POOL):  # while a graph is recorded, nothing goes back to the driver
             tape.order(f"hold {pool}")
         self.capturing = True
         self.micro_batch(first=False)
@@ -51,7 +51,7 @@ class RecordingTrainer(Trainer):
 
     @property
     def graph_pool(self) -> str:
-        """The pool of the last recording: each has one of its own."""
+        """The pool of the last recording; each recording has its own."""
         return f"graph-{self.recordings}"
 
     def before_evaluation(self) -> None:

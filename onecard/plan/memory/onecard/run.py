@@ -14,8 +14,8 @@ from onecard.plan.memory.tape import Tape
 def onecard_tape(config: RunConfig, device: Device, *, rounds: int | None = None) -> Tape:
     """All of a run's allocations and frees: phases "init", "eval0", then `rounds` times "train" and "eval".
 
-    By default as many rounds as there is something new in: when a micro-batch is recorded for the second time, what the
-    first recording left behind (cuBLAS workspaces) is there from its start.
+    The default is as many rounds as bring something new. When a micro-batch is recorded for the second time, the cuBLAS
+    workspaces that the first recording left behind exist from its start.
     """
     compiled = FusedTrainer if fuses(config) else CompiledTrainer
     trainer = compiled if config.compile else EagerTrainer

@@ -1,4 +1,4 @@
-"""train/trainer.py and train/evaluate.py: every allocation and free of a run, but for those of the model."""
+"""train/trainer.py and train/evaluate.py: every allocation and free of a run, except the model's."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Trainer(Backward):
         self.thread = "forward"  # whose cuBLAS handle is in use
 
     def cublas(self, thread: str, *, with_lt: bool = False) -> None:
-        """A product; in the backward pass also those of the forward pass that are repeated there."""
+        """A product; the backward pass also uses its handle for the forward products that it repeats."""
         super().cublas("backward" if self.thread == "backward" else thread, with_lt=with_lt)
 
     def run(self, rounds: int = 1) -> Tape:
-        """All of a run: phases "init", "eval0", then "train" and "eval", as many rounds of them as are asked for."""
+        """All of a run: phases "init", "eval0", then `rounds` times "train" and "eval"."""
         self.tape.phase("init")
         self.tape.moment("loading the weights")
-        self.tape.temporary(SCALAR, WORKSPACE)  # whatever makes the context: the small pool has its first segment
+        self.tape.temporary(SCALAR, WORKSPACE)  # whatever creates the context: the small pool gets its first segment
         self.weights()
         self.scalar(LOGITS_AND_LOSS)  # the update's loss so far
         self.loads("copy")
@@ -59,14 +59,14 @@ class Trainer(Backward):
     # evaluation
 
     def before_evaluation(self) -> None:
-        """What a recorded micro-batch holds is given back, where there is one."""
+        """Give back what a recorded micro-batch holds, if there is one."""
 
     def evaluation(self) -> None:
-        """evaluate: both splits, each batch by batch; the mean loss of every sequence stays until a split is done."""
+        """evaluate: both splits, batch by batch; the mean loss of every sequence stays until its split is done."""
         self.before_evaluation()
         batch = self.B, self.T
         for _ in range(EVAL_SPLITS):
-            held: list[int] = []  # x and y of the batch before
+            held: list[int] = []  # x and y of the previous batch
             means: list[int] = []
             for sequences in self.eval_batches:
                 self.set_batch(sequences, self.eval_tokens)
@@ -86,7 +86,7 @@ class Trainer(Backward):
         self.set_batch(*batch)
 
     def set_batch(self, sequences: int, tokens: int) -> None:
-        """From here on batches have so many sequences of so many tokens."""
+        """Set the shape of batches from here on: sequences, and tokens in each."""
         self.B, self.T, self.N = sequences, tokens, sequences * tokens
         self.stream = self.N * self.C * FLOAT
         self.narrow = self.N * self.C * self.item
@@ -110,18 +110,18 @@ class Trainer(Backward):
         self.optimizer_step()
 
     def before_update(self) -> None:
-        """Recording a micro-batch, where it is."""
+        """Record a micro-batch, if this trainer does so."""
 
     @abstractmethod
     def micro_batch(self, *, first: bool) -> None:
-        """Forward and backward pass; `first` of its update: gradients do not exist yet."""
+        """Forward and backward pass; `first` in its update: gradients do not exist yet."""
 
     @abstractmethod
     def losses_for_evaluation(self) -> int:
         """token_losses under no_grad: the losses of all tokens."""
 
     def optimizer_step(self) -> None:
-        """Unscale, clip, AdamW's state in the first update, step. Then the step's figures, in one piece."""
+        """Unscale, clip, make AdamW's state in the first update, step. Then put the step's figures in one tensor."""
         alloc, free, scalar = self.alloc, self.free, self.scalar
         self.tape.moment("optimizer step")
         found_inf = self.found_inf(unscales=True) if self.config.dtype == "float16" else []
@@ -147,7 +147,7 @@ class Trainer(Backward):
         self.gradients = {}
 
     def gradient_norm(self) -> int:
-        """clip_gradients: a norm of norms, which stays for the record, and where it clips a coefficient."""
+        """clip_gradients: a norm of norms, which stays for the record, and a coefficient if it clips."""
         free, scalar = self.free, self.scalar
         partial = self.alloc(kernels.foreach_norm_scratch(list(self.parameters.values())), OPTIMIZER_TEMPORARIES)
         norms = [scalar() for _ in self.parameters]

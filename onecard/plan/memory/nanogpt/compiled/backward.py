@@ -14,7 +14,7 @@ from onecard.plan.memory.nanogpt.compiled.shape import Shape
 
 
 def backward(shape: Shape, kept: Traced) -> Traced:
-    """The backward graph of `forward`; its inputs carry the names of what was kept, its results those of parameters."""
+    """The backward graph of `forward`. Its inputs have the names of what was kept, its results those of parameters."""
     s, make = shape, BackwardBuilder(shape, kept)
     make.graph.moment = "backward pass of the loss"
     d_residual, d_copy = make.norm("ln_f", make.loss_and_head(), None)
@@ -46,7 +46,7 @@ class BackwardBuilder(Builder):
                 size, kind, tag = kept.graph.sizes[buffer], kept.graph.kinds[buffer], kept.graph.tags[buffer]
                 self.named[name] = self.graph.input(size, tag, kind=kind)
         if shape.returns_logits:
-            self.graph.borrowed.add(self.named["logits"])  # train.py still calls them logits
+            self.graph.borrowed.add(self.named["logits"])  # train.py's variable `logits` still holds them
         for name in ("tokens", "targets"):
             self.named[name] = self.graph.input(LONG * shape.N, tags.TOKEN_IDS, counted=False)
         self.added = self.graph.mark(tags.GRADIENTS)  # orders a sum's readers after its adder
@@ -54,10 +54,10 @@ class BackwardBuilder(Builder):
         # padding (lowering.py, inplace_constant_pad_nd)
         self.pads_in_place = shape.padding.input and not shape.returns_logits
         columns = shape.V_padded if self.pads_in_place else shape.V
-        self.graph.skip_names(1)  # a sum for each row of logits
+        self.graph.skip_names(1)  # one sum per row of logits
         self.d_logits = self.buffer(matrix(shape.N, columns, shape.item), tags.LOGITS_AND_LOSS)
-        self.d_head = -1  # the head's own gradient of the tied weight, where it is made early
-        self.again: dict[int, tuple[int, ...]] = {}  # the first norm's result, if made anew: what it is written over
+        self.d_head = -1  # the head's own gradient of the tied weight, if it is made early
+        self.again: dict[int, tuple[int, ...]] = {}  # the first norm's result, if recomputed: what it is written over
 
     def gradient(self, name: str, elements: int) -> int:
         """A parameter's gradient: float32, returned by the graph."""
@@ -68,7 +68,7 @@ class BackwardBuilder(Builder):
         return self.act(columns, tags.GRADIENTS_IN_FLIGHT)
 
     def weight(self, name: str) -> list[int]:
-        """What a product reads of a weight: its cast; in float32 the parameter itself, which is no buffer of ours."""
+        """What a product reads of a weight: its cast; in float32 the parameter itself, which is not a buffer here."""
         return [self.named[name]] if self.shape.is_half else []
 
     # the loss and the head
@@ -77,7 +77,7 @@ class BackwardBuilder(Builder):
         """Gradients of the logits and of the head's weight; returns the gradient of the last norm's output."""
         s, g, last = self.shape, self.graph, self.named["ln_f.x"]
         statistics = [self.named[name] for name in ("targets", "logits", "largest", "total", "targets counted")]
-        over: dict[int, tuple[int, ...]] = {self.d_logits: (self.named["logits"],)}  # unless the loop holds them too
+        over: dict[int, tuple[int, ...]] = {self.d_logits: (self.named["logits"],)}  # unless the loop also holds them
         timed = is_timed(s.N, s.V)
         g.kernel("loss backward", statistics, (self.d_logits,), takes=over, internal_bytes=FLOAT * s.N, timed=timed)
         for_weight = for_input = self.d_logits
@@ -137,14 +137,14 @@ class BackwardBuilder(Builder):
         return d_inner
 
     def kept_of(self, norm: str, *parts: str) -> list[int]:
-        """Those of its parts that the forward pass kept of a norm."""
+        """Those parts of a norm that the forward pass kept."""
         return [self.named[f"{norm}.{part}"] for part in parts if f"{norm}.{part}" in self.named]
 
     def norm(self, name: str, dy: int, d_residual: int | None, first: tuple[int, ...] = ()) -> tuple[int, int]:
         """LayerNorm's backward and the residual sum: (the residual's gradient, its copy for the sublayer below).
 
-        The copy is in the compute type and after dropout's backward; float32 without dropout needs none. `first`, for
-        the first norm: the sums that the embeddings' gradients are added into.
+        The copy is in the compute type and after dropout's backward; float32 without dropout needs no copy. `first`,
+        for the first norm: the sums to which the embeddings' gradients are added.
         """
         s, g = self.shape, self.graph
         rows, masks = self.kept_of(name, "norm", "mean", "scale"), self.kept_of(name, "mask")
@@ -160,7 +160,7 @@ class BackwardBuilder(Builder):
         reads = [dy, *rows, *masks, *ids, *first, *old]
         affine = [f"{name}.weight", f"{name}.bias"] if s.bias else [f"{name}.weight"]
         partial_elements = s.C * outer_parts(s.device, s.C, s.N)
-        g.skip_names(2)  # two sums for each row
+        g.skip_names(2)  # two sums per row
         partials, sums = [], []
         for part in affine:
             partials.append(self.floats(partial_elements, tags.GRADIENTS_IN_FLIGHT))
@@ -204,7 +204,7 @@ class BackwardBuilder(Builder):
             padded = self.buffer(size, tags.ATTENTION)
             g.kernel("pad attention gradient", (d_y,), (padded,), timed=True)
             d_y = padded
-            before = (size, size)  # the kernel wants its gradient and output contiguous by token: it copies both
+            before = (size, size)  # the kernel needs its gradient and output contiguous by token: it copies both
         results = [self.buffer(size, tags.ATTENTION) for _ in "qkv"]
         if s.kernel == "cudnn":
             hidden: tuple[int, ...] = (kernels.cudnn_backward_workspace(s.B, s.H, s.T, s.D),)
@@ -222,18 +222,18 @@ class BackwardBuilder(Builder):
     # the embeddings
 
     def norm_again(self) -> None:
-        """The first norm's result, where only the embeddings were kept and the expression reads too many buffers."""
+        """Recompute the first norm's result, where only the embeddings are kept and the expression reads too much."""
         s, parts = self.shape, self.kept_of("0.ln_1", "mask", "mean", "scale")
         if not s.keeps_embeddings or len(parts) + 2 <= REALIZE_READS:
             return
         embedded = self.named["embedded"]
         self.again = {self.floats(s.N * s.C, tags.GRADIENTS_IN_FLIGHT): (embedded,)}
-        if s.splits:  # else the norm's backward makes it on its way
+        if s.splits:  # otherwise the norm's backward makes it on its way
             reads = [embedded, self.named["positions embedded"], *parts]
             self.graph.kernel("norm again", reads, self.again, takes=self.again, timed=True)
 
     def embeddings(self, d_x: int, d_residual: int) -> None:
-        """The first norm's backward adds into zeros for the tokens; then the positions, and the head's own share."""
+        """The first norm's backward adds to zeros for the tokens; then come the positions and the head's own share."""
         s, g = self.shape, self.graph
         self.norm_again()
         d_tokens = self.floats(s.V * s.C, tags.GRADIENTS_IN_FLIGHT)

@@ -23,7 +23,7 @@ def matrix(rows: int, columns: int, item: int) -> int:
 
 @dataclass
 class Traced:
-    """A graph with the numbers of the buffers that the loop must know by name."""
+    """A graph, with the numbers of the buffers that the loop needs by name."""
 
     graph: Graph
     named: dict[str, int]
@@ -77,13 +77,13 @@ class Builder:
         return result
 
     def attention(self, qkv: int, layer: int, training: bool, *, keeps: bool = True) -> int:
-        """Queries, keys and values in one buffer to the attention output (N x C); saves what the backward reads.
+        """From queries, keys and values in one buffer to the attention output (N x C); saves what the backward reads.
 
-        `keeps=False`: not even in training, for a backward that makes it all again.
+        `keeps=False`: saves nothing, even in training, because the backward recomputes it all.
         """
         s, g = self.shape, self.graph
         inputs = [qkv]
-        if s.padded_head != s.D:  # flash wants multiples of 8: three padded copies
+        if s.padded_head != s.D:  # flash needs multiples of 8: three padded copies
             inputs = [self.buffer(s.N * s.H * s.padded_head * s.item, tags.ATTENTION) for _ in range(3)]
             for which, buffer in enumerate(inputs):
                 g.kernel(f"pad {which}", (qkv,), (buffer,), timed=True)
@@ -160,7 +160,7 @@ class Builder:
         self.keep("loss", loss)
 
     def head(self, x: int, training: bool) -> int:
-        """Logits; with padding the columns of the weight are padded first and the logits keep them."""
+        """Logits. With padding, the columns of the weight are padded first and the logits keep them."""
         s, g = self.shape, self.graph
         g.moment = "head and loss"
         if s.padding.forward:
@@ -170,7 +170,7 @@ class Builder:
             reads, columns = [x, padded], s.V_padded
         else:
             reads, columns = [x, *self.cast("head", s.V, s.C, "lm_head.cast" if training else "")], s.V
-        returned = s.returns_logits or not training  # the caller sees them as eager mode makes them, row after row
+        returned = s.returns_logits or not training  # the caller sees them as in eager mode, row after row
         size = s.N * columns * s.item if returned else matrix(s.N, columns, s.item)
         logits = self.buffer(size, tags.LOGITS_AND_LOSS)
         return self.keep("logits", self.matmul(reads, logits))

@@ -1,8 +1,8 @@
 """nanoGPT's forward graphs as Inductor generates them, for training and for inference.
 
 Each function lists kernels in the order of the generated code (before Inductor reorders them) with the buffers they
-read and write, so that a line here is a line of `output_code.py`. Which tensors the forward keeps is the min-cut
-partition: normalised inputs rather than residuals, both sides of GELU, the weight casts, row statistics of the loss.
+read and write: a line here is a line of `output_code.py`. The min-cut partition decides what the forward keeps:
+normalised inputs rather than residuals, both sides of GELU, the weight casts, row statistics of the loss.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from onecard.plan.memory.kernels import FLOAT, LONG
 from onecard.plan.memory.nanogpt.compiled.builder import REALIZE_READS, Builder, Traced
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 
-NORM_ROWS = (
-    3  # buffers of a number for each row that a norm's kernel keeps in registers: mean, variance, a step between
-)
+NORM_ROWS = 3  # buffers with one number per row that a norm's kernel keeps in registers: mean, variance, a step between
 
 
 class _Residual:
-    """The residual stream as Inductor sees it: a sum of buffers, made a buffer itself when it reads too many."""
+    """The residual stream as Inductor sees it: a sum of buffers, which becomes a buffer when it reads too many."""
 
     def __init__(self, reads: int, parts: list[int]) -> None:
-        self.reads = reads  # of the expression, weights and indices included
+        self.reads = reads  # reads of the expression, weights and indices included
         self.parts = parts  # buffers it reads
 
     def add(self, buffer: int, reads: int) -> bool:
@@ -59,7 +57,7 @@ def forward(shape: Shape) -> Traced:
         return [make.keep(name, g.buffer(s.N * s.C, "bool", tags.ACTIVATIONS))]
 
     def row_scale(name: str) -> int:
-        """A norm's scale for each row; Inductor names it at the end of the graph."""
+        """A norm's scale per row; Inductor names it at the end of the graph."""
         return make.keep(f"{name}.scale", g.buffer(FLOAT * s.N, "float", tags.ACTIVATIONS, named=False))
 
     def normed(name: str, y: int, residual: _Residual) -> int:

@@ -1,7 +1,7 @@
 """nanoGPT's model under nanoGPT's loop, with torch.compile: every allocation and free, in PyTorch's order.
 
-What compilation changes: the backward returns all gradients at its end, so that old and new ones coexist while
-accumulating; because the graph returns logits, autograd hands the backward a zero gradient of their size.
+What compilation changes: the backward returns all gradients at its end, so old and new ones coexist while
+accumulating. Because the graph returns logits, autograd passes the backward a zero gradient of their size.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def compiled_tape(
     returns_logits: bool = True,
     padding: Padding | None = None,
 ) -> Tape:
-    """All of a run's allocations and frees: phases "init", "eval0", "train", "eval", as nanoGPT goes through them.
+    """All of a run's allocations and frees: phases "init", "eval0", "train", "eval", in nanoGPT's order.
 
-    `cold`: the first run of this model on this machine, when Triton times its kernels and Inductor the padding of the
-    head. Later runs find both in the cache on disk; they reserve a few tens of MiB less.
-    `padding`: what the timing of an odd vocabulary's head comes to, if not to what is usual.
+    `cold`: the first run of this model on this machine, when Triton times its kernels and Inductor times the padding of
+    the head. Later runs find both in the cache on disk, and reserve a few tens of MiB less.
+    `padding`: the outcome of timing an odd vocabulary's head, if it is not the usual one.
     """
     return CompiledRun(config, device, cold=cold, returns_logits=returns_logits, padding=padding).run()
 
@@ -61,14 +61,14 @@ class CompiledRun(Loop):
         return found["logits"], found["loss"]
 
     def forward(self) -> tuple[int | None, int]:
-        """The forward graph of training; what the backward graph takes is in `kept`, the logits in any case."""
+        """The forward graph of training. `kept` has what the backward graph takes, always including the logits."""
         self.kept = self.call("forward")
         return self.kept["logits"] if self.returns_logits else None, self.kept.pop("loss")
 
     def backward(self, gradient: int, ids: tuple[int, int], first: bool) -> None:
-        """The backward graph. Autograd passes a gradient for each output: for the logits zeros, held to the end.
+        """The backward graph. Autograd passes a gradient for each output: for the logits, zeros, held to the end.
 
-        Logits that are not returned belong to the graph alone (a donated buffer): their gradient is written over them.
+        Logits that are not returned belong only to the graph (a donated buffer): their gradient is written over them.
         """
         X, Y = ids
         zeros = [self.alloc(self.N * self.V * self.item, LOGITS_AND_LOSS)] if self.returns_logits else []
@@ -79,7 +79,7 @@ class CompiledRun(Loop):
         if first:
             self.gradients = new
         else:
-            self.free(*new.values())  # added into the old ones
+            self.free(*new.values())  # added to the old ones
 
     # the graphs
 
@@ -102,7 +102,7 @@ class CompiledRun(Loop):
         return "backward" if self.running == "backward" else "forward"
 
     def first_use(self, kernel: str, overwritten: list[int]) -> None:
-        """What a kernel's first launch allocates: library workspaces that stay, Triton's tuning that passes."""
+        """What a kernel's first launch allocates: library workspaces, which stay, and Triton's tuning, which ends."""
         if kernel in ("mm", "addmm"):
             self.cublas(self.thread, with_lt=kernel == "addmm")  # a bias goes through cuBLASLt
         if self.kernel == "cudnn" and kernel.startswith("attention"):
@@ -123,7 +123,7 @@ class CompiledRun(Loop):
             self.time_padding(name)
 
     def time_padding(self, name: str) -> None:
-        """Inductor times the head's products before it pads them: the forward's once, both gradients' with training."""
+        """Inductor times the head's products before it pads them: the forward's once, both gradients' in training."""
         s, alloc, free = self.shape, self.alloc, self.free
         logits, padded_logits = s.N * s.V * s.item, s.N * s.V_padded * s.item
         weight, padded_weight = s.V * s.C * s.item, s.V_padded * s.C * s.item
@@ -144,7 +144,7 @@ class CompiledRun(Loop):
         if name == "evaluation":
             timed([x, weight], [logits], [], [padded_weight, padded_logits])
         elif name == "forward":
-            if s.is_half:  # gradient and weight are made padded
+            if s.is_half:  # gradient and weight are padded when they are made
                 timed([logits, weight], [x], [padded_logits, padded_weight], [x])
             else:
                 timed([logits, weight], [x], [padded_logits], [padded_weight, x])

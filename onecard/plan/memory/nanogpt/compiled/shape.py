@@ -13,9 +13,9 @@ from onecard.plan.memory.device import Device
 from onecard.plan.memory.inductor.tuning import WHOLE_ROW, is_timed, loop_is_timed
 from onecard.plan.memory.nanogpt.sizes import Sizes
 
-# The outcome of a timing, not of a formula: read off 14 runs with odd vocabularies on an H200; other cards may differ.
+# Outcomes of timings, not of a formula: read off 14 runs with odd vocabularies on an H200. Other cards may differ.
 PADDED_DIMENSION = 640  # from here on padding pays for a copy: at 512 it did not, at 768 it did
-PADDED_VOCABULARY = 1024  # below, two runs of one config may differ: see Shape.possible_paddings
+PADDED_VOCABULARY = 1024  # below this, two runs of one config may differ: see Shape.possible_paddings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class Shape(Sizes):
     def usual_padding(self) -> Padding:
         """Which products of the head are padded for a vocabulary that is not a multiple of 8 (4 in float32).
 
-        Inductor times each product with and without padding (fx_passes/pad_mm.py, _should_pad), so this is a choice of
-        the card. Padding wins when the faster product pays for the copy of the operand that must be padded, that is
-        when the dimension the copy does not have is long enough: the tokens for a copy of the weight, the width for a
-        copy of the logits' gradient. The gradient in its own layout, and under autocast the weight too, are padded
-        where they are made, which is not timed. For tiny vocabularies none is assumed (`possible_paddings`).
+        Inductor times each product with and without padding (fx_passes/pad_mm.py, _should_pad), so the card decides.
+        Padding wins if the faster product pays for copying the operand that must be padded. It does if the dimension
+        that the copy does not have is long enough: the tokens for a copy of the weight, the width for a copy of the
+        logits' gradient. The gradient in its own layout, and under autocast also the weight, are padded where they are
+        made, which is not timed. For tiny vocabularies no padding is assumed (`possible_paddings`).
         """
         if self.V_padded == self.V or self.V < PADDED_VOCABULARY:
             return Padding()
@@ -57,12 +57,12 @@ class Shape(Sizes):
 
     @property
     def possible_paddings(self) -> tuple[Padding, ...]:
-        """What the timing may come to: one outcome, or all eight where a tiny vocabulary's products take microseconds.
+        """The possible outcomes of the timing: one, or all eight if a tiny vocabulary's products take microseconds.
 
         Under autocast they differ by a few columns of the logits. In float32 the weight's product decides more:
-        unpadded it is fused with the sum of the tied weight's two gradients (addmm) at the very end of the backward,
+        unpadded, it is fused with the sum of the tied weight's two gradients (addmm) at the very end of the backward,
         and keeps the last norm's result and the logits' gradient alive until then. One config, run twice on one card,
-        padded it once and once did not; the plan shows the larger.
+        padded it once and did not pad it once. The plan shows the larger.
         """
         if self.V_padded == self.V or self.V >= PADDED_VOCABULARY:
             return (self.usual_padding,)
@@ -70,7 +70,7 @@ class Shape(Sizes):
 
     @cached_property
     def splits(self) -> int:
-        """Rows of partial sums of a fused LayerNorm backward; 0 where Inductor does not fuse it.
+        """Rows of partial sums of a fused LayerNorm backward; 0 if Inductor does not fuse it.
 
         Source: scheduler.py, MixOrderReduction.can_fuse: worth it for big, tall matrices only.
         """
@@ -81,15 +81,16 @@ class Shape(Sizes):
 
     @cached_property
     def keeps_embeddings(self) -> bool:
-        """Whether the forward keeps both embeddings and recomputes the first norm, or keeps the norm's result.
+        """Whether the forward keeps both embeddings and recomputes the first norm, instead of keeping its result.
 
-        The min-cut's weights (partitioners.py, get_node_weight), per token and in embedding elements: bytes, 1.1 times
-        less for each step nearer to the backward, twice if keeping it makes a buffer of what would stay in registers.
-        On one side the embeddings of tokens and, shared by B sequences, of positions, and the mean, two steps before
-        the norm's result, twice; on the other that result, behind the sum, dropout's mask and scale, the difference and
-        the product, twice (the mask and the norm's scale are kept on both). So without dropout B >= 3, or 2 from a
-        width of 692 on; with it B >= 5, from a width of 36 on. Checked at these bounds against the partitioner of torch
-        2.13 on a CPU; measured rows lie on both sides.
+        The min-cut's weights (partitioners.py, get_node_weight) are per token, in embedding elements: bytes, 1.1 times
+        less for each step nearer to the backward, and doubled if keeping it makes a buffer of something that would stay
+        in registers. One side has the embeddings of tokens and of positions, which B sequences share, and the mean, two
+        steps before the norm's result, doubled. The other side has that result, doubled; it comes after the sum,
+        dropout's mask and scale, the difference and the product. Both sides keep the mask and the norm's scale. So the
+        embeddings are kept without dropout if B >= 3, or 2 from a width of 692 on; with dropout if B >= 5, from a width
+        of 36 on. Checked at these bounds against the partitioner of torch 2.13 on a CPU; measured rows lie on both
+        sides.
         """
         steps = 5 if self.drops else 3
         embeddings = (1 + 1 / self.B) * self.C + 2 / 1.1 ** (steps - 2)
@@ -97,7 +98,7 @@ class Shape(Sizes):
 
     @property
     def times_norms(self) -> bool:
-        """Whether Triton times the kernels of LayerNorm: the narrowest, and those that loop over wide rows."""
+        """Whether Triton times LayerNorm's kernels: the narrowest, and those that loop over wide rows."""
         if self.C > WHOLE_ROW:
             return loop_is_timed(self.device, self.N, self.C)
         return is_timed(self.N, self.C)

@@ -17,7 +17,7 @@ from onecard.plan.memory.tags import (
 
 @dataclass(slots=True)
 class Attention:
-    """Blocks of one attention call: its output, and what else is freed once its backward pass is done."""
+    """Blocks of one attention call: its output, and what else is freed when its backward pass is done."""
 
     out: int
     saved: list[int]
@@ -26,12 +26,12 @@ class Attention:
 class AttentionCalls(State):
     """Attention within nanoGPT's program."""
 
-    head_order = (1, 0, 2)  # in which of q, k, v their views of qkv are made: model.py says k, q, v
+    head_order = (1, 0, 2)  # the order of the views of qkv: model.py makes k, q, v
 
     def attention(self, qkv: int, train: bool, *, keeps: bool | None = None) -> Attention:
-        """F.scaled_dot_product_attention by the kernel PyTorch chooses; `qkv` is one buffer, saved in training.
+        """F.scaled_dot_product_attention with the kernel PyTorch chooses; `qkv` is one buffer, saved in training.
 
-        `keeps=False`: nothing is saved in training either, for a backward pass that makes it all again.
+        `keeps=False`: nothing is saved in training either, because the backward pass recomputes it all.
         """
         alloc, free = self.alloc, self.free
         B, H, T, D = self.B, self.H, self.T, self.D
@@ -72,7 +72,7 @@ class AttentionCalls(State):
         partial = [alloc(splits * B * H * T * width * FLOAT, WORKSPACE) for width in columns]  # log-sum-exp, output
         rng_state = alloc(2 * LONG, WORKSPACE if drops else ATTENTION)
         unused = alloc(LONG, ATTENTION)
-        if drops:  # made once more, with the generator's state
+        if drops:  # made again, with the generator's state
             rng_state = self.replaced(rng_state, 2 * LONG, ATTENTION)
         free(*reversed(partial))
         if padded == D:
@@ -81,7 +81,7 @@ class AttentionCalls(State):
             return Attention(out, [qkv, logsumexp, rng_state, unused])
         if not keeps:
             free(unused, rng_state, logsumexp, *inputs)
-        contiguous = alloc(self.narrow, ATTENTION)  # y.transpose(1, 2).contiguous(): the padding goes
+        contiguous = alloc(self.narrow, ATTENTION)  # y.transpose(1, 2).contiguous(): without the padding
         if not keeps:
             free(out)
         return Attention(contiguous, [*inputs, logsumexp, out, rng_state, unused])
@@ -91,7 +91,7 @@ class AttentionCalls(State):
         alloc, free = self.alloc, self.free
         pairs = self.B * self.H * self.T * self.T
         drops = train and self.drops
-        q = alloc(self.narrow, ATTENTION)  # times the root of the scale, as k below
+        q = alloc(self.narrow, ATTENTION)  # multiplied by the root of the scale, like k below
         ones = alloc(self.T * self.T, ATTENTION)
         lower = alloc(self.T * self.T, ATTENTION)
         free(ones)
@@ -99,7 +99,7 @@ class AttentionCalls(State):
         causal = alloc(self.T * self.T * FLOAT, ATTENTION)
         free(minus_infinity, zero, lower)
         k = alloc(self.narrow, ATTENTION)
-        copies = [alloc(self.narrow, ATTENTION) for _ in "qk"]  # bmm wants (heads, tokens, head size) in a row
+        copies = [alloc(self.narrow, ATTENTION) for _ in "qk"]  # bmm needs (heads, tokens, head size) in a row
         scores = alloc(pairs * FLOAT, ATTENTION)
         free(k)
         if not keeps:
@@ -129,7 +129,7 @@ class AttentionCalls(State):
         return qkv_gradient
 
     def attention_gradients(self, attention: Attention, gradient: int) -> list[int]:
-        """Gradients of q, k and v; what attention has saved is freed, and the gradient of its output."""
+        """Gradients of q, k and v. Frees what attention saved, and the gradient of its output."""
         alloc, free = self.alloc, self.free
         B, H, T, D = self.B, self.H, self.T, self.D
         if self.kernel == "math":
@@ -154,7 +154,7 @@ class AttentionCalls(State):
         return parts
 
     def efficient_delta(self) -> int:
-        """Row sums of gradient x output; in float32 not by the kernel, but by three operations before it."""
+        """Row sums of gradient x output; in float32 three operations before the kernel compute them."""
         size = self.N * self.H * FLOAT
         if self.is_half:
             return self.alloc(size, WORKSPACE)
@@ -186,7 +186,7 @@ class AttentionCalls(State):
         return [replaced(dk, self.narrow, GRADIENTS_IN_FLIGHT), dq, dv]
 
     def backward_padded_flash(self, attention: Attention, gradient: int) -> list[int]:
-        """Flash on padded heads: the gradient is padded, two inputs are made contiguous, and all is cut again."""
+        """Flash on padded heads: the gradient is padded, two inputs become contiguous, then the padding is cut off."""
         alloc, free = self.alloc, self.free
         padded = kernels.flash_head_size(self.D)
         size = self.N * self.H * padded * self.item

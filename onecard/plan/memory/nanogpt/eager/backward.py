@@ -1,6 +1,6 @@
 """nanoGPT's backward pass, eager: the forward's operations in reverse, from the loss to the embeddings.
 
-A gradient is freed when the operation that consumed it is done; where two meet, the second is added into the first.
+A gradient is freed when the operation that used it is done. Where two meet, the second is added to the first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Backward(Forward):
     """loss.backward()."""
 
     def backward(self, gradient: int, ids: tuple[int, int], first: bool) -> None:
-        """From the gradient of the loss to those of the embeddings; the last forward pass's graph goes on the way."""
+        """From the gradient of the loss to those of the embeddings; frees the last forward pass's graph on the way."""
         graph, (X, Y) = self.graph, ids
         residual, tied = self.backward_loss(graph.head, gradient, Y, first)
         self.tape.moment("backward pass of the blocks")
@@ -58,14 +58,14 @@ class Backward(Forward):
         return self.backward_norm(head.ln_f, dx, first, residual=False), tied
 
     def keep(self, name: str, gradient: int, first: bool) -> None:
-        """AccumulateGrad: the first gradient is kept as it is, a later one is added to it and freed."""
+        """AccumulateGrad: the first gradient is kept unchanged, a later one is added to it and freed."""
         if first:
             self.gradients[name] = gradient
         else:
             self.free(gradient)
 
     def backward_norm(self, norm: Norm, gradient: int, first: bool, *, residual: bool) -> int:
-        """Gradient of LayerNorm's input; if it meets a `residual` gradient it is added to that in place and freed."""
+        """Gradient of LayerNorm's input. If there is a `residual` gradient, it is added to that in place and freed."""
         alloc, free = self.alloc, self.free
         tag = GRADIENTS if first else GRADIENTS_IN_FLIGHT
         dx = alloc(self.stream, GRADIENTS_IN_FLIGHT)
@@ -87,14 +87,14 @@ class Backward(Forward):
     def backward_linear(
         self, linear: Linear, gradient: int, first: bool, *, owned: bool, cast_input: bool, remade: bool = False
     ) -> int:
-        """Gradient of the input; those of weight and bias are kept. `owned`: the incoming gradient ends here.
+        """Gradient of the input; those of weight and bias are kept. `owned`: the incoming gradient is freed here.
 
-        `remade`: input and weight cast were made again for this, and go before the bias is summed.
+        `remade`: input and weight cast were recomputed for this, and are freed before the bias is summed.
         """
         alloc, free = self.alloc, self.free
         inputs, outputs = self.linears[linear.name.partition(".")[2]]
         in_flight, kept = GRADIENTS_IN_FLIGHT, GRADIENTS if first else GRADIENTS_IN_FLIGHT
-        of_parameters = in_flight if self.is_half else kept  # in half they are cast before they are kept
+        of_parameters = in_flight if self.is_half else kept  # in half precision they are cast before they are kept
         saved = [block for block in (linear.weight_cast, linear.saved_input) if block is not None]
         if self.bias:  # addmm: input, weight, then the bias summed over all tokens
             dx = alloc(self.N * inputs * self.item, in_flight)
@@ -128,7 +128,7 @@ class Backward(Forward):
         return dx
 
     def backward_branch(self, gradient: int, mask: int | None) -> tuple[int, bool]:
-        """The residual's gradient as a branch gets it: cast, and through dropout. False: it is the residual's own."""
+        """The residual's gradient as a branch gets it: cast, and after dropout. False: it is the residual's own."""
         owned = self.is_half
         if self.is_half:
             gradient = self.alloc(self.narrow, GRADIENTS_IN_FLIGHT)
@@ -141,7 +141,7 @@ class Backward(Forward):
         return gradient, owned
 
     def backward_layer(self, layer: Layer, gradient: int, first: bool) -> None:
-        """Block.forward reversed; `gradient` of the residual stream is added to in place."""
+        """Block.forward in reverse; `gradient` of the residual stream is added to in place."""
         branch, owned = self.backward_branch(gradient, layer.mlp_mask)
         dx = self.backward_linear(layer.mlp_c_proj, branch, first, owned=owned, cast_input=False)
         dx = self.replaced(dx, self.N * 4 * self.C * self.item, GRADIENTS_IN_FLIGHT)  # GELU
@@ -156,7 +156,7 @@ class Backward(Forward):
         self.backward_norm(layer.ln_1, dx, first, residual=True)
 
     def backward_embedding(self, saved: list[int], gradient: int, tied: int, ids: int, first: bool) -> None:
-        """drop, then wpe (summed over the batch) and wte, whose gradient is added to lm_head's: the weight is tied."""
+        """drop, then wpe (summed over the batch), then wte: its gradient is added to lm_head's (the weight is tied)."""
         alloc, free = self.alloc, self.free
         kept = GRADIENTS if first else GRADIENTS_IN_FLIGHT
         self.tape.moment("backward pass of the embeddings")
@@ -180,7 +180,7 @@ class Backward(Forward):
         self.keep("wte.weight", tied, first)
 
     def embedding_gradient(self, indices: int, rows: int, tag: str) -> int:
-        """embedding_dense_backward: zeros of the weight's shape, and the buffers of a sort where indices are many."""
+        """embedding_dense_backward: zeros of the weight's shape, and buffers for sorting if there are many indices."""
         alloc, free = self.alloc, self.free
         size = rows * self.C * FLOAT
         if indices <= kernels.EMBEDDING_SORT_FROM:

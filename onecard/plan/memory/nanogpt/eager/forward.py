@@ -1,6 +1,6 @@
 """nanoGPT's forward pass, eager: every allocation and free, in PyTorch's order. Read beside nanoGPT's model.py.
 
-In training, what the backward pass needs stays; under no_grad each tensor goes when its last reader is done.
+In training, what the backward pass needs is kept. Under no_grad each tensor is freed after its last reader.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Loss:
     ln_f: Norm
     lm_head: Linear
     log_softmax: int
-    float_copy: int | None  # nll_loss wants float32; None where log_softmax is float32 already
+    float_copy: int | None  # nll_loss needs float32; None if log_softmax is already float32
     total_weight: int
     loss: int
 
@@ -90,13 +90,13 @@ class Forward(AttentionCalls):
             x, saved = self.layer(layer, x, train=True)
             layers.append(saved)
         head = self.head(x, train=True)
-        self.free(*embeddings)  # the frame of GPT.forward held them until here
+        self.free(*embeddings)  # the frame of GPT.forward holds them until here
         if self.is_half:
             self.free(head.ln_f.out)  # in float32 it is lm_head's saved input
         self.graph = Graph([positions, *mask], layers, head)
         if self.returns_logits:
             return head.lm_head.out, head.loss
-        self.free(head.lm_head.out)  # the loss's backward pass needs log_softmax alone
+        self.free(head.lm_head.out)  # the loss's backward pass needs only log_softmax
         return None, head.loss
 
     def forward_for_evaluation(self) -> tuple[int, int]:
@@ -109,7 +109,7 @@ class Forward(AttentionCalls):
         return head.lm_head.out, head.loss
 
     def embedding(self, train: bool) -> tuple[list[int], int, int, list[int]]:
-        """tok_emb and pos_emb, positions, x = drop(tok_emb + pos_emb), dropout mask (as a list of none or one)."""
+        """tok_emb and pos_emb, positions, x = drop(tok_emb + pos_emb), and a list with the dropout mask, if any."""
         alloc = self.alloc
         self.tape.moment("forward pass")
         positions = alloc(self.T * LONG, TOKEN_IDS)
@@ -131,7 +131,7 @@ class Forward(AttentionCalls):
         ln_1 = self.norm(f"{index}.ln_1", x, train)
         c_attn = self.linear(f"{index}.c_attn", ln_1.out, train)
         attention = self.attention(c_attn.out, train)
-        own = attention.out if self.copies_heads else None  # otherwise attention saves its output, too
+        own = attention.out if self.copies_heads else None  # otherwise attention also saves its output
         attn_c_proj = self.linear(f"{index}.attn.c_proj", own, train, cast_input=False)
         branch, attn_mask = self.dropout(attn_c_proj.out, train)
         if not train:
@@ -172,7 +172,7 @@ class Forward(AttentionCalls):
     def linear(self, name: str, x: int | None, train: bool, *, cast_input: bool = True) -> Linear:
         """F.linear under autocast: bias, weight and input are cast, from the last argument to the first.
 
-        `x` is the input if this layer alone saves it for the backward pass.
+        `x` is the input, if only this layer saves it for the backward pass.
         """
         alloc = self.alloc
         inputs, outputs = self.linears[name.partition(".")[2]]

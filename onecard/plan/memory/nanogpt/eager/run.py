@@ -13,5 +13,5 @@ class EagerRun(Backward):
 
 
 def eager_tape(config: RunConfig, device: Device, *, returns_logits: bool = True) -> Tape:
-    """All of a run's allocations and frees: phases "init", "eval0", "train", "eval", as nanoGPT goes through them."""
+    """All of a run's allocations and frees: phases "init", "eval0", "train", "eval", in nanoGPT's order."""
     return EagerRun(config, device, returns_logits=returns_logits).run()

@@ -1,4 +1,4 @@
-"""What an eager run holds on to beside train.py's variables, and what every part of its model uses."""
+"""What an eager run holds besides train.py's variables, and what every part of its model uses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from onecard.plan.memory.tags import WORKSPACE
 
 
 class State(Loop):
-    """Sizes that occur again and again, autocast's cache, and operations in terms of blocks."""
+    """Sizes that are used often, autocast's cache, and operations on blocks."""
 
     def __init__(self, config: RunConfig, device: Device, *, returns_logits: bool = True) -> None:
         super().__init__(config, device, returns_logits=returns_logits)
-        # whether attention saves copies of its own instead of qkv, and its output is copied before the projection
+        # whether attention saves its own copies instead of qkv, and its output is copied before the projection
         self.copies_heads = self.kernel == "math" or (self.kernel == "flash" and self.D % 8 != 0)
-        self.stream = self.N * self.C * FLOAT  # the residual stream and all that is added to it
+        self.stream = self.N * self.C * FLOAT  # the residual stream and everything added to it
         self.narrow = self.N * self.C * self.item  # a token's C values in the compute type
         self.mask = self.N * self.C  # a dropout mask: one byte a value
         self.rows = self.N * FLOAT  # one float32 a token
@@ -25,7 +25,7 @@ class State(Loop):
         self.bias_casts: list[int] = []
 
     def autocast_ends(self, *, training: bool) -> None:
-        """`with ctx` is left: no more casts are cached; in training the backward pass still holds the weights'."""
+        """`with ctx` ends: casts are no longer cached; in training the backward pass still holds the weights'."""
         if not training:
             self.free(*self.weight_casts)
         self.free(*self.bias_casts)

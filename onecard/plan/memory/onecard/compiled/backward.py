@@ -1,4 +1,4 @@
-"""The backward graph of a block as Inductor generates it: what was not kept is made again where it is needed."""
+"""The backward graph of a block as Inductor generates it: what was not kept is recomputed where it is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRADIENTS_IN = ("d_x", "d_added")  # autograd holds them to the end
 
 
 def backward(shape: Shape, kept: Traced, mode: Mode) -> Traced:
-    """The backward graph; inputs carry the names of what was kept, results those of parameters."""
+    """The backward graph. Its inputs have the names of what was kept, its results those of parameters."""
     make = BlockBackward(shape, kept, mode)
     make.graph.moment = "backward pass of the blocks"
     make.run()
@@ -36,7 +36,7 @@ def last_norm_backward(shape: Shape, kept: Traced) -> Traced:
 
 @dataclass(frozen=True)
 class Again:
-    """A norm that is made again in the kernel of its own backward pass, and the layer behind it."""
+    """A norm that is recomputed in the kernel of its own backward pass, and the layer behind it."""
 
     rows: list[int]  # mean and scale of each row
     normed: int
@@ -50,8 +50,8 @@ class BlockBackward(BackwardBuilder):
     def __init__(self, shape: Shape, kept: Traced, mode: Mode, gradients_in: tuple[str, ...] = GRADIENTS_IN) -> None:
         Builder.__init__(self, shape)
         self.mode = mode
-        self.columns_of_ln_2: Kernel | None = None  # where those of ln_1 are summed by the same kernel
-        self.remaking = False  # what the forward pass made: named, but no result of this graph
+        self.columns_of_ln_2: Kernel | None = None  # if the same kernel also sums those of ln_1
+        self.remaking = False  # results of recomputation have names, but the graph does not return them
         for name, buffer in kept.named.items():
             if name in ("added", "hidden") or (name == "x" and mode == "full"):
                 continue
@@ -87,7 +87,7 @@ class BlockBackward(BackwardBuilder):
         self.graph.sort()
 
     def dropped(self, which: str, gradient: int) -> int:
-        """Dropout's backward; full recomputation draws the numbers again."""
+        """Dropout's backward; full recomputation draws the random numbers again."""
         if not self.shape.drops:
             return gradient
         mask = self.named["seeds" if self.mode == "full" else f"{which}.mask"]
@@ -95,7 +95,7 @@ class BlockBackward(BackwardBuilder):
         self.graph.kernel("drop backward", (mask, gradient), (out,), timed=True)
         return out
 
-    # what is made again
+    # recomputation
 
     def remake(self) -> None:
         """Full recomputation: the forward pass up to the wide tensor."""
@@ -112,7 +112,7 @@ class BlockBackward(BackwardBuilder):
         y = self.product("attn.c_proj", y, self.act(s.C))
         takes: dict[int, tuple[int, ...]] = {}
         seeds = []
-        if s.drops:  # the norm is kept, as its sum is one of three
+        if s.drops:  # the norm is kept, because its sum is one of three
             seeds = [self.named["seeds"]]
             random = self.named["attn.random"] = self.floats(s.N * s.C, tags.ACTIVATIONS)
             scale = self.named["ln_2.scale"] = self.floats(s.N, tags.ACTIVATIONS)
@@ -136,7 +136,7 @@ class BlockBackward(BackwardBuilder):
         self.remaking = False
 
     def product(self, kind: str, x: int, out: int) -> int:
-        """A linear layer again, its weight cast once more; the cast stays for the layer's own backward."""
+        """A linear layer again, its weight cast again; the cast stays for the layer's own backward."""
         ins, outs = self.shape.linears[kind]
         weights = self.cast_again(kind)
         biases = self.cast_bias(f"{outs} bias", outs)
@@ -149,8 +149,8 @@ class BlockBackward(BackwardBuilder):
         return self.cast(f"again {ins * outs}", outs, ins)
 
     def remade_gelu(self, d_added: int) -> int:
-        """mlp.c_proj's backward with GELU made again beside its own backward; returns c_fc's gradient."""
-        if self.mode == "full" and not self.shape.bias:  # then the weight's gradient, which needs GELU, comes first
+        """mlp.c_proj's backward, with GELU recomputed beside its own backward; returns c_fc's gradient."""
+        if self.mode == "full" and not self.shape.bias:  # then the weight's gradient comes first: it needs GELU
             self.remake()
         d_gelu = self.matmul([d_added, *self.cast_again("mlp.c_proj")], self.flying(4 * self.shape.C))
         if self.mode == "full" and self.shape.bias:
@@ -160,7 +160,7 @@ class BlockBackward(BackwardBuilder):
         return d_inner
 
     def gelu_backward(self, d_gelu: int, *, again: bool) -> list[int]:
-        """GELU's backward, over its input; returns the gradient of c_fc's output, behind GELU itself if made again."""
+        """GELU's backward, over its input; returns the gradient of c_fc's output, after GELU itself if recomputed."""
         s, g = self.shape, self.graph
         internal = gelu_internal_bytes(s)
         g.skip_names(1 if internal else 0)
@@ -189,7 +189,7 @@ class BlockBackward(BackwardBuilder):
     # norms
 
     def norm_behind(self, norm: str, linear: str, dy: int, d_residual: int) -> tuple[int, int]:
-        """A linear layer's backward and that of the norm before it; selective makes the norm again in its kernel."""
+        """The backward of a linear layer and of the norm before it; selective recomputes the norm in its kernel."""
         if self.mode != "selective":
             d_x = self.linear(0, linear, dy, f"{norm}.in")
             return self.norm_of_block(norm, d_x, d_residual)
@@ -199,10 +199,10 @@ class BlockBackward(BackwardBuilder):
         return self.norm_of_block(norm, d_x, d_residual, Again(rows, normed, linear, dy))
 
     def norm_of_block(self, name: str, dy: int, d_residual: int | None, again: Again | None = None) -> tuple[int, int]:
-        """LayerNorm's backward and the residual sum: (the residual's gradient, that of what was added).
+        """LayerNorm's backward and the residual sum: (the residual's gradient, the gradient of what was added).
 
-        They are one tensor, unless what was added came through attention's dropout. In one kernel with `again`, the
-        norm itself; the weight gradient of the layer behind it comes next.
+        They are one tensor, unless what was added came through attention's dropout. With `again` the same kernel
+        recomputes the norm, and the weight gradient of the layer behind it comes next.
         """
         s, g = self.shape, self.graph
         kept = self.kept_for(name)
@@ -212,7 +212,7 @@ class BlockBackward(BackwardBuilder):
         fused = s.splits > 0 and again is None
         affine = [f"0.{name}.weight", f"0.{name}.bias"] if s.bias else [f"0.{name}.weight"]
         partial_elements = s.C * outer_parts(s.device, s.C, s.N)
-        g.skip_names(2)  # two sums for each row
+        g.skip_names(2)  # two sums per row
         partials, sums = [], []
         for part in affine:
             partials.append(self.floats(partial_elements, tags.GRADIENTS_IN_FLIGHT))
@@ -252,7 +252,7 @@ class BlockBackward(BackwardBuilder):
         return d_x, copy
 
     def kept_for(self, norm: str) -> list[int]:
-        """What there is of a norm: its input in one form or another, and numbers of its rows."""
+        """What there is of a norm: its input in some form, and the numbers of its rows."""
         parts = [f"{norm}.{part}" for part in ("sum", "added", "norm", "mean", "rstd", "scale")]
         rows = [self.named[part] for part in parts if part in self.named]
         return [self.named["x"], *rows] if norm == "ln_2" and self.mode != "full" else rows

@@ -1,8 +1,8 @@
 """The forward graphs of a block as Inductor generates them: for evaluation, and for each way of recomputing.
 
-A line here is a line of the generated code, before Inductor reorders it. x and what is to be added to it belong to
-the caller; both are in the compute type. Which tensors are kept is the partitioner's min-cut (none), what the
-checkpoints say (selective), or the sum of the inputs alone (full).
+A line here is a line of the generated code, before Inductor reorders it. x and what is added to it belong to the
+caller; both are in the compute type. Which tensors are kept is up to the partitioner's min-cut (none) or the
+checkpoints (selective); full keeps only the sum of the inputs.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from onecard.plan.memory.nanogpt.compiled.builder import Builder, Traced
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream
 
-NORM_ROWS = 3  # numbers of a row that a norm's kernel keeps in registers: mean, variance, a step between
+NORM_ROWS = 3  # numbers per row that a norm's kernel keeps in registers: mean, variance, a step between
 
 
 def gelu_internal_bytes(shape: Shape) -> int:
-    """What train/gelu.py uses twice, in float32 and in registers, where it is used: half precision, but for full."""
+    """Bytes in registers of what train/gelu.py uses twice, in float32. It runs in half precision, except with full."""
     return 4 * shape.C * shape.N * FLOAT if shape.is_half and shape.config.grad_checkpoint != "full" else 0
 
 
 def forward(shape: Shape, mode: Mode) -> Traced:
-    """The graph of one block; its results are named "x" and "added", what it keeps as the backward graph calls it."""
+    """The graph of one block. Its results are "x" and "added"; what it keeps has the backward graph's names."""
     make = BlockBuilder(shape, mode)
     make.graph.moment = "forward pass"
     y = make.attention_half(kept_casts=mode == "none", kept_qkv=mode in ("none", "selective"))
@@ -40,7 +40,7 @@ def last_norm(shape: Shape, mode: Mode) -> Traced:
 
 
 class BlockBuilder(Builder):
-    """A block's forward graph under construction; the backward graph of full recomputation starts with one, too."""
+    """A block's forward graph under construction; the backward graph of full recomputation also starts with one."""
 
     def __init__(self, shape: Shape, mode: Mode) -> None:
         super().__init__(shape)
@@ -48,18 +48,18 @@ class BlockBuilder(Builder):
         self.training = mode != "evaluation"
         self.drops = self.training and shape.drops
         self.seeds: list[int] = []
-        # as recorded: then dropout never writes over what it reads
+        # recorded runs show that dropout then never writes over what it reads
         self.drops_in_full_float32 = self.drops and mode == "full" and not shape.is_half
 
     def flow(self) -> int:
-        """A tensor of the stream: x, or what passes for it between two sums."""
+        """A tensor of the stream: x, or what stands for it between two sums."""
         return self.buffer(self.shape.N * self.shape.C * self.shape.item, tags.ACTIVATIONS)
 
     def kept(self, name: str, buffer: int, condition: bool) -> int:
         return self.keep(name, buffer) if condition else buffer
 
     def norm_of_sum(self, name: str, *, result: str) -> int:
-        """x + added and its norm in one kernel; returns the norm, which the graph does too if `result` names it."""
+        """x + added and its norm in one kernel; returns the norm. The graph returns it too if `result` names it."""
         s, g = self.shape, self.graph
         stream = kept_of_stream(s, self.mode)
         written = []

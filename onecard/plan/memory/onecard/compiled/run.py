@@ -24,11 +24,11 @@ from onecard.plan.memory.tags import (
     WORKSPACE,
 )
 
-# The generator's state that memory-efficient attention keeps: on the host, but on the card while a graph is recorded
-# (mem_eff_attention, attention.cu, _efficient_attention_forward: in_capture_stream).
+# The generator's state that memory-efficient attention keeps. It is on the host, but on the card while a graph is
+# recorded (mem_eff_attention, attention.cu, _efficient_attention_forward: in_capture_stream).
 GENERATOR = ("generator seed", "generator offset")
 
-IN_FLIGHT = {GRADIENTS: GRADIENTS_IN_FLIGHT}  # parameters' gradients that are added to those before them
+IN_FLIGHT = {GRADIENTS: GRADIENTS_IN_FLIGHT}  # parameters' gradients that are added to earlier ones
 
 Kept = dict[str, int]  # the blocks of what a forward pass kept, by name
 
@@ -42,13 +42,13 @@ class CompiledTrainer(RecordingTrainer, Model):
         self.mode: Mode = config.grad_checkpoint
         self.programs: dict[str, tuple[Traced, Program]] = {}
         self.shape = Shape(config, device)
-        self.called: set[tuple[str, bool]] = set()  # graphs, and whether while recording
-        self.running = ""  # the graph that is called
+        self.called: set[tuple[str, bool]] = set()  # graphs called before, and whether while recording
+        self.running = ""  # the graph being called
 
     # blocks
 
     def block(self, layer: int, x: int, added: int, *, train: bool) -> Passed:
-        """The forward graph of a block, or that for evaluation."""
+        """The forward graph of a block, or the one for evaluation."""
         found = self.call(self.mode if train else f"evaluation of {self.B}")
         if not train:
             return Passed(found["x"], found["added"], False, None)
@@ -58,13 +58,13 @@ class CompiledTrainer(RecordingTrainer, Model):
         return Passed(found["x"], found["added"], self.mode != "full", kept)
 
     def backward_block(self, kept: Kept, gradient: int, branch: int, *, first: bool) -> tuple[int, int]:
-        """The backward graph of a block; its parameters' gradients all come at its end."""
+        """The backward graph of a block; the gradients of its parameters all come at its end."""
         layer = kept["layer"]
         inputs = kept | dict(zip(GRADIENTS_IN, (gradient, branch), strict=True))
         found = self.call("backward", inputs, None if first else IN_FLIGHT)
         self.free(*{gradient, branch})
         gradient, branch = found["x gradient"], found["added gradient"]
-        if layer == 0:  # the zeros' gradient is a copy, made before others are added up
+        if layer == 0:  # the gradient of the zeros is a copy, made before others are added up
             branch = self.alloc(self.narrow, GRADIENTS_IN_FLIGHT)
         self.free(*[kept[name] for name in GENERATOR if name in kept])
         for name, block in found.items():
@@ -75,17 +75,17 @@ class CompiledTrainer(RecordingTrainer, Model):
     # around the blocks
 
     def embedded(self, *, train: bool) -> tuple[int, int, list[int]]:
-        """As eager, and x in the compute type."""
+        """As in eager mode, and x in the compute type."""
         positions, x, mask = super().embedded(train=train)
         return positions, self.replaced(x, self.narrow, ACTIVATIONS) if self.is_half else x, mask
 
     def last_norm(self, x: int, added: int, *, train: bool) -> tuple[int, Kept]:
-        """The graph of the last norm, or that for evaluation."""
+        """The graph of the last norm, or the one for evaluation."""
         found = self.call("last norm" if train else f"last norm of {self.B}")
         return found["hidden"], found
 
     def backward_last_norm(self, kept: Kept, d_hidden: int, *, first: bool) -> tuple[int, int]:
-        """Its backward graph; the gradient of what was added is that of x."""
+        """Its backward graph; the gradient of what was added is the same as that of x."""
         found = self.call("last norm backward", kept | {"d_hidden": d_hidden}, None if first else IN_FLIGHT)
         self.free(d_hidden)
         for name in [name for name in found if name.endswith((".weight", ".bias"))]:
@@ -93,7 +93,7 @@ class CompiledTrainer(RecordingTrainer, Model):
         return found["x gradient"], found["x gradient"]
 
     def backward_embeddings(self, gradient: int, first: bool) -> None:
-        """As eager, from the gradient in float32."""
+        """As in eager mode, from the gradient in float32."""
         if self.is_half:
             gradient = self.replaced(gradient, self.stream, GRADIENTS_IN_FLIGHT)
         super().backward_embeddings(gradient, first)
@@ -132,7 +132,7 @@ class CompiledTrainer(RecordingTrainer, Model):
         return traced, compiled(traced.graph)
 
     def first_use(self, kernel: str, overwritten: list[int]) -> None:
-        """What a kernel's first launch allocates: library workspaces that stay, Triton's tuning that passes."""
+        """What a kernel's first launch allocates: library workspaces, which stay, and Triton's tuning, which ends."""
         if kernel in ("mm", "addmm"):
             self.cublas("backward" if self.running.endswith("backward") else "forward", with_lt=kernel == "addmm")
         if self.capturing:
@@ -144,7 +144,7 @@ class CompiledTrainer(RecordingTrainer, Model):
             time_configurations(self.tape, self.device, overwritten, may_raise_peak=may_raise_peak)
 
     def cublas(self, thread: str, *, with_lt: bool = False) -> None:
-        """A product; the stream on which a graph is recorded has workspaces of its own, which outlive the graph."""
+        """A product. The stream on which a graph is recorded has its own workspaces, which outlive the graph."""
         if not self.capturing:
             super().cublas(thread, with_lt=with_lt)
             return
