@@ -1,6 +1,6 @@
-"""Write the reference pages and the outputs shown in README from the code, so that they cannot go stale.
+"""Writes the reference pages and the outputs shown in README from the code, so that they cannot become outdated.
 
-python docs/generate.py            # `make docs`; a test fails when a page differs from what this writes
+python docs/generate.py            # `make docs`; a test fails if a page differs from what this writes
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page by its path."""
+    """Every generated page, by its path."""
     found = {
         **{ROOT / path: text for path, text in made_runs.logs().items()},
         ROOT / "docs/reference/config-keys.md": config_keys(),
@@ -53,7 +53,7 @@ def pages() -> dict[Path, str]:
 
 
 def output(shown: str) -> str:
-    """What a command prints, run in the repository; its first lines where `| head -20` stands behind it."""
+    """What a command prints when run in the repository; only its first lines if `| head -20` follows it."""
     command, _, lines = shown.partition(" | head -")
     words = shlex.split(command)
     assert words[0] == "onecard", command
@@ -61,7 +61,7 @@ def output(shown: str) -> str:
     os.environ.pop("COLUMNS", None)  # pages are as wide as a pipe, whatever the terminal
     with redirect_stdout(caught):
         code = run(words[1:])
-    assert code in (0, 1), f"{command} ended with {code}: its output is not to be shown"
+    assert code in (0, 1), f"{command} ended with {code}: its output must not be shown"
     printed = caught.getvalue().splitlines()
     kept = printed[: int(lines)] if lines else printed
     return "".join(line.rstrip() + "\n" for line in kept)
@@ -102,7 +102,7 @@ def commands() -> str:
 
 
 def _all_commands(group: click.Group, above: str = "") -> list[tuple[str, click.Command]]:
-    """A group and what is below it, each by the words that call it."""
+    """A group and all commands below it, each with the words that call it."""
     found: list[tuple[str, click.Command]] = [(above, group)]
     for name, command in sorted(group.commands.items()):
         words = f"{above} {name}".strip()
@@ -114,10 +114,10 @@ def cards() -> str:
     lines = [
         MADE + "# Cards",
         "",
-        "`onecard gpus` prints this table, `onecard gpus --json` with the source of every figure. ~ marks an estimate.",
-        "Peaks are dense, with 16-bit operands and fp32 accumulation: the rate training can use.",
+        "`onecard gpus` prints this table; `onecard gpus --json` adds the source of every figure. ~ marks an estimate.",
+        "Peaks are dense, with 16-bit operands and fp32 accumulation: the rate that training can use.",
         "",
-        "The last column: where the driver's figure, torch's, the context, the peak, bf16 and the rest come from.",
+        "The last column has the sources of: the driver's figure, torch's, the context, the peak, bf16, and the rest.",
         "",
         "| card | driver MiB | torch GiB | context MiB | TFLOP/s | bf16 | GB/s | fp32 TFLOP/s | cc | SMs | sources |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -171,7 +171,7 @@ TABLES = {
 
 
 def main() -> None:
-    write(made_runs.logs())  # first: outputs are shown of them
+    write(made_runs.logs())  # first, because some shown outputs are about these logs
     write(pages())
 
 

@@ -1,7 +1,7 @@
-"""Two nanoGPT logs made by construction, so that a page can show what is said of logs: nobody trained these.
+"""Makes two nanoGPT logs from a formula, so that a page can show a comparison of logs. Nobody trained these runs.
 
-Losses lie on a curve over tokens, with a wobble for the noise; an update takes the seconds written here. The settings
-are those of the question in docs/how-to/compare-two-runs.md.
+Losses follow a curve over tokens, with a wobble as noise. An update takes the seconds written here. The settings are
+those of the question in docs/how-to/compare-two-runs.md.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params, mfu
 
 FOLDER = Path("docs/how-to/made-runs")
-A100_FLOPS = 312e12  # what nanoGPT's own MFU is a share of, whatever the card
+A100_FLOPS = 312e12  # nanoGPT's own MFU is a fraction of this on every card
 _LOG_INTERVAL = 200
 _EVAL_SECONDS = 20.0
-_NOISE = 0.012  # nats, at the most
+_NOISE = 0.012  # nats, at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class MadeRun:
-    """What a log is made of."""
+    """The figures that a log is made from."""
 
     settings: dict[str, object]
     updates: int
     update_seconds: float
-    floor: float  # nats, where the curve would end
+    floor: float  # nats, the limit of the curve
     above: float  # nats above the floor after a billion tokens
 
 
@@ -78,7 +78,7 @@ def made_lines(name: str, run: MadeRun) -> list[str]:
             lines.append(f"step {step}: train loss {train:.4f}, val loss {val:.4f}")
         if step % _LOG_INTERVAL == 0:
             seconds = run.update_seconds + (_EVAL_SECONDS if since == 0 else 0.0)
-            shown = share if step else -100.0  # nanoGPT's word for not yet measured
+            shown = share if step else -100.0  # nanoGPT's value for "not measured yet"
             last = loss + 4 * _wobble(step // _LOG_INTERVAL)  # of one micro-batch, so noisier
             lines.append(f"iter {step}: loss {last:.4f}, time {1000 * seconds:.2f}ms, mfu {shown:.2f}%")
     return lines
@@ -89,5 +89,5 @@ def _loss(run: MadeRun, tokens: int) -> float:
 
 
 def _wobble(number: int) -> float:
-    """Noise without dice, which another Python might throw differently: by the golden angle, so neighbours differ."""
+    """Noise that is the same in every Python version: a sine in steps of the golden angle, so neighbours differ."""
     return _NOISE * math.sin(2.4 * number)

@@ -1,4 +1,4 @@
-"""The reference page of the Python names: signatures, docstrings, and the fields of what comes back."""
+"""Writes the reference page of the Python names: signatures, docstrings, and the fields of the answers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from onecard.plan.make import Plan
 from onecard.plan.memory.tape import Tape
 
 ANSWERS = (Plan, Diagnosis, Comparison, onecard.Run)
-INTERNAL = frozenset({Tape})  # every allocation of a step: what the timeline is drawn from
+INTERNAL = frozenset({Tape})  # every allocation of a step, for drawing the timeline
 
 INTRODUCTION = """\
 # Python
 
-Everything a program may import is in `onecard.__all__`. The functions give the answers of the commands as typed values
-and take what the commands take: paths, card names, config keys. None of them imports torch.
+Everything a program may import is in `onecard.__all__`. The functions take what the commands take (paths, card names,
+config keys) and return the same answers as typed values. None of them imports torch.
 
 ```python
 import onecard
@@ -43,19 +43,20 @@ for diagnosis in onecard.diagnose("out/train.log", config="train_fineweb.py", gp
     print([finding.what for finding in diagnosis.findings])
 ```
 
-What a user can mend is an `onecard.OnecardError`: `what`, `why` and `fix` are three lines like those of the command,
-`name` the kebab-case name, `exit_code` the command's. `onecard.__version__` is the version.
+A mistake that a user can fix raises an `onecard.OnecardError`. Its `what`, `why` and `fix` are the three lines that the
+command prints, `name` is the kebab-case name, and `exit_code` is the command's exit code. `onecard.__version__` is the
+version.
 
-Below, a `Config` is the path of a nanoGPT file, a mapping of keys, or None; a `Source` is a path or a `Run`. An
-`Amount` is a whole number of any kind (`1e9`, one of numpy's) or text with a unit, as the commands take it (`"8GiB"`,
-`"10B"`). A key of a mapping that is no config key is refused, as a keyword is.
+Below, a `Config` is the path of a nanoGPT file, a mapping of keys, or None. A `Source` is a path or a `Run`. An
+`Amount` is a whole number of any type (`1e9`, one of numpy's) or text with a unit, as on the command line (`"8GiB"`,
+`"10B"`). An unknown config key is refused, in a mapping as well as a keyword.
 """
 
 PARTS = """\
 ## What the answers are made of
 
-These come inside the answers, and are not for import. A `RunConfig` has the [config keys](config-keys.md) as its
-fields.
+These types are parts of the answers; programs cannot import them. A `RunConfig` has the [config keys](config-keys.md)
+as its fields.
 
 """
 
@@ -84,7 +85,7 @@ def _section(name: str, thing: Callable[..., Any]) -> str:
 
 
 def _signature(name: str, thing: Callable[..., Any]) -> str:
-    """The call as in the source, one parameter a line."""
+    """The call as in the source, with one parameter per line."""
     found = inspect.signature(thing)
     lines, keyword_only = [], False
     for parameter in found.parameters.values():
@@ -104,16 +105,16 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def _fields(kind: type, *, heading: str) -> str:
-    """A dataclass: what it is, and each field, property and method with what is said about it."""
+    """The section of a dataclass: its docstring, and each field, property and method with its description."""
     name = f"onecard.{kind.__name__}" if kind.__name__ in onecard.__all__ else kind.__name__
     lines = [f"- `{member}`: {said}" if said else f"- `{member}`" for member, said in _members(kind)]
     return "\n".join([f"{heading} `{name}`", "", inspect.getdoc(kind) or "", "", *lines, ""])
 
 
 def _members(kind: type) -> Iterator[tuple[str, str]]:
-    """Every public member as a program reads it, and what the comment or docstring beside it says.
+    """Every public member as a program reads it, and the comment or docstring next to it.
 
-    A field of an answer without a comment is what its type is.
+    If a field of an answer has no comment, the docstring of its type is used.
     """
     comments, hints = _comments(kind), typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -135,7 +136,7 @@ def _first_line(thing: Any) -> str:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """The comments beside the fields of a class, by field."""
+    """The comments next to the fields of a class, by field."""
     source = textwrap.dedent(inspect.getsource(kind))
     (defined,) = ast.parse(source).body
     assert isinstance(defined, ast.ClassDef)
@@ -148,7 +149,7 @@ def _comments(kind: type) -> dict[str, str]:
 
 
 def _inside(kinds: tuple[type, ...]) -> list[type]:
-    """The dataclasses that the fields of these hold, and the fields of those, in the order one meets them."""
+    """The dataclasses in the fields of these, and in the fields of those, in the order of first use."""
     found = dict.fromkeys(kinds)
     pending = list(kinds)
     while pending:
@@ -161,7 +162,7 @@ def _inside(kinds: tuple[type, ...]) -> list[type]:
 
 
 def _named_types(kinds: tuple[type, ...]) -> dict[str, str]:
-    """The names in the types of fields that stand for one of several values or types, and those."""
+    """The type names in fields that mean one of several values or types, with these values or types."""
     found: dict[str, str] = {}
     for kind in kinds:
         for word in re.findall(r"\w+", " ".join(str(field.type) for field in dataclasses.fields(kind))):

@@ -1,4 +1,4 @@
-"""The reference of the doctor's rules, from their docstrings."""
+"""Writes the reference page of the doctor's rules from their docstrings."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from onecard.doctor.explain import Explanation, explanations, live_explanations
 
 
 def rules_page() -> str:
-    """Every rule in the four parts of its docstring, in the order in which the doctor goes through them."""
+    """The page: every rule with the four parts of its docstring, in the order in which the doctor checks them."""
     rules, live = explanations(), live_explanations()
     lines = [
         "# Rules of the doctor",
         "",
-        f"`onecard doctor` knows {len(rules)} rules; `onecard doctor --explain RULE` prints one of these sections.",
-        "They stand in the order in which findings of equal severity are shown: what to look at first. A rule that",
-        "lacks what it needs (the config, the card, the size of the data) is silent, or says that it is less sure.",
+        f"`onecard doctor` has {len(rules)} rules; `onecard doctor --explain RULE` prints one of these sections.",
+        "Findings of equal severity are shown in this order: what to look at first. If a rule lacks something it needs",
+        "(the config, the card, the size of the data), it reports nothing, or says that it is less sure.",
         "",
         *(f"- [{rule.name}](#{rule.name}): {rule.summary[0].lower()}{rule.summary[1:].rstrip('.')}" for rule in rules),
         "",
-        "While it trains, a run also tells of itself:",
+        "While a run trains, it also reports:",
         "",
         *(f"- [{rule.name}](#{rule.name}): {rule.summary[0].lower()}{rule.summary[1:].rstrip('.')}" for rule in live),
         "",

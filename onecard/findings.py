@@ -13,7 +13,7 @@ Sureness = Literal["high", "medium", "low"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The same three lines as an error, plus what proves it and how sure it is."""
+    """The three lines of an error, plus the evidence and how sure it is."""
 
     rule: str
     severity: Severity

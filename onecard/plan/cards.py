@@ -1,4 +1,4 @@
-"""Graphics cards: what they hold, how fast they are, and finding one by the name a person types."""
+"""Graphics cards: their memory, their speed, and how to find one by the name a person types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onecard.units import GIB, MIB
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One model of card. None means nobody told us; sources say where each figure comes from."""
+    """One model of card. None means not known; the sources say where each figure comes from."""
 
     name: str
     architecture: str = ""
@@ -23,18 +23,18 @@ class Card:
     multiprocessors: int | None = None
     vram_bytes: int  # what the driver shows
     vram_source: str
-    allocatable_bytes: int  # what torch may take of it
+    allocatable_bytes: int  # the part that torch can use
     allocatable_source: str
     bandwidth_bytes_per_second: float | None = None
     peak_flops: float | None = None  # dense, 16-bit operands, fp32 accumulate
     fp32_flops: float | None = None
     peak_source: str = ""
-    specification_source: str = ""  # of compute capability, multiprocessors, bandwidth and fp32_flops
+    specification_source: str = ""  # for compute capability, multiprocessors, bandwidth and fp32_flops
     native_bf16: bool | None = None
     bf16_source: str = ""
     context_bytes: int = 0  # the process's CUDA context and loaded kernels, outside the allocator
     context_source: str = ""
-    context_error_bytes: int = 0  # how far that may be off
+    context_error_bytes: int = 0  # how far context_bytes may be off
 
     @property
     def laptop(self) -> bool:
@@ -45,7 +45,7 @@ class Card:
         return "float16" if self.native_bf16 is False else "bfloat16"
 
     def with_memory(self, size_bytes: int) -> Card:
-        """The same card with a memory of `size_bytes`, all of it for the process and its context."""
+        """The same card with `size_bytes` of memory, all of it for the process and its context."""
         said = plain_card(size_bytes)
         return replace(
             self,
@@ -58,7 +58,7 @@ class Card:
 
 @cache
 def known_cards() -> tuple[Card, ...]:
-    """Every card of the table."""
+    """Every card in the table."""
     return tuple(_card(row) for row in ROWS)
 
 
@@ -78,14 +78,14 @@ def plain_card(size_bytes: int) -> Card:
 
 
 def find_card(name: str) -> Card:
-    """The one card a person means by `name`; UnknownCard if none or several."""
+    """The card that a person means by `name`; UnknownCard if no card or several cards match."""
     found = matching_cards(name)
     if len(found) == 1:
         return found[0]
     if found:
         raise UnknownCard(
             f'"{name}" could be {_one_of(card.name for card in found)}',
-            why="they differ in memory or speed, so one plan cannot serve both",
+            why="they differ in memory or speed, so each needs its own plan",
             fix=f'--gpu "{found[0].name}"',
             name="ambiguous-card",
         )
@@ -93,10 +93,10 @@ def find_card(name: str) -> Card:
 
 
 def matching_cards(name: str) -> tuple[Card, ...]:
-    """The cards `name` may mean: an exact model before suffixes (Ti, SUPER), desktop before laptop.
+    """The cards that `name` may mean: an exact model before suffixes (Ti, SUPER), desktop before laptop.
 
-    A memory in the name (12 GB) must be the card's own. It never makes another model of it: of the RTX 3060 with 8 GB
-    that nobody knows no RTX 3060 Ti is made, though that has 8 GB.
+    A memory size in the name (12 GB) must be the card's own, and it never selects another model. For example, the table
+    has no RTX 3060 with 8 GB, and that name does not match the RTX 3060 Ti, although the Ti has 8 GB.
     """
     model, memory = _model_and_memory(name)
     found = [card for card in _of_model(model) if memory <= {_memory_word(card)}]
@@ -105,7 +105,7 @@ def matching_cards(name: str) -> tuple[Card, ...]:
 
 
 def _of_model(model: set[str]) -> list[Card]:
-    """The cards of exactly this model, for the desk or the lap; where none is, those with more words to their name."""
+    """The desktop and laptop cards of exactly this model; if there are none, those with more words in their name."""
     if model <= _SUFFIXES:
         return []
     models = [(card, _model_and_memory(card.name)[0]) for card in known_cards()]
@@ -114,7 +114,7 @@ def _of_model(model: set[str]) -> list[Card]:
 
 
 def _of_other_memory(name: str) -> UnknownCard | None:
-    """What to say where the model is known, but not with the memory that was named; None where that is not it."""
+    """The error if the model is known, but not with the memory in `name`; None if that is not the mistake."""
     model, memory = _model_and_memory(name)
     same_model = _of_model(model)
     if not memory or not same_model:
@@ -132,31 +132,31 @@ def _unknown(name: str) -> UnknownCard:
     size = f"{min(memory, default='8gb').removesuffix('gb')}GiB"
     return UnknownCard(
         f'no card is called "{name}"',
-        why=f"{len(known_cards())} cards are known, and {f'near is {_one_of(near)}' if near else 'none is near'}",
+        why=f"{len(known_cards())} cards are known; {f'similar: {_one_of(near)}' if near else 'no name is similar'}",
         fix=f'--gpu "{near[0]}"' if near else f"--vram {size} plans for any card of that size; onecard gpus lists all",
     )
 
 
 def search_cards(text: str) -> tuple[Card, ...]:
-    """The cards whose name or architecture has every word of `text`, or its letters; all of them for none."""
+    """The cards whose name or architecture has every word of `text`, or else its letters; all if `text` is empty."""
     words, letters = _words(text), text.strip().lower()
     by_word = [c for c in known_cards() if words <= _words(c.name) | {w.lower() for w in c.architecture.split()}]
     by_letters = [card for card in known_cards() if letters in card.name.lower()]
     if not letters:
         return known_cards()
-    return tuple((by_word if words else []) or by_letters or [find_card(text)])  # which says what is near
+    return tuple((by_word if words else []) or by_letters or [find_card(text)])  # its error names similar cards
 
 
 _LETTER_FOR_ZERO = re.compile(r"(?<=\d)o|o(?=\d)", re.I)  # RTX 4O70
 
-# Words that name a vendor or a product line but never tell two cards apart.
+# Words that name a vendor or a product line but never distinguish two cards.
 _IGNORED = frozenset(
     "nvidia geforce rtx gtx gt amd radeon rx intel apple tesla quadro instinct gpu graphics card".split()
 )
 _IGNORED |= frozenset({"generation", "workstation", "edition", "founders", "the"})
 _SYNONYMS = {"laptop": "mobile", "notebook": "mobile", "maxq": "mobile", "hbm3": "sxm5"}
 
-# Words that tell cards of one model apart. Alone they name none: "ada" is no RTX 6000 Ada.
+# Words that distinguish cards of one model. Alone they match no card: "ada" does not mean RTX 6000 Ada.
 _SUFFIXES = frozenset("ti super xt xtx mobile pro ada blackwell pcie sxm sxm2 sxm4 sxm5 32c 40c 76c".split())
 
 
@@ -167,7 +167,7 @@ def _words(name: str) -> set[str]:
     text = re.sub(r"\b(rtx|gtx|rx|gt)(?=[a-z]?\d)", r"\1 ", text)  # rtx4070
     text = re.sub(r"(?<=\d{4})(ti|super|xtx|xt|laptop|mobile)", r" \1 ", text)  # 4070ti
     text = re.sub(r"\bti(?=super)", "ti ", re.sub(r"\bmax q\b", "mobile", text))
-    text = re.sub(r"\b(m\d) (?=pro|max|ultra)", r"\1", text)  # an M1 is no M1 Max
+    text = re.sub(r"\b(m\d) (?=pro|max|ultra)", r"\1", text)  # an M1 is not an M1 Max
     return {_SYNONYMS.get(word, word) for word in re.findall(r"[a-z0-9]+", text)} - _IGNORED
 
 
@@ -184,7 +184,7 @@ def _numbers(name: str) -> list[str]:
 
 
 def _begin(typed: list[str], known: list[str]) -> bool:
-    """Whether each of the numbers that were typed begins one of the known."""
+    """Whether each typed number is the beginning of a known number."""
     return all(any(number.startswith(digits) for number in known) for digits in typed)
 
 
@@ -196,7 +196,7 @@ def _gigabytes(*words: str) -> str:
     return " and ".join(f"{word.removesuffix('gb')} GB" for word in sorted(words))
 
 
-_BOX_GB = {row.name: row.memory_gb for row in ROWS}  # as sold
+_BOX_GB = {row.name: row.memory_gb for row in ROWS}  # the size on the box
 
 
 def _one_of(names: Iterable[str]) -> str:
@@ -205,7 +205,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def _nearest_names(name: str) -> list[str]:
-    """Up to three cards with these words in their name, or else with a name like it and the same number."""
+    """Up to three cards with these words in their name, or else with a similar name and the same number."""
     if said := name.strip():
         holding = [card.name for card in known_cards() if re.search(rf"\b{re.escape(said)}\b", card.name, re.I)]
         if holding:
@@ -249,24 +249,24 @@ def _card(row: Row) -> Card:
     )
 
 
-# Where nobody has told what torch finds, the driver's share of like cards is taken (card_table.SEEN_MEMORY).
+# If torch's figure for a card is not known, the driver's share of similar cards is used (card_table.SEEN_MEMORY).
 _DRIVER_KEEPS_BYTES = 400 * MIB
 
-# A context holds per-multiprocessor state, so it grows with them: a line through 15 processes on 11 models of card
-# (SEEN_CONTEXT and like messages) misses none by more than 78 MiB.
+# A context holds state for each multiprocessor, so it grows with their number. A line fitted to 15 processes on 11
+# models of card (SEEN_CONTEXT and similar messages) is off by at most 78 MiB.
 _CONTEXT_BASE_MIB, _CONTEXT_MIB_PER_MULTIPROCESSOR = 24, 3.4
 _LINE_ERROR_MIB = 80
-_TOLD_ERROR_MIB = 50  # messages about one model of card lie up to 47 from their middle
-_MIDDLING_MIB, _MIDDLING_ERROR_MIB = 300, 210  # of cards up to 48 GB: 135 to 507
+_TOLD_ERROR_MIB = 50  # messages about one model of card differ by up to 47 from their midpoint
+_MIDDLING_MIB, _MIDDLING_ERROR_MIB = 300, 210  # cards up to 48 GB have 135 to 507
 
 
 def _context(name: str | None, multiprocessors: int | None) -> tuple[int, int, str]:
-    """Bytes of CUDA context and kernels in a training process, how far they may be off, and where they come from."""
+    """The bytes of CUDA context and kernels in a training process, their possible error in bytes, and their source."""
     if seen := SEEN_CONTEXT.get(name or ""):
         error = 0 if seen.source.startswith("measured") else _TOLD_ERROR_MIB
         return seen.mib * MIB, error * MIB, seen.source
     if multiprocessors is None:
-        return _MIDDLING_MIB * MIB, _MIDDLING_ERROR_MIB * MIB, "estimate: a middling card"
+        return _MIDDLING_MIB * MIB, _MIDDLING_ERROR_MIB * MIB, "estimate: an average card"
     size = _CONTEXT_BASE_MIB + _CONTEXT_MIB_PER_MULTIPROCESSOR * multiprocessors
     source = (
         f"estimate: {_CONTEXT_BASE_MIB} MiB and {_CONTEXT_MIB_PER_MULTIPROCESSOR} per multiprocessor, "

@@ -13,12 +13,12 @@ class Params:
 
     total: int
     nanogpt: int  # as nanoGPT prints them: without the position embeddings
-    decayed: int  # in matrices and embeddings, which weight decay touches
+    decayed: int  # in matrices and embeddings, to which weight decay applies
     decayed_tensors: int
 
 
 def count_params(config: RunConfig) -> Params:
-    """Parameters of the GPT-2-shaped model `config` describes."""
+    """The number of parameters of the GPT-2-shaped model that `config` describes."""
     C, L = config.n_embd, config.n_layer
     token_embedding = config.vocab_size * C
     position_embedding = config.block_size * C
@@ -43,22 +43,22 @@ def flops_per_token(config: RunConfig) -> int:
 
 
 def needed_flops_per_token(config: RunConfig) -> int:
-    """FLOPs without which no token is trained on: causal attention looks at half the pairs that MFU counts."""
+    """The fewest FLOPs that training on one token needs: causal attention computes half the pairs that MFU counts."""
     return flops_per_token(config) - 6 * config.n_layer * config.n_embd * config.block_size
 
 
 def mfu(config: RunConfig, *, tokens_per_second: float, peak_flops: float) -> float:
-    """Share of a card's dense tensor peak that training at this speed uses."""
+    """The fraction of a card's dense tensor peak that training at this speed uses."""
     return flops_per_token(config) * tokens_per_second / peak_flops
 
 
-WIDEST = 2**17  # wider than any model; a comment may claim anything
+WIDEST = 2**17  # wider than any model; a comment in a config may claim any size
 
 
 def shape_for_count(config: RunConfig, wanted: int) -> dict[str, int]:
-    """The n_embd (and n_head, if it must change) that bring nanoGPT's count nearest to `wanted`, as deep as before.
+    """The n_embd (and n_head, if it must change) that bring nanoGPT's count nearest to `wanted`, at the same depth.
 
-    Heads of 64: as many as before if that comes within a twentieth, else as many as it takes.
+    Heads have size 64. Their number stays if that comes within 5 % of `wanted`.
     """
 
     def distance(width: int) -> int:

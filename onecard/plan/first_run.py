@@ -1,6 +1,6 @@
-"""The packaged default, made larger for a card: what `onecard train` does with no config where there is a GPU.
+"""The packaged default, made larger for a card: what `onecard train` runs without a config on a machine with a GPU.
 
-Its settings are such that the doctor has nothing to warn of (tests/unit/test_first_run.py asks it).
+The doctor has no warnings about its settings (tests/unit/test_first_run.py checks this).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.fit import fit_onecard
 
-SECONDS = 120  # of training at most, as predicted
-TOKENS_PER_STEP = recipe.SMALLEST_TOKENS_PER_STEP  # more updates, and so a warm-up of 100 that is not too long
-FEWEST_STEPS = 100  # fewer show nothing
-TOKENS_PER_PARAMETER = 2.5  # fewer would teach the larger model less than a smaller one learns: a rule of thumb
-PASSES = 4  # over the data at most: repeated data is nearly as good as new up to there (arXiv 2305.16264)
-INTERVALS = 4  # between evaluations: one before the first update, one after the last, and three on the way
+SECONDS = 120  # of predicted training time, at most
+TOKENS_PER_STEP = recipe.SMALLEST_TOKENS_PER_STEP  # gives many updates, so that a warm-up of 100 is not too long
+FEWEST_STEPS = 100  # fewer steps show nothing
+TOKENS_PER_PARAMETER = 2.5  # with fewer, a large model learns less than a smaller one: a rule of thumb
+PASSES = 4  # over the data, at most: up to there repeated data is nearly as good as new (arXiv 2305.16264)
+INTERVALS = 4  # between five evaluations: one before the first update, three on the way, one after the last
 EVALUATION_SHARE = 0.05  # of the time, if a token took as long as in training; it takes less
-# The wider of two fills a large card better: by the plan 13M in 4 layers of 512 are as fast as 11M in 6 of 384.
+# Wide shapes use a large card better: the plan predicts the same speed for 13M in 4 layers of 512 and 11M in 6 of 384.
 SHAPES = (
     (12, 12, 768, 1024),
     (12, 8, 512, 1024),
@@ -34,7 +34,7 @@ SHAPES = (
 def first_run(
     config: RunConfig, card: Card, available_bytes: int, *, train_tokens: int, val_tokens: int
 ) -> RunConfig | None:
-    """The largest shape that learns something in two minutes, in the micro-batches that fit; None if nothing does."""
+    """The largest shape that learns something in two minutes, with micro-batches that fit; None if there is none."""
     most_steps = PASSES * train_tokens // TOKENS_PER_STEP
     if most_steps < FEWEST_STEPS:
         return None
@@ -71,7 +71,7 @@ def first_run(
 
 
 def _eval_iters(config: RunConfig, steps: int, val_tokens: int) -> int:
-    """Micro-batches of each split in an evaluation: as many as the validation data has and the share of time allows."""
+    """Micro-batches per split in an evaluation: as many as the validation data has and the share of time allows."""
     splits_read = 2 * (INTERVALS + 1)
     affordable = EVALUATION_SHARE / (1 - EVALUATION_SHARE) * steps * TOKENS_PER_STEP / splits_read
     return max(1, int(min(affordable, val_tokens) / (config.batch_size * config.block_size)))

@@ -1,6 +1,6 @@
-"""The shapes to choose from, and the fastest way to run each on a card: the same whatever there is to spend.
+"""The shapes to choose from, and the fastest way to run each of them on a card. Both are the same for every budget.
 
-A larger budget never gets a worse run because of it: it pays for all that a smaller one pays for, and for longer.
+So a larger budget never gets a worse run: it can pay for every run that a smaller one can, and for longer ones.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from onecard.plan.speed.predict import StepTimes, step_times
 from onecard.plan.speed.rates import calibration
 
 LAYERS = (4, 6, 8, 10, 12, 16, 20, 24, 30)
-HEADS = range(2, 34, 2)  # widths of a multiple of 128 suit the card
-WIDTH_PER_LAYER = (64, 86)  # GPT-2's family lies between 33 and 64; wider is faster
-WORTH_MORE_WORK = 0.99  # recomputation, and more room by it, must make an update at least this much shorter
+HEADS = range(2, 34, 2)  # so that widths are multiples of 128, which are fast on a card
+WIDTH_PER_LAYER = (64, 86)  # the GPT-2 models have 33 to 64; wider is faster
+WORTH_MORE_WORK = 0.99  # recomputation is chosen only if it shortens an update to less than this share
 
 
 def shapes(config: RunConfig) -> list[RunConfig]:
-    """A model like the config's in every sensible shape, smallest first."""
+    """The config's model in every sensible shape, smallest first."""
     least, most = WIDTH_PER_LAYER
     found = [
         config.model_copy(update={"n_layer": n_layer, "n_head": n_head, "n_embd": n_head * HEAD_SIZE})
@@ -42,26 +42,26 @@ def shapes(config: RunConfig) -> list[RunConfig]:
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """What a run is made with."""
+    """What a run has to work with: the card, its free memory, the trainer."""
 
     card: Card  # of known speed
     available_bytes: int
     trainer: TrainerName
 
     def times(self, config: RunConfig) -> StepTimes:
-        """Likely seconds of a step, an evaluation and a checkpoint."""
+        """The likely seconds of a step, an evaluation and a checkpoint."""
         return step_times(config, self.card, calibration(self.card).rates, self.trainer)
 
     def least_seconds_per_token(self, shape: RunConfig) -> float:
-        """What no way to run a shape goes below: as if there were room for any micro-batch, and many to an update."""
+        """A lower bound for every way to run a shape: as if any micro-batch fitted, with many of them per update."""
         sequences = sequences_per_step(shape.block_size)[-1]
         return min(self.times(way).step for way in _ways(shape, sequences)) / (sequences * shape.block_size)
 
     def way(self, shape: RunConfig, sequences: int) -> RunConfig | None:
-        """The fastest micro-batch and recomputation, for so many sequences an update, that fit safely; None if none do.
+        """The fastest micro-batch and recomputation that fit safely, for `sequences` per update; None if none fit.
 
-        Of recomputation no more than is worth its work: what is found may be 1 % slower than another way.
-        As a config file says it: nothing that only the environment could ask for.
+        Recomputation is used only if it is worth its work, so another way may be up to 1 % faster. A config file can
+        express the result: it needs no setting that only the environment has.
         """
         best, best_seconds = None, float("inf")
         for mode in RECOMPUTATION if self.trainer == "onecard" else RECOMPUTATION[:1]:
@@ -76,7 +76,7 @@ class Means:
         return self.with_room(best) if best and best.eval_batch_size else best
 
     def with_room(self, way: RunConfig) -> RunConfig | None:
-        """The way if it fits safely; with smaller evaluation batches if it does so then; else None."""
+        """The way if it fits safely, if needed with smaller evaluation batches; None if it does not fit."""
         if self._is_safe(way):
             return way
         if self.trainer == "onecard" and (sequences := smaller_eval_batch(way)):
@@ -85,17 +85,17 @@ class Means:
         return None
 
     def _is_safe(self, way: RunConfig) -> bool:
-        """Whether it fits safely however many micro-batches make an update: one or two take no more than several."""
+        """Whether it fits safely for any number of micro-batches per update: one or two need no more than several."""
         several = way.model_copy(update={"gradient_accumulation_steps": MICRO_STEPS})
         return _room(self, _bare(several))[1]
 
     def process_bytes(self, way: RunConfig) -> int:
-        """What the driver will show for the process."""
+        """The bytes that the driver will show for the process."""
         return _room(self, _bare(way))[0]
 
 
 def _ways(shape: RunConfig, sequences: int) -> list[RunConfig]:
-    """The shape in every micro-batch that makes so many sequences an update, the smallest first."""
+    """The shape with every micro-batch that gives `sequences` per update, the smallest first."""
     whole = shape.model_copy(update={"batch_size": sequences, "gradient_accumulation_steps": 1})
     return [
         shape.model_copy(update={"batch_size": size, "gradient_accumulation_steps": sequences // size})
@@ -109,10 +109,10 @@ def _one_by_one(way: RunConfig) -> RunConfig:
 
 @lru_cache(maxsize=1024)
 def _largest_micro_batch(means: Means, shape: RunConfig) -> int:
-    """Sequences of the largest micro-batch in which a shape fits safely, however many make an update; 0 if none does.
+    """Sequences in the largest micro-batch with which a shape fits safely, for any number per update; 0 if none fits.
 
-    What is found for a smaller shape is the most there can be, and for less recomputation the least: we look on from
-    there, downwards and upwards.
+    The result for a smaller shape is an upper bound, so the search goes down from there. The result for less
+    recomputation is a lower bound, so the search goes up from there.
     """
     ways = _ways(shape, sequences_per_step(shape.block_size)[-1])
     mode = RECOMPUTATION.index(shape.grad_checkpoint)
@@ -132,7 +132,7 @@ def _largest_micro_batch(means: Means, shape: RunConfig) -> int:
 
 
 def _smaller(shape: RunConfig) -> RunConfig | None:
-    """The narrowest shape as deep; of that one, the narrowest of those next in depth. None for the smallest."""
+    """The narrowest shape of the same depth; for that one, the narrowest of the next smaller depth, or None."""
     narrowest = {each.n_layer: each for each in reversed(shapes(shape))}
     if shape.n_embd > narrowest[shape.n_layer].n_embd:
         return narrowest[shape.n_layer]
@@ -140,7 +140,7 @@ def _smaller(shape: RunConfig) -> RunConfig | None:
 
 
 def _bare(way: RunConfig) -> RunConfig:
-    """The way as far as memory is concerned: more updates, evaluations and micro-batches take no more of it."""
+    """The way reduced to what matters for memory: more updates, evaluations and micro-batches need no more."""
     usual = {key: RunConfig.model_fields[key].default for key in ("max_iters", "eval_interval")}
     micros = min(MICRO_STEPS, way.gradient_accumulation_steps)
     several = EVAL_ITERS * -(-eval_batch_size(way) // way.batch_size)
@@ -150,7 +150,7 @@ def _bare(way: RunConfig) -> RunConfig:
 
 @lru_cache(maxsize=4096)
 def _room(means: Means, way: RunConfig) -> tuple[int, bool]:
-    """Bytes of the process, and whether they fit safely."""
+    """The bytes of the process, and whether they fit safely."""
     if is_hopeless(way, means.card, means.available_bytes):
         return 0, False
     memory = predict_memory(way, means.card, means.trainer, available_bytes=means.available_bytes)

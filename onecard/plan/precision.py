@@ -1,4 +1,4 @@
-"""What a run computes in."""
+"""The number type that a run computes in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that start from trained weights: their shape is given, and what may be chosen is which weights."""
+"""Runs that start from trained weights: the weights fix the shape, so only the choice of weights is free."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from onecard.config.resolve import resolve
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 
-OPENAI_WEIGHTS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # from the smallest
-OF_WEIGHTS = tuple(key for key in SHAPE_KEYS if key != "block_size")  # a context may be cut shorter
+OPENAI_WEIGHTS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # smallest first
+OF_WEIGHTS = tuple(key for key in SHAPE_KEYS if key != "block_size")  # a run may use a shorter context
 
 
 def smaller_weights(config: RunConfig) -> Iterator[RunConfig]:
-    """The same run from each smaller set of OpenAI's weights, the largest first; nothing where it has other weights."""
+    """The same run from each smaller set of OpenAI's weights, the largest first; nothing for other weights."""
     if config.init_from not in OPENAI_WEIGHTS:
         return
     for name in reversed(OPENAI_WEIGHTS[: OPENAI_WEIGHTS.index(config.init_from)]):

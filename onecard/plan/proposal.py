@@ -1,4 +1,4 @@
-"""A run that is proposed: its config, the source of every setting, what to expect, and the file that says it."""
+"""A proposed run: its config, the source of every setting, what to expect, and its config file."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from onecard.plan.speed import Speed, TrainerName, predict_speed
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A run to make: its config, every setting's source, and what to expect."""
+    """A proposed run: its config, the source of every setting, and what to expect."""
 
     name: str
-    trainer: TrainerName  # whose speed and memory they are
+    trainer: TrainerName  # the trainer for which speed and memory are predicted
     config: RunConfig
     settings: Mapping[str, Setting]
     process_bytes: int
     speed: Speed
     loss: LossForecast | None
     out_dir: str
-    note: str = ""  # what else could be had, and for what
+    note: str = ""  # an alternative, and what it costs
 
     @property
     def seconds(self) -> Range:
@@ -40,14 +40,14 @@ class Proposal:
 
 
 def settled_proposal(run: RunConfig, name: str, why: str, means: Means, asked: Mapping[str, Any]) -> Proposal:
-    """The proposal of a run: its recipe, and the source of every value. `why` it has its shape."""
-    if sequences := smaller_eval_batch(run):  # chosen for nanoGPT, which has no such key, it fits under onecard too
+    """The proposal for a run: its recipe, and the source of every value. `why` says why it has its shape."""
+    if sequences := smaller_eval_batch(run):  # nanoGPT has no such key; with it the run also fits under onecard
         run = run.model_copy(update={"eval_batch_size": sequences})
     process_bytes = means.process_bytes(run)
     settings = _settings(run, means, asked, process_bytes) | {"n_layer": Setting(value=run.n_layer, source=why)}
     run = run.replace({key: setting.value for key, setting in settings.items()})
     speed = predict_speed(run, means.card, means.trainer)
-    assert speed  # it was chosen by it
+    assert speed  # the run was chosen by its speed
     return Proposal(
         name=name,
         trainer=means.trainer,
@@ -71,11 +71,11 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
     rate = recipe.learning_rate(params)
     recomputation = {}
     if run.grad_checkpoint != "none":
-        why = "makes room for the fastest micro-batch; a key of onecard's"
+        why = "makes room for the fastest micro-batch; nanoGPT ignores this key"
         recomputation["grad_checkpoint"] = Setting(value=run.grad_checkpoint, source=why)
     told = {key: kept(key) for key in ("vocab_size", "bias")}
-    however = "" if run.gradient_accumulation_steps >= MICRO_STEPS else ", however many make an update"
-    fits = f"fastest that fits{however}, to 1 %: {units.mib(process_bytes)} predicted"
+    however = "" if run.gradient_accumulation_steps >= MICRO_STEPS else " with any number per update"
+    fits = f"fastest that fits{however}, within 1 %: {units.mib(process_bytes)} predicted"
     per_step = recipe.tokens_per_step_source(run.block_size, run.sequences_per_step, steps)
     made: dict[str, Setting] = {
         "n_layer": kept("n_layer"),
@@ -86,20 +86,20 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
         "batch_size": Setting(value=run.batch_size, source=fits),
         "gradient_accumulation_steps": Setting(value=run.gradient_accumulation_steps, source=per_step),
         **recomputation,
-        "dropout": kept("dropout", "pretraining under four epochs needs none (arXiv 2305.16264)"),
+        "dropout": kept("dropout", "not needed when pretraining for under four epochs (arXiv 2305.16264)"),
         "learning_rate": rate,
         "min_lr": recipe.min_lr(rate.value),
-        "max_iters": Setting(value=steps, source="what the budget pays for"),
+        "max_iters": Setting(value=steps, source="as many as the budget allows"),
         "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
         "warmup_iters": recipe.warmup(steps),
         "eval_interval": Setting(value=run.eval_interval, source=_interval_source(run, means)),
         "beta2": recipe.beta2(run.tokens_per_step),
-        "dtype": kept("dtype", "what this card computes fastest"),
-        "compile": Setting(value=True, source="faster and smaller"),
+        "dtype": kept("dtype", "the fastest on this card"),
+        "compile": Setting(value=True, source="faster, and needs less memory"),
         "eval_iters": Setting(value=run.eval_iters, source=_iters_source(run, means)),
     }
     rest = [key for key in RunConfig.model_fields if key not in made.keys() | {"dataset", "out_dir"}]
-    sources = {"eval_batch_size": "at most the config's: what fits"}
+    sources = {"eval_batch_size": "the config's, or less if that does not fit"}
     return made | {
         key: _marked(key, kept(key, sources.get(key, "the config's"))) for key in rest if not _is_default(run, key)
     }
@@ -109,18 +109,18 @@ def _interval_source(run: RunConfig, means: Means) -> str:
     times, number = means.times(run), round(run.max_iters / run.eval_interval)
     between = times.evaluations * times.evaluation + times.checkpoints * times.checkpoint
     share = between / (between + run.max_iters * times.step)
-    return f"about {units.things(number, 'evaluation')}, with their checkpoints {100 * share:.1f} % of the time"
+    return f"about {units.things(number, 'evaluation')}; with checkpoints they take {100 * share:.1f} % of the time"
 
 
 def _iters_source(run: RunConfig, means: Means) -> str:
     ours = means.trainer == "onecard"
     tokens = eval_tokens(run) if ours else run.eval_iters * run.batch_size * run.block_size
-    return f"{units.count(tokens)} tokens of a split: a standard error of about {standard_error(tokens):.1g}"
+    return f"{units.count(tokens)} tokens of each split: a standard error of about {standard_error(tokens):.1g}"
 
 
 def _marked(key: str, setting: Setting) -> Setting:
-    """The setting, said to be nothing to nanoGPT where it is onecard's own."""
-    ours = "" if key in NANOGPT_KEYS else "; a key of onecard's, which nanoGPT does not heed"
+    """The setting; if only onecard has the key, its source says that nanoGPT ignores it."""
+    ours = "" if key in NANOGPT_KEYS else "; nanoGPT ignores this key"
     return replace(setting, source=setting.source + ours)
 
 
@@ -129,7 +129,7 @@ def _is_default(run: RunConfig, key: str) -> bool:
 
 
 def config_text(proposal: Proposal) -> str:
-    """A config file, each key with its reason. nanoGPT runs it too: keys of onecard's are nothing to it."""
+    """The text of a config file, each key with its reason. nanoGPT can run it too: it ignores onecard's own keys."""
     unit, seconds = ("hours", 3600) if proposal.seconds.likely >= 3600 else ("minutes", 60)
     low, likely, high = (f"{each / seconds:,.1f}" for each in astuple(proposal.seconds))
     lines = [

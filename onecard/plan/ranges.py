@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Where a quantity will probably lie."""
+    """The range in which a quantity will probably be."""
 
     low: float
     likely: float
@@ -21,7 +21,7 @@ class Range:
         return self.low <= value <= self.high
 
     def at_most(self, bound: float) -> Range:
-        """The same, but not above a bound."""
+        """The same range, cut at an upper bound."""
         return Range(low=min(self.low, bound), likely=min(self.likely, bound), high=min(self.high, bound))
 
     def mapped(self, function: Callable[[float], float]) -> Range:
@@ -36,5 +36,5 @@ def around(likely: float, spread: float) -> Range:
 
 
 def within(likely: float, share: float) -> Range:
-    """likely ± a share of it: 0.2 is ±20 %."""
+    """likely ± a fraction of it: 0.2 is ±20 %."""
     return Range(low=likely * (1 - share), likely=likely, high=likely * (1 + share))

@@ -10,29 +10,29 @@ DECAY_SHARE = 0.2  # of lr_decay_iters, the last part of warm-up-stable-decay (H
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
-    """The rate of the update that leads from `step` to `step + 1`: nanoGPT's for iteration number `step`.
+    """The learning rate of the update from `step` to `step + 1`: nanoGPT's for iteration number `step`.
 
-    nanoGPT's warm-up starts above zero and is one part short of its end: update 0 has 1 / (warmup_iters + 1) of the
-    full rate, update warmup_iters all of it.
+    nanoGPT's warm-up starts above zero: update 0 has 1 / (warmup_iters + 1) of the full rate, and update warmup_iters
+    is the first with the full rate.
     """
     if not config.decay_lr:
         return config.learning_rate
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
-    if step >= config.lr_decay_iters:  # the cosine is there at lr_decay_iters itself, so nanoGPT's > gives the same
+    if step >= config.lr_decay_iters:  # at lr_decay_iters the cosine is already at its end, so nanoGPT's > is the same
         return config.min_lr
     share = _cosine_share(config, step) if config.schedule == "cosine" else _stable_decay_share(config, step)
     return config.min_lr + share * (config.learning_rate - config.min_lr)
 
 
 def _cosine_share(config: RunConfig, step: int) -> float:
-    """1 at the end of the warm-up, 0 at lr_decay_iters, half a cosine between."""
+    """1 at the end of the warm-up, 0 at lr_decay_iters, half a cosine in between."""
     done = (step - config.warmup_iters) / (config.lr_decay_iters - config.warmup_iters)
     return 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 def _stable_decay_share(config: RunConfig, step: int) -> float:
-    """1 until the last fifth of lr_decay_iters (or the end of a longer warm-up), then a line to 0."""
+    """1 until the last fifth of lr_decay_iters (or the end of a longer warm-up), then a straight line to 0."""
     start = max(config.warmup_iters, config.lr_decay_iters - round(DECAY_SHARE * config.lr_decay_iters))
     if step <= start:
         return 1.0

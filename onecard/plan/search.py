@@ -1,4 +1,4 @@
-"""The largest of many ways that fits: a rough sum says where to look first, so that few need to be planned."""
+"""Finds the largest of many ways that fits. A rough estimate gives the start, so only a few ways must be planned."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 def largest(ways: Sequence[T], fits: Callable[[T], bool], *, start: int) -> T | None:
-    """The last that fits of ways that need ever more memory; None if none does.
+    """The last way that fits, if `ways` are sorted by the memory they need; None if no way fits.
 
-    Looked for from the `start`-th on in strides that double, then by halving: of a good start two looks are enough.
+    The search begins at index `start` in steps that double, then bisects. From a good start it tries only two ways.
     """
     low, high = -1, len(ways)
     at, stride = max(0, min(start, high - 1)), 1
@@ -34,20 +34,20 @@ def largest(ways: Sequence[T], fits: Callable[[T], bool], *, start: int) -> T | 
 
 
 def start_of_search(ways: Sequence[RunConfig], card: Card | None, available_bytes: int, trainer: TrainerName) -> int:
-    """Which of ways that need ever more memory to look at first: the last that fits, by a rough sum."""
+    """The index of the way to try first, in `ways` sorted by memory: the last that fits by a rough estimate."""
     room_bytes = available_bytes - (card.context_bytes if card else 0)
     return sum(_rough_bytes(way, trainer) <= room_bytes for way in ways) - 1
 
 
-# Bytes a token, n_layer and n_embd that half precision keeps, and of a logit under nanoGPT: read off predictions of 40M
-# to 774M parameters, which they meet within a quarter.
+# Bytes kept in half precision per token, n_layer and n_embd; and bytes per logit under nanoGPT. They were read off
+# predictions for 40M to 774M parameters and agree with them within 25 %.
 _KEPT_BYTES = {"none": 34, "selective": 20, "full": 4}
 _LOGIT_BYTES = 7
-_CAST_BYTES = 2  # of a parameter
+_CAST_BYTES = 2  # per parameter
 
 
 def _rough_bytes(config: RunConfig, trainer: TrainerName) -> float:
-    """About what PyTorch reserves for a run."""
+    """About how many bytes PyTorch reserves for a run."""
     tokens, wide = config.batch_size * config.block_size, 2 if config.dtype == "float32" else 1
     kept = _KEPT_BYTES[config.grad_checkpoint if trainer == "onecard" else "none"] * config.n_embd * config.n_layer
     logits = tokens * config.vocab_size * _LOGIT_BYTES

@@ -1,4 +1,4 @@
-"""What the driver showed, set beside what was predicted: this process, other programs, unexplained."""
+"""What the driver showed, to compare with the prediction: this process, other programs, unexplained."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from onecard.plan.cards import Card, known_cards, matching_cards
 from onecard.plan.place import Place
 from onecard.units import MIB
 
-SAME_SIZE = 0.05  # drivers show a little less than the box says, each another little
+SAME_SIZE = 0.05  # drivers show a little less than the size on the box, and each driver differs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Figures of nvidia-smi, in bytes; None where it did not say."""
+    """Figures of nvidia-smi, in bytes; None if it did not show them."""
 
-    process_bytes: int | None = None  # Windows does not tell them under its usual driver model
+    process_bytes: int | None = None  # not shown on Windows with its usual driver model
     used_bytes: int | None = None  # by everything on the card
     total_bytes: int | None = None
-    card_name: str = ""  # as printed, perhaps cut short; empty where the text does not say
+    card_name: str = ""  # as printed, perhaps cut off; empty if the text does not have it
 
     @property
     def other_bytes(self) -> int | None:
-        """Held by other programs."""
+        """The bytes that other programs use; None if not known."""
         if self.used_bytes is None or self.process_bytes is None:
             return None
         return max(0, self.used_bytes - self.process_bytes)
 
     @property
     def place(self) -> Place | None:
-        """The card that was shown, with what other programs held of it; None where it is not known which it is."""
+        """The card that was shown, and the memory that other programs used; None if the card is not clear."""
         found = [card for card in _named(self.card_name) if self._is_of_size(card)]
         if len(found) != 1:
             return None
@@ -45,14 +45,14 @@ class Seen:
 
 
 def _named(name: str) -> tuple[Card, ...]:
-    """The cards that a name printed by the driver may mean: all that begin so, where it is cut short."""
+    """The cards that a name printed by the driver may mean; if the name is cut off, all that start with it."""
     if not name.endswith("..."):
         return matching_cards(name) if name else ()
     begun = name.removesuffix("...").removeprefix("NVIDIA").strip().lower()
     return tuple(card for card in known_cards() if begun and card.name.lower().startswith(begun))
 
 
-# the first line of a card's two: its number, its name, and whether the driver persists (Windows: its driver model)
+# The first of a card's two lines: its number, its name, and its persistence mode (on Windows: its driver model).
 _CARD = re.compile(r"^\|\s{1,4}(\d{1,3})\s{2,}(\S.*?)(?:\s+(?:Off|On|N/A|WDDM|TCC|MCDM))?\s*\|.*\|")
 _USED_AND_TOTAL = re.compile(r"(\d+)\s*MiB\s*/\s*(\d+)\s*MiB")
 _NOT_TOLD = r"\[?(?:N/A|Not Available|Insufficient Permissions)\]?"
@@ -64,22 +64,22 @@ _CSV_PROCESS = re.compile(rf"^\s*\d+\s*,\s*([^,\n]*?)\s*,\s*(?:(\d+)\s*(?:MiB)?|
 
 @dataclass(frozen=True, kw_only=True)
 class _Process:
-    """A process that computes."""
+    """A process that computes on a card."""
 
     name: str
-    card: int | None  # None where the text does not say
-    mib: int | None  # None where the driver does not tell
+    card: int | None  # None if the text does not show it
+    mib: int | None  # None if the driver does not show it
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Python before strangers, then the larger."""
+        """Python processes first, then the larger ones."""
         return "python" in self.name.lower(), self.mib or 0
 
 
 def read_nvidia_smi(text: str) -> Seen | None:
-    """The largest computing process of nvidia-smi's table or CSV, and what its whole card holds.
+    """The largest computing process in nvidia-smi's table or CSV, and the memory of its card.
 
-    None if there is no such process, or neither its memory nor its card's is told.
+    None if there is no such process, or if neither its memory nor its card's is shown.
     """
     table = [
         _Process(name=name, card=int(card), mib=int(mib) if mib else None)
@@ -97,7 +97,7 @@ def read_nvidia_smi(text: str) -> Seen | None:
 
 
 def _cards(text: str) -> dict[int | None, Seen]:
-    """What is shown of each card, by its number; where the table does not say it, they are counted."""
+    """What is shown for each card, by its number; if the table has no numbers, cards are counted."""
     found: dict[int | None, Seen] = {}
     number: int | None = None
     name = ""

@@ -1,4 +1,4 @@
-"""A model's shape for a wanted number of parameters: GPT-2's proportions, heads of 64 first."""
+"""The shape of a model for a wanted number of parameters: GPT-2's proportions, heads of size 64."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
 
 GPT2_WIDTH_PER_LAYER = 64  # 768 / 12
-HEAD_SIZE = 64  # what GPT-2 uses and every attention kernel likes
+HEAD_SIZE = 64  # GPT-2's, and fast in every attention kernel
 
 
 def shape_for_params(config: RunConfig, wanted: int) -> RunConfig:
-    """The shape whose nanoGPT count is nearest to `wanted`, with heads of 64; of those as near, the most like GPT-2."""
+    """The shape whose nanoGPT count is nearest to `wanted`, with heads of 64; if several are, the most like GPT-2."""
 
     def distance(shape: RunConfig) -> float:
         likeness = abs(log(shape.n_embd / shape.n_layer / GPT2_WIDTH_PER_LAYER))

@@ -1,4 +1,4 @@
-"""Where an axis has its marks."""
+"""The positions of the marks on an axis."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _card_json(card: Card) -> dict[str, Any]:
 
 
 def print_cards(cards: Sequence[Card], console: Console) -> None:
-    """The card table; estimates are marked ~."""
+    """Print the card table; estimates are marked ~."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("card")
     for heading in ("driver MiB", "torch GiB", "GB/s", "TFLOP/s", "cc", "bf16"):
@@ -61,7 +61,7 @@ def print_cards(cards: Sequence[Card], console: Console) -> None:
             card.peak_source.removeprefix("estimate: "),
         )
     print_table(table, console)
-    console.print(Text("~ estimate; --json gives the source of every figure", style="dim"))
+    console.print(Text("~ marks an estimate; --json gives the source of every figure", style="dim"))
 
 
 def _marked(figure: str, source: str) -> str:

@@ -1,4 +1,4 @@
-"""The console everything is printed to: what users type is text, never markup, and a reader may leave early."""
+"""The console for all output. It never reads text as markup, and it survives a reader that stops early."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _BROKEN = (ENOSPC, EDQUOT, EIO)  # the disk under a stream is full or has failed
 
 
 class PlainConsole(Console):
-    """A console that prints `[bold]` and `:x:` as they are, and goes on in silence when nobody reads any more.
+    """A console that prints `[bold]` and `:x:` unchanged, and prints nothing more once its reader is gone.
 
-    Talk, on standard error, is no answer: where its disk is full it is dropped.
+    Standard error never holds the answer, so its text is dropped if its disk is full.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -25,12 +25,12 @@ class PlainConsole(Console):
             outlive_disk(self)
 
     def on_broken_pipe(self) -> None:
-        """Write nowhere from here on; rich would end the program, and the exit code would not be the answer's."""
+        """Discard all further output. rich would end the program here, with the wrong exit code."""
         discard(self.file.fileno())
 
 
 def outlive_disk(console: Console, on_failure: Callable[[OSError], None] = lambda _: None) -> None:
-    """Let a console write nowhere once its disk is full or broken; `on_failure` hears of that, once."""
+    """Make a console discard its output once its disk is full or broken; `on_failure` is then called once."""
     console.file = _Lasting(console.file, on_failure)  # type: ignore[assignment]  # as much of a file as is used
 
 
@@ -42,7 +42,7 @@ class _Lasting(TextIOBase):
         self._on_failure = on_failure
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # of the stream, and never written to
+    def encoding(self) -> str:  # type: ignore[override]  # the stream's own, read-only here
         return str(self._stream.encoding)
 
     def isatty(self) -> bool:
@@ -65,17 +65,17 @@ class _Lasting(TextIOBase):
             self._give_up(problem)
 
     def close(self) -> None:
-        """Nothing: the stream is its owner's, whose descriptor may be another file's when this is collected."""
+        """Do nothing. The stream belongs to its owner, and its descriptor may be another file's by then."""
 
     def _give_up(self, problem: OSError) -> None:
         if problem.errno not in _BROKEN:
             raise problem
-        discard(self._stream.fileno())  # what is in its buffer goes there too
+        discard(self._stream.fileno())  # its buffer is discarded too
         self._on_failure(problem)
 
 
 def discard(descriptor: int) -> None:
-    """Let what is still to be written to a descriptor go nowhere."""
+    """Discard everything that is still written to a descriptor."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -30,11 +30,11 @@ GIVEN_UP = (
     "left",
 )
 BAR_CELLS, LEAST_BAR_CELLS = 24, 8
-LEFT_CELLS = len("119 min left")  # what follows stays where it is as the time runs down
+LEFT_CELLS = len("119 min left")  # a fixed width, so that what follows does not move as the time runs down
 
 
 def redraws(console: Console) -> bool:
-    """Whether a line can be drawn over: on a terminal that is not dumb."""
+    """Whether a line can be redrawn: on a terminal that supports it."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
@@ -47,7 +47,7 @@ class LiveLine(Progress):
 
 
 def live_line(task: Task, *, width: int) -> Table:
-    """A task in at most `width` columns: `1234/4750  ━━━━━━━━  93 min left  loss 3.8912  val 3.9012`."""
+    """The line of a task, at most `width` columns: `1234/4750  ━━━━━━━━  93 min left  loss 3.8912  val 3.9012`."""
     total = int(task.total or 0)
     seconds = task.time_remaining
     left = f"{'?' if seconds is None else units.duration(seconds)} left"
@@ -70,7 +70,7 @@ def live_line(task: Task, *, width: int) -> Table:
 
 
 def fitted(pieces: Mapping[str, str], *, width: int) -> dict[str, str]:
-    """The pieces that fit a line of `width` columns, each whole."""
+    """The pieces that fit on a line of `width` columns; none of them is cut."""
     kept = dict(pieces)
     for name in GIVEN_UP:
         if len(_joined(kept)) <= width:

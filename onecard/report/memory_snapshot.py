@@ -1,4 +1,4 @@
-"""Measured memory beside the planned: the JSON of --memory_snapshot."""
+"""Measured memory next to planned memory: the JSON of --memory_snapshot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onecard.plan.memory.predict import Memory
 
 
 def snapshot_json(parts: Mapping[str, int], *, reserved_bytes: int, planned: Memory | None) -> dict[str, object]:
-    """Each measured part with the planned one; what is planned under other names belongs to the last, the rest."""
+    """Each measured part with its planned size, in bytes. Planned parts with other names go into the last, the rest."""
     *named, rest = parts
     expected = dict.fromkeys(parts, 0)
     if planned:

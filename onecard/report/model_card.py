@@ -1,4 +1,4 @@
-"""A model card: what a run's own records say about the model, as the README.md of a published folder."""
+"""A model card: what a run's records say about the model, as the README.md of a published folder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SHOWN_KEYS = (
 
 
 def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int, tokenizer: str | None) -> str:
-    """The Markdown of a model card for the checkpoint at `step`; what the records do not say is not said.
+    """The model card for the checkpoint at `step`, in Markdown. It states only what the records contain.
 
-    `place` is where transformers finds the model: its name on the hub, or its folder, beginning with `./`.
+    `place` is where transformers finds the model: its name on the hub, or its folder, starting with `./`.
     """
     load = [
         "```python",
@@ -66,29 +66,29 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
         "",
         "## Before you use it",
         "",
-        "It repeats what its data say, right or wrong, and was not taught to follow instructions or to refuse. It was",
-        "evaluated by its loss on held-out text of the same data, and by nothing else. A program wrote this card from",
-        "the run's records; whoever publishes the model adds its licence and what they know of the data.",
+        "The model repeats what is in its data, right or wrong. It was not trained to follow instructions or to",
+        "refuse. Its only evaluation is its loss on held-out text of the same data. A program wrote this card from",
+        "the records of the run. If you publish the model, add its licence and what you know about the data.",
         "",
     ]
     return "\n".join(lines)
 
 
 def _publishing(place: str) -> list[str]:
-    """How the model of a folder comes to have a name on the hub."""
+    """How to publish the model of a folder on the hub."""
     return [
         "",
-        f"That is from beside the folder. To publish it: `hf upload USER/NAME {quote(place)}`, and then write",
-        "`USER/NAME` for the folder above; or `onecard export RUN --to hf --push USER/NAME`, which does both.",
+        f"Run this next to the folder. To publish it: `hf upload USER/NAME {quote(place)}`, then replace the folder",
+        "above with `USER/NAME`. Or use `onecard export RUN --to hf --push USER/NAME`, which does both.",
     ]
 
 
 def _training(imported: Checkpoint | None, config: RunConfig, step: int) -> str:
-    """`trained from scratch on X`, or where its weights came from and what was done to them here."""
+    """`trained on X from scratch`, or where the weights came from and how they were trained further."""
     on = f"trained on `{_public(config.dataset)}`"
     if imported is None:
         return f"{on} from scratch"
-    if imported.step or config.init_from == "scratch":  # a run that goes on keeps what it began from
+    if imported.step or config.init_from == "scratch":  # a continued run keeps what it started from
         source = f"`{_public(str(imported.more.get('imported_from', 'elsewhere')))}` at step {imported.step:,}"
         return f"imported from {source}" + (f", then {on}" if step > imported.step else " and not trained further")
     weights = f"the weights of `{_public(config.init_from)}`"
@@ -96,7 +96,7 @@ def _training(imported: Checkpoint | None, config: RunConfig, step: int) -> str:
 
 
 def _public(name: str) -> str:
-    """A name as it may be published: a card names no folder of somebody's machine."""
+    """A name that may be published: without the folders of somebody's machine."""
     return Path(name).name if Path(name).is_absolute() else name
 
 
@@ -105,7 +105,7 @@ def _facts(run: Run, config: RunConfig, step: int, tokenizer: str | None) -> lis
     tokens = step * config.tokens_per_step
     began = run.imported.step if run.imported else 0
     here = f", {step - began:,} of them since the import" if began else ""
-    before = "; by its weights before: not known" if run.imported and not began else ""
+    before = "; tokens read before the import: not known" if run.imported and not began else ""
     facts = [
         ("parameters", f"{params.total:,} ({params.nanogpt:,} without position embeddings)"),
         ("updates", f"{step:,} of {config.tokens_per_step:,} tokens{here}"),
@@ -137,6 +137,6 @@ def _machine(run: Run, steps: list[Step]) -> list[tuple[str, str]]:
         versions = ", ".join(f"{name} {version}" for name, version in starts[-1].versions.items())
         facts.append(("with", versions))
     if steps and steps[-1].elapsed_seconds:
-        since = " since the import; before: not known" if run.imported and run.imported.step else ""
+        since = " since the import; before that: not known" if run.imported and run.imported.step else ""
         facts.append(("training time", units.duration(steps[-1].elapsed_seconds) + since))
     return facts

@@ -1,4 +1,4 @@
-"""A value as JSON has it: no NaN, no infinity, keys that are text; base units that are whole."""
+"""Values for strict JSON: no NaN, no infinity, text keys, whole numbers of base units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def strict(value: Any) -> Any:
-    """The value with null for numbers that JSON does not have, and keys that are text."""
+    """The value with null in place of NaN and infinity, and with text keys."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -18,5 +18,5 @@ def strict(value: Any) -> Any:
 
 
 def whole(value: float | None) -> int | None:
-    """Bytes, seconds or tokens to the nearest whole one; None for what is not known or no number."""
+    """Bytes, seconds or tokens, rounded to a whole number; None if unknown or not finite."""
     return None if value is None or not math.isfinite(value) else round(value)

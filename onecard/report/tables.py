@@ -1,15 +1,15 @@
-"""Tables that fit a narrow terminal: words fold, figures stay whole."""
+"""Tables that fit a narrow terminal: words wrap, figures stay whole."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
 
-LONGEST_FIGURE = 24  # characters; what is longer is a flag or a path
+LONGEST_FIGURE = 24  # characters; anything longer is a flag or a path
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table; where it is too wide its words fold, and no figure is cut or broken."""
+    """Print a table. If it is too wide, words wrap, but no figure is cut or broken."""
     for column in table.columns:
         words = [word for cell in column.cells for word in str(cell).split()]
         figures = [len(word) for word in words if any(map(str.isdigit, word)) and len(word) <= LONGEST_FIGURE]

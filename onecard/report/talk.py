@@ -1,4 +1,4 @@
-"""Errors, warnings and findings: three lines each, never by colour alone."""
+"""Errors, warnings and findings as text. Colour is never the only sign of what they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onecard.findings import Finding
 
 
 def print_error(error: OnecardError, console: Console) -> None:
-    """The three lines of an error, whatever was typed."""
+    """Print the three lines of an error."""
     what, why, fix = (" ".join(text.splitlines()) for text in (error.what, error.why, error.fix))
     console.print(Text.assemble(("error", "bold red"), f": {what}  [{error.name}]"), soft_wrap=True)
     console.print(Text.assemble(("  why", "dim"), f": {why}"), soft_wrap=True)
@@ -25,7 +25,7 @@ def print_warnings(warnings: Iterable[str], console: Console) -> None:
 
 
 def print_findings(findings: Sequence[Finding], console: Console, *, details: bool = True) -> None:
-    """Each finding in three lines, the most urgent first; without details, information in one line."""
+    """Print each finding in three lines, the most urgent first; without details, each of severity info in one line."""
     for number, finding in enumerate(findings):
         style = {"info": "cyan", "warn": "yellow"}.get(finding.severity, "bold red")
         short = finding.severity == "info" and not details

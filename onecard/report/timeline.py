@@ -1,4 +1,4 @@
-"""A picture of memory through one training step and one evaluation, stacked by part, drawn from the events."""
+"""A chart of memory during one training step and one evaluation, stacked by part, drawn from the allocation events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onecard.units import MIB, mib
 WIDTH, HEIGHT = 1100, 560
 LEFT, RIGHT, TOP, BOTTOM = 80, 270, 60, 70
 COLUMNS = 800
-# Neighbouring bands differ in lightness too, and each carries its name: nothing is told by colour alone.
+# Neighbouring bands also differ in lightness, and each has its name: nothing is shown by colour alone.
 COLOURS = (
     *("#1b4f72", "#aed6f1", "#1e8449", "#a9dfbf", "#7d6608", "#f9e79f"),
     *("#78281f", "#f5b7b1", "#4a235a", "#d7bde2", "#424949", "#ccd1d1"),
@@ -22,7 +22,7 @@ Column = tuple[int, dict[str, int]]  # event, bytes by tag
 
 
 def timeline_svg(memory: Memory, *, title: str) -> str:
-    """The picture as SVG text; the title ends with whose memory it is."""
+    """The chart as SVG text, headed `Predicted memory of {title}`."""
     tape = memory.tape
     start, evaluation = _last_step(tape)
     columns = list(_columns(tape, start))
@@ -79,7 +79,7 @@ def _last_step(tape: Tape) -> tuple[int, int]:
 
 
 def _columns(tape: Tape, start: int) -> Iterator[Column]:
-    """Bytes by tag at up to COLUMNS events from `start` on: of each stretch the moment when most is allocated."""
+    """Bytes by tag at up to COLUMNS events from `start` on. Each column is the peak of its stretch of events."""
     stride = max(1, (len(tape.events) - start) // COLUMNS)
     alive: dict[str, int] = {}
     total, best, at, column = 0, -1, 0, 0
@@ -99,7 +99,7 @@ def _columns(tape: Tape, start: int) -> Iterator[Column]:
 
 
 def _by_size(columns: list[Column]) -> list[str]:
-    """Tags, steadiest at the bottom: ordered by the least they ever are, then by the most."""
+    """Tags, the steadiest at the bottom: ordered by their lowest size, then by their highest."""
     names = {tag for _, sizes in columns for tag in sizes}
     least = {tag: min(sizes.get(tag, 0) for _, sizes in columns) for tag in names}
     most = {tag: max(sizes.get(tag, 0) for _, sizes in columns) for tag in names}
@@ -116,7 +116,7 @@ def _axis(top: int, y: Callable[[int], float], right: int) -> Iterator[str]:
 
 
 def _names(tags: list[str], peak: dict[str, int], right: int) -> Iterator[str]:
-    """Names beside the picture in the order of the bands, with their size at the peak."""
+    """Names next to the chart, in the order of the bands, with their size at the peak."""
     spacing = 24
     for number, tag in enumerate(reversed(tags)):
         colour = COLOURS[(len(tags) - 1 - number) % len(COLOURS)]

@@ -1,4 +1,4 @@
-"""Writing so that a crash, a full disk or a read-only folder loses nothing and ends in a clear sentence."""
+"""Safe writing: a crash, a full disk or a read-only folder loses nothing, and the error says clearly what happened."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ HALF_WRITTEN = ".onecard-new"  # the end of such a file's name
 UNTOUCHED = "what was written before is untouched"
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-_BROKEN = {errno.EIO, *DISK_FULL}  # the disk has failed, as against a system that has no such call
+_BROKEN = {errno.EIO, *DISK_FULL}  # the disk itself failed; other errors mean that the system has no such call
 
 
 @contextmanager
 def writing(path: Path, *, instead: str = OTHER_FOLDER, room: str = MAKE_ROOM) -> Iterator[None]:
-    """Inside, an OSError becomes the MachineError of three lines for `path`.
+    """A context in which an OSError becomes the MachineError for `path`, in three lines.
 
-    `instead` is what else the user can do where writing is forbidden, `room` where the disk is full.
+    `instead` is what else the user can do if writing is forbidden, `room` what to do if the disk is full.
     """
     try:
         yield
@@ -36,13 +36,13 @@ def writing(path: Path, *, instead: str = OTHER_FOLDER, room: str = MAKE_ROOM) -
 
 
 def cannot_write(path: Path, problem: OSError, *, instead: str = OTHER_FOLDER, room: str = MAKE_ROOM) -> MachineError:
-    """What to say when `path` cannot be written: disk-full, read-only or cannot-write."""
+    """The error for a `path` that cannot be written: disk-full, read-only or cannot-write."""
     reason = f"the system says: {problem.strerror or problem}; {UNTOUCHED}"
     if problem.errno in DISK_FULL:
         return _disk_full(f"the disk is full: {path} could not be written", why=reason, path=path, room=room)
     if problem.errno in _FORBIDDEN:
         return MachineError(
-            f"{path} may not be written",
+            f"no permission to write {path}",
             why=reason,
             fix=f"look at `ls -ld {_existing(path)}` (a read-only disk, or another user's folder?), or {instead}",
             name="read-only",
@@ -50,7 +50,7 @@ def cannot_write(path: Path, problem: OSError, *, instead: str = OTHER_FOLDER, r
     if link := _dangling(path):
         return MachineError(
             f"{path} could not be written",
-            why=f"{link} is a link to {link.readlink()}, which is not there; {UNTOUCHED}",
+            why=f"{link} is a link to {link.readlink()}, which does not exist; {UNTOUCHED}",
             fix=f"mkdir -p {quote(os.path.realpath(link))}   (or {instead})",
             name="cannot-write",
         )
@@ -63,12 +63,12 @@ def cannot_write(path: Path, problem: OSError, *, instead: str = OTHER_FOLDER, r
 
 
 def free_name(path: Path) -> str:
-    """A name like `path` that nothing has yet, quoted for a command to paste: data-2, plan-3.py."""
+    """An unused name like `path`, quoted for a command to paste: data-2, plan-3.py."""
     return quote(str(free_path(path)))
 
 
 def free_path(path: Path) -> Path:
-    """A path like `path` where nothing is yet."""
+    """An unused path like `path`."""
     path = path.resolve() if path.name in ("", "..") else path  # `.` has no name of its own
     stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
     numbered = (path.parent / f"{stem}-{number}{suffix}" for number in count(2))
@@ -76,7 +76,7 @@ def free_path(path: Path) -> Path:
 
 
 def check_space(path: Path, *, needed_bytes: int, room: str = MAKE_ROOM) -> None:
-    """Refuse before writing `path`: a full disk is easier to understand with both numbers."""
+    """Refuse to start writing `path` if it does not fit on the disk; the error has both sizes."""
     free_bytes = shutil.disk_usage(_existing(path)).free
     if needed_bytes > free_bytes:
         needed, free = units.size(needed_bytes), units.size(free_bytes)
@@ -84,14 +84,14 @@ def check_space(path: Path, *, needed_bytes: int, room: str = MAKE_ROOM) -> None
             needed, free = f"{needed_bytes:,} bytes", f"{free_bytes:,}"
         raise _disk_full(
             f"{path} needs {needed} and the disk has {free} free",
-            why=f"the space is looked at before anything is written; {UNTOUCHED}",
+            why=f"free space is checked before anything is written; {UNTOUCHED}",
             path=path,
             room=room,
         )
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: a reader, or the next start after a power cut, sees all of the old or all of the new."""
+    """Put `content` at `path`. A reader sees all of the old content or all of the new, even after a power cut."""
     temporary = half_written(path)
     with writing(path):
         try:
@@ -105,15 +105,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def half_written(path: Path) -> Path:
-    """Where a file or folder is made until all of `path` is there; a kill may leave it, the next write replaces it.
+    """The temporary path where a file or folder is written before it is renamed to `path`.
 
-    The name is one that nobody else gives: what lies there already is deleted.
+    A kill may leave it behind; the next write replaces it. Nothing else uses this name, so an existing one is deleted.
     """
     return path.with_name(f".{path.name}{HALF_WRITTEN}")
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file and wait until its content, though not yet its name, is on the disk."""
+    """Write a file and wait until its content is on the disk. Its name may not be yet: see `sync_folder`."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -127,9 +127,9 @@ def sync_file(path: Path) -> None:
 
 
 def allow_readers(path: Path) -> None:
-    """Give a file that something else wrote the permissions of one that we make; safetensors' are its owner's alone.
+    """Give a file that a library wrote the usual permissions; safetensors makes files that only their owner can read.
 
-    Where the disk knows no permissions, or lets nobody change them, they stay.
+    If the disk has no permissions, or does not let us change them, they stay as they are.
     """
     mask = os.umask(0)
     os.umask(mask)
@@ -138,7 +138,7 @@ def allow_readers(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in `folder` (a rename, a new file) survive a power cut, where the system can promise that."""
+    """Make names in `folder` (a rename, a new file) survive a power cut, if the system supports it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -151,15 +151,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def _disk_full(what: str, *, why: str, path: Path, room: str) -> MachineError:
-    fix = f"{room} (see `df -h {_existing(path)}`), then the same again (a run: with --resume)"
+    fix = f"{room} (see `df -h {_existing(path)}`), then run the same command again (a training run: with --resume)"
     return MachineError(what, why=why, fix=fix, name="disk-full")
 
 
 def _dangling(path: Path) -> Path | None:
-    """The link on the way to `path`, or itself one, that leads nowhere."""
+    """The broken link that is `path` or one of its parents; None if there is no such link."""
     return next((link for link in (path, *path.parents) if link.is_symlink() and not link.exists()), None)
 
 
 def _existing(path: Path) -> Path:
-    """The nearest folder that exists, so that a suggested command works."""
+    """The nearest folder that exists: `path` or one of its parents. A command that names it works."""
     return next((folder for folder in (path, *path.parents) if folder.is_dir()), Path())

@@ -1,7 +1,7 @@
 """A run is a folder: config.json, records.jsonl, checkpoints/step-NNNNNNNN/.
 
-One process writes (`RunFolder`), any number read (`load_run`), also while it writes. Records are only ever appended,
-each with a single write, so that `kill -9` can tear the last line and nothing else.
+One process writes (`RunFolder`). Any number of processes can read (`load_run`), also while it writes. Records are only
+appended, each with a single write, so `kill -9` can damage only the last line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONGEST_RECORD_BYTES = 2**20
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint folder by its name; whether its content is whole is for the trainer to check."""
+    """A checkpoint folder, known by its name only; the trainer checks whether its content is complete."""
 
     step: int
     path: Path
@@ -46,7 +46,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """All that a run folder says, for readers."""
+    """Everything in a run folder, for readers."""
 
     path: Path
     config: Mapping[str, object]
@@ -55,7 +55,7 @@ class Run:
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
-        """The records that count: each step once, resumes resolved."""
+        """The valid records: each step once, without what a resume replaced."""
         return each_step_once(self.history.records)
 
     @cached_property
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def end(self) -> End | None:
-        """How it ended; None if it was killed, or runs."""
+        """How the run ended; None if it was killed or is still running."""
         return next((record for record in reversed(self.records) if isinstance(record, End)), None)
 
     @property
@@ -77,24 +77,24 @@ class Run:
 
     @property
     def cut_off(self) -> bool:
-        """Whether its process is gone without a word, as far as this machine can tell; else it ended, or may run."""
+        """Whether its process is gone and recorded no end, as far as this machine can tell."""
         return self.end is None and left_behind(self.path / LOCK)
 
     @property
     def imported(self) -> Checkpoint | None:
-        """The checkpoint of weights from elsewhere that the run went on from; None if it began with its own."""
+        """The checkpoint of imported weights that the run started from; None if it started with new weights."""
         saved = (record for record in self.records if isinstance(record, Checkpoint))
         return next((record for record in saved if record.reason == "imported"), None)
 
     @property
     def last_step(self) -> int:
-        """Updates recorded; 0 before the first."""
+        """The number of updates recorded; 0 before the first."""
         return self.steps[-1].step if self.steps else 0
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row a step, indexed by step, and in its columns what was recorded of the step and evaluated there.
+        """A table with one row per step, indexed by step: what the step recorded, and its evaluation.
 
-        What is not known is NaN: most steps are not evaluated, and step 0 is nothing but evaluated. Needs pandas.
+        Unknown values are NaN: most steps have no evaluation, and step 0 has only an evaluation. Needs pandas.
 
         >>> load_run("runs/default").to_pandas()[["loss", "val_loss"]].plot()  # doctest: +SKIP
         """
@@ -118,7 +118,7 @@ class Run:
 
 
 class RunFolder:
-    """A run folder that this process, and no other, writes. Made by `create_run` and `resume_run`."""
+    """A run folder that only this process writes to. Made by `create_run` and `resume_run`."""
 
     def __init__(self, path: Path, *, lock: Lock, config: Mapping[str, object]) -> None:
         self.path = path
@@ -129,19 +129,19 @@ class RunFolder:
         self._closed = False
 
     def append(self, record: Record) -> None:
-        """Add a record: it survives this process at once, and (steps aside, for speed) a power cut too."""
+        """Add a record. It survives a crash of this process, and a power cut too, except for steps (for speed)."""
         line = to_line(record)
         with writing(self.path / RECORDS):
             if not self._ends_in_newline():
-                line = b"\n" + line  # a torn line stays torn; this one must not be lost with it
+                line = b"\n" + line  # the last line is damaged: without a newline this one would be lost too
             written = os.write(self._records, line)
-            while written < len(line):  # a disk that fills up takes a part, then says so
+            while written < len(line):  # a disk that fills up writes a part first; the next write fails
                 written += os.write(self._records, line[written:])
             if not isinstance(record, Step):
                 os.fsync(self._records)
 
     def follow(self) -> bool:
-        """Whether the folder was moved since; `path` is where it is now. MachineError where it is gone."""
+        """Whether the folder was moved; if so, `path` is updated. MachineError if the folder is gone."""
         if self._is_at(self.path):
             return False
         place = Path(f"/proc/self/fd/{self._records}")  # Linux knows where an open file is
@@ -150,15 +150,15 @@ class RunFolder:
             self.path = moved
             return True
         try:
-            self.path.stat()  # another file of records may have been put there
+            self.path.stat()  # somebody may have put another records file there
         except (FileNotFoundError, NotADirectoryError) as problem:
             raise MachineError(
                 f"{self.path} is gone: it was deleted or moved while its run trained",
-                why="a checkpoint there would be of no run",
-                fix="put the folder back, and type: onecard train --resume " + quote(str(self.path)),
+                why="a checkpoint saved there now would belong to no run",
+                fix="put the folder back, then: onecard train --resume " + quote(str(self.path)),
                 name="run-gone",
             ) from problem
-        except OSError:  # who writes there will hear it
+        except OSError:  # the next write reports it
             pass
         return False
 
@@ -176,12 +176,12 @@ class RunFolder:
         return os.read(self._records, 1) == b"\n"
 
     def write_config(self, config: Mapping[str, object]) -> None:
-        """Replace config.json, as a resume with changed settings does."""
+        """Replace config.json: a resume with changed settings does this."""
         write_atomically(self.path / CONFIG, (json.dumps(dict(config), indent=1, allow_nan=False) + "\n").encode())
         self.config = dict(config)
 
     def checkpoints(self) -> tuple[SavedCheckpoint, ...]:
-        """Those there now, by step."""
+        """The checkpoints that exist now, by step."""
         return checkpoints_in(self.path)
 
     def read(self) -> Run:
@@ -189,7 +189,7 @@ class RunFolder:
         return load_run(self.path)
 
     def close(self, *, in_error: bool = False) -> None:
-        """Let others write. Who leaves in an error leaves a name in the lock: without an end, the run was cut off."""
+        """Let others write. After an error the lock file keeps its name, which shows that the run was cut off."""
         if not self._closed:
             self._closed = True
             os.close(self._records)
@@ -203,14 +203,14 @@ class RunFolder:
 
 
 def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
-    """A locked folder for a run from the beginning. One that holds a checkpoint is refused: it would be lost.
+    """A locked folder for a new run. A folder with a checkpoint is refused, because the checkpoint would be lost.
 
-    Nothing is written, the lock neither, into a folder that is refused and is no run's.
+    If a folder is refused and does not belong to a run, nothing is written into it, not even the lock.
     """
     with writing(path):
         if path.exists() and not path.is_dir():
             raise ConfigError(
-                f"{path} is a file, and a run is a folder",
+                f"{path} is a file, but a run needs a folder",
                 why="out_dir names the folder that will hold records and checkpoints",
                 fix="choose another folder with --out_dir=PATH",
                 name="not-a-folder",
@@ -252,23 +252,23 @@ def _refuse_checkpoints(path: Path) -> None:
 
 
 def _refuse_lost_checkpoints(path: Path) -> None:
-    """Refuse a run whose checkpoints are on a disk that is not here: it would begin again, and hide them."""
+    """Refuse a run whose checkpoints are on a disk that is not mounted: it would start again and hide them."""
     place = path / CHECKPOINTS
     if place.is_symlink() and not place.exists():
         raise MachineError(
-            f"{place} leads to {place.readlink()}, where nothing is",
-            why="the checkpoints of a run belong there; their disk may not be mounted",
-            fix=f"mount it, or take the link away: rm {quote(str(place))}",
+            f"{place} is a link to {place.readlink()}, which does not exist",
+            why="the checkpoints of the run are stored there; the disk may not be mounted",
+            fix=f"mount it, or remove the link: rm {quote(str(place))}",
             name="checkpoints-not-here",
         )
 
 
 def resume_run(path: Path) -> RunFolder:
-    """The locked folder of a run that exists, with its config. Whether there is a checkpoint, `checkpoints` says.
+    """The locked folder of an existing run, with its config. It may have no checkpoint: see `checkpoints`.
 
-    Where config.json is damaged or gone, the settings are those of the last start record.
+    If config.json is damaged or missing, the settings come from the last start record.
     """
-    _settings_of(path)  # nothing is written, the lock neither, before this is known to be a run
+    _settings_of(path)  # before anything is written, even the lock: this may not be a run
     _refuse_lost_checkpoints(path)
     lock = Lock(path / LOCK)
     try:
@@ -279,7 +279,7 @@ def resume_run(path: Path) -> RunFolder:
 
 
 def load_run(path: Path | str) -> Run:
-    """The run in a folder (or of a records.jsonl). Torn lines and a damaged config.json are passed over."""
+    """The run in a folder (or in a records.jsonl). Damaged lines and a damaged config.json are skipped."""
     path = Path(path)
     folder = path.parent if path.name == RECORDS else path
     if not is_run(folder):
@@ -303,12 +303,12 @@ def load_run(path: Path | str) -> Run:
 
 
 def _last_started(history: History) -> dict[str, object] | None:
-    """The settings in the last start record; None where there is none."""
+    """The settings in the last start record; None if there is no start record."""
     return next((dict(record.config) for record in reversed(history.records) if isinstance(record, Start)), None)
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder can be read as a run's."""
+    """Whether a folder can be read as a run."""
     try:
         return (path / RECORDS).is_file() or _is_settings(config_in(path))
     except (OSError, ValueError):
@@ -316,7 +316,7 @@ def is_run(path: Path) -> bool:
 
 
 def runs_in(folder: Path) -> tuple[Path, ...]:
-    """The run folders directly in `folder`, by name; `folder` alone if it is itself a run."""
+    """The run folders directly in `folder`, by name; only `folder` if it is a run itself."""
     if is_run(folder):
         return (folder,)
     try:
@@ -326,7 +326,7 @@ def runs_in(folder: Path) -> tuple[Path, ...]:
 
 
 def checkpoints_in(path: Path) -> tuple[SavedCheckpoint, ...]:
-    """The checkpoints of a run folder, by step; what has another name (half-written ones) is none."""
+    """The checkpoints of a run folder, by step. Folders with other names, such as half-written ones, do not count."""
     try:
         children = list((path / CHECKPOINTS).iterdir())
     except OSError:
@@ -337,18 +337,18 @@ def checkpoints_in(path: Path) -> tuple[SavedCheckpoint, ...]:
 
 
 def checkpoint_name(step: int) -> str:
-    """What the folder of the checkpoint after `step` updates is called."""
+    """The name of the folder of the checkpoint after `step` updates."""
     return f"step-{step:08d}"
 
 
 def checkpoint_step(name: str) -> int | None:
-    """The updates after which a checkpoint was saved, by the name of its folder; None if it is no checkpoint's."""
+    """The step of a checkpoint, from the name of its folder; None if the name is not a checkpoint's."""
     found = _CHECKPOINT.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def _settings_of(path: Path) -> dict[str, object]:
-    """The settings of a run; ConfigError where there is no run, or none with readable settings."""
+    """The settings of a run; ConfigError if there is no run, or its settings cannot be read."""
     if not _is_ours(path):
         raise _no_run(path)
     settings = config_in(path)
@@ -359,14 +359,14 @@ def _settings_of(path: Path) -> dict[str, object]:
         raise ConfigError(
             f"{path / CONFIG} is {'damaged' if is_there else 'missing'}",
             why=f"it holds the settings of the run, and {RECORDS} has no start record to read them from",
-            fix="put back a copy of it, or begin a new run in another folder with --out_dir=PATH",
+            fix="restore a copy of it, or start a new run in another folder with --out_dir=PATH",
             name="damaged-run",
         )
     return settings
 
 
 def config_in(path: Path) -> dict[str, object] | None:
-    """The content of a folder's config.json; None if it is missing or no JSON object."""
+    """The content of a folder's config.json; None if it is missing or not a JSON object."""
     try:
         config = json.loads((path / CONFIG).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -380,21 +380,21 @@ def is_config_of_run(path: Path) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder is a run's beyond doubt: only such a one is written to where it has a config.json."""
+    """Whether a folder certainly belongs to a run. Otherwise its config.json must not be overwritten."""
     return _holds_records(path) or _is_settings(config_in(path))
 
 
 def _is_settings(config: Mapping[str, object] | None) -> bool:
-    """Whether the content of a config.json is a run's: all of nanoGPT's keys, more, and nothing but keys of ours."""
+    """Whether a config.json is a run's: it has all of nanoGPT's keys, some of ours, and no others."""
     if config is None:
         return False
-    from onecard.config.schema import KEYS, NANOGPT_KEYS  # only here: pydantic, and records say it without
+    from onecard.config.schema import KEYS, NANOGPT_KEYS  # here only: pydantic is not needed if records decide it
 
     return NANOGPT_KEYS < config.keys() <= KEYS.keys()
 
 
 def _holds_records(path: Path) -> bool:
-    """Whether there is a file of records that begins with one, or is still empty."""
+    """Whether there is a records file that starts with a record or is still empty."""
     try:
         with (path / RECORDS).open("rb") as file:
             first = file.readline(_LONGEST_RECORD_BYTES)
@@ -405,8 +405,8 @@ def _holds_records(path: Path) -> bool:
 
 def _no_run(path: Path) -> ConfigError:
     near = [run.name for folder in (path, path.parent) for run in runs_in(folder) if run != path]
-    beside = f"; near it are: {', '.join(near[:5])}" if near else ""
-    other = f"its {CONFIG} has other keys than a run's, and there are no {RECORDS} of one"
+    beside = f"; runs near it: {', '.join(near[:5])}" if near else ""
+    other = f"its {CONFIG} does not have the keys of a run, and it has no {RECORDS} of a run"
     return ConfigError(
         f"there is no run in {path}",
         why=(other if config_in(path) is not None else f"a run is a folder with {CONFIG} and {RECORDS}") + beside,

@@ -1,4 +1,4 @@
-"""The history of a run: every record of its file, and of those the ones that count."""
+"""The history of a run: all records of its file, and which of them are still valid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class History:
 
 
 def read_lines(lines: Iterable[bytes]) -> History:
-    """The records in lines of bytes. A crash can tear a line, so unreadable lines are counted and passed over."""
+    """The records in lines of bytes. A crash can damage a line, so unreadable lines are counted and skipped."""
     records: list[Record] = []
     damaged = 0
     for line in lines:
@@ -33,16 +33,16 @@ def read_lines(lines: Iterable[bytes]) -> History:
 
 
 def each_step_once(history: Iterable[Record]) -> tuple[Record, ...]:
-    """The records that count: without what a resume took back and did again.
+    """The valid records: each step once, without the updates that a resume repeated.
 
-    The file is append-only, so the past stays in it. A run that resumes at step k writes a `start` with step k: records
-    of later steps before it are of updates that were lost, and an `end` before it was not the end. A `start` at step 0
-    without a checkpoint begins anew. Should a start be lost, a step number that falls says the same. Of evaluations of
-    one step and length the last counts.
+    The file is append-only, so old records stay in it. A run that resumes at step k writes a `start` with step k. Any
+    earlier record of a later step belongs to a lost update, and an earlier `end` was not the end. A `start` at step 0
+    without a checkpoint starts from the beginning. If a `start` is lost, a falling step number means the same. If
+    several evaluations have the same step and length, the last one counts.
     """
     kept: list[Record] = []
-    lowest_start = math.inf  # of the starts that follow
-    next_step = math.inf  # lowest number of a step that follows
+    lowest_start = math.inf  # the lowest step of the later starts
+    next_step = math.inf  # the lowest number of the later steps
     evaluated: set[tuple[int, int | None]] = set()
     for record in reversed(tuple(history)):
         if record.step is not None and record.step > min(lowest_start, next_step):
@@ -56,7 +56,7 @@ def each_step_once(history: Iterable[Record]) -> tuple[Record, ...]:
                 continue
             evaluated.add((record.step, record.block_size))
         elif isinstance(record, End) and lowest_start < math.inf:
-            continue  # a start follows
+            continue  # a later start exists
         kept.append(record)
         if isinstance(record, Start):
             lowest_start = min(lowest_start, record.step)

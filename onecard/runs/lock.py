@@ -1,4 +1,4 @@
-"""One process at a time in a run folder. The system holds the lock, so it ends with its process, however that ends."""
+"""A lock: one process at a time in a run folder. The system releases it when the process ends, even after a crash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _held: set[int] = set()  # file descriptors
 
 
 class InUse(OnecardError):
-    """A lock that another process has; `holder` says which."""
+    """Another process holds the lock; `holder` says which one."""
 
     name = "run-in-use"
 
@@ -32,10 +32,10 @@ class InUse(OnecardError):
 
 
 class Lock:
-    """Held from construction until `close`; InUse while another process holds it.
+    """A lock, held from construction until `close`. Raises InUse while another process holds it.
 
-    The file says who holds it. It stays behind, and means nothing alone: with a name in it, that whoever is named did
-    not go in peace.
+    The file names the process that holds it. The file stays afterwards; an empty one means nothing. A name that is
+    still in it means that this process did not end normally.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,21 +57,21 @@ class Lock:
         _held.add(self._descriptor)
 
     def close(self, *, keep_name: bool = False) -> None:
-        """Let go; the process that ends without it lets go as well, and leaves its name as `keep_name` does."""
+        """Release the lock. A process that ends without calling this also releases it, but its name stays."""
         if self._descriptor in _held:
             _held.discard(self._descriptor)
             with suppress(OSError):
                 if not keep_name:
-                    os.ftruncate(self._descriptor, 0)  # where only the name in the file counts, let that go too
-                _release(self._descriptor)  # closing is not enough while a forked child is still to close its copy
+                    os.ftruncate(self._descriptor, 0)  # on disks without locks only the name counts, so remove it too
+                _release(self._descriptor)  # closing is not enough while a forked child has a copy open
             os.close(self._descriptor)
 
 
 def left_behind(path: Path) -> bool:
-    """Whether the process that a lock file names is gone, or holds it no more, and did not take its name out: it was
-    killed, lost its power, or left in an error.
+    """Whether the process named in a lock file is gone, or no longer holds the lock, without removing its name.
 
-    False where nobody is named, and where it cannot be seen from here: on another machine, or under Windows.
+    Then it was killed, lost power, or ended with an error. False if the file names nobody, or if this cannot be
+    checked: for a process on another machine, and on Windows.
     """
     holder = _holder(path)
     if holder is None or sys.platform == "win32":
@@ -83,7 +83,7 @@ def left_behind(path: Path) -> bool:
 
 
 def _held_here(path: Path) -> bool:
-    """Whether this process holds the lock in a file."""
+    """Whether this process holds the lock of a file."""
     with suppress(OSError):
         return any(os.path.samestat(os.fstat(descriptor), path.stat()) for descriptor in _held)
     return False
@@ -95,7 +95,7 @@ def _take(descriptor: int) -> bool | None:
         if sys.platform == "win32":
             import msvcrt
 
-            os.lseek(descriptor, 2**30, os.SEEK_SET)  # a byte far off: others must be able to read who holds it
+            os.lseek(descriptor, 2**30, os.SEEK_SET)  # lock a byte far away, so that others can read the name
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
@@ -123,7 +123,7 @@ def _release(descriptor: int) -> None:
 
 
 def _holder(path: Path) -> tuple[int, str] | None:
-    """Process id and machine written in a lock file; None if there are none."""
+    """The process id and machine in a lock file; None if it names nobody."""
     try:
         pid, host = path.read_text(encoding="utf-8").split()
         return (int(pid), host) if 0 < int(pid) < 2**31 else None
@@ -132,8 +132,8 @@ def _holder(path: Path) -> tuple[int, str] | None:
 
 
 def _lives_here(pid: int, host: str) -> bool:
-    """Whether that process runs, as far as it can be seen from here; another machine's processes cannot."""
-    if pid == os.getpid() or host != socket.gethostname() or sys.platform == "win32":  # there, signal 0 is Ctrl-C
+    """Whether that process is running on this machine; False on another machine and on Windows."""
+    if pid == os.getpid() or host != socket.gethostname() or sys.platform == "win32":  # on Windows, signal 0 is Ctrl-C
         return False
     try:
         os.kill(pid, 0)
@@ -145,7 +145,7 @@ def _lives_here(pid: int, host: str) -> bool:
 
 
 def _let_go_after_fork() -> None:
-    """A forked child must not keep its parent's lock alive; closing its copy does not unlock the parent's."""
+    """Close a forked child's copies, so that it does not keep its parent's lock. The parent keeps its own."""
     for descriptor in _held:
         with suppress(OSError):
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A run as it was read, from a folder of ours or from another program's log: records, config, and what was printed."""
+"""A run read from one of our folders or from another program's log: its records, its config, and what it printed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onecard.runs.torch_oom import oom_sizes
 
 LogFormat = Literal[
     "onecard", "nanogpt", "llm.c", "modded-nanogpt", "nanochat", "hf-trainer", "minimal", "messages"
-]  # "minimal": bare `step N: train loss, val loss`; "messages": no losses, only errors such as OOM
+]  # "minimal": only `step N: train loss, val loss`; "messages": no losses, only errors such as OOM
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of the source, cleaned of colours and carriage returns."""
 
-    number: int  # from 1; 0 for a record of ours, whose text names its step
+    number: int  # from 1; 0 for one of our records, whose text names its step
     text: str
 
     def __str__(self) -> str:
@@ -30,9 +30,9 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """Something a program said beside its losses: `kind` is "oom", "compile-failed", "few-sms", "scaler-skip"…
+    """Something a program printed besides its losses: `kind` is "oom", "compile-failed", "few-sms", "scaler-skip"…
 
-    `lines` hold what proves it (of a traceback the lines that matter); `values` the numbers in it, in base units.
+    `lines` are the evidence (for a traceback, the lines that matter). `values` are the numbers in it, in base units.
     """
 
     kind: str
@@ -42,48 +42,48 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedRun:
-    """One run. Steps and evaluations are in `records`; a record read from a text keeps its line in `more["line"]`.
+    """One run. Steps and evaluations are in `records`; a record read from text keeps its line in `more["line"]`.
 
-    In records of foreign logs `more` also holds what our records have no field for: "printed_mfu" (0 to 1),
-    "printed_seconds" (as printed, evaluation and checkpoint included), "printed_tokens_per_second",
-    "last_micro_batch": True where the loss is of one micro-batch only, "smoothed": True where it is a running mean,
-    "seconds_per_step" (a program's own average), "elapsed_seconds" (of evaluations), "lr_multiplier", "epoch".
+    In records of other programs' logs, `more` also holds values that our records have no field for: "printed_mfu"
+    (0 to 1), "printed_seconds" (as printed, evaluation and checkpoint included), "printed_tokens_per_second",
+    "last_micro_batch" (True if the loss is of one micro-batch only), "smoothed" (True if the loss is a running mean),
+    "seconds_per_step" (the program's own average), "elapsed_seconds" (of evaluations), "lr_multiplier", "epoch".
     """
 
     source: str  # the path as it was typed, or "stdin"
     format: LogFormat
     records: tuple[Record, ...]
-    config: Mapping[str, object] = field(default_factory=dict)  # what the source itself states, by nanoGPT's names
-    config_lines: Mapping[str, Line] = field(default_factory=dict)  # where it states each key
+    config: Mapping[str, object] = field(default_factory=dict)  # the values in the source itself, by nanoGPT's names
+    config_lines: Mapping[str, Line] = field(default_factory=dict)  # the line of each key
     printed_params: int | None = None  # as printed: nanoGPT leaves out position embeddings
     printed_params_total: int | None = None  # decayed + not decayed: every parameter
     printed_tokens_per_step: int | None = None
     world_size: int | None = None
     card_name: str | None = None
-    printed: Mapping[str, Line] = field(default_factory=dict)  # field name -> the line that says so
+    printed: Mapping[str, Line] = field(default_factory=dict)  # field name -> the line it was read from
     messages: tuple[Message, ...] = ()
-    unread_lines: int = 0  # lines that belonged to no record
+    unread_lines: int = 0  # lines that belong to no record
     config_source: tuple[Line, ...] = ()  # the config file as the log repeats it, comments included
-    unresolved: frozenset[str] = frozenset()  # keys whose value only running the config would give
+    unresolved: frozenset[str] = frozenset()  # keys whose value is known only by running the config
     printed_flops_per_token: float | None = None
-    printed_seconds_per_step: float | None = None  # a program's own average
+    printed_seconds_per_step: float | None = None  # the program's own average
     printed_seconds: float | None = None  # of the whole run, evaluations included
-    steps_told: bool = True  # False: nothing tells the steps, and records are numbered as the losses stand in the log
-    folder: str | None = None  # of a run of ours, where it was read from its folder
-    cut_off: bool = False  # of a run of ours: its process is gone, and recorded no end
+    steps_told: bool = True  # False: the log has no step numbers, so losses are numbered in their order in the log
+    folder: str | None = None  # the folder it was read from, if it is one of our runs
+    cut_off: bool = False  # for our runs: the process is gone and recorded no end
     kept_one_step_in: int = (
-        1  # of a log with very many steps, one in so many is kept (and every loss that is no number)
+        1  # N: of a log with very many steps, every N-th is kept, and every loss that is NaN or infinite
     )
 
 
 def logged_run(run: Run) -> LoggedRun:
-    """A run folder of ours, in the shape that logs of other programs are read into."""
+    """One of our run folders, as the same type that other programs' logs are read into."""
     read = _ours(run.history, source=str(run.path), config=run.config)
     return replace(read, folder=str(run.path), cut_off=run.cut_off)
 
 
 def recorded_run(lines: Iterable[bytes], *, source: str) -> LoggedRun:
-    """The run in lines of a records.jsonl, without the folder around it."""
+    """The run in the lines of a records.jsonl, without its folder."""
     return _ours(read_lines(lines), source=source, config=None)
 
 
@@ -103,10 +103,10 @@ def _ours(history: History, *, source: str, config: Mapping[str, object] | None)
 
 
 def oom_messages(records: Iterable[Record]) -> Iterator[Message]:
-    """A message for each place where a run of ours ran out of memory, however often it tried; the last try counts.
+    """One message for each place where one of our runs ran out of memory, however many times it tried there.
 
-    Beside torch's sizes its values are "step", "in_eval", "batch_size_before" of the first try, and "batch_size_after"
-    and "accumulation_after" of the last: None where it gave up.
+    Its values are torch's sizes, "step", "in_eval", "batch_size_before" of the first try, and "batch_size_after" and
+    "accumulation_after" of the last try: None if it gave up.
     """
     failed = (record for record in records if isinstance(record, Oom))
     for (step, where), tries in groupby(failed, key=lambda record: (record.step, record.where)):

@@ -1,4 +1,4 @@
-"""What a benchmark measured of one trainer: speed, memory, and the loss it reached; and what repeats of it come to."""
+"""What a benchmark measured of one trainer: speed, memory and final loss; and the summary of repeated measurements."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
 from onecard.plan.speed.work import TrainerName
 
-BYTES_PER_PARAMETER = 16  # weights, gradients and AdamW's two moments in float32: what no trainer can do without
+BYTES_PER_PARAMETER = 16  # weights, gradients and AdamW's two moments in float32: every trainer needs them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One process: `updates` updates of one trainer, the first ones (compiling) not timed."""
+    """One process: `updates` updates of one trainer. The first ones compile and are not timed."""
 
     trainer: TrainerName
     batch_size: int
@@ -26,20 +26,20 @@ class Measured:
     seed: int
     out_of_memory: bool = False
     step_seconds: tuple[float, ...] = ()  # of the timed updates
-    first_step_seconds: float | None = None  # from the model's making: an evaluation, compiling, an update
+    first_step_seconds: float | None = None  # from building the model: an evaluation, compiling, an update
     tokens_per_step: int = 0
     losses: tuple[float, ...] = ()  # of all updates: the mean over micro-batches
     val_loss: float | None = None  # after the last update, on the same windows for all
     val_loss_error: float | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
-    process_bytes: int | None = None  # what the driver shows; None where it does not say
+    process_bytes: int | None = None  # as the driver shows it; None if it does not
     device: str = ""
     torch: str = ""
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the median timed update."""
+        """Tokens per second of the median timed update."""
         return self.tokens_per_step / median(self.step_seconds) if self.step_seconds else None
 
     def as_json(self) -> dict[str, object]:
@@ -47,7 +47,7 @@ class Measured:
 
 
 def from_json(value: dict[str, Any]) -> Measured:
-    """The result a worker printed."""
+    """The result that a worker process printed."""
     known = {field.name for field in fields(Measured)}
     lists = {key: tuple(item) for key, item in value.items() if isinstance(item, list)}
     return Measured(**{key: item for key, item in (value | lists).items() if key in known})
@@ -55,7 +55,7 @@ def from_json(value: dict[str, Any]) -> Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What all measurements of one trainer and micro-batch come to; where none has a figure, it is None."""
+    """The summary of all measurements of one trainer and micro-batch. A figure that none of them has is None."""
 
     trainer: TrainerName
     batch_size: int
@@ -66,7 +66,7 @@ class Summary:
     tokens_per_second_each: tuple[float, ...]
     process_bytes: int | None  # the highest
     reserved_bytes: int | None  # the highest
-    beyond_state_bytes: int | None  # of those reserved, what is left after 16 bytes a parameter
+    beyond_state_bytes: int | None  # reserved bytes minus 16 bytes per parameter
     val_loss: float | None  # the mean of each
     val_loss_each: tuple[float, ...]
     first_step_seconds: tuple[float, ...]
@@ -109,7 +109,7 @@ def _summary(group: Sequence[Measured], state_bytes: int) -> Summary:
 
 
 def speedup(found: Iterable[Summary]) -> float | None:
-    """onecard's best tokens per second over nanoGPT's best; None where one of them has none."""
+    """onecard's best tokens per second divided by nanoGPT's best; None if one of them was not measured."""
     best: dict[TrainerName, float] = {}
     for one in found:
         best[one.trainer] = max(best.get(one.trainer, 0.0), one.tokens_per_second or 0.0)

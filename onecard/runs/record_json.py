@@ -1,10 +1,10 @@
-"""A record as one JSON object, a line of records.jsonl, and back.
+"""Converts a record to one JSON object (a line of records.jsonl) and back.
 
-Reading is forgiving, so that an old reader shows a new run: a kind it does not know becomes an `Unknown`, a field it
-does not know is kept in `more`, and both are written again as they were.
+Reading is tolerant, so that an old version can show a new run: an unknown kind becomes an `Unknown`, an unknown field
+is kept in `more`, and both are written back unchanged.
 
-JSON stays strict: a number that is not finite is written as the text "NaN", "Infinity" or "-Infinity" (as protobuf's
-JSON mapping and JavaScript's `Number` spell it), which tells a loss of NaN apart from an unknown loss.
+Writing is strict JSON: a number that is not finite is written as the text "NaN", "Infinity" or "-Infinity" (spelled as
+in protobuf's JSON mapping and JavaScript's `Number`). This distinguishes a loss of NaN from an unknown loss.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from onecard.findings import Finding
 from onecard.runs.records import KINDS, FindingRecord, Record, Unknown
 
-Reader = Callable[[object], object]  # of a field: its value from what JSON holds; NotARecord if that is another type
+Reader = Callable[[object], object]  # the value of a field from its JSON value; NotARecord if the type is wrong
 
 
 class NotARecord(ValueError):
-    """JSON that is no record: no kind, a field missing, or of another type."""
+    """JSON that is not a record: it has no kind, lacks a field, or has a field of another type."""
 
 
 def to_json(record: Record) -> dict[str, object]:
-    """The record as a JSON object with "kind" first; no number in it is NaN or infinite."""
+    """The record as a JSON object with "kind" first; all its numbers are finite."""
     known = {} if isinstance(record, Unknown) else {name: getattr(record, name) for name in _READERS[record.kind]}
     if isinstance(record, FindingRecord):
         known["finding"] = record.finding.as_json()
-    names = dict.fromkeys(("kind", *known, *record.more))  # known fields first, and never overwritten
+    names = dict.fromkeys(("kind", *known, *record.more))  # known fields come first and are never overwritten
     values = {**record.more, **known, "kind": record.kind}
     return {name: _strict(values[name]) for name in names}
 
 
 def to_line(record: Record) -> bytes:
-    """The record as one line of records.jsonl, newline included: ASCII, so a cut never splits a character."""
+    """The record as one line of records.jsonl, with newline. It is ASCII, so a cut never splits a character."""
     return json.dumps(to_json(record), allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def from_json(value: object) -> Record:
-    """The record in a JSON object; NotARecord if it is none. What is absent and may be unknown is None."""
+    """The record in a JSON object; NotARecord if it is not a record. Missing optional fields are None."""
     if not isinstance(value, dict) or not isinstance(kind := value.get("kind"), str):
         raise NotARecord("no kind")
     readers = _READERS.get(kind, {})
@@ -58,16 +58,16 @@ def from_json(value: object) -> Record:
 
 
 def from_line(line: bytes) -> Record:
-    """The record in one line; NotARecord if it is torn, damaged, or something else."""
+    """The record in one line; NotARecord if the line is cut off, damaged, or something else."""
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError) as problem:  # ValueError: no JSON, no UTF-8, or a number of a million digits
-        raise NotARecord("no JSON") from problem
+    except (ValueError, RecursionError) as problem:  # ValueError: not JSON, not UTF-8, or a number of a million digits
+        raise NotARecord("not JSON") from problem
     return from_json(value)
 
 
 def holds_record(line: bytes) -> bool:
-    """Whether a line is one of a records.jsonl."""
+    """Whether a line is a record of a kind we know."""
     try:
         return not isinstance(from_line(line), Unknown)
     except NotARecord:
@@ -75,7 +75,7 @@ def holds_record(line: bytes) -> bool:
 
 
 def _strict(value: object) -> object:
-    """The value with texts for numbers that JSON does not have, and keys that are text."""
+    """The value with text in place of NaN and infinity, and with text keys."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
@@ -107,12 +107,12 @@ def _number(value: object) -> object:
 
 
 def _number_or_nan(value: object) -> object:
-    """Where a number must be, null can only be another writer's NaN."""
+    """The number; a null in place of a required number is another writer's NaN."""
     return math.nan if value is None else _number(value)
 
 
 def _instance(of: type, words: str) -> Reader:
-    """A reader that takes values of one type as they are."""
+    """A reader that accepts values of one type unchanged."""
 
     def read(value: object) -> object:
         if isinstance(value, of):
@@ -126,7 +126,7 @@ _text, _yes_or_no, _object = _instance(str, "text"), _instance(bool, "true or fa
 
 
 def _finding(value: object) -> object:
-    """The Finding in its JSON; what a later version adds to findings is not kept."""
+    """The Finding in its JSON. Fields that a later version adds are dropped."""
     if not isinstance(value, dict):
         raise NotARecord("no finding")
     names = ("rule", "severity", "sure", "what", "why", "fix")
@@ -141,7 +141,7 @@ _BY_TYPE: dict[Any, Reader] = {int: _whole, float: _number_or_nan, str: _text, b
 
 
 def _reader(hint: Any) -> Reader:
-    """How a field of this type is read. Texts are not held to their Literal: a later version may have more words."""
+    """The reader for a field of this type. Any text is accepted for a Literal: a later version may have more values."""
     if get_origin(hint) in (Union, UnionType):
         (inner,) = (_reader(part) for part in get_args(hint) if part is not NoneType)
         known = _number if inner is _number_or_nan else inner
@@ -152,7 +152,7 @@ def _reader(hint: Any) -> Reader:
 
 
 def _readers(record: type[Any]) -> dict[str, Reader]:
-    """How each field of a kind of record is read, in their order."""
+    """The reader of each field of a record type, in order."""
     hints = get_type_hints(record)
     return {item.name: _reader(hints[item.name]) for item in fields(record) if item.name != "more"}
 

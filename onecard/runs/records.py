@@ -1,7 +1,7 @@
-"""What happened in a run, one record at a time: typed values, of which records.jsonl holds one a line.
+"""What happened in a run, as typed records; records.jsonl holds one per line.
 
-`None` means "not known". `more` holds what is known beside these fields: what a later version recorded, or what the log
-of another program says.
+`None` means "not known". `more` holds values that have no field here: from a later version, or from another program's
+log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OomPlace = Literal["train", "eval"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """Training begins after `step` updates. In a file that goes on, it takes back what was recorded beyond `step`."""
+    """Training starts after `step` updates. After a resume, earlier records beyond `step` are no longer valid."""
 
     kind: ClassVar[str] = "start"
     step: int
@@ -26,16 +26,16 @@ class Start:
     versions: Mapping[str, object]  # of onecard, torch, python
     device: str
     card: str | None
-    predicted_process_bytes: int | None  # the plan's figure, to hold against what is measured
-    resumed_from: str | None  # the checkpoint; None for a run from the beginning
-    train_tokens: int | None = None  # of the data, in each split; folders of older versions do not say
+    predicted_process_bytes: int | None  # the plan's figure, to compare with the measured one
+    resumed_from: str | None  # the checkpoint; None for a new run
+    train_tokens: int | None = None  # in each split of the data; None in folders of older versions
     val_tokens: int | None = None
     more: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One update: `step` is the number of updates done, `tokens` all that were read so far."""
+    """One update: `step` is the number of updates done, `tokens` the number of tokens read so far."""
 
     kind: ClassVar[str] = "step"
     step: int
@@ -46,10 +46,10 @@ class Step:
     seconds: float | None
     elapsed_seconds: float | None
     tokens_per_second: float | None
-    mfu: float | None  # share of the card's dense peak, 0 to 1
+    mfu: float | None  # fraction of the card's dense peak, 0 to 1
     allocated_bytes: int | None
     reserved_bytes: int | None  # the highest so far
-    data_wait_seconds: float | None  # of `seconds`, spent waiting for data
+    data_wait_seconds: float | None  # the part of `seconds` spent waiting for data
     more: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -64,12 +64,12 @@ class Eval:
     val_loss: float | None
     train_loss_error: float | None
     val_loss_error: float | None
-    block_size: int | None  # losses at different lengths do not compare
+    block_size: int | None  # losses at different lengths are not comparable
     tokens_read: int | None
     seconds: float | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
-    bits_per_byte: float | None  # of val_loss, where the tokenizer is known
+    bits_per_byte: float | None  # from val_loss, if the tokenizer is known
     more: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -89,7 +89,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Oom:
-    """The card ran out of memory at `step`; the sizes after are those of the next attempt, None for giving up."""
+    """The card ran out of memory at `step`. The sizes `_after` are those of the next attempt, None if it gave up."""
 
     kind: ClassVar[str] = "oom"
     step: int
@@ -104,7 +104,7 @@ class Oom:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FindingRecord:
-    """The doctor, watching, found something at `step`."""
+    """The doctor found something at `step` while the run trained."""
 
     kind: ClassVar[str] = "finding"
     step: int
@@ -114,7 +114,7 @@ class FindingRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """Training stopped; a run without one was killed, or still runs."""
+    """Training stopped. A run without this record was killed or is still running."""
 
     kind: ClassVar[str] = "end"
     step: int
@@ -127,7 +127,7 @@ class End:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unknown:
-    """A record of a kind this version does not know, kept as it is."""
+    """A record of a kind that this version does not know, kept unchanged."""
 
     kind: str
     more: Mapping[str, object]

@@ -23,7 +23,7 @@ _OTHER_PROCESS = re.compile(rf"Process \d{{1,12}} has {_SIZE} memory in use", re
 
 
 def oom_sizes(text: str) -> Mapping[str, int]:
-    """What a message says, in bytes, by names such as "tried_bytes"; what it does not say is left out."""
+    """The sizes in a message, in bytes, by names such as "tried_bytes"; missing ones are left out."""
     sizes = {}
     for name, pattern in _PATTERNS.items():
         found = pattern.search(text)
@@ -40,7 +40,7 @@ def oom_sizes(text: str) -> Mapping[str, int]:
 
 
 def _bytes(text: str) -> int | None:
-    """A size of the message; None for the absurd ones that some drivers make torch print."""
+    """A size in the message, in bytes; None for the absurd sizes that torch prints with some drivers."""
     try:
         size = parse_bytes(text)
     except ValueError:

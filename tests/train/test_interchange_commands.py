@@ -460,7 +460,7 @@ def test_where_weights_came_from_is_recorded_and_told(onecard: Any, trained: Pat
     onecard("export", "runs/pub", "--to", "hf", "--out", "trained")
     card = Path("trained/README.md").read_text()
     assert "trained on `python-stdlib` from the weights of `pub`." in card
-    assert "per parameter); by its weights before: not known |" in card
+    assert "per parameter); tokens read before the import: not known |" in card
 
 
 def test_time_before_an_import_is_not_claimed(onecard: Any, trained: Path) -> None:
@@ -475,7 +475,7 @@ def test_time_before_an_import_is_not_claimed(onecard: Any, trained: Path) -> No
     card = Path("published/README.md").read_text()
     assert "imported from `out` at step 8, then trained on `python-stdlib`." in card
     assert "| updates | 11 of 128 tokens, 3 of them since the import |" in card
-    assert re.search(r"\| training time \| [\d.]+ \w+ since the import; before: not known \|", card)
+    assert re.search(r"\| training time \| [\d.]+ \w+ since the import; before that: not known \|", card)
 
 
 def test_nanogpts_config_says_what_its_checkpoint_does_not(onecard: Any, here: Path) -> None:

@@ -481,7 +481,7 @@ def test_checkpoints_on_a_disk_that_is_not_mounted_are_waited_for(
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     refused = onecard("train", *arguments)
     assert refused.code == 3
-    assert "r/checkpoints leads to ../unmounted, where nothing is" in refused.err
+    assert "r/checkpoints is a link to ../unmounted, which does not exist" in refused.err
     assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
     (trained / "checkpoints").unlink()
     (trained / "checkpoints").symlink_to("../disk")

@@ -321,7 +321,7 @@ def test_the_shortest_run_has_a_warm_up_and_evaluations_in_proportion() -> None:
         config = proposal.config
         assert config.warmup_iters <= config.max_iters / 5
         number = round(config.max_iters / config.eval_interval)
-        assert proposal.settings["eval_interval"].source.startswith(f"about {number} evaluations, ")
+        assert proposal.settings["eval_interval"].source.startswith(f"about {number} evaluations; ")
 
 
 def test_the_hours_are_a_range_in_the_written_file(weekend: list[Proposal]) -> None:

@@ -82,8 +82,8 @@ def test_without_overwrite_a_file_is_never_touched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "fix"),
     [
-        ("plan", "onecard plan (with no file) takes a small default"),
-        ("train", "onecard train (with no file) takes a small default"),
+        ("plan", "onecard plan (without a file) uses a small default config"),
+        ("train", "onecard train (without a file) uses a small default config"),
         ("compare", "name a file that exists, or onecard compare without --config"),
     ],
 )

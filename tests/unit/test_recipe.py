@@ -8,11 +8,15 @@ from onecard.plan import recipe
 @pytest.mark.parametrize(
     ("params", "rate", "source"),
     [
-        (16_300_000, 1.2e-3, "the best of three we tried at 124M, and no more; GPT-3's 0.0006 at 125M with 1/sqrt"),
+        (
+            16_300_000,
+            1.2e-3,
+            "the best of three we tried at 124M, and the highest we use; GPT-3's 0.0006 at 125M with 1/sqrt",
+        ),
         (45_000_000, 1e-3, "GPT-3's 0.0006 at 125M with 1/sqrt(params)"),
         (125_000_000, 6e-4, "GPT-3's 0.0006 at 125M with 1/sqrt(params)"),
         (203_000_000, 4.3e-4, "GPT-3 table 2.1, interpolated"),
-        (1_600_000_000, 2e-4, "GPT-3 table 2.1: 0.0002 at 1.3B, where we stop following it"),
+        (1_600_000_000, 2e-4, "GPT-3 table 2.1: 0.0002 at 1.3B, the lowest we use"),
     ],
 )
 def test_a_learning_rate_says_which_rule_made_it(params: int, rate: float, source: str) -> None:
@@ -43,6 +47,6 @@ def test_updates_double_from_32768_tokens_to_half_a_million(block_size: int, cho
 
 
 def test_the_size_of_an_update_says_why_it_is_so() -> None:
-    assert recipe.tokens_per_step_source(1024, 512, 200) == "GPT-3's half million tokens an update"
+    assert recipe.tokens_per_step_source(1024, 512, 200) == "GPT-3's half million tokens per update"
     assert "for 3,000 updates" in recipe.tokens_per_step_source(1024, 64, 3000)
-    assert "32,768 tokens, the fewest" in recipe.tokens_per_step_source(1024, 32, 2999)
+    assert "32,768 tokens per update, the fewest" in recipe.tokens_per_step_source(1024, 32, 2999)

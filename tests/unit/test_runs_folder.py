@@ -266,7 +266,7 @@ def test_the_missing_run_error_names_runs_nearby(run: RunFolder) -> None:
     with pytest.raises(ConfigError) as caught:
         load_run(run.path.parent / "b")
     assert caught.value.name == "no-such-run"
-    assert "near it are: a" in caught.value.why
+    assert "runs near it: a" in caught.value.why
 
 
 def test_runs_are_listed_by_name(tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def test_a_link_that_leads_nowhere_is_told_with_what_to_make(tmp_path: Path, nam
     (tmp_path / "link").symlink_to("not there")
     with pytest.raises(MachineError, match="could not be written") as refused:
         create_run(tmp_path / name, config=CONFIG)
-    assert f"{tmp_path / 'link'} is a link to not there, which is not there" in refused.value.why
+    assert f"{tmp_path / 'link'} is a link to not there, which does not exist" in refused.value.why
     made = refused.value.fix.partition("   (")[0]
     assert made == f"mkdir -p '{tmp_path.resolve() / 'not there'}'"
     subprocess.run(made, shell=True, check=True)

@@ -1,4 +1,4 @@
-"""Logs of other programs -> runs in our own records. Formats: nanoGPT, llm.c, modded-nanogpt, nanochat, HF Trainer."""
+"""Reads other programs' logs into our records. Formats: nanoGPT, llm.c, modded-nanogpt, nanochat, HF Trainer."""
 
 from onecard.runs.foreign.reading import read_logs
 

@@ -1,4 +1,4 @@
-"""The name of the card, wherever a log mentions it: nanochat's greeting, nvidia-smi's table, a script's own print."""
+"""The name of the card, wherever a log prints it: nanochat's banner, nvidia-smi's table, a script's own print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run being read: records, statements and messages are added line by line until the run is known to be over."""
+"""A run while its log is read: records, statements and messages are added line by line until the run is over."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from onecard.runs.foreign.shapes import RecordShape, StatementShape
 from onecard.runs.logged import Line, LogFormat, LoggedRun, Message
 from onecard.runs.records import Checkpoint, Record, Step
 
-MOST_RECORDS = 50_000  # of a kind; beyond, every second one is let go again and again
+MOST_RECORDS = 50_000  # of a kind; beyond that, every second one is dropped, as often as needed
 MOST_MESSAGES = 1_000  # of a kind
 FIRST_STEP = 1  # programs count from 0 or from 1
-MOST_ODD = 1_000  # losses that are no numbers
+MOST_ODD = 1_000  # losses that are NaN or infinite
 
 
 class Sighting(NamedTuple):
-    """A record as it was found; the record itself is made when the run is complete."""
+    """A record as found in the log; the record itself is built when the run is complete."""
 
     step: int
     loss: str
     line: Line
     found: re.Match[str]
     shape: RecordShape
-    told: bool = True  # False: `step` counts the losses so far
+    told: bool = True  # False: the log has no step, and `step` counts the losses so far
 
     @property
     def epoch(self) -> float | None:
@@ -41,16 +41,16 @@ class Sighting(NamedTuple):
 
 @dataclass(slots=True)
 class Sightings:
-    """Sightings of one kind by step, thinned evenly when there are too many; losses that are no numbers stay."""
+    """Sightings of one kind by step, thinned evenly if there are too many; NaN and infinite losses stay."""
 
     kept: list[Sighting] = field(default_factory=list)
-    highest: int = -1  # step, kept or not
+    highest: int = -1  # the highest step, kept or not
     one_in: int = 1
     seen: int = 0
-    odd: set[int] = field(default_factory=set)  # steps whose loss is no number; of very many the first
+    odd: set[int] = field(default_factory=set)  # steps whose loss is NaN or infinite, up to MOST_ODD
 
     def add(self, sighting: Sighting) -> None:
-        """Take one whose step is higher than all before."""
+        """Add a sighting whose step is higher than all before."""
         self.highest = sighting.step
         self.seen += 1
         odd = not sighting.loss[-1].isdigit() and len(self.odd) < MOST_ODD
@@ -64,7 +64,7 @@ class Sightings:
             self.kept = [kept for number, kept in numbered if number % 2 == 0 or kept.step in self.odd]
 
     def spares(self, step: int) -> bool:
-        """Whether one with a number for its loss would not be kept; then it is counted and need not be added."""
+        """Whether a sighting with a finite loss would be dropped; if so it is counted here and need not be added."""
         if step <= self.highest or self.seen % self.one_in == 0:
             return False
         self.highest = step
@@ -78,7 +78,7 @@ class Sightings:
 
 @dataclass(slots=True)
 class Draft:
-    """What is known so far of the run that is being read."""
+    """What is known so far about the run being read."""
 
     source: str
     steps: Sightings = field(default_factory=Sightings)
@@ -95,8 +95,8 @@ class Draft:
     last_step: int = -1
     position: int | None = None  # of a progress bar
     bar_total: int | None = None
-    begun: bool = False  # the line that stands once at the start was seen
-    ended: bool = False  # and that at the end
+    begun: bool = False  # the line that a program prints once at the start was seen
+    ended: bool = False  # the line that it prints once at the end was seen
     first_line: int = 0
     last_line: int = 0
     read_lines: int = 0
@@ -110,14 +110,14 @@ class Draft:
         return bool(self.steps.kept or self.evals.kept)
 
     def contradicts(self, sighting: Sighting) -> bool:
-        """Whether a record can only belong to another run: its number falls, or this one has printed its end, and it is
-        no repeated line."""
+        """Whether a record must belong to another run: it is not a repeated line, and its step number is lower than the
+        last one or this run has already ended."""
         if self.ended and sighting.shape.kind is Step:
             return not self._repeats(sighting)
         return sighting.step < self.last_step and not self._repeats(sighting)
 
     def add(self, sighting: Sighting) -> None:
-        """Take a record, unless the log repeats one it has."""
+        """Add a record, unless it repeats an earlier one."""
         self.read_lines += 1
         sightings = self._of(sighting)
         if sighting.step <= sightings.highest and (sighting.told or self._follows_itself(sighting)):
@@ -130,7 +130,7 @@ class Draft:
             self.config_lines["max_iters"] = sighting.line
 
     def state(self, shape: StatementShape, found: re.Match[str], line: Line) -> None:
-        """Take what a line states; a later statement wins, as overriding lines do."""
+        """Add what a line states. A later statement wins: nanoGPT prints overrides last."""
         self.read_lines += 1
         said = shape.says(found)
         if shape.format:
@@ -141,13 +141,13 @@ class Draft:
         for name, value in said.printed.items():
             self.printed[name] = value
             self.printed_lines[name] = line
-        if said.position and self.bar_total in (None, said.position[1]):  # other bars are of evaluations
+        if said.position and self.bar_total in (None, said.position[1]):  # other bars belong to evaluations
             self.position, self.bar_total = said.position
         self.begun = self.begun or shape.begins
         self.ended = self.ended or "printed_seconds" in said.printed
 
     def sighting(self, known: RecordShape, found: re.Match[str], line: Line) -> Sighting:
-        """A record with its step: as printed, else by its epoch or the progress bar, else losses are counted."""
+        """A record with its step: as printed, else from its epoch or the progress bar, else by counting losses."""
         step = self._told_step(found)
         counted = max(self.last_step, 0) + (known.kind is Step)
         return Sighting(counted if step is None else step, found["loss"], line, found, known, told=step is not None)
@@ -164,7 +164,7 @@ class Draft:
         return max(self.last_step, 0)
 
     def say(self, message: Message) -> None:
-        """Take a message; one failure that speaks on several lines is one message."""
+        """Add a message. A failure that prints several lines is one message."""
         self.read_lines += len(message.lines)
         last = self.messages[-1] if self.messages else None
         if (
@@ -180,7 +180,7 @@ class Draft:
             self.messages.append(replace(message, values=values))
 
     def save(self, line: Line, path: str) -> None:
-        """Take a checkpoint, written after the last record."""
+        """Add a checkpoint that was written after the last record."""
         self.read_lines += 1
         if len(self.checkpoints) < MOST_RECORDS:
             self.checkpoints.append((max(self.last_step, 0), line, path))
@@ -189,8 +189,8 @@ class Draft:
         return self.steps if sighting.shape.kind is Step else self.evals
 
     def _repeats(self, sighting: Sighting) -> bool:
-        """Whether the same record was read before: captures of a terminal overlap. What a log begins with, and what a
-        run begins with, is no overlap when it comes again: the log, the run, or another like it, begins anew."""
+        """Whether the same record was read before, because captures of a terminal overlap. The first line of a log or
+        run is not an overlap: if it appears again, the log or run starts again."""
         kept = self._of(sighting).kept
         low, high = 0, len(kept)
         while low < high:
@@ -202,7 +202,7 @@ class Draft:
 
     @property
     def _first_text(self) -> str | None:
-        """The line of the first record, of whatever kind; None before it."""
+        """The line of the first record of any kind; None before it."""
         lines = [sightings.kept[0].line for sightings in (self.steps, self.evals) if sightings.kept]
         return min(lines, key=lambda line: line.number).text if lines else None
 
@@ -211,7 +211,7 @@ class Draft:
         return last is not None and last.line.text == sighting.line.text
 
     def _place(self) -> bool:
-        """Give steps to records that print none; whether every step is told in the end."""
+        """Find steps for records that print none, from their epochs; whether every record now has a known step."""
         losses, evaluations = self.steps.kept, self.evals.kept
         everyone = (*losses, *evaluations)
         if all(sighting.told for sighting in everyone):
@@ -222,13 +222,13 @@ class Draft:
         steps = steps_by_epoch(losses, evaluations, per_epoch)
         trained, evaluated = pairwise(steps[: len(losses)]), pairwise(steps[len(losses) :])
         if any(after <= before for before, after in trained) or any(after < before for before, after in evaluated):
-            return False  # a damaged log: its epochs do not follow each other
+            return False  # a damaged log: its epochs are out of order
         placed = [sighting._replace(step=step) for sighting, step in zip(everyone, steps, strict=True)]
         self.steps.kept, self.evals.kept = placed[: len(losses)], placed[len(losses) :]
         return True
 
     def finish(self) -> LoggedRun:
-        """The run, complete."""
+        """The complete run."""
         told = self._place()
         values, lines, unresolved = self._dumped_config()
         counted = max(self.formats, key=lambda name: self.formats[name], default=None)
@@ -252,7 +252,7 @@ class Draft:
         )
 
     def _records(self) -> tuple[Record, ...]:
-        """Records in the order of the log, with the checkpoints among them."""
+        """Records and checkpoints in the order of the log."""
         records = [(s.line.number, s.record()) for s in (*self.evals.kept, *self.steps.kept)]
         best: dict[int, bool] = {}
         lowest = float("inf")
@@ -264,13 +264,13 @@ class Draft:
         return tuple(record for _, record in sorted(records, key=lambda pair: pair[0]))
 
     def _dumped_config(self) -> tuple[dict[str, object], dict[str, Line], set[str]]:
-        """Values, their lines, and unresolved keys of the config that the log repeats."""
+        """Values, their lines, and unresolved keys of the config that is printed in the log."""
         if not self.config_source:
             return {}, {}, set()
         numbered = self.config_source
         try:
             file = read_config("\n".join(line.text for line in numbered), _DEFAULTS)
-        except NotAConfig:  # wrapped or damaged: the lines that are whole still count
+        except NotAConfig:  # wrapped or damaged: read only the complete lines
             numbered = [line for line in numbered if _is_assignment(line.text)]
             file = read_config("\n".join(line.text for line in numbered), _DEFAULTS)
         lines = {key: numbered[number - 1] for key, number in file.lines.items() if number <= len(numbered)}

@@ -1,4 +1,4 @@
-"""Steps for records that print none: by their epoch, where the updates of an epoch are known."""
+"""Steps for records that print none: from their epoch, if the number of updates per epoch is known."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-MOST_EPOCHS, MOST_UPDATES = 1e6, 1e12  # more no run has: the line is damaged
+MOST_EPOCHS, MOST_UPDATES = 1e6, 1e12  # no run has more: such a line is damaged
 
 
 class Placed(Protocol):
-    """A record in its place in the log."""
+    """A record and its position in the log."""
 
     @property
-    def step(self) -> int: ...  # as printed; else how many losses the log had until then
+    def step(self) -> int: ...  # as printed; else the number of losses in the log so far
 
     @property
     def told(self) -> bool: ...  # whether the step was printed
@@ -23,8 +23,8 @@ class Placed(Protocol):
 
 
 def updates_per_epoch(printed: Mapping[str, object], total: object, records: Sequence[Placed]) -> float | None:
-    """How many updates an epoch has: of a run that printed its end, all of them over its last epoch; else as the
-    records say whose step is told. None where nothing does."""
+    """Updates per epoch. If the run printed its end, they follow from all its updates and its last epoch; else from the
+    records with a printed step. None if neither is there."""
     names = ("printed_last_epoch", "printed_seconds", "printed_seconds_per_step")
     last_epoch, seconds, each = map(printed.get, names)
     found: float | None = None
@@ -41,9 +41,10 @@ def updates_per_epoch(printed: Mapping[str, object], total: object, records: Seq
 
 
 def steps_by_epoch(losses: Sequence[Placed], evaluations: Sequence[Placed], per_epoch: float) -> list[int]:
-    """The steps of losses and evaluations, in their order.
+    """The steps of losses and evaluations, in order.
 
-    Epochs are printed with two decimals: where neighbours share one, losses are taken to be logged at even distances.
+    Epochs are printed with two decimals. If neighbours have the same epoch, losses are assumed to be logged at equal
+    intervals.
     """
     everyone = (*losses, *evaluations)
     steps = [round((record.epoch or 0.0) * per_epoch) for record in everyone]

@@ -1,4 +1,4 @@
-"""llm.c: its main.log (`s:12 trl:3.21 lr:0.0006 norm:0.22`), its stdout, and the table of settings it prints first."""
+"""llm.c: its main.log (`s:12 trl:3.21 lr:0.0006 norm:0.22`), its stdout, and the settings table it prints first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _log_step(found: re.Match[str], line: Line, step: int) -> Step:
 
 def _printed_step(found: re.Match[str], line: Line, step: int) -> Step:
     mfu = field_in(found, rf"({NUMBER})% (?:\w{{1,8}} )?MFU")
-    more = {} if measured(mfu) is None else {"printed_mfu": (mfu or 0) / 100}  # -100 %: a card it does not know
+    more = {} if measured(mfu) is None else {"printed_mfu": (mfu or 0) / 100}  # -100 % means an unknown card
     return step_record(
         step,
         loss=number(found["loss"]),
@@ -73,7 +73,7 @@ RECORDS = (
         )
         for needle in ("| loss ", "| train loss ")
     ),
-    RecordShape(  # its first versions, and the one for processors
+    RecordShape(  # its first versions, and its CPU version
         format="llm.c",
         kind=Step,
         needle=": train loss ",
@@ -109,7 +109,7 @@ _SETTINGS = {
 
 
 def _setting(found: re.Match[str]) -> Stated:
-    """A row of the table."""
+    """A row of the settings table."""
     name, text = found[1].strip(), found[2].strip()
     if name == "device":
         return Stated(printed={"card_name": text})

@@ -1,4 +1,4 @@
-"""What programs say beside their losses: out of memory, failed compilations, warnings, resumes."""
+"""What programs print besides their losses: out of memory, failed compilations, warnings, resumes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def frame(text: str) -> bool:
 
 
 def oom_goes_on(text: str) -> bool:
-    """Whether a line after an out-of-memory message may be the rest of it, wrapped."""
+    """Whether a line after an out-of-memory message may be its wrapped rest."""
     return _OOM_GOES_ON.search(text) is not None and not text.startswith("#") and not out_of_memory(text)
 
 
 def oom_message(lines: tuple[Line, ...], frames: Iterable[Line] | None) -> Message:
-    """The numbers of an out-of-memory message in bytes, and whether evaluation was under way (where frames tell)."""
-    # a terminal may have wrapped it inside a word, or at a space, which is then lost
+    """The sizes of an out-of-memory message in bytes, and whether it happened in evaluation (if frames show it)."""
+    # a terminal may have wrapped it inside a word, or at a space, which then is missing
     text, spaced = ("".join(line.text for line in lines), " ".join(line.text for line in lines))
     values: dict[str, object] = {**oom_sizes(spaced), **oom_sizes(text)}
     evaluating: tuple[Line, ...] = ()
@@ -50,10 +50,10 @@ def oom_message(lines: tuple[Line, ...], frames: Iterable[Line] | None) -> Messa
 
 @dataclass(frozen=True, slots=True)
 class Saying:
-    """A sentence worth a message, and the values in it."""
+    """A sentence that becomes a message, and the values in it."""
 
     kind: str
-    needle: str  # stands in it always
+    needle: str  # always part of it
     pattern: re.Pattern[str]
     values: Mapping[str, object] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ def _failed(cause: str, needle: str, text: str) -> Saying:
     return Saying("compile-failed", needle, shape(text), {"cause": cause})
 
 
-# The first that fits counts, so causes that can be named stand before the bare failure.
+# The first match wins, so known causes come before the general failure.
 SAYINGS = (
     Saying("few-sms", "SMs to use", shape(r"Not enough SMs to use max_autotune_gemm")),
     _failed("python-headers", "Python.h", r"Python\.h: No such file"),
@@ -99,5 +99,5 @@ NEEDLES = frozenset({"emory", 'File "', "Traceback", *(saying.needle for saying 
 
 
 def message_in(line: Line) -> Message | None:
-    """The message a line holds by itself."""
+    """The message in a single line; None if there is none."""
     return next((message for saying in SAYINGS if (message := saying.read(line))), None)

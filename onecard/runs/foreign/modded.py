@@ -1,4 +1,4 @@
-"""modded-nanogpt: `step:6200/6200 val_loss:3.27 train_time:…ms step_avg:…ms`; earlier records have llm.c's main.log."""
+"""modded-nanogpt: `step:6200/6200 val_loss:3.27 train_time:…ms step_avg:…ms`; early records use llm.c's main.log."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onecard.runs.records import Eval, Step
 
 
 def _times(found: re.Match[str]) -> tuple[float | None, dict[str, object]]:
-    """Training time so far, and the program's own average of a step: both without evaluation."""
+    """Training time so far and the program's own average per step, in seconds, both without evaluation."""
     elapsed = measured(seconds_in(found, rf"train_time:({NUMBER})ms"))
-    average = measured(seconds_in(found, rf"step_avg:({NUMBER})ms"))  # it is nan in the first ten steps
+    average = measured(seconds_in(found, rf"step_avg:({NUMBER})ms"))  # nan in the first ten steps
     return elapsed, {"seconds_per_step": average} if average else {}
 
 
@@ -30,7 +30,7 @@ def _eval(found: re.Match[str], line: Line, step: int) -> Eval:
 
 
 def _line(name: str, kind: type[Step] | type[Eval], record: ToRecord) -> RecordShape:
-    """The shape of a line that says the loss of this name."""
+    """The shape of a line with the loss of this name."""
     head = rf"step:(?P<step>{WHOLE})/(?P<of>{WHOLE}) {name}:(?P<loss>{NUMBER})"
     return RecordShape(
         format="modded-nanogpt",

@@ -24,13 +24,13 @@ from onecard.runs.records import Eval, Step
 
 
 def _step(found: re.Match[str], line: Line, step: int) -> Step:
-    """A step; nanochat prints a running mean of the loss, and the rate as a share of its highest."""
+    """A step. nanochat prints a running mean of the loss, and the learning rate as a fraction of its highest value."""
     minutes = field_in(found, rf"total time: ({NUMBER})m")
     mfu = field_in(found, rf"mfu: ({NUMBER})")
     more: dict[str, object] = {"smoothed": True}
     if (multiplier := field_in(found, rf"lrm: ({NUMBER})")) is not None:
         more["lr_multiplier"] = multiplier
-    if mfu and measured(mfu):  # 0 stands for a card it does not know
+    if mfu and measured(mfu):  # 0 means an unknown card
         more["printed_mfu"] = mfu / 100
     return step_record(
         step,

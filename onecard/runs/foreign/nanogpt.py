@@ -1,4 +1,4 @@
-"""nanoGPT's stdout, and the bare `step N: train loss, val loss` of its teaching versions."""
+"""nanoGPT's stdout, and the short `step N: train loss, val loss` of its teaching versions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _step(found: re.Match[str], line: Line, step: int) -> Step:
     mfu = number(groups["mfu"]) / 100 if groups.get("mfu") else None
     lr = field_in(found, rf"\blr:? ({NUMBER})")
     more: dict[str, object] = {"last_micro_batch": True}
-    if measured(mfu) is not None:  # -100 % stands for "not measured yet"
+    if measured(mfu) is not None:  # -100 % means "not measured yet"
         more["printed_mfu"] = mfu
     return step_record(step, loss=number(found["loss"]), line=line, seconds=seconds, lr=lr, more=more)
 
@@ -45,7 +45,7 @@ RECORDS = (
         format="nanogpt",
         kind=Step,
         needle="iter ",
-        # a time that is cut short matches nothing: the next line may hold the rest
+        # a time that is cut off does not match: the next line may have the rest
         pattern=shape(
             _HEAD + rf"(?:, (?!t(?:ime?|i)?(?: |$))[^,]{{1,40}}){{0,4}}"
             rf"(?:,? time (?P<time>{NUMBER}) ?(?P<unit>ms|s)\b(?:, mfu (?P<mfu>{NUMBER})%)?|\s*$)"
@@ -107,7 +107,7 @@ STATEMENTS = (
         says=config_count("vocab_size"),
     ),
 )
-# Of these two lines the sum is wanted, so the draft adds them up.
+# The sum of these two lines is needed, so the draft adds them.
 PARAMETER_TENSORS = shape(
     rf"num (?P<kind>decayed|non-decayed) parameter tensors: {COUNT}, with (?P<count>{COUNT}) parameters"
 )

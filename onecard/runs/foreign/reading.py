@@ -1,4 +1,4 @@
-"""Lines of bytes -> runs: one pass, little memory, and no text makes it fail."""
+"""Reads runs from lines of bytes, in one pass, with little memory. No text makes it fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATEMENTS: tuple[StatementShape, ...] = (
     *card_names.STATEMENTS,
 )
 
-# A line is looked at only if one of these stands in it, and most are ruled out for thousands of lines at once.
+# A line is read only if it contains one of these. Most of them are ruled out for thousands of lines at once.
 _WORDS = {
     *(known.needle for known in RECORDS),
     *(known.needle for known in STATEMENTS),
@@ -40,7 +40,7 @@ _WORDS = {
 }
 _NEEDLES = tuple(word.encode() for word in _WORDS if not any(other in word for other in _WORDS - {word}))
 _LINES_AT_ONCE = 4096
-_MOST_WRAPS = 8  # pieces a narrow terminal makes of one line
+_MOST_WRAPS = 8  # pieces into which a narrow terminal wraps one line
 _LONGEST_WRAP = 400
 _MOST_CONFIG_LINES, _MOST_FRAMES = 500, 200
 _MOST_COMMON, _ENOUGH_DECIMALS = 4, 6
@@ -64,7 +64,7 @@ def read_logs(lines: Iterable[bytes], *, source: str) -> tuple[LoggedRun, ...]:
     reading = _Reading(source)
     reading.read(chain(beginning, lines))
     runs = [draft.finish() for draft in reading.drafts if not draft.empty]
-    if any(run.records for run in runs):  # a stage that trained nothing is no run, unless it failed
+    if any(run.records for run in runs):  # a stage that trained nothing is not a run, unless it failed
         runs = [run for run in runs if run.records or any(said.kind in _FAILURES for said in run.messages)]
     if not runs:
         raise _nothing_read(source, reading)
@@ -72,7 +72,7 @@ def read_logs(lines: Iterable[bytes], *, source: str) -> tuple[LoggedRun, ...]:
 
 
 class _Reading:
-    """The place in a log: the runs found, and what the next line may continue."""
+    """The state of reading a log: the runs found so far, and what the next line may continue."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -80,20 +80,20 @@ class _Reading:
         self.lines = 0
         self._wrapped: Line | None = None  # the beginning of a record
         self._oom: list[Line] = []
-        self._frames: list[Line] | None = None  # of the traceback that is being printed
+        self._frames: list[Line] | None = None  # of the current traceback
         self._in_config = False
         self._last_shape: RecordShape | None = None
         self._record_line = 0  # the last line that held a record
         self._expects_more = False
-        self._long = False  # so many steps that not all are kept
-        self._records, self._statements = RECORDS, STATEMENTS  # those whose needles the lines at hand have
+        self._long = False  # there are too many steps to keep all
+        self._records, self._statements = RECORDS, STATEMENTS  # the shapes that may be in the current lines
 
     def read(self, lines: Iterator[bytes]) -> None:
         """Read to the end."""
         previous = b""
         while batch := list(islice(lines, _LINES_AT_ONCE)):
             together = b"".join(batch)
-            if b"\0" in together:  # UTF-16, as PowerShell writes: what is read of a log is ASCII
+            if b"\0" in together:  # UTF-16, as PowerShell writes it: everything we read in a log is ASCII
                 batch = [raw.replace(b"\0", b"") for raw in batch]
                 together = b"".join(batch)
             needles = self._look_for(together)
@@ -112,8 +112,8 @@ class _Reading:
         self.draft.last_line = self.lines
 
     def _look_for(self, together: bytes) -> Sequence[bytes]:
-        """The needles in many lines, and with them the shapes that these lines can have."""
-        if self._long or b"\x1b" in together:  # nearly every line is a step; or colours cut needles in two
+        """The needles that occur in these lines; also selects the shapes that these lines can have."""
+        if self._long or b"\x1b" in together:  # nearly every line is a step, or colour codes may split a needle
             self._records, self._statements = RECORDS, STATEMENTS
             return _NEEDLES
         present = [needle for needle in _NEEDLES if needle in together]
@@ -127,7 +127,7 @@ class _Reading:
         return self.drafts[-1]
 
     def _spares(self, raw: bytes) -> bool:
-        """Whether the line holds one step of very many, and not one that is kept: the quick way through a long log."""
+        """Whether the line is a step that will not be kept: the fast path through a long log."""
         known, draft = self._last_shape, self.drafts[-1]
         found = known.pattern.search(raw.decode("latin-1")) if known else None
         if not found or not found["loss"][-1].isdigit() or (step := int(found["step"])) <= draft.last_step:
@@ -142,7 +142,7 @@ class _Reading:
     def _line(self, raw: bytes, previous: bytes) -> None:
         for text in segments(raw):
             line = Line(self.lines, text)
-            begun = self._wrapped is not None  # then its rest comes first: `val loss 3.3` is elsewhere a record itself
+            begun = self._wrapped is not None  # if so, try its rest first: `val loss 3.3` can also be a record
             if self._oom and not self._goes_on(line):
                 self._end_oom()
             if (not begun and self._record(line)) or self._continued(line, previous) or (begun and self._record(line)):
@@ -157,7 +157,7 @@ class _Reading:
         )
 
     def _record(self, line: Line, *, across: int = 0) -> bool:
-        """Take the record in a line; one put together of two must lie `across` the place where they meet."""
+        """Add the record in a line. If the line was joined from two at `across`, the record must span that position."""
         last, shapes = self._last_shape, RECORDS if across else self._records
         for known in (last, *shapes) if last else shapes:
             found = known.pattern.search(line.text) if known.needle in line.text else None
@@ -167,16 +167,16 @@ class _Reading:
         return False
 
     def _whole(self, known: RecordShape, found: re.Match[str]) -> bool:
-        """Whether the loss has all its decimals: a line cut inside the number must not pass for another loss.
+        """Whether the loss has all its decimals: a number that is cut off must not be read as another loss.
 
-        What a program prints on other lines tells how many it prints; six are enough for one that prints all it has.
+        The program's other lines show how many decimals it prints. Six are enough if it prints all it has.
         """
         if found.end("loss") < len(found.string) or (not found["loss"][-1].isdigit() and found["loss"][-1] != "."):
             return True
         return decimals(found["loss"]) >= min(_ENOUGH_DECIMALS, self._usual_decimals(known, found) or _MOST_COMMON)
 
     def _usual_decimals(self, known: RecordShape, found: re.Match[str]) -> int | None:
-        """Decimals of the losses of this kind; None before the first."""
+        """The number of decimals in losses of this kind; None before the first loss."""
         last = (self.draft.steps if known.kind is Step else self.draft.evals).last
         texts = (last.loss if last else None, found.groupdict().get("train"))
         return max((decimals(text) for text in texts if text), default=None)
@@ -198,7 +198,7 @@ class _Reading:
             before = segments(previous[-_LONGEST_WRAP:])
             begun = Line(line.number - 1, before[-1]) if before else None
         if begun and len(begun.text) + len(line.text) <= _LONGEST_WRAP and line.number - begun.number <= _MOST_WRAPS:
-            for between in ("", " "):  # terminals drop a space at the edge
+            for between in ("", " "):  # a terminal drops a space at its edge
                 joined = Line(begun.number, begun.text + between + line.text)
                 if self._record(joined, across=len(begun.text)):
                     return True
@@ -211,7 +211,7 @@ class _Reading:
         return False
 
     def _give_up_wrapped(self, *, at_end: bool = False) -> None:
-        """The rest of a begun record never came: what is whole of it counts."""
+        """Stop waiting for the rest of a wrapped record, and add the part that is complete."""
         begun, self._wrapped = self._wrapped, None
         if begun is None:
             return
@@ -219,14 +219,14 @@ class _Reading:
             if known.cut and (found := known.cut.search(begun.text)):
                 self._take(known, found, begun)
                 return
-            # a line that goes no further is no wrapped one: this program prints few decimals
+            # the line was not wrapped after all: this program prints few decimals
             found = known.pattern.search(begun.text)
             if found and not at_end and self._usual_decimals(known, found) is None:
                 self._take(known, found, begun)
                 return
 
     def _config_line(self, line: Line) -> bool:
-        """Whether the line belongs to the config file that nanoGPT prints as it is."""
+        """Whether the line belongs to the config file that nanoGPT prints unchanged."""
         if not self._in_config or not _CONFIG_LINE.match(line.text):
             return False
         if len(self.draft.config_source) < _MOST_CONFIG_LINES:
@@ -238,7 +238,7 @@ class _Reading:
         if nanogpt.CONFIG_BEGINS.search(line.text):
             if self.draft.has_records or self.draft.begun:
                 self._next_run(line)
-            self._in_config = True  # nanoGPT takes several files, one after the other
+            self._in_config = True  # nanoGPT can take several files, one after the other
             self.draft.read_lines += 1
             self.draft.formats.setdefault("nanogpt", 0)
             return True
@@ -256,7 +256,7 @@ class _Reading:
         return False
 
     def _add_tensors(self, found: re.Match[str], line: Line) -> None:
-        """nanoGPT prints decayed and other parameters on two lines; their sum is every parameter."""
+        """Add up the two lines that nanoGPT prints: decayed and other parameters. Their sum is all parameters."""
         draft = self.draft
         draft.read_lines += 1
         draft.formats.setdefault("nanogpt", 0)
@@ -268,7 +268,7 @@ class _Reading:
             draft.printed_lines["printed_params_total"] = line
 
     def _other(self, line: Line) -> None:
-        """A line that is neither record nor statement: config text, a message, a frame of a traceback, or nothing."""
+        """Read a line that is neither record nor statement: config text, a message, a traceback frame, or nothing."""
         if self._oom or messages.out_of_memory(line.text):
             self._in_config = False
             self._oom.append(line)
@@ -283,7 +283,7 @@ class _Reading:
             self._frames.append(line)
 
     def _goes_on(self, line: Line) -> bool:
-        """Whether an out-of-memory message goes on in this line."""
+        """Whether an out-of-memory message continues on this line."""
         return messages.oom_goes_on(line.text) and len(self._oom) < messages.MOST_OOM_LINES
 
     def _end_oom(self) -> None:
@@ -293,12 +293,12 @@ class _Reading:
             self._frames = None
 
     def _next_run(self, line: Line) -> None:
-        """Begin another run at this line."""
+        """Start another run at this line."""
         self.draft.last_line = line.number - 1
         self.drafts.append(Draft(self.source, first_line=line.number))
 
 
-# The beginning of a record that ends too soon: its first word and number, and then nothing, or no more than the loss.
+# The start of a record that is cut off: its first word and number, then nothing or only the loss.
 _RECORD_BEGINS = shape(
     r"(?:iter|[Ss]tep)[ :]{0,5}(?:$|\d{1,12}(?:[:,]? ?\w{0,5} ?\w{0,4} ?$|[:,]? (?:train )?loss|[/ ][\d(|]|/?$))"
     r"|\bs:\d{0,12} ?(?:t|$)|\{'(?:eval_)?loss"
@@ -309,12 +309,12 @@ _FAILURES = ("oom", "compile-failed")
 
 
 def _begins(text: str) -> bool:
-    """Whether a record may begin in a line that holds none."""
+    """Whether a line without a complete record may be the start of one."""
     return any(word in text for word in _BEGINNINGS) and _RECORD_BEGINS.search(text[-_LONGEST_WRAP:]) is not None
 
 
 def _occurs(needle: str, words: Sequence[str], together: bytes) -> bool:
-    """Whether a needle stands in the lines, of which the shorter words that do are known."""
+    """Whether a needle occurs in the lines; `words` are the shorter words known to occur."""
     return any(word in needle for word in words) and needle.encode() in together
 
 
@@ -323,12 +323,12 @@ def _nothing_read(source: str, reading: _Reading) -> OnecardError:
         return OnecardError(
             f"{source} is empty",
             why="a log has lines such as `iter 100: loss 4.1234, time 250.00ms, mfu 30.00%`",
-            fix="give the file that the training program's output went to",
+            fix="give the file that holds the training program's output",
             name="empty-log",
         )
     return OnecardError(
         f"no run was found in {source}",
-        why=f"none of its {reading.lines:,} lines has the form of a loss, a config or an error message that is known",
-        fix="give a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer, or a folder of onecard",
+        why=f"none of its {reading.lines:,} lines looks like a loss, a config or a known error message",
+        fix="give a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer, or a onecard run folder",
         name="unreadable-log",
     )

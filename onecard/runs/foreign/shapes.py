@@ -1,4 +1,4 @@
-"""What a reader of a format consists of: the shapes of its lines, and what each shape says."""
+"""The parts of a log reader: the shapes of a format's lines, and what each shape means."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ToRecord = Callable[[re.Match[str], Line, int], Step | Eval]  # the record of a 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordShape:
-    """A line that holds a step or an evaluation. The group "step" is its number where it has one, "loss" its loss.
+    """A line with a step or an evaluation. The group "step" is its number, if it has one; the group "loss" its loss.
 
-    The pattern covers the line to its end, so that a line wrapped or cut short does not match; then `cut` counts.
+    The pattern covers the line to its end, so a line that is wrapped or cut off does not match; `cut` is for those.
     """
 
     format: LogFormat
     kind: type[Step] | type[Eval]
-    needle: str  # stands in every such line
+    needle: str  # part of every such line
     pattern: re.Pattern[str]
     record: ToRecord
     cut: re.Pattern[str] | None = None
@@ -37,7 +37,7 @@ class Stated:
 
     config: Mapping[str, object] = field(default_factory=dict)
     printed: Mapping[str, object] = field(default_factory=dict)  # fields of LoggedRun by name
-    position: tuple[int, int] | None = None  # the step a progress bar shows, and of how many
+    position: tuple[int, int] | None = None  # the step that a progress bar shows, and the total
 
 
 Says = Callable[[re.Match[str]], Stated]
@@ -45,7 +45,7 @@ Says = Callable[[re.Match[str]], Stated]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatementShape:
-    """A line that states something; `begins` where a program prints it once, at the start of a run."""
+    """A line that states something; `begins` is True if a program prints it once, at the start of a run."""
 
     format: LogFormat | None
     needle: str
@@ -55,29 +55,29 @@ class StatementShape:
 
 
 def config_count(key: str) -> Says:
-    """That a line's count, its first group, is the value of a config key."""
+    """A function that reads a line's count, its first group, as the value of a config key."""
     return lambda found: Stated(config={key: whole(found[1])})
 
 
 def printed_count(name: str) -> Says:
-    """That a line's count, its first group, is what the run printed of itself."""
+    """A function that reads a line's count, its first group, as a figure that the run printed about itself."""
     return lambda found: Stated(printed={name: whole(found[1])})
 
 
 @cache
 def shape(text: str) -> re.Pattern[str]:
-    """A pattern to search for in a line; digits are ASCII."""
+    """The compiled pattern to search for in a line; digits are ASCII."""
     return re.compile(text, re.ASCII)
 
 
 def field_in(found: re.Match[str], pattern: str) -> float | None:
-    """The number that a pattern finds in the matched part of a line: what follows it may be cut."""
+    """The number that a pattern finds in the matched part of a line; the rest of the line may be cut off."""
     field = shape(pattern).search(found[0])
     return float(field[1].replace(",", "").replace("_", "")) if field else None
 
 
 def seconds_in(found: re.Match[str], milliseconds: str) -> float | None:
-    """The time that a pattern of milliseconds finds in the matched part of a line."""
+    """The time in seconds that a pattern for milliseconds finds in the matched part of a line."""
     time = field_in(found, milliseconds)
     return time / 1000 if time is not None else None
 
@@ -94,7 +94,7 @@ def step_record(
     tokens_per_second: float | None = None,
     more: Mapping[str, object] = MappingProxyType({}),
 ) -> Step:
-    """A Step of a foreign log: what such logs never say is None, and so is a time or rate that is none."""
+    """A Step from another program's log. Values that such logs never have are None, and so are impossible times."""
     seconds, elapsed_seconds = measured(seconds), measured(elapsed_seconds)
     tokens_per_second, lr = measured(tokens_per_second), measured(lr)
     printed = {"printed_tokens_per_second": tokens_per_second, "printed_seconds": seconds}
@@ -117,7 +117,7 @@ def step_record(
 
 
 def measured(value: float | None) -> float | None:
-    """The value if it is finite and not negative: a damaged line may say anything."""
+    """The value if it is finite and not negative, else None: a damaged line may hold anything."""
     return value if value is not None and 0 <= value < math.inf else None
 
 
@@ -131,7 +131,7 @@ def eval_record(
     bits_per_byte: float | None = None,
     more: Mapping[str, object] = MappingProxyType({}),
 ) -> Eval:
-    """An Eval of a foreign log."""
+    """An Eval from another program's log."""
     return Eval(
         step=step,
         tokens=None,
@@ -150,5 +150,5 @@ def eval_record(
 
 
 def val_record(found: re.Match[str], line: Line, step: int) -> Eval:
-    """The Eval of a line whose "loss" is a validation loss, and which says no more."""
+    """The Eval of a line whose only value is "loss", a validation loss."""
     return eval_record(step, line=line, val_loss=number(found["loss"]))

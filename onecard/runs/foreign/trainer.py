@@ -25,7 +25,7 @@ from onecard.runs.records import Eval, Record, Step
 
 
 def _value(name: str) -> str:
-    """A pattern for an entry; versions differ in whether numbers stand in quotes."""
+    """A pattern for an entry; some versions put numbers in quotes."""
     return rf"'{name}': '?({NUMBER})"
 
 
@@ -55,9 +55,9 @@ def _epoch(epoch: float | None) -> dict[str, object]:
 
 
 def _entries(loss: str, kind: type[Step] | type[Eval], record: ToRecord) -> RecordShape:
-    """The shape of a dictionary that begins with the loss of this name.
+    """The shape of a dictionary that starts with the loss of this name.
 
-    No step stands in it: that follows from the epoch or the progress bar, else lines are counted.
+    It has no step. The step comes from the epoch or the progress bar, else lines are counted.
     """
     return RecordShape(
         format="hf-trainer",
@@ -78,7 +78,7 @@ def _bar(found: re.Match[str]) -> Stated:
 
 
 def _whole_run(seconds: float, updates_per_second: float, *, epoch: float | None) -> dict[str, object]:
-    """What the last line says; its rate is of the updates planned, which early stopping does not make."""
+    """The times on the last line, in seconds. Its rate counts all planned updates, even after early stopping."""
     if not (0 < seconds < math.inf and 0 < updates_per_second < math.inf):
         return {}
     said: dict[str, object] = {"printed_seconds": seconds, "printed_seconds_per_step": 1 / updates_per_second}
@@ -136,14 +136,14 @@ _INNERMOST = re.compile(r"\{[^{}]*\}")
 
 
 def is_state(beginning: bytes) -> bool:
-    """Whether a file that begins so is a trainer_state.json."""
+    """Whether a file with this beginning is a trainer_state.json."""
     return beginning.lstrip()[:1] == b"{" and any(
         name in beginning for name in (b'"log_history"', b'"best_metric"', b'"best_global_step"')
     )
 
 
 def state_run(text: str, *, source: str) -> LoggedRun | None:
-    """The run of a trainer_state.json, whole or cut short; None if it holds no losses."""
+    """The run in a trainer_state.json, complete or cut off; None if it has no losses."""
     records: list[Record] = []
     whole_run: dict[str, object] = {}
     number_of_line, position = 1, 0
@@ -204,5 +204,5 @@ def _state_record(entry: Mapping[str, object], line: Line) -> Record | None:
 
 
 def _is_value(name: str, value: float) -> bool:
-    """Whether a number can be meant; of a loss any is, infinite too: then the run is lost."""
+    """Whether a number is plausible. Any loss is, even an infinite one: then the run has diverged."""
     return (name in ("loss", "eval_loss") and isinstance(value, float)) or not abs(value) > 1e300
