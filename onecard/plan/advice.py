@@ -59,6 +59,7 @@ def ranked_fixes(
     card: Card | None,
     memory: Memory,
     *,
+    needed_bytes: int | None = None,
     available_bytes: int | None,
     other_bytes: int = 0,
     trainer: TrainerName = "nanogpt",
@@ -67,8 +68,8 @@ def ranked_fixes(
 ) -> list[Fix]:
     """Fixes for a run under `trainer`: cures of the same run first, the cheapest leading; then by what they save.
 
-    `memory` is what the run takes as it is. With `ours`, what it takes under onecard, training with
-    onecard is among the fixes of a nanoGPT run.
+    `memory` is what the run takes in its room, `needed_bytes` what it takes where there is room enough (the same, if
+    None). With `ours`, what it takes under onecard, training with onecard is among the fixes of a nanoGPT run.
     `expandable_segments`: nanoGPT's environment asks for them already.
     """
     asked = Asked(
@@ -76,6 +77,7 @@ def ranked_fixes(
         card=card,
         trainer=trainer,
         memory=memory,
+        needed_bytes=memory.process_bytes if needed_bytes is None else needed_bytes,
         available_bytes=available_bytes,
         expandable_segments=expandable_segments,
     )
@@ -104,7 +106,7 @@ def _fix(asked: Asked, remedy: Remedy, after: Memory | Candidate, *, trainer: Tr
         patch=remedy.patch,
         environment=EXPANDABLE if expandable and trainer == "nanogpt" else "",
         code=remedy.code,
-        saves_bytes=asked.memory.process_bytes - after.process_bytes,
+        saves_bytes=asked.needed_bytes - after.process_bytes,
         slowdown=asked.slowdown(asked.config.replace(remedy.patch), trainer),
         fits=after.fits,
         safe=after.safe if isinstance(after, Candidate) else asked.is_safe(after),
@@ -209,7 +211,7 @@ def _smaller_weights(asked: Asked) -> Iterator[Fix]:
         trainer=asked.trainer,
         patch=found.patch,
         environment=EXPANDABLE if found.expandable_segments else "",
-        saves_bytes=asked.memory.process_bytes - found.process_bytes,
+        saves_bytes=asked.needed_bytes - found.process_bytes,
         slowdown=asked.slowdown(found.config, asked.trainer),
         fits=found.fits,
         safe=found.safe,

@@ -22,7 +22,8 @@ class Asked:
     config: RunConfig
     card: Card | None
     trainer: TrainerName
-    memory: Memory
+    memory: Memory  # in the room it has
+    needed_bytes: int  # what the driver shows for it where there is room enough
     available_bytes: int | None  # what the driver may show for the process; None where no card is known
     expandable_segments: bool = False  # of nanoGPT: its environment asks for them already
 
@@ -30,7 +31,7 @@ class Asked:
     def room_bytes(self) -> int | None:
         """The room of a run that has too little; None where it has enough, or no card is known."""
         available = self.available_bytes
-        return available if available is not None and not is_roomy(self.memory, available) else None
+        return available if available is not None and self.needed_bytes > ROOMY * available else None
 
     def memory_with(
         self, patch: Mapping[str, Any], *, expandable_segments: bool = False, returns_logits: bool = True

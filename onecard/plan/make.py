@@ -265,6 +265,7 @@ def make_plan(
         config,
         card,
         plan.trainers[plan.in_need].in_room,
+        needed_bytes=plan.trainers[plan.in_need].memory.process_bytes,
         available_bytes=room_bytes,
         other_bytes=_held_by_others(place),
         trainer=plan.in_need,

@@ -243,12 +243,20 @@ def _saved_by_returning_only_the_loss(case: Case, config: RunConfig, *, vocabula
         sizes = f"{each} bytes x {config.batch_size} x {config.block_size:,} tokens x {vocabulary_size:,}"
         return copy_bytes, f"at least: one copy of the logits is {sizes}; the shape is not known, so it is not planned"
     config, card = settled(planned, case.card), case.card
-    room = case.place.room_bytes_for(config) if case.place else None
-    memory = predict_nanogpt(config, card, available_bytes=room)
-    run = Asked(config=config, card=card, trainer="nanogpt", memory=memory, available_bytes=room)
+    room, available = (
+        (case.place.room_bytes_for(config), case.place.available_bytes_for(config)) if case.place else (None, None)
+    )
+    run = Asked(
+        config=config,
+        card=card,
+        trainer="nanogpt",
+        memory=predict_nanogpt(config, card, available_bytes=room),
+        needed_bytes=predict_nanogpt(config, card, available_bytes=available).process_bytes,
+        available_bytes=room,
+    )
     (remedy,) = [remedy for remedy in free_remedies(run) if remedy.name == LOSS_ONLY]
     without = run.memory_with(remedy.patch, returns_logits=remedy.returns_logits)
-    return run.memory.process_bytes - without.process_bytes, f"planned again without them: {remedy.why}"
+    return run.needed_bytes - without.process_bytes, f"planned again without them: {remedy.why}"
 
 
 @needs(CONFIG, formats=("nanogpt", "minimal", "messages"))
