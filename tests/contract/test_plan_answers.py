@@ -1,0 +1,102 @@
+"""Answers of a plan that must not mislead: the data here, the allocator's settings, the card in this machine."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onecard.ask.place import place_named
+from onecard.plan.place import DESKTOP_BYTES
+from tests.contract.conftest import Command
+from tests.unit.test_machine import fake_nvml
+
+CONFIG = "dataset = 'mine'\nbatch_size = 8\ngradient_accumulation_steps = 64\nmax_iters = 100\neval_iters = 20\n"
+ON_A_4070 = ("--gpu", "RTX 4070")
+
+
+def made_data(folder: Path, *, train: int, val: int) -> Path:
+    folder.mkdir(parents=True)
+    for name, tokens in (("train.bin", train), ("val.bin", val)):
+        np.zeros(tokens, dtype=np.uint16).tofile(folder / name)
+    return folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder like a nanoGPT checkout: a config, and small data that it names."""
+    root = tmp_path / "checkout"
+    made_data(root / "data" / "mine", train=5_000_000, val=4_000)
+    (root / "config").mkdir()
+    (root / "config" / "train_mine.py").write_text(CONFIG)
+    return root
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in the checkout", "from elsewhere"])
+def test_a_plan_uses_the_sizes_of_the_data_that_is_here(onecard: Command, checkout: Path, inside: bool) -> None:
+    config = "config/train_mine.py" if inside else str(checkout / "config" / "train_mine.py")
+    cwd = {"cwd": checkout} if inside else {}
+    plan = onecard("plan", config, *ON_A_4070, "--json", **cwd).json
+    assert (plan["data"]["train_tokens"], plan["data"]["val_tokens"]) == (5_000_000, 4_000)
+    assert plan["data"]["epochs"] == pytest.approx(100 * 524_288 / 5_000_000)
+    findings = {finding["rule"]: finding for finding in plan["findings"]}
+    assert "reads its training data 10.5 times" in findings["too-many-epochs"]["what"]
+    assert "has 4,000 tokens" in findings["val-set-tiny"]["what"]
+    shown = onecard("plan", config, *ON_A_4070, **cwd).stdout
+    assert "5.00M tokens, 4,000 for validation; read 10 times" in " ".join(shown.split())
+
+
+def test_without_the_data_a_plan_says_that_its_size_is_not_checked(onecard: Command) -> None:
+    shown = onecard("plan", "-", *ON_A_4070, stdin=CONFIG)
+    assert "mine: not found here, so its size is not checked" in shown.stdout
+    plan = onecard("plan", "-", *ON_A_4070, "--json", stdin=CONFIG).json
+    assert plan["data"]["train_tokens"] is None
+    assert not plan["findings"]
+
+
+def test_a_budget_reads_no_data_more_than_four_times(onecard: Command, checkout: Path) -> None:
+    shown = onecard("plan", "config/train_mine.py", *ON_A_4070, "--hours", "48", cwd=checkout)
+    plan = onecard("plan", "config/train_mine.py", *ON_A_4070, "--hours", "48", "--json", cwd=checkout).json
+    for proposal in plan["proposals"]:
+        assert proposal["tokens"] <= 4 * 5_000_000
+    assert "data/mine has 5.00M tokens: they are read " in shown.stdout
+    free = onecard("plan", *ON_A_4070, "--hours", "48").stdout
+    assert "assumed: fineweb has at least that many tokens" in free
+
+
+def test_data_that_is_too_small_for_any_run_is_the_reason_that_is_given(onecard: Command, tmp_path: Path) -> None:
+    made_data(tmp_path / "here" / "data" / "mine", train=200_000, val=4_000)
+    refused = onecard("plan", "-", *ON_A_4070, "--hours", "48", stdin=CONFIG, cwd=tmp_path / "here")
+    assert refused.code == 1
+    assert "more data: data/mine has 200,000 tokens" in refused.stdout
+
+
+@pytest.mark.parametrize("asked", ["key", "environment"])
+def test_expandable_segments_are_planned_for_nanogpt_too(onecard: Command, asked: str) -> None:
+    def nanogpt(*arguments: str, **environment: str) -> Any:
+        typed = ["plan", "-", *ON_A_4070, "--trainer", "nanogpt", "--json", *arguments]
+        return onecard(*typed, stdin="batch_size = 16\n", **environment).json
+
+    plain = nanogpt()
+    if asked == "key":
+        expandable = nanogpt("--expandable_segments=True")
+    else:
+        expandable = nanogpt(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:512,expandable_segments:True")
+        assert expandable["origins"]["expandable_segments"] == "PYTORCH_CUDA_ALLOC_CONF"
+    before, after = plain["trainers"]["nanogpt"], expandable["trainers"]["nanogpt"]
+    assert before["process_bytes"] != after["process_bytes"]
+    assert "expandable segments" in after["assumptions"]
+    assert after["environment"] == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert "expandable-segments" not in {fix["name"] for fix in expandable["fixes"]}
+
+
+def test_a_named_card_that_is_in_this_machine_is_taken_as_its_driver_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", fake_nvml())
+    here, other = place_named("RTX 4070", None, None), place_named("RTX 3090", None, None)
+    assert here
+    assert here.other_bytes == 2150 * 2**20, "what the driver counts, less its own share"
+    assert other
+    assert other.other_bytes is None, "another card than this machine's first"
+    said = place_named("RTX 4070", None, DESKTOP_BYTES)
+    assert said
+    assert said.other_bytes == DESKTOP_BYTES
