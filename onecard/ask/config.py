@@ -8,12 +8,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from onecard.ask.nearby import configs_near
 from onecard.ask.text import THERE, read_text
 from onecard.errors import ConfigError, OnecardError
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from onecard.data.dataset import Dataset
 
 STDIN = "-"
-MOST_LOOKED_AT = 50  # files of a folder that are read to find a config among them
 
 Named = str | Mapping[str, object] | None  # a path or -, keys and values, or the packaged default
 Flags = Sequence[tuple[str, str]]  # keys and values as typed
@@ -48,26 +47,9 @@ def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Reso
     name = "standard input" if config == STDIN else path.name
     if path.suffix == ".json":
         text = _said_in_json(text, name)
-    return with_pretrained_shape(resolve(text, filename=name, flags=flags, others=partial(configs_near, path)))
-
-
-def configs_near(path: Path) -> list[str]:
-    """Config files beside a file, or in config/ or configs/ there or here, as a command names them."""
-    folders = [place / name for place in (path.parent, Path()) for name in ("config", "configs")]
-    found = [file for folder in (*folders, path.parent) for file in sorted(folder.glob("*.py"))[:MOST_LOOKED_AT]]
-    return [quote(str(file)) for file in dict.fromkeys(found) if file != path and _is_config(file)]
-
-
-def _is_config(file: Path) -> bool:
-    """Whether a file is a config and not a program: it sets keys, and runs nothing."""
-    from onecard.config.reader import NotAConfig, read_config
-    from onecard.config.schema import KEYS
-
-    try:
-        said = read_config(read_text(file), {})
-    except (NotAConfig, OnecardError):
-        return False
-    return bool(said.lines.keys() & KEYS.keys()) and not said.code
+    return with_pretrained_shape(
+        resolve(text, filename=name, flags=flags, others=lambda: [quote(str(file)) for file in configs_near(path)])
+    )
 
 
 def _said_in_json(text: str, name: str) -> str:

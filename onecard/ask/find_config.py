@@ -7,7 +7,6 @@ equally. Files are read, never run.
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from onecard.ask.nearby import is_config
 from onecard.config.reader import MAX_FILE_BYTES
 from onecard.errors import OnecardError
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 MOST_FILES = 200  # looked at in each folder
 MOST_NAMED = 4  # of several that fit
 FORMATS = ("nanogpt", "minimal", "messages")  # logs of trainers that read such a config
-_PROGRAM = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.With, ast.Try)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +89,10 @@ def _fit(path: str, log: Path, runs: Sequence[LoggedRun]) -> _Fit | None:
     """How a file goes with the runs of a log; None for one that is not a config, or that nothing connects with it."""
     from onecard.ask.config import config_as_typed
     from onecard.ask.text import read_text
-    from onecard.config.reader import read_config
-    from onecard.config.schema import KEYS
 
     try:
         text = read_text(Path(path))
-        if any(isinstance(statement, _PROGRAM) for statement in ast.parse(text).body):
-            return None  # train.py, which has all keys, and others like it
-        if not read_config(text, {}).values.keys() & KEYS:
+        if not is_config(text):  # train.py, which sets all keys, is a program
             return None
         resolved = config_as_typed(path, [])
     except (OnecardError, SyntaxError, ValueError, RecursionError, MemoryError):

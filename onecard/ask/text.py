@@ -12,8 +12,6 @@ from onecard.errors import ConfigError
 
 THERE = "name a file that exists"
 CONFIG_FILE = "config file"
-CONFIG_FOLDERS = ("config", "configs", ".")  # where nanoGPT, we and most people keep them
-MOST_SHOWN, MOST_READ = 3, 100  # files
 
 
 def read_text(source: Path | BinaryIO, *, kind: str = CONFIG_FILE, otherwise: str = THERE) -> str:
@@ -29,6 +27,8 @@ def read_text(source: Path | BinaryIO, *, kind: str = CONFIG_FILE, otherwise: st
         else:
             raw = source.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as problem:
+        from onecard.ask.nearby import nearby_config  # which reads texts, too
+
         raise ConfigError(
             f"there is no file {name}",
             why=f"looked for a {kind} from the folder {Path.cwd().name}/",
@@ -56,42 +56,6 @@ def _unreadable(name: str, kind: str, why: str) -> ConfigError:
     return ConfigError(
         f"{name} cannot be read as a {kind}", why=why, fix=f"name a {kind}, {example}", name="unreadable-file"
     )
-
-
-def nearby_config(path: Path, *, otherwise: str) -> str:
-    """The config file that was probably meant, or those there are: beside `path`, in config/, configs/ and here."""
-    folders = dict.fromkeys(Path(folder) for folder in (path.parent, *CONFIG_FOLDERS))
-    files = [file for folder in folders for file in _python_files(folder)]
-    configs = [file for file in files[:MOST_READ] if _sets_a_key(file)]
-    meant = nearest(path.name, [file.name for file in configs])
-    if meant:
-        found = next(file for file in configs if file.name == meant)
-        return f"did you mean {quote(str(found))} ?"
-    if not configs:
-        return otherwise
-    shown = ", ".join(quote(str(file)) for file in configs[:MOST_SHOWN])
-    more = f" and {len(configs) - MOST_SHOWN} more" if len(configs) > MOST_SHOWN else ""
-    instead = otherwise.removeprefix(THERE).removeprefix(", or ")
-    return f"name a config file: {shown}{more}" + (f"; or {instead}" if instead else "")
-
-
-def _python_files(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.glob("*.py"))
-    except (OSError, ValueError):
-        return []
-
-
-def _sets_a_key(file: Path) -> bool:
-    """Whether a Python file sets a config key: model.py and the like do not."""
-    from onecard.config.reader import NotAConfig, read_config
-    from onecard.config.schema import KEYS
-
-    try:
-        read = read_config(read_text(file), {})
-    except (ConfigError, NotAConfig):
-        return False
-    return not KEYS.keys().isdisjoint(read.lines)
 
 
 def neighbour(path: Path, *, otherwise: str) -> str:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from onecard.ask.text import nearby_config, read_text
+from onecard.ask.nearby import nearby_config
+from onecard.ask.text import read_text
 from onecard.errors import ConfigError
 
 MODEL = "import torch\n\nclass GPT:\n    n_layer = 12\n\ndef main():\n    batch_size = 3\n"
