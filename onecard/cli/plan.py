@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from onecard.ask.config import config_to_plan, data_places
-from onecard.ask.data_sizes import sizes_of_data
 from onecard.ask.place import place_named
 from onecard.ask.questions import check_questions
 from onecard.cli.files import PathType, without_config
@@ -156,6 +155,7 @@ def _place_typed(options: Options) -> list[str]:
 
 
 def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
+    from onecard.ask.data_sizes import sizes_of_data
     from onecard.plan.budget import budget_of
     from onecard.plan.make import make_plan
 

@@ -322,7 +322,7 @@ def test_the_mark_between_texts_begins_a_text(onecard: Any, trained: Path) -> No
         (["r", "--out_dir=r"], "usage", "leave --out_dir out"),
         (["r", "--seed=1", "--sample-seed", "2"], "usage", "leave --seed out"),
         ([], "usage", "onecard sample runs/default, or nanoGPT's --out_dir=runs/default"),
-        (["r", "--start=FILE:not-there.txt"], "no-such-file", "name a file that is there"),
+        (["r", "--start=FILE:not-there.txt"], "no-such-file", "name a file that exists"),
         (["r", "--init_from=gpt2-xl"], "unexpected-key", "onecard import gpt2-xl --download"),
         (["r", "--compile=True"], "unexpected-key", "leave --compile out"),
         (["r", "--dtype=bfloat16"], "unexpected-key", "leave --dtype out"),
@@ -333,7 +333,7 @@ def test_the_mark_between_texts_begins_a_text(onecard: Any, trained: Path) -> No
         (
             ["r", "--device=cuda:99"] if not torch.cuda.is_available() else ["r", "--device=mps"],
             "no-gpu",
-            "--device=auto",
+            "install a torch with CUDA",
         ),
         (["r", "--num_samples=0"], "usage", "onecard sample --help"),
         (["--out_dir=out"], "nanogpt-folder", "onecard import out/ckpt.pt, then onecard sample runs/out"),
@@ -635,7 +635,7 @@ def test_nanogpt_is_not_told_to_sample_with_a_tokenizer_that_is_not_its_own(onec
     assert onecard("train", *TINY, "--dataset=numbers", "--out_dir=n").code == 0
     done = onecard("export", "n", "--to", "nanogpt", "--out", "out")
     assert done.code == 0
-    assert "nanoGPT's sample.py would take GPT-2's tokens" in done.err
+    assert "nanoGPT's sample.py would read GPT-2's tokens" in done.err
     assert "python sample.py" not in done.err
     assert [command.split()[0] for command in done.next] == ["cat", "python"]
     shutil.rmtree("data")

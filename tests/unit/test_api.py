@@ -294,7 +294,7 @@ def test_a_plan_refuses_what_the_command_refuses() -> None:
         onecard.make_plan(gpu="RTX 4070", params=350_000_000)
     with pytest.raises(onecard.OnecardError, match="12345"):
         onecard.make_plan(gpu=12345)  # type: ignore[arg-type]
-    with pytest.raises(onecard.OnecardError, match="'foo' is no trainer"):
+    with pytest.raises(onecard.OnecardError, match="'foo' is not a trainer"):
         onecard.make_plan(gpu="RTX 4070", trainer="foo")  # type: ignore[arg-type]
 
 

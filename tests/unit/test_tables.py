@@ -34,14 +34,14 @@ def figures(text: str) -> set[str]:
 def test_a_narrow_plan_has_every_figure_of_a_wide_one(asked: dict[str, object], width: int) -> None:
     plan = onecard.make_plan(CONFIG, gpu="RTX 4070", other_bytes=2**31, **asked)  # type: ignore[arg-type]
     wide, narrow = printed(plan, 400), printed(plan, width)
-    assert len(figures(wide)) > 10
+    assert len(figures(wide)) >= 10
     assert figures(wide) - figures(narrow) == set()
     assert "…" not in narrow
 
 
 def test_the_memory_table_wraps_names_to_forty_columns() -> None:
     shown = printed(onecard.make_plan(CONFIG, gpu="RTX 4070"), 40)
-    table = shown[shown.index("at the peak") : shown.index("peak in training")]
+    table = shown[shown.index("\nnanoGPT,") : shown.index("\nmore:")]
     assert max(map(len, table.splitlines())) <= 41
 
 
