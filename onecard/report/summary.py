@@ -93,7 +93,7 @@ def _speed_words(speed: Speed | None) -> str:
     if speed is None:
         return "unknown: no card whose speed is known"
     rate = f"{speed.tokens_per_second.likely / 1000:,.1f}k tokens/s ({spread(speed)})"
-    return f"{rate}, MFU {speed.mfu:.0%}{counted(speed)}"
+    return f"{rate}, MFU {speed.mfu:.0%}" + (counted(speed) if speed.mfu > 1 else "")
 
 
 def _time_words(speed: Speed | None) -> str:
@@ -104,10 +104,10 @@ def _time_words(speed: Speed | None) -> str:
 
 
 def spread(speed: Speed) -> str:
-    """`±15%`; where the card's peak bounds it, `-15% to +3%`"""
+    """`±15%`; where the card's peak bounds it above, `-15% to +3%`"""
     rate = speed.tokens_per_second
     less, more = 1 - rate.low / rate.likely, rate.high / rate.likely - 1
-    return f"±{speed.spread:.0%}" if more > 0.99 * speed.spread else f"-{less:.0%} to +{more:.0%}, the card's peak"
+    return f"±{speed.spread:.0%}" if more > 0.99 * speed.spread else f"-{less:.0%} to +{more:.0%}"
 
 
 def counted(speed: Speed) -> str:

@@ -146,6 +146,7 @@ CASES = {  # what people type most, and nothing about it is long
     "under nanoGPT alone": (NOTE_002, [*DESKTOP, "--trainer", "nanogpt"]),
     "a fit": (NOTE_002, ["--gpu", "RTX 4070", "--fit"]),
     "no card": (NOTE_001, ["--gpu", "none"]),
+    "an MFU near the card's peak": ("batch_size = 16\ngradient_accumulation_steps = 32\n", ["--gpu", "RTX 4070"]),
 }
 
 

@@ -17,9 +17,9 @@ OPTIMIZER_TEMPORARIES = "optimizer temporaries"
 TAGS: dict[str, str] = {
     WEIGHTS: "float32",
     GRADIENTS: "float32, until zero_grad",
-    OPTIMIZER_STATE: "AdamW's two moments, float32",
+    OPTIMIZER_STATE: "AdamW's moments, float32",
     WEIGHT_CASTS: "half-precision copies",
-    ACTIVATIONS: "for the backward pass",
+    ACTIVATIONS: "for backward",
     ATTENTION: "q, k, v, output",
     LOGITS_AND_LOSS: "all logits still held, and the loss's copies and gradients",
     GRADIENTS_IN_FLIGHT: "of activations, and of weights not yet added up",
