@@ -37,14 +37,15 @@ def print_plan(
     print_lines([*_run_lines(plan, details=details), *_data_lines(plan), *_place_lines(plan)], console)
     if plan.nanogpt and plan.nanogpt.condition:
         print_lines([("nanoGPT", plan.nanogpt.condition)], console)
+    narrower = (plan.fit or plan.sensitivity is not None) and not details  # a question of its own: that answer alone
     if details:
         print_lines(_loss_lines(plan), console)
         print_trainers(plan, console)
         for name, planned in plan.trainers.items():
             print_memory(planned, plan, console, trainer=name)
-    elif not plan.fit:
+    elif not narrower:
         print_parts(plan.first.memory, console, trainer="nanogpt" if plan.nanogpt else "onecard")
-    if plan.fixes and needs_room(plan) and (details or not plan.fit):
+    if plan.fixes and needs_room(plan) and not narrower:
         print_fixes(plan, console, details=details)
     if plan.fit:
         print_fit(plan.fit, plan, console)
