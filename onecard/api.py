@@ -5,7 +5,7 @@ Errors are an `onecard.OnecardError` with `what`, `why` and `fix`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex
@@ -16,10 +16,11 @@ from onecard.runs.folder import Run, load_run
 if TYPE_CHECKING:
     from onecard.ask.config import Flags, Named
     from onecard.ask.runs import Stated
+    from onecard.doctor.case import Case, DataSizes
     from onecard.doctor.compare import Comparison
     from onecard.doctor.diagnose import Diagnosis
+    from onecard.plan.cards import Card
     from onecard.plan.make import Plan
-    from onecard.runs.logged import LoggedRun
 
 __all__ = ["compare_runs", "diagnose", "load_run", "make_plan"]
 
@@ -66,14 +67,16 @@ def make_plan(
     _check(hours=hours, tokens=tokens, params=params, sensitivity=sensitivity or None)
     named = _named(config)
     resolved = config_to_plan(named, _flags(keys))
+    budget = budget_of(hours=hours, tokens=tokens)
+    read = make.to_propose_from(resolved, resolved.config) if budget else resolved.config
     return make.make_plan(
         resolved,
         place_named(card, vram, other),
-        data=sizes_of_data(resolved.config, data_places(named)),
+        data=sizes_of_data(read, data_places(named)),
         trainer=trainer,
         fit=fit,
         params=params,
-        budget=budget_of(hours=hours, tokens=tokens),
+        budget=budget,
         sensitivity=sensitivity,
     )
 
@@ -90,15 +93,15 @@ def diagnose(
     """One diagnosis for each run found: what `onecard doctor` shows.
 
     A source is a run folder, a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer, or a `Run`; a
-    log may hold several runs. `config` is the config a log was made with; without it, that is the file NAME.config.py
-    beside NAME.log, if there is one. `gpu` is the card it ran on, `other_bytes` what other programs hold of it, the
+    log may hold several runs. `config` is the config a log was made with; without it, one is looked for beside the log
+    and in config/. `gpu` is the card it ran on, `other_bytes` what other programs hold of it, the
     tokens are those of the data, and `final` says that a log is complete.
 
     >>> for diagnosis in diagnose("train.log", config="train_fineweb.py", gpu="RTX 4070"):  # doctest: +SKIP
     ...     for finding in diagnosis.findings:
     ...         print(finding.rule, finding.severity, finding.patch)
     """
-    from onecard.ask.runs import cases_of, doctors_card
+    from onecard.ask.runs import doctors_card
     from onecard.doctor.case import DataSizes
     from onecard.doctor.diagnose import diagnose_cases
 
@@ -108,22 +111,22 @@ def diagnose(
         train_tokens=_amount("train_tokens", train_tokens),
         val_tokens=_amount("val_tokens", val_tokens),
     )
-    found = (_runs(source, stated) for source in sources)
-    cases = [case for each in found for case in cases_of(*each, card=card, data=data, other_bytes=other)]
+    found = (_cases(source, stated, card=card, data=data, other_bytes=other) for source in sources)
+    cases = [case for each in found for case in each]
     return diagnose_cases(cases, final=final)
 
 
 def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu: str | None = None) -> Comparison:
     """Runs side by side, each named by its position: what `onecard compare` shows. Sources are as for `diagnose`.
 
-    `configs` has one config for each source, None where the source says it itself, as run folders do, or a file
-    NAME.config.py beside NAME.log.
+    `configs` has one config for each source, None where the source has it, as run folders do, or where it is to be
+    found near the log.
 
     >>> found = compare_runs("runs/40m", "runs/124m", gpu="RTX 4070")  # doctest: +SKIP
     >>> found.winners["final_val_loss"], found.config_diff["n_embd"]  # doctest: +SKIP
     (1, (384, 768))
     """
-    from onecard.ask.runs import cases_of, doctors_card
+    from onecard.ask.runs import doctors_card
     from onecard.doctor import compare
     from onecard.doctor.case import DataSizes
 
@@ -136,8 +139,11 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
             name="configs-do-not-match",
         )
     card = doctors_card(_text(gpu))
-    found = (_runs(source, _stated(config)) for source, config in zip(sources, named, strict=True))
-    cases = [case for each in found for case in cases_of(*each, card=card, data=DataSizes())]
+    cases = [
+        case
+        for source, config in zip(sources, named, strict=True)
+        for case in _cases(source, _stated(config), card=card, data=DataSizes(), command="compare")
+    ]
     if len(cases) < 2:
         raise UsageError(
             f"a comparison needs two runs, and {'one was' if cases else 'none were'} given",
@@ -148,14 +154,23 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
     return compare.compare_runs(cases)
 
 
-def _runs(source: Source, stated: Stated | None) -> tuple[Iterable[LoggedRun], Stated]:
-    """The runs of a source and their config: the one given, else the one found beside a log, as the commands do."""
-    from onecard.ask.runs import found_config, runs_at
+def _cases(
+    source: Source,
+    stated: Stated | None,
+    *,
+    card: Card | None,
+    data: DataSizes,
+    other_bytes: int | None = None,
+    command: str = "doctor",
+) -> list[Case]:
+    """The runs of a source with their config: the one given, else the one that is found, as the commands do."""
+    from onecard.ask.runs import cases_at, cases_of
     from onecard.runs.logged import logged_run
 
     if isinstance(source, Run):
-        return [logged_run(source)], stated or (None, {})
-    return runs_at(str(source)), stated or found_config(str(source), [])[0]
+        run = logged_run(source)
+        return list(cases_of([run], stated or (None, {}), card=card, data=data, other_bytes=other_bytes))
+    return cases_at(str(source), stated, card=card, data=data, other_bytes=other_bytes, command=command)[0]
 
 
 def _stated(config: Config) -> Stated | None:

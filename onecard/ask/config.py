@@ -83,19 +83,19 @@ def config_to_plan(config: Named, flags: Flags, *, otherwise: str = THERE) -> Re
     return _with_allocator_settings(_with_data_vocabulary(resolved, data_places(config)), os.environ)
 
 
-ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
-
-
 def _with_allocator_settings(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
     """With expandable_segments as the environment of PyTorch sets it, unless the user set the key."""
+    from onecard.plan.command import ALLOCATOR_SETTINGS
+
     if resolved.origins["expandable_segments"] != "default":
         return resolved
-    words = [word.strip().partition(":") for word in environ.get(ALLOCATOR_SETTINGS, "").split(",")]
-    asked = {name: value for name, _, value in words}.get("expandable_segments", "").lower()
-    if asked not in ("true", "false"):
-        return resolved
-    origins = {**resolved.origins, "expandable_segments": ALLOCATOR_SETTINGS}
-    return replace(resolved, config=resolved.config.replace({"expandable_segments": asked == "true"}), origins=origins)
+    for name in ALLOCATOR_SETTINGS:
+        settings = dict(word.strip().partition(":")[::2] for word in environ.get(name, "").split(","))
+        asked = settings.get("expandable_segments", "").lower()
+        if asked in ("true", "false"):
+            config = resolved.config.replace({"expandable_segments": asked == "true"})
+            return replace(resolved, config=config, origins={**resolved.origins, "expandable_segments": name})
+    return resolved
 
 
 def _beside(config: Named, flags: Flags) -> Flags:
@@ -174,7 +174,7 @@ def data_places(config: Named) -> tuple[Path, ...]:
     if not isinstance(config, str) or config == STDIN:
         return SEARCH
     beside = Path(config).parent
-    return (*SEARCH, beside.parent / "data", beside / "data")
+    return (*SEARCH, *(Path(os.path.normpath(place / "data")) for place in (beside / "..", beside)))
 
 
 def open_data(config: RunConfig) -> Dataset:

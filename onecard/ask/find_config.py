@@ -125,7 +125,7 @@ def _fit_with(run: LoggedRun, path: str, text: str, resolved: Resolved, log: Pat
         path=path,
         text=text,
         reasons=tuple(reasons),
-        against=next(_contradictions(run, resolved), ""),
+        against=contradiction(run, resolved),
         weight=(by_folder, by_params, by_tokens),
     )
 
@@ -141,6 +141,11 @@ def _same_folder(one: str, other: str) -> bool:
     return os.path.normpath(one) == os.path.normpath(other) or (
         "/" not in other.strip("/") and Path(one).name == other.strip("/")
     )
+
+
+def contradiction(run: LoggedRun, resolved: Resolved) -> str:
+    """What the log of a run shows that this config cannot have made; "" where there is nothing."""
+    return next(_contradictions(run, resolved), "")
 
 
 def _contradictions(run: LoggedRun, resolved: Resolved) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from onecard.errors import MachineError, UsageError
@@ -29,8 +30,7 @@ def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place |
             )
     if gpu not in (None, "auto", "none"):
         card = find_card(gpu)
-        here = place_here()
-        named = here if here and here.card.name == card.name else Place(card=card)
+        named = next((place for place in _places_here() if place.card.name == card.name), Place(card=card))
         return named.with_memory(vram_bytes=vram, other_bytes=other)
     if gpu == "auto" or (gpu is None and vram is None):
         place = place_here()
@@ -44,6 +44,14 @@ def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place |
                 name="no-gpu",
             )
     return Place(card=plain_card(vram), other_bytes=other) if vram is not None else None
+
+
+def _places_here() -> Iterator[Place]:
+    """This machine's cards, in the order of CUDA's numbers."""
+    number = 0
+    while place := place_here(f"cuda:{number}"):
+        yield place
+        number += 1
 
 
 def place_here(device: str = "auto") -> Place | None:

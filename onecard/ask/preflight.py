@@ -120,12 +120,9 @@ def checked(config: RunConfig, *, fit: bool, source: str | None, typed: Flags = 
         return fitted, predicted(fitted)
     fix = None
     if fitted is not None:
-        changes = {key: getattr(fitted, key) for key in FITTED if getattr(fitted, key) != getattr(config, key)}
+        changes = {key: value for key, value in fitted.model_dump().items() if value != getattr(config, key)}
         fix = train_command(source, {**dict(typed), **changes}, trainer="onecard")
     raise _does_not_fit(memory, free, place, fix)
-
-
-FITTED = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint")  # the keys that --fit sets
 
 
 def _fitted(config: RunConfig, place: Place, free: int) -> RunConfig | None:
@@ -136,7 +133,7 @@ def _fitted(config: RunConfig, place: Place, free: int) -> RunConfig | None:
     found = fit_onecard(settled(config, place.card), place.card, free)
     if found.best is None:
         return None
-    return config.replace({key: getattr(found.best.config, key) for key in FITTED})
+    return config.replace(found.best.patch)
 
 
 def _does_not_fit(memory: Memory, free: int, place: Place, fix: str | None) -> DoesNotFit:

@@ -8,7 +8,6 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.ask.config import open_data
-from onecard.ask.preflight import FITTED
 from onecard.ask.settle import check_run, config_of
 from onecard.errors import ConfigError
 
@@ -118,6 +117,8 @@ def changed_since(path: Path, resolved: Resolved, *, fit: bool) -> dict[str, obj
     if resolved.config.starts_pretrained:
         taken.update(SHAPE_KEYS)
     if fit:
+        from onecard.plan.fit import FITTED
+
         taken.update(FITTED)
     return {key: value for key, value in asked.items() if key not in taken and value != getattr(now, key)}
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.ask.config import STDIN, Flags, config_as_typed, data_places
-from onecard.ask.find_config import find_config
+from onecard.ask.find_config import contradiction, find_config
 from onecard.ask.text import THERE, neighbour, read_text
-from onecard.errors import ConfigError, OnecardError, UsageError
+from onecard.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -57,6 +56,7 @@ class FoundConfig:
 
     stated: Stated
     note: str  # which file it is and why, or why none was taken; "" where there is nothing to say
+    guessed: bool = False  # by what the log says, and not by the file's name
 
 
 def look_for_config(path: str, flags: Flags, runs: Sequence[LoggedRun]) -> FoundConfig:
@@ -78,17 +78,38 @@ def look_for_config(path: str, flags: Flags, runs: Sequence[LoggedRun]) -> Found
     found = find_config(Path(path), runs)
     if found is None or found.path is None:
         return FoundConfig(stated=(None, {}), note=found.why if found else "")
-    return FoundConfig(stated=stated_config(found.path, flags), note=f"{found.path}, {found.why}")
+    return FoundConfig(stated=stated_config(found.path, flags), note=f"{found.path}, {found.why}", guessed=True)
 
 
-def found_config(path: str, flags: Flags) -> tuple[Stated, list[str]]:
-    """The config of a log that nobody named, and a sentence about it. The log is read for it."""
-    runs: list[LoggedRun] = []
-    if path != STDIN:
-        with suppress(OnecardError):  # whoever reads the runs says what is wrong with them
-            runs = list(runs_at(path))
-    found = look_for_config(path, flags, runs)
-    return found.stated, [f"config of {path}: {found.note}"] if found.note else []
+def cases_at(
+    path: str,
+    stated: Stated | None,
+    *,
+    flags: Flags = (),
+    card: Card | None,
+    data: DataSizes,
+    other_bytes: int | None = None,
+    command: str = "doctor",
+) -> tuple[list[Case], FoundConfig]:
+    """The runs of a path with the config that is stated for them, else with the one that is found; `command` asks.
+
+    A config that was guessed is not given to runs that contradict it.
+    """
+    runs = list(runs_at(path, command=command))
+    found = FoundConfig(stated=stated, note="") if stated else look_for_config(path, flags, runs)
+    cases: list[Case] = []
+    for run in runs:
+        resolved = found.stated[0]
+        fits = not (found.guessed and resolved and contradiction(run, resolved))
+        cases += cases_of(
+            [run],
+            found.stated if fits else (None, {}),
+            card=card,
+            data=data,
+            other_bytes=other_bytes,
+            config_note=found.note if fits else "",
+        )
+    return cases, found
 
 
 def stated_config(config: str, flags: Flags, *, otherwise: str = THERE) -> Stated:
@@ -152,7 +173,7 @@ def _data_of(case: Case) -> DataSizes:
         data,
         train_tokens=found.train_tokens if data.train_tokens is None else data.train_tokens,
         val_tokens=found.val_tokens if data.val_tokens is None else data.val_tokens,
-        source=found.source,
+        source=found.source if data.train_tokens is None and data.val_tokens is None else data.source,
     )
 
 

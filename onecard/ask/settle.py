@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables torch reads when it starts: allocator settings, where compiled code is kept; the user's own stay."""
     from onecard.data.stdlib import cache_home
+    from onecard.plan.command import ALLOCATOR_SETTINGS
 
     settings = {
         "TORCHINDUCTOR_CACHE_DIR": str(cache_home(environment) / "compiled"),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that cuda:1 is nvidia-smi's card 1, as in the plan
     }
-    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the old name, and that of torch >= 2.10
-    if config.expandable_segments and not any(name in environment for name in names):
-        settings |= dict.fromkeys(names, "expandable_segments:True")
+    if config.expandable_segments and not any(name in environment for name in ALLOCATOR_SETTINGS):
+        settings |= dict.fromkeys(ALLOCATOR_SETTINGS, "expandable_segments:True")
     if config.deterministic:
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS may sum in any order
     return {name: value for name, value in settings.items() if name not in environment}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.ask.runs import EXAMPLES, cases_of, doctors_card, found_config, runs_at, stated_config, stdin_once
+from onecard.ask.runs import EXAMPLES, cases_at, doctors_card, stated_config, stdin_once
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, no_flags
@@ -58,7 +58,7 @@ def compare(flags: list[Flag], /, **typed: object) -> int:
     Which run is better: by loss at equal tokens and at equal hours, and by speed. Why, and what to type next.
 
     PATH is a run folder, or a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer; - is standard
-    input. A log's config is the file NAME.config.py beside NAME.log, unless --config names one.
+    input. Without --config, the config of a log is looked for beside it and in config/.
     """
     from onecard.doctor.compare import compare_runs
 
@@ -112,9 +112,10 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
     cases: list[Case] = []
     talk: list[str] = []
     for number, path in enumerate(options.path):
-        stated, taken = (named[number], []) if named else found_config(path, [])
-        talk += taken
-        cases += cases_of(runs_at(path, command="compare"), stated, card=card, data=DataSizes())
+        stated = named[number] if named else None
+        made, found = cases_at(path, stated, card=card, data=DataSizes(), command="compare")
+        talk += [f"config of {path}: {found.note}"] if found.note else []
+        cases += made
     if len(cases) < 2:
         first = quote(options.path[0])
         raise UsageError(

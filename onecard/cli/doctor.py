@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.ask.runs import cases_of, doctors_card, look_for_config, runs_at, stated_config, stdin_once
+from onecard.ask.runs import cases_at, doctors_card, stated_config, stdin_once
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
@@ -18,10 +18,8 @@ from onecard.cli.plan import complete_card
 from onecard.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
-    from onecard.ask.runs import Stated
     from onecard.doctor.case import Case, DataSizes
     from onecard.doctor.diagnose import Diagnosis
-    from onecard.runs.logged import LoggedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +69,7 @@ def doctor(flags: list[Flag], /, **typed: object) -> int:
     PATH is a run folder, or a log of nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face Trainer; - is standard
     input. Several are several runs. Without --config, a log's config is looked for beside it and in config/: by name
     (NAME.config.py for NAME.log), out_dir and size. Without --data, the folder of the config's dataset is used where
-    it is there. Exit 1 if something is wrong, 0 if not.
+    it is there. Exit 1 if it finds an error, 0 if not.
     """
     options = Options(**typed)  # type: ignore[arg-type]  # click made them by these names
     if options.explain is not None:
@@ -120,24 +118,22 @@ def _diagnose(options: Options, flags: list[Flag]) -> list[Diagnosis]:
     named = stated_config(options.config, flags, otherwise=without_config()) if options.config is not None else None
     cases: list[Case] = []
     for path in options.path:
-        runs = list(runs_at(path))
-        stated, note = (named, "") if named else _found(path, flags, runs, options)
-        cases += cases_of(runs, stated, card=card, data=data, other_bytes=options.other, config_note=note)
+        found_cases, found = cases_at(path, named, flags=flags, card=card, data=data, other_bytes=options.other)
+        if flags and found.stated == (None, {}):
+            raise _needs_config(options, flags, found.note)
+        cases += found_cases
     return diagnose_cases(cases, final=options.final)
 
 
-def _found(path: str, flags: list[Flag], runs: list[LoggedRun], options: Options) -> tuple[Stated, str]:
-    """The config of a log that nobody named, and a note about it; UsageError where keys are typed for none."""
-    found = look_for_config(path, flags, runs)
-    if flags and found.stated == (None, {}):
-        flag = f"--{flags[0][0]}={flags[0][1]}"
-        raise UsageError(
-            f"{flag} needs --config",
-            why="a config key changes a config, and none is named" + (f" ({found.note})" if found.note else ""),
-            fix=shlex.join(["onecard", "doctor", *options.path, "--config", "CONFIG", flag]),
-            name="key-without-config",
-        )
-    return found.stated, found.note
+def _needs_config(options: Options, flags: list[Flag], note: str) -> UsageError:
+    """The error for keys that were typed where no config is named or found."""
+    flag = f"--{flags[0][0]}={flags[0][1]}"
+    return UsageError(
+        f"{flag} needs --config",
+        why="a config key changes a config, and none is named" + (f" ({note})" if note else ""),
+        fix=shlex.join(["onecard", "doctor", *options.path, "--config", "CONFIG", flag]),
+        name="key-without-config",
+    )
 
 
 def _sizes(options: Options) -> DataSizes:

@@ -157,7 +157,7 @@ def _place_typed(options: Options) -> list[str]:
 def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
     from onecard.ask.data_sizes import sizes_of_data
     from onecard.plan.budget import budget_of
-    from onecard.plan.make import make_plan
+    from onecard.plan.make import make_plan, to_propose_from
 
     budget = budget_of(hours=options.hours, tokens=options.tokens)
     resolved = config_to_plan(options.config, flags, otherwise=without_config())
@@ -165,7 +165,9 @@ def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
     place = shown.with_memory(vram_bytes=None, other_bytes=options.other) if shown else None
     return make_plan(
         resolved,
-        data=sizes_of_data(resolved.config, data_places(options.config)),
+        data=sizes_of_data(
+            to_propose_from(resolved, resolved.config) if budget else resolved.config, data_places(options.config)
+        ),
         place=place or place_named(options.gpu, options.vram, options.other),
         trainer=options.trainer,
         fit=options.fit,

@@ -135,7 +135,9 @@ def _loss_cost(config: RunConfig, patch: Mapping[str, Any], *, same_run: bool) -
 
 
 def _rank(fix: Fix) -> tuple[bool, bool, bool, float, int]:
-    cost = (fix.slowdown or 0.0) if fix.fits and fix.same_run else 0.0
+    cost = 0.0
+    if fix.fits and fix.same_run:  # of unknown speed, what changes less costs less
+        cost = len(fix.patch) if fix.slowdown is None else fix.slowdown
     return fix.fits is False, not fix.same_run, not fix.safe, round(cost, 2), -fix.saves_bytes
 
 
@@ -158,10 +160,10 @@ _FASTEST_WAY = "the fastest micro-batch and recomputation that fit"
 
 
 def _way(best: Candidate) -> str:
-    """`8 sequences a micro-batch, same tokens per update`: how a candidate differs from the given run."""
+    """`8 sequences a micro-batch`: how a candidate differs from the given run."""
     patch, words = best.patch, []
     if "batch_size" in patch:
-        words += [micro_batch_of(patch["batch_size"]), "same tokens per update"]
+        words.append(micro_batch_of(patch["batch_size"]))
     elif mode := patch.get("grad_checkpoint"):
         words.append(RECOMPUTED[mode][0])
     if "eval_batch_size" in patch:
@@ -232,7 +234,7 @@ def _not_in_the_config(asked: Asked, other_bytes: int) -> Iterator[Fix]:
             what="close the programs that hold memory on the card",
             trainer=asked.trainer,
             slowdown=0.0,
-            fits=None if available_bytes is None else memory.process_bytes <= available_bytes + room_bytes,
+            fits=None if available_bytes is None else asked.needed_bytes <= available_bytes + room_bytes,
             why=f"saves nothing in this run, but gives it up to {units.mib(room_bytes)} more room",
         )
     if asked.trainer == "onecard" and eval_batch_size(asked.config) > eval_sequences(asked.config):

@@ -10,7 +10,8 @@ from onecard.config.schema import NANOGPT_KEYS
 from onecard.config.shown import typed
 from onecard.plan.speed import TrainerName
 
-EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the old name, and that of torch >= 2.10
+EXPANDABLE = f"{ALLOCATOR_SETTINGS[0]}=expandable_segments:True"
 PROGRAMS: dict[TrainerName, str] = {"nanogpt": "python train.py", "onecard": "onecard train"}
 
 

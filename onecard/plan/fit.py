@@ -19,6 +19,7 @@ from onecard.plan.search import STATE_BYTES_PER_PARAMETER, largest, start_of_sea
 from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import TrainerName, predict_speed
 
+FITTED = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint", "eval_batch_size")  # by fit_onecard
 AS_FAST = 0.02  # what is slower by no more than this is as fast: the one with more memory left is taken
 WORTH_SAYING = 0.1  # how much faster another number of sequences must be
 NEAR = 0.05  # how far it may be from the number asked for

@@ -52,8 +52,8 @@ def intent_findings(resolved: Resolved) -> list[Finding]:
 def _params_said(resolved: Resolved) -> Iterator[Finding]:
     config = resolved.config
     params = count_params(config)
-    if resolved.origins["n_embd"] == "--params":  # the user asked for another size than the comments mean
-        return
+    if any(resolved.origins[key].startswith("--") for key in ("n_layer", "n_embd", "vocab_size")):
+        return  # a size that was typed is meant, whatever the comments say
     free_to_choose = not config.starts_pretrained
     said: dict[int, list[tuple[str, str]]] = {}  # parameters -> (who says so, the words)
     # beside another key, as in `learning_rate = 6e-4  # GPT-3's for a 125M model`, a size explains that key's value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from onecard import units
 from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
@@ -30,13 +30,13 @@ from onecard.plan.repair import is_planned, make_whole, with_whole_patch
 from onecard.plan.sensitivity import Change, single_changes
 from onecard.plan.shape import shape_for_params
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
+from onecard.plan.speed.work import Trainers
 
 MOST_PARAMS = 10**13  # beyond every model there is
 _, NANOGPT_VOCABULARY = GPT2_VOCABULARIES  # what its train.py builds unless the data's meta.pkl says otherwise
 FAR_OFF = 0.1  # of the parameters asked for
+OWN_KEYS_OF_MEMORY = ("eval_batch_size", "eval_block_size", "grad_checkpoint", "loss_chunk", "memory_limit")
 _SHAPE = ("n_layer", "n_head", "n_embd")  # what --params decides
-
-Trainers = Literal["both", "onecard", "nanogpt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,7 @@ class Plan:
     fixes: tuple[Fix, ...] = ()
     fit: Fit | None = None  # asked for with --fit
     proposals: tuple[Proposal, ...] | None = None  # asked for with --hours or --tokens
+    proposed_room_bytes: int | None = None  # what the proposals fit in
     enough: Budget | None = None  # where nothing can be proposed: the smallest budget for which something can
     sensitivity: tuple[Change, ...] | None = None
     findings: tuple[Finding, ...] = ()
@@ -182,6 +183,8 @@ def make_plan(
 ) -> Plan:
     """The plan of a resolved config at a place (None: no card known), with what is asked for beside it.
 
+    `data` has the sizes of the config's dataset; beside a budget, of the one in to_propose_from.
+
     With both trainers, onecard's run is fitted or proposed. Where nobody said what other programs hold, room for a
     desktop is left. Beside a budget nothing is fitted.
     """
@@ -208,14 +211,15 @@ def make_plan(
     expandable = resolved.config.expandable_segments and resolved.origins["expandable_segments"] != "default"
     if (fit or budget) and available_bytes is None:
         raise _needs_a_card("--fit" if fit else "a budget")
-    proposals, enough = None, None
+    proposals, enough, proposed_room_bytes = None, None, None
     if budget and available_bytes is not None and room_bytes is not None:
         if card is None or predict_speed(config, card) is None:
             raise _needs_a_card("a budget", "its speed is not known")
-        base, spent = _to_propose_from(resolved, config), budget.within(data)
+        base, spent = to_propose_from(resolved, config), budget.within(data)
         for room in sorted({room_bytes, available_bytes}):  # beside a desktop, or else with the card to itself
             proposals = tuple(propose(base, card, room, spent, trainer=ours, asked=_asked(resolved)))
             if proposals:
+                proposed_room_bytes = room
                 break
         else:
             enough = least_budget(base, card, available_bytes, spent, trainer=ours, asked=_asked(resolved))
@@ -240,6 +244,7 @@ def make_plan(
     run = proposals[0].config if proposals else config
     if onecard and not (budget and not proposals) and (cut := _cut_short(run, predict_speed(run, card, "onecard"))):
         resolved = replace(resolved, warnings=(*resolved.warnings, cut))
+    changes = tuple(single_changes(config, card, trainer, expandable_segments=expandable)) if sensitivity else None
     plan = Plan(
         resolved=resolved,
         config=config,
@@ -253,9 +258,10 @@ def make_plan(
         loss=forecast_loss(config),
         fit=fitted,
         proposals=proposals,
+        proposed_room_bytes=proposed_room_bytes,
         enough=enough,
         data=data,
-        sensitivity=tuple(single_changes(config, card, trainer=trainer)) if sensitivity else None,
+        sensitivity=changes,
         findings=tuple(
             _completed(finding, config, place, data, "onecard" if trainer == "onecard" else "nanogpt")
             for finding in _most_urgent_first([*intent_findings(resolved), *data_findings(config, data, ours)])
@@ -341,6 +347,12 @@ def _unheeded(
         yield f"device={device} would not use the {place.card.name}: memory and speed here are for that card"
     for key, value in not_built(resolved.config).items():
         yield f"{key}={value} is not built yet: the plan is without it, and `onecard train` will refuse it"
+    unknown = [key for key in OWN_KEYS_OF_MEMORY if resolved.origins[key] not in ("default", PACKAGED_DEFAULT)]
+    if unknown and trainer != "onecard" and not budget:
+        yield (
+            f"nanoGPT has no {units.listed(unknown)}: it ignores such a key in a file and refuses it as a flag; "
+            "its figures here are without"
+        )
     if resolved.config.eval_only and not budget:
         yield "eval_only=True makes one evaluation and no update: the training below does not happen"
     if budget:
@@ -372,7 +384,7 @@ def _cut_short(config: RunConfig, speed: Speed | None) -> str | None:
     )
 
 
-def _to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
+def to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
     """The config; values from the packaged default become nanoGPT's defaults, and its dataset FineWeb."""
     packaged = [key for key, origin in resolved.origins.items() if origin == PACKAGED_DEFAULT]
     usual = {key: RunConfig.model_fields[key].default for key in packaged}
@@ -448,7 +460,10 @@ def room_caution(memory: Memory, available_bytes: int) -> str | None:
 def _completed(
     finding: Finding, config: RunConfig, place: Place | None, data: DataSizes, trainer: TrainerName
 ) -> Finding:
-    """The finding with its patch made whole on the card, as the doctor does it; as it is where no card is known."""
+    """The finding with its patch made whole on the card, as the doctor does it; as it is where no card is known.
+
+    With both trainers it is made to fit nanoGPT: then it fits onecard, too.
+    """
     if place is None or not is_planned(finding):
         return finding
     made = make_whole(config, finding.patch, place=place, trainer=trainer, train_tokens=data.train_tokens)

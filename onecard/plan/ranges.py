@@ -17,6 +17,10 @@ class Range:
     def __post_init__(self) -> None:
         assert self.low <= self.likely <= self.high, self
 
+    def __str__(self) -> str:
+        """`3.35 (3.24 to 3.46)`"""
+        return f"{self.likely:.2f} ({self.low:.2f} to {self.high:.2f})"
+
     def contains(self, value: float) -> bool:
         return self.low <= value <= self.high
 

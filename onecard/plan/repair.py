@@ -23,7 +23,6 @@ from onecard.plan.ranges import Range
 from onecard.plan.speed import TrainerName, predict_speed
 
 PLANNED = (*SHAPE_KEYS, "batch_size", "gradient_accumulation_steps", "dropout", "compile", "dtype")
-FITTING = ("batch_size", "gradient_accumulation_steps", "grad_checkpoint", "compile")  # what makes a run smaller
 NAMED_STEP = 10_000  # where people compare runs
 
 
@@ -98,9 +97,8 @@ def make_whole(
         process_bytes, fits = memory.process_bytes, memory.fits
         for room in rooms if not fits else ():
             if best := fit_config(changed, card, room, trainer).best:
-                smaller = {key: value for key, value in best.patch.items() if key in FITTING}
-                whole |= smaller
-                changed = changed.replace(smaller)
+                whole |= best.patch
+                changed = best.config
                 expandable, process_bytes, fits = best.expandable_segments, best.process_bytes, True
                 break
     speed = predict_speed(changed, card, trainer)

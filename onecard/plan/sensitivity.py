@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
-from onecard.plan.memory.predict import predict_memory
+from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.pretrained import OF_WEIGHTS
 from onecard.plan.speed import TrainerName
+from onecard.plan.speed.work import Trainers
 
 SCALED = ("batch_size", "block_size", "n_embd", "n_layer", "vocab_size")
 SWITCHED: dict[str, tuple[Any, ...]] = {"dtype": ("bfloat16", "float16", "float32"), "compile": (True, False)}
 OUR_SWITCHES: dict[str, tuple[Any, ...]] = {"grad_checkpoint": ("none", "selective", "full")}
-
-Trainers = TrainerName | Literal["both"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,34 +31,44 @@ class Change:
     difference_bytes: int  # against the config as it is
 
 
-def single_changes(config: RunConfig, card: Card | None, trainer: Trainers = "nanogpt") -> list[Change]:
+def single_changes(
+    config: RunConfig, card: Card | None, trainer: Trainers = "nanogpt", *, expandable_segments: bool = False
+) -> list[Change]:
     """Every single change with what the driver would show, in the order of the keys.
 
-    For both trainers: nanoGPT's run, then what only onecard has a key for.
+    For both trainers: nanoGPT's run, then what only onecard has a key for. `expandable_segments` are nanoGPT's.
     """
-    if trainer == "both":
-        return [
-            *_changes(config, card, "nanogpt", SWITCHED),
-            *_changes(config, card, "onecard", OUR_SWITCHES, scaled=()),
-        ]
-    return _changes(config, card, trainer, SWITCHED | (OUR_SWITCHES if trainer == "onecard" else {}))
+
+    def nanogpt(changed: RunConfig) -> int:
+        return predict_nanogpt(changed, card, expandable_segments=expandable_segments).process_bytes
+
+    def onecard(changed: RunConfig) -> int:
+        return predict_onecard(changed, card).process_bytes
+
+    match trainer:
+        case "nanogpt":
+            return _changes(config, "nanogpt", nanogpt, SWITCHED)
+        case "onecard":
+            return _changes(config, "onecard", onecard, SWITCHED | OUR_SWITCHES)
+        case "both":
+            theirs = _changes(config, "nanogpt", nanogpt, SWITCHED)
+            return [*theirs, *_changes(config, "onecard", onecard, OUR_SWITCHES, scaled=())]
 
 
 def _changes(
     config: RunConfig,
-    card: Card | None,
     trainer: TrainerName,
+    process_bytes: Callable[[RunConfig], int],
     switched: Mapping[str, tuple[Any, ...]],
     *,
     scaled: tuple[str, ...] = SCALED,
 ) -> list[Change]:
-    base = predict_memory(config, card, trainer).process_bytes
+    before = process_bytes(config)
     changes = []
     for key, value, changed in _neighbours(config, scaled, switched):
-        process = predict_memory(changed, card, trainer).process_bytes
-        difference = process - base
+        after = process_bytes(changed)
         changes.append(
-            Change(trainer=trainer, key=key, value=value, process_bytes=process, difference_bytes=difference)
+            Change(trainer=trainer, key=key, value=value, process_bytes=after, difference_bytes=after - before)
         )
     return changes
 

@@ -23,15 +23,15 @@ from onecard.plan.loss import LossForecast
 from onecard.plan.make import Plan, vocabulary_condition
 from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.ranges import Range
-from onecard.report.summary import TRAINER_NAMES, loss_change, range_words, speed_change
+from onecard.report.summary import TRAINER_NAMES, loss_change, speed_change
 from onecard.report.tables import print_table
 
 
 def loss_lines(loss: LossForecast) -> list[str]:
     """Where it ends, the way there, what more tokens or parameters would buy, and the sources."""
     low, likely, high = (f"{each:,.0f}" for each in astuple(loss.perplexity))
-    end = f"predicted {range_words(loss.final)} nats at the end, perplexity {likely} ({low} to {high})"
-    way = ", ".join(f"{range_words(at)} at step {step:,}" for step, at in _some_steps(loss))
+    end = f"predicted {loss.final} nats at the end, perplexity {likely} ({low} to {high})"
+    way = ", ".join(f"{at} at step {step:,}" for step, at in _some_steps(loss))
     more = (
         f"twice the tokens would take off about {loss.double_tokens.likely:.2f}, twice the parameters "
         f"{loss.double_params.likely:.2f} (each ±50 %)"
@@ -155,7 +155,7 @@ def print_proposals(plan: Plan, console: Console) -> None:
         return
     first = proposals[0]
     for line in _first_proposal(first, plan):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(line))
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("for this budget")
@@ -170,7 +170,7 @@ def print_proposals(plan: Plan, console: Console) -> None:
             units.count(config.total_tokens),
             _hours(proposal.seconds),
             f"{proposal.process_bytes / units.MIB:,.0f}",
-            range_words(proposal.loss.final) if proposal.loss else "?",
+            str(proposal.loss.final) if proposal.loss else "?",
         )
     print_table(table, console)
     if note := first.note:
@@ -184,14 +184,15 @@ def print_proposals(plan: Plan, console: Console) -> None:
 def _first_proposal(proposal: Proposal, plan: Plan) -> Iterator[str]:
     """The answer to "what should I train?" in four lines."""
     config = proposal.config
-    loss = f"; predicted loss {range_words(proposal.loss.final)}" if proposal.loss else ""
+    loss = f"; predicted loss {proposal.loss.final}" if proposal.loss else ""
     yield (
         f"train {units.count(count_params(config).nanogpt)} parameters ({config.n_layer} layers, width "
         f"{config.n_embd}) on {units.count(config.total_tokens)} tokens{loss}"
     )
     low, likely, high = (units.duration(each) for each in astuple(proposal.seconds))
     name = plan.place.card.name if plan.place else "this card"
-    beside = " beside a desktop" if plan.place and plan.place.other_bytes is None else ""
+    unsaid = plan.place is not None and plan.place.other_bytes is None
+    beside = " beside a desktop" if unsaid and plan.proposed_room_bytes == plan.room_bytes else ""
     yield (
         f"about {likely} ({low} to {high}) with {TRAINER_NAMES[proposal.trainer]} on {name}, "
         f"{units.mib(proposal.process_bytes)}{beside}"

@@ -25,7 +25,6 @@ from onecard.report.compare_words import (
     change_words,
     end_forecast,
     progress_words,
-    range_words,
     run_letter,
     standing_words,
 )
@@ -156,7 +155,7 @@ def _figures(comparison: Comparison, *, details: bool) -> Table:
         table.add_row(label, *ends, _better(comparison, FINAL[comparison.measure]))
         forecasts = [end_forecast(comparison, run) for run in range(len(comparison.cases))]
         if any(forecasts):
-            table.add_row("  its predicted end", *(range_words(end) if end else "" for end in forecasts), "")
+            table.add_row("  its predicted end", *(str(end) if end else "" for end in forecasts), "")
     if details and comparison.curves:
         noises = [f"± {curve.point_noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
         table.add_row(f"  noise of one {_point(comparison)}", *noises, "")

@@ -18,7 +18,6 @@ from onecard.report.compare_words import (
     end_forecast,
     place_words,
     progress_words,
-    range_words,
     run_letter,
     short_name,
     standing_words,
@@ -89,7 +88,7 @@ def _ends(comparison: Comparison) -> Iterator[str]:
             yield f"{letter} ended at {loss:.4f}"
         elif forecast := end_forecast(comparison, run):
             place = progress_words(comparison, run)
-            yield f"{letter} {loss:.4f} at {place}, predicted end {range_words(forecast)}"
+            yield f"{letter} {loss:.4f} at {place}, predicted end {forecast}"
         else:
             place = progress_words(comparison, run)
             yield f"{letter} {loss:.4f} {f'at {place}' if place else 'so far (its end is not known)'}"

@@ -113,10 +113,9 @@ def printed_mfu(comparison: Comparison) -> str:
 
 def explained_run(comparison: Comparison) -> int:
     """The run whose changes from A are explained: the best by loss, else the fastest, else B."""
-    for metric in ("at_equal_tokens", "at_equal_seconds", "tokens_per_second"):
-        if winner := comparison.winners.get(metric):
-            return winner
-    return 1
+    metrics = ("at_equal_tokens", "at_equal_seconds", "tokens_per_second")
+    winners = (comparison.winners.get(metric) for metric in metrics)
+    return next((winner for winner in winners if winner is not None), 1) or 1
 
 
 def best_run(comparison: Comparison) -> int | None:

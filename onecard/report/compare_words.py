@@ -44,11 +44,6 @@ def standing_words(standing: Standing) -> str:
     return letters(standing.best) + over
 
 
-def range_words(loss: Range) -> str:
-    """`3.33 (3.26 to 3.39)`"""
-    return f"{loss.likely:.2f} ({loss.low:.2f} to {loss.high:.2f})"
-
-
 def change_words(effect: Alone) -> str:
     """`batch_size 16 → 8, gradient_accumulation_steps 32 → 64`"""
     changes = effect.changes.items()

@@ -36,6 +36,8 @@ Line = tuple[str, str]  # a label and what it says
 
 def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, *, details: bool = False) -> None:
     """One run after the other, the verdict and what to type first; with `details` all of it."""
+    if len(diagnoses) > 1:
+        _print_worst(diagnoses, console)
     for number, diagnosis in enumerate(diagnoses):
         if number:
             console.print()
@@ -43,6 +45,15 @@ def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, *, details
     if not details:
         console.print()
         _print_wrapped(MORE, console, style="dim")
+
+
+def _print_worst(diagnoses: Sequence[Diagnosis], console: Console) -> None:
+    """Of several runs, how many there are and the most urgent finding of all."""
+    urgent = [(number, each.findings[0]) for number, each in enumerate(diagnoses, 1) if each.findings]
+    number, worst = min(urgent, key=lambda found: SEVERITIES.index(found[1].severity), default=(0, None))
+    said = "" if worst is None or worst.severity == "info" else f"; most urgent, in run {number}: {worst.what}"
+    _print_wrapped(f"{len(diagnoses)} runs{said}", console, style="bold")
+    console.print()
 
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console, *, details: bool = False) -> None:
@@ -90,8 +101,9 @@ def _print_what_to_type(diagnosis: Diagnosis, console: Console) -> None:
         return
     console.print(Text(f"{fixes(diagnosis)}:", style="bold"), soft_wrap=True)
     console.print(Text(f"  {made.command}"), soft_wrap=True)
-    if expected := made.repair.expectation():
-        _print_wrapped(f"predicted: {expected}", console, indent=2)
+    unplanned = "memory not checked: --gpu NAME makes it fit your card" if made.repair.card is None else ""
+    if expected := "; ".join(filter(None, (made.repair.expectation(), unplanned))):
+        _print_wrapped(f"predicted: {expected}" if made.repair.expectation() else expected, console, indent=2)
     if made.left_out:
         _print_wrapped(f"not in it: {left_out(diagnosis)}", console, indent=2, most=2)
 
@@ -263,7 +275,7 @@ def _forecast(diagnosis: Diagnosis) -> str:
     assert forecast
     told = []
     if forecast.final_loss:
-        told.append(f"ends at val {_range(forecast.final_loss)}")
+        told.append(f"ends at val {forecast.final_loss}")
     if forecast.seconds_to_go:
         low, high = (units.duration(s) for s in (forecast.seconds_to_go.low, forecast.seconds_to_go.high))
         told.append(f"in {units.duration(forecast.seconds_to_go.likely)} ({low} to {high})")

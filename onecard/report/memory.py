@@ -28,6 +28,8 @@ def print_memory(planned: TrainerPlan, plan: Plan, console: Console, *, trainer:
     memory = planned.memory
     print_parts(memory, console, trainer=trainer)
     console.print(f"{_bar(memory, plan.available_bytes)}{verdict(planned, plan)}", soft_wrap=True, markup=False)
+    if memory.ran_out:
+        console.print(f"runs out in {memory.ran_out}")
     console.print(_phases_line(memory))
     console.print(Text("assumed: " + "; ".join(memory.assumptions), style="dim"))
 

@@ -37,7 +37,9 @@ def print_plan(
     print_lines([*_run_lines(plan, details=details), *_data_lines(plan), *_place_lines(plan)], console)
     if plan.nanogpt and plan.nanogpt.condition:
         print_lines([("nanoGPT", plan.nanogpt.condition)], console)
-    narrower = (plan.fit or plan.sensitivity is not None) and not details  # a question of its own: that answer alone
+    narrower = (
+        plan.fit or plan.sensitivity is not None or explain
+    ) and not details  # a question of its own: that answer alone
     if details:
         print_lines(_loss_lines(plan), console)
         print_trainers(plan, console)
@@ -66,7 +68,7 @@ def print_lines(lines: Iterable[Line], console: Console) -> None:
     """Labels and words; words wrap beside their label, but a command stays in one piece to paste."""
     for label, words in lines:
         space = console.width - LABEL_WIDTH
-        pieces = [words] if label == "type" or space < 20 else textwrap.wrap(words, space) or [""]
+        pieces = [words] if label.endswith("type") or space < 20 else textwrap.wrap(words, space) or [""]
         for number, piece in enumerate(pieces):
             beside = "" if number else label
             console.print(Text.assemble((f"{beside:<{LABEL_WIDTH}}", "bold"), piece), soft_wrap=True)
@@ -154,7 +156,7 @@ def _trainer_column(planned: TrainerPlan, plan: Plan) -> dict[str, str]:
 
 
 def _short_verdict(planned: TrainerPlan, plan: Plan) -> str:
-    """`yes`, `only without a desktop`, `barely`, `no`: the words before the figures."""
+    """The verdict without its figures."""
     return verdict(planned, plan).partition(":")[0]
 
 

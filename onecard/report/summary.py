@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
+from shlex import quote
 
 from onecard import units
 from onecard.findings import Finding
 from onecard.plan.advice import Fix
-from onecard.plan.command import EXPANDABLE, train_command
+from onecard.plan.command import EXPANDABLE, flags_of, train_command
 from onecard.plan.fit import Fit
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.make import Plan, TrainerPlan, room_caution
 from onecard.plan.memory.predict import PROCESS, Memory
 from onecard.plan.place import DESKTOP_BYTES
-from onecard.plan.ranges import Range
 from onecard.plan.seen import Seen
 from onecard.plan.speed import Speed, TrainerName
 
 TRAINER_NAMES: dict[TrainerName, str] = {"nanogpt": "nanoGPT", "onecard": "onecard"}
+FAR_OFF = 0.15  # of what the driver shows: more than a prediction is ever off
 HIGH_MFU = 0.9  # from here on the share of causal attention alone is given as well
 Line = tuple[str, str]  # a label, and what it says; an empty label goes on with the line above
 
@@ -28,18 +29,15 @@ def summary_lines(plan: Plan, *, seen: Seen | None = None) -> Iterator[Line]:
     if seen:
         yield "seen", _seen_words(plan, seen)
     if plan.fit:
-        yield "fit", _fit_words(plan.fit, plan)
+        yield from _fit_lines(plan.fit, plan)
+        return
     for name, planned in plan.trainers.items():
         yield TRAINER_NAMES[name], verdict(planned, plan)
     yield "speed", _each(plan, _speed_words)
     if any(planned.speed for planned in plan.trainers.values()):
         yield "time", _each(plan, _time_words)
     yield "loss", loss_words(plan)
-    change, command = next_step(plan)
-    if change:
-        yield "change", change
-    if command:
-        yield "type", command
+    yield from _next_lines(plan)
 
 
 def verdict(planned: TrainerPlan, plan: Plan) -> str:
@@ -54,13 +52,14 @@ def verdict(planned: TrainerPlan, plan: Plan) -> str:
     if planned.fits_with_desktop is False:
         spare = max(0, plan.place.available_bytes - memory.process_bytes)
         return (
-            f"fits only if other programs hold less than {units.mib(spare)}: needs {of}; a desktop holds about "
-            f"{units.mib(DESKTOP_BYTES)}"
+            f"fits only if other programs hold less than {units.mib(spare)} (desktop: "
+            f"{DESKTOP_BYTES / units.MIB:,.0f}): needs {of.removesuffix(' MiB')}"
         )
     if memory.tight:
         return f"fits, barely: {of}, and only because the allocator gives its cache back at the limit"
-    if planned.fits_with_desktop and not memory.is_safe(plan.room_bytes or available):
-        return f"fits, but barely beside a desktop ({units.mib(DESKTOP_BYTES)}): needs {of}"
+    beside = planned.with_desktop
+    if beside and plan.room_bytes is not None and (beside.tight or not beside.is_safe(plan.room_bytes)):
+        return f"fits: needs {of}; beside a desktop barely{_why_barely(beside, plan.room_bytes)}"
     if caution := room_caution(memory, available):
         cure = f"; start it with {EXPANDABLE}" if memory.first_run_out or memory.later_run_out else ""
         return f"fits, barely: needs {of}: {caution}{cure}"
@@ -71,22 +70,34 @@ def verdict(planned: TrainerPlan, plan: Plan) -> str:
     return f"fits: needs {of}, {left}" + (f"; other programs hold {units.mib(held)}" if held else "")
 
 
+def _why_barely(memory: Memory, room_bytes: int) -> str:
+    """`, with 56 MiB to spare`: why a run that fits in its room does so barely."""
+    if memory.tight:
+        return ", where the allocator gives its cache back"
+    if memory.first_run_out:
+        return ", from its second run on"
+    if memory.later_run_out:
+        return ", in its first run only"
+    return f", with {units.mib(room_bytes - memory.process_bytes)} to spare"
+
+
 def _not_fitting(memory: Memory, available: int, of: str) -> str:
-    where = f"; runs out in {memory.ran_out}"
     if memory.refused_whole:
-        return f"does not fit: needs {of}, but torch refuses a request at the limit, which it counts whole{where}"
+        return f"does not fit: needs {of}, but torch refuses a request at the limit, which it counts whole"
     much = f"{units.mib(memory.process_bytes - available)} too much"
     if memory.is_near(available):
-        return f"may not fit: needs {of}, {much}; the prediction may be {units.mib(memory.error_bytes)} off{where}"
-    return f"does not fit: needs {of}, {much}{where}"
+        return f"may not fit: needs {of}, {much}; the prediction may be {units.mib(memory.error_bytes)} off"
+    return f"does not fit: needs {of}, {much}"
 
 
 def _each(plan: Plan, words: Callable[[Speed | None], str]) -> str:
     """One figure of each trainer, with its name where there are two."""
     told = {name: words(planned.speed) for name, planned in plan.trainers.items()}
-    if len(set(told.values())) == 1:
-        return next(iter(told.values()))
-    return "; ".join(f"{TRAINER_NAMES[name]} {said}" for name, said in told.items())
+    first, *others = told.values()
+    if all(said == first for said in others):
+        return first
+    named = [f"{TRAINER_NAMES[name]} {said}" for name, said in told.items()]
+    return "; ".join([named[0], *(said.replace(" tokens/s", "") for said in named[1:])])
 
 
 def _speed_words(speed: Speed | None) -> str:
@@ -120,8 +131,7 @@ def loss_words(plan: Plan) -> str:
     loss = plan.loss
     if loss is None:
         return f"no prediction: {why_no_forecast(plan.config)}"
-    low, likely, high = (f"{each:.2f}" for each in astuple(loss.final))
-    end = f"{likely} ({low} to {high}) at the end"
+    end = f"{loss.final} at the end"
     if loss.caution:
         return f"{end}; {loss.caution}"
     if not loss.double_tokens.likely:
@@ -136,21 +146,33 @@ def needs_room(plan: Plan) -> bool:
     return any(plan.lacks_room(planned.memory) for planned in plan.trainers.values())
 
 
-def next_step(plan: Plan) -> tuple[str, str]:
-    """What to change first, and what to type."""
-    if plan.fit:
-        return "", _fit_command(plan.fit, plan)
+def _next_lines(plan: Plan) -> Iterator[Line]:
+    """What to change first, and what to type; for a finding, also what to type if it is right."""
     run = plan.start_command
     fix = first_fix(plan) if needs_room(plan) else None
     finding = next((each for each in plan.findings if each.severity != "info"), None)
     starts = plan.onecard or plan.first  # the run that the command starts
     if finding and not plan.lacks_room(starts.memory):
-        return finding.what, _finding_command(finding, plan) or run
-    if fix:
-        return fix_words(fix), fix.command(plan.source, plan.typed)
-    if plan.place is None:
-        return "", f'onecard plan {plan.source or ""} --gpu "RTX 4070"'.replace("  ", " ")
-    return "nothing", run
+        yield "look at", finding.what
+        yield "type", run
+        if finding.patch:
+            yield "or type", _finding_command(finding, plan)
+    elif fix:
+        yield "change", fix_words(fix)
+        yield "type", fix.command(plan.source, plan.typed)
+    elif starts.memory.fits is False:
+        yield "change", "no single setting makes it fit"
+        yield "type", " ".join(["onecard plan", *_planned_again(plan), "--fit"])
+    elif plan.place is None:
+        yield "type", " ".join(["onecard plan", *_planned_again(plan), '--gpu "RTX 4070"'])
+    else:
+        yield "change", "nothing"
+        yield "type", run
+
+
+def _planned_again(plan: Plan) -> list[str]:
+    """The config and the keys of a plan, as words to type."""
+    return [*([quote(plan.source)] if plan.source else []), *filter(None, [flags_of(plan.typed, "onecard")])]
 
 
 def first_fix(plan: Plan) -> Fix | None:
@@ -160,15 +182,14 @@ def first_fix(plan: Plan) -> Fix | None:
 
 
 def _finding_command(finding: Finding, plan: Plan) -> str:
-    if not finding.patch:
-        return ""
     trainer: TrainerName = "onecard" if plan.onecard else "nanogpt"
     return train_command(plan.source, {**plan.typed, **finding.patch}, trainer=trainer)
 
 
 def fix_words(fix: Fix) -> str:
     """`train with onecard: 5,500 MiB less, speed +9%, loss same`"""
-    return f"{fix.what}: {units.mib(fix.saves_bytes)} less, speed {speed_change(fix)}, loss {loss_change(fix)}"
+    speed, loss = (words.replace("?", "not predicted") for words in (speed_change(fix), loss_change(fix)))
+    return f"{fix.what}: {units.mib(fix.saves_bytes)} less, speed {speed}, loss {loss}"
 
 
 def speed_change(fix: Fix) -> str:
@@ -187,29 +208,32 @@ def loss_change(fix: Fix) -> str:
     return "same" if abs(fix.loss_change) < 0.005 else f"{fix.loss_change:+.2f}"
 
 
+def _fit_lines(fit: Fit, plan: Plan) -> Iterator[Line]:
+    """The settings that fit and what they do; then the config as it was given."""
+    best = fit.best
+    yield "fit", _fit_words(fit, plan) if best else fit.why
+    if best and best.speed:
+        yield "speed", _speed_words(best.speed)
+        yield "time", _time_words(best.speed)
+    yield "loss", loss_words(plan)
+    if command := best or fit.smallest:
+        yield "type", command.command(plan.source, plan.typed)
+    for name, planned in plan.trainers.items():
+        yield "as given", f"{TRAINER_NAMES[name]} {verdict(planned, plan)}"
+
+
 def _fit_words(fit: Fit, plan: Plan) -> str:
     best = fit.best
-    if best is None:
-        return fit.why
+    assert best
     config = best.config
-    rate = f", {best.speed.tokens_per_second.likely / 1000:,.1f}k tokens/s" if best.speed else ""
-    beside = (
-        " beside a desktop"
-        if plan.place and plan.place.other_bytes is None and fit.available_bytes == plan.room_bytes
-        else ""
-    )
+    unsaid = plan.place is not None and plan.place.other_bytes is None
+    beside = " beside a desktop" if unsaid and fit.available_bytes == plan.room_bytes else ""
     recomputed = "" if config.grad_checkpoint == "none" else f", grad_checkpoint={config.grad_checkpoint}"
     return (
-        f"batch_size={config.batch_size} x {config.gradient_accumulation_steps}{recomputed} under "
-        f"{TRAINER_NAMES[best.trainer]}: {best.process_bytes / units.MIB:,.0f} of "
-        f"{units.mib(fit.available_bytes)}{beside}{rate}; {fit.why}"
+        f"{TRAINER_NAMES[best.trainer]} with batch_size={config.batch_size}, gradient_accumulation_steps="
+        f"{config.gradient_accumulation_steps}{recomputed}: {best.process_bytes / units.MIB:,.0f} of "
+        f"{units.mib(fit.available_bytes)}{beside}; {fit.why}"
     )
-
-
-def _fit_command(fit: Fit, plan: Plan) -> str:
-    if fit.best:
-        return fit.best.command(plan.source, plan.typed)
-    return fit.smallest.command(plan.source, plan.typed) if fit.smallest else ""
 
 
 def _seen_words(plan: Plan, seen: Seen) -> str:
@@ -222,10 +246,8 @@ def _seen_words(plan: Plan, seen: Seen) -> str:
     predicted = f"predicted {memory.process_bytes / units.MIB:,.0f} for {name}: {largest}"
     if seen.process_bytes is None:
         return predicted
-    off = f" ({(seen.process_bytes - memory.process_bytes) / seen.process_bytes:+.1%})" if memory.knows_context else ""
-    return f"the driver shows {units.mib(seen.process_bytes)}; {predicted}{off}"
-
-
-def range_words(quantity: Range) -> str:
-    """`3.35 (3.24 to 3.46)`"""
-    return f"{quantity.likely:.2f} ({quantity.low:.2f} to {quantity.high:.2f})"
+    shown = f"the driver shows {units.mib(seen.process_bytes)}; {predicted}"
+    off = (seen.process_bytes - memory.process_bytes) / seen.process_bytes
+    if memory.knows_context and off > FAR_OFF:
+        return f"{shown}. Is that the whole card? nvidia-smi lists this process below, with its own figure"
+    return shown

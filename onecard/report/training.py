@@ -156,8 +156,8 @@ class TrainingDisplay:
             self._say(f"step {record.step:,}/{self.config.max_iters:,}{figures}{shown}")
 
     def _seconds_left(self, step: int) -> float | None:
-        """Time to the end at the median speed of recent updates, evaluations included; None before there are any."""
-        if not self._recent:
+        """Time to the end at the median speed of recent updates, evaluations included; None before there are two."""
+        if len(self._recent) < 2:
             return None
         updates = (self.config.max_iters - step) * statistics.median(self._recent)
         return updates + evaluations_after(self.config, step) * self._eval_seconds

@@ -146,6 +146,10 @@ CASES = {  # what people type most, and nothing about it is long
     "under nanoGPT alone": (NOTE_002, [*DESKTOP, "--trainer", "nanogpt"]),
     "a fit": (NOTE_002, ["--gpu", "RTX 4070", "--fit"]),
     "no card": (NOTE_001, ["--gpu", "none"]),
+    "a large model on another card": (
+        "n_layer = 24\nn_head = 16\nn_embd = 1024\nbatch_size = 8\n",
+        ["--gpu", "RTX 3060 12GB"],
+    ),
     "an MFU near the card's peak": ("batch_size = 16\ngradient_accumulation_steps = 32\n", ["--gpu", "RTX 4070"]),
 }
 
@@ -168,7 +172,7 @@ def test_a_plan_is_short_and_opens_with_the_answer(onecard: Command, case: str) 
     assert len(lines) <= 40, f"{len(lines)} lines"
     assert len(" ".join(lines).split()) <= 420, "words"
     assert all(len(line.rstrip()) <= 100 for line in lines if not line.startswith("type "))
-    assert opening[-1].startswith("type ")
+    assert any(line.startswith("type ") for line in opening)
     labels = [line.split()[0] for line in opening if line[0] != " "]
     assert labels[0] in ("nanoGPT", "onecard", "fit")
     assert "loss" in labels
@@ -176,9 +180,10 @@ def test_a_plan_is_short_and_opens_with_the_answer(onecard: Command, case: str) 
 
 
 def test_the_config_that_died_is_no_plain_yes(onecard: Command) -> None:
-    first = " ".join(" ".join(lines_of(onecard, NOTE_002, "--gpu", "RTX 4070")[:2]).split())
-    assert first.startswith("nanoGPT fits only if other programs hold less than 919 MiB: needs 11,052 of 11,971 MiB")
-    assert "a desktop holds about 2,048 MiB" in first
+    first = lines_of(onecard, NOTE_002, "--gpu", "RTX 4070")[0]
+    assert first == (
+        "nanoGPT  fits only if other programs hold less than 919 MiB (desktop: 2,048): needs 11,052 of 11,971"
+    )
     plan = asked(onecard, NOTE_002, "--gpu", "RTX 4070")
     assert (nanogpt(plan)["fits"], nanogpt(plan)["fits_with_desktop"]) == (True, False)
     assert plan["trainers"]["onecard"]["fits_with_desktop"] is True
@@ -198,7 +203,7 @@ def test_how_fast_how_long_and_how_good_stand_in_the_first_eight_lines(onecard: 
     plan = asked(onecard, NOTE_002, "--gpu", "RTX 4070")
     said = head(onecard, NOTE_002, "--gpu", "RTX 4070")
     for trainer in plan["trainers"].values():
-        assert f"{trainer['speed']['tokens_per_second']['likely'] / 1000:.1f}k tokens/s" in said
+        assert f" {trainer['speed']['tokens_per_second']['likely'] / 1000:.1f}k " in said
     final = plan["loss"]["final"]
     assert f"loss {final['likely']:.2f} ({final['low']:.2f} to {final['high']:.2f}) at the end" in said
 

@@ -71,6 +71,43 @@ def test_data_that_is_too_small_for_any_run_is_the_reason_that_is_given(onecard:
     assert "more data: data/mine has 200,000 tokens" in refused.stdout
 
 
+def test_no_run_that_does_not_fit_is_told_to_change_nothing(onecard: Command) -> None:
+    keys = "--n_layer=12 --n_head=12 --n_embd=768 --vocab_size=50304 --block_size=1024".split()
+    shown = onecard("plan", *ON_A_4070, "--vram", "2GiB", "--other", "0", *keys)
+    assert shown.code == 1
+    assert "change   nothing" not in shown.stdout
+    assert "change   no single setting makes it fit" in shown.stdout
+    assert any(
+        line.startswith("type     onecard plan --") and line.endswith(" --fit") for line in shown.stdout.splitlines()
+    )
+
+
+def test_a_size_that_was_typed_is_meant_whatever_the_comments_say(onecard: Command) -> None:
+    config = "# ~125M parameters model\nn_embd = 768\n"
+    assert onecard("plan", "-", *ON_A_4070, "--n_embd=384", "--json", stdin=config).json["findings"] == []
+    (said,) = onecard("plan", "-", *ON_A_4070, "--json", stdin=config.replace("768", "384")).json["findings"]
+    assert said["rule"] == "params-mismatch"
+
+
+def test_a_finding_leaves_the_run_as_it_is_in_the_command_and_offers_the_other(onecard: Command) -> None:
+    shown = onecard("plan", "-", *ON_A_4070, stdin="# ~125M parameters model\nn_embd = 384\n").stdout.splitlines()
+    assert "type     onecard train CONFIG" in shown
+    assert any(line.startswith("or type  onecard train CONFIG --n_embd=768") for line in shown[:8])
+
+
+def test_a_budget_without_a_config_is_sized_by_the_data_it_proposes(onecard: Command, tmp_path: Path) -> None:
+    made_data(tmp_path / "here" / "data" / "fineweb", train=5_000_000, val=400_000)
+    plan = onecard("plan", *ON_A_4070, "--hours", "48", "--json", cwd=tmp_path / "here").json
+    assert plan["data"]["train_tokens"] == 5_000_000
+    assert all(proposal["tokens"] <= 20_000_000 for proposal in plan["proposals"])
+
+
+def test_keys_that_nanogpt_does_not_have_are_said_to_be_none_of_its(onecard: Command) -> None:
+    shown = onecard("plan", *ON_A_4070, "--eval_batch_size=2")
+    assert "nanoGPT has no eval_batch_size: it ignores such a key in a file" in shown.stderr
+    assert "nanoGPT has no" not in onecard("plan", *ON_A_4070, "--eval_batch_size=2", "--trainer", "onecard").stderr
+
+
 @pytest.mark.parametrize("asked", ["key", "environment"])
 def test_expandable_segments_are_planned_for_nanogpt_too(onecard: Command, asked: str) -> None:
     def nanogpt(*arguments: str, **environment: str) -> Any:
@@ -92,11 +129,13 @@ def test_expandable_segments_are_planned_for_nanogpt_too(onecard: Command, asked
 
 def test_a_named_card_that_is_in_this_machine_is_taken_as_its_driver_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", fake_nvml())
-    here, other = place_named("RTX 4070", None, None), place_named("RTX 3090", None, None)
-    assert here
-    assert here.other_bytes == 2150 * 2**20, "what the driver counts, less its own share"
+    for name in ("RTX 4070", "RTX 3090"):  # the made machine has both
+        here = place_named(name, None, None)
+        assert here
+        assert here.other_bytes == 2150 * 2**20, "what the driver counts, less its own share"
+    other = place_named("RTX 3060 12GB", None, None)
     assert other
-    assert other.other_bytes is None, "another card than this machine's first"
+    assert other.other_bytes is None, "not in this machine"
     said = place_named("RTX 4070", None, DESKTOP_BYTES)
     assert said
     assert said.other_bytes == DESKTOP_BYTES

@@ -42,7 +42,7 @@ def fake_nvml(*, broken: bool = False, old: bool = False) -> ModuleType:
         nvmlMemory_v2=2,
         nvmlInit=init,
         nvmlShutdown=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByIndex=lambda index: index if index < len(CARDS) else unknown(b""),
         nvmlDeviceGetCount=lambda: len(CARDS),
         nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
         nvmlDeviceGetHandleByUUID=unknown,

@@ -231,7 +231,9 @@ def test_a_request_that_torch_refuses_at_its_limit_is_no_lack_of_memory() -> Non
     assert refused.exit_code == 1
     assert "does not fit: needs 4,096 of 4,102 MiB, but torch refuses a request at the limit" in said
     assert "too much" not in said
-    assert "runs out in training, loss" in said
+    console = paper(200)
+    print_plan(refused, console, details=True)
+    assert "runs out in training, loss" in written(console)
 
 
 def test_a_command_names_a_size_as_it_is_typed() -> None:

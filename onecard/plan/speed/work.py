@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 TrainerName = Literal["nanogpt", "onecard"]
+Trainers = Literal["both", "onecard", "nanogpt"]
 
 
 @dataclass(frozen=True, slots=True)
