@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from shlex import quote
 
 import click
 
@@ -17,7 +18,14 @@ def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Grou
     help_line = f"{command} --help"
     match error:
         case click.NoSuchOption(option_name=option):
-            return _unknown_option(option, command, error.ctx)
+            return _unknown_option(option, command, error.ctx, typed)
+        case _ if card := _unquoted_card(typed):
+            return UsageError(
+                "a card's name with a space needs quotes",
+                why=f"{card.split()[-1]} was read as a file",
+                fix=f'--gpu "{card}"',
+                name="unquoted-card",
+            )
         case click.MissingParameter():
             said = " ".join(error.format_message().split())  # click puts choices on separate lines
             return UsageError(said, why="the command needs it", fix=help_line)
@@ -26,6 +34,16 @@ def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Grou
         case click.BadParameter(param=click.Option(type=click.types.FloatParamType()) as number):
             return _no_number(number, error.message, command, kind="number", example="0.5")
     return UsageError(error.format_message().rstrip("."), why=f"{command} was called this way", fix=help_line)
+
+
+def _unquoted_card(typed: Sequence[str]) -> str:
+    """`RTX 4070` for `--gpu RTX 4070`; "" where the words after --gpu do not make a card's name."""
+    from onecard.plan.cards import matching_cards
+
+    after = list(typed[typed.index("--gpu") + 1 :]) if "--gpu" in typed else []
+    words = [word for word in after[:4] if not word.startswith("-")]
+    names = (" ".join(words[:count]) for count in range(len(words), 1, -1))
+    return next((name for name in names if matching_cards(name)), "")
 
 
 def _no_number(option: click.Option, said: str, command: str, *, kind: str, example: str) -> UsageError:
@@ -39,6 +57,12 @@ def _no_number(option: click.Option, said: str, command: str, *, kind: str, exam
     return UsageError(
         f"{name}: {typed} is not a {kind}", why=f"write it like {example}", fix=f"{command} {name} {meant}"
     )
+
+
+def _value_after(option: str, typed: Sequence[str]) -> str:
+    """The word after an option, as it was typed; VALUE where there is none."""
+    after = list(typed[typed.index(option) + 1 :]) if option in typed else []
+    return quote(after[0]) if after and not after[0].startswith("-") else "VALUE"
 
 
 def _is_number(text: str) -> bool:
@@ -69,7 +93,7 @@ def unknown_command(word: str, known: list[str], *, group: str = "onecard") -> U
     )
 
 
-def _unknown_option(option: str, command: str, context: click.Context | None) -> UsageError:
+def _unknown_option(option: str, command: str, context: click.Context | None, typed: Sequence[str] = ()) -> UsageError:
     from onecard.config.schema import KEYS
 
     word = option.lstrip("-")
@@ -78,7 +102,7 @@ def _unknown_option(option: str, command: str, context: click.Context | None) ->
         return UsageError(
             f"{option} is a config key, and keys are written with =",
             why="as in nanoGPT, so that a value is never mistaken for a file",
-            fix=f"{command} --{key}=VALUE",
+            fix=f"{command} --{key}={_value_after(option, typed)}",
             name="key-without-value",
         )
     parameters = context.command.get_params(context) if context else []

@@ -135,7 +135,7 @@ def _read(text: str, shown: str) -> ConfigFile:
         raise ConfigError(
             f"{shown} is not a config file",
             why=str(problem),
-            fix="a config is lines such as `n_layer = 12`; see configs/ for examples",
+            fix="a config has lines such as `n_layer = 12`; for a log: onecard doctor FILE",
             name="unreadable-config",
         ) from problem
     if not text.strip() and not shown.endswith(".py"):  # nanoGPT accepts an empty .py

@@ -213,7 +213,12 @@ def _nearest_names(name: str) -> list[str]:
     alike = [card for card in known_cards() if _begin(_numbers(name), _numbers(card.name))]
     plain = {" ".join(sorted(_words(card.name))): card.name for card in alike}
     near = difflib.get_close_matches(" ".join(sorted(_words(name))), plain, n=3, cutoff=0.5)
-    return [plain[key] for key in near]
+    if near:
+        return [plain[key] for key in near]
+    digits = sorted("".join(_numbers(name)))  # swapped, as in 4700 for 4070
+    return [card.name for card in known_cards() if len(digits) > 2 and sorted("".join(_numbers(card.name))) == digits][
+        :3
+    ]
 
 
 def _card(row: Row) -> Card:

@@ -80,8 +80,8 @@ def test_json_is_one_object_on_stdout_and_nothing_else(onecard: Command, command
 MISTAKES = [
     (["plann"], "unknown-command", "onecard plan"),
     (["plan", "--gpuu", "4070"], "unknown-option", "--gpu"),
-    (["plan", "--batch_size", "8"], "key-without-value", "--batch_size=VALUE"),
-    (["plan", "--batch-size", "8"], "key-without-value", "--batch_size=VALUE"),
+    (["plan", "--batch_size", "8"], "key-without-value", "--batch_size=8"),
+    (["plan", "--batch-size", "8"], "key-without-value", "--batch_size=8"),
     (["plan", "--n_layr=3"], "unknown-key", "--n_layer=3"),
     (["plan", "--n_head=7"], "keys-do-not-fit", "multiple of n_head"),
     (["plan", "--batch_size=16000000", "--block_size=1000000"], "keys-do-not-fit", "half a million"),
