@@ -507,7 +507,7 @@ def test_a_split_far_from_its_share_is_told(
     assert [finding.rule for finding in found] == (["split-uneven"] if is_told else [])
     if is_told:
         share = prepared.tokens["val"] / sum(prepared.tokens.values())
-        assert f"is {100 * share:.2g}% of the tokens, and should be 20%" in found[0].what
+        assert f"is {100 * share:.2g}% of the tokens, not 20%" in found[0].what
         assert "only 20 of them" in found[0].why
 
 
