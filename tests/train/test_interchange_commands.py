@@ -387,7 +387,7 @@ def test_weights_that_came_without_data_get_them_on_resume(onecard: Any, trained
     done = onecard("import", "pub", *few)
     assert done.next == ["onecard sample runs/pub"]
     assert onecard(*shlex.split(done.next[0])[1:], "--length", "3").code == 0
-    told = "the dataset openwebtext is not here; to go on training: onecard train --resume runs/pub --dataset=PATH"
+    told = "the dataset openwebtext is not here; to continue training: onecard train --resume runs/pub --dataset=PATH"
     assert told in done.err
     lost = onecard("train", "--resume", "runs/pub", "--max_iters=3")
     assert lost.fix == ["train", "--resume", "runs/pub", "--max_iters=3", "--dataset=PATH"]
@@ -635,7 +635,7 @@ def test_nanogpt_is_not_told_to_sample_with_a_tokenizer_that_is_not_its_own(onec
     assert onecard("train", *TINY, "--dataset=numbers", "--out_dir=n").code == 0
     done = onecard("export", "n", "--to", "nanogpt", "--out", "out")
     assert done.code == 0
-    assert "nanoGPT's sample.py would take GPT-2's tokens" in done.err
+    assert "nanoGPT's sample.py expects GPT-2's tokens" in done.err
     assert "python sample.py" not in done.err
     assert [command.split()[0] for command in done.next] == ["cat", "python"]
     shutil.rmtree("data")
