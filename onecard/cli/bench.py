@@ -1,4 +1,4 @@
-"""onecard bench: nanoGPT and onecard after each other on this machine, the same data, limit and tokens per update."""
+"""onecard bench: nanoGPT and onecard in turn on this machine, with the same data, limit and tokens per update."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from onecard.plan.speed.work import TrainerName
     from onecard.runs.measured import Measured
 
-TIMED = 10  # updates at least, of which the median counts
-WARM_UP = 5  # updates before: compiling, recording, settling
+TIMED = 10  # updates to time at least; their median counts
+WARM_UP = 5  # updates before that: compiling, recording, settling
 
 
 @click.command(cls=KeyCommand, short_help="Measure speed and memory here, beside nanoGPT if you name its folder.")
 @click.argument("config", required=False, type=PathType())
 @click.option("--nanogpt", type=PathType(), metavar="DIR", help="A nanoGPT checkout; its model.py is imported and run.")
 @click.option(
-    "--batches", metavar="N,N", help="Micro-batches to try, at equal tokens per update; default the config's."
+    "--batches", metavar="N,N", help="Micro-batches to try, at equal tokens per update; default: the config's."
 )
 @click.option(
     "--repeat",
@@ -42,9 +42,9 @@ WARM_UP = 5  # updates before: compiling, recording, settling
     type=click.IntRange(min=1),
     metavar="N",
     show_default=True,
-    help="Measure each this many times, each with another seed.",
+    help="Measure each this many times, with a different seed each time.",
 )
-@click.option("--updates", default=WARM_UP + 2 * TIMED, show_default=True, help="Updates of each measurement.")
+@click.option("--updates", default=WARM_UP + 2 * TIMED, show_default=True, help="Updates per measurement.")
 @click.option("--plot", type=PathType(), metavar="FILE", help="Draw the losses at equal tokens (SVG).")
 @json_option
 @click.pass_obj
@@ -53,7 +53,7 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
     Example:
       onecard bench train_gpt2.py --nanogpt ../nanoGPT --batches 8,16,32 --memory_limit=12GiB
 
-    Tokens per second, memory and loss of this machine, each measured in a process of its own.
+    Measures tokens per second, memory and loss on this machine, each measurement in its own process.
 
     Every trainer runs every micro-batch until one is too large; without --nanogpt onecard is measured alone.
     """
@@ -62,11 +62,11 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
 
     if options["plot"]:
         check_svg(options["plot"], option="--plot")
-    needs_torch("a benchmark trains")
+    needs_torch("a benchmark trains a model")
     if options["updates"] < WARM_UP + TIMED:
         raise UsageError(
-            f"--updates {options['updates']} are too few",
-            why=f"{WARM_UP} warm up, and a median needs at least {TIMED}",
+            f"--updates {options['updates']} is too few",
+            why=f"{WARM_UP} updates warm up, and the median needs at least {TIMED} more",
             fix=f"--updates {WARM_UP + TIMED}",
         )
     resolved = config_named(options["config"], flags, otherwise=without_config())
@@ -89,10 +89,10 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
         raise stopped
     _tell(found, config, plot=options["plot"], as_json=options["as_json"])
     if isinstance(stopped, OnecardError):
-        print_error(stopped, talk)  # not raised: with --json stdout has its one object
+        print_error(stopped, talk)  # printed, not raised: with --json, stdout already has its one object
         return stopped.exit_code
     if stopped:
-        talk.print("interrupted: the figures are of what had been measured", soft_wrap=True)
+        talk.print("interrupted: these are the figures measured so far", soft_wrap=True)
     return INTERRUPTED if stopped else 0
 
 
@@ -110,7 +110,7 @@ def _tell(found: list[Measured], config: RunConfig, *, plot: str | None, as_json
 
 
 def _measurements(configs: list[RunConfig], checkout: Path | None, *, repeat: int, updates: int) -> Iterator[Measured]:
-    """Rounds of both trainers in turn, so that what the machine does meanwhile falls on both."""
+    """Rounds of both trainers in turn, so that other work on the machine affects both."""
     talk = console(stderr=True)
     too_large: dict[str, int] = {}
     trainers: list[TrainerName] = ["nanogpt", "onecard"] if checkout else ["onecard"]
@@ -156,7 +156,9 @@ def _run(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates
         raise OnecardError(
             f"{trainer} at batch {config.batch_size} stopped with an error",
             why=last[0] if last else f"its process ended with code {done.returncode}",
-            fix="run it alone to see all of it: onecard train" if trainer == "onecard" else "try its own train.py",
+            fix="run it alone to see the whole error: onecard train"
+            if trainer == "onecard"
+            else "try its own train.py",
             name="bench-failed",
         )
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -185,7 +187,7 @@ def _sizes(text: str | None, config: RunConfig) -> list[int]:
 
 
 def _working_sizes(config: RunConfig) -> list[int]:
-    """A few micro-batches of which whole ones make an update, the largest that people try."""
+    """A few micro-batches that divide an update: the largest that people try."""
     return [size for size in range(1, 65) if config.sequences_per_step % size == 0][-4:]
 
 

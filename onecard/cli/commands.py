@@ -1,4 +1,4 @@
-"""The commands. Heavy imports stay inside them, so that --help answers at once."""
+"""The commands. Heavy imports stay inside them, so that --help is fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""onecard data: text into tokens, and a look at them."""
+"""onecard data: make tokens from text, and inspect them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 DOWNLOADS = "downloads"  # below onecard's home
-LEAST_SHARD_TOKENS = 10_000  # of fewer, even a small corpus would be thousands of files
+LEAST_SHARD_TOKENS = 10_000  # with fewer, even a small corpus would be thousands of files
 
 
-@click.group(cls=Commands, short_help="Text into tokens: FineWeb, parquet, JSON lines, text.")
+@click.group(cls=Commands, short_help="Make tokens from text: FineWeb, parquet, JSON lines, text.")
 def data() -> None:
     """\b
     Example:
       onecard data prepare fineweb-edu --out data/fineweb-edu --tokens 1B
 
-    Makes token files from text, and looks at them.
+    Makes token files from text, and inspects them.
     """
 
 
@@ -58,10 +58,10 @@ class Options:
     as_json: bool
 
 
-@data.command(cls=KeyCommand, short_help="Make token files from a source; goes on if it was stopped.")
+@data.command(cls=KeyCommand, short_help="Make token files from a source; continues if it was stopped.")
 @click.argument("source", nargs=-1, required=True, type=PathType())
-@click.option("--out", required=True, type=PathType(), metavar="DIR", help="The folder to make, or to go on with.")
-@click.option("--tokens", type=CountType(), metavar="N", help="Stop after so many: 100M, 2.5B. Default: everything.")
+@click.option("--out", required=True, type=PathType(), metavar="DIR", help="The folder to make, or to continue.")
+@click.option("--tokens", type=CountType(), metavar="N", help="Stop after this many: 100M, 2.5B. Default: everything.")
 @click.option(
     "--ranks", type=PathType(), metavar="FILE", help="GPT-2's r50k_base.tiktoken, if it is not in tiktoken's cache."
 )
@@ -70,7 +70,11 @@ class Options:
 )
 @click.option("--subset", metavar="NAME", help="A subset of a dataset on the hub. Default for FineWeb: sample-10BT.")
 @click.option(
-    "--column", default="text", metavar="NAME", help="Where parquet and JSON have the text.", show_default=True
+    "--column",
+    default="text",
+    metavar="NAME",
+    help="The column that has the text, in parquet and JSON.",
+    show_default=True,
 )
 @click.option("--dedup", is_flag=True, help="Leave out exact copies of earlier documents.")
 @click.option(
@@ -92,12 +96,12 @@ def prepare(flags: list[Flag], /, **options: object) -> int:
       onecard data prepare corpus/*.jsonl.zst --out data/mine --tokenizer=bpe --vocab_size=16384
 
     Makes token files from SOURCE: files or folders (parquet, JSON lines, text; .gz, .zst, .bz2, .xz), - for standard
-    input, fineweb, fineweb-edu or owner/name for a dataset of the Hugging Face hub, python-stdlib.
+    input, fineweb, fineweb-edu or owner/name for a dataset on the Hugging Face hub, python-stdlib.
 
     --tokenizer=NAME is gpt2 (the default), bytes, characters, bpe (learned from the source, --vocab_size=N), or the
     path of a tokenizer.json.
 
-    The same command again goes on where it stopped; with more --tokens it adds to what is there.
+    Run the same command again to continue where it stopped; a larger --tokens adds to what is there.
     """
     return _prepare(Options(**options), flags)  # type: ignore[arg-type]
 
@@ -119,12 +123,12 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
     fetches_gpt2 = isinstance(source, str) and _lacks_ranks(settings, options)
     tokenizer = None if fetches_gpt2 else _tokenizer(settings, options)
     dataset = None
-    if isinstance(source, str):  # everything that needs no network has been checked
+    if isinstance(source, str):  # everything that can be checked without the network has been
         dataset = find_dataset(source, subset=options.subset)
         source = dataset.source
     if fetches_gpt2:
         tokenizer = fetch_gpt2(os.environ)
-        talk.print(f"GPT-2's tokenizer was not here: downloaded from {MODEL}", soft_wrap=True)
+        talk.print(f"GPT-2's tokenizer was not on this machine: downloaded it from {MODEL}", soft_wrap=True)
     downloads = cache_home(os.environ) / DOWNLOADS
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
@@ -140,7 +144,7 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
                 on_moment=display,
             )
     except KeyboardInterrupt:
-        talk.print("stopped; what is done is kept. Run the same command again to go on", soft_wrap=True)
+        talk.print("stopped; what is done is kept. Run the same command again to continue", soft_wrap=True)
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -164,22 +168,22 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
     if options.tokens is not None and not 1 <= options.tokens < 2**63:
         raise UsageError(
             f"--tokens {options.tokens} is not possible",
-            why="it is a number of tokens, from 1",
+            why="it must be a number of tokens, at least 1",
             fix="--tokens 100M",
             name="bad-number",
         )
     if not LEAST_SHARD_TOKENS <= options.shard < 2**31:
         raise UsageError(
             f"--shard {options.shard} is not possible",
-            why=f"it is the tokens of one file, from {LEAST_SHARD_TOKENS:,} to 2,147,483,647; a run keeps every file "
-            "open, and systems allow a program 1,000 or so",
+            why=f"it must be the tokens of one file, from {LEAST_SHARD_TOKENS:,} to 2,147,483,647; a run keeps "
+            "every file open, and systems allow about 1,000 per program",
             fix="--shard 100M",
             name="bad-number",
         )
     if options.val_share is not None and not 0 <= options.val_share < 1:  # nan, too
         raise UsageError(
             f"--val-share {options.val_share:g} is not possible",
-            why="it is a share of the documents, from 0 to below 1: training needs the others",
+            why="it must be a share of the documents, from 0 to below 1: training needs the rest",
             fix="--val-share 0.1",
             name="bad-number",
         )
@@ -197,7 +201,7 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
     if vocab_size is not None and (name != "bpe" or vocab_size < 257):
         raise UsageError(
             f"--vocab_size={vocab_size} does not work with --tokenizer={name}",
-            why="only --tokenizer=bpe has a size to choose, from 257: all bytes and the end of text",
+            why="only --tokenizer=bpe has a size to choose, at least 257: all bytes and the end of text",
             fix="--tokenizer=bpe --vocab_size=8192",
             name="bad-vocabulary",
         )
@@ -213,14 +217,14 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
 
 
 def _lacks_ranks(settings: Settings, options: Options) -> bool:
-    """Whether GPT-2's tokenizer is wanted, and neither named nor on this machine."""
+    """Whether GPT-2's tokenizer is needed, but neither given nor on this machine."""
     from onecard.data.tokenizers import gpt2_tokenizer
 
     return settings.tokenizer == "gpt2" and options.ranks is None and gpt2_tokenizer(os.environ) is None
 
 
 def _tokenizer(settings: Settings, options: Options) -> Tokenizer | None:
-    """The tokenizer, unless it is to be learned."""
+    """The tokenizer; None if it is to be learned."""
     from onecard.data.tokenizer_files import LEARNED, find_tokenizer
 
     if settings.tokenizer in LEARNED:
@@ -239,7 +243,7 @@ def _source(options: Options) -> Source | str:
     if local is not None:
         if options.subset is not None:
             raise UsageError(
-                f"--subset {options.subset} is for datasets of the hub",
+                f"--subset {options.subset} is for datasets on the hub",
                 why=f"{words[0]} is on this machine",
                 fix="leave --subset out",
                 name="usage",
@@ -258,7 +262,7 @@ def _source(options: Options) -> Source | str:
     default=2,
     type=click.IntRange(0, 100),
     metavar="N",
-    help="Texts to show of each split.",
+    help="Samples to show from each split.",
     show_default=True,
 )
 @json_option
@@ -268,9 +272,9 @@ def info(flags: list[Flag], /, folder: str, samples: int, as_json: bool) -> int:
     Example:
       onecard data info data/fineweb-edu
 
-    What is in a data folder (onecard's, nanoGPT's or llm.c's): counts, checksums verified, samples as text.
+    What is in a data folder (onecard's, nanoGPT's or llm.c's): counts, verified checksums, samples as text.
 
-    Exits with 1 if a file has changed since it was written, or no run could use it.
+    Exits with 1 if a file has changed since it was written, or if no run could use the data.
     """
     no_flags(flags, "data info")
     _needs_numpy()
@@ -296,7 +300,7 @@ def info(flags: list[Flag], /, folder: str, samples: int, as_json: bool) -> int:
 
 
 def _cores() -> int:
-    """Cores this process may use, up to as many workers (some 40 MiB each) as stay well below 1 GiB together."""
+    """Cores this process may use, but at most 20: workers take about 40 MiB each, so together well below 1 GiB."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, 20)
 

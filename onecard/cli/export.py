@@ -39,11 +39,11 @@ class Exported:
 
 @click.command(short_help="A run as a nanoGPT checkpoint or a Hugging Face folder.")
 @click.argument("run", type=PathType())
-@click.option("--to", "kind", type=click.Choice(["nanogpt", "hf"]), required=True, help="Whose format.")
-@click.option("--out", type=PathType(), metavar="FOLDER", help="Where to; default a new folder in RUN/export.")
+@click.option("--to", "kind", type=click.Choice(["nanogpt", "hf"]), required=True, help="The format to write.")
+@click.option("--out", type=PathType(), metavar="FOLDER", help="Where to write; default: a new folder in RUN/export.")
 @click.option("--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest.")
 @click.option("--push", metavar="USER/NAME", help="With --to hf: upload the folder to the Hugging Face hub, too.")
-@click.option("--private", is_flag=True, help="With --push: a repository only you see.")
+@click.option("--private", is_flag=True, help="With --push: a repository that only you can see.")
 @json_option
 @click.pass_obj
 def export(
@@ -61,9 +61,9 @@ def export(
     Example:
       onecard export runs/default --to hf
 
-    Writes the weights of a run where other programs read them.
+    Writes the weights of a run in a format that other programs read.
 
-    nanogpt: a ckpt.pt for nanoGPT's sample.py, AdamW's moments included, and a config by which its train.py goes on.
+    nanogpt: a ckpt.pt for nanoGPT's sample.py, with AdamW's moments, and a config with which its train.py continues.
     hf: config, safetensors, tokenizer and a model card, as transformers loads them. Nothing is uploaded without --push.
     """
     no_flags(flags, "export")
@@ -74,7 +74,7 @@ def export(
 
     found = load_run(Path(run))
     config = config_of(found.path, found.config)
-    from onecard.train import hf_hub  # torch only now: a missing run is reported at once
+    from onecard.train import hf_hub  # import torch only now, so that a missing run is reported at once
     from onecard.train.interchange import read_run
 
     if push:
@@ -153,8 +153,8 @@ def _to_nanogpt(target: Path, snapshot: Snapshot, config: RunConfig, run: Run, t
         commands.insert(0, sample)
     else:
         notes.append(
-            "nanoGPT's sample.py would read GPT-2's tokens, and this run has others: its train.py can go on "
-            "with it, and for text there is onecard sample, or --to hf"
+            "nanoGPT's sample.py expects GPT-2's tokens, but this run has others: its train.py can continue "
+            "it; to make text use onecard sample, or --to hf"
         )
     if not snapshot.moments:
         notes.append("this run has no AdamW moments: nanoGPT starts with fresh ones")
@@ -163,15 +163,15 @@ def _to_nanogpt(target: Path, snapshot: Snapshot, config: RunConfig, run: Run, t
 
 @dataclass(frozen=True, kw_only=True)
 class NanogptData:
-    """The data of a run for nanoGPT: what its config calls them, and what must be done first."""
+    """The data of a run for nanoGPT: its name in the config, and what must be done first."""
 
     name: str
     made_by: tuple[str, ...] = ()  # a command
-    notes: tuple[str, ...] = ()  # why nanoGPT cannot read them
+    notes: tuple[str, ...] = ()  # why nanoGPT cannot read it
 
 
 def _nanogpt_data(config: RunConfig, target: Path) -> NanogptData:
-    """Where nanoGPT, on this machine, finds a train.bin and a val.bin of plain uint16 tokens."""
+    """Where nanoGPT, on this machine, finds train.bin and val.bin with plain uint16 tokens."""
     from onecard.ask.config import open_data
     from onecard.train.nanogpt_checkpoint import nanogpt_config
 
@@ -184,8 +184,8 @@ def _nanogpt_data(config: RunConfig, target: Path) -> NanogptData:
         return NanogptData(name=named, notes=(note,))
     files = [[file.path for file in tokens.files] for tokens in (found.train, found.val)]
     if any(file.dtype != "uint16" or file.first_byte for tokens in (found.train, found.val) for file in tokens.files):
-        made = "onecard data prepare SOURCE --out DIR --format nanogpt writes such"
-        note = f"nanoGPT's train.py reads uint16 tokens without a header, and {found.path} has others: {made}"
+        made = "onecard data prepare SOURCE --out DIR --format nanogpt writes such files"
+        note = f"nanoGPT's train.py reads uint16 tokens without a header, but {found.path} has others: {made}"
         return NanogptData(name=named, notes=(note,))
     if [[path.name for path in paths] for paths in files] == [["train.bin"], ["val.bin"]]:
         return NanogptData(name=str(found.path.resolve()))  # os.path.join("data", an absolute path) is that path
@@ -197,7 +197,7 @@ def _nanogpt_data(config: RunConfig, target: Path) -> NanogptData:
 
 
 def _is_gpt2(tokenizer: Tokenizer | None, config: RunConfig) -> bool:
-    """Whether the tokens are GPT-2's, as nanoGPT takes them to be; by the vocabulary where no tokenizer is known."""
+    """Whether the tokens are GPT-2's, as nanoGPT assumes; judged by vocab_size if no tokenizer is known."""
     from onecard.config.schema import GPT2_VOCABULARIES
 
     return (tokenizer.vocab_size if tokenizer else config.vocab_size) in GPT2_VOCABULARIES
@@ -213,7 +213,7 @@ def _to_hf(
     push: str | None,
     note: str | None,
 ) -> Exported:
-    """Written beside, then renamed: a folder that is there is whole."""
+    """Write the folder under another name, then rename it: so it is complete if it is there."""
     from onecard.data.hf_tokenizer import tokenizer_files
     from onecard.report.model_card import model_card
     from onecard.runs.files import MAKE_ROOM, check_space, half_written, sync_folder, write_durably, writing
@@ -234,7 +234,7 @@ def _to_hf(
             for file, text in texts.items():
                 write_durably(new / file, text.encode())
             if target.is_dir():
-                target.rmdir()  # an empty one, as was seen before
+                target.rmdir()  # it is empty, as was checked before
             new.rename(target)
             sync_folder(target.parent)
         finally:
@@ -244,7 +244,7 @@ def _to_hf(
 
 
 def _first_text(folder: Path, tokenizer: Tokenizer | None) -> tuple[str, ...]:
-    """The command by which transformers writes a text with the model; none where it has no tokenizer."""
+    """The command that makes text from the model with transformers; empty without a tokenizer."""
     if tokenizer is None:
         return ()
     where, prompt = (json.dumps(text, ensure_ascii=False) for text in (str(folder), _prompt(tokenizer)))
@@ -253,7 +253,7 @@ def _first_text(folder: Path, tokenizer: Tokenizer | None) -> tuple[str, ...]:
 
 
 def _prompt(tokenizer: Tokenizer) -> str:
-    """A word to begin a text with; where the vocabulary has no such letters, its first token that can be seen."""
+    """A word to begin a text with; if the vocabulary lacks its letters, the first visible token."""
     try:
         tokenizer.encode("The")
         return "The"

@@ -1,4 +1,4 @@
-"""onecard import: a run folder out of a nanoGPT checkpoint or a Hugging Face GPT-2."""
+"""onecard import: make a run folder from a nanoGPT checkpoint or a Hugging Face GPT-2."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def import_run(flags: list[Flag], /, source: str, download: bool, as_json: bool)
     Example:
       onecard import out/ckpt.pt --dataset=data/fineweb --out_dir=runs/mine
 
-    Makes a run folder out of nanoGPT's ckpt.pt, or out of a GPT-2 folder as transformers writes it.
+    Makes a run folder from nanoGPT's ckpt.pt, or from a GPT-2 folder as transformers writes it.
 
-    `train --resume` goes on with it, AdamW's moments included, and `sample` samples it. Nothing in the file is run.
-    Keys set what the file does not say, such as --dataset; the shape is the file's.
+    `train --resume` continues it, with AdamW's moments, and `sample` makes text from it. No code in the file is run.
+    Keys set what the file does not say, such as --dataset; the shape comes from the file.
     """
     needs_torch("reading a checkpoint needs it")
     path, snapshot = bring(source, download=download)
@@ -62,7 +62,7 @@ def import_run(flags: list[Flag], /, source: str, download: bool, as_json: bool)
 
 
 def _new_folder(config: RunConfig, *, again: str) -> RunFolder:
-    """A folder for the run; where there is one already, the error has the command to import `again`, into another."""
+    """A new folder for the run; if it exists already, the error has the command to import `again` into another one."""
     from onecard.runs.files import free_path
     from onecard.runs.folder import create_run
 
@@ -73,13 +73,13 @@ def _new_folder(config: RunConfig, *, again: str) -> RunFolder:
         if problem.name != "run-exists":
             raise
         another = quote(f"--out_dir={free_path(path)}")
-        go_on = f"or go on with the one there: onecard train --resume {quote(str(path))}"
+        go_on = f"or continue the one there: onecard train --resume {quote(str(path))}"
         fix = f"{again} {another}   ({go_on})"
         raise ConfigError(problem.what, why=problem.why, fix=fix, name=problem.name) from problem
 
 
 def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
-    """The data the run will go on with, and what to know about it; (None, …) if it is not here."""
+    """The data to continue the run with, and what to know about it; (None, …) if it is not here."""
     from onecard.data.checks import check_dataset
 
     try:
@@ -88,7 +88,7 @@ def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
         if error.name != "no-such-dataset":
             raise
         resume = f"onecard train --resume {quote(config.out_dir)} --dataset=PATH"
-        return None, [f"the dataset {config.dataset} is not here; to go on training: {resume}"]
+        return None, [f"the dataset {config.dataset} is not here; to continue training: {resume}"]
     findings = check_dataset(
         found, block_size=config.block_size, vocab_size=config.vocab_size, eval_block_size=config.eval_block_size
     )
@@ -96,7 +96,7 @@ def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
 
 
 def _without_tokenizer(run: Path, config: RunConfig) -> str | None:
-    """Why no text can be sampled from the run; None where it can."""
+    """Why no text can be sampled from the run; None if it can."""
     from onecard.ask.tokenizer import tokenizer_of
 
     try:
@@ -107,7 +107,7 @@ def _without_tokenizer(run: Path, config: RunConfig) -> str | None:
 
 
 def _go_on(run: Path, snapshot: Snapshot, config: RunConfig, *, stated: bool) -> str:
-    """The command that trains it further, and how far that goes where nobody has `stated` a max_iters."""
+    """The command that continues training, and how far it goes if no max_iters was `stated`."""
     command = f"onecard train --resume {quote(str(run))}"
     if snapshot.step >= config.max_iters:
         return f"{command} --max_iters={2 * snapshot.step}"

@@ -1,4 +1,4 @@
-"""What the commands share: click's classes fitted to our flags, sizes and errors, and the consoles they print to."""
+"""What the commands share: click's classes adapted to our flags, sizes and errors, and the consoles they print to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KeyCommand(click.Command):
         return offered
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
-        # completion parses the raw line, flags included; everywhere else they were split off before
+        # completion parses the raw line with its flags; everywhere else they are split off first
         if extra.get("resilient_parsing"):
             extra["ignore_unknown_options"] = extra["allow_extra_args"] = True
         return super().make_context(info_name, args, parent, **extra)
@@ -99,7 +99,7 @@ def no_flags(flags: list[Flag], command: str) -> None:
     if flags:
         key, value = flags[0]
         raise UsageError(
-            f"onecard {command} takes no config keys, and was given --{key}={value}",
+            f"onecard {command} takes no config keys, but was given --{key}={value}",
             why="only commands that read a config take --key=value",
             fix=f"onecard {command} --help",
             name="unexpected-key",
@@ -107,7 +107,7 @@ def no_flags(flags: list[Flag], command: str) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where a command prints: its answer, or with `stderr` its talk."""
+    """Where a command prints: its result, or with `stderr` everything else it says."""
     from onecard.report.console import PlainConsole
 
     # a pipe has no width of its own: 100 columns, unless COLUMNS says otherwise

@@ -1,4 +1,4 @@
-"""Documents in blocks: large enough to be worth sending to a worker, small enough to hold many."""
+"""Documents in blocks: large enough to be worth sending to a worker, small enough to hold many of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Block:
     documents: list[bytes | Bad]
     afters: list[Place]
     is_json: bool
-    disk_bytes: int  # of the source, read when this block was
+    disk_bytes: int  # of the source, read up to this block
 
 
 def read_blocks(
@@ -33,7 +33,7 @@ def read_blocks(
     fetcher: Fetcher,
     on_wait: OnWait = lambda file, received_bytes, holder: None,
 ) -> Iterator[Block | None]:
-    """The documents from a place on, in blocks of about a mebibyte; None before a file that is still to be fetched."""
+    """The documents after a place, in blocks of about a mebibyte; None before a file that must still be fetched."""
     documents: list[bytes | Bad] = []
     afters: list[Place] = []
     size = 0

@@ -1,4 +1,4 @@
-"""What can be known to go wrong before training begins."""
+"""What is wrong with the data, found before training begins."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from onecard.errors import ConfigError
 from onecard.findings import Finding, Severity
 from onecard.runs.files import free_name
 
-USUAL_VOCABULARY = 50304  # GPT-2's in whole tiles, which a run has if nothing says another
+USUAL_VOCABULARY = 50304  # GPT-2's in whole tiles: what a run has if nothing sets another
 
 
 def check_dataset(
     dataset: Dataset, *, block_size: int, vocab_size: int, eval_block_size: int | None = None, eval_tokens: int = 0
 ) -> tuple[Finding, ...]:
-    """What a person should know about the data; ConfigError if a run with it must go wrong.
+    """What a person should know about the data; ConfigError if no run with it can work.
 
-    `eval_tokens` is what one evaluation reads of a split. Every token is looked at, so this takes as long as reading
+    `eval_tokens` is what one evaluation reads from a split. Every token is checked, so this takes as long as reading
     the files once, unless every id they can hold is in the vocabulary.
     """
     for split, tokens in (("train", dataset.train), ("val", dataset.val)):
@@ -36,9 +36,9 @@ def check_dataset(
 
 
 def data_findings(dataset: Dataset) -> tuple[Finding, ...]:
-    """What `check_dataset` would refuse of a run that sets nothing for the data; the first of it, as an error.
+    """The first thing `check_dataset` would refuse for a run without settings of its own, as an error.
 
-    Ids beyond the usual vocabulary, of data that do not say theirs, are a warning: a run can be told of them.
+    Ids beyond the usual vocabulary are a warning if the data does not state its own: a run can set vocab_size.
     """
     splits = (("train", dataset.train), ("val", dataset.val))
     for split, tokens in splits:
@@ -58,7 +58,7 @@ def _finding(fault: ConfigError, *, severity: Severity) -> Finding:
 
 
 def _unusable(dataset: Dataset, tokens: Tokens, *, split: str) -> ConfigError | None:
-    """Why no run can use a split: too few tokens for any block_size, or not of the type they would be read as."""
+    """Why no run can use a split: too few tokens for any block_size, or tokens of another type than expected."""
     if len(tokens) < 2:
         return _empty(dataset, tokens, split=split)
     if not dataset.dtype_is_known and looks_like_uint32(tokens):
@@ -71,11 +71,11 @@ def _long_enough(tokens: Tokens, *, split: str, block_size: int, eval_block_size
     key, needed = ("eval_block_size", eval_block_size) if is_val and eval_block_size else ("block_size", block_size)
     if needed > longest:
         keys = ["eval_block_size"] if is_val else ["block_size"]
-        if not is_val and (eval_block_size or 0) > longest:  # which must not be the longer one
+        if not is_val and (eval_block_size or 0) > longest:  # it must not be longer than block_size
             keys.append("eval_block_size")
         raise ConfigError(
-            f"{_names(tokens)} has {len(tokens):,} tokens, and one sequence needs {needed + 1:,}",
-            why=f"{key}={needed} tokens are read, and the one after them is predicted",
+            f"{_names(tokens)} has {len(tokens):,} tokens, but one sequence needs {needed + 1:,}",
+            why=f"a sequence is {key}={needed} tokens, and the token after them to predict",
             fix=f"{' '.join(f'--{each}={longest}' for each in keys)} or less, or more {split} data",
             name="data-too-short",
         )
@@ -91,9 +91,9 @@ def _empty(dataset: Dataset, tokens: Tokens, *, split: str) -> ConfigError:
     return ConfigError(
         f"{_names(tokens)} has {units.things(len(tokens), 'token')}: there is nothing to "
         f"{'train on' if split == 'train' else 'validate with'}",
-        why="data is split by document, and this side got none"
+        why="data is split by document, and this split got none"
         if progress
-        else "the shortest sequence is one token, and the one after it",
+        else "the shortest sequence is one token, and the token after it to predict",
         fix=f"onecard data prepare SOURCE {options}",
         name="data-too-short",
     )
@@ -101,7 +101,7 @@ def _empty(dataset: Dataset, tokens: Tokens, *, split: str) -> ConfigError:
 
 def _wrong_dtype(dataset: Dataset, tokens: Tokens) -> ConfigError:
     return ConfigError(
-        f"{tokens.files[0].path} looks like uint32 tokens, and would be read as uint16",
+        f"{tokens.files[0].path} looks like uint32 tokens, but would be read as uint16",
         why="every second 16-bit value is nearly 0, as the upper halves of 32-bit ids are",
         fix=f"""echo '{{"dtype": "uint32"}}' > {quote(str(dataset.path / META))}   """
         """("uint16" if the data really is like that)""",
@@ -110,17 +110,16 @@ def _wrong_dtype(dataset: Dataset, tokens: Tokens) -> ConfigError:
 
 
 def _damaged(dataset: Dataset) -> ConfigError | None:
-    """That the data have an id which they say they have not: no vocab_size makes up for it."""
+    """The error if the data has an id outside its own stated vocabulary, which no vocab_size can fix."""
     own = dataset.vocab_size
     for tokens in (dataset.train, dataset.val):
         if own and (outside := first_outside(tokens, vocab_size=own)):
             position, token = outside
             path, index = tokens.file_at(position)
             return ConfigError(
-                f"{path} has token id {token:,} at position {index:,}, and this data has {own:,} tokens, "
-                "as it says of itself",
-                why="the file is damaged or of another type, or its meta.json or meta.pkl is that of other data",
-                fix=f"onecard data info {quote(str(dataset.path))}   (compares checksums, where there are any), "
+                f"{path} has token id {token:,} at position {index:,}, but its own vocabulary has only {own:,} tokens",
+                why="the file is damaged or has another type, or its meta.json or meta.pkl belongs to other data",
+                fix=f"onecard data info {quote(str(dataset.path))}   (compares checksums, if there are any), "
                 "then prepare the data again",
                 name="token-out-of-range",
             )
@@ -131,11 +130,11 @@ def _outside(dataset: Dataset, tokens: Tokens, position: int, token: int, *, voc
     path, index = tokens.file_at(position)
     own = dataset.vocab_size
     return ConfigError(
-        f"{path} has token id {token:,} at position {index:,}, and vocab_size is {vocab_size:,}",
-        why="ids go from 0 to vocab_size - 1; the data was made with a larger vocabulary, or is of another type",
-        fix=f"--vocab_size={own} (what this data says of itself)"
+        f"{path} has token id {token:,} at position {index:,}, but vocab_size is {vocab_size:,}",
+        why="ids go from 0 to vocab_size - 1; the data was made with a larger vocabulary, or has another type",
+        fix=f"--vocab_size={own} (the vocabulary that the data states)"
         if own
-        else f"--vocab_size={_enough(dataset)} (or what the tokenizer of this data has), or prepare the data again",
+        else f"--vocab_size={_enough(dataset)} (or the size of this data's tokenizer), or prepare the data again",
         name="token-out-of-range",
     )
 
@@ -152,8 +151,8 @@ def _tiny_val(dataset: Dataset, eval_tokens: int) -> Finding:
         rule="val-set-tiny",
         severity="warn",
         sure="high",
-        what=f"the validation data has {len(dataset.val):,} tokens, fewer than the {eval_tokens:,} of one evaluation",
-        why="each evaluation reads all of it, once, and its noise stays as large as the data is small",
+        what=f"the validation data has {len(dataset.val):,} tokens, fewer than one evaluation reads ({eval_tokens:,})",
+        why="each evaluation reads all of it once, and so few tokens give a noisy loss",
         fix=f"split off at least {enough:,} tokens for validation, by document; or lower eval_iters",
         seen=(f"{dataset.val.files[0].path}: {len(dataset.val):,} tokens",),
     )

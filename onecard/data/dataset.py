@@ -1,6 +1,6 @@
 """A dataset is a folder with train and val tokens: nanoGPT's, llm.c's shards, onecard's own, or the embedded one.
 
-onecard's own folders have a meta.json, which may also stand beside anybody's .bin files to say what they are:
+onecard's own folders have a meta.json. You may also put one beside any other .bin files, to say what they are:
 
     {"schema": 1, "dtype": "uint16", "vocab_size": 256, "tokenizer": "bytes",
      "train": [{"file": "train.bin", "tokens": 11500000, "sha256": "…"}], "val": [{…}]}
@@ -31,8 +31,8 @@ from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token
 from onecard.errors import ConfigError
 from onecard.units import MIB
 
-TILE = 64  # of the products that make logits: with another vocabulary they are slower, and need a copy more
-SMALL_BYTES = 64 * MIB  # of token files that are held against their checksums whenever they are opened: 0.05 s
+TILE = 64  # of the products that make logits: with other vocabularies they are slower, and need one more copy
+SMALL_BYTES = 64 * MIB  # of token files: up to here, checksums are verified at every opening, which takes 0.05 s
 LARGE_VOCABULARY = 1024  # from here on the time of these products matters
 
 
@@ -45,16 +45,16 @@ class Dataset:
     train: Tokens
     val: Tokens
     vocab_size: int | None  # None if the data does not say
-    model_vocab_size: int | None  # what a model of it should have
+    model_vocab_size: int | None  # what a model for it should have
     tokenizer: Tokenizer | None
-    fingerprint: str  # the same for the same tokens, wherever they lie
+    fingerprint: str  # the same for the same tokens, wherever they are stored
     dtype_is_known: bool  # by meta.json, meta.pkl or a header; otherwise it was taken to be uint16
 
 
 def open_dataset(name_or_path: str, *, environ: Mapping[str, str], search: Sequence[Path] = SEARCH) -> Dataset:
     """The dataset of that name: the embedded one, or a folder in one of `search`, or a path.
 
-    By `environ` caches are found: of GPT-2's tokenizer, and of the embedded corpus, which is built there if needed.
+    `environ` says where the caches are: of GPT-2's tokenizer, and of the embedded corpus, which is built if needed.
     """
     if name_or_path == EMBEDDED:
         return open_folder(build_stdlib(cache_home(environ)), name=EMBEDDED, environ=environ)
@@ -70,7 +70,7 @@ def open_dataset(name_or_path: str, *, environ: Mapping[str, str], search: Seque
 
 
 def _how_to_have(name_or_path: str, other: str) -> str:
-    """What to type for a dataset that is not here: the command that makes it, or the name of one that is."""
+    """What to type for a dataset that is not here: the command that makes it, or the name of one that is here."""
     folder = Path(name_or_path) if "/" in name_or_path else Path("data", name_or_path)
     if folder.name in NAMED:
         return f"onecard data prepare {folder.name} --out {folder}, or --dataset={other}"
@@ -79,13 +79,13 @@ def _how_to_have(name_or_path: str, other: str) -> str:
 
 
 def open_folder(folder: Path, *, name: str, environ: Mapping[str, str]) -> Dataset:
-    """The dataset in a folder of token files, its description read and its files mapped."""
+    """The dataset in a folder of token files: reads its description and maps its files."""
     progress = read_progress(folder)
     if progress is not None and not progress.finished:
         raise ConfigError(
-            f"{folder} is not prepared to its end",
+            f"{folder} is not completely prepared",
             why=f"`onecard data prepare` stopped after {progress.tokens:,} tokens",
-            fix="give the same command again; it goes on where it stopped (with --tokens N it ends there)",
+            fix="run the same command again; it continues where it stopped (--tokens N ends it at N tokens)",
             name="data-unfinished",
         )
     meta = read_meta(folder)
@@ -99,24 +99,24 @@ def open_folder(folder: Path, *, name: str, environ: Mapping[str, str]) -> Datas
         except (OSError, ValueError) as problem:
             raise ConfigError(
                 f"{folder / 'meta.pkl'} cannot be used: {problem}",
-                why="it should hold the vocabulary of the data in plain numbers and texts, as nanoGPT's prepare.py "
-                "writes it, and nothing else of it is run: not even NumPy's numbers are plain",
+                why="onecard runs no code in it, so it may only hold plain numbers and texts, as nanoGPT's prepare.py "
+                "writes them; NumPy's numbers are not plain",
                 fix=f"run `python {folder}/prepare.py` again, with int(…) around a vocab_size of NumPy's; or remove "
-                "the file and give --vocab_size=N",
+                "the file and set --vocab_size=N",
                 name="bad-meta",
             ) from problem
         vocab_size = vocab_size or nanogpt.vocab_size
-        model_vocab_size = nanogpt.vocab_size  # to the letter, as nanoGPT takes it
+        model_vocab_size = nanogpt.vocab_size  # exactly this, as nanoGPT takes it
         tokenizer = tokenizer or (CharacterTokenizer(nanogpt.characters) if nanogpt.characters else None)
     stated = meta.get("dtype")
     if stated is not None and stated not in get_args(TokenType):
-        raise bad_meta(folder, f'"dtype" is {stated!r}, and tokens are "uint16" or "uint32"')
+        raise bad_meta(folder, f'"dtype" is {stated!r}, but must be "uint16" or "uint32"')
     too_many = vocab_size is not None and vocab_size > 2**16  # ids that uint16 cannot hold
     dtype: TokenType = stated or ("uint32" if too_many else "uint16")
     train, val = (_split(folder, split, meta=meta, dtype=dtype) for split in ("train", "val"))
     files = train.files + val.files
     small = sum(file.end_byte for file in files) <= SMALL_BYTES
-    changed = small and False in _checked(folder, meta, files).values()  # by how little, no sample can tell
+    changed = small and False in _checked(folder, meta, files).values()  # a sample could miss a small change
     return Dataset(
         name=name,
         path=folder,
@@ -131,12 +131,12 @@ def open_folder(folder: Path, *, name: str, environ: Mapping[str, str]) -> Datas
 
 
 def padded(vocab_size: int) -> int:
-    """The vocabulary for a model: a large one rounded up to whole tiles, as nanoGPT does GPT-2's 50,257 to 50,304."""
+    """The vocabulary for a model: a large one is rounded up to whole tiles, as nanoGPT rounds 50,257 to 50,304."""
     return vocab_size if vocab_size < LARGE_VOCABULARY else -(-vocab_size // TILE) * TILE
 
 
 def checked_files(dataset: Dataset) -> dict[str, bool | None]:
-    """Whether each file is what meta.json's sha256 promises; None if it promises nothing.
+    """Whether each file matches its sha256 in meta.json; None if there is none.
 
     Reads everything: a minute per 50 GB or so.
     """
@@ -157,8 +157,10 @@ def _checked(folder: Path, meta: Mapping[str, Any], files: Sequence[TokenFile]) 
 
 
 def split_sizes(folder: Path) -> tuple[int, int]:
-    """Tokens for training and for validation, by the sizes of their files: nothing is mapped, nor held against
-    checksums. ConfigError where the folder is not a dataset, or not prepared to its end."""
+    """Tokens for training and for validation, from the sizes of their files: nothing is mapped, no checksum verified.
+
+    ConfigError if the folder is not a dataset; (0, 0) if it is not completely prepared.
+    """
     progress = read_progress(folder)
     if progress is not None and not progress.finished:
         return 0, 0
@@ -187,7 +189,7 @@ def _split_files(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: To
     for file, (name, count, _) in zip(files, entries, strict=True):
         if count is not None and file.count != count:
             raise ConfigError(
-                f"{folder / name} has {file.count:,} tokens, and meta.json says {count:,}",
+                f"{folder / name} has {file.count:,} tokens, but meta.json says {count:,}",
                 why="the file was cut off, or belongs to other data",
                 fix="prepare the data again",
                 name="token-file-damaged",
@@ -196,14 +198,14 @@ def _split_files(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: To
 
 
 def _entries(folder: Path, meta: Mapping[str, Any], split: str) -> list[tuple[str, int | None, str | None]]:
-    """File name, tokens and sha256 of each file of a split, as far as meta.json lists them."""
+    """File name, tokens and sha256 of each file of a split, where meta.json lists them."""
     listed = meta.get(split, [])
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise bad_meta(folder, f'"{split}" is no list of files')
+        raise bad_meta(folder, f'"{split}" is not a list of files')
     entries = []
     for entry in listed:
         name, count, digest = entry.get("file"), entry.get("tokens"), entry.get("sha256")
-        if not isinstance(name, str) or name != Path(name).name:  # a description must not lead out of its folder
+        if not isinstance(name, str) or name != Path(name).name:  # meta.json must not name a file outside its folder
             raise bad_meta(folder, f'"{split}" has a file named {name!r:.60}')
         entries.append((name, count if type(count) is int else None, digest if isinstance(digest, str) else None))
     return entries

@@ -1,4 +1,4 @@
-"""A document as it was read from a file, or why there is none."""
+"""A document as read from a file, or why it cannot be used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 MAX_DOCUMENT_BYTES = 2**24
-END = 2**62  # a place after everything, for files that cannot be read on
+END = 2**62  # a place after everything, for files that cannot be read further
 
 
 class Bad(StrEnum):
@@ -24,7 +24,7 @@ class Bad(StrEnum):
 
 
 class Read(NamedTuple):
-    """A document (a text, or a line of JSON) or why there is none; where it ends; how far into the file on disk."""
+    """A document (a text, or a line of JSON) or why it cannot be used; its end; bytes read of the file on disk."""
 
     document: bytes | Bad
     after: int

@@ -1,7 +1,7 @@
-"""A file as a stream of documents, each with the place after it, so that reading can go on from any of them.
+"""A file as a stream of documents, each with the place after it, so that reading can continue after any of them.
 
-A place is a number of the file's own: bytes of text (unpacked) for JSON lines and text, rows for parquet. Nothing is
-ever held but a buffer and the document at hand. What cannot be a document comes as the reason why (`Bad`).
+A place is a number within the file: bytes of unpacked text for JSON lines and text, rows for parquet. Only a buffer and
+the current document are ever in memory. Where something cannot be a document, the reason comes instead (`Bad`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from onecard.data.parquet import parquet_documents
 from onecard.data.sources import SourceFile, unreadable
 from onecard.data.unpacking import BUFFER_BYTES, damage, opened, peeked, unpacked
 
-CUT_BYTES = 2**14  # a text file by itself is cut at the first empty line after so much
+CUT_BYTES = 2**14  # a text file named by itself is cut at the first empty line after this much
 SEPARATOR = b"<|endoftext|>"
-_HEAD_BYTES = 64  # tell what a file is
-_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")  # and not a line such as ["a", "b"], which is one bad document
+_HEAD_BYTES = 64  # enough to tell what a file is
+_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")  # but not a line such as ["a", "b"], which is one bad document
 _MAX_LINE_BYTES = 2 * MAX_DOCUMENT_BYTES  # a line of JSON: its text, escapes and other columns
-_PIECE_BYTES = 4 * CUT_BYTES  # or, where no line is empty, at a line's end after so much
+_PIECE_BYTES = 4 * CUT_BYTES  # or, if no line is empty, at the end of a line after this much
 
 
 def read_documents(file: SourceFile, *, start: int = 0, column: str = "text") -> Iterator[Read]:
@@ -50,12 +50,12 @@ def read_documents(file: SourceFile, *, start: int = 0, column: str = "text") ->
                 is_first = False
         except damage() as problem:
             if isinstance(problem, OSError) and problem.errno is not None and not isinstance(problem, gzip.BadGzipFile):
-                raise unreadable(file.name, problem) from problem  # the disk, not the data
+                raise unreadable(file.name, problem) from problem  # the disk failed, the data is fine
             yield Read(Bad.DAMAGED, END, file.size_bytes or 0)
 
 
 def _not_readable(head: bytes, kind: str, file: SourceFile) -> Bad | None:
-    """Why nothing of a file can be read, by its first bytes; None if they say nothing against it."""
+    """Why nothing in a file can be read, from its first bytes; None if they look fine."""
     if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in head[:4]:
         return Bad.UTF16
     is_json = kind == "jsonl" or file.path is None
@@ -63,19 +63,19 @@ def _not_readable(head: bytes, kind: str, file: SourceFile) -> Bad | None:
 
 
 def _text(document: bytes | Bad, *, is_first: bool) -> bytes | Bad:
-    """The document, and the first of a file without the mark that some programs put before UTF-8."""
+    """The document; the first of a file without the byte order mark that some programs put before UTF-8."""
     return document.removeprefix(BOM_UTF8) if is_first and isinstance(document, bytes) else document
 
 
 def place_words(file: SourceFile, after: int) -> str:
-    """A document of a file, by the place after it, in words."""
+    """In words, the document of a file that ends at a place."""
     if after >= END or file.kind == "document":
         return file.name
     return f"{file.name}, row {after:,}" if file.kind == "parquet" else f"{file.name}, up to byte {after:,}"
 
 
 def _skip(stream: io.BufferedReader, size: int) -> None:
-    """Read past what was read before; a plain file jumps there."""
+    """Skip what was read before; in a plain file by seeking."""
     if stream.seekable():
         stream.seek(size)
         return
@@ -84,7 +84,7 @@ def _skip(stream: io.BufferedReader, size: int) -> None:
 
 
 def _json_lines(stream: io.BufferedReader, start: int) -> Iterator[Read]:
-    """Each line that is not empty; one that is too long is not kept."""
+    """Each line that is not empty; a line that is too long is not kept in memory."""
     _skip(stream, start)
     after = start
     while line := stream.readline(_MAX_LINE_BYTES):
@@ -110,7 +110,7 @@ def _texts(stream: io.BufferedReader, start: int) -> Iterator[Read]:
     for piece, after in _pieces(stream):
         text = piece.removesuffix(SEPARATOR)
         size += len(text)
-        if size <= MAX_DOCUMENT_BYTES + _PIECE_BYTES:  # more is not kept: it is too long already
+        if size <= MAX_DOCUMENT_BYTES + _PIECE_BYTES:  # it is too long already, so more is not kept
             parts.append(text)
         ended = text != piece
         cut = not separated and (size >= _PIECE_BYTES or (size >= CUT_BYTES and not text.strip()))
@@ -124,7 +124,7 @@ def _texts(stream: io.BufferedReader, start: int) -> Iterator[Read]:
 
 
 def _pieces(stream: io.BufferedReader) -> Iterator[tuple[bytes, int]]:
-    """Lines, and the place after each. A piece also ends with a separator, or when it is too long, between words."""
+    """Lines, and the place after each. A piece also ends at a separator, or between words if it is too long."""
     after, held = 0, b""
     while True:
         if not held.endswith(b"\n"):
@@ -143,7 +143,7 @@ def _pieces(stream: io.BufferedReader) -> Iterator[tuple[bytes, int]]:
 
 
 def _between_words(text: bytes) -> int:
-    """Where to cut a long text: after its last space, or at least not within a character."""
+    """Where to cut a long text: after its last space, or else not inside a character."""
     if space := text.rfind(b" ") + 1:
         return space
     first = next((back for back in range(1, 5) if text[-back] & 0xC0 != 0x80), 1)  # of the last character

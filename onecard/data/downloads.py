@@ -1,7 +1,7 @@
-"""Files of the hub on this machine: one at a time, each downloaded once.
+"""Files of the hub, brought to this machine: one at a time, each downloaded once.
 
-A file is taken from huggingface_hub's cache where that has it, and otherwise goes to a folder of ours: the library
-resumes a download after a break of the line, but begins again after a kill, and its files are two gigabytes each.
+If huggingface_hub's cache has a file, it is used. Otherwise the file goes to a folder of our own: the library resumes a
+download after a lost connection, but starts again after a kill, and the files have two gigabytes each.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from onecard.data.hub import PURPOSE, HubDataset, told
 from onecard.data.sources import SourceFile
 from onecard.runs.lock import InUse, Lock
 
-_LOOK_SECONDS = 0.5  # between two looks at a download of another process
+_LOOK_SECONDS = 0.5  # between two checks of another process's download
 
-OnBytes = Callable[[int], None]  # gets the size of each part that arrived
+OnBytes = Callable[[int], None]  # gets the size of each part that has arrived
 OnHolder = Callable[[str | None], None]  # gets the other process that downloads the file; None: no other
 
 
@@ -38,8 +38,8 @@ def download(
 ) -> SourceFile:
     """The file on this machine: from huggingface_hub's cache if it is there, else below the folder `into`.
 
-    `on_bytes` gets the size of each part that arrives, and first of what was there before. One process downloads a file
-    and others wait for it, as long as it lives: `on_holder` gets its name.
+    `on_bytes` gets the size of each part that arrives, and first the size of what was there before. One process
+    downloads a file; others wait for it as long as it lives, and their `on_holder` gets its name.
     """
     hub = extra("huggingface_hub", purpose=PURPOSE)
     where = {"repo_type": "dataset", "revision": dataset.revision}
@@ -55,26 +55,26 @@ def download(
 
 @dataclass(frozen=True, kw_only=True)
 class Downloads:
-    """What was downloaded of a dataset, in this revision and in earlier ones, and stays until someone deletes it."""
+    """What was downloaded of a dataset, in this and earlier revisions; it stays until someone deletes it."""
 
     folder: Path
     size_bytes: int
 
 
 def downloads_of(dataset: HubDataset, *, into: Path) -> Downloads | None:
-    """What of a dataset lies below the folder `into`; None for nothing."""
+    """What was downloaded of a dataset into the folder `into`; None if nothing."""
     folder, size_bytes = into / dataset.repo, 0
     for path in folder.rglob("*"):
-        with suppress(OSError):  # a download that just ends is renamed under our eyes
+        with suppress(OSError):  # a download may end, and be renamed, while we look
             size_bytes += path.stat().st_size if path.is_file() else 0
     return Downloads(folder=folder, size_bytes=size_bytes) if size_bytes else None
 
 
 def _fetch(url: str, path: Path, on_bytes: OnBytes, on_holder: OnHolder) -> None:
-    """Download an address of the hub into a file; if another process does so already, wait for it."""
+    """Download an address of the hub into a file; if another process is already doing so, wait for it."""
     known = extra("huggingface_hub", purpose=PURPOSE).get_hf_file_metadata(url)
     etag = re.sub(r"[^\w-]", "", str(known.etag))[:64]
-    part = path.with_name(f"{path.name}.{etag[:16]}.part")  # of this content, and no other
+    part = path.with_name(f"{path.name}.{etag[:16]}.part")  # for this content only
     part.parent.mkdir(parents=True, exist_ok=True)
     heard_bytes = 0
 
@@ -96,7 +96,7 @@ def _fetch(url: str, path: Path, on_bytes: OnBytes, on_holder: OnHolder) -> None
             _receive(url, known, part, on_bytes)
             _check(part, etag)
             part.replace(path)
-        with suppress(OSError):  # a process that opened it before finds the file there, too
+        with suppress(OSError):  # a process that opened it earlier finds the file, too
             lock_file.unlink(missing_ok=True)
     finally:
         lock.close()
@@ -113,10 +113,10 @@ def _waited_for(lock_file: Path, *, on_look: Callable[[str], None]) -> Lock:
 
 
 def _receive(url: str, known: Any, part: Path, on_bytes: OnBytes) -> None:
-    """Append what is still missing."""
+    """Append what is still missing of the file."""
     headers = extra("huggingface_hub", purpose=PURPOSE).utils.build_hf_headers()
     if urlsplit(known.location).netloc != urlsplit(url).netloc:
-        headers.pop("authorization", None)  # the token is the hub's, not that of the store it points to
+        headers.pop("authorization", None)  # the token is for the hub, not for the store it redirects to
 
     class Silent(extra("tqdm", purpose=PURPOSE).tqdm):  # type: ignore[misc]
         """The library's progress bar, which reports to us instead of the terminal."""
@@ -139,7 +139,7 @@ def _receive(url: str, known: Any, part: Path, on_bytes: OnBytes) -> None:
 
 
 def _check(part: Path, etag: str) -> None:
-    """Remove a file that is not what its name in the hub says. Large files are named by their sha256."""
+    """Remove a file that is not what the hub says; the etag of a large file is its sha256."""
     if not re.fullmatch(r"[0-9a-f]{64}", etag):
         return
     with part.open("rb") as received:
@@ -150,7 +150,7 @@ def _check(part: Path, etag: str) -> None:
 
 
 def _size(path: Path, otherwise: int) -> int:
-    """Bytes of a file; `otherwise` if there is none."""
+    """Bytes of a file; `otherwise` if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -160,11 +160,11 @@ def _size(path: Path, otherwise: int) -> int:
 Fetch = Callable[
     [SourceFile, OnBytes, OnHolder], SourceFile
 ]  # a file and its listeners -> the same file on this machine
-OnWait = Callable[[SourceFile, int, str | None], None]  # gets how much of a file is here, and who else fetches it
+OnWait = Callable[[SourceFile, int, str | None], None]  # gets the bytes that are here, and who else fetches the file
 
 
 class Fetcher:
-    """Files fetched ahead, in a thread each, which ends with the process; without `fetch` they are here already."""
+    """Fetches files ahead, each in a thread that ends with the process; without `fetch` they are here already."""
 
     def __init__(self, fetch: Fetch | None) -> None:
         self._fetch = fetch
@@ -174,17 +174,17 @@ class Fetcher:
         self._holders: dict[str, str | None] = {}  # other processes that fetch a file
 
     def is_here(self, file: SourceFile) -> bool:
-        """Whether there is nothing to fetch, or that has begun."""
+        """Whether there is nothing to fetch, or fetching has begun."""
         return self._fetch is None or file.name in self._threads
 
     def begin(self, file: SourceFile) -> None:
-        """Fetch it in the background, unless that has begun."""
+        """Fetch it in the background, unless fetching has begun."""
         if not self.is_here(file):
             self._threads[file.name] = threading.Thread(target=self._run, args=(file,), daemon=True)
             self._threads[file.name].start()
 
     def get(self, file: SourceFile, *, on_wait: OnWait) -> SourceFile:
-        """The file, once it is here; `on_wait` gets twice a second how much of it is here, and who else fetches it."""
+        """The file, once it is here; twice a second `on_wait` gets the bytes that are here and who else fetches it."""
         if self._fetch is None:
             return file
         self.begin(file)

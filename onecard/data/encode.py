@@ -1,4 +1,4 @@
-"""Documents to tokens on all cores. What comes back depends on the documents alone, not on how many cores there are."""
+"""Documents to tokens on all cores. The result depends on the documents alone, not on the number of cores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """How documents become tokens: all that a worker needs to know."""
+    """How documents become tokens: everything a worker needs to know."""
 
     folder: Path  # where the tokenizer is kept
     said: Mapping[str, Any]  # the tokenizer's part of meta.json
@@ -61,7 +61,7 @@ class Encoding:
 
 
 def content_hash(text: bytes) -> int:
-    """The first 64 bits of a text's SHA-256: they decide its split, and find its duplicates."""
+    """The first 64 bits of a text's SHA-256, by which it gets its split and its duplicates are found."""
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
@@ -107,17 +107,17 @@ class Lacking:
 
 
 def document_text(document: bytes, *, column: str | None) -> tuple[str, bytes] | Bad | Lacking:
-    """The text of a document, also as UTF-8: of a column of a line of JSON, or the document itself."""
+    """The text of a document, also as UTF-8: one column of a line of JSON, or the document itself."""
     try:
         words, text = document.decode(), document
         if column is not None:
-            row = json.loads(words.removeprefix("\ufeff"))  # files with a mark may have been put together
+            row = json.loads(words.removeprefix("\ufeff"))  # files with a byte order mark may have been joined
             if not isinstance(row, dict):
                 return Bad.NOT_JSON
             if not isinstance(found := row.get(column), str):
                 return Lacking(tuple(str(name)[:40] for name in list(row)[:20]))
             words, text = found, found.encode()
-    except UnicodeError:  # no UTF-8, or half of a surrogate pair
+    except UnicodeError:  # not UTF-8, or half of a surrogate pair
         return Bad.NOT_UTF8
     except (ValueError, RecursionError):
         return Bad.NOT_JSON
@@ -127,7 +127,7 @@ def document_text(document: bytes, *, column: str | None) -> tuple[str, bytes] |
 
 
 def _ids(texts: list[str], tokenizer: Tokenizer) -> list[Ids | None]:
-    """The ids of each text; None for one that the tokenizer refuses, such as a million spaces for tiktoken."""
+    """The ids of each text; None for a text that the tokenizer refuses (tiktoken refuses a million spaces)."""
     try:
         return list(tokenizer.encode_arrays(texts)) if texts else []
     except ValueError:
@@ -137,9 +137,9 @@ def _ids(texts: list[str], tokenizer: Tokenizer) -> list[Ids | None]:
 def encode_blocks(
     blocks: Iterable[Block | None], how: Encoding, *, workers: int
 ) -> Generator[tuple[Block, Encoded], None, None]:
-    """Each block with its tokens, in order; with one worker in this process, else in `workers` others.
+    """Each block with its tokens, in order. One worker is this process; more are `workers` other processes.
 
-    A None among the blocks is a pause: what came before it is handed out before the next block is asked for.
+    A None among the blocks is a pause: everything before it is yielded before the next block is requested.
     """
     if workers == 1:
         here = how.opened()
@@ -149,7 +149,7 @@ def encode_blocks(
         return
     how_started = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(how_started)
-    context.set_forkserver_preload([__name__, "tiktoken"])  # loaded once, its memory shared by all workers
+    context.set_forkserver_preload([__name__, "tiktoken"])  # loaded once; all workers share the memory
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=partial(_begin, how))
     waiting: deque[tuple[Block, Future[Encoded]]] = deque()
     try:
@@ -165,7 +165,7 @@ def encode_blocks(
     except BrokenProcessPool as problem:
         raise MachineError(
             "a worker process died",
-            why="the system ended it, most often because memory ran out; what was written is safe",
+            why="the system killed it, usually because memory ran out; what was written is safe",
             fix="run the same command again, with --workers 1 if it happens again",
             name="worker-died",
         ) from problem

@@ -1,4 +1,4 @@
-"""Where the folder of a data set is. This module is light: a plan asks it before anything imports NumPy."""
+"""Where the folder of a data set is. This module is light: a plan uses it without importing NumPy."""
 
 from __future__ import annotations
 

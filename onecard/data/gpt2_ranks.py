@@ -1,7 +1,7 @@
-"""GPT-2's tokenizer from the Hugging Face hub, for a command that was asked to fetch data from there anyway.
+"""GPT-2's tokenizer from the Hugging Face hub, for a command that fetches data from there anyway.
 
-The hub has it as vocab.json of OpenAI's model: every token's text and rank. Written as tiktoken writes them they are
-r50k_base.tiktoken, to the byte; its known sha256 is checked.
+The hub has it as vocab.json of OpenAI's model: the text and rank of every token. Written as tiktoken does, this is
+r50k_base.tiktoken, byte for byte; its known sha256 is checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def fetch_gpt2(environ: Mapping[str, str]) -> Gpt2Tokenizer:
             name="ranks-unreachable",
         ) from problem
     home = cache_home(environ)
-    with suppress(OSError, OnecardError):  # kept for the next command; this one has it
+    with suppress(OSError, OnecardError):  # saved for the next command; this one has it already
         home.mkdir(parents=True, exist_ok=True)
         write_atomically(home / GPT2_FILE, ranks)
     return tokenizer

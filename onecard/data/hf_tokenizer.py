@@ -1,4 +1,4 @@
-"""Our tokenizers as a Hugging Face tokenizer.json, written without its library: the same text gives the same ids."""
+"""Our tokenizers as a Hugging Face tokenizer.json, written without that library: the same text gives the same ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer, Gpt2Token
 
 
 def tokenizer_files(tokenizer: Tokenizer, *, block_size: int) -> dict[str, str]:
-    """The files by which transformers' AutoTokenizer knows a tokenizer, as name -> text; none for an unknown kind."""
+    """The files that transformers' AutoTokenizer needs for a tokenizer, as name -> text; empty for an unknown kind."""
     text = tokenizer_json(tokenizer)
     if text is None:
         return {}
@@ -41,7 +41,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> str | None:
 
 
 def _bytes() -> dict[str, Any]:
-    """Byte pairs without a pair: the letter of every byte is its own token."""
+    """A BPE model without merges: the letter of every byte is its own token."""
     letters = byte_letters()
     return _described(
         model={"type": "BPE", "vocab": {letters[byte]: byte for byte in range(256)}, "merges": []},
@@ -51,7 +51,7 @@ def _bytes() -> dict[str, Any]:
 
 
 def _characters(tokenizer: CharacterTokenizer) -> dict[str, Any]:
-    """One word a character; a character the data never had has no id."""
+    """One word per character; a character that the data does not have has no id."""
     return _described(
         model={"type": "WordLevel", "vocab": {each: i for i, each in enumerate(tokenizer.characters)}, "unk_token": ""},
         pre_tokenizer={"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False},
@@ -85,7 +85,7 @@ def _gpt2(tokenizer: Gpt2Tokenizer) -> dict[str, Any]:
 
 
 def merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The pair each token was merged from, by rank: what is left of it when all pairs of lower ranks are merged."""
+    """The pair that each token was merged from, by rank: its parts after all merges of lower rank."""
     pairs = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         if len(token) > 1:

@@ -1,4 +1,4 @@
-"""Datasets on the Hugging Face hub: which files there are. It is reached only for a dataset that the user named."""
+"""Datasets on the Hugging Face hub: which files they have. Contacted only for a dataset that the user named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/finew
 DEFAULT_SUBSET = "sample-10BT"  # of those two: 10 billion tokens
 _PREFIX = "hf://"
 _NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-PURPOSE = "a dataset of the hub"
+PURPOSE = "a dataset on the hub"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class HubDataset:
 
 
 def hub_name(word: str) -> str | None:
-    """The dataset of the hub that a user means by `word`: fineweb, hf://owner/name, owner/name; None if none."""
+    """The hub dataset that a user means by `word`: fineweb, hf://owner/name, owner/name; None if it is not one."""
     if word in NAMED:
         return NAMED[word]
     if word.startswith(_PREFIX):
@@ -130,7 +130,7 @@ def _chosen(names: Iterable[str], patterns: list[str] | None) -> list[str]:
 
 @contextmanager
 def told(repo: str) -> Iterator[None]:
-    """Inside, what the hub's library raises becomes our three lines."""
+    """Inside, errors of the hub's library become our errors of three lines."""
     try:
         yield
     except OnecardError:
@@ -152,7 +152,7 @@ def _explained(repo: str, problem: Exception) -> OnecardError:
         )
     if "OfflineModeIsEnabled" in kinds:
         return MachineError(
-            f"{repo} is on the hub, and HF_HUB_OFFLINE is set", why=said, fix="unset HF_HUB_OFFLINE", name="hub-offline"
+            f"{repo} is on the hub, but HF_HUB_OFFLINE is set", why=said, fix="unset HF_HUB_OFFLINE", name="hub-offline"
         )
     absent = kinds & {"RepositoryNotFoundError", "HFValidationError", "RevisionNotFoundError", "EntryNotFoundError"}
     if absent and "LocalEntryNotFoundError" not in kinds:  # that one means: not in the cache, and no network
@@ -163,8 +163,8 @@ def _explained(repo: str, problem: Exception) -> OnecardError:
             name="no-such-dataset",
         )
     return MachineError(
-        f"the hub did not give {repo}",
+        f"could not read {repo} from the hub",
         why=f"{type(problem).__name__}: {said}",
-        fix="check the network, then run the same command again: it goes on where it stopped",
+        fix="check the network, then run the same command again: it continues where it stopped",
         name="hub-unreachable",
     )

@@ -1,4 +1,4 @@
-"""Tokenizers made from the documents themselves: their characters, or byte pairs."""
+"""Tokenizers learned from the documents: their characters, or byte pairs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
 
 BPE_VOCABULARY = 8192
 OnBad = Callable[[SourceFile, Read, Bad | Lacking], None]
-_BPE_CHARACTERS = 2**26  # that byte pairs are learned from: enough for their counts, and constant memory
+_BPE_CHARACTERS = 2**26  # to learn byte pairs from: enough for good counts, in constant memory
 
 
 class NothingToLearn(Exception):
@@ -44,7 +44,7 @@ def learn_tokenizer(name: str, texts: Iterator[str], *, vocab_size: int | None) 
 def good_texts(
     files: Iterator[SourceFile], *, column: str, characters: int | None, on_bad: OnBad = _nobody
 ) -> Iterator[str]:
-    """The texts of the documents that will be kept, up to so many characters; `on_bad` gets the others."""
+    """The texts of the documents that will be kept, up to this many characters; `on_bad` gets the others."""
     total = 0
     for words, _ in _good(files, column=column, on_bad=on_bad):
         yield words

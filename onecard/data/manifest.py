@@ -1,7 +1,7 @@
-"""What a prepared folder says about itself: meta.json for readers, progress.json for going on.
+"""The description of a prepared folder: meta.json for readers, progress.json for continuing a preparation.
 
-meta.json is written when all is there, and is what `open_folder` reads. progress.json is replaced as a whole every few
-seconds; while it says that the preparation is not finished, the folder is no dataset yet.
+meta.json is written when everything is there; `open_folder` reads it. progress.json is replaced as a whole every few
+seconds; as long as it says that the preparation is not finished, the folder is not a dataset yet.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Settings:
     format: Format = "onecard"
     column: str = "text"
     dedup: bool = False
-    val_share: float | None = None  # None: as large as 1M tokens need, at most 10 %
+    val_share: float | None = None  # None: enough for 1M tokens, at most 10 %
     shard_tokens: int = SHARD_TOKENS
 
 
@@ -42,10 +42,10 @@ class Counts:
     documents: Mapping[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
     duplicates: int = 0
     text_bytes: int = 0  # of the documents that were kept
-    bad: Mapping[str, int] = field(default_factory=dict)  # by why
-    first_bad: Mapping[str, str] = field(default_factory=dict)  # where each kind was met first
+    bad: Mapping[str, int] = field(default_factory=dict)  # by reason
+    first_bad: Mapping[str, str] = field(default_factory=dict)  # where each kind came first
     columns: tuple[str, ...] = ()  # of a document without the wanted one
-    lowest: tuple[int, ...] = ()  # the two lowest hashes of documents: what a larger share for validation takes first
+    lowest: tuple[int, ...] = ()  # the two lowest hashes of documents: a larger share for validation takes these first
 
     @property
     def kept(self) -> int:
@@ -61,7 +61,7 @@ class Counts:
         columns: tuple[str, ...],
         lowest: Sequence[int] = (),
     ) -> Counts:
-        """These and those of one more block; `bad` has the places of each kind."""
+        """These counts plus those of one more block; `bad` has the places of each kind."""
         more = documents or {}
         return Counts(
             documents={split: self.documents[split] + more.get(split, 0) for split in self.documents},
@@ -76,10 +76,10 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """A moment of a preparation, complete enough to go on from."""
+    """The state of a preparation, with everything needed to continue from it."""
 
     settings: Mapping[str, Any]  # what must not change between two parts
-    tokenizer: Mapping[str, Any] | None = None  # its part of meta.json, once it is kept
+    tokenizer: Mapping[str, Any] | None = None  # its part of meta.json, once it is saved
     place: tuple[int, int] = (0, 0)  # the number of a file, and a place in it
     files: str = ""  # digest of the files up to there
     splits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the state of each split's files
@@ -97,16 +97,16 @@ class Progress:
 
 
 def write_progress(folder: Path, progress: Progress) -> None:
-    """Replace what the folder says about the preparation."""
+    """Replace progress.json."""
     write_atomically(folder / PROGRESS, (json.dumps({"schema": _SCHEMA} | asdict(progress), indent=1) + "\n").encode())
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Where the preparation in a folder stands; None if there is none."""
+    """How far the preparation in a folder is; None if there is none."""
     try:
         said = json.loads((folder / PROGRESS).read_bytes())
         if said.pop("schema") != _SCHEMA:
-            raise ValueError("it is of another version")
+            raise ValueError("it is from another version")
         counts = said.pop("counts")
         counts |= {key: tuple(counts.get(key, ())) for key in ("columns", "lowest")}
         file, offset = said.pop("place")
@@ -120,7 +120,7 @@ def read_progress(folder: Path) -> Progress | None:
 def _damaged(folder: Path, problem: Exception) -> ConfigError:
     return ConfigError(
         f"{folder / PROGRESS} cannot be used",
-        why=f"it should say where the preparation stands: {str(problem)[:80]}",
+        why=f"it should say how far the preparation is: {str(problem)[:80]}",
         fix=f"remove {folder} and prepare the data again",
         name="preparation-damaged",
     )

@@ -1,7 +1,7 @@
-"""nanoGPT's meta.pkl: read without running anything in it, and made.
+"""nanoGPT's meta.pkl: read without running anything in it, and written.
 
-A pickle is a program. Ours may only build texts, numbers, lists and dictionaries: every instruction is looked at
-before the first is carried out, and the class lookup that attacks need always fails.
+A pickle is a program. We accept only those that build texts, numbers, lists and dictionaries: every instruction is
+checked before the first one runs, and the class lookup that attacks need always fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
 
-MAX_BYTES = 2**24  # nanoGPT's own are about a kilobyte; a large character set is some hundred
+MAX_BYTES = 2**24  # nanoGPT's own have about a kilobyte; a large character set has some hundred
 
 _HARMLESS = frozenset(
     "PROTO FRAME STOP MARK POP MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET NONE NEWTRUE NEWFALSE INT LONG "
@@ -51,9 +51,9 @@ def read_meta(raw: bytes) -> NanogptMeta:
 
 
 def characters_meta(tokenizer: Tokenizer) -> dict[str, object] | None:
-    """What meta.pkl must hold for nanoGPT's sample.py to write this tokenizer's text; None where it cannot.
+    """What meta.pkl must hold so that nanoGPT's sample.py can decode this tokenizer's ids; None if it cannot.
 
-    nanoGPT knows characters and GPT-2's tokens. Bytes become the 256 characters of Latin-1: plain text reads right.
+    nanoGPT knows characters and GPT-2's tokens. Bytes become the 256 characters of Latin-1: ASCII text reads right.
     """
     match tokenizer:
         case CharacterTokenizer():
@@ -78,7 +78,7 @@ def _harmless(raw: bytes) -> Any:
         if name not in _HARMLESS:
             raise ValueError(f"it does more than hold data ({name})")
         if name.endswith("PUT") and (not isinstance(argument, int) or argument > len(raw)):
-            raise ValueError("it is damaged")  # room for a billion entries would be made at once
+            raise ValueError("it is damaged")  # it would allocate room for a billion entries at once
     try:
         return _NoClasses(io.BytesIO(raw)).load()
     except Exception as problem:

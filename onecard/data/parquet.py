@@ -53,7 +53,7 @@ def parquet_documents(file: SourceFile, *, start: int, column: str) -> Iterator[
 
 
 def parquet_columns(file: SourceFile) -> tuple[str, ...]:
-    """The columns of a parquet file; none if it cannot be read, or is not here."""
+    """The columns of a parquet file; empty if it cannot be read, or is not here."""
     try:
         return tuple(extra("pyarrow.parquet", purpose="reading parquet").read_schema(file.path).names)
     except (OSError, TypeError, ValueError):  # ArrowInvalid is a ValueError
@@ -61,11 +61,11 @@ def parquet_columns(file: SourceFile) -> tuple[str, ...]:
 
 
 def _utf8(values: Any, arrow: Any) -> list[bytes | Bad]:
-    """The texts of a column as bytes, whatever kind of text it has."""
+    """The texts of a column as bytes, whatever its text type."""
     if arrow.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if arrow.types.is_string(values.type) or arrow.types.is_large_string(values.type):
-        values = values.cast(arrow.large_binary())  # no decoding here: a bad one must not stop the others
+        values = values.cast(arrow.large_binary())  # not decoded here: a bad text must not stop the others
     if not (arrow.types.is_binary(values.type) or arrow.types.is_large_binary(values.type)):
         return [Bad.NO_TEXT] * len(values)
     return [Bad.NO_TEXT if value is None else bounded(value) for value in values.to_pylist()]

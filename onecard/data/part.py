@@ -1,8 +1,8 @@
-"""One process's part of a preparation: documents in, shards out, and saved so that a kill loses nothing.
+"""One process's part of a preparation: documents in, shards out, saved so that a kill loses nothing.
 
 Every few seconds the tokens are synced to disk, and then progress.json is replaced: it says how long the files are and
-where reading stands. A restart cuts the files to those lengths and reads on from there, so no document is missing or
-there twice, and the bytes are those of a preparation that was never stopped, with any number of workers.
+how far reading is. A restart cuts the files to those lengths and continues reading from there. So no document is
+missing or written twice, and the bytes are the same as without a stop, with any number of workers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SEEN = "seen"
 
 
 class Part:
-    """One process's part of a preparation; use it in a `with`, which saves whatever happens."""
+    """One process's part of a preparation; use it in a `with`, which saves even after an error."""
 
     def __init__(self, folder: Path, source: Source, begun: Progress, wanted: int | None, watch: Watch) -> None:
         self.folder = folder
@@ -99,7 +99,7 @@ class Part:
                 self.progress = replace(self.progress, files_read=len(self.source.files))
 
     def save(self) -> None:
-        """Make what is done survive a power cut. First the tokens, then the word that they are there."""
+        """Make what is done survive a power cut. First the tokens, then the record that says they are there."""
         for writer in self._writers.values():
             writer.save()
         if self._seen:
@@ -109,11 +109,11 @@ class Part:
         self._saved_at = self.watch.seconds
 
     def finish(self) -> Prepared:
-        """End the files and say what they are."""
+        """End the files and write what they are."""
         progress = self.progress
         if not progress.counts.kept:
             raise unusable(self.source, progress.counts, column=progress.settings["column"])
-        self.save()  # what --dedup has seen, too: to be asked for more later, it must be all there
+        self.save()  # also what --dedup has seen: it must be complete, in case more tokens are wanted later
         entries = {split: writer.finish() for split, writer in self._writers.items()}
         assert progress.tokenizer is not None
         meta = {
@@ -162,7 +162,7 @@ class Part:
         return ShardWriter(layout, **self.progress.splits.get(split, {}))
 
     def _take(self, block: Block, encoded: Encoded) -> None:
-        """Write the documents of a block up to the one that makes it enough; then `progress` is after that one."""
+        """Write the documents of a block up to the one that makes it enough; `progress` is then after that one."""
         seen = self._seen.count if self._seen else 0
         is_new = self._seen.are_new(encoded.hashes) if self._seen else np.ones(len(encoded.hashes), dtype=np.bool_)
         bad_places = {position for position, _ in encoded.bad}
@@ -201,7 +201,7 @@ class Part:
         )
 
     def _fetch_ahead(self, fetcher: Fetcher, block: Block) -> None:
-        """Begin to fetch the next file while this one is read, if this one will not be enough."""
+        """Begin to fetch the next file while this one is being read, if this one will not be enough."""
         number = block.afters[-1][0] + 1
         if number >= len(self.source.files) or fetcher.is_here(self.source.files[number]):
             return
@@ -220,7 +220,7 @@ def _enough(lengths: npt.NDArray[np.int64], wanted: int | None) -> int:
 
 
 def _write_nanogpt_meta(folder: Path, meta: Mapping[str, Any]) -> None:
-    """What nanoGPT wants to know of a vocabulary that is not GPT-2's."""
+    """Write the meta.pkl that nanoGPT needs for a vocabulary other than GPT-2's."""
     tokenizer = kept_tokenizer(folder, meta, environ=os.environ)
     if tokenizer is not None and meta["format"] == "nanogpt" and meta["tokenizer"] != "gpt2":
         said = characters_meta(tokenizer) or {"vocab_size": tokenizer.vocab_size}

@@ -1,4 +1,4 @@
-"""The next batches, made ready in the background while the card works on this one."""
+"""The next batches, prepared in the background while the card works on this one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """Iterates over `source` in a thread, at most `depth` items ahead. Numpy lets go of the interpreter for copies.
+    """Iterates over `source` in a thread, at most `depth` items ahead. NumPy releases the GIL while it copies.
 
     An error in the source is raised where its item would have come. Close it, or use it in a `with`.
     """
 
     def __init__(self, source: Iterator[T], *, depth: int = 2) -> None:
         assert depth >= 1
-        self.waited_seconds = 0.0  # what the consumer waited so far, in all
+        self.waited_seconds = 0.0  # how long the consumer has waited, in total
         self._source = source
         self._depth = depth
         self._ready: deque[T] = deque()
@@ -47,7 +47,7 @@ class Prefetcher(Generic[T]):
             raise StopIteration
 
     def close(self) -> None:
-        """Stop the thread and drop what it had ready; at most one item of the source is still made."""
+        """Stop the thread and drop what it had ready; the source makes at most one more item."""
         with self._changed:
             self._done = True
             self._error = None
@@ -73,7 +73,7 @@ class Prefetcher(Generic[T]):
                         return
                     self._ready.append(item)
                     self._changed.notify_all()
-        except BaseException as problem:  # whatever it is, it belongs to the consumer
+        except BaseException as problem:  # whatever it is, the consumer gets it
             error = problem
         with self._changed:
             if not self._done:

@@ -1,4 +1,4 @@
-"""A source prepared into a folder, from the beginning or on from where it stands."""
+"""Prepare a source into a folder, from the beginning or from where a preparation stopped."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def prepare(
     on_moment: Callable[[Moment], None] = lambda moment: None,
     save_seconds: float = _SAVE_SECONDS,
 ) -> Prepared:
-    """Prepare the source into the folder, or go on with it, up to the document that reaches `tokens`.
+    """Prepare the source into the folder, or continue it, up to the document that reaches `tokens`.
 
-    `tokenizer` is None for one that is learned from the documents; `fetch` brings a file of the hub to this machine.
+    `tokenizer` is None if it is to be learned from the documents; `fetch` brings a file of the hub to this machine.
     """
     with working_in(folder):
         progress = where_it_stands(folder, source, settings, tokens)
@@ -98,7 +98,7 @@ def _check_format(settings: Settings, tokenizer: Tokenizer) -> None:
     if settings.format == "nanogpt" and token_type(tokenizer.vocab_size) != "uint16":
         raise ConfigError(
             f"a vocabulary of {tokenizer.vocab_size:,} does not fit nanoGPT's files",
-            why="they have 16 bits a token",
+            why="they have 16 bits per token",
             fix="--format onecard",
             name="vocabulary-too-large",
         )

@@ -1,4 +1,4 @@
-"""What a preparation ended with, and what a person should know about it."""
+"""The result of a preparation, and what a person should know about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onecard.runs.files import free_name
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a preparation ended with."""
+    """The result of a preparation."""
 
     folder: Path
     settings: Mapping[str, Any]  # what was asked for
@@ -28,12 +28,12 @@ class Prepared:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Of each split."""
+        """Tokens of each split."""
         return {split: sum(int(entry["tokens"]) for entry in self.meta[split]) for split in SPLITS}
 
 
 def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
-    """What a person should know about the data that were made."""
+    """What a person should know about the new data."""
     meta = prepared.meta
     train, val = (prepared.tokens[split] for split in SPLITS)
     share, total = meta["val_share"], train + val
@@ -49,11 +49,11 @@ def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
                 severity="warn",
                 sure="high",
                 what=f"the validation data has {val:,} tokens, fewer than {VAL_TOKENS:,}",
-                why=f"{share:.0%} of the documents are for validation, by the hash of their text, and there are "
-                f"{total:,} tokens in all; an evaluation reads each once at most, so few make a noisy loss",
+                why=f"{share:.0%} of the documents are for validation, by a hash of their text, and there are "
+                f"{total:,} tokens in all; an evaluation reads each at most once, so few give a noisy loss",
                 fix=f"--val-share {better} --out {free_name(prepared.folder)}"
                 if better
-                else f"more data: a share of {SHARES[-1]:.0%} is enough from {enough} tokens on",
+                else f"use more data: a share of {SHARES[-1]:.0%} is enough from {enough} tokens on",
                 seen=(f"{meta['documents']['val']:,} documents",),
             )
         )
@@ -63,10 +63,10 @@ def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
                 rule="split-uneven",
                 severity="warn",
                 sure="high",
-                what=f"the validation data is {100 * val / total:.2g}% of the tokens, and should be {100 * share:.2g}%",
-                why=f"a document goes to one side as a whole, by the hash of its text, and there are only "
+                what=f"the validation data is {100 * val / total:.2g}% of the tokens, not {100 * share:.2g}%",
+                why=f"each document goes to one split as a whole, by a hash of its text, and there are only "
                 f"{prepared.counts.kept:,} of them, of uneven size",
-                fix="more documents (a larger --tokens, or none): over hundreds of them the share comes out even",
+                fix="use more documents (a larger --tokens, or none): with hundreds of them the share evens out",
                 seen=(f"{meta['documents']['val']:,} documents, {val:,} tokens",),
             )
         )
@@ -78,8 +78,8 @@ def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
                 severity="info",
                 sure="high",
                 what=f"the tokenizer has {meta['vocab_size']:,} tokens, not the {asked:,} of --vocab_size",
-                why="byte pairs are joined until none is left to join, and this source has no more of them",
-                fix=f"nothing, if that will do: training takes {meta['vocab_size']:,} from the data; or more text",
+                why="BPE joins byte pairs until none is left, and this source has no more of them",
+                fix=f"nothing, if this will do: training takes {meta['vocab_size']:,} from the data; or use more text",
             )
         )
     if left_out := [why for why in WHOLE_FILES if why in prepared.counts.bad]:
@@ -112,18 +112,18 @@ def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
 
 
 def _empty_split(prepared: Prepared, split: str) -> Finding:
-    """That one side got no document, and the share that would give it one."""
+    """The finding that a split got no document, with the share that would give it one."""
     documents, share = prepared.counts.kept, prepared.meta["val_share"]
     one_text = len(prepared.counts.lowest) == 1
-    why = f"{share:.4g} of the documents are for validation, by the hash of their text"
+    why = f"{share:.4g} of the documents are for validation, by a hash of their text"
     return Finding(
         rule="empty-split",
         severity="warn",
         sure="high",
         what=f"there is no {'validation' if split == 'val' else 'training'} data, and onecard train needs both",
-        why="all documents are one text, and a document is never cut"
+        why="all documents have the same text, and a document is never cut"
         if one_text
-        else f"{why}; of these {documents:,} documents that is {'none' if split == 'val' else 'every one'}",
+        else f"{why}; of these {documents:,} documents that is {'none' if split == 'val' else 'all of them'}",
         fix=both_sides(prepared.counts.lowest, prepared.folder),
         seen=(f"{documents:,} document{'' if documents == 1 else 's'}",),
     )

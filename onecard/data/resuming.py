@@ -1,4 +1,4 @@
-"""A folder to prepare into: ours alone while we work there, and where the preparation in it stands."""
+"""A folder to prepare into: locked while we work in it, and how far its preparation is."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _OTHER_FOLDER = "choose another folder with --out DIR"
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Inside, the folder exists and is ours alone; what the disk says becomes three lines."""
+    """Inside, the folder exists and is locked for us; errors of the disk become our errors of three lines."""
     with writing(folder, instead=_OTHER_FOLDER):
         folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = Lock(folder / _LOCK)
     except InUse as problem:
         raise ConfigError(
-            f"{folder} is in use: {problem.holder} prepares data there",
-            why="two at once would write into the same files",
+            f"{folder} is in use: {problem.holder} is preparing data there",
+            why="two processes would write to the same files",
             fix=f"wait for it, stop it, or {_OTHER_FOLDER}",
             name="data-in-use",
         ) from problem
@@ -41,17 +41,17 @@ def working_in(folder: Path) -> Iterator[None]:
 
 
 def where_it_stands(folder: Path, source: Source, settings: Settings, tokens: int | None) -> Progress:
-    """What to go on from: the progress in the folder, or a beginning. ConfigError if it is of something else."""
+    """Where to continue: the progress in the folder, or the beginning. ConfigError if the folder is for other data."""
     before = read_progress(folder)
     if before is None and (others := sorted(path.name for path in folder.iterdir() if path.name != _LOCK)):
         raise ConfigError(
             f"{folder} is not empty",
-            why=f"it has {', '.join(others[:3])}{' …' if len(others) > 3 else ''}, and no preparation to go on with",
+            why=f"it has {', '.join(others[:3])}{' …' if len(others) > 3 else ''}, but no preparation to continue",
             fix=f"--out {free_name(folder)}",
             name="folder-not-empty",
         )
     if before is None or not before.counts.kept:
-        for left in folder.glob("*.part"):  # of a beginning that came to nothing
+        for left in folder.glob("*.part"):  # left by an attempt that kept no document
             left.unlink()
         share = _share(source, settings, tokens) if settings.val_share is None else settings.val_share
         return Progress(settings=asdict(replace(settings, val_share=share)))
@@ -62,8 +62,8 @@ def where_it_stands(folder: Path, source: Source, settings: Settings, tokens: in
     if changed or before.files != source.digest(before.place[0] + 1):
         raise ConfigError(
             f"{folder} holds other data" + (f": {', '.join(changed)}" if changed else ""),
-            why="one folder has one source and one way of preparing it"
-            + ("" if changed else "; files it was made from are gone, changed, or have new ones between them"),
+            why="a folder holds one source, prepared in one way"
+            + ("" if changed else "; files it was made from are gone or changed, or there are new ones between them"),
             fix=f"--out {free_name(folder)}, or remove {folder}",
             name="other-preparation",
         )
@@ -71,7 +71,7 @@ def where_it_stands(folder: Path, source: Source, settings: Settings, tokens: in
 
 
 def _share(source: Source, settings: Settings, tokens: int | None) -> float:
-    """The share for validation; a source of few documents, all of them wanted and here to be read twice, gets one."""
+    """The share for validation; at least one document if all are wanted, and are here to be read twice."""
     share = val_share(source, tokens)
     is_here = all(file.path is not None and file.size_bytes is not None for file in source.files)
     if not is_here or (tokens is not None and tokens < (source.text_bytes or 0)):

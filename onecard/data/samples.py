@@ -1,4 +1,4 @@
-"""How prepared data read: a few documents of each split, as text that is safe to show."""
+"""Samples of prepared data: a few documents of each split, as text that is safe to print."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from onecard.data.dataset import Dataset
 from onecard.data.tokens import Tokens
 
-_LOOK_TOKENS = 4096  # how far from a random position the next document is looked for
+_LOOK_TOKENS = 4096  # how far after a position to look for the next document
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The beginning of a document, or of what comes at a position."""
+    """The beginning of a document, or of the text at a position."""
 
     split: str
     position: int
@@ -22,7 +22,7 @@ class Sample:
 
 
 def samples(dataset: Dataset, *, count: int, length: int = 60) -> tuple[Sample, ...]:
-    """Up to `count` samples of each split, evenly spread, of `length` tokens; none without a tokenizer."""
+    """Up to `count` samples of each split, evenly spread, of `length` tokens; empty without a tokenizer."""
     if dataset.tokenizer is None:
         return ()
     end = dataset.tokenizer.end_of_text
@@ -37,19 +37,19 @@ def samples(dataset: Dataset, *, count: int, length: int = 60) -> tuple[Sample, 
 
 
 def printable(text: str) -> str:
-    """The text with line breaks and tabs, but without what could steer a terminal."""
+    """The text with line breaks and tabs; other control characters, which could steer a terminal, are escaped."""
     return "".join(each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in text)
 
 
 def _first_document(ids: list[int], end_of_text: int | None) -> list[int]:
-    """The tokens up to an end of text; one at the very beginning, as in llm.c's shards, begins a document."""
+    """The tokens up to an end of text; one at the very beginning, as in llm.c's shards, is skipped."""
     first = 1 if ids and ids[0] == end_of_text else 0
     ends = [index for index, token in enumerate(ids) if token == end_of_text and index > first]
     return ids[first : ends[0]] if ends else ids[first:]
 
 
 def _document_from(tokens: Tokens, position: int, end_of_text: int | None) -> int:
-    """Where the first document after a position begins; the position itself at the start, or if none begins soon."""
+    """Where the next document begins; the position itself if it is 0, or if no document begins soon."""
     if position == 0 or end_of_text is None:
         return position
     ends = np.flatnonzero(tokens.read(position, _LOOK_TOKENS) == end_of_text)

@@ -1,8 +1,8 @@
-"""Which documents were there before: 64-bit hashes on disk, a bounded part of them in memory.
+"""Which documents came before: 64-bit hashes on disk, a bounded part of them in memory.
 
-The newest hashes are a file in order of arrival; whenever it has `run_length` of them a sorted copy is made, which is
-mapped and searched. Two different texts have the same hash with a chance of 2**-64: among a hundred million
-documents, one is lost by mistake with a chance of 0.03 %.
+The newest hashes are in a file, in order of arrival. When it has `run_length` of them, a sorted copy is made, which is
+mapped and searched. Two different texts have the same hash with a chance of 2**-64: among a hundred million documents,
+the chance that one is lost by mistake is 0.03 %.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RUN_LENGTH = 2**23  # hashes in a sorted file: 64 MiB
 
 
 class Seen:
-    """The hashes of the first `count` different documents, from the files in `folder`; later ones are forgotten."""
+    """The hashes of the first `count` different documents, from the files in `folder`; later ones are dropped."""
 
     def __init__(self, folder: Path, *, count: int, run_length: int = RUN_LENGTH) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class Seen:
         self._begin(count % run_length)
 
     def are_new(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Which of these are neither known nor a repetition among themselves; they are known from now on."""
+        """Which of these hashes are new: not known, nor repeated here. From now on they are known."""
         new = np.zeros(len(hashes), dtype=np.bool_)
         _, first = np.unique(hashes, return_index=True)
         new[first] = True
@@ -44,7 +44,7 @@ class Seen:
         return new
 
     def save(self, count: int) -> None:
-        """Wait until the first `count` are on the disk. What only the save before the last needed is removed."""
+        """Wait until the first `count` are on disk. Removes what only saves before the last one needed."""
         self._sync()
         for number in range(self._saved // self.run_length):
             self._arrived(number).unlink(missing_ok=True)
@@ -54,7 +54,7 @@ class Seen:
         self._file.close()
 
     def _sync(self) -> None:
-        if not self._file.closed:  # a closed one was put away, and synced then
+        if not self._file.closed:  # a closed one was synced when it was put away
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -81,14 +81,14 @@ class Seen:
         self._begin(0)
 
     def _begin(self, length: int) -> None:
-        """Go on after the first `length` of the newest hashes."""
+        """Continue after the first `length` of the newest hashes."""
         path = self._arrived(len(self._runs))
         path.touch()
         stored = np.fromfile(path, dtype="<u8", count=length)
         if len(stored) < length:
             raise ConfigError(
-                f"{path} has {len(stored):,} hashes, and {length:,} were written",
-                why="the file was cut off or exchanged since",
+                f"{path} has {len(stored):,} hashes, but {length:,} were written",
+                why="the file was cut off or replaced since then",
                 fix=f"remove {self.folder.parent} and prepare the data again",
                 name="preparation-damaged",
             )

@@ -1,7 +1,7 @@
-"""Writing the tokens of a split, in files that others read too, so that a kill at any moment costs nothing written.
+"""Writing the tokens of a split to files that other programs also read; a kill at any moment loses nothing saved.
 
-A file is called NAME.part until it is whole. What `state` says is a promise about the bytes on disk; going on from it
-cuts off whatever came after.
+A file is called NAME.part until it is complete. `state` describes bytes that are on disk; continuing from it cuts off
+whatever came after.
 
 | format | files | before the tokens |
 |---|---|---|
@@ -33,7 +33,7 @@ SHARD_TOKENS = 100_000_000  # as llm.c's FineWeb shards have
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where the tokens of a split lie."""
+    """Where the tokens of a split are stored."""
 
     folder: Path
     split: str
@@ -48,12 +48,12 @@ class Layout:
                 return f"{self.split}-{number:05d}.bin"
             case "nanogpt":
                 return f"{self.split}.bin"
-            case "llmc":  # there, shard 0 is the one for validation
+            case "llmc":  # llm.c's shard 0 is for validation
                 return f"{self.folder.resolve().name}_{self.split}_{number + (self.split == 'train'):06d}.bin"
 
     @property
     def capacity(self) -> int | None:
-        """Tokens in a file; None for as many as there are."""
+        """Tokens in a file; None if a file holds all of them."""
         return None if self.format == "nanogpt" else self.shard_tokens
 
     @property
@@ -61,21 +61,21 @@ class Layout:
         return HEADER_BYTES if self.format == "llmc" else 0
 
     def size(self, tokens: int) -> int:
-        """Bytes of a file with so many tokens."""
+        """Bytes of a file with this many tokens."""
         return self.first_byte + tokens * np.dtype(STORED[self.dtype]).itemsize
 
 
 class ShardWriter:
-    """Appends tokens to the files of a split, from where `whole` and `begun` say that it stood.
+    """Appends tokens to the files of a split, from the state that `whole` and `begun` describe.
 
-    `whole` are the entries of finished files as meta.json has them, `begun` the tokens of the file after them.
+    `whole` are the entries of finished files, as in meta.json; `begun` is the number of tokens in the next file.
     """
 
     def __init__(self, layout: Layout, *, whole: Sequence[Mapping[str, Any]] = (), begun: int = 0) -> None:
         self.layout = layout
         self.whole = [dict(entry) for entry in whole]
         self.begun = begun
-        if self.whole and self.whole[-1]["tokens"] != layout.capacity:  # finished data that is now to grow
+        if self.whole and self.whole[-1]["tokens"] != layout.capacity:  # finished data that now grows
             self.begun = self.whole.pop()["tokens"]
         self._open()
 
@@ -96,22 +96,22 @@ class ShardWriter:
                 self._open()
 
     def save(self) -> None:
-        """Wait until all that was written is on the disk. A file that was ended is there already."""
+        """Wait until everything written is on disk. Ended files are there already."""
         if not self._file.closed:
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def state(self) -> dict[str, Any]:
-        """What to go on from."""
+        """The state to continue from."""
         return {"whole": list(self.whole), "begun": self.begun}
 
     def finish(self) -> list[dict[str, Any]]:
-        """End the last file; the entries of all of them. A split without tokens has one empty file."""
+        """End the last file; returns the entries of all files. A split without tokens has one empty file."""
         if self.begun or not self.whole:
             self._end_file()
         self.close()
         number = len(self.whole)
-        while self.layout.capacity and self._remove(number):  # begun by a process that was killed, or just now
+        while self.layout.capacity and self._remove(number):  # left by a killed process, or begun just now
             number += 1
         return self.whole
 
@@ -127,7 +127,7 @@ class ShardWriter:
         return self._path.with_name(self._path.name + ".part")
 
     def _remove(self, number: int) -> bool:
-        """Remove the file with this number, whole or not; whether there was one."""
+        """Remove the file with this number, complete or not; returns whether there was one."""
         path = self.layout.folder / self.layout.name(number)
         found = [each for each in (path, path.with_name(path.name + ".part")) if each.exists()]
         for each in found:
@@ -135,15 +135,15 @@ class ShardWriter:
         return bool(found)
 
     def _open(self) -> None:
-        """Open the file to go on with, and cut off what was written after the state."""
-        if self._path.exists():  # ended since, or the last one of data that is now to grow
+        """Open the file to continue, and cut off what was written after the state."""
+        if self._path.exists():  # it was ended since, or is the last file of data that now grows
             self._path.replace(self._part)
         self._part.touch()
         size = self.layout.size(self.begun) if self.begun else 0
         if self._part.stat().st_size < size:
             raise ConfigError(
                 f"{self._part} is shorter than what was written to it",
-                why=f"it should have {size:,} bytes and has {self._part.stat().st_size:,}",
+                why=f"it should have {size:,} bytes, but has {self._part.stat().st_size:,}",
                 fix=f"remove {self.layout.folder} and prepare the data again",
                 name="preparation-damaged",
             )

@@ -1,4 +1,4 @@
-"""What the user names, as files in a fixed order: paths, folders, standard input, this Python's own source."""
+"""What the user names as a source, as files in a fixed order: paths, folders, standard input, Python's own source."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from onecard.config.names import nearest
 from onecard.data import stdlib
 from onecard.errors import ConfigError
 
-Kind = Literal["parquet", "jsonl", "text", "document"]  # text: a file of many documents; document: a file that is one
+Kind = Literal["parquet", "jsonl", "text", "document"]  # text: many documents in a file; document: one
 
-STDIN, STANDARD_INPUT = "-", "standard input"  # as typed, and in words
+STDIN, STANDARD_INPUT = "-", "standard input"  # as typed, and as shown
 _JSON = frozenset({".jsonl", ".ndjson", ".json"})
-_PACKED = {".gz": 3.0, ".zst": 3.0, ".bz2": 4.0, ".xz": 4.0}  # and how many bytes of text come from one, roughly
+_PACKED = {".gz": 3.0, ".zst": 3.0, ".bz2": 4.0, ".xz": 4.0}  # with the bytes of text in one packed byte, roughly
 _PARQUET_EXPANDS = 2.0  # FineWeb: 10 billion tokens of sample-10BT in some 28 GB of parquet
 _SKIPPED = frozenset("__pycache__ node_modules".split())
 _DATA_SUFFIXES = frozenset({".parquet", ".txt", ".md", *_JSON, *_PACKED})
@@ -31,12 +31,12 @@ class SourceFile:
     name: str
     kind: Kind
     packing: str | None = None  # the suffix of its compression
-    size_bytes: int | None  # None: not known before it has been read
+    size_bytes: int | None  # None: not known before it is read
     path: Path | None = None
 
     @property
     def text_bytes(self) -> int | None:
-        """Roughly what it holds, as text."""
+        """Roughly, the bytes of text it holds."""
         if self.size_bytes is None:
             return None
         expands = _PARQUET_EXPANDS if self.kind == "parquet" else _PACKED.get(self.packing or "", 1.0)
@@ -53,23 +53,23 @@ class Source:
 
     @property
     def size_bytes(self) -> int | None:
-        """On disk, of all files; None if that is not known."""
+        """Bytes of all files on disk; None if not known."""
         sizes = [file.size_bytes for file in self.files]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     @property
     def text_bytes(self) -> int | None:
-        """Roughly, of all texts; None if that is not known."""
+        """Roughly, the bytes of all texts; None if not known."""
         sizes = [file.text_bytes for file in self.files]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def digest(self, count: int) -> str:
-        """Names the first `count` files by their names and sizes."""
+        """A hash of the names and sizes of the first `count` files."""
         return hashlib.sha256(repr([(file.name, file.size_bytes) for file in self.files[:count]]).encode()).hexdigest()
 
 
 def local_source(words: Sequence[str], *, but: Path) -> Source | None:
-    """The files that the words name on this machine, without those in the folder `but`; None if one names none."""
+    """The local files that the words name, without those in the folder `but`; None if there are none."""
     files: list[SourceFile] = []
     for word in words:
         found = local_files(word, but=but)
@@ -82,7 +82,7 @@ def local_source(words: Sequence[str], *, but: Path) -> Source | None:
 
 
 def local_files(word: str, *, but: Path | None = None) -> list[SourceFile] | None:
-    """The files that `word` names on this machine, by name, but not those in the folder `but`; None for none."""
+    """The local files that `word` names, in order, without those in the folder `but`; None if there are none."""
     if word == STDIN:
         return [SourceFile(name=STANDARD_INPUT, kind="text", size_bytes=None)]
     if word == stdlib.NAME:
@@ -93,7 +93,7 @@ def local_files(word: str, *, but: Path | None = None) -> list[SourceFile] | Non
         if path.is_dir():
             return _folder(path, but=but)
         return [_file(path, name=path.name, alone=True)] if path.exists() else None
-    except (OSError, ValueError) as problem:  # a closed folder; a name with a NUL, or too long to be one
+    except (OSError, ValueError) as problem:  # no permission; a name with a NUL, or too long
         raise unreadable(word[:200], problem) from problem
 
 
@@ -104,23 +104,23 @@ def kind_of(name: str, *, alone: bool) -> tuple[Kind, str | None]:
     last = suffixes[-1] if suffixes else ""
     if last == ".parquet" and packing is None:
         return "parquet", None
-    if last in _JSON and (alone or packing or last != ".json"):  # one .json in a folder is rarely a table
+    if last in _JSON and (alone or packing or last != ".json"):  # a .json in a folder is rarely a table
         return "jsonl", packing
     return ("text" if alone else "document"), packing
 
 
 def has_data_suffix(word: str) -> bool:
-    """Whether a name is surely meant as a file."""
+    """Whether a name surely means a file."""
     return Path(word).suffix.lower() in _DATA_SUFFIXES
 
 
 def missing(words: Sequence[str]) -> ConfigError:
-    """The error for a source that is nowhere."""
+    """The error for a source that does not exist."""
     word = words[0]
     near = nearest(Path(word).name, _neighbours(Path(word)))
     return ConfigError(
         f"there is no source {word[:200]}",
-        why="there is no such file or folder; a dataset of the hub is written owner/name, or fineweb, fineweb-edu",
+        why="there is no such file or folder; a dataset on the hub is owner/name, fineweb or fineweb-edu",
         fix=f"did you mean {Path(word).parent / near} ?" if near else f"onecard data prepare {stdlib.NAME} --out DIR",
         name="no-such-source",
     )

@@ -1,4 +1,4 @@
-"""Which documents are for validation: how many, and by what."""
+"""Which documents are for validation: how many, and how they are chosen."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from onecard.data.sources import Source
 from onecard.runs.files import free_name
 
 SPLITS = ("train", "val")
-VAL_TOKENS = 1_000_000  # what a validation set should have: some 0.014 nats of standard error (plan/evaluation.py)
+VAL_TOKENS = 1_000_000  # enough for a validation set: some 0.014 nats of standard error (plan/evaluation.py)
 SHARES = (0.01, 0.02, 0.05, 0.1)
 _BYTES_PER_TOKEN = 4.5  # of English in GPT-2's tokens: 4.54 in FineWeb's samples
 
 
 def val_share(source: Source, tokens: int | None) -> float:
-    """The share of documents for validation: the smallest of a few that should give 1M tokens, from what is known."""
+    """The share of documents for validation: the smallest of SHARES that should give 1M tokens, as far as is known."""
     known = [tokens] if tokens else []
     known += [round(source.text_bytes / _BYTES_PER_TOKEN)] if source.text_bytes else []
     if not known:
@@ -25,10 +25,10 @@ def val_share(source: Source, tokens: int | None) -> float:
 
 
 def share_with_some(share: float, hashes: Iterable[int]) -> float:
-    """The share if it takes any of the documents with these hashes, else the least that takes one and leaves others.
+    """The share if it takes any document with these hashes, else the smallest that takes one and leaves others.
 
-    Where all are copies of one document there is none, and the share stays. It looks at 20 times as many documents as
-    it should take to meet one: not to have met any is then a matter of e**-20.
+    If all documents are copies of one, no share does that, and the share stays. It looks at 20 times as many documents
+    as it should take to meet one: the chance of meeting none is then e**-20.
     """
     threshold = val_threshold(share)
     met = set()
@@ -40,7 +40,7 @@ def share_with_some(share: float, hashes: Iterable[int]) -> float:
 
 
 def share_taking(lowest: Sequence[int]) -> float | None:
-    """The shortest share that takes the documents with the first hash and not those with the second; None for fewer."""
+    """The share with the fewest digits that takes the first of two hashes but not the second; None if there is none."""
     if len(lowest) < 2:
         return None
     first, second = lowest
@@ -49,13 +49,13 @@ def share_taking(lowest: Sequence[int]) -> float | None:
 
 
 def both_sides(lowest: Sequence[int], folder: Path) -> str:
-    """What to change in the command where all documents fell on one side, by their two lowest hashes, if known."""
+    """What to change in the command if all documents fell into one split, from their two lowest hashes, if known."""
     share = share_taking(lowest) if lowest else 0.5
     if share is not None:
         return f"--val-share {share} --out {free_name(folder)}"
     return (
-        f"--out {free_name(folder)}, of more text or --tokens "
-        "(a file named by itself, not by its folder, is cut about every 16 KiB, and at <|endoftext|>)"
+        f"--out {free_name(folder)}, with more text or a larger --tokens "
+        "(a file given by name, not by its folder, is cut about every 16 KiB, and at <|endoftext|>)"
     )
 
 

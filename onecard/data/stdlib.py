@@ -1,7 +1,7 @@
 """The corpus that is already here: the source of this Python's standard library, as bytes.
 
-Each file is a document that ends in byte 0. A document is for validation by the hash of its name, so the split is the
-same on every machine and in every version. Built once into a cache folder, in a second or two.
+Each file is a document that ends in byte 0. A hash of its name decides whether a document is for validation, so the
+split is the same on every machine and in every version. Built once into a cache folder, in a second or two.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _STALE_SECONDS = 3600.0
 
 
 def cache_home(environ: Mapping[str, str]) -> Path:
-    """Where onecard keeps what it can make again: ONECARD_HOME, or ~/.cache/onecard."""
+    """Where onecard keeps its caches: ONECARD_HOME, or ~/.cache/onecard."""
     return Path(environ.get("ONECARD_HOME") or Path.home() / ".cache" / "onecard")
 
 
 def is_val(name: str) -> bool:
     """Whether the document of this name (relative, with forward slashes) is for validation."""
-    # The word before the name was chosen so that pydoc's topics, one large file of prose, is for training: otherwise
+    # The word before the name was chosen so that pydoc's topics, a large file of prose, is for training. Otherwise
     # it would be half of the validation data.
     number = int.from_bytes(hashlib.sha256(f"onecard {name}".encode()).digest()[:8], "big")
     return number < VAL_SHARE * 2**64
 
 
 def build_stdlib(home: Path, *, source: Path | None = None) -> Path:
-    """The folder of the corpus: train.bin, val.bin and meta.json, built if it is not there yet."""
+    """The folder of the corpus, with train.bin, val.bin and meta.json; built if it does not exist yet."""
     root = source or Path(sysconfig.get_path("stdlib"))
     files = source_files(root)
     listing = hashlib.sha256(repr([(name, size) for name, _, size in files]).encode()).hexdigest()
@@ -56,9 +56,9 @@ def build_stdlib(home: Path, *, source: Path | None = None) -> Path:
     documents = _documents(files)
     if not documents["train"] or not documents["val"]:
         raise MachineError(
-            "this Python has no source of its standard library to train on",
+            "this Python comes without the source of its standard library",
             why=f"{root} holds {len(files)} readable .py files",
-            fix="give other data with --dataset=FOLDER (a folder with train.bin and val.bin)",
+            fix="use other data: --dataset=FOLDER (a folder with train.bin and val.bin)",
             name="no-stdlib-source",
         )
     with writing(folder, instead="set ONECARD_HOME to a folder that can be written"):
@@ -78,7 +78,7 @@ def build_stdlib(home: Path, *, source: Path | None = None) -> Path:
 
 
 def source_files(root: Path) -> list[tuple[str, Path, int]]:
-    """Name, path and bytes of each source file below `root`, by name."""
+    """Name, path and bytes of each source file below `root`, sorted by name."""
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in _NOT_CORPUS]
@@ -108,7 +108,7 @@ def _tokens(texts: list[bytes]) -> Iterator[npt.NDArray[np.uint8]]:
 
 
 def _complete(folder: Path) -> bool:
-    """Whether the cache is whole, by the sizes of its files."""
+    """Whether the cache is complete, judged by the sizes of its files."""
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
         entries = meta["train"] + meta["val"]
@@ -118,7 +118,7 @@ def _complete(folder: Path) -> bool:
 
 
 def _put(building: Path, folder: Path) -> None:
-    """Rename the finished folder into place; another process may have been quicker, which is as good."""
+    """Rename the finished folder into place; another process may have done so first, which is fine."""
     if folder.exists() and not _complete(folder):
         shutil.rmtree(folder)
     try:
@@ -130,7 +130,7 @@ def _put(building: Path, folder: Path) -> None:
 
 
 def _remove_stale(parent: Path) -> None:
-    """What builds that were killed left behind."""
+    """Remove what killed builds left behind."""
     for left in parent.glob(".building-*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:

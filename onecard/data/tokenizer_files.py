@@ -1,4 +1,4 @@
-"""The tokenizer of a data folder: named in its meta.json, kept beside its tokens, so that the folder can travel alone.
+"""The tokenizer of a data folder: named in its meta.json and kept beside its tokens, so that the folder is complete.
 
 {"tokenizer": "gpt2", "vocab_size": 50257}                  and r50k_base.tiktoken
 {"tokenizer": "tokenizer.json", "vocab_size": 8192}         and tokenizer.json
@@ -27,7 +27,7 @@ from onecard.errors import ConfigError
 from onecard.runs.files import write_atomically
 
 JSON_FILE = "tokenizer.json"
-LEARNED = ("characters", "bpe")  # made from the data; the others are there before it
+LEARNED = ("characters", "bpe")  # learned from the data; the others exist before it
 NAMES = ("gpt2", "bytes", *LEARNED)
 
 
@@ -51,7 +51,7 @@ def find_tokenizer(name: str, *, ranks: Path | None, environ: Mapping[str, str])
 
 
 def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, object]:
-    """Put beside the tokens what the tokenizer needs; its part of meta.json."""
+    """Write what the tokenizer needs beside the tokens; returns its part of meta.json."""
     if isinstance(tokenizer, Gpt2Tokenizer):
         write_atomically(folder / GPT2_FILE, tokenizer.ranks)
     if isinstance(tokenizer, JsonTokenizer):
@@ -61,7 +61,7 @@ def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> dict[str, object]:
 
 
 def kept_tokenizer(folder: Path, said: Mapping[str, Any], *, environ: Mapping[str, str]) -> Tokenizer | None:
-    """The tokenizer that a folder's meta.json names; None if it names none that is here."""
+    """The tokenizer that a folder's meta.json names; None if it names none, or it is not here."""
     characters = said.get("characters")
     match said.get("tokenizer"):
         case "bytes":
@@ -98,7 +98,7 @@ def _gpt2_here(environ: Mapping[str, str]) -> Gpt2Tokenizer:
     if found is None:
         raise ConfigError(
             f"GPT-2's tokenizer is not on this machine: {GPT2_FILE}",
-            why=f"looked in {cache_home(environ)} and in tiktoken's cache; only data from the hub brings it along",
+            why=f"looked in {cache_home(environ)} and in tiktoken's cache; only downloads from the hub bring it",
             fix="python -c \"import tiktoken; tiktoken.get_encoding('r50k_base')\"   (downloads it once; offline: "
             "--ranks FILE, or --tokenizer=bytes)",
             name="no-ranks",

@@ -13,7 +13,7 @@ from onecard.data.extras import extra
 from onecard.data.tokenizers import Ids
 
 END_OF_TEXT = "<|endoftext|>"
-# How GPT-2, Llama 3, Llama 2, Gemma and BERT call the end of a document, in the order they are looked for.
+# The end of a document in GPT-2, Llama 3, Llama 2, Gemma and BERT, in the order in which we look for them.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
@@ -30,7 +30,7 @@ class JsonTokenizer:
             self._tokenizer: Any = library.Tokenizer.from_str(text)
         except Exception as problem:  # the library raises plain Exceptions
             raise ValueError(f"it is not a tokenizer: {str(problem)[:80]}") from problem
-        self._tokenizer.no_truncation()  # settings of the model it was made for, not of the text
+        self._tokenizer.no_truncation()  # these are settings of the model it was made for
         self._tokenizer.no_padding()
         self._byte_level = "ByteLevel" in json.dumps(described.get("decoder"))
         self.vocab_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
@@ -64,14 +64,14 @@ class JsonTokenizer:
 
 
 def byte_letters() -> dict[int, str]:
-    """The letter that each byte is written as in a byte-level vocabulary (openai/gpt-2, src/encoder.py)."""
+    """The letter that stands for each byte in a byte-level vocabulary (openai/gpt-2, src/encoder.py)."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # bytes that print as they are
     others = [byte for byte in range(256) if byte not in seen]
     return {byte: chr(byte) for byte in seen} | {byte: chr(256 + index) for index, byte in enumerate(others)}
 
 
 def train_bpe(texts: Iterator[str], *, vocab_size: int) -> str:
-    """The tokenizer.json of byte pairs learned from `texts`: every byte is in it, so it can write any text."""
+    """The tokenizer.json of byte pairs learned from `texts`. It has every byte, so it can encode any text."""
     library = extra("tokenizers", purpose="training a tokenizer")
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

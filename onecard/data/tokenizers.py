@@ -1,6 +1,6 @@
-"""Text to token ids and back: bytes, characters, and GPT-2's byte pairs from a file that is already here.
+"""Text to token ids and back: bytes, characters, and GPT-2's byte pairs from a file on this machine.
 
-A Hugging Face tokenizer is in tokenizer_json.py; which of them a data folder has is in tokenizer_files.py.
+Hugging Face tokenizers are in tokenizer_json.py; which one a data folder has, in tokenizer_files.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Ids = npt.NDArray[np.uint32]
 
 
 class Tokenizer(Protocol):
-    """What preparing data, sampling and bits per byte need."""
+    """What preparing data, sampling and bits per byte need from a tokenizer."""
 
     @property
     def name(self) -> str: ...
@@ -39,7 +39,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
     def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, quickly for many; ValueError if there are none for one of them."""
+        """The ids of each text, fast for many texts; ValueError if one of them cannot be encoded."""
 
     def decode(self, ids: Iterable[int]) -> str: ...
     def token_bytes(self, token: int) -> bytes:
@@ -58,7 +58,7 @@ class ByteTokenizer:
 
     def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
         if any("\0" in text for text in texts):
-            raise ValueError("byte 0 ends a document, and the text has one")
+            raise ValueError("the text contains byte 0, which ends a document")
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -69,7 +69,7 @@ class ByteTokenizer:
 
 
 class CharacterTokenizer:
-    """One id per character, in the order given, as nanoGPT's character-level data has them."""
+    """One id per character, in the order given, as in nanoGPT's character-level data."""
 
     name = "characters"
     end_of_text: int | None = None
@@ -82,7 +82,7 @@ class CharacterTokenizer:
     def encode(self, text: str) -> list[int]:
         if unknown := sorted(set(text) - self._ids.keys()):
             raise ConfigError(
-                f"the text has {len(unknown)} characters that the data never had: {''.join(unknown)[:20]!r}",
+                f"the text has {len(unknown)} characters that the data does not have: {''.join(unknown)[:20]!r}",
                 why=f"this model knows {self.vocab_size} characters: {''.join(self.characters)[:80]!r}",
                 fix="write the text without them",
                 name="unknown-character",
@@ -122,7 +122,7 @@ _END_OF_TEXT = "<|endoftext|>"
 
 
 class Gpt2Tokenizer:
-    """GPT-2's byte pairs. Decoding needs the ranks file alone, encoding also tiktoken."""
+    """GPT-2's byte pairs. Decoding needs only the ranks file, encoding also tiktoken."""
 
     name = "gpt2"
     vocab_size = 50257
@@ -151,8 +151,8 @@ class Gpt2Tokenizer:
         return list(self._encoding.encode_ordinary(text))
 
     def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
-        """One call for all, with the end of text between them: a call costs as much as some words do."""
-        if not texts or any(_END_OF_TEXT in text for text in texts):  # there it is only text
+        """One call for all texts, with the end of text between them: a call costs as much as a few words."""
+        if not texts or any(_END_OF_TEXT in text for text in texts):  # inside a text it is only text
             return [self._encoding.encode_to_numpy(text, disallowed_special=()) for text in texts]
         ids = self._encoding.encode_to_numpy(_END_OF_TEXT.join(texts), allowed_special={_END_OF_TEXT})
         ends = [*np.flatnonzero(ids == self.end_of_text).tolist(), len(ids)]
@@ -166,7 +166,7 @@ class Gpt2Tokenizer:
 
 
 def gpt2_tokenizer(environ: Mapping[str, str]) -> Gpt2Tokenizer | None:
-    """GPT-2's tokenizer from onecard's home or tiktoken's cache; None if the file is in neither. Never a download."""
+    """GPT-2's tokenizer from onecard's home or tiktoken's cache; None if neither has it. Never downloads."""
     cache = environ.get("TIKTOKEN_CACHE_DIR") or environ.get("DATA_GYM_CACHE_DIR")
     cached = Path(cache or Path(tempfile.gettempdir()) / "data-gym-cache")
     name = hashlib.sha1(_GPT2_URL.encode(), usedforsecurity=False).hexdigest()
@@ -179,18 +179,18 @@ def gpt2_tokenizer(environ: Mapping[str, str]) -> Gpt2Tokenizer | None:
 
 
 def new_text(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
-    """What a model of this vocabulary is given to begin a text: the end of another, else a new line, else any token."""
+    """The tokens that start a new text with this vocabulary: an end of text, else a new line, else any token."""
     end = tokenizer.end_of_text
     if end is not None and end < vocab_size:
         return [end]
     try:
         return tokenizer.encode("\n") or [0]
-    except OnecardError:  # the data never had one, or the library that encodes is not here
+    except OnecardError:  # the data has no new line, or the library for encoding is not installed
         return [0]
 
 
 def bytes_per_token(tokens: Tokens, tokenizer: Tokenizer) -> float | None:
-    """Mean UTF-8 bytes of a token in this data, for bits per byte; None for data without text."""
+    """Mean UTF-8 bytes per token in this data, for bits per byte; None for data without text."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     for _, chunk in tokens.chunks():
         known = chunk[chunk < tokenizer.vocab_size]
@@ -201,6 +201,6 @@ def bytes_per_token(tokens: Tokens, tokenizer: Tokenizer) -> float | None:
 
 
 def agree(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether two tokenizers have the same text for the ids that both have, but for a few such as an end of text."""
+    """Whether two tokenizers give the ids they share the same text, except for a few such as an end of text."""
     both = min(one.vocab_size, other.vocab_size)
     return sum(one.token_bytes(token) != other.token_bytes(token) for token in range(both)) <= 0.01 * both

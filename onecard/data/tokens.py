@@ -1,4 +1,4 @@
-"""Token files, memory-mapped: nanoGPT's raw .bin and llm.c's shards behind a header, one or several read as one.
+"""Token files, memory-mapped: nanoGPT's raw .bin, or llm.c's shards with a header; several are read as one.
 
 Raw files are little-endian uint16 (or uint32) and nothing else. llm.c, modded-nanogpt and others put 256 int32 before
 the tokens: a magic number that also names the type, a version, the number of tokens, and zeros
@@ -28,7 +28,7 @@ Array = npt.NDArray[np.int64]
 STORED: dict[TokenType, str] = {"uint16": "<u2", "uint32": "<u4"}
 HEADER_BYTES = 256 * 4
 _HEADERS: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic, version
-_CHUNK = 2**22  # tokens scanned at a time: a few MiB, whatever the file
+_CHUNK = 2**22  # tokens scanned at a time: a few MiB, for any file
 
 
 def token_type(vocab_size: int) -> TokenType:
@@ -38,7 +38,7 @@ def token_type(vocab_size: int) -> TokenType:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """One file: where its tokens begin, how many there are, and of which type."""
+    """One file: where its tokens begin, how many there are, and their type."""
 
     path: Path
     dtype: TokenType
@@ -50,14 +50,14 @@ class TokenFile:
         return self.first_byte + self.count * np.dtype(STORED[self.dtype]).itemsize
 
     def mapped(self) -> npt.NDArray[Any]:
-        """The tokens, read from disk when they are looked at."""
+        """The tokens, read from disk when they are used."""
         if self.count == 0:
             return np.zeros(0, dtype=STORED[self.dtype])  # an empty file cannot be mapped
         return np.memmap(self.path, dtype=STORED[self.dtype], mode="r", offset=self.first_byte, shape=(self.count,))
 
 
 def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
-    """What `path` holds: by its header if it has one, else raw tokens of `dtype`."""
+    """What `path` holds: as its header says, if it has one, else raw tokens of `dtype`."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -65,7 +65,7 @@ def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
     except FileNotFoundError as problem:
         raise ConfigError(
             f"there is no token file {path}",
-            why="training reads train.bin, evaluation val.bin",
+            why="training reads train.bin, and evaluation reads val.bin",
             fix="prepare the data first (nanoGPT: python data/NAME/prepare.py), or choose another --dataset=NAME",
             name="token-file-missing",
         ) from problem
@@ -81,11 +81,11 @@ def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
         if stored := _HEADERS.get((magic, version)):
             expected = HEADER_BYTES + count * np.dtype(STORED[stored]).itemsize
             if size != expected:
-                raise _damaged(path, f"its header promises {count:,} tokens, {expected:,} bytes; it has {size:,}")
+                raise _damaged(path, f"its header says {count:,} tokens, {expected:,} bytes, but it has {size:,}")
             return TokenFile(path, stored, HEADER_BYTES, count)
     each = np.dtype(STORED[dtype]).itemsize
     if size % each:
-        raise _damaged(path, f"a token takes {each} bytes, and {size:,} bytes are not a whole number of tokens")
+        raise _damaged(path, f"a token takes {each} bytes, so {size:,} bytes are not a whole number of tokens")
     return TokenFile(path, dtype, 0, size // each)
 
 
@@ -110,13 +110,13 @@ class Tokens:
         return self.rows(np.array([start]), min(length, len(self) - start)).reshape(-1)
 
     def rows(self, starts: Array, length: int) -> Array:
-        """Token ids [len(starts), length]: one row from each start. All of it must be within the sequence."""
+        """Token ids [len(starts), length]: one row from each start. All rows must lie within the sequence."""
         rows = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(rows, starts.tolist(), strict=True):
             assert 0 <= start <= len(self) - length, "a window outside the data"
             filled = 0
             index = bisect.bisect_right(self._begins, start) - 1
-            while filled < length:  # a window may go on in the next file
+            while filled < length:  # a window may continue in the next file
                 self._check_whole(index)
                 begin = start + filled - self._begins[index]
                 part = self._mapped[index][begin : begin + length - filled]
@@ -126,13 +126,13 @@ class Tokens:
         return rows
 
     def _check_whole(self, index: int) -> None:
-        """ConfigError if a file was cut short since it was opened: to look behind its end would kill this process."""
+        """ConfigError if a file was cut short since it was opened: reading past its end would kill this process."""
         file, opened = self.files[index], self._mapped[index].base
         if isinstance(opened, mmap.mmap) and opened.size() < file.end_byte:
             raise ConfigError(
                 f"{file.path} was cut short while it was in use",
-                why=f"it had {file.end_byte:,} bytes and has {opened.size():,}: something has written over it",
-                fix="put the file back as it was; a run then goes on from its last checkpoint with --resume",
+                why=f"it had {file.end_byte:,} bytes and now has {opened.size():,}: something has overwritten it",
+                fix="restore the file, then continue the run from its last checkpoint with --resume",
                 name="token-file-cut",
             )
 
@@ -153,7 +153,7 @@ class Tokens:
         return self.files[index].path, position - self._begins[index]
 
     def sample(self, *, pieces: int, length: int) -> Iterator[npt.NDArray[Any]]:
-        """Evenly spread pieces of every file, of its stored type, starting at even positions; the end included."""
+        """Evenly spread pieces of every file, of its stored type, starting at even positions, including the end."""
         for mapped in self._mapped:
             last = max(0, len(mapped) - length)
             for piece in range(pieces):
@@ -162,8 +162,11 @@ class Tokens:
 
 
 def fingerprint(*splits: Tokens, whole: bool) -> str:
-    """Names the data by its content, wherever it lies: sizes, types, and a spread sample (hashing all would take
-    minutes for a large corpus), as 16 hex digits; or, if `whole`, every token."""
+    """16 hex digits that identify the data by its content, wherever it is stored.
+
+    They hash sizes, types and a spread sample, since all tokens of a large corpus would take minutes; with `whole`,
+    every token.
+    """
     digest = hashlib.sha256()
     for tokens in splits:
         digest.update(repr([(file.dtype, file.count) for file in tokens.files]).encode())
@@ -174,7 +177,7 @@ def fingerprint(*splits: Tokens, whole: bool) -> str:
 
 
 def first_outside(tokens: Tokens, *, vocab_size: int) -> tuple[int, int] | None:
-    """Position and id of the first token that a vocabulary does not have; None if there is none."""
+    """Position and id of the first token outside a vocabulary; None if there is none."""
     if tokens.largest_possible < vocab_size:
         return None
     for position, chunk in tokens.chunks():
@@ -185,12 +188,12 @@ def first_outside(tokens: Tokens, *, vocab_size: int) -> tuple[int, int] | None:
 
 
 def largest_id(tokens: Tokens) -> int:
-    """The largest id there is; -1 without tokens."""
+    """The largest id in the data; -1 without tokens."""
     return max((int(chunk.max()) for _, chunk in tokens.chunks()), default=-1)
 
 
 def looks_like_uint32(tokens: Tokens) -> bool:
-    """Whether uint16 tokens are really halves of uint32 ones: every second value is tiny, the others are not.
+    """Whether uint16 tokens are really halves of uint32 tokens: every second value is tiny, the others are not.
 
     The upper half of an id below 2**18, more than any vocabulary in use, is at most 3.
     """
@@ -203,7 +206,7 @@ def looks_like_uint32(tokens: Tokens) -> bool:
 
 
 def write_tokens(path: Path, parts: Iterator[npt.NDArray[Any]], *, dtype: TokenType) -> dict[str, object]:
-    """Write parts one after another as a raw file; its entry in meta.json. OSErrors are the caller's to tell."""
+    """Write parts one after another to a raw file; returns its entry for meta.json. The caller handles OSErrors."""
     digest = hashlib.sha256()
     count = 0
     with path.open("wb") as file:
@@ -216,7 +219,7 @@ def write_tokens(path: Path, parts: Iterator[npt.NDArray[Any]], *, dtype: TokenT
 
 
 def header(count: int, *, dtype: TokenType) -> bytes:
-    """What llm.c puts before that many tokens."""
+    """The header that llm.c puts before this many tokens."""
     numbers = np.zeros(HEADER_BYTES // 4, dtype="<i4")
     (magic, version), _ = next(known for known in _HEADERS.items() if known[1] == dtype)
     numbers[:3] = magic, version, count
@@ -225,7 +228,7 @@ def header(count: int, *, dtype: TokenType) -> bytes:
 
 def _too_many(files: Sequence[TokenFile], problem: OSError) -> MachineError:
     return MachineError(
-        f"{len(files):,} token files cannot be open at once, those of {files[0].path.parent}",
+        f"the {len(files):,} token files of {files[0].path.parent} cannot all be open at once",
         why=f"the system says: {problem.strerror or problem}",
         fix=f"ulimit -n {2 * len(files) + 1024}, or prepare the data in fewer files: --shard 100M",
         name="too-many-files",
@@ -236,6 +239,6 @@ def _damaged(path: Path, why: str) -> ConfigError:
     return ConfigError(
         f"{path} is damaged",
         why=why,
-        fix="prepare the data again; a copy or a download that broke off looks like this",
+        fix="prepare the data again; an interrupted copy or download looks like this",
         name="token-file-damaged",
     )

@@ -1,4 +1,4 @@
-"""The bytes of a file, whatever it was packed with."""
+"""The bytes of a file, whatever its compression."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xf
 
 
 def opened(file: SourceFile) -> BinaryIO:
-    """The file as it lies there, or standard input. ConfigError if it cannot be opened."""
+    """The file as stored, or standard input. ConfigError if it cannot be opened."""
     if file.path is None:
         return sys.stdin.buffer
     try:
@@ -29,7 +29,7 @@ def opened(file: SourceFile) -> BinaryIO:
 
 
 def unpacked(file: SourceFile, raw: BinaryIO) -> tuple[io.BufferedReader, Callable[[], int]]:
-    """The text of a file, and a function that says how far it was read on disk."""
+    """The text of a file, and a function that returns how far it was read on disk."""
     packing = file.packing
     told: Callable[[], int] = raw.tell if file.size_bytes is not None else lambda: 0
     if file.path is None:  # standard input has no name to go by
@@ -52,7 +52,7 @@ def _unpacker(packing: str | None, raw: BinaryIO) -> Any:
 
 
 class _Eager(io.RawIOBase):
-    """A packed file that hands out what it has unpacked before it reads on: damage then takes nothing else with it."""
+    """A packed file that returns what it has unpacked before it reads more: damage then costs nothing before it."""
 
     def __init__(self, packed: gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile) -> None:
         self._packed = packed
@@ -67,7 +67,7 @@ class _Eager(io.RawIOBase):
 
 
 class _Zstandard(io.RawIOBase):
-    """The content of a .zst file; EOFError where it is cut off, which the library's own reader takes for the end."""
+    """The content of a .zst file; EOFError if it is cut off, which the library's own reader takes for the end."""
 
     def __init__(self, packed: BinaryIO) -> None:
         library = extra("zstandard", purpose="reading a .zst file")
@@ -80,7 +80,7 @@ class _Zstandard(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            packed = self._left or self._packed.read(2**14)  # little: a bomb unpacks to 30,000 times as much
+            packed = self._left or self._packed.read(2**14)  # little: a zip bomb unpacks to 30,000 times as much
             if not packed:
                 if self._frame is not None:
                     raise EOFError("the last frame is not whole")
@@ -104,7 +104,7 @@ def damage() -> tuple[type[Exception], ...]:
 
 
 class _Rejoined(io.RawIOBase):
-    """A stream whose first bytes were looked at, from its beginning; damage met then is met again after them."""
+    """A stream with its first bytes put back after a look at them; damage found in that look is raised after them."""
 
     def __init__(self, head: bytes, rest: Any, problem: Exception | None) -> None:
         self._head, self._rest, self._problem = head, rest, problem
@@ -122,7 +122,7 @@ class _Rejoined(io.RawIOBase):
 
 
 def peeked(stream: Any, size: int) -> tuple[bytes, Any]:
-    """The first bytes of a stream, and the stream with them."""
+    """The first bytes of a stream, and the stream still with them."""
     head, problem = b"", None
     try:
         while len(head) < size and (part := stream.read1(size - len(head))):

@@ -1,4 +1,4 @@
-"""A source of which nothing can be used, or not all: why, and what to type."""
+"""A source that cannot be used, or only in part: why, and what to type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onecard.data.sources import STANDARD_INPUT, STDIN, Source, SourceFile
 from onecard.errors import ConfigError
 
 _UNPACK = {".gz": "gzip -dc", ".zst": "zstd -dc", ".bz2": "bzip2 -dc", ".xz": "xz -dc"}
-WHOLE_FILES = (Bad.DAMAGED, Bad.UTF16, Bad.ARRAY)  # said once of a file, not of each of its documents
+WHOLE_FILES = (Bad.DAMAGED, Bad.UTF16, Bad.ARRAY)  # reported once per file, not for each document
 
 
 def unusable(source: Source, counts: Counts, *, column: str) -> ConfigError:
@@ -22,7 +22,7 @@ def unusable(source: Source, counts: Counts, *, column: str) -> ConfigError:
     if not counts.bad:
         return ConfigError(
             f"{name} has no documents",
-            why="nothing was in its files" if source.files else "it has no files",
+            why="its files are empty" if source.files else "it has no files",
             fix="look at the source",
             name="no-documents",
         )
@@ -32,7 +32,7 @@ def unusable(source: Source, counts: Counts, *, column: str) -> ConfigError:
     meant = next((each for each in (nearest(column, others), "text", "content", "body") if each in others), "NAME")
     lacking = Bad.NO_TEXT in counts.bad
     return ConfigError(
-        f"none of {total:,} documents of {name} can be used" if total > 1 else f"nothing of {name} can be used",
+        f"none of the {total:,} documents of {name} can be used" if total > 1 else f"nothing in {name} can be used",
         why=", ".join(f"{number:,} {why}" if total > 1 else why for why, number in counts.bad.items())
         + (f" {column}; the columns are {', '.join(columns) or 'not known'}" if lacking else ""),
         fix=f"--column {meant}" if lacking else _cure_of_most(counts, source),
@@ -41,7 +41,7 @@ def unusable(source: Source, counts: Counts, *, column: str) -> ConfigError:
 
 
 def _cure_of_most(counts: Counts, source: Source) -> str:
-    """What fixes the most frequent problem, at its first place."""
+    """What fixes the most frequent problem, where it occurred first."""
     why = Bad(max(counts.bad, key=lambda each: counts.bad[each]))
     place = counts.first_bad.get(why, "")
     file = next((file for file in source.files if place == file.name or place.startswith(f"{file.name}, ")), None)
@@ -49,7 +49,7 @@ def _cure_of_most(counts: Counts, source: Source) -> str:
 
 
 def cure_of(why: Bad, file: str) -> str:
-    """What fixes a file, by its path or its name."""
+    """What fixes a file, given by its path or name."""
     match why:
         case Bad.UTF16:
             return _piped("iconv -f UTF-16 -t UTF-8", file, into=f"utf8-{_plain(file)}")
@@ -59,14 +59,14 @@ def cure_of(why: Bad, file: str) -> str:
         case Bad.ARRAY:
             return _piped("jq -c '.[]'", file, into=f"{PurePath(_plain(file)).stem}.jsonl")
         case Bad.DAMAGED:
-            return "fetch or copy it again: it is cut off, or broken"
+            return "download or copy it again: it is cut off or broken"
         case Bad.NOT_JSON:
-            return "one JSON object on each line; a file of plain text needs a name that ends in .txt"
+            return "put one JSON object on each line; a plain text file needs a name that ends in .txt"
     return "look at the source"
 
 
 def _shown(file: SourceFile | None) -> str:
-    """A file as one would type it."""
+    """A file as a person would type it."""
     if file is None:
         return "FILE"
     return str(file.path) if file.path else file.name
@@ -79,9 +79,9 @@ def _plain(file: str) -> str:
 
 
 def _piped(program: str, file: str, *, into: str) -> str:
-    """The command line that sends a file through a program, and where the result goes."""
+    """The command line that sends a file through a program into another file."""
     if file == STANDARD_INPUT:
         return f"{program} | onecard data prepare {STDIN} …"
     if unpack := _UNPACK.get(PurePath(file).suffix.lower()):
-        return f"{unpack} {quote(file)} | {program} > {quote(into)}   (and prepare that)"
-    return f"{program} {quote(file)} > {quote(into)}   (and prepare that)"
+        return f"{unpack} {quote(file)} | {program} > {quote(into)}   (then prepare that file)"
+    return f"{program} {quote(file)} > {quote(into)}   (then prepare that file)"

@@ -1,4 +1,4 @@
-"""How far a preparation is, for whoever watches."""
+"""How far a preparation is, for the display."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Phase = Literal["learning the tokenizer", "downloading", "waiting", "preparing"]
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """How far it is now."""
+    """How far the preparation is now."""
 
     phase: Phase
     tokens: int
     documents: int
-    share: float | None  # done, of all; None if the end is not known
-    begun_share: float  # of all, done before this process began
+    share: float | None  # of the whole that is done; None if the whole is not known
+    begun_share: float  # of the whole that was done before this process began
     seconds: float  # of this process
     tokens_per_second: float
     about: str = ""
@@ -48,9 +48,9 @@ class Watch:
         return time.monotonic() - self.started
 
     def at(self, progress: Progress, disk_bytes: int) -> None:
-        """The preparation stands here."""
+        """The preparation has come this far."""
         self._latest = progress, disk_bytes
-        if self._begun_share is None:  # what was read before this process began must not count as its speed
+        if self._begun_share is None:  # what earlier processes read must not count as this one's speed
             self._begun_share = self._share(disk_bytes) or 0.0
         self._tell("preparing")
 
@@ -58,11 +58,11 @@ class Watch:
         self._tell("learning the tokenizer", f"{documents:,} documents")
 
     def downloading(self, file: SourceFile, received_bytes: int, holder: str | None) -> None:
-        """So much of the file is here; `holder` is the other process that downloads it, if that is so."""
+        """This much of the file is here; `holder` is the other process that downloads it, if there is one."""
         size = f" of {file.size_bytes / 1e6:,.0f}" if file.size_bytes else ""
         about = f"{file.name}: {received_bytes / 1e6:,.0f}{size} MB"
         if holder:
-            self._tell("waiting", f"{holder} downloads {about}")
+            self._tell("waiting", f"{holder} is downloading {about}")
         else:
             self._tell("downloading", about)
 

@@ -1,8 +1,8 @@
 """Which tokens a run reads, as a pure function of the seed and the number of a sequence.
 
 A run reads sequences 0, 1, 2, …: the data position of a checkpoint is one number, and a micro-batch cut in half still
-reads the same sequences. In each epoch every window comes once, in an order of its own; the windows of an epoch lie
-side by side from an offset of its own, so that their borders move and the context of a token differs from time to time.
+reads the same sequences. In each epoch every window comes once. Each epoch has its own order and its own offset, from
+which its windows lie side by side: so their borders move, and a token gets another context in each epoch.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Windows:
         self.tokens = tokens
         self.block_size = block_size
         self.seed = seed
-        # One window fewer than would fit leaves room for the offset to move through a whole block.
+        # One window less than would fit, so that the offset can move through a whole block.
         self.per_epoch = max(1, (len(tokens) - block_size) // block_size)
         self._offsets = min(block_size, len(tokens) - self.per_epoch * block_size)
-        self._order = lru_cache(maxsize=2)(self._shuffled)  # two: a batch can lie in two epochs
+        self._order = lru_cache(maxsize=2)(self._shuffled)  # two, because a batch can lie in two epochs
 
     def batch(self, first: int, count: int) -> Batch:
         """Sequences first, …, first + count - 1: contiguous int64 arrays x and y, [count, block_size] each."""
         return _batch(self.tokens, self.starts(first, count), self.block_size)
 
     def batches(self, first: int, count: int) -> Iterator[Batch]:
-        """Batches of `count` sequences from `first` on, without end."""
+        """Endless batches of `count` sequences, starting at `first`."""
         while True:
             yield self.batch(first, count)
             first += count
@@ -57,8 +57,8 @@ class Windows:
     def _shuffled(self, epoch: int) -> tuple[npt.NDArray[np.uint32], int]:
         """The order of an epoch's windows, and the position of the first.
 
-        RandomState, because numpy promises that its streams never change (NEP 19); those of Generator may, and a run
-        resumed after an upgrade would read other data.
+        RandomState, because NumPy promises that its streams never change (NEP 19). Those of Generator may change, and a
+        run resumed after an upgrade would then read other data.
         """
         key = hashlib.sha256(f"onecard windows {self.seed} {epoch}".encode()).digest()
         random = np.random.RandomState(np.frombuffer(key, dtype="<u4"))
@@ -67,7 +67,7 @@ class Windows:
 
 
 class EvalWindows:
-    """The sequences of every evaluation: at most `count`, evenly spread, no token in two of them, always the same."""
+    """The sequences of every evaluation, always the same: at most `count`, evenly spread, without overlap."""
 
     def __init__(self, tokens: Tokens, *, block_size: int, count: int) -> None:
         assert len(tokens) > block_size, "check_dataset refuses this"
@@ -84,7 +84,7 @@ class EvalWindows:
         return self._count * self.block_size
 
     def batch(self, first: int, count: int) -> Batch:
-        """Sequences first, …, first + count - 1, fewer at the end: x and y as of Windows."""
+        """Sequences first, …, first + count - 1, fewer at the end: x and y as in Windows."""
         numbers = np.arange(first, min(first + count, self._count), dtype=np.int64)
         return _batch(self.tokens, numbers * self._available // max(1, self._count) * self.block_size, self.block_size)
 

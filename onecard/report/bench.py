@@ -1,4 +1,4 @@
-"""What a benchmark found: a table, JSON, and a plot of losses at equal tokens."""
+"""The results of a benchmark: a table, JSON, and a plot of losses at equal tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH, HEIGHT, MARGIN = 760, 420, 60
 
 
 def bench_json(found: list[Measured], config: RunConfig) -> dict[str, object]:
-    """Everything measured, a summary of each trainer and micro-batch, and the ratio of the best two."""
+    """Everything measured, a summary for each trainer and micro-batch, and the ratio of their best speeds."""
     each = summaries(found, config)
     content: dict[str, object] = strict(
         {
@@ -33,7 +33,7 @@ def bench_json(found: list[Measured], config: RunConfig) -> dict[str, object]:
 
 
 def print_bench(found: list[Measured], config: RunConfig, console: Console) -> None:
-    """A row for each trainer and micro-batch; of repeated measurements the median, with the spread."""
+    """A row for each trainer and micro-batch; repeated measurements as their median and spread."""
     table = Table(title=f"{found[0].device}, torch {found[0].torch}, {config.tokens_per_step:,} tokens per update")
     for name in (
         "trainer",
@@ -51,7 +51,7 @@ def print_bench(found: list[Measured], config: RunConfig, console: Console) -> N
         table.add_row(*_cells(one))
     console.print(table)
     if ratio := speedup(each):
-        console.print(f"best of each: onecard makes {ratio:.2f} times nanoGPT's tokens per second")
+        console.print(f"best of each: onecard trains {ratio:.2f} times as many tokens per second as nanoGPT")
 
 
 def _cells(one: Summary) -> list[str]:

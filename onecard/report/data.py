@@ -1,4 +1,4 @@
-"""Data while it is prepared, and afterwards: counts, checks, samples."""
+"""What to show while data is prepared, and afterwards: counts, checks, samples."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from onecard.findings import Finding
 from onecard.report.live_line import redraws
 from onecard.report.talk import print_findings
 
-_LINE_SECONDS = 10.0  # between two lines where no bar is drawn
+_LINE_SECONDS = 10.0  # between two lines, if no bar is drawn
 
 
 class PrepareDisplay:
-    """Shows how far a preparation is: a bar where it can redraw it, else a line now and then. Use it in a `with`."""
+    """Shows how far a preparation is: a bar if it can be redrawn, else a line now and then. Use it in a `with`."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self.console = console
@@ -96,26 +96,28 @@ def print_prepared(prepared: Prepared, console: Console, *, downloads: Downloads
     meta, counts = prepared.meta, prepared.counts
     tokens = prepared.tokens
     total = sum(tokens.values())
-    per_token = f", {meta['text_bytes'] / total:.2f} bytes of text a token" if total else ""
+    per_token = f", {meta['text_bytes'] / total:.2f} bytes of text per token" if total else ""
     rows = [
-        ("train", f"{tokens['train']:,} tokens of {_things(counts.documents['train'], 'document')}"),
+        ("train", f"{tokens['train']:,} tokens from {_things(counts.documents['train'], 'document')}"),
         (
             "val",
-            f"{tokens['val']:,} tokens of {_things(counts.documents['val'], 'document')}"
+            f"{tokens['val']:,} tokens from {_things(counts.documents['val'], 'document')}"
             + (f" ({100 * tokens['val'] / total:.2g}% of all)" if total else ""),
         ),
         ("tokenizer", f"{meta['tokenizer']}, {meta['vocab_size']:,} tokens{per_token}"),
         ("files", f"{len(meta['train']) + len(meta['val'])} of {meta['dtype']} tokens, {_format(meta['format'])}"),
     ]
     if counts.duplicates:
-        rows.append(("left out", f"{_things(counts.duplicates, 'document')} met before"))
+        rows.append(("left out", f"{_things(counts.duplicates, 'duplicate document')}"))
     for why, number in counts.bad.items():
         rows.append(("left out", f"{number:,} {why} (the first: {counts.first_bad[why]})"))
     if prepared.new_tokens:
         speed = units.count(prepared.new_tokens / max(prepared.seconds, 1e-9))
         rows.append(("speed", f"{speed} tokens/s, {units.duration(prepared.seconds)}"))
     if downloads:
-        rows.append(("downloads", f"{units.size(downloads.size_bytes)} kept in {downloads.folder}, yours to delete"))
+        rows.append(
+            ("downloads", f"{units.size(downloads.size_bytes)} kept in {downloads.folder}, which you may delete")
+        )
     _print_rows(str(prepared.folder), rows, console)
 
 
@@ -162,11 +164,11 @@ def print_info(
     findings: tuple[Finding, ...],
     console: Console,
 ) -> None:
-    """What the data in a folder are, whether they are whole, how they read, and what keeps a run from using them."""
+    """What data a folder has, whether it is intact, samples of its text, and what keeps a run from using it."""
     documents = meta.get("documents", {})
     rows = []
     for split, tokens in (("train", dataset.train), ("val", dataset.val)):
-        count = f" of {_things(documents[split], 'document')}" if isinstance(documents.get(split), int) else ""
+        count = f" from {_things(documents[split], 'document')}" if isinstance(documents.get(split), int) else ""
         dtype = tokens.files[0].dtype
         number = f"{len(tokens):,} {dtype} tokens" if dataset.dtype_is_known else f"{len(tokens):,} tokens, as {dtype},"
         rows.append((split, f"{number}{count} in {_things(len(tokens.files), 'file')}"))
@@ -181,8 +183,8 @@ def print_info(
         rows.append(("checksums", f"none recorded for {', '.join(unchecked[:3])}{' …' if len(unchecked) > 3 else ''}"))
     else:
         good = len(checked) - len(damaged)
-        rows.append(("checksums", f"{good} of {_things(len(checked), 'file')} are as they were written"))
-    rows += [("DAMAGED", f"{name} is not what was written") for name in damaged]
+        rows.append(("checksums", f"{good} of {_things(len(checked), 'file')} match"))
+    rows += [("DAMAGED", f"{name} has changed since it was written") for name in damaged]
     _print_rows(str(dataset.path), rows, console)
     for sample in samples:
         console.print()
@@ -203,4 +205,4 @@ def _things(number: int, name: str) -> str:
 
 
 def _format(name: str) -> str:
-    return {"onecard": "onecard's shards", "nanogpt": "as nanoGPT has them", "llmc": "with llm.c's header"}[name]
+    return {"onecard": "onecard's shards", "nanogpt": "in nanoGPT's format", "llmc": "with llm.c's header"}[name]

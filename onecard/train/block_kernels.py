@@ -1,7 +1,7 @@
-"""What lies between a GPT's products, as Triton kernels: embeddings, LayerNorm without biases, GELU, there and back.
+"""The steps between a GPT's matrix products as Triton kernels: embeddings, LayerNorm without biases, GELU.
 
-Each reads and writes every tensor once; arithmetic is float32 in registers. Off CUDA the functions are plain torch, for
-tests of what is built on them.
+All of them forward and backward. Each kernel reads and writes every tensor once and computes in float32 in registers.
+Off CUDA the functions are plain torch, so that what is built on them can be tested.
 
 Letters: B sequences, T tokens of a sequence, N = B·T, C n_embd, V vocab_size.
 """
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from onecard.train.gelu import phi_and_bell
 
-EPSILON = 1e-5  # of nn.LayerNorm
+EPSILON = 1e-5  # as in nn.LayerNorm
 
 
 def embedded(tokens_BT: Tensor, of_tokens_VC: Tensor, of_positions_TC: Tensor, dtype: torch.dtype) -> Tensor:
@@ -31,7 +31,7 @@ def embedded(tokens_BT: Tensor, of_tokens_VC: Tensor, of_positions_TC: Tensor, d
 
 def embedded_backward(d_NC: Tensor, tokens_BT: Tensor, d_of_tokens_VC: Tensor, d_of_positions_TC: Tensor) -> None:
     """Add to the gradients of both embeddings."""
-    if tokens_BT.is_cuda and not torch.are_deterministic_algorithms_enabled():  # rows of a token come in any order
+    if tokens_BT.is_cuda and not torch.are_deterministic_algorithms_enabled():  # the kernel adds in any order
         from onecard.train import block_kernels_triton
 
         block_kernels_triton.embedded_backward(d_NC, tokens_BT, d_of_tokens_VC, d_of_positions_TC)
@@ -61,9 +61,9 @@ def norm_backward(
     factor: Tensor | None = None,
     again: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient of x: what came past the norm (`d_x_NC`, written over) plus what came through it, times `factor`.
+    """The gradient of x: what bypassed the norm (`d_x_NC`, overwritten) plus `factor` times what came through it.
 
-    The weight's is added to `d_weight_C`. With `again` the norm itself is also made once more.
+    The weight's gradient is added to `d_weight_C`. With `again` the norm is also computed again and returned.
     """
     if x_NC.is_cuda:
         from onecard.train import block_kernels_triton
@@ -90,7 +90,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_backward(d_value: Tensor, x: Tensor, *, again: bool = False) -> Tensor | None:
-    """`d_value` becomes the gradient of x; with `again` GELU itself is also made once more."""
+    """`d_value` becomes the gradient of x; with `again` GELU is also computed again and returned."""
     if x.is_cuda:
         from onecard.train import block_kernels_triton
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of block_kernels.py. They run on every card Triton supports (compute capability 7.0 on)."""
+"""The Triton kernels of block_kernels.py. They run on every card Triton supports (compute capability 7.0 and up)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from onecard.plan.memory.onecard.scratch import norm_block, norm_programs, norm_
 from onecard.train.gelu import P
 from onecard.train.softmax_kernel import exp2
 
-GELU_BLOCK = 2048  # numbers of a program
-TILE = 4096  # numbers of x that a norm's program holds at a time
-STAGES = 3  # rows of a norm's backward pass that are read ahead
+GELU_BLOCK = 2048  # numbers per program
+TILE = 4096  # numbers of x that a program of the norm holds at a time
+STAGES = 3  # rows that the norm's backward pass reads ahead
 SUM_COLUMNS, SUM_ROWS = 8, 256
 
 P0, P1, P2, P3, P4, P5 = (tl.constexpr(coefficient) for coefficient in P)
@@ -243,7 +243,7 @@ def gelu_backward(d_value: Tensor, x: Tensor, *, again: bool) -> Tensor | None:
 
 
 def _tile(channels: int) -> tuple[int, int]:
-    """Columns and rows that a norm's program holds at a time."""
+    """Columns and rows that a program of the norm holds at a time."""
     block = norm_block(channels)
     return block, max(1, min(16, TILE // block))
 

@@ -1,12 +1,12 @@
-"""Forward and backward pass of the GPT written out kernel by kernel, for the case almost everybody trains.
+"""Forward and backward pass of the GPT, written out kernel by kernel, for the setup that almost everybody trains.
 
-In half precision, without dropout and biases, a block is eight kernels there and twice as many back. Written out, each
-does what autograd and a compiler cannot tell it to: products add to the residual stream and to the gradients themselves
-and are made by the fastest kernel of this card (products.py), weights are cast once an update, and nothing is compiled
-but a few small Triton kernels. Everything else is for model.py and torch.compile. Why ours: docs/adr/0012.
+In half precision, without dropout and biases, a block is eight kernels forward and twice as many backward. Written out,
+they do what autograd and a compiler cannot: products add directly to the residual stream and to the gradients, and use
+the fastest kernel of this card (products.py); weights are cast once per update; only a few small Triton kernels are
+compiled. All other setups use model.py and torch.compile. Why we wrote this ourselves: docs/adr/0012.
 
-Parameters and their gradients are the model's own. The mathematics is that of `model.py` under autocast, with x in
-half precision (docs/adr/0011); `tests/train/test_fused.py` compares the two.
+Parameters and gradients are the model's own. The mathematics is that of `model.py` under autocast, with x in half
+precision (docs/adr/0011); `tests/train/test_fused.py` compares the two.
 
 Letters: B sequences, T tokens of a sequence, N = B·T, C n_embd, E = 3C, F = 4C, H n_head, D = C / H, V vocab_size.
 """
@@ -29,12 +29,12 @@ ALL = slice(None)
 
 
 def can_fuse() -> bool:
-    """Whether a CUDA machine has what the passes are made of: Triton, and torch's own cuBLASLt."""
+    """Whether a CUDA machine has what the passes need: Triton, and torch's own cuBLASLt."""
     return has_kernel("cuda") and has_products()
 
 
 class _Weight:
-    """The weight of a linear layer, or rows of it, with a copy in the type in which it multiplies."""
+    """The weight of a linear layer, or some of its rows, with a copy in the type used for products."""
 
     def __init__(self, parameter: Tensor, narrow_OI: Tensor, rows: slice = ALL) -> None:
         self.parameter = parameter
@@ -43,36 +43,36 @@ class _Weight:
 
     @classmethod
     def of(cls, parameter: Tensor, dtype: torch.dtype) -> _Weight:
-        """With a copy of its own, unless it is of that type."""
+        """The weight with its own copy, unless the parameter already has that type."""
         return cls(parameter, parameter.detach().to(dtype))
 
     @property
     def thirds(self) -> list[_Weight]:
-        """Queries', keys' and values' of a weight that makes all three."""
+        """The parts for queries, keys and values, of a weight that makes all three."""
         third = len(self.narrow_OI) // 3
         rows = [slice(start, start + third) for start in (0, third, 2 * third)]
         return [_Weight(self.parameter, self.narrow_OI[each], each) for each in rows]
 
     def times(self, x_NI: Tensor, *, added_NO: Tensor | None = None) -> Tensor:
-        """The layer of x, plus `added_NO`."""
+        """The layer's output for x, plus `added_NO`."""
         out_NO = x_NI.new_empty(len(x_NI), len(self.narrow_OI))
         multiply(x_NI, self.narrow_OI.t(), out_NO, added_MN=added_NO)
         return out_NO
 
     def backward(self, d_out_NO: Tensor, *, added_NI: Tensor | None = None) -> Tensor:
-        """The gradient of x, added to `added_NI` in its place."""
+        """The gradient of x; where `added_NI` is given, added to it in place."""
         d_x_NI = d_out_NO.new_empty(len(d_out_NO), self.narrow_OI.shape[1]) if added_NI is None else added_NI
         multiply(d_out_NO, self.narrow_OI, d_x_NI, added_MN=added_NI)
         return d_x_NI
 
     def learn(self, d_out_NO: Tensor, x_NI: Tensor, *, factor: Tensor | None = None) -> None:
-        """Add to the weight's gradient, which must exist."""
+        """Add to the weight's gradient, which must already exist."""
         gradient_OI = _gradient(self.parameter)[self._rows]
         multiply(d_out_NO.t(), x_NI, gradient_OI, added_MN=gradient_OI, factor=factor)
 
 
 class _Attention:
-    """Attention to the past: torch's kernels, with their own backward pass, but nothing copied."""
+    """Causal attention by torch's kernels, with their own backward pass and without copies."""
 
     def __init__(self, qkv_NE: Tensor, *, batch: int, heads: int, trains: bool) -> None:
         parts = qkv_NE.view(batch, -1, 3, heads, qkv_NE.shape[1] // (3 * heads)).unbind(2)
@@ -90,13 +90,13 @@ class _Attention:
         batch, heads, length, _ = self._y_BHTD.shape
         d_y_BHTD = d_y_NC.view(batch, length, heads, -1).transpose(1, 2)
         parts = torch.autograd.grad(self._y_BHTD, self._qkv, d_y_BHTD)
-        del self._qkv, self._y_BHTD  # nobody needs them now
+        del self._qkv, self._y_BHTD  # no longer needed
         return [part_BHTD.transpose(1, 2).flatten(2).flatten(0, 1) for part_BHTD in parts]
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What a block keeps for its backward pass; what is None is made again."""
+    """What a block keeps for its backward pass; what is None is computed again."""
 
     x: Tensor  # NC
     normed: Tensor | None  # NC
@@ -108,7 +108,7 @@ class _Kept:
 
 
 class _FusedBlock:
-    """A block of the model, its two passes written out."""
+    """A block of the model, with both passes written out."""
 
     def __init__(self, block: Block, dtype: torch.dtype) -> None:
         self.norms = [block.ln_1.weight, block.ln_2.weight]
@@ -128,7 +128,7 @@ class _FusedBlock:
         return c_out.times(gelu(c_fc.times(norm(x_NC, self.norms[1]))), added_NO=x_NC)
 
     def forward_keeping(self, x_NC: Tensor, batch: int) -> tuple[Tensor, _Kept | Tensor]:
-        """x after the block, and what the backward pass needs of it: its input alone if all is to be recomputed."""
+        """x after the block, and what its backward pass needs: only the input, if everything is recomputed."""
         if self.recompute == "full":
             return self.forward(x_NC, batch), x_NC
         kept = self._until_the_last_product(x_NC, batch)
@@ -151,7 +151,7 @@ class _FusedBlock:
         return _Kept(x_NC, kept_normed_NC, attention, middle_NC, middle_normed_NC if keeps else None, wide_NF, None)
 
     def backward(self, d_NC: Tensor, kept: _Kept | Tensor, batch: int) -> Tensor:
-        """From the gradient of what left the block to that of x, in the same memory."""
+        """Turn the gradient of the block's output into that of its input, in the same memory."""
         if isinstance(kept, Tensor):
             kept = self._until_the_last_product(kept, batch)
         c_attn, c_proj, c_fc, c_out = self.weights
@@ -183,7 +183,7 @@ class _FusedBlock:
         normed_NC: Tensor | None,
         d_NC: Tensor,
     ) -> None:
-        """Backward through the layers behind a norm, given with their outputs' gradients, and the norm, onto `d_NC`."""
+        """Backward through a norm and the layers after it (with the gradients of their outputs); adds to `d_NC`."""
         d_normed_NC: Tensor | None = None
         for linear, d_out_NO in linears:
             d_normed_NC = linear.backward(d_out_NO, added_NI=d_normed_NC)
@@ -200,7 +200,7 @@ class _FusedBlock:
 
 
 class FusedPasses:
-    """A model's losses and gradients, by passes that are written out."""
+    """A model's losses and gradients, computed by the written-out passes."""
 
     def __init__(self, model: GPT, dtype: torch.dtype) -> None:
         self._model = model
@@ -250,7 +250,7 @@ class FusedPasses:
 
     @property
     def _embeddings(self) -> tuple[Tensor, Tensor]:
-        """Of tokens and of positions."""
+        """The embeddings of tokens and of positions."""
         return self._model.transformer.wte.weight, self._model.transformer.wpe.weight
 
     def _embedded(self, tokens_BT: Tensor) -> Tensor:
@@ -265,9 +265,9 @@ class FusedPasses:
         return self._head.times(hidden_nC)
 
     def _loss_and_gradient(self, x_NC: Tensor, targets_N: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean loss, the gradient of the losses' sum for the last norm's output, and what is still to multiply it.
+        """The mean loss, the gradient of the losses' sum for the last norm's output, and the factor it still needs.
 
-        As in loss.py: undivided, gradients of logits are about as large as weights, which float16 holds well.
+        As in loss.py: before the division, gradients of logits are about as large as weights, which suits float16.
         """
         hidden_NC = norm(x_NC, self._model.transformer.ln_f.weight)
         losses_N = self._new_losses(targets_N)
@@ -279,7 +279,7 @@ class FusedPasses:
             write_losses(logits_nV, targets_N[rows], losses_N[rows], gradient=True)
             multiply(logits_nV, self._head.narrow_OI, d_hidden_NC[rows])
             self._head.learn(logits_nV, hidden_NC[rows], factor=factor)
-            del logits_nV  # before the next chunk's are made
+            del logits_nV  # free them before the next chunk's are made
         return losses_N.sum() / count, d_hidden_NC, factor
 
 

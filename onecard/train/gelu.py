@@ -1,9 +1,9 @@
-"""GELU for compiled half precision: the exact one, computed no finer than half precision can hold.
+"""GELU for compiled half precision: the exact function, computed only as precisely as half precision can hold.
 
-Phi(-|x|) = exp(-x²/2) · P(t) with t = 1 / (1 + 0.3 |x|). One exponential serves value and slope; the error function of
-CUDA's library takes more arithmetic than a card does while the tensor crosses its memory bus. P was fitted for relative
-error: below 3e-6 for |x| ≤ 5.6, where half a unit in the last place of float16 is 2e-4. In the negative tail it is
-nearer to the truth than float32's 1 + erf(x), which cancels.
+Phi(-|x|) = exp(-x²/2) · P(t) with t = 1 / (1 + 0.3 |x|). One exponential serves value and slope. The error function of
+CUDA's library would take longer than the tensor takes to cross the memory bus. P was fitted for relative error: below
+3e-6 for |x| ≤ 5.6, where half a unit in the last place of float16 is 2e-4. In the negative tail it is more accurate
+than float32's 1 + erf(x), which loses digits by cancellation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-P = (  # of the tail's polynomial, highest power first
+P = (  # coefficients of the tail's polynomial, highest power first
     -0.08218367014338669,
     0.23144981537652462,
     -0.03474987972199737,
@@ -34,7 +34,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def phi_and_bell(x: Tensor) -> tuple[Tensor, Tensor]:
     """The normal distribution function of x, and exp(-x²/2), in float32."""
-    bell = torch.exp2(x * x * (-0.5 * math.log2(math.e)))  # exp itself takes a card five more instructions
+    bell = torch.exp2(x * x * (-0.5 * math.log2(math.e)))  # exp takes five more instructions on a card
     t = torch.rsqrt(torch.square(x.abs() * 0.3 + 1))  # the reciprocal, in one instruction; a division takes ten
     p = P[0] * t + P[1]
     for coefficient in P[2:]:

@@ -1,14 +1,14 @@
-"""Cross-entropy of a linear head, a chunk of tokens at a time: the logits of a micro-batch never exist together.
+"""Cross-entropy of a linear head, a chunk of tokens at a time: the logits of a micro-batch never exist all at once.
 
-The gradient is made on the way, in the forward pass, while a chunk's logits are at hand; the backward pass only scales
-it. A step so computes each logit once, as the plain loss does, and keeps two tensors instead of the logits: the
-gradient of the hidden states (compute type) and that of the weight (float32). Why ours: docs/adr/0005.
+The forward pass also computes the gradient, while a chunk's logits are at hand; the backward pass only scales it. So a
+step computes each logit once, as the plain loss does, and keeps two tensors instead of the logits: the gradient of the
+hidden states (compute type) and that of the weight (float32). Why we wrote this ourselves: docs/adr/0005.
 
-Numbers. Products run in the type of the hidden states, softmax and losses in float32, and the weight's gradient adds
-up in float32 over the chunks. The kept gradients are those of the *sum* of the losses: undivided they are about as
-large as the weights, which float16 holds well; divided by the token count first, as the plain loss does, the small
-ones would vanish below 6e-8. The division comes in the backward pass together with GradScaler's factor, which is in
-`grad_output` and there to bring gradients into float16's range.
+Precision. Products run in the type of the hidden states, softmax and losses in float32, and the weight's gradient is
+summed in float32 over the chunks. The kept gradients are those of the *sum* of the losses. Undivided, they are about as
+large as the weights, which float16 holds well. If they were divided by the token count first, as in the plain loss, the
+small ones would vanish below 6e-8. The backward pass divides them, together with GradScaler's factor: that is part of
+`grad_output`, and brings gradients into float16's range.
 
 Letters: N tokens, n tokens of a chunk, C n_embd, V vocab_size.
 """
@@ -29,8 +29,8 @@ from onecard.units import MIB
 
 __all__ = ["default_chunk_tokens", "mean_loss", "token_losses", "write_losses"]
 
-IGNORED = -1  # a target that counts for nothing, as in nanoGPT
-SLICE_BYTES = 64 * MIB  # of float32 logits, which exist for a slice of a chunk only, and not at all with the kernel
+IGNORED = -1  # targets with this value do not count, as in nanoGPT
+SLICE_BYTES = 64 * MIB  # of float32 logits, made for one slice of a chunk at a time; the Triton kernel makes none
 
 
 P = ParamSpec("P")
@@ -45,12 +45,12 @@ def _uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 
 @functools.cache
 def has_kernel(device_type: str) -> bool:
-    """Whether our Triton kernel computes losses: on CUDA, where Triton is installed (on Linux it comes with torch)."""
+    """Whether our Triton kernel computes losses: on CUDA, if Triton is installed (on Linux it comes with torch)."""
     return device_type == "cuda" and find_spec("triton") is not None
 
 
 def write_losses(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
-    """Fill `losses_n` in nats, 0 for ignored targets; with `gradient` the logits become that of the losses' sum."""
+    """Fill `losses_n` in nats, 0 for ignored targets; with `gradient` the logits become the gradient of their sum."""
     if has_kernel(logits_nV.device.type):
         from onecard.train import softmax_kernel
 
@@ -63,23 +63,23 @@ def write_losses(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, grad
 
 
 def _write_losses_of_slice(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
-    """The same in plain torch, which makes float32 copies: a few rows at a time."""
+    """The same in plain torch, which makes float32 copies: so only a few rows at a time."""
     counts_n = targets_n != IGNORED
     targets_n1 = targets_n.clamp(min=0)[:, None]
     log_probabilities_nV = functional.log_softmax(logits_nV, dim=1, dtype=losses_n.dtype)
     torch.mul(-log_probabilities_nV.gather(1, targets_n1)[:, 0], counts_n, out=losses_n)
     if gradient:
         probabilities_nV = log_probabilities_nV.exp_()
-        # p - 1 of the target, from the loss: near p = 1 the difference of rounded numbers would be lost
+        # p - 1 of the target, from the loss: near p = 1, subtracting rounded numbers would lose it
         probabilities_nV.scatter_(1, targets_n1, torch.expm1(-losses_n)[:, None])
         logits_nV.copy_(probabilities_nV.mul_(counts_n[:, None]))
 
 
 @_uncompiled
 def mean_loss(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chunk_tokens: int) -> Tensor:
-    """Mean cross-entropy in nats (float32 scalar) over targets other than -1; nan where all are -1, as torch's.
+    """Mean cross-entropy in nats (float32 scalar) over targets other than -1; NaN if all are -1, as in torch.
 
-    Its backward pass may run once: it scales the kept gradients in place. Without gradients none are made.
+    Its backward pass may run only once: it scales the kept gradients in place. Where gradients are off, none are made.
     """
     if torch.is_grad_enabled() and (hidden_NC.requires_grad or weight_VC.requires_grad):
         return _MeanLoss.apply(hidden_NC, weight_VC, targets_N, chunk_tokens)  # type: ignore[no-untyped-call, no-any-return]
@@ -99,7 +99,7 @@ def token_losses(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, chu
 
 
 class _MeanLoss(torch.autograd.Function):
-    """The mean loss, with its gradients made in the forward pass."""
+    """The mean loss, with its gradients computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_tokens: int) -> Tensor:
@@ -114,7 +114,7 @@ class _MeanLoss(torch.autograd.Function):
                 torch.mm(logits_nV, head.weight_VC, out=d_hidden_NC[rows])
             if d_weight_VC is not None:
                 _add_product_(d_weight_VC, logits_nV.t(), hidden_NC[rows])
-            del logits_nV  # before the next chunk's are made
+            del logits_nV  # free them before the next chunk's are made
         count = (targets_N != IGNORED).sum()
         ctx.save_for_backward(d_hidden_NC, d_weight_VC, count)
         ctx.weight_dtype = weight_VC.dtype
@@ -148,7 +148,7 @@ class _Head:
 
 
 def _add_product_(sum_VC: Tensor, a_Vn: Tensor, b_nC: Tensor) -> None:
-    """sum_VC += a_Vn @ b_nC, with no rounding of the product to half precision in between."""
+    """sum_VC += a_Vn @ b_nC, without rounding the product to half precision in between."""
     if sum_VC.dtype == a_Vn.dtype:
         sum_VC.addmm_(a_Vn, b_nC)
     elif sum_VC.is_cuda:

@@ -1,4 +1,4 @@
-"""GPT-2 as nanoGPT writes it: the same parameters, names and first weights (bit for bit at one seed), in less memory.
+"""GPT-2 as nanoGPT writes it: the same parameters, names and initial weights (bit for bit per seed), in less memory.
 
 Letters of tensor names: B sequences, T tokens of a sequence, N = B·T, C n_embd, H n_head, D = C / H, V vocab_size.
 """
@@ -27,7 +27,7 @@ from onecard.train.gelu import gelu
 
 Recompute = Literal["none", "selective", "full"]
 
-COMPILED_SIZES = 64  # of batches, each with its graphs: out of memory halves them again and again
+COMPILED_SIZES = 64  # of batches, each with its own graphs: every out-of-memory halves the batch again
 
 _PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
 
@@ -40,17 +40,17 @@ _keep_products_contexts = functools.partial(create_selective_checkpoint_contexts
 
 
 def _remade(part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """part(x), whose inner tensors are made again in the backward pass; `part` ends in a matrix product.
+    """part(x), with its inner tensors computed again in the backward pass; `part` must end in a matrix product.
 
-    In eager mode the remaking stops at the last tensor the backward pass asks for, the input of that product, so the
-    product itself is never repeated. A compiler knows no such stop and is told to keep products instead.
+    In eager mode this stops at the last tensor that the backward pass asks for, the input of that product, so the
+    product itself is never repeated. A compiler does not stop there; it gets a policy that keeps products instead.
     """
     contexts = _keep_products_contexts if torch.compiler.is_compiling() else noop_context_fn
     return checkpoint(part, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)  # type: ignore[no-any-return]
 
 
 class CausalSelfAttention(nn.Module):
-    """Attention to the past; `forward` takes queries, keys and values, so that a block can remake the norm before."""
+    """Causal attention; `forward` takes queries, keys and values, so that a block can recompute the norm before it."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """C -> 4C -> C; a block runs the two halves, because the wide tensor between them is what it keeps most of."""
+    """C -> 4C -> C; a block runs the two halves itself, because the wide tensor between them is its largest."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
@@ -83,16 +83,16 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One transformer block: x + attention, then x + MLP, each behind a norm.
 
-    What a block adds to x last is added by the block after it, where x passes through a norm anyway: compiled, sum and
-    norm are one kernel, and x is read and written once less.
+    The last sum of a block is left to the next block, where x passes through a norm anyway. Compiled, sum and norm are
+    then one kernel, and x is read and written one time less.
 
-    Bytes a token that wait for the backward pass, in half precision, and what they cost (eager, x is float32):
+    Bytes per token kept for the backward pass in half precision, and what each mode costs (in eager mode x is float32):
 
     - none: 36C + 4H, compiled 32C + 4H. Nothing is computed twice.
-    - selective: 24C + 4H, compiled 20C + 4H. Norms and GELU are computed again, no matrix product is: x, queries, keys
-      and values, the attention's output, x after attention and the wide tensor before GELU remain. Any byte less would
-      cost a product: C FLOPs a byte for each of the linear layers, T for attention. So there is no cheap next step.
-    - full: 4C, compiled 2C. The forward pass again but for its last product: about a quarter more matrix work.
+    - selective: 24C + 4H, compiled 20C + 4H. Norms and GELU are computed again, but no matrix product. It keeps x,
+      queries, keys and values, the attention's output, x after attention and the wide tensor before GELU. To keep less
+      would repeat a product: C FLOPs per byte for each linear layer, T for attention. So there is no cheap next step.
+    - full: 4C, compiled 2C. The forward pass runs again without its last product: about a quarter more matrix work.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -108,7 +108,7 @@ class Block(nn.Module):
         """x after attention, and what the MLP adds to it."""
         x_BTC = x_BTC + added_BTC
         if self.recompute == "full" and torch.is_grad_enabled():
-            keep_rng = self.dropout > 0 and self.training  # the same masks again; without dropout it only costs time
+            keep_rng = self.dropout > 0 and self.training  # for the same masks; without dropout it only costs time
             return checkpoint(self._layers, x_BTC, use_reentrant=False, preserve_rng_state=keep_rng)  # type: ignore[no-any-return]
         return self._layers(x_BTC)
 
@@ -127,8 +127,8 @@ class Block(nn.Module):
         return wide_BTF
 
     def _out_of_mlp(self, wide_BTF: Tensor) -> Tensor:  # F = 4C
-        # The exact GELU, as nanoGPT's, either way. Where a whole block is recomputed, the compiler would keep what the
-        # value and slope of ours have in common, in float32, in the mode that is there to save memory.
+        # Both are the exact GELU, as in nanoGPT. Ours is not used where a whole block is recomputed: the compiler would
+        # keep what its value and slope have in common, in float32, in the mode that is meant to save memory.
         activate = functional.gelu if self.recompute == "full" else gelu
         x_BTC: Tensor = self.mlp.c_proj(activate(wide_BTF))
         return x_BTC
@@ -138,10 +138,10 @@ class Block(nn.Module):
 
 
 class _TiedEmbedding(torch.autograd.Function):
-    """Rows of the weight that is also the head's, and that weight for the head to use.
+    """Rows of the weight that the head shares, and that weight for the head to use.
 
-    Its gradient so comes back from the head alone, and the rows' own is added in place: as two gradients autograd would
-    make a second one of V x C, nearly all zeros, and add it up.
+    So the weight's gradient comes from the head alone, and that of the rows is added to it in place. With two separate
+    gradients, autograd would make a second one of V x C, nearly all zeros, and add both.
     """
 
     @staticmethod
@@ -153,14 +153,14 @@ class _TiedEmbedding(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_rows_BTC: Tensor, d_weight_VC: Tensor) -> tuple[Tensor, None]:
         (tokens_BT,) = ctx.saved_tensors
-        if torch.are_deterministic_algorithms_enabled():  # index_add_ then waits, which a graph cannot
+        if torch.are_deterministic_algorithms_enabled():  # index_add_ would wait then, which a graph cannot do
             rows_VC = torch.ops.aten.embedding_dense_backward(d_rows_BTC, tokens_BT, len(d_weight_VC), -1, False)
             return d_weight_VC.add_(rows_VC), None
         return d_weight_VC.index_add_(0, tokens_BT.flatten(), d_rows_BTC.flatten(0, 1)), None
 
 
 class LastNorm(nn.LayerNorm):
-    """The norm of what the last block leaves, in the type in which the head multiplies it."""
+    """The norm after the last block, in the type that the head multiplies in."""
 
     def forward(self, x_BTC: Tensor, added_BTC: Tensor) -> Tensor:  # type: ignore[override]
         x_BTC = x_BTC + added_BTC
@@ -168,7 +168,7 @@ class LastNorm(nn.LayerNorm):
 
 
 class Transformer(nn.Module):
-    """Everything below the head; only here so that parameters are called what nanoGPT calls them."""
+    """Everything below the head; a class of its own only to give parameters the names they have in nanoGPT."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class Transformer(nn.Module):
         x_BTC, head_VC = self._embedded(tokens_BT)
         if self.narrow_stream:
             x_BTC = x_BTC.to(_compute_dtype(x_BTC))
-        # Nothing yet, but in every way like what the blocks add, so that one compiled graph fits them all.
+        # Zeros for the first block, in the form in which blocks add, so that one compiled graph fits them all.
         added_BTC = torch.zeros_like(x_BTC, dtype=_compute_dtype(x_BTC), requires_grad=x_BTC.requires_grad)
         for block in self.h:
             x_BTC, added_BTC = block(x_BTC, added_BTC)
@@ -198,12 +198,12 @@ class Transformer(nn.Module):
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
-    """What linear layers return here: autocast's type, else x's own."""
+    """The type that linear layers return here: autocast's, or else x's own."""
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
 
 
 class GPT(nn.Module):
-    """The model of a config. Its logits exist for the positions asked for, never for a whole micro-batch."""
+    """The model of a config. It makes logits only for the positions asked for, never for a whole micro-batch."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
@@ -214,14 +214,14 @@ class GPT(nn.Module):
         self._set_first_weights()
 
     def _set_first_weights(self) -> None:
-        # The order of the draws is nanoGPT's, so that one seed gives one model in both.
+        # Weights are drawn in nanoGPT's order, so that the same seed gives the same model in both.
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for name, parameter in self.named_parameters():
-            if name.endswith("c_proj.weight"):  # what feeds the residual stream, which adds up 2 · n_layer of them
+            if name.endswith("c_proj.weight"):  # these add to the residual stream, 2 · n_layer of them
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ class GPT(nn.Module):
         return self.lm_head(x)  # type: ignore[no-any-return]
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean cross-entropy in nats a token (float32) over targets other than -1; chunks as the config says."""
+        """Mean cross-entropy in nats per token (float32) over targets other than -1, in chunks as the config says."""
         x_BTC, head_VC = self._hidden_and_head(tokens_BT)
         return chunked.mean_loss(
             x_BTC.flatten(0, 1),
@@ -267,14 +267,13 @@ class GPT(nn.Module):
     def compile_blocks(self) -> None:
         """Compile the repeated block, and the last norm, in place.
 
-        All blocks run one piece of code that differs only in its weights, so the compiler works once for all of them;
-        shapes are fixed (`dynamic=False`), because kernels for one known shape are faster and need no more memory
-        than planned.
+        All blocks run the same code with different weights, so the compiler works once for all of them. Shapes are
+        fixed (`dynamic=False`), because kernels for one known shape are faster and need no more memory than planned.
 
-        In half precision x then passes from kernel to kernel in that precision: a compiled norm reads it so and
-        computes in float32. Eager norms would keep a float32 copy of it each, so eager x stays float32: ADR 0011.
+        In half precision, x then passes between kernels in half precision: a compiled norm reads it like that and
+        computes in float32. Each eager norm would keep a float32 copy of x, so in eager mode x stays float32: ADR 0011.
         """
-        # Otherwise torch warns about the selective contexts of `_remade`, whose parts have no in-place operation.
+        # Otherwise torch warns about the selective contexts of `_remade`, though their parts change nothing in place.
         logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
         torch._dynamo.config.recompile_limit = COMPILED_SIZES
         self.transformer.narrow_stream = True

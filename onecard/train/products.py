@@ -1,11 +1,11 @@
-"""Matrix products by cuBLASLt, each by the kernel that was fastest on this card.
+"""Matrix products by cuBLASLt, each with the kernel that was fastest on this card.
 
-cuBLAS picks a kernel by rules of thumb. It also tells which others it has, and for the shapes of a GPT one of them is
-often faster, by up to a sixth: the first time a shape is multiplied, all are timed on the operands at hand. A product
-here can do two more things that torch.mm cannot without another pass over memory: add another tensor to its result, and
-add its result to float32 gradients.
+cuBLAS picks a kernel by rules of thumb. It also lists its other kernels, and for the shapes of a GPT one of them is
+often faster, by up to a sixth. So the first time a shape is multiplied, all of them are timed on the operands at hand.
+A product here can also do two things for which torch.mm needs another pass over memory: add another tensor to its
+result, and add its result to float32 gradients.
 
-With torch.use_deterministic_algorithms nothing is timed, and cuBLAS's own choice is taken. Off CUDA torch multiplies.
+With torch.use_deterministic_algorithms nothing is timed, and cuBLAS's own choice is used. Off CUDA, torch multiplies.
 
 Letters: out_MN = factor · a_MK @ b_KN + added_MN.
 """
@@ -25,10 +25,10 @@ from torch import Tensor
 
 from onecard.plan.memory.onecard.scratch import WORKSPACE_BYTES
 
-CANDIDATES = 32  # kernels that are timed
-CALLS = 5  # of each, in one go
-ROUNDS = 3  # of all in turn, of which each one's fastest counts: others use the card, and it slows as it warms
-TINY = 1e-30  # a factor with which a product may be added to gradients while it is timed
+CANDIDATES = 32  # kernels to time
+CALLS = 5  # of each kernel, in one timing
+ROUNDS = 3  # over all kernels; each one's fastest counts: other programs use the card, and it slows as it warms
+TINY = 1e-30  # the factor of products that add to gradients, while they are timed: too small to change them
 
 # Values of cublasLt.h and library_types.h
 _FLOAT32 = 0
@@ -37,7 +37,7 @@ _COMPUTE_FLOAT32 = 68
 _POINTER_MODE, _TRANSPOSE_A, _TRANSPOSE_B = 2, 3, 4  # attributes of a product
 _MAX_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # attributes of a search; alignments of A, B, C, D
 _ON_CARD = 1  # pointer mode: factors are read from the card
-_SUMS_IN_FLOAT32 = 2  # the one way to sum parts of a product that we allow
+_SUMS_IN_FLOAT32 = 2  # the only way to sum parts of a product that we allow
 _ALLOC_FAILED = 3
 
 
@@ -98,7 +98,7 @@ def _is_on_card(matrix: Tensor) -> bool:
 
 
 class NoKernel(Exception):
-    """cuBLASLt has none for a product, or refuses it; torch multiplies then, or says what is wrong."""
+    """cuBLASLt has no kernel for a product, or refuses it; torch then multiplies, or says what is wrong."""
 
 
 def _multiply_by_torch(
@@ -115,10 +115,10 @@ def _multiply_by_torch(
 
 @dataclass(frozen=True)
 class _Operand:
-    """What a kernel has to know of a matrix: its type, where its next row or column is, how it is aligned."""
+    """What a kernel must know about a matrix: its type, the distance to the next row or column, its alignment."""
 
     dtype: torch.dtype
-    transposed: bool  # columns lie together, not rows
+    transposed: bool  # columns are contiguous, not rows
     stride: int
     alignment: int
 
@@ -142,9 +142,9 @@ def _check(status: int) -> None:
 
 
 class _Product:
-    """A kind of product: cuBLASLt's description of it, and the kernel that makes it.
+    """A kind of product: cuBLASLt's description of it, and the kernel that computes it.
 
-    cuBLASLt counts columns first: what lies in memory as out_MN is to it the N x M product of b and a.
+    cuBLASLt is column-major: what is out_MN in memory is, for cuBLASLt, the N x M product of b and a.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class _Product:
             for value in (1.0, TINY, float(adds))
         )
         self._searched = False
-        self._chosen: _Candidate | None = None  # none where cuBLASLt has none
+        self._chosen: _Candidate | None = None  # None if cuBLASLt has no kernel
 
     def __call__(
         self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor, added_MN: Tensor | None, factor: Tensor | None
@@ -215,7 +215,7 @@ class _Product:
         return status
 
     def _candidates(self) -> list[_Candidate]:
-        """The kernels cuBLASLt has for this, the one it would take first."""
+        """The kernels cuBLASLt has for this product; the first is the one it would choose."""
         lt, search = self._lt, c_void_p()
         _check(lt.cublasLtMatmulPreferenceCreate(byref(search)))
         attributes = [(_MAX_WORKSPACE, c_uint64(self._workspace.nbytes)), (_REDUCTIONS, c_uint32(_SUMS_IN_FLOAT32))]
@@ -245,7 +245,7 @@ class _Product:
         if torch.are_deterministic_algorithms_enabled() or torch.cuda.is_current_stream_capturing():
             return candidates[0]
         _, _, added, out = operands
-        factor = self._tiny if added is out else self._one  # where a sum is added to, timing must leave it as it is
+        factor = self._tiny if added is out else self._one  # timing must not change a sum that the product adds to
         working = [each for each in candidates if self._run(each, operands, factor) == 0]
         rounds = [[self._milliseconds(each, operands, factor) for each in working] for _ in range(ROUNDS)]
         best = [min(times) for times in zip(*rounds, strict=True)]
@@ -284,7 +284,7 @@ def _handle(device: int) -> c_void_p:
 
 @functools.cache
 def _number(device: int, value: float) -> Tensor:
-    """A number on the card, for good."""
+    """A number that stays on the card."""
     return torch.tensor(value, device=torch.device("cuda", device))
 
 

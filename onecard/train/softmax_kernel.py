@@ -1,11 +1,11 @@
 """Softmax, loss and gradient of rows of logits as one Triton kernel: each logit is read once from the card's memory.
 
-A row is worked on by one program in two loops, the second of which should find it in the L2 cache: then a chunk of
-logits crosses the memory bus once in each direction, where separate passes for maximum, sum and gradient take it three
-times. Few rows may be under way at a time for that, so a row has many warps; and so that these need not wait for each
-other in every turn, each lane keeps a maximum and a sum of its own until the first loop is done.
+One program handles a row, in two loops. The second loop should find the row in the L2 cache. A chunk of logits then
+crosses the memory bus once in each direction; separate passes for maximum, sum and gradient would take it three times.
+For that only few rows may be in progress at a time, so each row gets many warps. To keep these from waiting for each
+other in every iteration, each lane keeps its own maximum and sum until the first loop is done.
 
-Runs on every card Triton supports (compute capability 7.0 on). `TRITON_INTERPRET=1` runs it on the CPU, for tests.
+Runs on every card Triton supports (compute capability 7.0 and up). `TRITON_INTERPRET=1` runs it on the CPU, for tests.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 BLOCK = 4096  # logits in registers at a time
 LOGITS_PER_WARP = 256
-LOWEST: tl.constexpr = tl.constexpr(-1e30)  # finite: the difference of two of them is a number
-LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)  # exp(x) is exp2 of this times x, and exp2 is what a card has
+LOWEST: tl.constexpr = tl.constexpr(-1e30)  # finite, so that the difference of two of them is not NaN
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(LOG2_E * x), and exp2 is what a card has
 ON_CARD: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 
 
 @triton.jit
 def exp2(x):  # type: ignore[no-untyped-def]
-    """2 ** x, and 0 for what is below 1e-38: tl.exp2 takes three more instructions for those."""
+    """2 ** x, but 0 where that is below 1e-38: tl.exp2 takes three more instructions for those."""
     if ON_CARD:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -35,7 +35,7 @@ def exp2(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _taken_in(highest, total, x):  # type: ignore[no-untyped-def]
-    """Each lane's maximum, and its sum of exp(x - maximum), with one more logit each."""
+    """Each lane's maximum and sum of exp(x - maximum), after one more logit per lane."""
     higher = tl.maximum(highest, x)
     shift = higher * LOG2_E
     return higher, total * exp2(highest * LOG2_E - shift) + exp2(x * LOG2_E - shift)
@@ -79,19 +79,19 @@ def _rows(  # type: ignore[no-untyped-def]
     tl.store(losses + row, loss)
     if GRADIENT:
         log2_sum = top * LOG2_E + tl.log2(sum_of_row)
-        tl.debug_barrier()  # all have read the target's logit before anybody overwrites it
+        tl.debug_barrier()  # all threads have read the target's logit before one of them overwrites it
         tl.store(logits + WHOLE + columns, exp2(x * LOG2_E - log2_sum).to(dtype), mask=rest)
         for start in range(0, WHOLE, BLOCK):
             x = tl.load(logits + start + columns).to(tl.float32)
             tl.store(logits + start + columns, exp2(x * LOG2_E - log2_sum).to(dtype))
-        tl.debug_barrier()  # the target's probability is written, and is now overwritten
-        # p - 1 of the target, from the loss: near p = 1 the difference of rounded numbers would be lost
+        tl.debug_barrier()  # the target's probability has been written, and is now overwritten
+        # p - 1 of the target, from the loss: near p = 1, subtracting rounded numbers would lose it
         at_target = tl.where(loss < 1e-3, loss * (0.5 * loss - 1.0), tl.exp(-loss) - 1.0)
         tl.store(logits + target, at_target.to(dtype))
 
 
 def write_losses(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, ignored: int, gradient: bool) -> None:
-    """Fill `losses_n` (float32), 0 where the target is `ignored`; with `gradient`, the logits become its gradient."""
+    """Fill `losses_n` (float32), 0 where the target is `ignored`; with `gradient`, the logits become the gradient."""
     assert all(tensor.stride(-1) == 1 for tensor in (logits_nV, targets_n, losses_n))
     rows, vocab_size = logits_nV.shape
     block = min(BLOCK, triton.next_power_of_2(vocab_size))

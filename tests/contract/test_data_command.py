@@ -53,7 +53,7 @@ def test_prepare_then_info(onecard: Command, tmp_path: Path) -> None:
     assert "next: onecard train --dataset=out" in done.stderr
     shown = onecard("data", "info", "out", cwd=tmp_path)
     assert shown.code == 0
-    assert "2 of 2 files are as they were written" in shown.stdout
+    assert "2 of 2 files match" in shown.stdout
     assert "val, from token 0:" in shown.stdout
     report = onecard("data", "info", "out", "--json", "--samples", "1", cwd=tmp_path).json
     assert report["tokens"]["train"] + report["tokens"]["val"] == 500 * 651
@@ -141,7 +141,7 @@ def test_info_refuses_what_no_run_could_use_and_says_what_train_would(onecard: C
     shown = onecard("data", "info", ".", cwd=tmp_path)
     assert shown.code == 1
     assert "4,000 tokens, as uint16, in 1 file" in shown.stdout
-    assert "error: train.bin looks like uint32 tokens, and would be read as uint16  [wrong-dtype]" in shown.stdout
+    assert "error: train.bin looks like uint32 tokens, but would be read as uint16  [wrong-dtype]" in shown.stdout
     report = onecard("data", "info", ".", "--json", cwd=tmp_path)
     (finding,) = report.json["findings"]
     assert (report.code, finding["rule"], finding["severity"]) == (1, "wrong-dtype", "error")
@@ -169,7 +169,7 @@ def test_info_warns_of_ids_that_a_run_must_be_told_of(onecard: Command, tmp_path
     (tmp_path / "meta.json").write_text('{"vocab_size": 61000}')
     damaged = onecard("data", "info", ".", cwd=tmp_path)
     assert damaged.code == 1
-    assert "token id 65,000 at position 3, and this data has 61,000 tokens, as it says of itself" in damaged.stdout
+    assert "token id 65,000 at position 3, but its own vocabulary has only 61,000 tokens" in damaged.stdout
     assert "fix: prepare the data again" in damaged.stdout
 
 
@@ -183,7 +183,7 @@ def test_more_files_than_can_be_open_are_told_in_three_lines(onecard: Command, t
         command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert (done.returncode, done.stderr.count("\n")) == (3, 3), done.stderr
-    assert "200 token files cannot be open at once" in done.stderr
+    assert "the 200 token files of . cannot all be open at once" in done.stderr
     assert "fix: ulimit -n " in done.stderr
 
 
@@ -324,7 +324,7 @@ def test_interrupted_it_keeps_what_is_done_and_exits_130(start: Start, tmp_path:
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, talk = process.communicate(timeout=60)
     assert process.returncode == 130, talk.decode()
-    assert b"Run the same command again to go on" in talk
+    assert b"Run the same command again to continue" in talk
     assert b"Traceback" not in talk
     assert group_is_gone(process.pid)
     kept = tokens_in(tmp_path / "out")
@@ -370,7 +370,7 @@ def test_fineweb_comes_from_the_hub_and_only_then(onecard: Command, tmp_path: Pa
             "data", "prepare", "fineweb-edu", "--out", "c", *BYTES, "--tokens", "1k", cwd=tmp_path, **environment
         )
         assert "KiB kept in " in told.stdout
-        assert "/downloads/HuggingFaceFW/fineweb-edu, yours to delete" in told.stdout
+        assert "/downloads/HuggingFaceFW/fineweb-edu, which you may delete" in told.stdout
         again = onecard("data", "prepare", "no/such", "--out", "d", *BYTES, cwd=tmp_path, **environment)
         assert (again.code, len(again.stderr.splitlines())) == (2, 3)
 
@@ -510,7 +510,7 @@ def test_interrupted_in_its_last_moment_it_exits_130(
     write_lines(tmp_path / "x.jsonl", 5)
     done = failing(tmp_path, module=module, function=function, problem="KeyboardInterrupt")
     assert done.returncode == 130, done.stderr
-    assert done.stderr.splitlines() == ["stopped; what is done is kept. Run the same command again to go on"]
+    assert done.stderr.splitlines() == ["stopped; what is done is kept. Run the same command again to continue"]
     assert onecard("data", "prepare", "x.jsonl", "--out", "out", *BYTES, cwd=tmp_path).code == 0
 
 

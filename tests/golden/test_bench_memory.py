@@ -1,7 +1,8 @@
 """nanoGPT under `onecard bench` as it was on 2026-11-16: without the evaluation with which nanoGPT's own loop begins.
 
-So these rows check the description of nanoGPT in an order that it was not made for: left out here, too, the evaluation
-explains what PyTorch reserved, 1 GiB more of 40M, and why a micro-batch ran out that fits under nanoGPT's own loop.
+So these rows check the description of nanoGPT in an order that it was not made for. With the evaluation left out of the
+prediction, too, it explains what PyTorch reserved (1 GiB more for 40M), and why a micro-batch ran out of memory that
+fits under nanoGPT's own loop.
 """
 
 import csv
@@ -23,7 +24,7 @@ LIMIT = 12 * GIB
 
 
 class WithoutEvaluation(CompiledRun):
-    """train.py, but for its evaluations."""
+    """train.py without its evaluations."""
 
     def evaluation(self) -> None:
         return
@@ -64,13 +65,13 @@ def test_what_it_reserved_is_within_a_quarter_percent(row: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("row", RAN_OUT, ids=name_of)
-def test_what_ran_out_would(row: dict[str, str]) -> None:
+def test_runs_that_ran_out_of_memory_are_predicted_to(row: dict[str, str]) -> None:
     context = predict_nanogpt(config_of(row), H200).context_bytes
     assert not replayed(row, cold=True, limit_bytes=LIMIT - context).ok
 
 
 @pytest.mark.parametrize("row", [row for row in RAN_OUT if row["n_embd"] != "384"], ids=name_of)
-def test_of_all_but_40m_the_plan_knew_it_as_nanogpts_own_loop_is_planned(row: dict[str, str]) -> None:
+def test_planned_with_nanogpts_own_loop_all_but_40m_are_right_too(row: dict[str, str]) -> None:
     memory = predict_nanogpt(config_of(row), H200, available_bytes=LIMIT)
     assert memory.fits is False
     assert memory.process_bytes > LIMIT
@@ -81,7 +82,7 @@ EVALUATED_RAN = [row for row in EVALUATED if row["tokens_per_second"]]
 
 
 @pytest.mark.parametrize("row", [row for row in EVALUATED if not row["tokens_per_second"]], ids=name_of)
-def test_what_ran_out_after_an_evaluation_would_in_a_first_run_or_a_later_one(row: dict[str, str]) -> None:
+def test_runs_that_ran_out_after_an_evaluation_are_predicted_to_in_a_first_or_a_later_run(row: dict[str, str]) -> None:
     memory = predict_nanogpt(config_of(row), H200, available_bytes=LIMIT)
     assert memory.fits is False or memory.later_run_out
 
@@ -110,7 +111,7 @@ def test_a_first_evaluation_takes_a_gib_off_what_40m_reserves() -> None:
     assert replayed(row, cold=True).reserved_bytes == int(row["reserved_bytes"])
 
 
-def test_with_it_twenty_sequences_fit() -> None:
+def test_with_a_first_evaluation_twenty_sequences_fit() -> None:
     (row,) = [row for row in RAN_OUT if row["n_embd"] == "384"]
     memory = predict_nanogpt(config_of(row), H200, available_bytes=LIMIT)
     assert memory.fits

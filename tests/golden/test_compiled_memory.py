@@ -161,7 +161,7 @@ def written(tape: Tape, events: list[int]) -> list[Event]:
 
 
 def with_frees_sorted(events: list[Event]) -> list[Event]:
-    """Frees in a row, in order: Inductor deletes buffers in the order of their names, we in that of their making."""
+    """Consecutive frees, sorted: Inductor deletes buffers in the order of their names, we in the order of creation."""
     found: list[Event] = []
     frees: list[Event] = []
     for event in events:

@@ -5,9 +5,9 @@ onecard_h200_build.csv: `python bench/onecard_rows.py --rows rows.csv --out meas
 done; _notes.csv: the notes' configs, likewise. onecard_trace_*.json.gz: every allocation and free of fourteen build
 rows. _limits.csv: ten runs of written-out passes under a limit that they just fit, or just do not.
 
-All were measured again whenever the trainer had changed. Two rows set aside were once traced to follow a change, and
-count as set aside no more. Then 131 of 135 figures were exact when they were opened; the others led back to the traces
-of the build rows, where full recomputation without dropout ran two kernels in another order. The last 28 rows of
+All were measured again whenever the trainer had changed. Two rows set aside were once traced to follow a change, and no
+longer count as set aside. Of the others, 131 of 135 figures were exact when they were opened; the rest led back to the
+traces of the build rows, where full recomputation without dropout ran two kernels in another order. The last 28 rows of
 _check.csv came later, four of compiled blocks without recomputation and the 24 configs whose speed was set aside: all
 84 figures were exact when they were opened.
 """
@@ -121,7 +121,7 @@ def load(path: Path) -> tuple[Measured, list[list[Any]]]:
 
 
 def recorded(events: list[list[Any]]) -> list[Event]:
-    """Allocations and frees in order, but for those of compiling; blocks numbered as they were allocated."""
+    """Allocations and frees in order, without those of compiling; blocks numbered in the order of allocation."""
     numbers: dict[int, int] = {}
     found: list[Event] = []
     for action, *rest in events:
@@ -142,7 +142,7 @@ def written(tape: Tape) -> list[Event]:
 
 
 def comparable(events: list[Event]) -> list[Event]:
-    """Blocks numbered anew, frees in a row sorted: autocast empties its cache in the order of a hash table.
+    """Blocks renumbered, consecutive frees sorted: autocast empties its cache in the order of a hash table.
 
     Without blocks of 8 bytes: while a graph is recorded, attention makes its generator's state a little earlier.
     """

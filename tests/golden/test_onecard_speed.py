@@ -83,7 +83,7 @@ def test_both_trainers_steps_in_a_bench_are_within_four_percent(row: Row) -> Non
 @pytest.mark.parametrize(
     "row", [row for row in BENCHED_ROWS if row.config.n_embd != FITTED_N_EMBD and row.trainer == "onecard"], ids=named
 )
-def test_ours_of_other_sizes_are_too_and_in_no_fit(row: Row) -> None:
+def test_our_steps_of_other_sizes_are_too_and_no_fit_uses_them(row: Row) -> None:
     assert abs(error(row)) < 0.04
 
 
@@ -91,7 +91,7 @@ BENCHED_LATER = benched_rows(BENCHED_CHECK)
 
 
 @pytest.mark.parametrize("row", BENCHED_LATER, ids=named)
-def test_both_trainers_steps_in_later_benches_are_too_and_in_no_fit(row: Row) -> None:
+def test_both_trainers_steps_in_later_benches_are_too_and_no_fit_uses_them(row: Row) -> None:
     assert abs(error(row)) < 0.04
 
 
@@ -175,7 +175,7 @@ def waited_for_its_host(columns: dict[str, str]) -> bool:
     return columns["n_embd"] == "1024" and columns["tokens_per_second"] == "137391.6"
 
 
-def test_one_run_of_nanogpt_waited_for_its_host_and_is_told_by_its_neighbours() -> None:
+def test_one_run_of_nanogpt_waited_for_its_host_as_other_runs_of_it_show() -> None:
     (slow,) = [row for row in RAN if waited_for_its_host(row)]
     same = [row for row in RAN if bench_config(row) == bench_config(slow) and not is_ours(row) and row is not slow]
     assert [round(float(row["tokens_per_second"]), -3) for row in same] == [167_000, 166_000, 168_000]

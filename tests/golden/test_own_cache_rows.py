@@ -1,8 +1,8 @@
-"""Compiled rows with a cache of Inductor's of their own each: first runs, as the plan assumes.
+"""Compiled rows, each with its own Inductor cache: first runs, as the plan assumes.
 
 Measured on an NVIDIA H200, torch 2.11.0+cu130, 2026-11-15, by bench/nanogpt_memory.py. nanogpt_h200_own_cache.csv: rows
 whose first measurement, with a shared cache, was not met. nanogpt_h200_fresh.csv: drawn at random and predicted before
-they were measured; docs/explain/memory.md says what was mended after the first of them were opened, and why one of the
+they were measured; docs/explain/memory.md says what was fixed after the first of them were opened, and why one of the
 rows has two right answers.
 """
 

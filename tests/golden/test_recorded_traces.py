@@ -58,7 +58,7 @@ def written(tape: Tape) -> list[Event]:
 
 
 def with_frees_sorted(events: list[Event]) -> list[Event]:
-    """Frees in a row, in order of their blocks: autocast empties its cache in the order of a hash table."""
+    """Consecutive frees, sorted by block: autocast empties its cache in the order of a hash table."""
     found: list[Event] = []
     frees: list[Event] = []
     for event in events:

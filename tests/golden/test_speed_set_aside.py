@@ -4,12 +4,12 @@ Thirty-two were drawn and opened on 2026-11-15, timed on cores that other people
 of that day. On 2026-11-16 the 24 of them that may wait for the host were measured again on quiet cores, with eight new
 ones, and compared with rates fitted to other configs: 28 of these 32 lay inside. The other four led to two things that
 nobody had counted: frames of 24 layers (`stumbles`) and eager float32's missing casts. Seven more were drawn for the
-model that counts them, and predicted before they were measured. Their machine was busy. As they were measured, with
-loops within 1.15 of the fastest and no least number of steps, five lay inside; 1.3 and five steps were set afterwards,
-by which four were told, and lay inside. Those not told were measured `again` under that rule, with ten `blind` ones:
-one of the three lay outside, on a processor a fifth slower than the one the host's costs were stated for, and all ten
-inside. So these costs are now stated for the middle of the processors seen, and eleven `fresh` rows were drawn,
-predicted and then measured: ten were told and lie inside, and so does the eleventh, measured `again`.
+model that counts them, and predicted before they were measured. Their machine was busy. As first measured,
+with loops within 1.15 of the fastest and no minimum number of steps, five lay inside. The rule was then changed to 1.3
+and at least five steps: four rows met it, and lay inside. The three that did not were measured `again` under that rule,
+with ten `blind` ones. One of the three lay outside, on a processor a fifth slower than the one the host's costs were
+stated for; all ten lay inside. So these costs are now stated for the middle of the processors seen. Eleven `fresh` rows
+were then drawn, predicted and measured: ten met the rule and lie inside, and so does the eleventh, measured `again`.
 """
 
 import csv
@@ -66,7 +66,7 @@ def test_of_the_last_seven_four_had_five_quiet_steps_and_lie_inside() -> None:
     assert not outside(timed)
 
 
-def test_the_three_that_were_not_told_lie_inside_measured_again() -> None:
+def test_the_three_with_too_few_quiet_steps_lie_inside_when_measured_again() -> None:
     assert [row.config for row in AGAIN] == [row.config for row in LAST if not row.step_seconds]
     assert not outside(AGAIN)
 

@@ -107,7 +107,7 @@ def test_both_trainers_are_measured_on_the_same_tokens(tmp_path: Path, checkout:
 
 
 @pytest.mark.slow
-def test_what_was_measured_before_a_failure_is_told(tmp_path: Path, checkout: Path) -> None:
+def test_what_was_measured_before_a_failure_is_printed(tmp_path: Path, checkout: Path) -> None:
     fails_next_time = "from pathlib import Path\nassert not Path('ran').exists(), 'broken'\nPath('ran').touch()\n"
     (checkout / "model.py").write_text(STAND_IN + fails_next_time)
     done = bench(tmp_path, "--nanogpt", str(checkout), "--repeat", "2", "--json")
@@ -132,7 +132,7 @@ def test_running_out_of_memory_is_a_result(tmp_path: Path, checkout: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_tells_what_has_been_measured(tmp_path: Path, number: signal.Signals) -> None:
+def test_when_interrupted_it_prints_what_has_been_measured(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "onecard", "bench", *TINY, "--repeat", "50", "--json"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

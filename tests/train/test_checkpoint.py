@@ -260,7 +260,7 @@ def test_another_dataset_is_refused_unless_its_token_files_are_the_same(
     assert f"dataset was {TINY.dataset} and is other" in refused.value.why
 
 
-def test_weights_that_had_no_data_take_any(folder: Path) -> None:
+def test_weights_without_recorded_data_accept_any_data(folder: Path) -> None:
     saved = Run().save(folder, data_fingerprint=None)
     assert Run(TINY.replace({"dataset": "other"})).load(saved, data_fingerprint="xyz").data_fingerprint is None
 
@@ -329,7 +329,7 @@ def test_of_a_checkpoint_that_was_moved_and_linked_the_link_goes(folder: Path, t
     assert (tmp_path / "elsewhere" / checkpoint.MODEL).is_file()
 
 
-def test_files_and_dead_links_with_a_checkpoints_name_are_none(folder: Path) -> None:
+def test_files_and_dead_links_with_a_checkpoints_name_are_not_checkpoints(folder: Path) -> None:
     saved_run(folder, 1)
     (folder / "step-99999999").write_text("a file")
     (folder / "step-00000070").symlink_to("nowhere")
@@ -403,7 +403,7 @@ def test_saving_a_step_twice_keeps_the_first_unless_it_is_damaged(folder: Path) 
 
 
 class Killed(BaseException):
-    """What the process does not live to see."""
+    """The process is killed here."""
 
 
 CALLS = ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
@@ -574,9 +574,7 @@ def test_a_folder_that_fails_to_sync_is_refused_and_one_that_cannot_is_not(
     assert steps(folder) == ([1] if refused else [2, 1])
 
 
-def test_an_error_of_safetensors_without_a_number_is_told_in_its_words(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_safetensors_without_a_number_is_quoted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise SafetensorError("Error while serializing: something new")
 
@@ -645,7 +643,9 @@ def with_room_for(checkpoints: float, monkeypatch: pytest.MonkeyPatch, folder: P
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_on_a_full_disk_what_goes_anyway_goes_before(folder: Path, monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
+def test_on_a_full_disk_old_checkpoints_are_deleted_before_saving(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
     run = saved_run(folder, 1, 2)
     run.config = TINY.replace({"keep_checkpoints": keep})
     with_room_for(2.5, monkeypatch, folder)

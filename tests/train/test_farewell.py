@@ -105,7 +105,9 @@ def test_a_profile_that_cannot_be_written_is_refused_before_the_run(
 
 
 @pytest.mark.parametrize(("updates", "said"), [(2, "was not written: the run had fewer than 4 updates"), (6, "wrote")])
-def test_a_profile_is_told_of(offered: Any, capsys: pytest.CaptureFixture[str], updates: int, said: str) -> None:
+def test_it_is_said_whether_a_profile_was_written(
+    offered: Any, capsys: pytest.CaptureFixture[str], updates: int, said: str
+) -> None:
     assert run(["train", *TINY, "--out_dir=r", f"--max_iters={updates}", "--profile", "trace.json"]) == 0
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "trace.json" in line)
     assert said in line

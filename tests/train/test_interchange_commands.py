@@ -363,7 +363,7 @@ def test_nothing_is_printed_before_what_was_typed_is_checked(onecard: Any, train
         assert (done.error, done.code, done.out) == ("usage", 2, "")
 
 
-def test_a_file_that_is_no_checkpoint_is_told_what_it_is_not(onecard: Any) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_refused(onecard: Any) -> None:
     for name, content in (("hi.log", b"hello\n"), ("empty.pt", b""), ("config.py", b"n_layer = 2\n")):
         Path(name).write_bytes(content)
         done = onecard("import", name)
@@ -387,7 +387,7 @@ def test_weights_that_came_without_data_get_them_on_resume(onecard: Any, trained
     done = onecard("import", "pub", *few)
     assert done.next == ["onecard sample runs/pub"]
     assert onecard(*shlex.split(done.next[0])[1:], "--length", "3").code == 0
-    told = "the dataset openwebtext is not here; to go on training: onecard train --resume runs/pub --dataset=PATH"
+    told = "the dataset openwebtext is not here; to continue training: onecard train --resume runs/pub --dataset=PATH"
     assert told in done.err
     lost = onecard("train", "--resume", "runs/pub", "--max_iters=3")
     assert lost.fix == ["train", "--resume", "runs/pub", "--max_iters=3", "--dataset=PATH"]
@@ -635,7 +635,7 @@ def test_nanogpt_is_not_told_to_sample_with_a_tokenizer_that_is_not_its_own(onec
     assert onecard("train", *TINY, "--dataset=numbers", "--out_dir=n").code == 0
     done = onecard("export", "n", "--to", "nanogpt", "--out", "out")
     assert done.code == 0
-    assert "nanoGPT's sample.py would read GPT-2's tokens" in done.err
+    assert "nanoGPT's sample.py expects GPT-2's tokens" in done.err
     assert "python sample.py" not in done.err
     assert [command.split()[0] for command in done.next] == ["cat", "python"]
     shutil.rmtree("data")
@@ -674,7 +674,7 @@ def test_data_that_do_not_fit_the_model_are_refused_at_once(onecard: Any) -> Non
     assert onecard("import", "small", "--dataset=python-stdlib").error == "token-out-of-range"
 
 
-def test_data_that_are_not_here_are_no_hindrance_to_sampling(onecard: Any, trained: Path) -> None:
+def test_sampling_works_without_the_data(onecard: Any, trained: Path) -> None:
     onecard("export", "r", "--to", "nanogpt", "--out", "out")
     done = onecard("import", "out", "--dataset=elsewhere")
     assert done.code == 0
@@ -734,9 +734,7 @@ READING = [("sample", "r", "--length", "3"), ("export", "r", "--to", "hf"), ("ex
 
 
 @pytest.mark.parametrize("arguments", READING, ids=lambda arguments: " ".join(arguments[::3]))
-def test_an_older_checkpoint_is_used_with_a_word_about_it(
-    onecard: Any, trained: Path, arguments: tuple[str, ...]
-) -> None:
+def test_an_older_checkpoint_is_used_with_a_warning(onecard: Any, trained: Path, arguments: tuple[str, ...]) -> None:
     damage(8)
     said = "step-00000008 is damaged (model.safetensors has 7 bytes of "
     done = onecard(*arguments)
@@ -750,7 +748,9 @@ def test_an_older_checkpoint_is_used_with_a_word_about_it(
 
 
 @pytest.mark.parametrize("arguments", READING, ids=lambda arguments: " ".join(arguments[::3]))
-def test_a_best_that_is_lost_is_told_with_what_works(onecard: Any, trained: Path, arguments: tuple[str, ...]) -> None:
+def test_a_lost_best_checkpoint_is_reported_with_what_works(
+    onecard: Any, trained: Path, arguments: tuple[str, ...]
+) -> None:
     Path("r/checkpoints/best.json").write_text(json.dumps({"step": 4, "val_loss": 3.25}))
     damage(4)
     done = onecard(*arguments, "--best")

@@ -1,4 +1,4 @@
-"""nanoGPT's ckpt.pt both ways: against nanoGPT's resume told again in our words, and against nanoGPT itself if named.
+"""nanoGPT's ckpt.pt both ways: against our own version of nanoGPT's resume, and against nanoGPT itself if given.
 
 NANOGPT_DIR=path/to/nanoGPT runs the last tests with the real sample.py and train.py on the CPU.
 """
@@ -61,7 +61,7 @@ def exported(run: Path, path: Path, config: RunConfig) -> dict[str, Any]:
     return content
 
 
-# nanoGPT's resume, told again: what it asks of a checkpoint
+# Our own version of nanoGPT's resume: what it needs from a checkpoint
 
 
 class Told(nn.Module):

@@ -1,4 +1,4 @@
-"""Prepared data are trained on as they lie there, with their own vocabulary, and the model speaks their language."""
+"""Prepared data can be trained on as it is, with its own vocabulary, and samples can be decoded."""
 
 import json
 import os

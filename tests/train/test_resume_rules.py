@@ -112,7 +112,7 @@ def test_what_a_flag_may_not_change_config_json_may_not_either(
     assert load_run(trained).config[key] == was
 
 
-def test_another_update_is_refused_and_another_micro_batch_told(onecard: Any, trained: Path) -> None:
+def test_another_update_is_refused_and_another_micro_batch_is_reported(onecard: Any, trained: Path) -> None:
     edit(trained, batch_size=8)
     said = onecard("train", "--resume", "r", "--max_iters=5")
     assert said.code == 2
@@ -163,7 +163,7 @@ def test_evaluating_a_run_is_a_new_run_from_its_weights(onecard: Any, trained: P
     assert not load_run("r-2").steps
 
 
-def test_an_untouched_config_is_not_spoken_of(onecard: Any, trained: Path) -> None:
+def test_an_unchanged_config_is_not_mentioned(onecard: Any, trained: Path) -> None:
     said = onecard("train", "--resume", "r", "--max_iters=5", "--lr_decay_iters=3")
     assert said.code == 0
     assert "has changed" not in said.err
@@ -265,7 +265,7 @@ def test_other_token_files_are_refused_wherever_they_lie(onecard: Any, trained: 
     assert "--dataset=PATH" in missing.err
 
 
-def test_data_that_have_grown_are_told_with_what_works(onecard: Any, trained: Path) -> None:
+def test_data_that_has_grown_is_refused_with_what_works(onecard: Any, trained: Path) -> None:
     prepare = ["data", "prepare", "text.txt", "--out", "data/g", "--tokenizer=bytes", "--workers", "1"]
     prepare += ["--val-share", "0.3", "--tokens"]
     assert onecard(*prepare, "200k").code == 0

@@ -463,7 +463,7 @@ def test_another_file_of_records_in_the_folder_ends_nothing(dataset: Dataset, tm
     assert {saved.step for saved in load_run(path).checkpoints} == {4, 8}
 
 
-def test_a_run_that_is_deleted_meanwhile_ends_in_words(dataset: Dataset, tmp_path: Path) -> None:
+def test_a_run_whose_folder_is_deleted_ends_with_a_clear_error(dataset: Dataset, tmp_path: Path) -> None:
     config, path = tiny(), tmp_path / "run"
 
     def delete(record: Record) -> None:
@@ -528,7 +528,7 @@ def test_an_evaluation_above_training_is_reported(evaluation: int | None, report
     assert [type(record) for record in seen] == ([FindingRecord] if reported else [])
 
 
-def test_the_doctor_looks_on_and_tells_each_thing_once(dataset: Dataset, tmp_path: Path) -> None:
+def test_the_doctor_watches_and_reports_each_finding_once(dataset: Dataset, tmp_path: Path) -> None:
     config = tiny(max_iters=40, lr_decay_iters=80, eval_interval=10, dropout=0.2, learning_rate=0.05)
     seen = run(config, dataset, tmp_path / "run")
     findings = [record for record in seen if isinstance(record, FindingRecord)]
@@ -554,7 +554,7 @@ def test_the_folder_of_a_run_tells_the_doctor_the_size_of_its_data(dataset: Data
     assert dropout.sure == "high"
 
 
-def test_a_mistake_of_the_doctors_is_told_once_and_ends_no_training(
+def test_a_bug_of_the_doctor_is_reported_once_and_does_not_end_training(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken_rule(_: Any) -> None:

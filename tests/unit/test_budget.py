@@ -308,7 +308,7 @@ def test_the_packaged_toys_context_and_data_are_nobodys_wish() -> None:
     assert plan.proposals[0].settings["block_size"].source != "as asked"
 
 
-def test_keys_that_the_budget_decides_are_told_so() -> None:
+def test_keys_that_the_budget_decides_are_reported() -> None:
     said = " ".join(planned(("n_layer", "6"), ("compile", "False"), ("dtype", "float32")).resolved.warnings)
     for key in ("n_layer", "compile", "dtype"):
         assert f"the budget decides {key}" in said
@@ -341,7 +341,7 @@ def test_each_proposal_says_why_it_has_its_shape(weekend: list[Proposal]) -> Non
     ("config", "reason"),
     [("vocab_size = 65", "this data has characters"), ("init_from = 'gpt2-medium'", "from scratch")],
 )
-def test_where_no_loss_is_foretold_no_run_is_chosen_and_the_reason_is_said(config: str, reason: str) -> None:
+def test_without_a_predicted_loss_no_run_is_chosen_and_the_reason_is_given(config: str, reason: str) -> None:
     with pytest.raises(UsageError) as refused:
         make_plan(resolve(config, filename="c.py"), Place(card=RTX_4070), budget=Budget(seconds=5 * 3600))
     assert refused.value.name == "no-loss-law"

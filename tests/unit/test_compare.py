@@ -121,7 +121,7 @@ def test_what_lies_before_the_beginning_of_a_run_is_passed_over() -> None:
     assert comparison.winners["at_equal_tokens"] == 1
 
 
-def test_a_time_below_nothing_is_none_to_read_a_loss_at() -> None:
+def test_no_loss_is_read_from_a_negative_time() -> None:
     started = [replace(each, more={"elapsed_seconds": each.step - 1000.0}) for each in own(0.0).evals]
     curve = loss_curve(
         compare_runs([LoggedRun(source="odd", format="onecard", records=tuple(started))]).cases[0], "val_loss"
@@ -409,7 +409,7 @@ def test_why_nothing_is_said_at_equal_tokens_or_hours_is_told() -> None:
     assert unread(quick, case(evaluated(10.0, 5.0), vocab_size=256)) == [], "the losses cannot be compared at all"
 
 
-def test_nothing_is_said_is_not_said_below_a_table() -> None:
+def test_a_missing_comparison_is_not_reported_below_a_table() -> None:
     short = case(evaluated(10.0, 5.0, 4.0), wandb_run_name="short")
     lost = case(evaluated(10.0, 5.5, math.nan, every=150), wandb_run_name="lost")  # 200 lies between 150 and 300
     assert unread(short, lost) == [

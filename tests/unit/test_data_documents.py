@@ -283,14 +283,14 @@ def test_a_mark_before_utf8_is_no_part_of_the_text(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.txt"])
-def test_utf16_is_told_to_be_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, encoding: str) -> None:
+def test_utf16_is_reported_as_utf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, encoding: str) -> None:
     raw = PACK[kind_of(name, alone=True)[1] or ""](json_lines(TEXTS).decode().encode(encoding))
     for found in by_name_and_piped(tmp_path, name, raw, monkeypatch):
         assert [each.document for each in found] == [Bad.UTF16]
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_json_array_is_told_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None) -> None:
+def test_a_json_array_is_reported_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None) -> None:
     raw = json.dumps([{"text": text} for text in TEXTS], indent=indent).encode()
     for found in by_name_and_piped(tmp_path, "x.json", raw, monkeypatch):
         assert [each.document for each in found] == [Bad.ARRAY]
@@ -298,7 +298,7 @@ def test_a_json_array_is_told_to_be_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert read(write(tmp_path, "y.jsonl", rows)) == rows.splitlines(keepends=True), "lines, each of them bad"
 
 
-def test_a_missing_package_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path, "x.jsonl.zst", json_lines(TEXTS))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MachineError) as caught:

@@ -138,7 +138,7 @@ def test_a_subset_is_what_the_datasets_card_says(hub: Hub, subset: str, files: l
     assert [file.name for file in find_dataset(FINEWEB, subset=subset).files] == files
 
 
-def test_a_subset_that_is_not_there_is_told_with_its_neighbour(hub: Hub) -> None:
+def test_an_unknown_subset_is_refused_with_the_nearest_name(hub: Hub) -> None:
     with pytest.raises(ConfigError) as caught:
         find_dataset(FINEWEB, subset="sample-10B")
     assert (caught.value.name, caught.value.fix) == ("no-such-subset", "--subset sample-10BT")
@@ -159,7 +159,7 @@ def test_a_dataset_without_a_card_is_read_by_its_names(hub: Hub, names: list[str
     assert [file.name for file in find_dataset("some/one", subset=None).files] == chosen
 
 
-def test_a_dataset_without_data_is_told(hub: Hub) -> None:
+def test_a_dataset_without_data_is_refused(hub: Hub) -> None:
     hub.repo, hub.files, hub.configs = "some/one", {"README.md": b"x"}, []
     with pytest.raises(ConfigError) as caught:
         find_dataset("some/one", subset=None)
@@ -320,7 +320,7 @@ def test_who_waits_says_for_which_process_and_goes_on_when_that_is_killed(
     with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, cwd=ROOT) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
-        waiting = f"waiting: process {other.pid} on {socket.gethostname()} downloads {name}: 0 of 0 MB"
+        waiting = f"waiting: process {other.pid} on {socket.gethostname()} is downloading {name}: 0 of 0 MB"
 
         def watch(moment: Moment) -> None:
             lines.append(moment_line(moment))
@@ -413,7 +413,9 @@ def test_a_fresh_machine_gets_gpt2s_tokenizer_with_the_data(
     ranks, vocabulary = made_vocabulary(monkeypatch)
     hub.models = {"openai-community/gpt2/vocab.json": vocabulary}
     assert prepare_fineweb() == 0
-    assert "GPT-2's tokenizer was not here: downloaded from openai-community/gpt2" in capsys.readouterr().err
+    assert (
+        "GPT-2's tokenizer was not on this machine: downloaded it from openai-community/gpt2" in capsys.readouterr().err
+    )
     assert (fresh / "r50k_base.tiktoken").read_bytes() == ranks == Path("o/r50k_base.tiktoken").read_bytes()
     assert json.loads(Path("o/meta.json").read_bytes())["tokenizer"] == "gpt2"
     hub.asked.clear()

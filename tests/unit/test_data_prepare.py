@@ -131,7 +131,7 @@ def test_every_format_is_read_by_the_trainer(tmp_path: Path, format: Format) -> 
     assert (ends[0], ends[-1]) == ((True, False) if format == "llmc" else (False, True))
 
 
-def test_nanogpt_is_told_of_a_vocabulary_that_is_not_gpt2s(tmp_path: Path) -> None:
+def test_nanogpt_gets_a_meta_pkl_for_a_vocabulary_that_is_not_gpt2s(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "x.jsonl", ["abba", "cab"] * 20)
     settings = Settings(tokenizer="characters", val_share=0.5, format="nanogpt")
     run(file, tmp_path / "out", settings, tokenizer=None)
@@ -475,7 +475,7 @@ def test_progress_of_a_version_that_kept_no_hashes_is_read(tmp_path: Path) -> No
     assert both_sides(progress.counts.lowest, tmp_path / "a") == f"--val-share 0.5 --out {tmp_path}/a-2"
 
 
-def test_a_validation_set_below_a_million_tokens_is_told_with_its_cure(
+def test_a_validation_set_below_a_million_tokens_is_reported_with_its_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_lines(tmp_path / "x.jsonl", texts(2000))
@@ -488,7 +488,7 @@ def test_a_validation_set_below_a_million_tokens_is_told_with_its_cure(
 
 
 @pytest.mark.parametrize(("val_words", "train_words", "is_told"), [(50, 1, True), (1, 50, True), (1, 1, False)])
-def test_a_split_far_from_its_share_is_told(
+def test_a_split_far_from_its_share_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, val_words: int, train_words: int, is_told: bool
 ) -> None:
     monkeypatch.setattr("onecard.data.prepared.VAL_TOKENS", 1)
@@ -507,7 +507,7 @@ def test_a_split_far_from_its_share_is_told(
     assert [finding.rule for finding in found] == (["split-uneven"] if is_told else [])
     if is_told:
         share = prepared.tokens["val"] / sum(prepared.tokens.values())
-        assert f"is {100 * share:.2g}% of the tokens, and should be 20%" in found[0].what
+        assert f"is {100 * share:.2g}% of the tokens, not 20%" in found[0].what
         assert "only 20 of them" in found[0].why
 
 
@@ -534,7 +534,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
         run(file, tmp_path / "out", on_moment=meanwhile)
 
 
-def test_a_damaged_progress_file_is_told(tmp_path: Path) -> None:
+def test_a_damaged_progress_file_is_reported(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "x.jsonl", texts(3))
     run(file, tmp_path / "out")
     for raw in ("", "{", "[]", '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "place": [1], "counts": {}}'):

@@ -115,7 +115,7 @@ def test_a_header_that_promises_more_is_found(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         token_file(path)
     assert caught.value.name == "token-file-damaged"
-    assert "promises 100 tokens" in caught.value.why
+    assert "header says 100 tokens" in caught.value.why
 
 
 def test_an_odd_number_of_bytes_is_found(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_missing_val_file_is_found(tmp_path: Path) -> None:
 def test_a_file_shorter_than_a_block_is_found(tmp_path: Path) -> None:
     found = problem(nanogpt_folder(tmp_path, val=range(100)), block_size=100)
     assert found.name == "data-too-short"
-    assert "100 tokens, and one sequence needs 101" in found.what
+    assert "100 tokens, but one sequence needs 101" in found.what
     assert "block_size=100 tokens" in found.why
     assert found.fix.startswith("--eval_block_size=99 "), "the model may keep its context"
     check_dataset(opened(tmp_path), block_size=99, vocab_size=1000)
@@ -154,10 +154,10 @@ def test_a_file_shorter_than_a_block_is_found(tmp_path: Path) -> None:
         ("train", {"block_size": 256, "eval_block_size": 200}, "block_size=256"),
     ],
 )
-def test_what_is_said_to_mend_short_data_does(tmp_path: Path, split: str, settings: dict[str, int], why: str) -> None:
+def test_the_fix_for_short_data_works(tmp_path: Path, split: str, settings: dict[str, int], why: str) -> None:
     folder = nanogpt_folder(tmp_path, **{"train": range(900), "val": range(900), split: range(100)})
     found = problem(folder, vocab_size=1000, **settings)
-    assert found.why.startswith(f"{why} tokens are read")
+    assert found.why.startswith(f"a sequence is {why} tokens")
     words = found.fix.partition(" or less")[0].split()
     mended = settings | flag_values(
         (key, text) for key, _, text in (word.removeprefix("--").partition("=") for word in words)
@@ -187,13 +187,13 @@ def test_prepared_data_without_validation_name_the_share_that_gives_some(tmp_pat
     check_dataset(opened(tmp_path / "out-2"), block_size=8, vocab_size=256)
 
 
-def test_data_that_say_their_vocabulary_are_told_by_it(tmp_path: Path) -> None:
+def test_errors_use_the_vocabulary_that_the_data_states(tmp_path: Path) -> None:
     folder = nanogpt_folder(tmp_path, train=[200] * 100)
     (folder / "meta.json").write_text('{"vocab_size": 256}')
     assert problem(folder, vocab_size=100).fix.startswith("--vocab_size=256 ")
     (folder / "meta.json").write_text('{"vocab_size": 150}')
     damaged = problem(folder, vocab_size=100)
-    assert "this data has 150 tokens, as it says of itself" in damaged.what
+    assert "its own vocabulary has only 150 tokens" in damaged.what
     assert damaged.fix.startswith(f"onecard data info {folder}"), (
         "no vocabulary makes up for a file that is not its own"
     )
@@ -201,7 +201,7 @@ def test_data_that_say_their_vocabulary_are_told_by_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "folder"), [("fineweb", "data/fineweb"), ("x/fineweb-edu", "x/fineweb-edu")])
-def test_a_dataset_that_can_be_made_by_its_name_is(name: str, folder: str, tmp_path: Path) -> None:
+def test_a_missing_dataset_gets_the_command_that_makes_it(name: str, folder: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         open_dataset(name, environ={"ONECARD_HOME": str(tmp_path)}, search=(tmp_path,))
     assert caught.value.fix.startswith(f"onecard data prepare {Path(folder).name} --out {folder},")
@@ -221,7 +221,7 @@ def test_the_first_id_outside_the_vocabulary_is_found_with_its_place(tmp_path: P
     check_dataset(opened(tmp_path), block_size=8, vocab_size=401)
 
 
-def test_the_vocabulary_that_is_said_to_be_enough_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suggested_vocabulary_is_large_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onecard.data.tokens._CHUNK", 16)
     train, val = np.zeros(1000, dtype=int), np.zeros(100, dtype=int)
     train[[10, 900]] = 60_000, 61_000
@@ -233,11 +233,11 @@ def test_the_vocabulary_that_is_said_to_be_enough_is(tmp_path: Path, monkeypatch
     check_dataset(opened(folder), block_size=8, vocab_size=64000)
 
 
-def test_a_vocabulary_that_the_data_say_but_do_not_keep_is_no_fix(tmp_path: Path) -> None:
+def test_a_stated_vocabulary_that_the_data_exceeds_is_not_offered_as_a_fix(tmp_path: Path) -> None:
     folder = nanogpt_folder(tmp_path, train=[120] * 100, val=[120] * 50 + [160] * 50)
     (folder / "meta.json").write_text('{"vocab_size": 150}')
     found = problem(folder, vocab_size=100)
-    assert "val.bin has token id 160 at position 50, and this data has 150 tokens" in found.what
+    assert "val.bin has token id 160 at position 50, but its own vocabulary has only 150 tokens" in found.what
 
 
 def test_the_scan_goes_on_past_its_first_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +381,7 @@ def test_our_meta_lists_the_files_and_their_sizes_are_checked(tmp_path: Path) ->
     write(tmp_path / "t1.bin", range(1, 51))
     assert checked_files(opened(tmp_path)) == {"t0.bin": True, "t1.bin": False, "v.bin": True}
     write(tmp_path / "t1.bin", range(49))
-    with pytest.raises(ConfigError, match=r"49 tokens, and meta\.json says 50"):
+    with pytest.raises(ConfigError, match=r"49 tokens, but meta\.json says 50"):
         opened(tmp_path)
 
 
@@ -428,7 +428,7 @@ def test_one_changed_token_of_small_data_changes_the_fingerprint_and_nothing_els
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cuts no file that is mapped")
-def test_a_file_that_is_cut_while_it_is_in_use_is_an_error_and_no_signal(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_while_in_use_is_an_error_not_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "train.bin"
     np.arange(60_000, dtype="<u2").tofile(path)
     tokens = Tokens([token_file(path)])
@@ -439,4 +439,4 @@ def test_a_file_that_is_cut_while_it_is_in_use_is_an_error_and_no_signal(tmp_pat
     with pytest.raises(ConfigError) as caught:
         tokens.read(59_000, 2)
     assert caught.value.name == "token-file-cut"
-    assert "it had 120,000 bytes and has 100" in caught.value.why
+    assert "it had 120,000 bytes and now has 100" in caught.value.why

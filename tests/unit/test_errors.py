@@ -1,4 +1,4 @@
-"""What an error of somebody else says, told in one line."""
+"""Errors of other libraries, shown in one line."""
 
 import pytest
 
@@ -15,5 +15,5 @@ from onecard.errors import first_line, kind_and_line
         (ValueError("12345678901234"), "1234567890", "ValueError: 1234567890"),
     ],
 )
-def test_an_error_is_told_in_one_short_line(error: Exception, line: str, with_kind: str) -> None:
+def test_an_error_is_shown_in_one_short_line(error: Exception, line: str, with_kind: str) -> None:
     assert (first_line(error, 10), kind_and_line(error, 10)) == (line, with_kind)

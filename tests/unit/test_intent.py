@@ -1,4 +1,4 @@
-"""Comments and names against values: what the plan says when they part."""
+"""Comments and names against values: what the plan says when they differ."""
 
 from dataclasses import replace
 
@@ -128,7 +128,7 @@ def test_ten_percent_off_is_nearly_and_more_is_not() -> None:
 
 
 @pytest.mark.parametrize("before", ["0", "-8", "10**12", "True"])
-def test_a_micro_batch_that_was_none_is_kept_by_nothing(before: str) -> None:
+def test_an_impossible_micro_batch_is_never_proposed(before: str) -> None:
     text = f"batch_size = {before}\ngradient_accumulation_steps = 1\n"
     found = intent_findings(resolve(text, filename="c.py", flags=[("batch_size", "8")]))
     assert [finding.rule for finding in found if finding.patch.get("batch_size", 1) < 1] == []

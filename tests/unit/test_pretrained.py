@@ -93,7 +93,7 @@ def test_a_size_cannot_be_asked_for_beside_weights() -> None:
     assert refused.value.name == "params-of-weights"
 
 
-def test_no_loss_is_foretold_and_no_shape_varied() -> None:
+def test_no_loss_is_predicted_and_no_shape_varied() -> None:
     plan = planned("gpt2", sensitivity=True)
     assert plan.loss is None
     assert plan.sensitivity

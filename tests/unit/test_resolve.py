@@ -278,7 +278,7 @@ def test_a_name_may_look_like_a_number(key: str, text: str) -> None:
     assert getattr(resolve(None, flags=[(key, text)]).config, key) == text
 
 
-def test_none_is_no_name() -> None:
+def test_none_is_not_a_name() -> None:
     assert resolve("tokenizer = 'gpt2'", flags=[("tokenizer", "None")]).config.tokenizer is None
     assert refused(None, wandb_project="None").what == "wandb_project=None is not text"
 

@@ -251,7 +251,7 @@ def test_a_stranger_with_checkpoints_of_his_own_gets_no_lock(tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "his").iterdir()] == ["checkpoints"]
 
 
-def test_who_leaves_in_an_error_leaves_a_name(tmp_path: Path) -> None:
+def test_a_run_that_ends_in_an_error_counts_as_cut_off_until_resumed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with suppress(ZeroDivisionError), create_run(path, config=CONFIG):
         assert not load_run(path).cut_off, "it is at work"
@@ -282,7 +282,7 @@ def test_a_run_is_also_found_by_its_records(run: RunFolder) -> None:
     assert load_run(run.path / "records.jsonl").config == CONFIG
 
 
-def test_checkpoints_are_sorted_and_half_written_ones_are_none(run: RunFolder) -> None:
+def test_checkpoints_are_sorted_and_half_written_ones_do_not_count(run: RunFolder) -> None:
     for name in ("step-00000200", "step-00000030", "step-123456789", "step-00000040.tmp", ".step-00000050", "step-7"):
         (run.path / "checkpoints" / name).mkdir(parents=True)
     (run.path / "checkpoints" / "step-00000060").write_text("a file")

@@ -55,7 +55,7 @@ def test_a_typed_size_has_a_unit_or_needs_none(text: str, size: int) -> None:
     ("text", "meant"),
     [("12", "12GiB"), ("0.5", "0.5GiB"), ("4464 ", "4464MiB"), ("2,1GiB", "2.1GiB"), ("lots", None), ("", None)],
 )
-def test_a_size_that_is_none_says_what_was_meant(text: str, meant: str | None) -> None:
+def test_an_invalid_size_says_what_was_meant(text: str, meant: str | None) -> None:
     with pytest.raises(units.NotAnAmount) as refused:
         units.typed_bytes(text)
     assert refused.value.meant == meant

@@ -46,7 +46,7 @@ def test_findings_come_in_the_order_of_what_to_do_first() -> None:
     assert not diagnosis.healthy
 
 
-def test_a_healthy_run_is_told_so_with_the_evidence() -> None:
+def test_a_healthy_run_is_called_healthy_with_the_evidence() -> None:
     (diagnosis,) = diagnose_cases([case(records=HEALTHY_RUN, card="RTX 4070", train_tokens=10**10)])
     assert diagnosis.healthy
     assert diagnosis.exit_code == 0
@@ -270,7 +270,7 @@ def test_a_run_that_is_not_what_was_planned_is_not_forecast_by_the_plan() -> Non
     assert "plan" not in worse.basis
 
 
-def test_the_end_of_the_hours_is_foretold_with_evaluations() -> None:
+def test_the_predicted_end_includes_evaluations() -> None:
     records = [*timed(9.0), *learning(5000)]
     forecast = predict_end(case(records=records))
     assert forecast
@@ -331,7 +331,7 @@ def test_the_interval_of_the_trend_is_students() -> None:
 class TestWatching:
     config = resolve(SMALL, filename="c.py").config
 
-    def test_a_new_finding_is_told_once(self) -> None:
+    def test_a_new_finding_is_reported_once(self) -> None:
         records: list[Record] = [start(), *steps([10.8, 4.0, math.nan])]
         (finding,) = watch(records, self.config, None, DataSizes(), ())
         assert finding.rule == "loss-nan"

@@ -188,7 +188,7 @@ class TestTheMismatch:
         assert finding.patch["n_embd"] == 512
         assert finding.patch["n_head"] == 8
 
-    def test_of_pretrained_weights_only_the_words_can_be_mended(self) -> None:
+    def test_for_pretrained_weights_only_the_comment_can_be_fixed(self) -> None:
         finding = the("params-mismatch", case(f"{NARROW}init_from = 'runs/mine'\n", card="RTX 4070"))
         assert (finding.severity, finding.patch) == ("info", {})
         assert finding.fix == "fix the comment or the name"
@@ -312,7 +312,7 @@ class TestTheSchedule:
             (10_000, 2000, {"warmup_iters": 300}),
         ],
     )
-    def test_a_warm_up_is_mended_where_it_can_be(self, iters: int, warmup: int, patch: dict[str, object]) -> None:
+    def test_a_warm_up_is_fixed_where_it_can_be(self, iters: int, warmup: int, patch: dict[str, object]) -> None:
         finding = the("warmup-length", case(changed(max_iters=iters, warmup_iters=warmup)))
         assert finding.patch == patch
         assert patch or "nothing to do in so short a run" in finding.fix
@@ -458,7 +458,7 @@ class TestWhatIsOnlyTold:
         (finding,) = found("resume-lr-jump", case(records=records))
         assert finding.severity == "info"
 
-    def test_a_nan_that_passed_and_an_out_of_memory_that_was_mended_say_so(self) -> None:
+    def test_a_nan_that_passed_and_an_out_of_memory_that_was_fixed_say_so(self) -> None:
         assert "Not fatal: the run went on" in the("loss-nan", case(records=steps([4.0, math.nan, *[4.0] * 8]))).why
         message = oom(tried=1.5, **FULL)
         after = {"step": 3, "batch_size_before": 16, "batch_size_after": 8, "accumulation_after": 2}
