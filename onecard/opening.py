@@ -26,7 +26,7 @@ class NotAFile(OSError):
 def open_file(path: Path) -> BinaryIO:
     """A regular file, opened for reading. OSError if it cannot be opened: NotAFile if it is something else."""
     _check_regular(path, path.stat().st_mode)  # before it is opened: opening a device can have effects
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAITING))  # noqa: PTH123, SIM115
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAITING))  # noqa: SIM115
     try:
         _check_regular(path, os.fstat(file.fileno()).st_mode)  # again: it may have been replaced
     except BaseException:
