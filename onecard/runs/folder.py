@@ -17,7 +17,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Self
 
 from onecard.errors import ConfigError, MachineError
-from onecard.opening import open_file, pieces, read_file
+from onecard.opening import open_file, pieces
 from onecard.runs.files import write_atomically, writing
 from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, left_behind
@@ -369,7 +369,7 @@ def _settings_of(path: Path) -> dict[str, object]:
 def config_in(path: Path) -> dict[str, object] | None:
     """The content of a folder's config.json; None if it is missing or not a JSON object."""
     try:
-        config = json.loads(read_file(path / CONFIG, most_bytes=_LONGEST_RECORD_BYTES))
+        config = json.loads((path / CONFIG).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None

@@ -94,7 +94,7 @@ class _Reading:
         while batch := list(islice(lines, _LINES_AT_ONCE)):
             together = b"".join(batch)
             if b"\0" in together:  # UTF-16, as PowerShell writes it: everything we read in a log is ASCII
-                batch = [raw.replace(b"\0", b"") for raw in batch]
+                batch = [raw.translate(None, b"\0") for raw in batch]
                 together = b"".join(batch)
             needles = self._look_for(together)
             for piece in batch:
