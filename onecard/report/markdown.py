@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from onecard.visible import visible
 
 _SPECIAL = re.compile(
-    r"[\\`*|\[\]]|~~|(?<!\w)_|_(?!\w)"
+    r"[\\`*|\[\]]|~~|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
     r"|(?<=\w):(?=//)|(?<=www)\."  # of addresses
     r"|^\s*(?:>|[-+#](?=[\s#]|$)|\d+(?=[.)](?:\s|$)))"  # at the start of a line: quotes, lists and headings
 )
