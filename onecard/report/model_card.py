@@ -73,9 +73,10 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
 
 def _publishing(place: str) -> list[str]:
     """How to publish the model of a folder on the hub."""
+    upload = code(f"hf upload USER/NAME {quote(place)}")
     return [
         "",
-        f"Run this next to the folder. To publish it: {code(f'hf upload USER/NAME {quote(place)}')}, then replace the folder",
+        f"Run this next to the folder. To publish it: {upload}, then replace the folder",
         "above with `USER/NAME`. Or use `onecard export RUN --to hf --push USER/NAME`, which does both.",
     ]
 

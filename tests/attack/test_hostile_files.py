@@ -1,4 +1,4 @@
-"""Files that are no files, that never end, or that hold very much: refused or read, in bounded memory and linear time."""
+"""Pipes, devices, endless lines and very many runs: refused or read, in bounded memory and linear time."""
 
 import io
 import os
@@ -170,7 +170,9 @@ def test_a_long_progress_bar_keeps_its_losses_and_line_numbers() -> None:
     content = "\n".join(lines).encode()
     assert len(bar) > 4 * LONGEST_PIECE_BYTES
     (read,) = read_logs(pieces(io.BytesIO(content)), source="bar.log")
-    found = [(record.step, record.loss, str(record.more["line"])[:7]) for record in read.records if isinstance(record, Step)]
+    found = [
+        (record.step, record.loss, str(record.more["line"])[:7]) for record in read.records if isinstance(record, Step)
+    ]
     assert found == [(7, 3.5, "line 2:"), (8, 3.4, "line 3:")]
 
 
