@@ -13,6 +13,7 @@ from onecard.ask.config import STDIN, Flags, config_as_typed, data_places
 from onecard.ask.find_config import contradiction, find_config
 from onecard.ask.text import THERE, neighbour, read_text
 from onecard.errors import ConfigError, UsageError
+from onecard.opening import NotAFile, open_file, pieces
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -184,7 +185,7 @@ def runs_at(path: str, *, command: str = "doctor") -> Iterator[LoggedRun]:
     from onecard.runs.logged import logged_run
 
     if path == STDIN:
-        yield from read_logs(sys.stdin.buffer, source="stdin")
+        yield from read_logs(pieces(sys.stdin.buffer), source="stdin")
         return
     place = Path(path)
     try:
@@ -194,8 +195,8 @@ def runs_at(path: str, *, command: str = "doctor") -> Iterator[LoggedRun]:
             return
         if is_config_of_run(place):
             raise _config_no_log(place, command=command)
-        with place.open("rb") as file:
-            yield from read_logs(file, source=path)
+        with open_file(place) as file:
+            yield from read_logs(pieces(file), source=path)
     except FileNotFoundError as problem:
         raise ConfigError(
             f"there is no file {path}",
@@ -207,7 +208,9 @@ def runs_at(path: str, *, command: str = "doctor") -> Iterator[LoggedRun]:
         raise ConfigError(
             f"{path} cannot be read",
             why=getattr(problem, "strerror", None) or str(problem),
-            fix="name a run folder or a log file",
+            fix=f"cat {quote(path)} | onecard {command} -"
+            if isinstance(problem, NotAFile) and place.is_fifo()
+            else "name a run folder or a log file",
             name="unreadable-file",
         ) from problem
 

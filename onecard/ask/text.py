@@ -9,6 +9,7 @@ from typing import BinaryIO
 from onecard.config.names import nearest
 from onecard.config.reader import MAX_FILE_BYTES
 from onecard.errors import ConfigError
+from onecard.opening import open_file
 
 THERE = "name a file that exists"
 CONFIG_FILE = "config file"
@@ -22,7 +23,7 @@ def read_text(source: Path | BinaryIO, *, kind: str = CONFIG_FILE, otherwise: st
     name = str(source) if isinstance(source, Path) else "standard input"
     try:
         if isinstance(source, Path):
-            with source.open("rb") as file:
+            with open_file(source) as file:
                 raw = file.read(MAX_FILE_BYTES + 1)
         else:
             raw = source.read(MAX_FILE_BYTES + 1)

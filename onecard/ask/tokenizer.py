@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from onecard.ask.config import open_data
 from onecard.errors import ConfigError, OnecardError
+from onecard.opening import read_file
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 VOCABULARY = "vocabulary.json"  # in a run folder: what meta.json says of the tokenizer in a data folder
+_MOST_BYTES = 64 * 1024 * 1024  # of that file
 
 
 def keep_tokenizer_in(run: Path, dataset: Dataset) -> None:
@@ -37,7 +39,7 @@ def _kept_in(run: Path) -> Tokenizer | None:
     from onecard.data.tokenizer_files import kept_tokenizer
 
     try:
-        said = json.loads((run / VOCABULARY).read_bytes())
+        said = json.loads(read_file(run / VOCABULARY, most_bytes=_MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     return kept_tokenizer(run, said, environ=os.environ) if isinstance(said, dict) else None

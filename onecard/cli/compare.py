@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from onecard.doctor.case import Case
     from onecard.doctor.compare import Comparison
 
+MOST_RUNS = 1_000  # each is compared with each: a few seconds
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -116,6 +118,13 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
         made, found = cases_at(path, stated, card=card, data=DataSizes(), command="compare")
         talk += [f"config of {path}: {found.note}"] if found.note else []
         cases += made
+        if len(cases) > MOST_RUNS:
+            raise UsageError(
+                f"{path} brings the comparison to {len(cases):,} runs, and it takes at most {MOST_RUNS:,}",
+                why="every run is compared with every other one",
+                fix=f"onecard doctor {quote(path)} --json   (looks at any number of runs, each by itself)",
+                name="too-many-runs",
+            )
     if len(cases) < 2:
         first = quote(options.path[0])
         raise UsageError(

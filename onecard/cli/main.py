@@ -21,6 +21,7 @@ from onecard.cli.library import INTERRUPTED, console
 from onecard.cli.streams import prepare_streams
 from onecard.cli.usage import usage_error
 from onecard.errors import ConfigError, MachineError, OnecardError
+from onecard.visible import visible
 
 FULL = (ENOSPC, EDQUOT)  # what the operating system says when a disk is full
 UNUSABLE = (ENAMETOOLONG, EACCES, EPERM, ELOOP)  # and when it cannot look up a name
@@ -74,7 +75,7 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
             raise
         if isinstance(problem, OSError) and (problem.errno in UNUSABLE or _is_working_folder_gone()):
             return _fail(_unusable(problem), as_json="--json" in rest)
-        traceback.print_exc()
+        click.echo(visible(traceback.format_exc()), err=True, nl=False)
         click.echo(f"error: this is a bug in onecard {__version__}, not a mistake of yours  [bug]", err=True)
         click.echo("  why: nothing a user types or feeds should end like this", err=True)
         click.echo("  fix: please report the lines above, with the command and the config", err=True)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.report.markup import element, picture
 from onecard.report.strict import strict
 from onecard.runs.measured import Measured, Summary, speedup, summaries
 
@@ -89,20 +90,31 @@ def bench_plot(found: list[Measured]) -> str:
     for one in curves:
         numbered = [(number, loss) for number, loss in enumerate(one.losses, 1) if math.isfinite(loss)]
         points = " ".join(f"{x(number * one.tokens_per_step):.1f},{y(loss):.1f}" for number, loss in numbered)
-        dash = ' stroke-dasharray="5 3"' if one.trainer == "nanogpt" else ""
         name = f"{one.trainer}, batch {one.batch_size}, seed {one.seed}"
-        line = f'points="{points}" fill="none" stroke="{COLOURS[one.trainer]}"{dash}'
-        body.append(f"<polyline {line}><title>{name}</title></polyline>")
+        body.append(
+            element(
+                "polyline",
+                element("title", name),
+                points=points,
+                fill="none",
+                stroke=COLOURS[one.trainer],
+                stroke_dasharray="5 3" if one.trainer == "nanogpt" else None,
+            )
+        )
     for number, (trainer, colour) in enumerate(COLOURS.items()):
         if any(one.trainer == trainer for one in curves):
             words = f"{trainer} ({'dashed' if trainer == 'nanogpt' else 'solid'})"
-            body.append(f'<text x="{WIDTH - 220}" y="{MARGIN + 20 * number}" fill="{colour}">{words}</text>')
-    axis = f'<path d="M{MARGIN} {MARGIN}V{HEIGHT - MARGIN}H{WIDTH - MARGIN}" fill="none" stroke="#333"/>'
-    labels = (
-        f'<text x="{MARGIN}" y="{HEIGHT - 20}">0 to {units.count(longest)} tokens</text>'
-        f'<text x="10" y="{MARGIN}">{high:.2f}</text><text x="10" y="{HEIGHT - MARGIN}">{low:.2f}</text>'
-        f'<text x="{MARGIN}" y="30" font-weight="bold">training loss at equal tokens</text>'
+            body.append(element("text", words, x=WIDTH - 220, y=MARGIN + 20 * number, fill=colour))
+    frame = f"M{MARGIN} {MARGIN}V{HEIGHT - MARGIN}H{WIDTH - MARGIN}"
+    drawn = picture(
+        element("path", d=frame, fill="none", stroke="#333"),
+        element("text", f"0 to {units.count(longest)} tokens", x=MARGIN, y=HEIGHT - 20),
+        element("text", f"{high:.2f}", x=10, y=MARGIN),
+        element("text", f"{low:.2f}", x=10, y=HEIGHT - MARGIN),
+        element("text", "training loss at equal tokens", x=MARGIN, y=30, font_weight="bold"),
+        *body,
+        width=WIDTH,
+        height=HEIGHT,
+        font_size=13,
     )
-    view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="13"'
-    inside = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>{axis}{labels}{"".join(body)}'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {view}>{inside}</svg>\n'
+    return f"{drawn}\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib import import_module
 from warnings import catch_warnings
 
@@ -17,6 +16,8 @@ from onecard.report.axis import round_values
 from onecard.report.compare import first_passings, passing_sentence
 from onecard.report.compare_verdict import verdict_lines
 from onecard.report.compare_words import MEASURES, run_letter, short_name
+from onecard.report.markup import Markup, element, page, picture, words_at
+from onecard.visible import visible
 
 SUFFIXES = (".svg", ".html", ".png")
 WIDTH, HEIGHT = 1100, 470
@@ -26,6 +27,11 @@ MOST_POINTS = 500
 LARGEST = 1e12  # a wider range of losses is not drawn
 # Dashes and the letter at the end tell lines apart; colours only help.
 COLOURS = ("#1b4f72", "#b03a2e", "#1e8449", "#7d3c98", "#9a7d0a", "#34495e")
+STYLE = """
+body { font-family: sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em; }
+h1 { overflow-wrap: anywhere; }
+svg { max-width: 100%; height: auto; }
+""".strip()
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "4 2")
 
 
@@ -47,38 +53,36 @@ class Line:
 
 def plot_svg(comparison: Comparison) -> str:
     """The picture as SVG text: loss over tokens on the left, over hours of training on the right."""
+    return f"{_picture(comparison)}\n"
+
+
+def _picture(comparison: Comparison) -> Markup:
     rows = -(-len(comparison.cases) // NAMES_A_ROW)
-    height = HEIGHT + NAME_HEIGHT * max(0, rows - 2)
-    body = [f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>']
     measure = MEASURES.get(comparison.measure or "", "loss")
-    body.append(_text(LEFT, 26, measure.capitalize(), size=16, weight="bold"))
+    body = [words_at(LEFT, 26, measure.capitalize(), size=16, weight="bold")]
     for number, (axis, label, shown) in enumerate(_PANELS):
         left = LEFT + number * (PANEL + GAP)
         body += _panel(_lines(comparison.curves, axis), left=left, label=label, shown=shown)
     for run, case in enumerate(comparison.cases):
         row, column = divmod(run, NAMES_A_ROW)
-        name = short_name(case.run.source)
-        body.append(_text(LEFT + 360 * column, HEIGHT - 34 + NAME_HEIGHT * row, f"{run_letter(run)}: {name}"))
-    named = escape(f"{measure} of " + ", ".join(case.run.source for case in comparison.cases))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'font-family="sans-serif" role="img" aria-label="{named}">{"".join(body)}</svg>\n'
-    )
+        name = f"{run_letter(run)}: {short_name(case.run.source)}"
+        body.append(words_at(LEFT + 360 * column, HEIGHT - 34 + NAME_HEIGHT * row, name))
+    named = f"{measure} of " + ", ".join(case.run.source for case in comparison.cases)
+    return picture(*body, width=WIDTH, height=HEIGHT + NAME_HEIGHT * max(0, rows - 2), label=named)
 
 
 def plot_html(comparison: Comparison) -> str:
     """One page that needs nothing else: the verdict, the picture, which run passes which, and notes."""
-    verdict = "".join(f"<p><b>{escape(label)}</b> {escape(words)}</p>" for label, words in verdict_lines(comparison))
-    sentences = "".join(f"<p>{escape(passing_sentence(passing))}</p>" for passing in first_passings(comparison))
-    cautions = "".join(f"<p>Note: {escape(caution)}</p>" for caution in comparison.cautions)
-    title = escape("Comparison of " + ", ".join(case.run.source for case in comparison.cases))
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<style>body{font-family:sans-serif;max-width:1120px;margin:2em auto;padding:0 1em}"
-        "svg{max-width:100%;height:auto}</style></head>"
-        f"<body><h1>{title}</h1>{verdict}{plot_svg(comparison)}{sentences}{cautions}</body></html>\n"
+    title = "Comparison of " + ", ".join(case.run.source for case in comparison.cases)
+    body = element(
+        "body",
+        element("h1", title),
+        *(element("p", element("b", label), f" {words}") for label, words in verdict_lines(comparison)),
+        _picture(comparison),
+        *(element("p", passing_sentence(passing)) for passing in first_passings(comparison)),
+        *(element("p", f"Note: {caution}") for caution in comparison.cautions),
     )
+    return page(title=title, style=STYLE, body=body)
 
 
 def plot_png(comparison: Comparison) -> bytes:
@@ -103,7 +107,7 @@ def plot_png(comparison: Comparison) -> bytes:
         for line in lines:
             style = (0, tuple(float(part) for part in line.dashes.split())) if line.dashes else "solid"
             letter = run_letter(line.run)
-            name = f"{letter}: {comparison.cases[line.run].run.source}".replace("$", r"\$")  # no formula
+            name = visible(f"{letter}: {comparison.cases[line.run].run.source}").replace("$", r"\$")  # no formula
             axes.plot(*zip(*line.points, strict=True), linestyle=style, color=line.colour, label=name)
             axes.text(*line.points[-1], f" {letter}", color=line.colour, fontweight="bold", clip_on=True)
         axes.set_xlim(0, 1.05 * _furthest(lines))
@@ -139,11 +143,11 @@ def _lines(curves: Sequence[Curve], axis: Axis) -> list[Line]:
     return found
 
 
-def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[float], str]) -> Iterator[str]:
+def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[float], str]) -> Iterator[Markup]:
     right, floor = left + PANEL, HEIGHT - BOTTOM
-    yield _text((left + right) / 2, floor + 38, label, anchor="middle")
+    yield words_at((left + right) / 2, floor + 38, label, anchor="middle")
     if said := _instead(lines, label):
-        yield _text((left + right) / 2, (TOP + floor) / 2, said, anchor="middle", fill="#555")
+        yield words_at((left + right) / 2, (TOP + floor) / 2, said, anchor="middle", fill="#555")
         return
     furthest = _furthest(lines)
     low, high = _bounds(lines)
@@ -152,22 +156,27 @@ def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[flo
         return left + x / furthest * PANEL, floor - (y - low) / (high - low) * (floor - TOP)
 
     inside = f"inside{left}"  # the first losses are above the picture
-    box = f'<rect x="{left}" y="{TOP}" width="{PANEL}" height="{floor - TOP}"/>'
-    yield f'<clipPath id="{inside}">{box}</clipPath>'
+    yield element("clipPath", element("rect", x=left, y=TOP, width=PANEL, height=floor - TOP), id=inside)
     for value in round_values(low, high):
         _, y = at(0, value)
-        yield f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>'
-        yield _text(left - 8, y + 4, f"{value:.4g}", anchor="end")
+        yield element("line", x1=left, y1=f"{y:.1f}", x2=right, y2=f"{y:.1f}", stroke="#ddd")
+        yield words_at(left - 8, y + 4, f"{value:.4g}", anchor="end")
     for value in round_values(0.0, furthest):
         x, _ = at(value, low)
-        yield _text(x, floor + 18, shown(value), anchor="middle")
+        yield words_at(x, floor + 18, shown(value), anchor="middle")
     for line in lines:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line.points))
-        dash = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
-        stroke = f'fill="none" stroke="{line.colour}" stroke-width="2"{dash}'
-        yield f'<polyline points="{path}" {stroke} clip-path="url(#{inside})"/>'
+        yield element(
+            "polyline",
+            points=path,
+            fill="none",
+            stroke=line.colour,
+            stroke_width=2,
+            stroke_dasharray=line.dashes or None,
+            clip_path=f"url(#{inside})",
+        )
         x, y = at(*line.points[-1])
-        yield _text(x + 6, y + 4, run_letter(line.run), weight="bold", fill=line.colour)
+        yield words_at(x + 6, y + 4, run_letter(line.run), weight="bold", fill=line.colour)
 
 
 def _instead(lines: Sequence[Line], label: str) -> str | None:
@@ -188,10 +197,3 @@ def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
     low, most = ordered[0], ordered[3 * (len(ordered) - 1) // 4]
     room = max(0.05, 0.6 * (most - low))
     return low - 0.1 * room, min(ordered[-1], most + room) + 0.1 * room
-
-
-def _text(
-    x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", weight: str = "normal", fill: str = "#000"
-) -> str:
-    style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{fill}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'

@@ -1,14 +1,18 @@
-"""The console for all output. It never reads text as markup, and it survives a reader that stops early."""
+"""The console for all output. It never reads text as markup, never lets text steer a terminal, and it survives a
+reader that stops early."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from errno import EDQUOT, EIO, ENOSPC
 from io import TextIOBase
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from onecard.visible import visible
 
 _BROKEN = (ENOSPC, EDQUOT, EIO)  # the disk under a stream is full or has failed, or its terminal is gone
 
@@ -16,6 +20,7 @@ _BROKEN = (ENOSPC, EDQUOT, EIO)  # the disk under a stream is full or has failed
 class PlainConsole(Console):
     """A console that prints `[bold]` and `:x:` unchanged, and prints nothing more once its reader is gone.
 
+    Control characters in a text are shown, in a terminal and in a pipe: colours come from styles alone.
     Standard error never holds the answer, so its text is dropped if its disk is full.
     """
 
@@ -23,6 +28,11 @@ class PlainConsole(Console):
         super().__init__(highlight=False, markup=False, emoji=False, **settings)
         if self.stderr:
             outlive_disk(self)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What is printed, in pieces: here control characters become visible. Only rich's own control codes stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def on_broken_pipe(self) -> None:
         """Discard all further output. rich would end the program here, with the wrong exit code."""

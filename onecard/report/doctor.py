@@ -31,6 +31,7 @@ FORMATS = {
 STYLES: dict[Severity, str] = {"info": "cyan", "warn": "yellow", "error": "bold red", "fatal": "bold red"}
 PLURALS: dict[Severity, str] = {"fatal": "fatal", "error": "errors", "warn": "warnings", "info": "notes"}
 SINGULARS: dict[Severity, str] = {"fatal": "fatal", "error": "error", "warn": "warning", "info": "note"}
+MOST_SHOWN = 50  # runs of one answer; --details shows all
 Line = tuple[str, str]  # a label and what it says
 
 
@@ -38,10 +39,14 @@ def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, *, details
     """One run after the other, the verdict and what to type first; with `details` all of it."""
     if len(diagnoses) > 1:
         _print_worst(diagnoses, console)
-    for number, diagnosis in enumerate(diagnoses):
+    shown = diagnoses if details else _most_urgent(diagnoses)
+    for number, diagnosis in enumerate(shown):
         if number:
             console.print()
         print_diagnosis(diagnosis, console, details=details)
+    if left := len(diagnoses) - len(shown):
+        console.print()
+        _print_wrapped(f"{left:,} more runs are not shown; none of them is worse than those above", console)
     if not details:
         console.print()
         _print_wrapped(MORE, console, style="dim")
@@ -54,6 +59,17 @@ def _print_worst(diagnoses: Sequence[Diagnosis], console: Console) -> None:
     said = "" if worst is None or worst.severity == "info" else f"; most urgent, in run {number}: {worst.what}"
     _print_wrapped(f"{len(diagnoses)} runs{said}", console, style="bold")
     console.print()
+
+
+def _most_urgent(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """At most MOST_SHOWN diagnoses, the worst ones, in the order of the runs."""
+
+    def urgency(number: int) -> int:
+        severities = [SEVERITIES.index(finding.severity) for finding in diagnoses[number].findings]
+        return min(severities, default=len(SEVERITIES))
+
+    worst = sorted(range(len(diagnoses)), key=urgency)[:MOST_SHOWN]
+    return [diagnoses[number] for number in sorted(worst)]
 
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console, *, details: bool = False) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from statistics import median
 
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import vals
 from onecard.report.axis import round_values
+from onecard.report.markup import Markup, element
 
 WIDTH, HEIGHT = 720, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 88, 14, 34
 # An inner picture cuts off what lies outside: the first losses of a run are far above all others.
 _INNER = (LEFT, TOP - 4, WIDTH - LEFT - RIGHT + 3, HEIGHT - TOP - BOTTOM + 8)
-_WINDOW = '<svg x="{0}" y="{1}" width="{2}" height="{3}" viewBox="{0} {1} {2} {3}">'.format(*_INNER)
 LARGEST = 1e12  # beyond, no axis helps
 MOST_POINTS = 360  # of a line; beyond, medians of equal stretches
 
@@ -31,7 +30,7 @@ class Series:
     dots: bool = False
 
 
-def loss_chart(case: Case) -> str | None:
+def loss_chart(case: Case) -> Markup | None:
     """Training and validation loss; None where fewer than two points are known."""
     evaluated = [(float(e.step), val) for e, val in vals(case)]
     trained = [
@@ -47,7 +46,7 @@ def loss_chart(case: Case) -> str | None:
     return _chart(series, title="Loss in nats per token", bounds=_loss_bounds, along=along)
 
 
-def throughput_chart(case: Case) -> str | None:
+def throughput_chart(case: Case) -> Markup | None:
     """Tokens per second of updates without evaluation, or seconds per update where tokens are not known."""
     evaluated = {evaluation.step for evaluation in case.evals}
     tokens = case.facts.tokens_per_step
@@ -93,7 +92,7 @@ def _chart(
     title: str,
     bounds: Callable[[list[float]], tuple[float, float]],
     along: str = "updates",
-) -> str | None:
+) -> Markup | None:
     drawn = [line for line in series if len(line.points) > 1]
     if not drawn:
         return None
@@ -107,47 +106,53 @@ def _chart(
         down = HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
         return across, down
 
-    parts = [*_grid(low, high, first, last, at, along), _WINDOW]
+    lines: list[Markup] = []
     for line in drawn:
         places = [at(x, y) for x, y in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline class="line {line.style}" points="{path}"/>')
+        lines.append(element("polyline", class_=f"line {line.style}", points=path))
         if line.dots:
-            parts += [f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.2"/>' for x, y in places]
+            lines += [element("circle", class_="dot", cx=f"{x:.1f}", cy=f"{y:.1f}", r="2.2") for x, y in places]
+    left, top, width, height = _INNER
+    view = " ".join(map(str, _INNER))
+    window = element("svg", *lines, x=left, y=top, width=width, height=height, viewBox=view)
     ends = [(line, at(line.points[-1][0], min(max(line.points[-1][1], low), high))[1]) for line in drawn]
-    parts += ["</svg>", *_labels(ends)]
     said = "; ".join(f"{line.name} ends at {_number(line.points[-1][1])}" for line in drawn)
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{title}: {said}")}">'
-        + "".join(parts)
-        + "</svg>"
+    return element(
+        "svg",
+        *_grid(low, high, first, last, at, along),
+        window,
+        *_labels(ends),
+        class_="chart",
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        aria_label=f"{title}: {said}",
     )
 
 
 def _grid(
     low: float, high: float, first: float, last: float, at: Callable[[float, float], tuple[float, float]], along: str
-) -> Iterator[str]:
+) -> Iterator[Markup]:
+    below = HEIGHT - BOTTOM + 18
     for value in round_values(low, high):
         _, y = at(first, value)
-        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>'
+        yield element("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}")
+        yield element("text", _number(value), class_="tick", x=LEFT - 8, y=f"{y + 4:.1f}", text_anchor="end")
     for value in round_values(first, last):
         x, _ = at(value, low)
-        yield f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{value:,.0f}</text>'
-    yield f'<text class="tick" x="{WIDTH - RIGHT + 31}" y="{HEIGHT - BOTTOM + 18}">{along}</text>'
+        yield element("text", f"{value:,.0f}", class_="tick", x=f"{x:.1f}", y=below, text_anchor="middle")
+    yield element("text", along, class_="tick", x=WIDTH - RIGHT + 31, y=below)
 
 
-def _labels(ends: list[tuple[Series, float]]) -> list[str]:
+def _labels(ends: list[tuple[Series, float]]) -> Iterator[Markup]:
     """The names beside the ends of their lines, moved apart where they would touch."""
-    parts = []
     above = -math.inf
     for line, y in sorted(ends, key=lambda pair: pair[1]):
         y = max(y + 4, above + 15)
         above = y
-        x = WIDTH - RIGHT + 8
-        parts.append(f'<line class="line {line.style}" x1="{x}" x2="{x + 18}" y1="{y - 4:.1f}" y2="{y - 4:.1f}"/>')
-        parts.append(f'<text class="name" x="{x + 23}" y="{y:.1f}">{escape(line.name)}</text>')
-    return parts
+        x, middle = WIDTH - RIGHT + 8, f"{y - 4:.1f}"
+        yield element("line", class_=f"line {line.style}", x1=x, x2=x + 18, y1=middle, y2=middle)
+        yield element("text", line.name, class_="name", x=x + 23, y=f"{y:.1f}")
 
 
 def _number(value: float) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from onecard import __version__
 from onecard.doctor.diagnose import Diagnosis
 from onecard.findings import Finding
 from onecard.report.doctor import fixes, left_out, summary_lines, title, unchecked, unknown, verdict
 from onecard.report.doctor_chart import loss_chart, throughput_chart
+from onecard.report.markup import Markup, element, page, together
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1d21; --soft: #5b6470; --paper: #fff; --card: #f5f6f8; --edge: #d5d9df;
@@ -51,57 +51,60 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
 
 def diagnoses_html(diagnoses: Sequence[Diagnosis]) -> str:
     """The whole page."""
-    heading = diagnoses[0].case.run.source if len(diagnoses) == 1 else f"{len(diagnoses)} runs"
-    body = "\n".join(part for diagnosis in diagnoses for part in _section(diagnosis))
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Diagnosis: {escape(heading)}</title>\n<style>\n{STYLE}\n</style>\n</head>\n<body>\n<main>\n{body}\n"
-        f"</main>\n<footer>Made by onecard {__version__}. Figures are measured unless they say predicted.</footer>\n"
-        "</body>\n</html>\n"
-    )
+    heading = diagnoses[0].case.run.source if len(diagnoses) == 1 else f"{len(diagnoses):,} runs"
+    made = f"Made by onecard {__version__}. Figures are measured unless they say predicted."
+    sections = together((_section(diagnosis) for diagnosis in diagnoses), between="\n")
+    body = element("body", element("main", sections), element("footer", made))
+    return page(title=f"Diagnosis: {heading}", style=STYLE, body=body)
 
 
-def _section(diagnosis: Diagnosis) -> Iterator[str]:
-    yield '<section class="run">'
-    yield f"<h1>{escape(title(diagnosis))}</h1>"
-    yield f'<p class="verdict">{escape(verdict(diagnosis))}</p>'
+def _section(diagnosis: Diagnosis) -> Markup:
+    return element("section", together(_parts(diagnosis), between="\n"), class_="run")
+
+
+def _parts(diagnosis: Diagnosis) -> Iterator[Markup]:
+    yield element("h1", title(diagnosis))
+    yield element("p", verdict(diagnosis), class_="verdict")
     summary = list(summary_lines(diagnosis))
     summary += [("not known", unknown(diagnosis))] if diagnosis.unknown else []
     summary += [("unchecked", unchecked(diagnosis))] if diagnosis.unchecked else []
-    rows = "".join(f"<dt>{escape(label)}</dt><dd>{escape(words)}</dd>" for label, words in summary)
-    if rows:
-        yield f"<dl>{rows}</dl>"
+    if summary:
+        yield element(
+            "dl", *(part for label, words in summary for part in (element("dt", label), element("dd", words)))
+        )
     if diagnosis.healthy and diagnosis.evidence:
-        yield "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in diagnosis.evidence) + "</ul>"
+        yield element("ul", *(element("li", sentence) for sentence in diagnosis.evidence))
     if diagnosis.prescription:
-        expected, command = diagnosis.prescription.repair.expectation(), diagnosis.prescription.command
-        heading = escape(fixes(diagnosis)).capitalize()
-        yield f'<h2>{heading}</h2><pre class="command">{escape(command)}</pre>'
-        yield f"<p>Predicted: {escape(expected)}</p>" if expected else ""
-        yield f"<p>Not in it: {escape(left_out(diagnosis))}</p>" if diagnosis.prescription.left_out else ""
+        yield element("h2", fixes(diagnosis).capitalize())
+        yield element("pre", diagnosis.prescription.command, class_="command")
+        if expected := diagnosis.prescription.repair.expectation():
+            yield element("p", f"Predicted: {expected}")
+        if diagnosis.prescription.left_out:
+            yield element("p", f"Not in it: {left_out(diagnosis)}")
     serious = [finding for finding in diagnosis.findings if finding.severity != "info"]
     notes = [finding for finding in diagnosis.findings if finding.severity == "info"]
     if serious:
-        yield "<h2>What to do, most urgent first</h2>"
+        yield element("h2", "What to do, most urgent first")
         yield from map(_article, serious)
     charts = (("Loss", loss_chart(diagnosis.case)), ("Throughput", throughput_chart(diagnosis.case)))
-    for caption, svg in charts:
-        if svg:
-            yield f"<figure><figcaption>{caption}</figcaption>{svg}</figure>"
+    for caption, chart in charts:
+        if chart:
+            yield element("figure", element("figcaption", caption), chart)
     if notes:
-        yield "<h2>Good to know</h2>"
+        yield element("h2", "Good to know")
         yield from map(_article, notes)
-    yield "</section>"
 
 
-def _article(finding: Finding) -> str:
-    seen = "\n".join(finding.seen)
-    evidence = f"<details><summary>evidence</summary><pre>{escape(seen)}</pre></details>" if seen else ""
-    patch = "\n".join(f"{key} = {value!r}" for key, value in finding.patch.items())
-    change = f"<pre>{escape(patch)}</pre>" if patch else ""
-    return (
-        f'<article class="{finding.severity}" id="{finding.rule}"><h3><span class="severity">{finding.severity}</span>'
-        f"{escape(finding.what)}</h3><p>{escape(finding.why)}</p><p><strong>Fix:</strong> {escape(finding.fix)}</p>"
-        f'{change}{evidence}<p class="rule"><code>{finding.rule}</code> · sure: {finding.sure}</p></article>'
-    )
+def _article(finding: Finding) -> Markup:
+    parts = [
+        element("h3", element("span", finding.severity, class_="severity"), finding.what),
+        element("p", finding.why),
+        element("p", element("strong", "Fix:"), f" {finding.fix}"),
+    ]
+    if finding.patch:
+        parts.append(element("pre", "\n".join(f"{key} = {value!r}" for key, value in finding.patch.items())))
+    if finding.seen:
+        evidence = element("pre", "\n".join(finding.seen))
+        parts.append(element("details", element("summary", "evidence"), evidence))
+    parts.append(element("p", element("code", finding.rule), f" · sure: {finding.sure}", class_="rule"))
+    return element("article", *parts, class_=finding.severity, id=finding.rule)

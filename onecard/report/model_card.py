@@ -9,6 +9,7 @@ from shlex import quote
 from onecard import units
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.plan.counts import count_params
+from onecard.report.markdown import code, fenced, plain
 from onecard.runs.folder import Run
 from onecard.runs.records import Checkpoint, Start, Step
 
@@ -32,25 +33,23 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
 
     `place` is where transformers finds the model: its name on the hub, or its folder, starting with `./`.
     """
-    load = [
-        "```python",
+    program = [
         "from transformers import AutoModelForCausalLM" + (", AutoTokenizer" if tokenizer else ""),
         "",
         f"model = AutoModelForCausalLM.from_pretrained({json.dumps(place)})",
         *([f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(place)})"] if tokenizer else []),
-        "```",
-        *(_publishing(place) if place.startswith("./") else []),
     ]
-    facts = [f"| {fact} | {value} |" for fact, value in _facts(run, config, step, tokenizer)]
+    facts = [f"| {fact} | {plain(value)} |" for fact, value in _facts(run, config, step, tokenizer)]
     keys = [f"{key} = {getattr(config, key)!r}" for key in SHOWN_KEYS]
     lines = [
         FRONT_MATTER,
-        f"# {name}",
+        f"# {plain(name)}",
         "",
         f"A GPT-2-shaped language model of {units.count(count_params(config).total)} parameters, "
         f"{_training(run.imported, config, step)}.",
         "",
-        *load,
+        *fenced("python", program),
+        *(_publishing(place) if place.startswith("./") else []),
         "",
         "## Facts of the run",
         "",
@@ -60,9 +59,7 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
         "",
         "## Settings",
         "",
-        "```python",
-        *keys,
-        "```",
+        *fenced("python", keys),
         "",
         "## Before you use it",
         "",
@@ -76,22 +73,23 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
 
 def _publishing(place: str) -> list[str]:
     """How to publish the model of a folder on the hub."""
+    upload = code(f"hf upload USER/NAME {quote(place)}")
     return [
         "",
-        f"Run this next to the folder. To publish it: `hf upload USER/NAME {quote(place)}`, then replace the folder",
+        f"Run this next to the folder. To publish it: {upload}, then replace the folder",
         "above with `USER/NAME`. Or use `onecard export RUN --to hf --push USER/NAME`, which does both.",
     ]
 
 
 def _training(imported: Checkpoint | None, config: RunConfig, step: int) -> str:
     """`trained on X from scratch`, or where the weights came from and how they were trained further."""
-    on = f"trained on `{_public(config.dataset)}`"
+    on = f"trained on {code(_public(config.dataset))}"
     if imported is None:
         return f"{on} from scratch"
     if imported.step or config.init_from == "scratch":  # a continued run keeps what it started from
-        source = f"`{_public(str(imported.more.get('imported_from', 'elsewhere')))}` at step {imported.step:,}"
+        source = f"{code(_public(str(imported.more.get('imported_from', 'elsewhere'))))} at step {imported.step:,}"
         return f"imported from {source}" + (f", then {on}" if step > imported.step else " and not trained further")
-    weights = f"the weights of `{_public(config.init_from)}`"
+    weights = f"the weights of {code(_public(config.init_from))}"
     return f"{on} from {weights}" if step else f"with {weights}, not trained further"
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from html import escape
 
 from onecard.plan.memory.predict import Memory
 from onecard.plan.memory.tape import Tape, changes
+from onecard.report.markup import Markup, element, picture, words_at
 from onecard.units import MIB, mib
 
 WIDTH, HEIGHT = 1100, 560
@@ -46,29 +46,25 @@ def timeline_svg(memory: Memory, *, title: str) -> str:
             base[event] += sizes.get(tag, 0)
         upper = [(x(event), y(base[event])) for event, _ in columns]
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*upper, *reversed(lower)])
-        body.append(
-            f'<polygon points="{points}" fill="{COLOURS[number % len(COLOURS)]}"><title>{escape(tag)}</title></polygon>'
-        )
+        colour = COLOURS[number % len(COLOURS)]
+        body.append(element("polygon", element("title", tag), points=points, fill=colour))
     body += _names(tags, peak, right)
     if (rounding := allocated - top) >= MIB:
         below = TOP + 12 + 24 * len(tags)
-        body.append(_text(right + 34, below, f"block rounding, not drawn: {rounding / MIB:,.0f} at the peak"))
+        body.append(words_at(right + 34, below, f"block rounding, not drawn: {rounding / MIB:,.0f} at the peak"))
     middle = x(evaluation)
-    body.append(
-        f'<line x1="{middle:.1f}" y1="{TOP}" x2="{middle:.1f}" y2="{floor}" stroke="#333" stroke-dasharray="4 3"/>'
-    )
-    body.append(_text(LEFT, floor + 24, "one training step"))
-    body.append(_text(middle + 4, floor + 24, "one evaluation"))
-    body.append(_text(LEFT, floor + 46, "left to right: allocations and frees in order (not time)", fill="#555"))
+    across = f"{middle:.1f}"
+    body.append(element("line", x1=across, y1=TOP, x2=across, y2=floor, stroke="#333", stroke_dasharray="4 3"))
+    body.append(words_at(LEFT, floor + 24, "one training step"))
+    body.append(words_at(middle + 4, floor + 24, "one evaluation"))
+    body.append(words_at(LEFT, floor + 46, "left to right: allocations and frees in order (not time)", fill="#555"))
     px, py = x(peak_event), y(top)
-    body.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4" fill="none" stroke="#000" stroke-width="2"/>')
+    body.append(element("circle", cx=f"{px:.1f}", cy=f"{py:.1f}", r=4, fill="none", stroke="#000", stroke_width=2))
     body.append(
-        _text(min(px, right - 330), py - 10, f"peak {mib(allocated)}: {tape.moment_at(peak_event)}", weight="bold")
+        words_at(min(px, right - 330), py - 10, f"peak {mib(allocated)}: {tape.moment_at(peak_event)}", weight="bold")
     )
-    body.append(_text(LEFT, 24, f"Predicted memory of {title}", size=16, weight="bold"))
-    view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif"'
-    background = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {view}>{background}{"".join(body)}</svg>\n'
+    body.append(words_at(LEFT, 24, f"Predicted memory of {title}", size=16, weight="bold"))
+    return f"{picture(*body, width=WIDTH, height=HEIGHT)}\n"
 
 
 def _last_step(tape: Tape) -> tuple[int, int]:
@@ -106,27 +102,20 @@ def _by_size(columns: list[Column]) -> list[str]:
     return sorted((tag for tag in names if most[tag] >= MIB), key=lambda tag: (-least[tag], -most[tag], tag))
 
 
-def _axis(top: int, y: Callable[[int], float], right: int) -> Iterator[str]:
+def _axis(top: int, y: Callable[[int], float], right: int) -> Iterator[Markup]:
     step = next(s for s in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 2**20) if top / MIB / s <= 10) * MIB
     for size in range(0, top + 1, step):
         height = y(size)
-        yield f'<line x1="{LEFT}" y1="{height:.1f}" x2="{right}" y2="{height:.1f}" stroke="#ddd"/>'
-        yield _text(LEFT - 8, height + 4, f"{size // MIB:,}", anchor="end")
-    yield _text(LEFT - 8, TOP - 12, "MiB", anchor="end")
+        yield element("line", x1=LEFT, y1=f"{height:.1f}", x2=right, y2=f"{height:.1f}", stroke="#ddd")
+        yield words_at(LEFT - 8, height + 4, f"{size // MIB:,}", anchor="end")
+    yield words_at(LEFT - 8, TOP - 12, "MiB", anchor="end")
 
 
-def _names(tags: list[str], peak: dict[str, int], right: int) -> Iterator[str]:
+def _names(tags: list[str], peak: dict[str, int], right: int) -> Iterator[Markup]:
     """Names next to the chart, in the order of the bands, with their size at the peak."""
     spacing = 24
     for number, tag in enumerate(reversed(tags)):
         colour = COLOURS[(len(tags) - 1 - number) % len(COLOURS)]
         height = TOP + 10 + number * spacing
-        yield f'<rect x="{right + 14}" y="{height - 10}" width="14" height="14" fill="{colour}" stroke="#333"/>'
-        yield _text(right + 34, height + 2, f"{tag}: {peak.get(tag, 0) / MIB:,.0f} at the peak")
-
-
-def _text(
-    x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", weight: str = "normal", fill: str = "#000"
-) -> str:
-    style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{fill}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
+        yield element("rect", x=right + 14, y=height - 10, width=14, height=14, fill=colour, stroke="#333")
+        yield words_at(right + 34, height + 2, f"{tag}: {peak.get(tag, 0) / MIB:,.0f} at the peak")

@@ -17,6 +17,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Self
 
 from onecard.errors import ConfigError, MachineError
+from onecard.opening import open_file, pieces
 from onecard.runs.files import write_atomically, writing
 from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, left_behind
@@ -286,8 +287,8 @@ def load_run(path: Path | str) -> Run:
         raise _no_run(path)
     history = History(())
     try:
-        with (folder / RECORDS).open("rb") as file:
-            history = read_lines(file)
+        with open_file(folder / RECORDS) as file:
+            history = read_lines(pieces(file, longest_bytes=_LONGEST_RECORD_BYTES))
     except FileNotFoundError:
         pass  # killed before its first record
     except OSError as problem:
@@ -396,7 +397,7 @@ def _is_settings(config: Mapping[str, object] | None) -> bool:
 def _holds_records(path: Path) -> bool:
     """Whether there is a records file that starts with a record or is still empty."""
     try:
-        with (path / RECORDS).open("rb") as file:
+        with open_file(path / RECORDS) as file:
             first = file.readline(_LONGEST_RECORD_BYTES)
     except (OSError, ValueError):
         return False

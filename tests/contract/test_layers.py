@@ -10,7 +10,9 @@ ROOT = Path(__file__).parents[2]
 LAYERS = {
     "onecard.errors": 0,
     "onecard.findings": 0,
+    "onecard.opening": 0,
     "onecard.units": 0,
+    "onecard.visible": 0,
     "onecard.machine": 1,
     "onecard.config": 1,
     "onecard.plan": 2,

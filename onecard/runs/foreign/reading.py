@@ -10,7 +10,7 @@ from onecard.errors import OnecardError
 from onecard.runs.foreign import card_names, llmc, messages, minimal, modded, nanochat, nanogpt, trainer
 from onecard.runs.foreign.draft import Draft
 from onecard.runs.foreign.shapes import RecordShape, StatementShape, shape
-from onecard.runs.foreign.text import decimals, segments, whole
+from onecard.runs.foreign.text import LONGEST_LINE_BYTES, decimals, segments, whole
 from onecard.runs.logged import Line, LoggedRun, recorded_run
 from onecard.runs.record_json import holds_record
 from onecard.runs.records import Step
@@ -55,7 +55,7 @@ def read_logs(lines: Iterable[bytes], *, source: str) -> tuple[LoggedRun, ...]:
     """The runs in a log, in order; OnecardError if nothing in it can be read."""
     beginning = list(islice(lines := iter(lines), _LINES_AT_ONCE))
     if trainer.is_state(b"".join(beginning)):
-        text = b"".join(chain(beginning, lines)).decode("utf-8", "replace")
+        text = b"".join(_first_bytes(chain(beginning, lines), trainer.LARGEST_STATE_BYTES)).decode("utf-8", "replace")
         if run := trainer.state_run(text, source=source):
             return (run,)
         beginning = text.encode().splitlines(keepends=True)
@@ -94,19 +94,22 @@ class _Reading:
         while batch := list(islice(lines, _LINES_AT_ONCE)):
             together = b"".join(batch)
             if b"\0" in together:  # UTF-16, as PowerShell writes it: everything we read in a log is ASCII
-                batch = [raw.replace(b"\0", b"") for raw in batch]
+                batch = [raw.translate(None, b"\0") for raw in batch]
                 together = b"".join(batch)
             needles = self._look_for(together)
-            for raw in batch:
-                self.lines += 1
-                if self._expects_more:
+            for piece in batch:
+                raw, goes_on = _after_cut(piece, previous), _is_cut(previous)
+                self.lines += not goes_on
+                if goes_on and not raw:
+                    pass
+                elif self._expects_more:
                     self._line(raw, previous)
                 elif not (self._long and self._spares(raw)):
                     for needle in needles:
                         if needle in raw:
                             self._line(raw, previous)
                             break
-                previous = raw
+                previous = piece
         self._give_up_wrapped(at_end=True)
         self._end_oom()
         self.draft.last_line = self.lines
@@ -296,6 +299,27 @@ class _Reading:
         """Start another run at this line."""
         self.draft.last_line = line.number - 1
         self.drafts.append(Draft(self.source, first_line=line.number))
+
+
+def _first_bytes(lines: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """The lines of about the first `most` bytes."""
+    for line in lines:
+        yield line
+        most -= len(line)
+        if most < 0:
+            return
+
+
+def _is_cut(piece: bytes) -> bool:
+    """Whether a long line goes on in the next piece."""
+    return len(piece) >= LONGEST_LINE_BYTES and not piece.endswith(b"\n")
+
+
+def _after_cut(piece: bytes, previous: bytes) -> bytes:
+    """What to read of a piece: all of it, or, if a text was cut in the middle, what follows that text."""
+    if not _is_cut(previous) or previous.endswith(b"\r"):
+        return piece
+    return piece.partition(b"\r")[2]
 
 
 # The start of a record that is cut off: its first word and number, then nothing or only the loss.

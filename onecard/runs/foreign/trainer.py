@@ -132,6 +132,7 @@ STATEMENTS = (
     ),
 )
 
+LARGEST_STATE_BYTES = 256 * 1024 * 1024  # of a trainer_state.json: more than a million entries
 _INNERMOST = re.compile(r"\{[^{}]*\}")
 
 

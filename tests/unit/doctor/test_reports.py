@@ -76,7 +76,7 @@ def test_steps_that_nothing_tells_are_said_to_be_unknown() -> None:
     summary = diagnoses_json([diagnosis])["runs"][0]["summary"]
     assert summary["last_step"] is None
     assert summary["last_val"]["step"] is None
-    assert ">losses</text>" in (loss_chart(diagnosis.case) or "")
+    assert ">losses</text>" in str(loss_chart(diagnosis.case))
 
 
 def test_a_note_shows_the_step_it_speaks_of_and_the_one_before() -> None:
@@ -139,7 +139,7 @@ def test_charts_are_drawings_that_parse_and_say_what_they_show() -> None:
     made = case(records=HEALTHY_RUN)
     for chart in (loss_chart(made), throughput_chart(case(records=timed(9.35)))):
         assert chart
-        tree = ElementTree.fromstring(chart)
+        tree = ElementTree.fromstring(str(chart))
         assert "ends at" in tree.attrib["aria-label"]
         assert tree.findall(".//polyline")
     assert loss_chart(case(None)) is None
@@ -149,7 +149,7 @@ def test_charts_are_drawings_that_parse_and_say_what_they_show() -> None:
 def test_a_point_of_the_chart_is_where_its_loss_is() -> None:
     chart = loss_chart(case(None, records=[evaluation(0, 4.0), evaluation(100, 3.0), evaluation(200, 2.0)]))
     assert chart
-    places = ElementTree.fromstring(chart).findall(".//circle")
+    places = ElementTree.fromstring(str(chart)).findall(".//circle")
     heights = [float(place.attrib["cy"]) for place in places]
     across = [float(place.attrib["cx"]) for place in places]
     assert across[1] - across[0] == pytest.approx(across[2] - across[1], abs=0.11)
