@@ -22,6 +22,7 @@ from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, left_behind
 from onecard.runs.record_json import holds_record, to_line
 from onecard.runs.records import Checkpoint, End, Eval, Record, Start, Step
+from onecard.untrusted_json import read_object
 
 if TYPE_CHECKING:
     import pandas
@@ -366,12 +367,11 @@ def _settings_of(path: Path) -> dict[str, object]:
 
 
 def config_in(path: Path) -> dict[str, object] | None:
-    """The content of a folder's config.json; None if it is missing or not a JSON object."""
+    """The content of a folder's config.json; None if it is missing, not a JSON object, or an empty one."""
     try:
-        config = json.loads((path / CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_object(path / CONFIG) or None
+    except (OSError, ValueError):  # ValueError: not JSON, or a name that no file can have
         return None
-    return config if isinstance(config, dict) else None
 
 
 def is_config_of_run(path: Path) -> bool:

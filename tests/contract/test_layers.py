@@ -11,6 +11,7 @@ LAYERS = {
     "onecard.errors": 0,
     "onecard.findings": 0,
     "onecard.units": 0,
+    "onecard.untrusted_json": 0,
     "onecard.machine": 1,
     "onecard.config": 1,
     "onecard.plan": 2,
