@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from onecard.errors import ConfigError, MachineError
 from onecard.runs.files import write_atomically, writing
 from onecard.runs.history import History, each_step_once, read_lines
-from onecard.runs.lock import Lock, left_behind
+from onecard.runs.lock import Lock, held_here, left_behind
 from onecard.runs.record_json import holds_record, to_line
 from onecard.runs.records import Checkpoint, End, Eval, Record, Start, Step
 from onecard.untrusted_json import read_object
@@ -124,6 +124,7 @@ class RunFolder:
     def __init__(self, path: Path, *, lock: Lock, config: Mapping[str, object]) -> None:
         self.path = path
         self.config = config
+        self.on_note: Callable[[str], None] = lambda _: None  # gets what the user should know
         self._lock = lock
         with writing(path / RECORDS):
             self._records = os.open(path / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -133,6 +134,7 @@ class RunFolder:
         """Add a record. It survives a crash of this process, and a power cut too, except for steps (for speed)."""
         line = to_line(record)
         with writing(self.path / RECORDS):
+            self._restore_records()
             if not self._ends_in_newline():
                 line = b"\n" + line  # the last line is damaged: without a newline this one would be lost too
             written = os.write(self._records, line)
@@ -140,6 +142,27 @@ class RunFolder:
                 written += os.write(self._records, line[written:])
             if not isinstance(record, Step):
                 os.fsync(self._records)
+
+    def _restore_records(self) -> None:
+        """Write the records file again if it was deleted or replaced: until now this process has it open, and whole.
+
+        Where the folder itself is gone there is no place to write it: `follow` reports that before the next checkpoint.
+        """
+        place = self.path / RECORDS
+        if os.fstat(self._records).st_nlink or self._is_at(self.path) or not held_here(self.path / LOCK):
+            return
+        os.lseek(self._records, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(self._records), "rb") as file:
+            before = file.read()
+        after = place.read_bytes() if place.is_file() else b""
+        if before.startswith(after):  # deleted, or put back from an older copy
+            write_atomically(place, before)
+            self.on_note(f"{place} was deleted while the run trained: it was written again, with all records so far")
+        else:
+            self.on_note(f"{place} was replaced while the run trained: new records are added to what is there now")
+        opened = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        os.close(self._records)
+        self._records = opened
 
     def follow(self) -> bool:
         """Whether the folder was moved; if so, `path` is updated. MachineError if the folder is gone."""

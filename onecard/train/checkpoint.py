@@ -177,6 +177,17 @@ def prune(folder: Path, *, saved: Path, keep: int) -> list[str]:
     return _delete(_superfluous(folder, step=step_of(saved), keep=keep))
 
 
+def finish_pruning(folder: Path, *, resumed: Path, keep: int) -> list[str]:
+    """Delete what a kill left of an earlier save or `prune`, before a run continues from `resumed`; notes as in `prune`.
+
+    A run that was killed while it pruned for the last time saves nothing more. Damaged later checkpoints stay until
+    the next save: somebody may still restore them.
+    """
+    checkpoint_files.clear_leftovers(folder)
+    old = _superfluous(folder, step=step_of(resumed), keep=keep)
+    return _delete(path for path in old if step_of(path) < step_of(resumed))
+
+
 def _superfluous(folder: Path, *, step: int, keep: int) -> list[Path]:
     """All checkpoints but the best and the newest `keep` up to `step`."""
     marked = best(folder)

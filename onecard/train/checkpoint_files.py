@@ -174,12 +174,12 @@ def verified_state(path: Path, names: list[str]) -> dict[str, Any]:
                 fix="use the onecard version that wrote it, or a newer one",
             )
         if schema != SCHEMA:
-            raise BadJson(f"it has schema {schema}, this onecard reads {SCHEMA}")
+            raise bad(path, f"{STATE} has schema {schema}, this onecard reads {SCHEMA}")
         if content.pop("sha256", None) != _digest(content):
-            raise BadJson("it does not match its checksum")
+            raise bad(path, f"{STATE} does not match its checksum")
         state = {name: field(content, name, read) for name, read in _FIELDS.items()}
         if checkpoint_step(path.name) not in (None, state["step"]):
-            raise BadJson(f"it was saved at step {state['step']:,}, and its folder is called {path.name}")
+            raise bad(path, f"{STATE} was saved at step {state['step']:,}, and its folder is called {path.name}")
         for name in names:
             saved, size = state["files"].get(name, {}), (path / name).stat().st_size
             if size != field(saved, "bytes", whole):

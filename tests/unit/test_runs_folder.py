@@ -303,7 +303,7 @@ def test_a_second_training_in_a_folder_is_refused(run: RunFolder) -> None:
 def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from onecard.runs.folder import create_run\n"
-        "run = create_run(Path(sys.argv[1]), config={}); print('locked', flush=True); time.sleep(60)"
+        "run = create_run(Path(sys.argv[1]), config={'n_layer': 2}); print('locked', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, cwd=ROOT) as other:
         assert other.stdout is not None
@@ -319,7 +319,7 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
 def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
     code = (
         "import os, sys, time; from pathlib import Path; from onecard.runs.folder import create_run\n"
-        "run = create_run(Path(sys.argv[1]), config={})\n"
+        "run = create_run(Path(sys.argv[1]), config={'n_layer': 2})\n"
         "if os.fork() == 0: print(os.getpid(), flush=True)\n"
         "time.sleep(60)"
     )
