@@ -380,9 +380,10 @@ def _settings_of(path: Path) -> dict[str, object]:
         settings = _last_started(load_run(path).history)
     if settings is None:
         is_there = (path / CONFIG).is_file()
+        problem = f"it {_config_problem(path)}; it" if is_there else "it"
         raise ConfigError(
             f"{path / CONFIG} is {'damaged' if is_there else 'missing'}",
-            why=f"it holds the settings of the run, and {RECORDS} has no start record to read them from",
+            why=f"{problem} holds the settings of the run, and {RECORDS} has no start record to read them from",
             fix="restore a copy of it, or start a new run in another folder with --out_dir=PATH",
             name="damaged-run",
         )
@@ -395,6 +396,14 @@ def config_in(path: Path) -> dict[str, object] | None:
         return read_object(path / CONFIG) or None
     except (OSError, ValueError):  # ValueError: not JSON, or a name that no file can have
         return None
+
+
+def _config_problem(path: Path) -> str:
+    """What is wrong with a folder's config.json: "is empty ({})"."""
+    try:
+        return "does not have the keys of a run" if read_object(path / CONFIG) else "is empty ({})"
+    except (OSError, ValueError) as problem:
+        return f"cannot be read ({str(problem)[:80]})"
 
 
 def is_config_of_run(path: Path) -> bool:
@@ -429,10 +438,12 @@ def _holds_records(path: Path) -> bool:
 def _no_run(path: Path) -> ConfigError:
     near = [run.name for folder in (path, path.parent) for run in runs_in(folder) if run != path]
     beside = f"; runs near it: {', '.join(near[:5])}" if near else ""
-    other = f"its {CONFIG} does not have the keys of a run, and it has no {RECORDS} of a run"
+    why = f"a run is a folder with {CONFIG} and {RECORDS}"
+    if (path / CONFIG).is_file():
+        why = f"its {CONFIG} {_config_problem(path)}, and it has no {RECORDS} of a run"
     return ConfigError(
         f"there is no run in {path}",
-        why=(other if config_in(path) is not None else f"a run is a folder with {CONFIG} and {RECORDS}") + beside,
+        why=why + beside,
         fix="give the folder of a run, such as runs/default",
         name="no-such-run",
     )
