@@ -391,9 +391,6 @@ def _restore_optimizer(
         by_name.setdefault(name, {})[key] = tensor
     names = {parameter: name for name, parameter in model.named_parameters()}
     numbered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    unknown = by_name.keys() - {names[parameter] for parameter in numbered}
-    if unknown:
-        raise _mismatch(path, [f"the optimizer has no parameter {name:.60}" for name in sorted(unknown)])
     check_moments(path, by_name, dict(model.named_parameters()))
     # safetensors maps the file into memory; what stays on the CPU is copied, so that the file may be deleted.
     state = {
@@ -406,6 +403,10 @@ def _restore_optimizer(
 
 def check_moments(path: Path, by_name: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, Tensor]) -> None:
     """Refuse moments that AdamW cannot have made: of another size or type than their parameters, or some missing."""
+    if unknown := sorted(by_name.keys() - parameters.keys()):
+        raise checkpoint_files.bad(
+            path, f"{OPTIMIZER} is for {unknown[0] or 'nothing':.60}, and the model has no such part"
+        )
     for name, parameter in parameters.items():
         moments = by_name.get(name)
         if moments is None:  # before its first update, or a parameter that had no gradient yet
