@@ -178,7 +178,7 @@ def prune(folder: Path, *, saved: Path, keep: int) -> list[str]:
 
 
 def finish_pruning(folder: Path, *, resumed: Path, keep: int) -> list[str]:
-    """Delete what a kill left of an earlier save or `prune`, before a run continues from `resumed`; notes as in `prune`.
+    """Delete what a kill left of an earlier save or `prune`, before a run continues from `resumed`; notes as there.
 
     A run that was killed while it pruned for the last time saves nothing more. Damaged later checkpoints stay until
     the next save: somebody may still restore them.

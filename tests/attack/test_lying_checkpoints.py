@@ -23,7 +23,9 @@ torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'one
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from onecard.cli.main import run  # noqa: E402
+from onecard.runs import folder  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
+from onecard.runs.records import Start, Step  # noqa: E402
 from onecard.train import checkpoint, checkpoint_files, interchange  # noqa: E402
 from onecard.train.interchange import read_run  # noqa: E402
 
@@ -32,6 +34,7 @@ TINY = [
     *("--warmup_iters=2", "--eval_interval=4", "--eval_iters=2", "--max_iters=8", "--lr_decay_iters=8"),
 ]
 NAME = "transformer.h.1.ln_1.weight"
+NEWEST = Path("r/checkpoints/step-00000008")
 MATRIX = "transformer.h.0.mlp.c_fc.weight"
 
 
@@ -235,6 +238,7 @@ def hostile_header(dtype: str, shape: list[int], data: bytes) -> bytes:
         hostile_header("X9", [1], b"1234"),
         hostile_header("F32", [0, 2**40], b""),
     ],
+    ids=lambda content: content[8:80].decode("ascii", "replace") or "empty",
 )
 def test_a_folder_with_made_up_safetensors_is_refused(refused: Refused, content: bytes) -> None:
     Path("hf/model.safetensors").write_bytes(content)
@@ -253,6 +257,7 @@ def test_a_folder_with_made_up_safetensors_is_refused(refused: Refused, content:
         '{"weight_map": {"a": "gone.safetensors"}}',
         '{"weight_map": {}}',
     ],
+    ids=lambda text: text[:40],
 )
 def test_an_index_that_lies_is_refused(refused: Refused, index: str) -> None:
     Path("hf/model.safetensors").rename("hf/a.safetensors")
@@ -386,15 +391,19 @@ def test_an_optimizer_that_is_not_nanogpts_starts_anew(params: Any, capsys: pyte
 
 
 def rewrite(change: Callable[[dict[str, Any]], dict[str, Any]], file: str) -> None:
-    """Change the tensors of the newest checkpoint, and its checksums, as anybody can."""
-    folder = Path("r/checkpoints/step-00000008")
-    content = json.loads((folder / "state.json").read_text())
+    """Change the tensors of the newest checkpoint, and its checksums."""
+    path = NEWEST / file
+    save_file(change({name: tensor.clone() for name, tensor in load_file(path).items()}), path)
+    sign(file)
+
+
+def sign(file: str) -> None:
+    """Give the newest checkpoint the checksums that fit its file, as anybody can."""
+    content = json.loads((NEWEST / "state.json").read_text())
     content.pop("sha256")
-    tensors = {name: tensor.clone() for name, tensor in load_file(folder / file).items()}
-    save_file(change(tensors), folder / file)
-    digest = checkpoint_files._file_digest(folder / file)
-    content["files"][file] = {"bytes": (folder / file).stat().st_size, "sha256": digest}
-    (folder / "state.json").write_text(json.dumps(content | {"sha256": checkpoint_files._digest(content)}))
+    digest = checkpoint_files._file_digest(NEWEST / file)
+    content["files"][file] = {"bytes": (NEWEST / file).stat().st_size, "sha256": digest}
+    (NEWEST / "state.json").write_text(json.dumps(content | {"sha256": checkpoint_files._digest(content)}))
 
 
 def without_last_layer(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -435,14 +444,8 @@ def test_moments_of_a_run_that_lie_are_refused(refused: Refused, name: str) -> N
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
 def test_a_run_with_made_up_safetensors_is_refused(refused: Refused, file: str) -> None:
-    rewrite(lambda tensors: tensors, file)
-    folder = Path("r/checkpoints/step-00000008")
-    (folder / file).write_bytes(hostile_header("F4", [2], b"1"))
-    content = json.loads((folder / "state.json").read_text())
-    content.pop("sha256")
-    size = (folder / file).stat().st_size
-    content["files"][file] = {"bytes": size, "sha256": checkpoint_files._file_digest(folder / file)}
-    (folder / "state.json").write_text(json.dumps(content | {"sha256": checkpoint_files._digest(content)}))
+    (NEWEST / file).write_bytes(hostile_header("F4", [2], b"1"))
+    sign(file)
     refused("export", "r", "--to", "nanogpt", "--out", "x")
 
 
@@ -590,3 +593,25 @@ def test_a_flipped_or_cut_file_is_found_or_harmless(
         assert code in (0, 2), (place, capsys.readouterr().err)
         if code == 0 and file in ("nano", "hf/config.json"):  # a folder's safetensors have no checksum
             assert same(read_run(Path(f"new{place}")).weights, weights), place
+
+
+# Records deleted under a run
+
+
+def test_records_deleted_under_a_run_are_noticed_and_written_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = folder.to_line
+
+    def deleting(record: Any) -> bytes:
+        if isinstance(record, Step) and record.step == 3:
+            Path("new/records.jsonl").unlink()
+        return original(record)
+
+    monkeypatch.setattr(folder, "to_line", deleting)
+    assert run(["train", *TINY, "--out_dir=new"]) == 0
+    assert "new/records.jsonl was deleted while the run trained" in " ".join(capsys.readouterr().err.split())
+    found = load_run("new")
+    assert [step.step for step in found.steps] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert isinstance(found.records[0], Start)
+    assert found.finished

@@ -29,8 +29,11 @@ from onecard.train.optim import make_optimizer  # noqa: E402
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=31, bias=True, dropout=0.1)
 
 SCALER = {
-    **{"scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5},
-    **{"growth_interval": 2000, "_growth_tracker": 3},
+    "scale": 65536.0,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+    "_growth_tracker": 3,
 }
 
 
