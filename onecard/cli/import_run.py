@@ -73,13 +73,13 @@ def _new_folder(config: RunConfig, *, again: str) -> RunFolder:
         if problem.name != "run-exists":
             raise
         another = quote(f"--out_dir={free_path(path)}")
-        go_on = f"or go on with the one there: onecard train --resume {quote(str(path))}"
+        go_on = f"or continue the one there: onecard train --resume {quote(str(path))}"
         fix = f"{again} {another}   ({go_on})"
         raise ConfigError(problem.what, why=problem.why, fix=fix, name=problem.name) from problem
 
 
 def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
-    """The data the run will go on with, and what to know about it; (None, …) if it is not here."""
+    """The data the run will continue with, and what to know about it; (None, …) if it is not here."""
     from onecard.data.checks import check_dataset
 
     try:
@@ -88,7 +88,7 @@ def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
         if error.name != "no-such-dataset":
             raise
         resume = f"onecard train --resume {quote(config.out_dir)} --dataset=PATH"
-        return None, [f"the dataset {config.dataset} is not here; to go on training: {resume}"]
+        return None, [f"the dataset {config.dataset} is not here; to continue training: {resume}"]
     findings = check_dataset(
         found, block_size=config.block_size, vocab_size=config.vocab_size, eval_block_size=config.eval_block_size
     )

@@ -22,7 +22,7 @@ from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, held_here, left_behind
 from onecard.runs.record_json import holds_record, to_line
 from onecard.runs.records import Checkpoint, End, Eval, Record, Start, Step
-from onecard.untrusted_json import read_object
+from onecard.untrusted_json import BadJson, read_object
 
 if TYPE_CHECKING:
     import pandas
@@ -379,11 +379,11 @@ def _settings_of(path: Path) -> dict[str, object]:
     if settings is None:
         settings = _last_started(load_run(path).history)
     if settings is None:
-        is_there = (path / CONFIG).is_file()
-        problem = f"it {_config_problem(path)}; it" if is_there else "it"
+        problem = _config_problem(path)
+        found = f"it {problem}; " if problem else ""
         raise ConfigError(
-            f"{path / CONFIG} is {'damaged' if is_there else 'missing'}",
-            why=f"{problem} holds the settings of the run, and {RECORDS} has no start record to read them from",
+            f"{path / CONFIG} is {'damaged' if problem else 'missing'}",
+            why=f"{found}it holds the settings of the run, and {RECORDS} has no start record to read them from",
             fix="restore a copy of it, or start a new run in another folder with --out_dir=PATH",
             name="damaged-run",
         )
@@ -398,12 +398,14 @@ def config_in(path: Path) -> dict[str, object] | None:
         return None
 
 
-def _config_problem(path: Path) -> str:
-    """What is wrong with a folder's config.json: "is empty ({})"."""
+def _config_problem(path: Path) -> str | None:
+    """What is wrong with a folder's config.json, such as "is empty ({})"; None if there is no such file."""
     try:
         return "does not have the keys of a run" if read_object(path / CONFIG) else "is empty ({})"
-    except (OSError, ValueError) as problem:
-        return f"cannot be read ({str(problem)[:80]})"
+    except BadJson as problem:
+        return f"cannot be read ({problem})"
+    except (OSError, ValueError):
+        return None
 
 
 def is_config_of_run(path: Path) -> bool:
@@ -439,8 +441,8 @@ def _no_run(path: Path) -> ConfigError:
     near = [run.name for folder in (path, path.parent) for run in runs_in(folder) if run != path]
     beside = f"; runs near it: {', '.join(near[:5])}" if near else ""
     why = f"a run is a folder with {CONFIG} and {RECORDS}"
-    if (path / CONFIG).is_file():
-        why = f"its {CONFIG} {_config_problem(path)}, and it has no {RECORDS} of a run"
+    if problem := _config_problem(path):
+        why = f"its {CONFIG} {problem}, and it has no {RECORDS} of a run"
     return ConfigError(
         f"there is no run in {path}",
         why=why + beside,

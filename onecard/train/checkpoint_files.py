@@ -196,7 +196,7 @@ def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
             return load_file(path / name)
         except FileNotFoundError as missing:  # safetensors does not say which
             raise FileNotFoundError(missing.errno, missing.strerror, str(path / name)) from None
-        except SafetensorError as problem:
+        except (SafetensorError, RuntimeError) as problem:  # RuntimeError: it was deleted after it was opened
             raise BadJson(f"it cannot be read: {first_line(problem, 120)}") from problem
         except KeyError as problem:
             raise BadJson(f"it holds numbers of the type {problem}, which torch does not have") from problem

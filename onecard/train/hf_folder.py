@@ -90,7 +90,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
             return load_file(folder / WEIGHTS)
         if (folder / SHARDS).is_file():
             return {name: tensor for file in _shards(folder) for name, tensor in load_file(folder / file).items()}
-    except (OSError, ValueError, KeyError, SafetensorError) as problem:  # KeyError: a type that torch does not have
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:  # KeyError: an unknown type
         raise ConfigError(
             f"the weights in {folder} cannot be read",
             why=f"{str(problem)[:160] or type(problem).__name__}",

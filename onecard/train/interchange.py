@@ -98,7 +98,7 @@ def checkpoint_of(path: Path, *, best: bool) -> tuple[Path, tuple[str, ...]]:
 
 
 def _best_checkpoint(path: Path) -> Path:
-    """The checkpoint of a run that is marked as its best; where there is none any more, the error says what is used
+    """The checkpoint of a run that is marked as its best; if it is gone, the error says what is used
     without --best."""
     folder = path / CHECKPOINTS
     marked = checkpoint.best(folder)

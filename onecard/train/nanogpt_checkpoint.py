@@ -135,9 +135,11 @@ def _one_number(tensor: Tensor) -> float:
 def _moments(optimizer: object, weights: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]], str | None]:
     """(AdamW's moments by parameter, None), or ({}, why they could not be used)."""
     if optimizer is None:
-        return {}, "the file holds no optimizer: AdamW's moments start anew, and the loss may rise for some steps"
+        return {}, "the file holds no optimizer: AdamW's moments start from zero, and the loss may rise for some steps"
     state, groups = (_dictionary(optimizer).get(name) for name in ("state", "param_groups"))
-    other = "its optimizer is not nanoGPT's AdamW: its moments start anew, and the loss may rise for some steps"
+    other = (
+        "its optimizer is not nanoGPT's AdamW: AdamW's moments start from zero, and the loss may rise for some steps"
+    )
     names = numbered_names({name: tensor.dim() for name, tensor in weights.items()})
     if not isinstance(state, dict) or not isinstance(groups, list):
         return {}, other

@@ -265,7 +265,7 @@ def _unreadable(path: Path, problem: Exception) -> ConfigError:
         return ConfigError(
             f"{path} holds more than data, and was not opened",
             why=f"loading it would call {wanted:.60}: a pickle can run any program, and onecard runs none",
-            fix="get the file from whom you trust, and save it again there with plain numbers, texts and tensors only",
+            fix="save it again with only numbers, texts and tensors in it, or get it from somebody you trust",
             name="unsafe-checkpoint",
         )
     why = f"torch says: {first_line(problem, 160)}"

@@ -387,7 +387,7 @@ def test_weights_that_came_without_data_get_them_on_resume(onecard: Any, trained
     done = onecard("import", "pub", *few)
     assert done.next == ["onecard sample runs/pub"]
     assert onecard(*shlex.split(done.next[0])[1:], "--length", "3").code == 0
-    told = "the dataset openwebtext is not here; to go on training: onecard train --resume runs/pub --dataset=PATH"
+    told = "the dataset openwebtext is not here; to continue training: onecard train --resume runs/pub --dataset=PATH"
     assert told in done.err
     lost = onecard("train", "--resume", "runs/pub", "--max_iters=3")
     assert lost.fix == ["train", "--resume", "runs/pub", "--max_iters=3", "--dataset=PATH"]
