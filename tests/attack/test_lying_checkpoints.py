@@ -578,7 +578,9 @@ def damage(source: Path, path: Path, kind: str, place: int) -> None:
 
 
 def same(mine: Any, theirs: Any) -> bool:
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    """Whether the models are: biases that are all zero, as in the exported folder, make no other model."""
+    zeros = all(name.endswith(".bias") and not mine[name].any() for name in mine.keys() - theirs.keys())
+    return zeros and all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize(("file", "kind", "tenth"), damages())
