@@ -26,7 +26,7 @@ NOT_TAKEN = frozenset("out_dir device backend".split())
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """A model to start from, and where it lay."""
+    """A model to start from, and where it was found."""
 
     source: Path
     snapshot: Snapshot
@@ -110,7 +110,7 @@ def bring(source: str, *, download: bool = False) -> tuple[Path, Snapshot]:
 def imported_config(snapshot: Snapshot, flags: Flags, source: Path, *, name: str) -> tuple[Snapshot, RunConfig]:
     """nanoGPT's defaults < what the checkpoint says < flags; the shape is the checkpoint's, or a shorter context.
 
-    Weights alone begin a new run, whose init_from is their `name`; a run that goes on keeps its own.
+    Weights alone begin a new run, whose init_from is their `name`; a run that continues keeps its own.
     """
     from onecard.config.resolve import checked, flag_values
     from onecard.config.schema import KEYS
@@ -157,7 +157,7 @@ def put(
 
 
 def _default_folder(source: Path) -> Path:
-    """runs/ and the name of the folder it lies in: nanoGPT's checkpoints are all called ckpt.pt."""
+    """runs/ and the name of the folder it is in: nanoGPT's checkpoints are all called ckpt.pt."""
     place = source.resolve()
     if place.parent.name == "snapshots":  # models--org--name/snapshots/revision, in the hub's cache
         return Path("runs") / place.parent.parent.name.rpartition("--")[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +20,10 @@ from onecard.errors import ConfigError, MachineError
 from onecard.opening import open_file, pieces
 from onecard.runs.files import write_atomically, writing
 from onecard.runs.history import History, each_step_once, read_lines
-from onecard.runs.lock import Lock, left_behind
+from onecard.runs.lock import Lock, held_here, left_behind
 from onecard.runs.record_json import holds_record, to_line
 from onecard.runs.records import Checkpoint, End, Eval, Record, Start, Step
+from onecard.untrusted_json import BadJson, read_object
 
 if TYPE_CHECKING:
     import pandas
@@ -124,6 +125,7 @@ class RunFolder:
     def __init__(self, path: Path, *, lock: Lock, config: Mapping[str, object]) -> None:
         self.path = path
         self.config = config
+        self.on_note: Callable[[str], None] = lambda _: None  # gets what the user should know
         self._lock = lock
         with writing(path / RECORDS):
             self._records = os.open(path / RECORDS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -133,6 +135,7 @@ class RunFolder:
         """Add a record. It survives a crash of this process, and a power cut too, except for steps (for speed)."""
         line = to_line(record)
         with writing(self.path / RECORDS):
+            self._restore_records()
             if not self._ends_in_newline():
                 line = b"\n" + line  # the last line is damaged: without a newline this one would be lost too
             written = os.write(self._records, line)
@@ -140,6 +143,27 @@ class RunFolder:
                 written += os.write(self._records, line[written:])
             if not isinstance(record, Step):
                 os.fsync(self._records)
+
+    def _restore_records(self) -> None:
+        """Write the records file again if it was deleted or replaced: until now this process has it open, and whole.
+
+        Where the folder itself is gone there is no place to write it: `follow` reports that before the next checkpoint.
+        """
+        place = self.path / RECORDS
+        if os.fstat(self._records).st_nlink or self._is_at(self.path) or not held_here(self.path / LOCK):
+            return
+        os.lseek(self._records, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(self._records), "rb") as file:
+            before = file.read()
+        after = place.read_bytes() if place.is_file() else b""
+        if before.startswith(after):  # deleted, or put back from an older copy
+            write_atomically(place, before)
+            self.on_note(f"{place} was deleted while the run trained: it was written again, with all records so far")
+        else:
+            self.on_note(f"{place} was replaced while the run trained: new records are added to what is there now")
+        opened = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        os.close(self._records)
+        self._records = opened
 
     def follow(self) -> bool:
         """Whether the folder was moved; if so, `path` is updated. MachineError if the folder is gone."""
@@ -356,10 +380,11 @@ def _settings_of(path: Path) -> dict[str, object]:
     if settings is None:
         settings = _last_started(load_run(path).history)
     if settings is None:
-        is_there = (path / CONFIG).is_file()
+        problem = _config_problem(path)
+        found = f"it {problem}; " if problem else ""
         raise ConfigError(
-            f"{path / CONFIG} is {'damaged' if is_there else 'missing'}",
-            why=f"it holds the settings of the run, and {RECORDS} has no start record to read them from",
+            f"{path / CONFIG} is {'damaged' if problem else 'missing'}",
+            why=f"{found}it holds the settings of the run, and {RECORDS} has no start record to read them from",
             fix="restore a copy of it, or start a new run in another folder with --out_dir=PATH",
             name="damaged-run",
         )
@@ -367,12 +392,21 @@ def _settings_of(path: Path) -> dict[str, object]:
 
 
 def config_in(path: Path) -> dict[str, object] | None:
-    """The content of a folder's config.json; None if it is missing or not a JSON object."""
+    """The content of a folder's config.json; None if it is missing, not a JSON object, or an empty one."""
     try:
-        config = json.loads((path / CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_object(path / CONFIG) or None
+    except (OSError, ValueError):  # ValueError: not JSON, or a name that no file can have
         return None
-    return config if isinstance(config, dict) else None
+
+
+def _config_problem(path: Path) -> str | None:
+    """What is wrong with a folder's config.json, such as "is empty ({})"; None if there is no such file."""
+    try:
+        return "does not have the keys of a run" if read_object(path / CONFIG) else "is empty ({})"
+    except BadJson as problem:
+        return f"cannot be read ({problem})"
+    except (OSError, ValueError):
+        return None
 
 
 def is_config_of_run(path: Path) -> bool:
@@ -407,10 +441,12 @@ def _holds_records(path: Path) -> bool:
 def _no_run(path: Path) -> ConfigError:
     near = [run.name for folder in (path, path.parent) for run in runs_in(folder) if run != path]
     beside = f"; runs near it: {', '.join(near[:5])}" if near else ""
-    other = f"its {CONFIG} does not have the keys of a run, and it has no {RECORDS} of a run"
+    why = f"a run is a folder with {CONFIG} and {RECORDS}"
+    if problem := _config_problem(path):
+        why = f"its {CONFIG} {problem}, and it has no {RECORDS} of a run"
     return ConfigError(
         f"there is no run in {path}",
-        why=(other if config_in(path) is not None else f"a run is a folder with {CONFIG} and {RECORDS}") + beside,
+        why=why + beside,
         fix="give the folder of a run, such as runs/default",
         name="no-such-run",
     )

@@ -79,10 +79,10 @@ def left_behind(path: Path) -> bool:
     pid, host = holder
     if host != socket.gethostname():
         return False
-    return not _held_here(path) if pid == os.getpid() else not _lives_here(pid, host)
+    return not held_here(path) if pid == os.getpid() else not _lives_here(pid, host)
 
 
-def _held_here(path: Path) -> bool:
+def held_here(path: Path) -> bool:
     """Whether this process holds the lock of a file."""
     with suppress(OSError):
         return any(os.path.samestat(os.fstat(descriptor), path.stat()) for descriptor in _held)

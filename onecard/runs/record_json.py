@@ -18,11 +18,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from onecard.findings import Finding
 from onecard.runs.records import KINDS, FindingRecord, Record, Unknown
+from onecard.untrusted_json import BadJson, field, mapping, number, optional, parsed, seconds, text, whole, yes_or_no
 
-Reader = Callable[[object], object]  # the value of a field from its JSON value; NotARecord if the type is wrong
+Reader = Callable[[object], object]  # the value of a field from its JSON value; BadJson if the type is wrong
 
 
-class NotARecord(ValueError):
+class NotARecord(BadJson):
     """JSON that is not a record: it has no kind, lacks a field, or has a field of another type."""
 
 
@@ -50,8 +51,8 @@ def from_json(value: object) -> Record:
     if kind not in KINDS:
         return Unknown(kind=kind, more=more)
     try:
-        known = {name: read(value.get(name)) for name, read in readers.items()}
-    except NotARecord as problem:
+        known = {name: field(value, name, read) for name, read in readers.items()}
+    except BadJson as problem:
         raise NotARecord(f"{kind}: {problem}") from None
     record: Record = KINDS[kind](**known, more=more)
     return record
@@ -60,10 +61,9 @@ def from_json(value: object) -> Record:
 def from_line(line: bytes) -> Record:
     """The record in one line; NotARecord if the line is cut off, damaged, or something else."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as problem:  # ValueError: not JSON, not UTF-8, or a number of a million digits
-        raise NotARecord("not JSON") from problem
-    return from_json(value)
+        return from_json(parsed(line))
+    except BadJson as problem:
+        raise NotARecord(str(problem)) from None
 
 
 def holds_record(line: bytes) -> bool:
@@ -85,76 +85,54 @@ def _strict(value: object) -> object:
     return value
 
 
-def _whole(value: object) -> object:
-    if type(value) is int:
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    raise NotARecord(f"{value!r:.40} is not a whole number")
-
-
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def _number(value: object) -> object:
-    if type(value) is float:
-        return value
-    if type(value) is int and abs(value) < 2**1023:
-        return float(value)
+def _number(value: object) -> float:
+    """A number, also one that is not finite."""
     if isinstance(value, str) and value in _NOT_FINITE:
         return _NOT_FINITE[value]
-    raise NotARecord(f"{value!r:.40} is not a number")
+    return value if isinstance(value, float) and not math.isfinite(value) else number(value)
 
 
-def _number_or_nan(value: object) -> object:
+def _number_or_nan(value: object) -> float:
     """The number; a null in place of a required number is another writer's NaN."""
     return math.nan if value is None else _number(value)
 
 
-def _instance(of: type, words: str) -> Reader:
-    """A reader that accepts values of one type unchanged."""
-
-    def read(value: object) -> object:
-        if isinstance(value, of):
-            return value
-        raise NotARecord(f"{value!r:.40} is not {words}")
-
-    return read
-
-
-_text, _yes_or_no, _object = _instance(str, "text"), _instance(bool, "true or false"), _instance(dict, "an object")
-
-
 def _finding(value: object) -> object:
     """The Finding in its JSON. Fields that a later version adds are dropped."""
-    if not isinstance(value, dict):
-        raise NotARecord("no finding")
+    value = mapping(value)
     names = ("rule", "severity", "sure", "what", "why", "fix")
-    texts: dict[str, Any] = {name: _text(value.get(name)) for name in names}
+    texts: dict[str, Any] = {name: field(value, name, text) for name in names}
     seen, patch = value.get("seen", []), value.get("patch", {})
     if not isinstance(seen, list) or not all(isinstance(line, str) for line in seen) or not isinstance(patch, dict):
-        raise NotARecord("no finding")
+        raise BadJson("is not a finding")
     return Finding(**texts, seen=tuple(seen), patch=patch)
 
 
-_BY_TYPE: dict[Any, Reader] = {int: _whole, float: _number_or_nan, str: _text, bool: _yes_or_no, Finding: _finding}
+_BY_TYPE: dict[Any, Reader] = {int: whole, float: _number_or_nan, str: text, bool: yes_or_no, Finding: _finding}
 
 
 def _reader(hint: Any) -> Reader:
     """The reader for a field of this type. Any text is accepted for a Literal: a later version may have more values."""
     if get_origin(hint) in (Union, UnionType):
         (inner,) = (_reader(part) for part in get_args(hint) if part is not NoneType)
-        known = _number if inner is _number_or_nan else inner
-        return lambda value: None if value is None else known(value)
+        return optional(_number if inner is _number_or_nan else inner)
     if get_origin(hint) is Literal:
-        return _text
-    return _BY_TYPE.get(hint, _object)
+        return text
+    return _BY_TYPE.get(hint, mapping)
 
 
 def _readers(record: type[Any]) -> dict[str, Reader]:
     """The reader of each field of a record type, in order."""
     hints = get_type_hints(record)
-    return {item.name: _reader(hints[item.name]) for item in fields(record) if item.name != "more"}
+    return {item.name: _field_reader(item.name, hints[item.name]) for item in fields(record) if item.name != "more"}
+
+
+def _field_reader(name: str, hint: Any) -> Reader:
+    """The reader of a field: a name that ends in seconds is that of a duration."""
+    return optional(seconds) if name.endswith("seconds") else _reader(hint)
 
 
 _READERS = {kind: _readers(record) for kind, record in KINDS.items()}

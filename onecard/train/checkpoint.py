@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
@@ -22,7 +21,9 @@ from onecard.errors import MachineError, OnecardError
 from onecard.runs.files import MAKE_ROOM, sync_folder, write_atomically, writing
 from onecard.runs.folder import checkpoint_name, checkpoint_step
 from onecard.train import checkpoint_files
-from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, BadCheckpoint
+from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, STATE, BadCheckpoint
+from onecard.train.snapshot import FLOATS
+from onecard.untrusted_json import BadJson, count, field, number, read_object
 
 # What must stay equal on resume: another value would be another model, or another text.
 IDENTITY_KEYS = (*SHAPE_KEYS, "dataset", "optimizer", "param_dtype")
@@ -162,9 +163,9 @@ def mark_best(folder: Path, *, step: int, val_loss: float) -> None:
 def best(folder: Path) -> Best | None:
     """The step marked as best; None where no mark can be read."""
     try:
-        content = json.loads((folder / BEST).read_text())
-        return Best(step=int(content["step"]), val_loss=float(content["val_loss"]))
-    except (OSError, ValueError, OverflowError, KeyError, TypeError):
+        content = read_object(folder / BEST)
+        return Best(step=field(content, "step", count), val_loss=field(content, "val_loss", number))
+    except (OSError, BadJson):
         return None
 
 
@@ -174,6 +175,17 @@ def prune(folder: Path, *, saved: Path, keep: int) -> list[str]:
     Later steps than `saved` are deleted too: a run only resumes from before them because they are damaged.
     """
     return _delete(_superfluous(folder, step=step_of(saved), keep=keep))
+
+
+def finish_pruning(folder: Path, *, resumed: Path, keep: int) -> list[str]:
+    """Delete what a kill left of an earlier save or `prune`, before a run continues from `resumed`; notes as there.
+
+    A run that was killed while it pruned for the last time saves nothing more. Damaged later checkpoints stay until
+    the next save: somebody may still restore them.
+    """
+    checkpoint_files.clear_leftovers(folder)
+    old = _superfluous(folder, step=step_of(resumed), keep=keep)
+    return _delete(path for path in old if step_of(path) < step_of(resumed))
 
 
 def _superfluous(folder: Path, *, step: int, keep: int) -> list[Path]:
@@ -241,14 +253,21 @@ def step_of(path: Path) -> int:
 
 
 def latest_good(folder: Path) -> Found:
-    """The newest checkpoint whose files have the sizes and checksums they were saved with."""
-    skipped: list[tuple[Path, str]] = []
-    for path in checkpoints(folder):
-        problem = problem_of(path)
-        if problem is None:
-            return Found(path, tuple(skipped))
-        skipped.append((path, problem))
-    return Found(None, tuple(skipped))
+    """The newest checkpoint whose files have the sizes and checksums they were saved with.
+
+    A run that trains deletes checkpoints while others read them. One that is gone is not damaged: the list is old then.
+    """
+    while True:
+        skipped: list[tuple[Path, str]] = []
+        listed = checkpoints(folder)
+        for path in listed:
+            problem = problem_of(path)
+            if problem is None:
+                return Found(path, tuple(skipped))
+            if path.is_dir():
+                skipped.append((path, problem))
+        if listed == checkpoints(folder):
+            return Found(None, tuple(skipped))
 
 
 def made_under(folder: Path) -> MadeUnder | None:
@@ -262,7 +281,7 @@ def made_under(folder: Path) -> MadeUnder | None:
             name=path.name,
             config=content["config"],
             data_fingerprint=content["data_fingerprint"],
-            micro_batches=content.get("micro_batches"),
+            micro_batches=content["micro_batches"],
         )
     return None
 
@@ -282,17 +301,17 @@ def load(
     """
     content = checkpoint_files.verified_state(path, [MODEL] if optimizer is None else [MODEL, OPTIMIZER])
     _check_identity(path, content, config, data_fingerprint, weights_only=optimizer is None)
-    weights = load_file(path / MODEL)
+    weights = checkpoint_files.tensors_in(path, MODEL)
     _check_weights(path, weights, model)
     if optimizer is not None:
-        _restore_optimizer(path, load_file(path / OPTIMIZER), model, optimizer)
+        random = _random_states(path, content["rng"], next(model.parameters()).device)
+        _restore_optimizer(path, checkpoint_files.tensors_in(path, OPTIMIZER), model, optimizer)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
     if optimizer is not None:
-        _restore_rng(content["rng"], next(model.parameters()).device)
-    known = {field: content[field] for field in TrainingState.__dataclass_fields__ if field in content}
-    return TrainingState(**known)
+        _restore_rng(random, next(model.parameters()).device)
+    return TrainingState(**{name: content[name] for name in TrainingState.__dataclass_fields__})
 
 
 def verify(path: Path) -> None:
@@ -317,7 +336,7 @@ def _check_identity(
     was = content["data_fingerprint"]
     known = None not in (was, data_fingerprint)
     differ = [
-        f"{key} was {saved.get(key)} and is {getattr(config, key)}"
+        f"{key} was {saved.get(key)!s:.60} and is {getattr(config, key)}"
         for key in keys
         if saved.get(key) != getattr(config, key)
         and not (key == "dataset" and was in (None, data_fingerprint))  # no data yet, or the same at another place
@@ -372,9 +391,7 @@ def _restore_optimizer(
         by_name.setdefault(name, {})[key] = tensor
     names = {parameter: name for name, parameter in model.named_parameters()}
     numbered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    unknown = by_name.keys() - {names[parameter] for parameter in numbered}
-    if unknown:
-        raise _mismatch(path, [f"the optimizer has no parameter {name}" for name in sorted(unknown)])
+    check_moments(path, by_name, dict(model.named_parameters()))
     # safetensors maps the file into memory; what stays on the CPU is copied, so that the file may be deleted.
     state = {
         number: {key: value.clone() if parameter.is_cpu or not value.dim() else value for key, value in moments.items()}
@@ -382,6 +399,29 @@ def _restore_optimizer(
         if (moments := by_name.get(names[parameter]))
     }
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def check_moments(path: Path, by_name: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, Tensor]) -> None:
+    """Refuse moments that AdamW cannot have made: of another size or type than their parameters, or some missing."""
+    if unknown := sorted(by_name.keys() - parameters.keys()):
+        raise checkpoint_files.bad(
+            path, f"{OPTIMIZER} is for {unknown[0] or 'nothing':.60}, and the model has no such part"
+        )
+    for name, parameter in parameters.items():
+        moments = by_name.get(name)
+        if moments is None:  # before its first update, or a parameter that had no gradient yet
+            continue
+        sizes = {"step": (), "exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape)}
+        have = {key: tuple(tensor.shape) for key, tensor in moments.items()}
+        strange = [key for key, tensor in moments.items() if tensor.dtype not in FLOATS]
+        differ = [key for key in sorted(have.keys() | sizes.keys()) if have.get(key) != sizes.get(key)]
+        if wrong := [*differ, *strange]:
+            found = moments.get(wrong[0])
+            said = _said(None if found is None else (tuple(found.shape), found.dtype))
+            must = f"{list(sizes[wrong[0]])} float32" if wrong[0] in sizes else "absent"
+            raise checkpoint_files.bad(path, f"{OPTIMIZER}: {wrong[0]:.40} of {name} is {said} and must be {must}")
+        if not 0 <= moments["step"].item() < math.inf:
+            raise checkpoint_files.bad(path, f"{OPTIMIZER}: step of {name} is {moments['step'].item()}")
 
 
 # Random numbers
@@ -394,11 +434,20 @@ def _rng_states(device: torch.device) -> dict[str, str]:
     return {name: bytes(state.tolist()).hex() for name, state in states.items()}
 
 
-def _restore_rng(states: Mapping[str, str], device: torch.device) -> None:
-    torch.set_rng_state(_byte_tensor(states["cpu"]))
-    if device.type == "cuda" and "cuda" in states:  # a run may move from the CPU to a card
-        torch.cuda.set_rng_state(_byte_tensor(states["cuda"]), device)
+def _random_states(path: Path, saved: Mapping[str, str], device: torch.device) -> dict[str, Tensor]:
+    """The saved states, each tried on a generator that nobody uses: a wrong one is refused before anything changes."""
+    names = ["cpu", *(["cuda"] if device.type == "cuda" and "cuda" in saved else [])]  # a run may move to a card
+    states = {}
+    for name in names:
+        try:
+            states[name] = torch.tensor(list(bytes.fromhex(saved[name])), dtype=torch.uint8)
+            torch.Generator(device if name == "cuda" else "cpu").set_state(states[name])
+        except (KeyError, ValueError, RuntimeError, TypeError):
+            raise checkpoint_files.bad(path, f"{STATE}: rng has no state of the {name} generator") from None
+    return states
 
 
-def _byte_tensor(hexadecimal: str) -> Tensor:
-    return torch.tensor(list(bytes.fromhex(hexadecimal)), dtype=torch.uint8)
+def _restore_rng(states: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

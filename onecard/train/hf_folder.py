@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,7 +22,16 @@ from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
 from onecard.runs.files import allow_readers, sync_file, write_durably
 from onecard.train.checkpoint_files import as_os_error
-from onecard.train.snapshot import Snapshot, checked_weights, load_tensors, not_gpt2, parameter_shapes
+from onecard.train.snapshot import (
+    Snapshot,
+    Stated,
+    check_plain,
+    checked_weights,
+    load_tensors,
+    not_gpt2,
+    parameter_shapes,
+)
+from onecard.untrusted_json import BadJson, field, mapping_of, read_object, text
 
 CONFIG, GENERATION, WEIGHTS, SHARDS, PICKLED = (
     "config.json",
@@ -33,6 +41,7 @@ CONFIG, GENERATION, WEIGHTS, SHARDS, PICKLED = (
     "pytorch_model.bin",
 )
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+_LONGEST_INDEX_BYTES = 4 * units.MIB  # GPT-2 XL has 580 tensors, some 60 KB
 _BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask of old files
 
 
@@ -45,35 +54,34 @@ def is_hf_folder(path: Path) -> bool:
 
 def read(folder: Path) -> Snapshot:
     """The model in a folder that transformers' save_pretrained wrote, or that was downloaded from the hub."""
-    config = _config(folder)
+    config, shape = _config(folder)
     tensors = {
         name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": tensor
         for name, tensor in _tensors(folder).items()
         if not name.endswith(_BUFFERS)
     }
+    check_plain(folder, tensors)
     for name in tensors:
         if name.endswith(_TRANSPOSED) and tensors[name].dim() == 2:
             tensors[name] = tensors[name].t().contiguous()
-    if config.get(NO_BIAS) is False:
+    if not shape["bias"]:
         tensors = _without_zeros(folder, tensors)
-    shape, weights = checked_weights(folder, tensors, n_head=config.get("n_head", 12))
+    found, weights = checked_weights(folder, tensors, Stated(where=CONFIG, shape=shape))
     approximate = config.get("activation_function", "gelu_new") != "gelu"
     note = "its GELU was the tanh approximation, onecard's is the exact one, as nanoGPT's: logits differ slightly"
-    return Snapshot(shape=shape, weights=weights, notes=(note,) if approximate else ())
+    return Snapshot(shape=found, weights=weights, notes=(note,) if approximate else ())
 
 
-def _config(folder: Path) -> Mapping[str, Any]:
+def _config(folder: Path) -> tuple[Mapping[str, object], Mapping[str, int | bool]]:
+    """(config.json, the shape it states)."""
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError, RecursionError) as problem:
-        raise not_gpt2(folder, f"{CONFIG} cannot be read: {str(problem)[:80]}") from problem
-    if not isinstance(config, dict):
-        raise not_gpt2(folder, f"{CONFIG} is not a JSON object")
+        config = read_object(folder / CONFIG)
+    except (OSError, BadJson) as problem:
+        raise not_gpt2(folder, f"{CONFIG} cannot be read: {str(problem)[:120]}") from problem
     try:
-        gpt2_shape(config)
+        return config, gpt2_shape(config)
     except ValueError as problem:
         raise not_gpt2(folder, str(problem)) from None
-    return config
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -81,11 +89,8 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         if (folder / WEIGHTS).is_file():
             return load_file(folder / WEIGHTS)
         if (folder / SHARDS).is_file():
-            files = set(json.loads((folder / SHARDS).read_bytes())["weight_map"].values())
-            if any(Path(name).name != name for name in files):  # an index must not lead out of its folder
-                raise ValueError(f"{SHARDS} names a file outside the folder")
-            return {name: tensor for file in sorted(files) for name, tensor in load_file(folder / file).items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as problem:
+            return {name: tensor for file in _shards(folder) for name, tensor in load_file(folder / file).items()}
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:  # KeyError: an unknown type
         raise ConfigError(
             f"the weights in {folder} cannot be read",
             why=f"{str(problem)[:160] or type(problem).__name__}",
@@ -93,9 +98,23 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
             name="unreadable-checkpoint",
         ) from problem
     content = load_tensors(folder / PICKLED)
-    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
+    ):
         raise not_gpt2(folder, f"{PICKLED} holds more than tensors")
     return content
+
+
+def _shards(folder: Path) -> list[str]:
+    """The files that hold the tensors, from the index; BadJson, naming the index, if it cannot be right."""
+    try:
+        index = read_object(folder / SHARDS, longest_bytes=_LONGEST_INDEX_BYTES)
+        files = set(field(index, "weight_map", mapping_of(text)).values())
+    except BadJson as problem:
+        raise BadJson(f"{SHARDS}: {problem}") from None
+    if any(Path(name).name != name for name in files):  # an index must not lead out of its folder
+        raise BadJson(f"{SHARDS} names a file outside the folder")
+    return sorted(files)
 
 
 def _without_zeros(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

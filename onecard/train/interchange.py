@@ -6,18 +6,17 @@ from pathlib import Path
 from shlex import quote
 
 import torch
-from safetensors.torch import load_file
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError
 from onecard.runs.files import free_name
 from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name, is_run, load_run
 from onecard.runs.records import Checkpoint, Eval
 from onecard.train import checkpoint, checkpoint_files, hf_folder, nanogpt_checkpoint
-from onecard.train.checkpoint_files import MODEL, OPTIMIZER
+from onecard.train.checkpoint_files import MODEL, OPTIMIZER, STATE, BadCheckpoint
 from onecard.train.model import GPT
 from onecard.train.optim import make_optimizer
-from onecard.train.snapshot import Snapshot, checked_weights, not_gpt2
+from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, not_gpt2
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -44,20 +43,36 @@ def holds_model(path: Path) -> bool:
 
 
 def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Snapshot:
-    """The newest complete checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses it."""
+    """The newest complete checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses it.
+
+    A run that trains may delete the checkpoint while it is read: then the one that is the newest now is read.
+    """
+    while True:
+        folder, notes = checkpoint_of(path, best=best)
+        try:
+            return _read_checkpoint(path, folder, notes, use_best=use_best)
+        except BadCheckpoint:
+            if folder.is_dir():
+                raise
+
+
+def _read_checkpoint(path: Path, folder: Path, notes: tuple[str, ...], *, use_best: str) -> Snapshot:
+    """The checkpoint `folder` of the run `path`; BadCheckpoint if it is damaged, or deleted meanwhile."""
     run = load_run(path)
-    folder, notes = checkpoint_of(path, best=best)
     state = checkpoint_files.verified_state(folder, [MODEL, OPTIMIZER])
     saved = state["config"]
-    tensors = load_file(folder / MODEL)
-    if bad := next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None):
-        raise not_numbers(path, folder, why=f"{bad} has NaN or infinity in it", use_best=use_best)
-    shape, weights = checked_weights(folder, tensors, n_head=saved["n_head"])
+    tensors = checkpoint_files.tensors_in(folder, MODEL)
+    check_plain(folder, tensors)
+    if wrong := next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None):
+        raise not_numbers(path, folder, why=f"{wrong:.60} has NaN or infinity in it", use_best=use_best)
+    stated = Stated(where=STATE, shape={key: saved.get(key) for key in SHAPE_KEYS})
+    shape, weights = checked_weights(folder, tensors, stated)
     moments: dict[str, dict[str, torch.Tensor]] = {}
-    if saved["optimizer"] == "adamw":
-        for full_name, tensor in load_file(folder / OPTIMIZER).items():
+    if saved.get("optimizer") == "adamw":
+        for full_name, tensor in checkpoint_files.tensors_in(folder, OPTIMIZER).items():
             key, _, name = full_name.partition("/")
             moments.setdefault(name, {})[key] = tensor
+        checkpoint.check_moments(folder, moments, tensors)
     measured = [record.val_loss for record in run.evals if record.step == state["step"]]
     return Snapshot(
         shape=shape,
@@ -83,7 +98,7 @@ def checkpoint_of(path: Path, *, best: bool) -> tuple[Path, tuple[str, ...]]:
 
 
 def _best_checkpoint(path: Path) -> Path:
-    """The checkpoint of a run that is marked as its best; where there is none any more, the error says what is used
+    """The checkpoint of a run that is marked as its best; if it is gone, the error says what is used
     without --best."""
     folder = path / CHECKPOINTS
     marked = checkpoint.best(folder)
@@ -94,6 +109,8 @@ def _best_checkpoint(path: Path) -> Path:
         problem = checkpoint.problem_of(best) if best.is_dir() else "it is not there any more"
         if problem is None:
             return best
+        if marked != checkpoint.best(folder):  # the run trains, and has a better one
+            return _best_checkpoint(path)
         what = f"the best checkpoint of {path}, {best.name}, is {'damaged' if best.is_dir() else 'gone'}"
         why = f"{problem}; its validation loss was {marked.val_loss:.4f}"
     found = checkpoint.latest_good(folder)

@@ -20,15 +20,26 @@ from torch import Tensor
 
 from onecard import units
 from onecard.config.resolve import assignments
-from onecard.config.schema import NANOGPT_KEYS, SHAPE_KEYS, RunConfig
+from onecard.config.schema import KEYS, NANOGPT_KEYS, SHAPE_KEYS, RunConfig
 from onecard.runs.files import MAKE_ROOM, check_space, half_written, sync_file, sync_folder, writing
-from onecard.train.snapshot import Snapshot, checked_weights, load_tensors, not_gpt2
+from onecard.train.snapshot import (
+    FLOATS,
+    Snapshot,
+    Stated,
+    check_plain,
+    checked_weights,
+    load_tensors,
+    not_gpt2,
+    not_plain,
+)
+from onecard.untrusted_json import BadJson, count, field, number, scalar
 
 NAME = "ckpt.pt"
 CONFIG = "config.py"
 NO_LOSS = 1e9  # nanoGPT's best_val_loss before the first evaluation
 _WRAPPERS = ("_orig_mod.", "module.")  # torch.compile's and DDP's, in front of every name
 _MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
+_LAST_STEP = 10**15  # no run gets there
 
 
 # Reading
@@ -41,24 +52,41 @@ def read(path: Path) -> Snapshot:
         raise not_gpt2(
             path, 'it has no "model": nanoGPT\'s ckpt.pt holds model, optimizer, model_args, iter_num, config'
         )
-    model_args, config = (_dictionary(content.get(name)) for name in ("model_args", "config"))
-    tensors = {_unwrapped(str(name)): tensor for name, tensor in content["model"].items()}
-    if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+    try:
+        return _snapshot(path, content)
+    except BadJson as problem:
+        raise not_gpt2(path, f"its {problem}") from None
+
+
+def _snapshot(path: Path, content: dict[str, Any]) -> Snapshot:
+    """The content of a ckpt.pt, checked; BadJson names a field whose value is of another kind than nanoGPT's."""
+    model_args, config = (_settings(content.get(name)) for name in ("model_args", "config"))
+    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content["model"].items()):
         raise not_gpt2(path, 'its "model" holds more than tensors')
+    tensors = {_unwrapped(name): tensor for name, tensor in content["model"].items()}
     masks = [name for name in tensors if name.endswith(".attn.bias")]  # the causal mask, kept where flash is missing
     for name in masks:
         del tensors[name]
-    shape, weights = checked_weights(path, tensors, n_head=model_args.get("n_head", config.get("n_head")))
+    check_plain(path, tensors)
+    shape, weights = checked_weights(path, tensors, _stated(model_args, config))
     moments, note = _moments(content.get("optimizer"), weights)
     return Snapshot(
         shape=shape,
         weights=weights,
         moments=moments,
-        step=_count(content.get("iter_num")),
-        val_loss=_loss(content.get("best_val_loss")),
+        step=field(content, "iter_num", _step),
+        val_loss=field(content, "best_val_loss", _loss),
         config={**config, "dropout": model_args.get("dropout", config.get("dropout", 0.0))},
         notes=(note,) if note else (),
     )
+
+
+def _stated(model_args: Mapping[str, object], config: Mapping[str, object]) -> Stated:
+    """The shape as the file states it. A resume by nanoGPT keeps model_args and ignores a changed `config`."""
+    shape = {key: model_args[key] for key in SHAPE_KEYS if key in model_args}
+    if shape.keys() - {"n_head"}:
+        return Stated(where="model_args", shape={"n_head": config.get("n_head"), **shape})
+    return Stated(where="config", shape={**{key: config.get(key) for key in SHAPE_KEYS}, **shape})
 
 
 def _unwrapped(name: str) -> str:
@@ -67,50 +95,83 @@ def _unwrapped(name: str) -> str:
     return name
 
 
-def _dictionary(value: object) -> dict[str, Any]:
-    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+def _dictionary(value: object) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _count(value: object) -> int:
-    return value if type(value) is int and value >= 0 else 0
+def _settings(value: object) -> dict[str, object]:
+    """The settings in a dictionary; a key that we know must have a number, a text, a yes or no, or nothing."""
+    named = {key: item for key, item in _dictionary(value).items() if isinstance(key, str) and key in KEYS}
+    return {key: field(named, key, scalar) for key in named}
+
+
+def _step(value: object) -> int:
+    """The updates done; 0 where the file does not say."""
+    found = 0 if value is None else count(value)
+    if found > _LAST_STEP:
+        raise BadJson(f"is {found}, more updates than any run has")
+    return found
 
 
 def _loss(value: object) -> float | None:
     """The loss as a number; nanoGPT saves a tensor, and 1e9 for none yet."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    if isinstance(value, int | float) and math.isfinite(value) and value < NO_LOSS:
-        return float(value)
-    return None
+    if isinstance(value, Tensor):
+        value = _one_number(value)
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    found = number(value)
+    return found if found < NO_LOSS else None
+
+
+def _one_number(tensor: Tensor) -> float:
+    """The number in a tensor of one number."""
+    if problem := not_plain(tensor, (*FLOATS, torch.int64, torch.int32)):
+        raise BadJson(problem)
+    if tensor.numel() != 1:
+        raise BadJson(f"has {tensor.numel()} numbers and should have one")
+    return float(tensor.item())
 
 
 def _moments(optimizer: object, weights: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Tensor]], str | None]:
     """(AdamW's moments by parameter, None), or ({}, why they could not be used)."""
     if optimizer is None:
-        return {}, "the file holds no optimizer: AdamW's moments start anew, and the loss may rise for some steps"
-    state = _dictionary(optimizer).get("state")
-    groups = _dictionary(optimizer).get("param_groups")
-    other = "its optimizer is not nanoGPT's AdamW: its moments start anew, and the loss may rise for some steps"
+        return {}, "the file holds no optimizer: AdamW's moments start from zero, and the loss may rise for some steps"
+    state, groups = (_dictionary(optimizer).get(name) for name in ("state", "param_groups"))
+    other = (
+        "its optimizer is not nanoGPT's AdamW: AdamW's moments start from zero, and the loss may rise for some steps"
+    )
     names = numbered_names({name: tensor.dim() for name, tensor in weights.items()})
     if not isinstance(state, dict) or not isinstance(groups, list):
         return {}, other
-    numbers = [group.get("params") if isinstance(group, dict) else None for group in groups]
+    numbers = [_dictionary(group).get("params") for group in groups]
+    if not all(isinstance(params, list) and all(type(each) is int for each in params) for params in numbers):
+        return {}, other
     # the sizes of the groups tell today's order of parameters from that of early 2023, which decayed no embeddings
     if numbers != [list(names[0]), list(names[1])]:
         return {}, other
     found: dict[str, dict[str, Tensor]] = {}
-    for number, name in {**names[0], **names[1]}.items():
-        if number not in state:  # a parameter that had no gradient yet
+    for place, name in {**names[0], **names[1]}.items():
+        if place not in state:  # a parameter that had no gradient yet
             continue
-        moments = state[number]
+        moments = state[place]
         if not isinstance(moments, dict) or set(moments) != _MOMENTS:
             return {}, other
         first, second = moments["exp_avg"], moments["exp_avg_sq"]
         if not all(isinstance(moment, Tensor) and moment.shape == weights[name].shape for moment in (first, second)):
             return {}, other
-        step = torch.as_tensor(moments["step"], dtype=torch.float32).reshape(())
+        if problem := not_plain(first) or not_plain(second):
+            raise BadJson(f"optimizer's moment of {name} {problem}")
+        step = torch.tensor(field(moments, "step", _updates), dtype=torch.float32)
         found[name] = {"step": step, "exp_avg": first.float(), "exp_avg_sq": second.float()}
     return found, None
+
+
+def _updates(value: object) -> float:
+    """AdamW's own count of its updates: a tensor of one number, in old files a number."""
+    found = number(_one_number(value) if isinstance(value, Tensor) else value)
+    if not 0 <= found <= _LAST_STEP:
+        raise BadJson(f"of the optimizer is {found:g}, not a number of updates")
+    return found
 
 
 def numbered_names(dimensions: Mapping[str, int]) -> tuple[dict[int, str], dict[int, str]]:

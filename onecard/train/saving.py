@@ -28,7 +28,7 @@ class Saving:
         self._config = config
         self._run = run
         self._trainer = trainer
-        self._on_note = on_note
+        self._on_note = run.on_note = on_note
         self._newest_step: int | None = None
         self._newest_at = time.monotonic()  # or when training began
 
@@ -113,6 +113,8 @@ class Saving:
         trainer.restore(state)
         self._newest_step = trainer.step
         self._take_up_best(before)
+        for note in checkpoint.finish_pruning(self._folder, resumed=found.path, keep=self._config.keep_checkpoints):
+            self._on_note(note)
         return str(found.path.relative_to(self._run.path))
 
     def _take_up_best(self, before: Run) -> None:

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.config.schema import RunConfig
+from onecard import units
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError, first_line
 from onecard.train.model import GPT
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +33,34 @@ class Snapshot:
     notes: tuple[str, ...] = ()  # what the user should know of what was left out or differs
 
 
-def checked_weights(source: Path, tensors: Mapping[str, Tensor], *, n_head: object) -> tuple[dict[str, Any], Any]:
-    """(shape, float32 weights): the shape read off the tensors themselves, every name and size as GPT-2 has them."""
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What a file says about the shape of its tensors: `shape` has some of schema.SHAPE_KEYS, or all."""
+
+    where: str  # config.json, model_args
+    shape: Mapping[str, object]
+
+
+def checked_weights(source: Path, tensors: Mapping[str, Tensor], stated: Stated) -> tuple[dict[str, Any], Any]:
+    """(shape, float32 weights): every name and size as GPT-2 has them, and as the file itself states them.
+
+    The tensors must be plain (see `check_plain`). All but the number of heads can be seen from them; where the file
+    states something else, half a model was saved or the config belongs to another one.
+    """
     weights = dict(tensors)
     _check_numbers(source, weights)
     _tie_head(source, weights)
     try:
         vocab_size, n_embd = weights["transformer.wte.weight"].shape
-        block_size, _ = weights["transformer.wpe.weight"].shape
+        block_size, width = weights["transformer.wpe.weight"].shape
     except (KeyError, ValueError):
         raise not_gpt2(source, "it has no token and position embeddings (transformer.wte, transformer.wpe)") from None
-    n_layer = len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")})
-    if type(n_head) is not int or n_head < 1 or n_embd % n_head or n_layer < 1:
-        raise not_gpt2(source, f"{n_layer} layers of width {n_embd} with n_head={n_head!r:.20} are not a valid model")
+    if width != n_embd:
+        raise not_gpt2(source, f"its token embeddings are {n_embd} wide and its position embeddings {width}")
+    layers = {name.split(".")[2] for name in weights if name.startswith("transformer.h.")}
+    n_layer, n_head = len(layers), stated.shape.get("n_head")
+    if type(n_head) is not int or n_head < 1 or n_embd < 1 or n_embd % n_head or n_layer < 1:
+        raise not_gpt2(source, f"{n_layer} layers of width {n_embd} with n_head={_shown(n_head)} are not a valid model")
     shape = {
         "n_layer": n_layer,
         "n_head": n_head,
@@ -51,8 +69,13 @@ def checked_weights(source: Path, tensors: Mapping[str, Tensor], *, n_head: obje
         "vocab_size": vocab_size,
         "bias": "transformer.ln_f.bias" in weights,
     }
+    _check_stated(source, shape, layers, stated)
+    try:
+        config = RunConfig.model_validate(shape)
+    except ValueError:
+        raise not_gpt2(source, f"{shape} is not a valid shape") from None
     have = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    need = parameter_shapes(RunConfig.model_validate(shape))
+    need = parameter_shapes(config)
     differ = sorted(name for name in have.keys() | need.keys() if have.get(name) != need.get(name))
     if differ:
         first = differ[0]
@@ -61,6 +84,71 @@ def checked_weights(source: Path, tensors: Mapping[str, Tensor], *, n_head: obje
             source, f"{first} is {have.get(first, 'absent')} and should be {need.get(first, 'absent')}{more}"
         )
     return shape, {name: weights[name].float() for name in need}
+
+
+def _check_stated(source: Path, shape: Mapping[str, Any], layers: set[str], stated: Stated) -> None:
+    """Refuse tensors of another shape than the file states: a part is missing, or they belong to another config."""
+    differ = [
+        f"{stated.where} says {key}={_shown(said)}, and the tensors say {shape[key]}"
+        for key in SHAPE_KEYS
+        if (said := stated.shape.get(key)) is not None and said != shape[key]
+    ]
+    said = stated.shape.get("n_layer")
+    if type(said) is int and 0 < said != shape["n_layer"]:
+        number = next((layer for layer in range(said) if str(layer) not in layers), None)
+        first = f"transformer.h.{said} is one too many" if number is None else f"transformer.h.{number} is missing"
+        differ[0] += f" ({first})"
+    if differ:
+        raise ConfigError(
+            f"the config and the tensors of {source} disagree",
+            why="; ".join(differ),
+            fix="copy or save it again, both together: a part may be missing, or the config is another model's",
+            name="config-and-tensors-disagree",
+        )
+
+
+def _shown(value: object) -> str:
+    """A value from a file in a few characters; of anything large only its kind."""
+    plain = value is None or isinstance(value, bool | float | str) or (isinstance(value, int) and abs(value) < 2**63)
+    return f"{value!r:.20}" if plain else type(value).__name__
+
+
+def check_plain(source: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not plain floating-point numbers, all of them in the file, before one is touched."""
+    for name, tensor in tensors.items():
+        if problem := not_plain(tensor):
+            raise not_gpt2(source, f"{name:.60} {problem}")
+    storages = {
+        storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors.values())
+    }
+    claimed = sum(tensor.nbytes for name, tensor in tensors.items() if name != "lm_head.weight")  # tied: there twice
+    if claimed > sum(storages.values()):
+        held = units.size(sum(storages.values()))
+        raise not_gpt2(
+            source, f"its tensors share numbers: they claim {units.size(claimed)}, and the file holds {held}"
+        )
+
+
+def not_plain(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> str | None:
+    """Why a tensor's values must not be touched: its kind, type or size; None for a plain one. Reads no value."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested:
+        return "is a special kind of tensor, not plain numbers"
+    if tensor.layout is not torch.strided:
+        return f"is a {_short(tensor.layout)} tensor, not plain numbers"
+    if tensor.is_quantized:
+        return f"is quantized ({_short(tensor.dtype)}), not plain numbers"
+    if tensor.device.type != "cpu":
+        return f"has no numbers: it is on the device {tensor.device.type}"
+    if tensor.dtype not in dtypes:
+        return f"is of type {_short(tensor.dtype)}, and weights are {_short(dtypes[0])}, bfloat16 or float16"
+    held = tensor.untyped_storage().nbytes()
+    if tensor.nbytes > held:
+        return f"claims {units.size(tensor.nbytes)}, and the file holds {units.size(held)} of it"
+    return None
+
+
+def _short(name: object) -> str:
+    return str(name).removeprefix("torch.")
 
 
 def cropped(snapshot: Snapshot, block_size: int, *, source: Path) -> Snapshot:
@@ -116,6 +204,7 @@ def not_gpt2(source: Path, why: str) -> ConfigError:
 def load_tensors(path: Path) -> Any:
     """What a torch file holds, tensors on the CPU; only data is read, and a file that wants to run code is refused."""
     try:
+        _check_regular(path)
         _check_parts(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: what cannot be read is refused below
@@ -134,11 +223,30 @@ def load_tensors(path: Path) -> Any:
         raise _unreadable(path, problem) from problem
 
 
+def _check_regular(path: Path) -> None:
+    """Refuse what could be read for ever: a pipe, a terminal, /dev/zero."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError(
+            f"{path} cannot be read as a checkpoint",
+            why="it is not a regular file",
+            fix="give the path of a ckpt.pt, e.g. out/ckpt.pt",
+            name="unreadable-checkpoint",
+        )
+
+
 def _check_parts(path: Path) -> None:
-    """Refuse a file whose checksums say that it is not what was saved: torch does not look at them."""
+    """Refuse a file that grows when it is read, or that is not what was saved: torch does not look at checksums."""
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as file:
+        claimed, held = sum(part.file_size for part in file.infolist()), path.stat().st_size
+        if claimed > held:  # torch.save compresses nothing
+            raise ConfigError(
+                f"{path} cannot be read as a checkpoint",
+                why=f"it claims to hold {units.size(claimed)}, and the file has {units.size(held)}",
+                fix="give a complete ckpt.pt, as nanoGPT's train.py writes it",
+                name="unreadable-checkpoint",
+            )
         unchecked = all(part.CRC == 0 for part in file.infolist())  # torch.serialization.set_crc32_options(False)
         damaged = None if unchecked else file.testzip()
     if damaged:
@@ -157,7 +265,7 @@ def _unreadable(path: Path, problem: Exception) -> ConfigError:
         return ConfigError(
             f"{path} holds more than data, and was not opened",
             why=f"loading it would call {wanted:.60}: a pickle can run any program, and onecard runs none",
-            fix="get the file from whom you trust, and save it again there with plain numbers, texts and tensors only",
+            fix="save it again with only numbers, texts and tensors in it, or get it from somebody you trust",
             name="unsafe-checkpoint",
         )
     why = f"torch says: {first_line(problem, 160)}"

@@ -28,6 +28,14 @@ from onecard.train.optim import make_optimizer  # noqa: E402
 
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=31, bias=True, dropout=0.1)
 
+SCALER = {
+    "scale": 65536.0,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+    "_growth_tracker": 3,
+}
+
 
 class Run:
     """A model in training on random tokens; dropout and data draw from torch's generator."""
@@ -57,7 +65,7 @@ class Run:
             "tokens": self.step * 32,
             "elapsed_seconds": 0.1 + self.step,
             "data_fingerprint": "abc",
-            "scaler": {"scale": 65536.0, "_growth_tracker": 3},
+            "scaler": SCALER,
             "best_val_loss": 3.25,
         }
         return checkpoint.TrainingState(**usual | changes)

@@ -250,7 +250,7 @@ def test_moments_that_are_not_nanogpts_are_left_out_and_it_says_so(
         content["optimizer"] = optimizer
     found = read(content, tmp_path)
     assert found.moments == {}
-    assert "moments start anew" in found.notes[0]
+    assert "moments start from zero" in found.notes[0]
     assert found.step == 4
 
 

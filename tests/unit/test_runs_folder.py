@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from onecard.runs import lock
 from onecard.runs.files import HALF_WRITTEN, allow_readers
 from onecard.runs.folder import (
     CHECKPOINTS,
+    RECORDS,
     RunFolder,
     checkpoint_name,
     create_run,
@@ -26,6 +29,7 @@ from onecard.runs.folder import (
     resume_run,
     runs_in,
 )
+from onecard.runs.record_json import to_line
 from onecard.runs.records import End, Start, Step, Unknown
 
 CONFIG = {"n_layer": 2, "out_dir": "out"}
@@ -106,6 +110,52 @@ def test_a_whole_record_without_its_newline_is_kept(run: RunFolder) -> None:
     run.append(step(2))
     assert run.read().records == (step(1), step(2))
     assert run.read().history.damaged_lines == 0
+
+
+def test_records_deleted_under_a_run_are_written_again(run: RunFolder) -> None:
+    notes: list[str] = []
+    run.on_note = notes.append
+    run.append(start(0))
+    run.append(step(1))
+    (run.path / RECORDS).unlink()
+    run.append(step(2))
+    run.append(step(3))
+    assert [record.step for record in run.read().steps] == [1, 2, 3]
+    assert len(notes) == 1
+    assert "was deleted while the run trained" in notes[0]
+    assert not run.follow(), "its folder has not moved"
+
+
+def test_records_put_back_from_an_older_copy_are_completed(run: RunFolder) -> None:
+    run.append(step(1))
+    older = (run.path / RECORDS).read_bytes()
+    run.append(step(2))
+    (run.path / RECORDS).unlink()
+    (run.path / RECORDS).write_bytes(older)
+    run.append(step(3))
+    assert [record.step for record in run.read().steps] == [1, 2, 3]
+
+
+def test_records_replaced_by_other_records_are_kept_and_continued(run: RunFolder) -> None:
+    notes: list[str] = []
+    run.on_note = notes.append
+    run.append(step(1))
+    (run.path / RECORDS).unlink()
+    (run.path / RECORDS).write_bytes(to_line(replace(step(1), loss=2.5)) + b"edited")
+    run.append(step(2))
+    assert run.read().steps[0].loss == 2.5
+    assert run.read().last_step == 2
+    assert "was replaced" in notes[0]
+
+
+def test_records_of_a_deleted_folder_are_not_written_into_a_new_one(run: RunFolder) -> None:
+    run.append(step(1))
+    shutil.rmtree(run.path)
+    run.append(step(2))
+    assert not run.path.exists()
+    run.path.mkdir()
+    run.append(step(3))
+    assert list(run.path.iterdir()) == [], "it may belong to another run"
 
 
 def test_history_keeps_what_a_resume_took_back(run: RunFolder) -> None:
@@ -303,7 +353,7 @@ def test_a_second_training_in_a_folder_is_refused(run: RunFolder) -> None:
 def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from onecard.runs.folder import create_run\n"
-        "run = create_run(Path(sys.argv[1]), config={}); print('locked', flush=True); time.sleep(60)"
+        "run = create_run(Path(sys.argv[1]), config={'n_layer': 2}); print('locked', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE, cwd=ROOT) as other:
         assert other.stdout is not None
@@ -319,7 +369,7 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
 def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
     code = (
         "import os, sys, time; from pathlib import Path; from onecard.runs.folder import create_run\n"
-        "run = create_run(Path(sys.argv[1]), config={})\n"
+        "run = create_run(Path(sys.argv[1]), config={'n_layer': 2})\n"
         "if os.fork() == 0: print(os.getpid(), flush=True)\n"
         "time.sleep(60)"
     )

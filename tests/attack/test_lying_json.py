@@ -1,0 +1,281 @@
+"""JSON that lies: wrong types, absurd sizes, endless depth. Three lines and exit code 2, never an internal error."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
+
+from onecard import untrusted_json  # noqa: E402
+from onecard.cli.main import run  # noqa: E402
+from onecard.runs.folder import load_run  # noqa: E402
+from onecard.train import checkpoint  # noqa: E402
+from onecard.untrusted_json import BadJson, parsed, read_object  # noqa: E402
+
+TINY = [
+    *("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
+    *("--warmup_iters=2", "--eval_interval=4", "--eval_iters=2", "--max_iters=8", "--lr_decay_iters=8"),
+]
+DEEP = "[" * 200_000
+HUGE = 10**400
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight updates with checkpoints at steps 4 and 8."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONECARD_HOME", str(folder / "home"))
+        assert run(["train", *TINY, f"--out_dir={folder / 'r'}"]) == 0
+    return folder / "r"
+
+
+@pytest.fixture
+def made(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONECARD_HOME", str(trained.parent / "home"))
+    shutil.copytree(trained, tmp_path / "r")
+    return tmp_path / "r"
+
+
+def three_lines(said: str) -> bool:
+    """Whether the last three lines are an error: notes may stand before it."""
+    return [line.split(":")[0].strip() for line in said.splitlines()[-3:]] == ["error", "why", "fix"]
+
+
+# The reader
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000, "[" * 65 + "]" * 65, '["\\"' + "[" * 100 + '",' + "[" * 70])
+def test_depth_is_refused_before_it_is_parsed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untrusted_json.json, "loads", lambda _: pytest.fail("was parsed"))
+    with pytest.raises(BadJson, match="more than 64"):
+        parsed(text.encode())
+
+
+def test_brackets_in_text_and_side_by_side_are_not_deep() -> None:
+    value = {"a": "[" * 1000, "b": [[1]] * 1000, 'c"': "\\" * 9 + '"' + "{" * 99}
+    assert parsed(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize("text", ['"' + '\\"' * 500_000 + "\\", "[" * 100 + '"\\' * 500_000, '[{"' * 300_000])
+def test_the_time_is_linear_in_the_size(text: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(BadJson):
+        parsed(text.encode())
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{}", b"", b"{", b"nul", b"1" * 5000, b"[1]", b"{}" + b" " * 2**20])
+def test_what_is_not_an_object_in_a_file_of_bounded_size_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(BadJson):
+        read_object(tmp_path / "a.json")
+
+
+def test_a_file_that_is_not_one_is_refused() -> None:
+    with pytest.raises(BadJson, match="not a regular file"):
+        read_object(Path("/dev/zero"))
+
+
+def test_memory_is_bounded_by_the_size_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    with file.open("wb") as grown:
+        grown.truncate(2**33)  # eight GiB of nothing
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadJson, match="larger than"):
+            read_object(file)
+        assert tracemalloc.get_traced_memory()[1] < 4 * untrusted_json.LONGEST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+WRONG = {
+    untrusted_json.whole: [True, 1.5, "1", None, [], HUGE, 2**63, float("nan"), 1e300],
+    untrusted_json.count: [-1, HUGE],
+    untrusted_json.positive: [0, -1],
+    untrusted_json.number: [True, "1", None, {}, HUGE, -HUGE, float("nan"), float("inf"), 1e308],
+    untrusted_json.seconds: [-1, 1e308, float("inf"), "1"],
+    untrusted_json.text: [1, None, [], True],
+    untrusted_json.yes_or_no: [1, 0, "true", None],
+    untrusted_json.mapping: [[], "a", None, 1],
+    untrusted_json.scalar: [[], {}, HUGE, "a" * 5000, (1,), object()],
+}
+
+
+@pytest.mark.parametrize(("read", "value"), [(read, value) for read, values in WRONG.items() for value in values])
+def test_a_reader_takes_one_kind_of_value(read: Callable[[object], object], value: object) -> None:
+    with pytest.raises(BadJson) as refused:
+        read(value)
+    assert len(str(refused.value)) < 120
+
+
+# The JSON of a checkpoint
+
+
+def signed(content: dict[str, Any]) -> bytes:
+    """A state.json with the checksum that fits, as anybody can make one."""
+    content = {key: value for key, value in content.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**content, "sha256": digest}).encode()
+
+
+def without(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda state: {key: value for key, value in state.items() if key != name}
+
+
+def changed(**values: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda state: {**state, **values}
+
+
+NESTED: Any = [[[[{"a": [{}]}]]]]
+MALFORMED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    **{
+        f"no {name}": without(name)
+        for name in ("schema", "step", "tokens", "elapsed_seconds", "config", "rng", "files")
+    },
+    **{
+        f"{name} is nested": changed(**{name: NESTED})
+        for name in ("step", "config", "rng", "files", "scaler", "schema")
+    },
+    **{f"{name} is text": changed(**{name: "8"}) for name in ("step", "tokens", "elapsed_seconds", "best_val_loss")},
+    **{f"{name} is huge": changed(**{name: HUGE}) for name in ("step", "tokens", "elapsed_seconds", "schema")},
+    **{f"{name} is NaN": changed(**{name: float("nan")}) for name in ("step", "elapsed_seconds", "best_val_loss")},
+    "the best loss is -10^400": changed(best_val_loss=-HUGE),
+    "step is negative": changed(step=-1),
+    "step is another's": changed(step=7),
+    "step is true": changed(step=True),
+    "the fingerprint is a list": changed(data_fingerprint=["a"]),
+    "three micro-batches": changed(micro_batches=[4, 4, 4]),
+    "a micro-batch of 0": changed(micro_batches=[4, 0]),
+    "a micro-batch of 10^12": changed(micro_batches=[4, 10**12]),
+    "no sequences": changed(eval_sequences=0),
+    "an empty scaler": changed(scaler={}),
+    "a scaler of text": changed(scaler={"scale": "x"}),
+    "rng of numbers": changed(rng={"cpu": 1}),
+    "no size of a file": changed(files={"model.safetensors": {}, "optimizer.safetensors": {}}),
+    "files of lists": changed(files={"model.safetensors": [], "optimizer.safetensors": []}),
+    "a config of lists": lambda state: {**state, "config": {**state["config"], "n_layer": [2]}},
+    "a list": lambda state: [state],
+}
+LOADED = {  # found when the state is put back: the checkpoint is refused, and not skipped
+    "no rng of the CPU": changed(rng={}),
+    "rng of another size": changed(rng={"cpu": "00ff"}),
+    "rng of zeros": lambda state: {**state, "rng": {"cpu": "00" * (len(state["rng"]["cpu"]) // 2)}},
+    "rng that is not hexadecimal": changed(rng={"cpu": "xy"}),
+}
+
+
+def rewrite(made: Path, change: Callable[[dict[str, Any]], Any], name: str = "step-00000008") -> None:
+    state = made / "checkpoints" / name / "state.json"
+    content = change(json.loads(state.read_text()))
+    state.write_bytes(signed(content) if isinstance(content, dict) else json.dumps(content).encode())
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_state_with_a_right_checksum_is_damaged(
+    made: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    rewrite(made, MALFORMED[name])
+    found = checkpoint.latest_good(made / "checkpoints")
+    assert found.path == made / "checkpoints" / "step-00000004"
+    assert len(found.skipped[0][1]) < 200
+    rewrite(made, MALFORMED[name], "step-00000004")
+    for command in (["export", "r", "--to", "nanogpt"], ["train", "--resume", "r", "--max_iters=16"], ["sample", "r"]):
+        assert run(command) == 2, command
+        assert three_lines(capsys.readouterr().err), command
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_random_numbers_that_cannot_be_put_back_are_refused(
+    made: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    before = torch.get_rng_state()
+    rewrite(made, LOADED[name])
+    assert run(["train", "--resume", "r", "--max_iters=16"]) == 2
+    assert "rng has no state of the cpu generator" in capsys.readouterr().err
+    assert before.numel() == torch.get_rng_state().numel()
+
+
+@pytest.mark.parametrize("text", [DEEP, "[]", '{"step": [8]}', f'{{"step": {HUGE}}}', '{"step": 8, "val_loss": NaN}'])
+def test_a_mark_of_the_best_that_lies_is_no_mark(made: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    (made / "checkpoints" / "best.json").write_text(text)
+    assert checkpoint.best(made / "checkpoints") is None
+    assert run(["export", "r", "--to", "nanogpt", "--best"]) == 2
+    assert "no-best-checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [DEEP.encode(), b"\xff" * 9, b'{"schema": 1', b" " * 2**21])
+def test_a_state_that_is_no_json_is_damaged(made: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+    for name in ("step-00000004", "step-00000008"):
+        (made / "checkpoints" / name / "state.json").write_bytes(content)
+    assert run(["export", "r", "--to", "nanogpt"]) == 2
+    said = capsys.readouterr().err
+    assert "damaged-checkpoint" in said
+    assert three_lines(said)
+
+
+# config.json of a run
+
+
+@pytest.mark.parametrize("text", ["{}", DEEP, "[]", "", '{"n_layer": '])
+def test_a_config_of_a_run_that_holds_nothing_is_blamed_as_itself(
+    made: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (made / "config.json").write_text(text)
+    assert load_run(made).config["n_layer"] == 2, "the last start record has it"
+    (made / "records.jsonl").write_text("")
+    assert run(["train", "--resume", "r"]) == 2
+    said = capsys.readouterr().err
+    assert "config.json is damaged" in said.splitlines()[0]
+    if text == "{}":
+        assert "is empty ({})" in said
+    (made / "records.jsonl").unlink()
+    assert run(["train", "--resume", "r"]) == 2
+    assert "its config.json" in capsys.readouterr().err
+
+
+# Records
+
+FIELDS = (
+    *("tokens", "loss", "lr", "grad_norm", "seconds", "elapsed_seconds", "tokens_per_second", "mfu"),
+    *("allocated_bytes", "reserved_bytes", "data_wait_seconds"),
+)
+ABSURD = ("1e308", "-1e308", str(HUGE), str(-HUGE), "1e39", "-1e39", "9223372036854775807", "NaN", '"Infinity"')
+
+
+@pytest.mark.parametrize("value", [*ABSURD, DEEP, '"text"', "[1]"])
+def test_an_absurd_number_in_a_record_ends_no_command(
+    made: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    """In every field of every step and evaluation, all at once: what survives the reader is read by the rules."""
+    lines = (made / "records.jsonl").read_text().splitlines()
+    for field in (*FIELDS, "val_loss", "val_loss_error", "train_loss", "peak_allocated_bytes"):
+        changed_lines = []
+        for line in lines:
+            record = json.loads(line)
+            if record["kind"] in ("step", "eval", "end") and field in record:
+                line = json.dumps({**record, field: "HERE"}).replace('"HERE"', value)
+            changed_lines.append(line)
+        (made / "records.jsonl").write_text("\n".join(changed_lines) + "\n")
+        for command in (["doctor", "r"], ["doctor", "r", "--json"], ["compare", "r", "r"]):
+            assert run(command) in (0, 1, 2), (field, command, capsys.readouterr().err)
+
+
+def test_a_record_of_10_to_the_308_seconds_is_a_damaged_line(made: Path) -> None:
+    with (made / "records.jsonl").open("a") as file:
+        file.write('{"kind": "step", "step": 9, "loss": 5.0, "seconds": 1e308}\n')
+    history = load_run(made).history
+    assert history.damaged_lines == 1
+    assert load_run(made).last_step == 8
