@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables torch reads when it starts: allocator settings, where compiled code is kept; the user's own stay."""
-    from onecard.data.stdlib import cache_home
+    from onecard.data.home import can_write_user_home, writable_home
 
+    home = writable_home(environment)
     settings = {
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_home(environment) / "compiled"),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "compiled"),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that cuda:1 is nvidia-smi's card 1, as in the plan
     }
+    if not can_write_user_home():
+        settings["TRITON_CACHE_DIR"] = str(home / "triton")
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the old name, and that of torch >= 2.10
     if config.expandable_segments and not any(name in environment for name in names):
         settings |= dict.fromkeys(names, "expandable_segments:True")

@@ -15,12 +15,14 @@ from typing import NoReturn
 import click
 
 from onecard import __version__
+from onecard.cli import signals
 from onecard.cli.commands import cli
 from onecard.cli.flags import Flag, split_flags
-from onecard.cli.library import INTERRUPTED, console
+from onecard.cli.library import console
+from onecard.cli.signals import INTERRUPTED
 from onecard.cli.streams import prepare_streams
 from onecard.cli.usage import usage_error
-from onecard.errors import ConfigError, MachineError, OnecardError
+from onecard.errors import ConfigError, MachineError, OnecardError, is_out_of_memory, out_of_memory
 
 FULL = (ENOSPC, EDQUOT)  # what the operating system says when a disk is full
 UNUSABLE = (ENAMETOOLONG, EACCES, EPERM, ELOOP)  # and when it cannot look up a name
@@ -56,7 +58,7 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
         code = cli.main(rest, prog_name="onecard", standalone_mode=False, obj=flags)
         return code if isinstance(code, int) else 0
     except OnecardError as error:
-        return _fail(error, as_json="--json" in rest)
+        return INTERRUPTED if signals.heard else _fail(error, as_json="--json" in rest)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 0
@@ -69,9 +71,14 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
         if "_ONECARD_COMPLETE" in os.environ:
             raise
         raise BrokenPipeError from None
-    except Exception as problem:  # ours, not the user's: show everything, and where to take it
+    except Exception as problem:  # a bug of ours, unless the machine is the cause: show everything
         if isinstance(problem, OSError) and problem.errno in (EPIPE, *FULL):
             raise
+        if signals.heard:  # the exception of a signal was lost on its way, and this one followed
+            return INTERRUPTED
+        if is_out_of_memory(problem):
+            problem.__traceback__ = None  # what its frames hold is needed to say so
+            return _fail(out_of_memory(problem), as_json="--json" in rest)
         if isinstance(problem, OSError) and (problem.errno in UNUSABLE or _is_working_folder_gone()):
             return _fail(_unusable(problem), as_json="--json" in rest)
         traceback.print_exc()
