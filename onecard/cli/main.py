@@ -22,7 +22,7 @@ from onecard.cli.library import console
 from onecard.cli.signals import INTERRUPTED
 from onecard.cli.streams import prepare_streams
 from onecard.cli.usage import usage_error
-from onecard.errors import ConfigError, MachineError, OnecardError, is_out_of_memory, out_of_memory
+from onecard.errors import ConfigError, MachineError, OnecardError, first_line, is_out_of_memory, out_of_memory
 
 FULL = (ENOSPC, EDQUOT)  # what the operating system says when a disk is full
 UNUSABLE = (ENAMETOOLONG, EACCES, EPERM, ELOOP)  # and when it cannot look up a name
@@ -81,6 +81,8 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
             return _fail(out_of_memory(problem), as_json="--json" in rest)
         if isinstance(problem, OSError) and (problem.errno in UNUSABLE or _is_working_folder_gone()):
             return _fail(_unusable(problem), as_json="--json" in rest)
+        if isinstance(problem, OSError):
+            return _fail(_system_failed(problem), as_json="--json" in rest)
         traceback.print_exc()
         click.echo(f"error: this is a bug in onecard {__version__}, not a mistake of yours  [bug]", err=True)
         click.echo("  why: nothing a user types or feeds should end like this", err=True)
@@ -129,6 +131,16 @@ def _unusable(problem: OSError) -> ConfigError:
         if problem.filename
         else "cd to one that is there",
         name="unusable-path",
+    )
+
+
+def _system_failed(problem: OSError) -> MachineError:
+    """A call to the system failed where no command expects it: a broken disk, a file that another program deleted."""
+    return MachineError(
+        f"{problem.filename or 'a file'} could not be read or written",
+        why=f"the system says: {problem.strerror or first_line(problem, 240)}",
+        fix="run the same command again (a training run: with --resume); if it fails again, look at that disk",
+        name="system-failed",
     )
 
 
