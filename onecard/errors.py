@@ -83,7 +83,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def out_of_memory(error: BaseException) -> MachineError:
     """The error of a command that ran out of memory, with the machine's own words."""
-    said = first_line(error, 240)
+    said = first_line(error, 240) if str(error).strip() else "no more memory could be allocated"
     if "cuda" in said.lower() or "cublas" in said.lower():
         what, fix = "the card ran out of memory", "close other programs that use the card (nvidia-smi lists them)"
     else:

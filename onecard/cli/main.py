@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from errno import EACCES, EDQUOT, ELOOP, ENAMETOOLONG, ENOSPC, EPERM, EPIPE
+from errno import EACCES, EDQUOT, EINTR, EIO, ELOOP, EMFILE, ENAMETOOLONG, ENFILE, ENOSPC, EPERM, EPIPE
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +25,7 @@ from onecard.cli.usage import usage_error
 from onecard.errors import ConfigError, MachineError, OnecardError, first_line, is_out_of_memory, out_of_memory
 
 FULL = (ENOSPC, EDQUOT)  # what the operating system says when a disk is full
+BROKEN = (*FULL, EIO, EINTR, EMFILE, ENFILE)  # the machine's fault, whatever was being done
 UNUSABLE = (ENAMETOOLONG, EACCES, EPERM, ELOOP)  # and when it cannot look up a name
 BUG = 70  # what sysexits.h calls an internal software error; not one of the contract's codes
 
@@ -152,4 +153,5 @@ def _fail(error: OnecardError, *, as_json: bool) -> int:
     else:
         with suppress(OSError):  # nobody can read it; the exit code says it
             print_error(error, console(stderr=True))
-    return error.exit_code
+    caused_by_machine = isinstance(error.__cause__, OSError) and error.__cause__.errno in BROKEN
+    return MachineError.exit_code if caused_by_machine else error.exit_code

@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from onecard.errors import OnecardError
 from onecard.runs.folder import load_run
 from onecard.runs.records import Checkpoint, Start
 
@@ -156,8 +157,20 @@ class Attack:
         assert done.code == 0, self.nursery.said()
         return done.calls
 
+    def hit_all(self, faults: Sequence[Fault], *, codes: tuple[int, ...]) -> int:
+        """Hit the command with each fault; returns how many there were."""
+        failed = []
+        for fault in faults:
+            try:
+                self.hit(fault, codes=codes)
+            except (AssertionError, OnecardError) as problem:
+                failed.append(f"{fault}: {problem}")
+        assert not failed, f"{len(failed)} of {len(faults)}:\n" + "\n\n".join(failed)
+        return len(faults)
+
     def hit(self, fault: Fault, *, codes: tuple[int, ...]) -> None:
         """Run with the fault, then go on without it: no checkpoint is lost, every loss is that of the whole run."""
+        (self.nursery.path / "child.txt").unlink(missing_ok=True)
         self.prepare()
         ended = self.nursery.run(*self.command(), fault=fault)
         assert ended.code in codes, f"{self.kind}, {fault}: exit {ended.code}\n{self.nursery.said()}"

@@ -18,9 +18,7 @@ from tests.attack.conftest import Attack, Fault, Nursery, losses
 def kill_at(attack: Attack, every: int) -> int:
     """Kill the command before every `every`-th system call; returns how many kills there were."""
     positions = range(1, attack.calls("any") + 1, every)
-    for n in positions:
-        attack.hit(Fault(call="any", n=n, errno=0), codes=(-signal.SIGKILL,))
-    return len(positions)
+    return attack.hit_all([Fault(call="any", n=n, errno=0) for n in positions], codes=(-signal.SIGKILL,))
 
 
 @pytest.mark.slow
@@ -33,7 +31,7 @@ def test_kills_at_a_tenth_of_the_system_calls(nursery: Nursery, kind: str) -> No
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["save", "resume"])
 def test_a_kill_at_every_system_call(nursery: Nursery, kind: str) -> None:
-    print(f"{kind}: {kill_at(Attack(nursery=nursery, kind=kind), 1)} kills")  # noqa: T201
+    print(f"{kind}: {kill_at(Attack(nursery=nursery, kind=kind), 1)} kills")
 
 
 @pytest.mark.slow
