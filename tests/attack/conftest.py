@@ -1,4 +1,4 @@
-"""A tiny run whose system calls can be made to fail, and what must hold after it: nothing lost, bit for bit the same."""
+"""A tiny run whose system calls can be made to fail, and what must hold afterwards: nothing lost, the same losses."""
 
 from __future__ import annotations
 

@@ -126,10 +126,13 @@ def test_a_limit_on_memory_never_ends_as_a_bug(tmp_path: Path, mebibytes: int) -
 # Signals while a command starts
 
 # The line is written when Python has started and onecard begins: before that, no code of ours runs.
-STARTED = (
-    "import os, sys; sys.argv[0] = 'onecard'; from onecard.__main__ import main; from onecard.cli import signals; \
-os.write(1, b'\\n'); main()"
-)
+STARTED = """
+import os
+from onecard.__main__ import main
+from onecard.cli import signals
+os.write(1, b"\\n")
+main()
+"""
 
 
 def interrupted(number: int, delay: float, *arguments: str, cwd: Path) -> None:
