@@ -153,5 +153,6 @@ def _fail(error: OnecardError, *, as_json: bool) -> int:
     else:
         with suppress(OSError):  # nobody can read it; the exit code says it
             print_error(error, console(stderr=True))
-    caused_by_machine = isinstance(error.__cause__, OSError) and error.__cause__.errno in BROKEN
+    cause = error.__cause__ or error.__context__
+    caused_by_machine = isinstance(cause, OSError) and cause.errno in BROKEN
     return MachineError.exit_code if caused_by_machine else error.exit_code

@@ -15,7 +15,7 @@ import pytest
 
 from onecard.cli.main import run
 from onecard.data import home
-from onecard.errors import is_out_of_memory, out_of_memory
+from onecard.errors import ConfigError, is_out_of_memory, out_of_memory
 from onecard.runs.folder import load_run
 from tests.attack.conftest import ROOT, TINY
 
@@ -107,6 +107,17 @@ def test_a_failure_of_the_system_is_exit_3(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("onecard.plan.cards.search_cards", broken)
     assert run(["gpus"]) == 3
     assert capsys.readouterr().err.startswith("error: cards.csv could not be read or written  [system-failed]\n")
+
+
+def test_an_error_that_a_broken_disk_caused_is_exit_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_text: str) -> None:
+        try:
+            raise OSError(5, "Input/output error", "state.json")
+        except OSError:
+            raise ConfigError("it is damaged", why="it cannot be read", fix="look at it") from None
+
+    monkeypatch.setattr("onecard.plan.cards.search_cards", broken)
+    assert run(["gpus"]) == 3
 
 
 @pytest.mark.slow
