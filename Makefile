@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: train test check docs clean
+.PHONY: train test check attack docs clean
 
 train: .venv/ready
 	$(BIN)/onecard plan
@@ -15,13 +15,16 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not gpu" $(PARALLEL)
+	$(BIN)/pytest -m "not gpu and not long" $(PARALLEL)
 
 check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not gpu and not slow" -x $(PARALLEL)
+	$(BIN)/pytest -m "not gpu and not slow and not long" -x $(PARALLEL)
+
+attack: .venv/ready
+	$(BIN)/pytest -m long -rP tests/attack $(PARALLEL)
 
 docs: .venv/ready
 	$(BIN)/python -m docs.generate

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as typing's: importing that takes longer than everything here, and Ctrl-C may come meanwhile
 if TYPE_CHECKING:
+    from typing import Any
+
     from onecard.api import compare_runs, diagnose, make_plan
     from onecard.errors import OnecardError
     from onecard.runs.folder import Run, load_run

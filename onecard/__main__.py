@@ -1,19 +1,47 @@
-"""`onecard`, and `python -m onecard`."""
+"""`onecard`, and `python -m onecard`. Signals are handled before anything slow is imported."""
 
+from __future__ import annotations
+
+import os
 import sys
-from typing import NoReturn
 
-INTERRUPTED = 130  # as a shell says it; here again because nothing may be imported yet
+TYPE_CHECKING = False  # as typing's, which takes longer to import than everything here
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+MACHINE, INTERRUPTED = 3, 130  # exit codes of the contract; here again because nothing is imported yet
+_NO_MEMORY = b"""error: the computer ran out of memory  [out-of-memory]
+  why: there is not even enough to load the command
+  fix: close other programs, or raise the limit (ulimit -v shows it), then try again
+"""
 
 
 def main() -> NoReturn:
-    """Run the command line and exit; Ctrl-C while Python is still reading modules ends as quietly as later."""
+    """Run the command line and exit. Ctrl-C, SIGTERM and SIGHUP end with 130, and no traceback, from here on."""
     try:
+        from onecard.cli import signals
+
+        signals.leave_at_signals()
         from onecard.cli.main import main as answer
 
-        answer()
+        signals.interrupt_at_signals()
+        try:
+            answer()
+        finally:
+            signals.ignore_signals()
     except KeyboardInterrupt:
+        # CPython remembers a KeyboardInterrupt that came inside an exec of text (dataclasses use it), even if it is
+        # caught, and kills itself with SIGINT at the end. Executing another text makes it forget.
+        exec("")
         sys.exit(INTERRUPTED)
+    except SystemExit as end:
+        exec("")
+        raise end from None
+    except (MemoryError, ImportError) as problem:
+        if isinstance(problem, ImportError) and "map segment" not in str(problem):
+            raise
+        os.write(2, _NO_MEMORY)
+        sys.exit(MACHINE)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from errno import ENOMEM
+
 
 class OnecardError(Exception):
     """A problem the user can act on; `name` is its kebab-case name and docs anchor."""
@@ -54,6 +56,39 @@ class DoesNotFit(OnecardError):
 
     name = "does-not-fit"
     exit_code = 1
+
+
+# What libraries say without raising MemoryError: torch on the CPU and on a card, cuBLAS without room for its handle,
+# the loader of a shared library, and a thread without room for its stack.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "cublas_status_alloc_failed",
+    "std::bad_alloc",
+    "failed to map segment from shared object",
+    "can't start new thread",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the computer, or its card, had no memory left."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == ENOMEM):
+        return True
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported here
+        return True
+    return isinstance(error, RuntimeError | ImportError) and any(words in str(error).lower() for words in _NO_MEMORY)
+
+
+def out_of_memory(error: BaseException) -> MachineError:
+    """The error of a command that ran out of memory, with the machine's own words."""
+    said = first_line(error, 240) if str(error).strip() else "no more memory could be allocated"
+    if "cuda" in said.lower() or "cublas" in said.lower():
+        what, fix = "the card ran out of memory", "close other programs that use the card (nvidia-smi lists them)"
+    else:
+        what, fix = "the computer ran out of memory", "close other programs, or raise the limit (ulimit -v shows it)"
+    return MachineError(what, why=f"the system says: {said}", fix=f"{fix}, then try again", name="out-of-memory")
 
 
 def first_line(error: BaseException, longest: int = 600) -> str:

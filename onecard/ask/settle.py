@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables torch reads when it starts: allocator settings, where compiled code is kept; the user's own stay."""
-    from onecard.data.stdlib import cache_home
+    from onecard.data.home import can_write_user_home, writable_home
     from onecard.plan.command import ALLOCATOR_SETTINGS
 
+    home = writable_home(environment)
     settings = {
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_home(environment) / "compiled"),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "compiled"),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that cuda:1 is nvidia-smi's card 1, as in the plan
     }
+    if not can_write_user_home():
+        settings["TRITON_CACHE_DIR"] = str(home / "triton")
     if config.expandable_segments and not any(name in environment for name in ALLOCATOR_SETTINGS):
         settings |= dict.fromkeys(ALLOCATOR_SETTINGS, "expandable_segments:True")
     if config.deterministic:

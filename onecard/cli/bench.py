@@ -18,7 +18,8 @@ from onecard.ask.config import config_named, open_data, with_vocabulary
 from onecard.ask.settle import check_run, torch_environment
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
-from onecard.cli.library import INTERRUPTED, KeyCommand, console, json_option, needs_torch
+from onecard.cli.library import KeyCommand, console, json_option, needs_torch
+from onecard.cli.signals import INTERRUPTED
 from onecard.errors import ConfigError, OnecardError, UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
     Every trainer runs every micro-batch until one is too large; without --nanogpt onecard is measured alone.
     """
     from onecard.cli.files import check_svg
-    from onecard.report.talk import print_error, print_findings
+    from onecard.data.home import home_note
+    from onecard.report.talk import print_error, print_findings, print_warnings
 
     if options["plot"]:
         check_svg(options["plot"], option="--plot")
@@ -72,6 +74,7 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
     resolved = config_named(options["config"], flags, otherwise=without_config())
     dataset = open_data(resolved.config)
     config = with_vocabulary(resolved, dataset.model_vocab_size)
+    print_warnings(filter(None, [home_note(os.environ)]), console(stderr=True))
     print_findings(check_run(config, dataset), console(stderr=True))
     configs = [config.in_micro_batches(size) for size in _sizes(options["batches"], config)]
     checkout = _checkout(options["nanogpt"])

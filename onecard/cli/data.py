@@ -17,7 +17,8 @@ import click
 
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
-from onecard.cli.library import INTERRUPTED, Commands, CountType, KeyCommand, console, json_option, no_flags
+from onecard.cli.library import Commands, CountType, KeyCommand, console, json_option, no_flags
+from onecard.cli.signals import INTERRUPTED
 from onecard.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -110,12 +111,12 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
     _needs_numpy()
     from onecard.data.downloads import download, downloads_of
     from onecard.data.gpt2_ranks import MODEL, fetch_gpt2
+    from onecard.data.home import home_note, writable_home
     from onecard.data.hub import find_dataset
     from onecard.data.prepare import prepare as run
     from onecard.data.prepared import findings_of
-    from onecard.data.stdlib import cache_home
     from onecard.report.data import PrepareDisplay, prepared_json, print_prepared
-    from onecard.report.talk import print_findings
+    from onecard.report.talk import print_findings, print_warnings
 
     settings = _settings(options, flags)
     source = _source(options)
@@ -129,7 +130,9 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
     if fetches_gpt2:
         tokenizer = fetch_gpt2(os.environ)
         talk.print(f"GPT-2's tokenizer was not on this machine: downloaded it from {MODEL}", soft_wrap=True)
-    downloads = cache_home(os.environ) / DOWNLOADS
+    downloads = writable_home(os.environ) / DOWNLOADS
+    if dataset:
+        print_warnings(filter(None, [home_note(os.environ)]), talk)
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         with PrepareDisplay(talk, quiet=options.as_json) as display:

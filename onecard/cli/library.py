@@ -84,8 +84,6 @@ class CountType(click.ParamType):  # type: ignore[type-arg]
             ) from None
 
 
-INTERRUPTED = 130  # exit code
-
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
 
 

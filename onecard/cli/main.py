@@ -8,22 +8,25 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from errno import EACCES, EDQUOT, ELOOP, ENAMETOOLONG, ENOSPC, EPERM, EPIPE
+from errno import EACCES, EDQUOT, EINTR, EIO, ELOOP, EMFILE, ENAMETOOLONG, ENFILE, ENOSPC, EPERM, EPIPE
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from onecard import __version__
+from onecard.cli import signals
 from onecard.cli.commands import cli
 from onecard.cli.flags import Flag, split_flags
-from onecard.cli.library import INTERRUPTED, console
+from onecard.cli.library import console
+from onecard.cli.signals import INTERRUPTED
 from onecard.cli.streams import prepare_streams
 from onecard.cli.usage import usage_error
-from onecard.errors import ConfigError, MachineError, OnecardError
+from onecard.errors import ConfigError, MachineError, OnecardError, first_line, is_out_of_memory, out_of_memory
 from onecard.visible import visible
 
 FULL = (ENOSPC, EDQUOT)  # what the operating system says when a disk is full
+BROKEN = (*FULL, EIO, EINTR, EMFILE, ENFILE)  # the machine's fault, whatever was being done
 UNUSABLE = (ENAMETOOLONG, EACCES, EPERM, ELOOP)  # and when it cannot look up a name
 BUG = 70  # what sysexits.h calls an internal software error; not one of the contract's codes
 
@@ -57,7 +60,7 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
         code = cli.main(rest, prog_name="onecard", standalone_mode=False, obj=flags)
         return code if isinstance(code, int) else 0
     except OnecardError as error:
-        return _fail(error, as_json="--json" in rest)
+        return INTERRUPTED if signals.heard else _fail(error, as_json="--json" in rest)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 0
@@ -70,11 +73,18 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
         if "_ONECARD_COMPLETE" in os.environ:
             raise
         raise BrokenPipeError from None
-    except Exception as problem:  # ours, not the user's: show everything, and where to take it
+    except Exception as problem:  # a bug of ours, unless the machine is the cause: show everything
         if isinstance(problem, OSError) and problem.errno in (EPIPE, *FULL):
             raise
+        if signals.heard:  # the exception of a signal was lost on its way, and this one followed
+            return INTERRUPTED
+        if is_out_of_memory(problem):
+            problem.__traceback__ = None  # what its frames hold is needed to say so
+            return _fail(out_of_memory(problem), as_json="--json" in rest)
         if isinstance(problem, OSError) and (problem.errno in UNUSABLE or _is_working_folder_gone()):
             return _fail(_unusable(problem), as_json="--json" in rest)
+        if isinstance(problem, OSError):
+            return _fail(_system_failed(problem), as_json="--json" in rest)
         click.echo(visible(traceback.format_exc()), err=True, nl=False)
         click.echo(f"error: this is a bug in onecard {__version__}, not a mistake of yours  [bug]", err=True)
         click.echo("  why: nothing a user types or feeds should end like this", err=True)
@@ -126,6 +136,16 @@ def _unusable(problem: OSError) -> ConfigError:
     )
 
 
+def _system_failed(problem: OSError) -> MachineError:
+    """A call to the system failed where no command expects it: a broken disk, a file that another program deleted."""
+    return MachineError(
+        f"{problem.filename or 'a file'} could not be read or written",
+        why=f"the system says: {problem.strerror or first_line(problem, 240)}",
+        fix="run the same command again (a training run: with --resume); if it fails again, look at that disk",
+        name="system-failed",
+    )
+
+
 def _fail(error: OnecardError, *, as_json: bool) -> int:
     from onecard.report.talk import print_error
 
@@ -134,4 +154,6 @@ def _fail(error: OnecardError, *, as_json: bool) -> int:
     else:
         with suppress(OSError):  # nobody can read it; the exit code says it
             print_error(error, console(stderr=True))
-    return error.exit_code
+    cause = error.__cause__ or error.__context__
+    caused_by_machine = isinstance(cause, OSError) and cause.errno in BROKEN
+    return MachineError.exit_code if caused_by_machine else error.exit_code

@@ -32,9 +32,11 @@ from onecard.ask.resume import (
 )
 from onecard.ask.settle import check_run, config_of, torch_environment
 from onecard.ask.tokenizer import keep_tokenizer_in
+from onecard.cli import signals
 from onecard.cli.files import PathType, check_writable, without_config
 from onecard.cli.flags import Flag
-from onecard.cli.library import INTERRUPTED, KeyCommand, console, needs_torch
+from onecard.cli.library import KeyCommand, console, needs_torch
+from onecard.cli.signals import INTERRUPTED
 from onecard.config.paths import expanded, refuse_empty
 from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
 
@@ -84,6 +86,7 @@ def train(
     """
     needs_torch("planning works without torch, training does not")
     from onecard.config.resolve import flag_values
+    from onecard.data.home import home_note
     from onecard.report.talk import print_warnings
 
     if resume and (config or fit or go_on):
@@ -99,6 +102,7 @@ def train(
     for option, file in zip(_FILES, files, strict=True):
         if file:
             check_writable(file, option=option)
+    print_warnings(filter(None, [home_note(os.environ)]), console(stderr=True))
     if resume:
         _check_same_run(Path(resume), flag_values(flags))
         return _go_on(Path(resume), flag_values(flags), {key: f"--{key}" for key, _ in flags}, files)
@@ -275,6 +279,7 @@ def _train(
     from onecard.train.trackers import Trackers
 
     profile, snapshot = files
+    signals.check()  # torch has been imported: from here on nothing swallows an exception
 
     def warn(words: str) -> None:
         print_warnings([words], console(stderr=True))

@@ -52,8 +52,9 @@ def _checkpointing(value: object) -> object:
 
 
 # The upper bounds are far beyond any card; they keep a typo from becoming a plan that never ends.
+# A plan walks through every layer: 128 layers take 1 to 3 s, 1,024 took 18 to 100 s. Llama 3.1 405B has 126 layers.
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**24)]
-Layers = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1024)]
+Layers = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=128)]
 Steps = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=2**40)]
 Interval = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**40)]
 Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)]
@@ -87,7 +88,7 @@ class RunConfig(BaseModel):
     gradient_accumulation_steps: Count = Field(40, description="micro-batches per update")
     batch_size: Count = Field(12, description="sequences per micro-batch")
     block_size: Count = Field(1024, description="tokens per sequence (context length)")
-    n_layer: Layers = Field(12, description="transformer blocks")
+    n_layer: Layers = Field(12, description="transformer blocks, at most 128 (Llama 3.1 405B has 126)")
     n_head: Count = Field(12, description="attention heads; must divide n_embd")
     n_embd: Count = Field(768, description="width of the model")
     dropout: Fraction = Field(0.0, description="share of activations dropped; 0 for pretraining")

@@ -19,12 +19,13 @@ from typing import Any, get_args
 
 from onecard.config.names import nearest
 from onecard.data.folders import SEARCH, find_folder, folder_names
+from onecard.data.home import cache_home, writable_home
 from onecard.data.hub import NAMED
 from onecard.data.manifest import bad_meta, read_meta, read_progress
 from onecard.data.nanogpt_meta import MAX_BYTES
 from onecard.data.nanogpt_meta import read_meta as read_nanogpt_meta
 from onecard.data.stdlib import NAME as EMBEDDED
-from onecard.data.stdlib import build_stdlib, cache_home
+from onecard.data.stdlib import build_stdlib
 from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
 from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file
@@ -57,7 +58,8 @@ def open_dataset(name_or_path: str, *, environ: Mapping[str, str], search: Seque
     `environ` says where the caches are: of GPT-2's tokenizer, and of the embedded corpus, which is built if needed.
     """
     if name_or_path == EMBEDDED:
-        return open_folder(build_stdlib(cache_home(environ)), name=EMBEDDED, environ=environ)
+        built = build_stdlib(cache_home(environ), into=writable_home(environ))
+        return open_folder(built, name=EMBEDDED, environ=environ)
     if folder := find_folder(name_or_path, search=search):
         return open_folder(folder, name=name_or_path, environ=environ)
     near = nearest(name_or_path, [EMBEDDED, *folder_names(search)])

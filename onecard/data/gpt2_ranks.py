@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from onecard.data.extras import extra
+from onecard.data.home import writable_home
 from onecard.data.hub import PURPOSE
-from onecard.data.stdlib import cache_home
 from onecard.data.tokenizer_json import END_OF_TEXT, byte_letters
 from onecard.data.tokenizers import GPT2_FILE, Gpt2Tokenizer
 from onecard.errors import MachineError, OnecardError, kind_and_line
@@ -36,10 +36,8 @@ def fetch_gpt2(environ: Mapping[str, str]) -> Gpt2Tokenizer:
             fix=f"run the same command again; without network: --ranks {GPT2_FILE}, or --tokenizer=bytes",
             name="ranks-unreachable",
         ) from problem
-    home = cache_home(environ)
     with suppress(OSError, OnecardError):  # saved for the next command; this one has it already
-        home.mkdir(parents=True, exist_ok=True)
-        write_atomically(home / GPT2_FILE, ranks)
+        write_atomically(writable_home(environ) / GPT2_FILE, ranks)
     return tokenizer
 
 

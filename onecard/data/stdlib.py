@@ -14,7 +14,7 @@ import shutil
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,11 +32,6 @@ _NOT_CORPUS = frozenset("test tests idle_test site-packages dist-packages __pyca
 _STALE_SECONDS = 3600.0
 
 
-def cache_home(environ: Mapping[str, str]) -> Path:
-    """Where onecard keeps its caches: ONECARD_HOME, or ~/.cache/onecard."""
-    return Path(environ.get("ONECARD_HOME") or Path.home() / ".cache" / "onecard")
-
-
 def is_val(name: str) -> bool:
     """Whether the document of this name (relative, with forward slashes) is for validation."""
     # The word before the name was chosen so that pydoc's topics, a large file of prose, is for training. Otherwise
@@ -45,14 +40,19 @@ def is_val(name: str) -> bool:
     return number < VAL_SHARE * 2**64
 
 
-def build_stdlib(home: Path, *, source: Path | None = None) -> Path:
-    """The folder of the corpus, with train.bin, val.bin and meta.json; built if it does not exist yet."""
+def build_stdlib(home: Path, *, into: Path | None = None, source: Path | None = None) -> Path:
+    """The folder of the corpus, with train.bin, val.bin and meta.json.
+
+    If it is not complete in `home`, it is built in `into` (default: `home`).
+    """
     root = source or Path(sysconfig.get_path("stdlib"))
     files = source_files(root)
     listing = hashlib.sha256(repr([(name, size) for name, _, size in files]).encode()).hexdigest()
-    folder = home / "data" / f"{NAME}-{platform.python_version()}-{listing[:8]}"
-    if _complete(folder):
-        return folder
+    name = f"{NAME}-{platform.python_version()}-{listing[:8]}"
+    for place in (home, into or home):
+        folder = place / "data" / name
+        if _complete(folder):
+            return folder
     documents = _documents(files)
     if not documents["train"] or not documents["val"]:
         raise MachineError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onecard.config.names import nearest
-from onecard.data.stdlib import cache_home
+from onecard.data.home import cache_home
 from onecard.data.tokenizer_json import JsonTokenizer
 from onecard.data.tokenizers import (
     GPT2_FILE,

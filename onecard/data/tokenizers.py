@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onecard.data.extras import extra
-from onecard.data.stdlib import cache_home
+from onecard.data.home import homes
 from onecard.errors import ConfigError, OnecardError
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def gpt2_tokenizer(environ: Mapping[str, str]) -> Gpt2Tokenizer | None:
     cache = environ.get("TIKTOKEN_CACHE_DIR") or environ.get("DATA_GYM_CACHE_DIR")
     cached = Path(cache or Path(tempfile.gettempdir()) / "data-gym-cache")
     name = hashlib.sha1(_GPT2_URL.encode(), usedforsecurity=False).hexdigest()
-    for path in (cache_home(environ) / GPT2_FILE, cached / name):
+    for path in (*(home / GPT2_FILE for home in homes(environ)), cached / name):
         try:
             return Gpt2Tokenizer(path.read_bytes())
         except (OSError, ValueError):

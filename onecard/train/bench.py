@@ -25,7 +25,7 @@ from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.data.dataset import Dataset, open_dataset
 from onecard.data.tokens import Tokens
 from onecard.data.windows import EvalWindows
-from onecard.errors import OnecardError
+from onecard.errors import OnecardError, is_out_of_memory
 from onecard.machine import read_gpu
 from onecard.plan.evaluation import eval_batch_size
 from onecard.plan.memory.predict import context_of_onecard
@@ -33,7 +33,7 @@ from onecard.plan.schedule import learning_rate
 from onecard.runs.measured import Measured
 from onecard.train.device import cap_memory, card_of, choose_device
 from onecard.train.evaluate import Evaluation, evaluate
-from onecard.train.oom import OutOfMemory, is_out_of_memory
+from onecard.train.oom import OutOfMemory
 from onecard.train.precision import Precision, allow_tf32, choose_precision
 from onecard.train.trainer import Trainer
 

@@ -36,8 +36,8 @@ def matmul_flops(config: RunConfig) -> float:
     left, right = torch.ones(rows, width), torch.ones(width, 4 * width)  # not random: that would move torch's seed
     torch.mm(left, right)  # the first one starts torch's threads
     seconds: list[float] = []
-    while sum(seconds) < TEST_SECONDS or len(seconds) < 3:
-        began = time.perf_counter()
+    until = time.perf_counter() + TEST_SECONDS
+    while (began := time.perf_counter()) < until or len(seconds) < 3:
         torch.mm(left, right)
         seconds.append(time.perf_counter() - began)
     return 2 * rows * width * 4 * width / statistics.median(seconds)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from onecard.data.windows import EvalWindows
-from onecard.errors import first_line
-from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory
+from onecard.errors import first_line, is_out_of_memory
+from onecard.train.oom import OutOfMemory, release_memory
 
 TokenLosses = Callable[[Tensor, Tensor], Tensor]  # of x_BT and y_BT, in nats
 

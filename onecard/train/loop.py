@@ -19,7 +19,7 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
-from onecard.errors import MachineError, OnecardError, first_line
+from onecard.errors import MachineError, OnecardError, first_line, is_out_of_memory
 from onecard.plan.counts import mfu
 from onecard.plan.evaluation import eval_batch_size
 from onecard.plan.memory.device import device_of
@@ -30,7 +30,7 @@ from onecard.train.device import cap_memory, card_of, choose_device
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt, Stopped
 from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
-from onecard.train.oom import OutOfMemory, is_out_of_memory
+from onecard.train.oom import OutOfMemory
 from onecard.train.peaks import Peaks
 from onecard.train.precision import allow_tf32, choose_precision
 from onecard.train.profiling import Profiling
@@ -90,14 +90,19 @@ def train(
         except Exception as error:  # the run has already tried smaller micro-batches
             if not is_out_of_memory(error):
                 raise
-            raise MachineError(
-                "there is not enough memory for the weights and the optimizer",
-                why=first_line(error),
-                fix="close other programs that use the card (nvidia-smi lists them), or train a smaller model: "
-                "onecard plan --fit",
-                name="out-of-memory",
-            ) from error
+            raise _too_large(error, choose_device(config)) from error
     return replace(finished, without_trace=profiling.missing)
+
+
+def _too_large(error: BaseException, device: torch.device) -> MachineError:
+    on_card = device.type == "cuda"
+    others = "other programs that use the card (nvidia-smi lists them)" if on_card else "other programs"
+    return MachineError(
+        f"{'the card' if on_card else 'this computer'} has not enough memory for the weights and the optimizer",
+        why=first_line(error),
+        fix=f"close {others}, or train a smaller model: onecard plan --fit",
+        name="out-of-memory",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

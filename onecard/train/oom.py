@@ -1,4 +1,4 @@
-"""Out of memory: how it is recognised, and what is done then."""
+"""Out of memory: what is done then."""
 
 from __future__ import annotations
 
@@ -9,17 +9,6 @@ import torch
 
 class OutOfMemory(Exception):
     """Not even one sequence at a time fits."""
-
-
-# Messages of the CPU, of other parts of torch, and of cuBLAS when there is no memory for its handle.
-_WORDS = ("can't allocate memory", "not enough memory", "out of memory", "cublas_status_alloc_failed")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that the device (or the computer) had no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
 
 
 def smaller_micro_batch(batch_size: int, sequences_per_step: int) -> int | None:

@@ -18,7 +18,7 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
-from onecard.errors import first_line
+from onecard.errors import first_line, is_out_of_memory
 from onecard.plan.evaluation import eval_sequences
 from onecard.plan.memory.onecard.graph import fuses, records_graph
 from onecard.plan.schedule import learning_rate
@@ -27,7 +27,7 @@ from onecard.train.evaluate import TokenLosses
 from onecard.train.fused import FusedPasses, can_fuse
 from onecard.train.graph import RecordedMicroBatch, zero_gradients
 from onecard.train.model import GPT
-from onecard.train.oom import OutOfMemory, is_out_of_memory, release_memory, smaller_micro_batch
+from onecard.train.oom import OutOfMemory, release_memory, smaller_micro_batch
 from onecard.train.optim import clip_gradients, make_optimizer, make_state, set_learning_rate
 from onecard.train.precision import Precision
 

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'one
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from onecard.errors import is_out_of_memory  # noqa: E402
 from onecard.train import products  # noqa: E402
-from onecard.train.oom import is_out_of_memory  # noqa: E402
 from onecard.train.products import _alignment, _operand, has_products, multiply  # noqa: E402
 
 

@@ -1,10 +1,9 @@
-"""onecard train and sample as a user types them: signals, kills, refusals."""
+"""onecard train and sample as a user types them: signals, refusals."""
 
 from __future__ import annotations
 
 import math
 import os
-import random
 import shlex
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import pytest
 pytest.importorskip("torch", reason="needs torch")
 
 from onecard.runs.folder import load_run
-from onecard.runs.records import Start
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -287,83 +285,3 @@ def test_a_signal_saves_and_exits_130(tmp_path: Path, environment: dict[str, str
     assert run.end
     assert run.end.reason == "interrupted"
     assert run.checkpoints[-1].step == run.last_step
-
-
-def test_a_run_killed_three_times_is_bit_for_bit_the_undisturbed_one(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    kills(tmp_path, environment, 3)
-
-
-@pytest.mark.slow
-def test_a_run_killed_a_hundred_times_is_bit_for_bit_the_undisturbed_one(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    kills(tmp_path, environment, 100)
-
-
-# Importing torch takes longer than a run lasts between two kills: import it once, and fork for each command.
-NURSERY = """
-import os, shlex, sys
-import torch
-from onecard.cli import main, train
-from onecard.train import loop
-torch.set_num_threads(1)
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        os.dup2(os.open("child.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-        os.dup2(1, 2)
-        os._exit(main.run(shlex.split(line)))
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-def size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def kills(tmp_path: Path, environment: dict[str, str], count: int) -> None:
-    """A run killed `count` times at random moments has the losses of the one left alone."""
-    rng = random.Random(count)
-    steps = [*TINY, "--lr_decay_iters=500", "--eval_interval=50", "--checkpoint_interval=5"]
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-    ) as nursery:
-
-        def born(*arguments: str) -> int:
-            print(shlex.join(arguments), file=nursery.stdin, flush=True)
-            return int(nursery.stdout.readline())  # type: ignore[union-attr]
-
-        def exit_code() -> int:
-            return int(nursery.stdout.readline())  # type: ignore[union-attr]
-
-        arguments = ["train", *steps, "--max_iters=1000000", "--out_dir=cut"]
-        for _ in range(count):
-            written = size(tmp_path / "cut" / "records.jsonl")
-            child = born(*arguments)
-            if rng.random() < 0.8:  # of the rest many are killed before they train
-                while size(tmp_path / "cut" / "records.jsonl") == written:
-                    time.sleep(0.005)
-            time.sleep(rng.uniform(0.05, 0.4))  # anywhere: at the start, in a step, a record, a checkpoint
-            os.kill(child, signal.SIGKILL)
-            assert exit_code() == -signal.SIGKILL, (tmp_path / "child.txt").read_text()[-2000:]
-            if (tmp_path / "cut" / "config.json").exists():
-                arguments = ["train", "--resume", "cut"]
-        last = load_run(tmp_path / "cut").last_step + 7
-        for finishing in (
-            ["train", "--resume", "cut", f"--max_iters={last}"],
-            ["train", *steps, f"--max_iters={last}", "--out_dir=whole"],
-        ):
-            born(*finishing)
-            assert exit_code() == 0, (tmp_path / "child.txt").read_text()[-2000:]
-    assert last > 10 * (count > 10), "the kills came before anything was trained"
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-    starts = [record for record in load_run(tmp_path / "cut").history.records if isinstance(record, Start)]
-    assert sum(start.resumed_from is not None for start in starts) >= count // 2, "hardly any kill fell into training"

@@ -18,7 +18,8 @@ from onecard.config.schema import RunConfig
 from onecard.data import stdlib, tokenizers
 from onecard.data.checks import check_dataset
 from onecard.data.dataset import open_dataset
-from onecard.data.stdlib import build_stdlib, cache_home, is_val
+from onecard.data.home import cache_home
+from onecard.data.stdlib import build_stdlib, is_val
 from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer, Gpt2Tokenizer, bytes_per_token, gpt2_tokenizer
 from onecard.data.tokens import Tokens, token_file
 from onecard.errors import ConfigError, MachineError
