@@ -557,7 +557,7 @@ PLACES = 100  # in every file: a tenth of them by default, all in the long run
 
 def damages() -> list[Any]:
     files = ("r", "best", "nano", "hf/config.json", "hf/model.safetensors")
-    tenths = [pytest.param(tenth, marks=[pytest.mark.slow] if tenth else []) for tenth in range(10)]
+    tenths = [pytest.param(tenth, marks=[pytest.mark.long] if tenth else []) for tenth in range(10)]
     return [
         pytest.param(file, kind, *tenth.values, marks=tenth.marks)
         for file in files
