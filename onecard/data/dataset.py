@@ -27,7 +27,7 @@ from onecard.data.stdlib import NAME as EMBEDDED
 from onecard.data.stdlib import build_stdlib, cache_home
 from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
-from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file
+from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file, val_in_train
 from onecard.errors import ConfigError
 from onecard.units import MIB
 
@@ -157,11 +157,23 @@ def _checked(folder: Path, meta: Mapping[str, Any], files: Sequence[TokenFile]) 
 
 
 def split_sizes(folder: Path) -> tuple[int, int]:
-    """Tokens for training and for validation, by the sizes of their files: nothing is mapped, nor held against
+    """Tokens for training and for validation, by the sizes of their files: nothing is mapped, nor compared with
     checksums. ConfigError where the folder is not a dataset, or not prepared to its end."""
+    train, val = _both_splits(folder)
+    return sum(file.count for file in train), sum(file.count for file in val)
+
+
+def val_in_train_of(folder: Path) -> str:
+    """How the validation split is part of the training split, in words; empty where it is not."""
+    train, val = _both_splits(folder)
+    return val_in_train(Tokens(train), Tokens(val))
+
+
+def _both_splits(folder: Path) -> tuple[list[TokenFile], list[TokenFile]]:
+    """The files for training and for validation; none of a folder that is not prepared to its end."""
     progress = read_progress(folder)
     if progress is not None and not progress.finished:
-        return 0, 0
+        return [], []
     meta = read_meta(folder)
     vocab_size = _number_in(meta, "vocab_size")
     if vocab_size is None and (folder / "meta.pkl").exists():
@@ -169,7 +181,7 @@ def split_sizes(folder: Path) -> tuple[int, int]:
             vocab_size = read_nanogpt_meta(file.read(MAX_BYTES + 1)).vocab_size
     dtype: TokenType = "uint32" if meta.get("dtype") == "uint32" or (vocab_size or 0) > 2**16 else "uint16"
     train, val = (_split_files(folder, split, meta=meta, dtype=dtype) for split in ("train", "val"))
-    return sum(file.count for file in train), sum(file.count for file in val)
+    return train, val
 
 
 def _split(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: TokenType) -> Tokens:

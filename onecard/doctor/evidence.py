@@ -182,9 +182,14 @@ def loss_of(record: Step | Eval) -> float:
 
 
 def noise(case: Case) -> float:
-    """Standard deviation of one validation loss from the next; where it cannot be measured, the most in real runs."""
-    measured = case.facts.evaluation_noise
-    return measured if measured is not None and math.isfinite(measured) and measured > 0 else ASSUMED_NOISE
+    """Standard deviation of one validation loss: as it scatters from one to the next or as the run recorded, whichever
+    is more; where neither is known, the most in real runs."""
+    known_errors = [
+        error
+        for error in (case.facts.evaluation_noise, case.facts.sampling_error)
+        if error is not None and math.isfinite(error) and error > 0
+    ]
+    return max(known_errors, default=ASSUMED_NOISE)
 
 
 def vocabulary(case: Case) -> int | None:
