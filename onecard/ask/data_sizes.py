@@ -33,9 +33,7 @@ def sizes_of_data(config: RunConfig, search: Sequence[Path]) -> DataSizes:
         except (OnecardError, OSError, ValueError):  # data that cannot be used has no size
             train = val = 0
         if train or val:
-            return DataSizes(
-                train_tokens=train or None, val_tokens=val or None, source=str(folder), val_in_train=same
-            )
+            return DataSizes(train_tokens=train or None, val_tokens=val or None, source=str(folder), val_in_train=same)
     known = known_data(config.dataset)
     if known is None or known.train_tokens is None:
         return NO_SIZES

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from onecard.config.schema import RunConfig
+from onecard.plan.conditions import caution, why_outside
 from onecard.plan.counts import count_params
 from onecard.plan.ranges import Range, around
 
@@ -102,7 +103,7 @@ def why_no_forecast(config: RunConfig) -> str:
                 f"the scaling law was fitted on BPE tokens, this data has characters (vocab_size={config.vocab_size})"
             )
         return f"the scaling law was fitted on larger vocabularies than vocab_size={config.vocab_size}"
-    return ""
+    return why_outside(config)
 
 
 def guessing(config: RunConfig) -> float:
@@ -138,7 +139,7 @@ def _caution(config: RunConfig, final: Range) -> str:
             f"a wide guess: a vocabulary of {config.vocab_size:,} is not GPT-2's, and nats per token depend on how "
             "much text a token holds"
         )
-    return ""
+    return caution(config)
 
 
 def loss_at(config: RunConfig, step: int) -> Range | None:

@@ -56,6 +56,7 @@ RULES: tuple[Rule, ...] = (
     stability.scaler_skips,
     schedule.decay_horizon,
     schedule.lr_out_of_range,
+    schedule.weight_decay_out_of_range,
     batch.small_batch_betas,
     batch.batch_too_large,
     data.needless_dropout,

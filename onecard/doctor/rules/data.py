@@ -26,6 +26,7 @@ from onecard.doctor.evidence import (
 from onecard.doctor.needs import TOKENS, TRAINING_DATA, VALIDATION_DATA, Need, needs, needs_settings
 from onecard.doctor.repair import trainer_of
 from onecard.findings import Finding
+from onecard.plan import conditions as plan_conditions
 from onecard.plan import data as plan_data
 from onecard.plan.data import EPOCHS_BEYOND, FAR_TOO_MANY_EPOCHS, MANY_EPOCHS, WANTED_VAL_TOKENS, tokens_per_evaluation
 from onecard.plan.loss import dataset_of
@@ -72,7 +73,7 @@ def overfitting(case: Case) -> Iterator[Finding]:
     sigma = noise(case)
     enough = max(SMALLEST_RISE, (NOISE_OF_MEANS if len(found) >= MANY_EVALS else 4) * sigma)
     past = len(found) - 1 - lowest
-    came_back = min(value for _, _, value in found[-PAST_MINIMUM:]) <= best_val + sigma
+    came_back = mean(value for _, _, value in found[-PAST_MINIMUM:]) <= best_val + sigma
     turned = past >= PAST_MINIMUM and above(rise, enough) and not (came_back and len(found) >= MANY_EVALS)
     wide = above(val - train, max(WIDE_GAP, 4 * sigma))
     few = len(found) < FEW_EVALS and above(val - train, FEW_EVALS_GAP) and val > best_val
@@ -85,7 +86,7 @@ def overfitting(case: Case) -> Iterator[Finding]:
     yield Finding(
         rule="overfitting",
         severity="warn",
-        sure="high" if (read is not None and turned) or max(rise / enough, (val - train) / WIDE_GAP) > 2 else "medium",
+        sure="high",
         what=f"val is {val:.4f} and train {train:.4f} at {place(case, last)}; val was best at {place(case, best)} "
         f"({best_val:.4f})"
         if past
@@ -181,7 +182,7 @@ def needless_dropout(case: Case, config: RunConfig) -> Iterator[Finding]:
 
     What it sees: dropout above 0 in a run that reads less than one epoch of its training data. It is sure where the
     size of the data is known, and a guess where only the name of a large web corpus is. For other BPE data it is only a
-    note; character data, which is small and read many times, is not checked.
+    note; character data, which is small and read many times, is not checked. Above 0.5 it is too much for any data.
 
     Why it matters: dropout protects against memorising. Data that is seen once cannot be memorised, and dropout then
     only slows learning (arXiv 2305.16264, 2305.13230).
@@ -192,6 +193,9 @@ def needless_dropout(case: Case, config: RunConfig) -> Iterator[Finding]:
     fine-tuning it is only a note: there dropout protects what was learned before.
     """
     if not config.dropout:
+        return
+    if high := plan_conditions.high_dropout(config, seen=said(case, "dropout")):
+        yield high
         return
     passes = epochs(case, max(config.total_tokens, case.facts.tokens or 0))
     if passes is not None and passes >= 1:

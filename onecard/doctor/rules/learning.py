@@ -53,7 +53,10 @@ def not_learning(case: Case) -> Iterator[Finding]:
     level = median(loss for _, loss in later)
     guess, says = _guessing(case)
     gain = highest_gain(later)
-    guessing = level > guess - AS_GUESSING and says != "assumed"
+    # a first loss that was passed upwards is of a run that diverges, and is not ln V
+    guessing = level > guess - AS_GUESSING and (
+        says == "known" or (says == "first loss" and level < guess + AS_GUESSING)
+    )
     stuck = level > FREQUENCIES_ONLY * guess and gain is not None and gain < FALLING
     if not guessing and not stuck:
         return
@@ -235,7 +238,9 @@ def gradient_norm(case: Case) -> Iterator[Finding]:
         + ("in half of the updates" if middle == typical else "or more in one update of twenty")
         + f", {_norm(norms[-1])} at most",
         why="healthy norms are 0.1 to 10" + ("" if small else "; the updates follow single bad batches"),
-        fix=_LOOK if small else "look at the data of those updates and the initialisation; lower the learning rate"
+        fix=_LOOK
+        if small
+        else "look at the data of those updates and the initialisation; lower the learning rate"
         + (", --grad_clip=1.0" if patch else ""),
         seen=(f"{place(case, seen)}: gradient norm {seen.grad_norm:.4g}", shown(seen)),
         patch={} if small else patch,

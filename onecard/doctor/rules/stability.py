@@ -34,6 +34,7 @@ from onecard.runs.records import Checkpoint, Eval, Step
 
 SMALLEST_RISE = 0.05  # nats; an evaluation on fixed windows has hardly any noise of its own
 CERTAIN = 5  # standard deviations: the best of many evaluations is two below the rest by chance
+MANY_EVALUATIONS = 8
 SMALLEST_TRAINING_RISE = 0.2  # nats, between medians of tenths of a run: 0 of 1,000 healthy made runs reach it
 TRAINING_ERRORS = 6  # standard errors of such a median
 FAR = 0.5  # nats
@@ -202,7 +203,7 @@ def diverging(case: Case) -> Iterator[Finding]:
     """A loss that goes up instead of down.
 
     What it sees: the last three validation losses are all above the best by more than three standard deviations of an
-    evaluation (as they scatter or as the run recorded, whichever is more), and the training losses too. Or, in the
+    evaluation (as they scatter, or half of the error that the run recorded), and the training losses too. Or, in the
     training losses alone: the medians of the last three tenths of the run are all above the best tenth by more than 0.2
     nats and six standard errors, unless the evaluations still improve in that time.
 
@@ -211,8 +212,8 @@ def diverging(case: Case) -> Iterator[Finding]:
     What to do: stop; go back to the best checkpoint with half the learning rate.
 
     When it is wrong: after a change of the data or of the learning rate on purpose. Evaluations on fixed windows have
-    hardly any noise, and a healthy loss varies by more: a rise of 0.05 nats or less is only a note. Below five standard
-    deviations chance is possible: it is a note, too.
+    hardly any noise, and a healthy loss varies by more: a rise of 0.05 nats or less is only a note. With eight or more
+    evaluations the best may be low by chance: below five standard deviations it is a note, too.
     """
     evaluated = list(_evaluations_rise(case))
     yield from evaluated or _training_rises(case)
@@ -243,7 +244,7 @@ def _evaluations_rise(case: Case) -> Iterator[Finding]:
     )
     if not above(height, SMALLEST_RISE):
         yield only_told(finding, f"{SMALLEST_RISE} nats or less may go away")
-    elif not above(height, CERTAIN * sigma):
+    elif len(found) >= MANY_EVALUATIONS and not above(height, CERTAIN * sigma):
         unsure = replace(finding, sure="low")
         yield only_told(unsure, f"below {CERTAIN} standard deviations of an evaluation it may be chance")
     else:
