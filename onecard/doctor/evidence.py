@@ -184,7 +184,9 @@ def noise(case: Case) -> float:
 
 def vocabulary(case: Case) -> int | None:
     """The vocabulary size, if anything says it: the log, the config, or data whose tokenizer is GPT-2's."""
-    resolved = case.resolved
+    resolved, stated_size = case.resolved, case.run.config.get("vocab_size")
+    if isinstance(stated_size, int) and stated_size > 1:
+        return stated_size
     if resolved is None:
         return None
     config = resolved.config

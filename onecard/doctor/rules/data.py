@@ -9,6 +9,7 @@ from statistics import mean, median
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
+from onecard.doctor.course import ERROR_OF_MEDIAN, noise_of, training_losses
 from onecard.doctor.evidence import (
     above,
     epochs,
@@ -70,7 +71,7 @@ def overfitting(case: Case) -> Iterator[Finding]:
     best, best_train, best_val = found[lowest]
     last, train, val = found[-1]
     rise = _gap(found, len(found) - 1) - _gap(found, lowest)
-    sigma = noise(case)
+    sigma = math.hypot(noise(case), _training_error(case, found))
     enough = max(SMALLEST_RISE, (NOISE_OF_MEANS if len(found) >= MANY_EVALS else 4) * sigma)
     past = len(found) - 1 - lowest
     came_back = mean(value for _, _, value in found[-PAST_MINIMUM:]) <= best_val + sigma
@@ -98,6 +99,14 @@ def overfitting(case: Case) -> Iterator[Finding]:
         seen=tuple(dict.fromkeys(shown(e) for e in (best, found[(lowest + len(found) - 1) // 2][0], last))),
         patch=patch,
     )
+
+
+def _training_error(case: Case, found: Sequence[tuple[Eval, float, float]]) -> float:
+    """Standard error of a training loss that is the median of logged ones; 0 where it was evaluated."""
+    if any(evaluation.train_loss is not None for evaluation, _, _ in found):
+        return 0.0
+    losses = [loss for _, loss in training_losses(case)]
+    return ERROR_OF_MEDIAN * noise_of(losses) / math.sqrt(max(1.0, min(200, len(losses) / len(found))))
 
 
 def _gap(found: Sequence[tuple[Eval, float, float]], position: int) -> float:

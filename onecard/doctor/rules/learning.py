@@ -14,7 +14,7 @@ from onecard.plan.loss import FREQUENCIES_ONLY, GPT2_GUESSING
 from onecard.runs.records import Eval, Step
 
 # Thresholds are checked on made runs, sick and healthy: docs/measurements/doctor-rates.md
-LEAST_STEPS = 300  # updates; and past the warm-up, where that is known
+LEAST_STEPS = 200  # updates; and past the warm-up, where that is known
 LEAST_POINTS = 8  # logged losses in the second half
 FALLING = 0.2  # nats for twice the steps: at such a height, a run that learns falls by 0.3 and more
 AS_GUESSING = 0.3  # nats below ln V: hardly better than random weights
@@ -31,7 +31,7 @@ _LOOK = "look at one batch and its targets (the input shifted by one token), the
 def not_learning(case: Case) -> Iterator[Finding]:
     """A loss that stays where a model has learned next to nothing.
 
-    What it sees: over the second half of at least 300 updates (past the warm-up, where that is known) the loss is above
+    What it sees: over the second half of at least 200 updates (past the warm-up, where that is known) the loss is above
     0.65 ln V and twice the updates would gain less than 0.2 nats, at the upper end of the 95 % interval; or it is at
     ln V or above. For GPT-2's tokenizer 0.65 ln V is 7.0 nats: knowing only how frequent each token is gives 7.4 to
     7.7. Where the vocabulary is not known, the loss of the first update stands for ln V, and GPT-2's where that is not

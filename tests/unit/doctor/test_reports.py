@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -22,7 +23,7 @@ from onecard.report.doctor_json import diagnoses_json
 from onecard.report.doctor_markdown import diagnoses_markdown
 from onecard.report.training import TrainingDisplay
 from onecard.runs.foreign import read_logs
-from onecard.runs.records import FindingRecord
+from onecard.runs.records import FindingRecord, Step
 from tests import made_logs as made
 from tests.unit.doctor.cases import BEFORE, HEALTHY_RUN, NARROW, SICK, case, evaluation, learning, steps, timed
 
