@@ -182,16 +182,22 @@ def noise(case: Case) -> float:
     return max((e for e in errors if e is not None and math.isfinite(e) and e > 0), default=ASSUMED_NOISE)
 
 
+def stated_vocabulary(case: Case) -> int | None:
+    """The vocabulary size that the log itself states, with or without a config."""
+    size = case.run.config.get("vocab_size")
+    return size if isinstance(size, int) and size > 1 else None
+
+
 def vocabulary(case: Case) -> int | None:
     """The vocabulary size, if anything says it: the log, the config, or data whose tokenizer is GPT-2's."""
-    resolved, stated_size = case.resolved, case.run.config.get("vocab_size")
-    if isinstance(stated_size, int) and stated_size > 1:
-        return stated_size
+    resolved = case.resolved
     if resolved is None:
         return None
     config = resolved.config
     if resolved.origins["vocab_size"] != "default":
         return config.vocab_size
+    if (size := stated_vocabulary(case)) is not None:
+        return size
     total, nanogpt = case.run.printed_params_total, case.run.printed_params
     count = count_params(config)
     if total == count.total or (nanogpt and math.isclose(nanogpt, count.nanogpt, rel_tol=ROUNDING)):

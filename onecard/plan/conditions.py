@@ -183,7 +183,7 @@ def high_dropout(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None:
         severity="warn",
         sure="high",
         what=f"dropout={config.dropout:g} removes more than half of the activations",
-        why="0.1 to 0.2 is usual for data that is read several times, 0.0 for data that is read once (arXiv 2305.16264)",
+        why="usual: 0.1 to 0.2 for data that is read several times, 0.0 for data that is read once (arXiv 2305.16264)",
         fix="--dropout=0.0",
         seen=seen,
         patch={"dropout": 0.0},

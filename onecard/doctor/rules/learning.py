@@ -8,7 +8,7 @@ from statistics import median
 
 from onecard.doctor.case import Case
 from onecard.doctor.course import every_loss, highest_gain, noise_of, swing, training_losses
-from onecard.doctor.evidence import from_scratch, known, of_words, place, shown, vals, vocabulary
+from onecard.doctor.evidence import from_scratch, known, of_words, place, shown, stated_vocabulary, vals, vocabulary
 from onecard.findings import Finding
 from onecard.plan.loss import FREQUENCIES_ONLY, GPT2_GUESSING
 from onecard.runs.records import Eval, Step
@@ -91,7 +91,7 @@ def _has_settled(case: Case) -> bool:
 
 def _guessing(case: Case) -> tuple[float, str]:
     """The loss of guessing, and where it comes from: the vocabulary is known, the first loss shows it, or assumed."""
-    size = vocabulary(case)
+    size = vocabulary(case) or stated_vocabulary(case)
     if size and size > 1:
         return math.log(size), "known"
     first = next((loss for record, loss in every_loss(case) if record.step <= 1), None)
@@ -221,7 +221,7 @@ def gradient_norm(case: Case) -> Iterator[Finding]:
     middle = median(norms)
     often = norms[-max(3, math.ceil(OFTEN * len(norms)))]  # so many are at least as large
     typical = max(middle, often)
-    if VANISHING_NORM <= middle and typical <= HUGE_NORM:
+    if middle >= VANISHING_NORM and typical <= HUGE_NORM:
         return
     config = known(case, "grad_clip")
     patch: dict[str, object] = {"grad_clip": 1.0} if config and not 0 < config.grad_clip <= 1 else {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from shlex import quote
 
-from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import above, known, messages, planned_steps, said, shown, unless_fine_tuning, vals
@@ -114,7 +113,8 @@ def warmup_length(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A warm-up that is a large part of the run, or very short.
 
     What it sees: warmup_iters above a tenth of max_iters, or below 100, where the rate has a schedule: a note. A
-    warm-up that is not over when the run ends is a warning. In a run of fewer than 1,000 updates one of the two is always true; then only a warm-up above a tenth gets a patch.
+    warm-up that is not over when the run ends is a warning. In a run of fewer than 1,000 updates a warm-up is either
+    above a tenth or below 100; then only one above a tenth gets a patch.
 
     Why it matters: a long warm-up spends updates at a low rate; a very short one reaches the full rate before
     Adam's moments have settled.
