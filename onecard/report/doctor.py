@@ -161,9 +161,8 @@ def verdict(diagnosis: Diagnosis) -> str:
         return f"nothing found, but there is little to judge by{notes}"
     if diagnosis.unchecked or diagnosis.not_looked_at:
         where = "run" if diagnosis.case.run.format == "onecard" else "log"
-        return "; ".join(
-            filter(None, (f"nothing wrong in the {where}{notes}", missing_signs(diagnosis), unchecked(diagnosis)))
-        )
+        told_first = f"nothing wrong in the {where}{notes}"
+        return "; ".join(filter(None, (told_first, unchecked(diagnosis), missing_signs(diagnosis))))
     return f"healthy: every check could look, and nothing is wrong{notes}"
 
 
