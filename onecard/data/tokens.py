@@ -28,7 +28,7 @@ Array = npt.NDArray[np.int64]
 STORED: dict[TokenType, str] = {"uint16": "<u2", "uint32": "<u4"}
 HEADER_BYTES = 256 * 4
 _HEADERS: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic, version
-FEWEST_TO_COMPARE = 64  # tokens: shorter splits may be the same by chance
+FEWEST_TO_COMPARE = 256  # tokens: shorter splits may be the same by chance
 _COMPARED = 2**20  # tokens at a time
 _CHUNK = 2**22  # tokens scanned at a time: a few MiB, whatever the file
 
