@@ -179,6 +179,7 @@ def test_what_a_log_does_not_show_is_said_and_it_is_not_called_healthy(onecard: 
     (work / "c.py").write_text(HEALTHY)
     given = ["train.log", "--config", "c.py", "--gpu", "RTX 4070"]
     assert the_run(onecard, *given)["unchecked"] == ["too-many-epochs", "val-same-as-train", "val-set-tiny"]
+    assert "3 checks need the data: --data DIR" in onecard("doctor", *given).stdout
     sized = [*given, "--train_tokens=20B", "--val_tokens=20M"]
     assert the_run(onecard, *sized)["unchecked"] == ["val-same-as-train"], "sizes do not show what is in the data"
     data_in(work / "data" / "fineweb", train=700_000, val=4000)
@@ -190,7 +191,6 @@ def test_what_a_log_does_not_show_is_said_and_it_is_not_called_healthy(onecard: 
     said = " ".join(onecard("doctor", *whole).stdout.split())
     assert "nothing wrong in the log" in said
     assert "not looked at, because too little of it is logged: gradient norm" in said
-    assert "3 checks need the data: --data DIR" in onecard("doctor", *given).stdout
 
 
 # the data
