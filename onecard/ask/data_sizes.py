@@ -24,14 +24,16 @@ def sizes_of_data(config: RunConfig, search: Sequence[Path]) -> DataSizes:
 
     folder = find_folder(config.dataset, search=search)
     if folder and find_spec("numpy"):
-        from onecard.data.dataset import split_sizes  # imports NumPy: only for data that is here
+        from onecard.data.dataset import split_sizes, val_in_train_of  # imports NumPy: only for data that is here
 
+        same = None
         try:
             train, val = split_sizes(folder)
+            same = val_in_train_of(folder) if train and val else None
         except (OnecardError, OSError, ValueError):  # data that cannot be used has no size
             train = val = 0
         if train or val:
-            return DataSizes(train_tokens=train or None, val_tokens=val or None, source=str(folder))
+            return DataSizes(train_tokens=train or None, val_tokens=val or None, source=str(folder), val_in_train=same)
     known = known_data(config.dataset)
     if known is None or known.train_tokens is None:
         return NO_SIZES

@@ -153,10 +153,12 @@ def _sizes(options: Options) -> DataSizes:
                 name="no-numpy",
             )
         from onecard.data.dataset import open_dataset
+        from onecard.data.tokens import val_in_train
 
         dataset = open_dataset(options.data, environ=os.environ)
         train, val = train or len(dataset.train), val or len(dataset.val)
-        return DataSizes(train_tokens=train, val_tokens=val, source=str(dataset.path))
+        same = val_in_train(dataset.train, dataset.val)
+        return DataSizes(train_tokens=train, val_tokens=val, source=str(dataset.path), val_in_train=same)
     return DataSizes(train_tokens=train, val_tokens=val)
 
 

@@ -10,9 +10,10 @@ from onecard.data.dataset import Dataset, padded
 from onecard.data.folders import META
 from onecard.data.manifest import read_progress
 from onecard.data.split import VAL_TOKENS, both_sides
-from onecard.data.tokens import Tokens, first_outside, largest_id, looks_like_uint32
+from onecard.data.tokens import Tokens, first_outside, largest_id, looks_like_uint32, val_in_train
 from onecard.errors import ConfigError
 from onecard.findings import Finding, Severity
+from onecard.plan.data import val_same_as_train
 from onecard.runs.files import free_name
 
 USUAL_VOCABULARY = 50304  # GPT-2's in whole tiles: what a run has if nothing sets another
@@ -32,13 +33,15 @@ def check_dataset(
         _long_enough(tokens, split=split, block_size=block_size, eval_block_size=eval_block_size)
         if outside := first_outside(tokens, vocab_size=vocab_size):
             raise _damaged(dataset) or _outside(dataset, tokens, *outside, vocab_size=vocab_size)
-    return (_tiny_val(dataset, eval_tokens),) if len(dataset.val) < eval_tokens else ()
+    tiny = (_tiny_val(dataset, eval_tokens),) if len(dataset.val) < eval_tokens else ()
+    return (*_same_splits(dataset), *tiny)
 
 
 def data_findings(dataset: Dataset) -> tuple[Finding, ...]:
     """The first thing `check_dataset` would refuse for a run without settings of its own, as an error.
 
-    Ids beyond the usual vocabulary are a warning if the data does not state its own: a run can set vocab_size.
+    Ids beyond the usual vocabulary, of data that does not state its own, are a warning: a run can set it. So is a
+    validation split that is part of the training split.
     """
     splits = (("train", dataset.train), ("val", dataset.val))
     for split, tokens in splits:
@@ -49,8 +52,14 @@ def data_findings(dataset: Dataset) -> tuple[Finding, ...]:
         if outside := first_outside(tokens, vocab_size=vocab_size):
             if damage := _damaged(dataset):
                 return (replace(_finding(damage, severity="error"), fix="prepare the data again"),)
-            return (_finding(_outside(dataset, tokens, *outside, vocab_size=vocab_size), severity="warn"),)
-    return ()
+            outside_it = _finding(_outside(dataset, tokens, *outside, vocab_size=vocab_size), severity="warn")
+            return (outside_it, *_same_splits(dataset))
+    return _same_splits(dataset)
+
+
+def _same_splits(dataset: Dataset) -> tuple[Finding, ...]:
+    where = val_in_train(dataset.train, dataset.val)
+    return (val_same_as_train(where, source=_names(dataset.val)),) if where else ()
 
 
 def _finding(fault: ConfigError, *, severity: Severity) -> Finding:

@@ -28,7 +28,7 @@ from onecard.data.stdlib import NAME as EMBEDDED
 from onecard.data.stdlib import build_stdlib
 from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
-from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file
+from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file, val_in_train
 from onecard.errors import ConfigError
 from onecard.units import MIB
 
@@ -163,9 +163,21 @@ def split_sizes(folder: Path) -> tuple[int, int]:
 
     ConfigError if the folder is not a dataset; (0, 0) if it is not completely prepared.
     """
+    train, val = _both_splits(folder)
+    return sum(file.count for file in train), sum(file.count for file in val)
+
+
+def val_in_train_of(folder: Path) -> str:
+    """How the validation split is part of the training split, in words; empty where it is not."""
+    train, val = _both_splits(folder)
+    return val_in_train(Tokens(train), Tokens(val))
+
+
+def _both_splits(folder: Path) -> tuple[list[TokenFile], list[TokenFile]]:
+    """The files for training and for validation; none of a folder that is not prepared to its end."""
     progress = read_progress(folder)
     if progress is not None and not progress.finished:
-        return 0, 0
+        return [], []
     meta = read_meta(folder)
     vocab_size = _number_in(meta, "vocab_size")
     if vocab_size is None and (folder / "meta.pkl").exists():
@@ -173,7 +185,7 @@ def split_sizes(folder: Path) -> tuple[int, int]:
             vocab_size = read_nanogpt_meta(file.read(MAX_BYTES + 1)).vocab_size
     dtype: TokenType = "uint32" if meta.get("dtype") == "uint32" or (vocab_size or 0) > 2**16 else "uint16"
     train, val = (_split_files(folder, split, meta=meta, dtype=dtype) for split in ("train", "val"))
-    return sum(file.count for file in train), sum(file.count for file in val)
+    return train, val
 
 
 def _split(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: TokenType) -> Tokens:

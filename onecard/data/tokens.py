@@ -28,6 +28,8 @@ Array = npt.NDArray[np.int64]
 STORED: dict[TokenType, str] = {"uint16": "<u2", "uint32": "<u4"}
 HEADER_BYTES = 256 * 4
 _HEADERS: dict[tuple[int, int], TokenType] = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic, version
+FEWEST_TO_COMPARE = 256  # tokens: shorter splits may be the same by chance
+_COMPARED = 2**20  # tokens at a time
 _CHUNK = 2**22  # tokens scanned at a time: a few MiB, for any file
 
 
@@ -185,6 +187,28 @@ def first_outside(tokens: Tokens, *, vocab_size: int) -> tuple[int, int] | None:
             index = int(np.argmax(chunk >= vocab_size))
             return position + index, int(chunk[index])
     return None
+
+
+def val_in_train(train: Tokens, val: Tokens) -> str:
+    """How the validation split is part of the training split, in words; empty where it is neither the same nor the
+    beginning or the end of it. Stops at the first difference, so data that is split well costs nothing."""
+    size = len(val)
+    if not FEWEST_TO_COMPARE <= size <= len(train):
+        return ""
+    if _same_from(train, 0, val):
+        return "is the same as the training data" if size == len(train) else "is the beginning of the training data"
+    return "is the end of the training data" if _same_from(train, len(train) - size, val) else ""
+
+
+def _same_from(train: Tokens, start: int, val: Tokens) -> bool:
+    """Whether `train` has all tokens of `val` from `start` on; looks at a few first."""
+    if not np.array_equal(train.read(start, FEWEST_TO_COMPARE), val.read(0, FEWEST_TO_COMPARE)):
+        return False
+    return all(
+        np.array_equal(train.read(start + first, length), val.read(first, length))
+        for first in range(0, len(val), _COMPARED)
+        for length in (min(_COMPARED, len(val) - first),)
+    )
 
 
 def largest_id(tokens: Tokens) -> int:

@@ -20,6 +20,7 @@ from onecard.doctor.predict import Forecast, predict_end
 from onecard.doctor.repair import next_folder, repaired, trainer_of
 from onecard.doctor.rules import EVERY, NAMES, RULES, RULES_ACROSS, rule_name
 from onecard.doctor.trend import Trend, trend
+from onecard.doctor.vitals import not_looked_at
 from onecard.findings import SEVERITIES, Finding, Sureness
 from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
@@ -58,6 +59,7 @@ class Diagnosis:
     prescription: Prescription | None
     unknown: tuple[str, ...] = ()  # what is not known, and how to say it: rules that need it could not look
     unchecked: Mapping[str, About] = field(default_factory=dict)  # rules that could not look, and what they need
+    not_looked_at: tuple[str, ...] = ()  # of training loss, trend, speed, gradient norm and split: what is not logged
 
     @property
     def healthy(self) -> bool:
@@ -114,6 +116,7 @@ def _diagnosed(case: Case, before: Sequence[Case], *, final: bool) -> Diagnosis:
         prescription=_prescription(case, ordered),
         unknown=tuple(_unknown(case)),
         unchecked={rule_name(rule): about for rule in EVERY if (about := missing(rule, case))},
+        not_looked_at=not_looked_at(case),
     )
 
 

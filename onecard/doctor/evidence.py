@@ -8,9 +8,9 @@ from dataclasses import replace
 from statistics import median
 
 from onecard.config.schema import RunConfig
-from onecard.config.shown import shown as shown_value
 from onecard.doctor.case import Case
 from onecard.findings import Finding
+from onecard.plan.conditions import stated
 from onecard.plan.counts import count_params
 from onecard.plan.loss import SMALLEST_VOCABULARY, dataset_of
 from onecard.runs.logged import Line, LogFormat, Message
@@ -19,6 +19,7 @@ from onecard.runs.records import Eval, Start, Step
 # keys that they do not state have nanoGPT's defaults
 NANOGPT_LIKE: tuple[LogFormat, ...] = ("nanogpt", "onecard", "minimal", "messages")
 ASSUMED_NOISE = 0.024  # of one evaluation of nanoGPT's 200 batches, where it cannot be measured: the most in real runs
+SAME_WINDOWS = 0.5  # of an evaluation's standard error: windows that are read each time differ less from themselves
 ROUNDING = 0.01  # "40.56M" of a printed count
 LARGEST_LOSS = 1e9  # in nats; a larger one is not a loss, and its square may overflow
 
@@ -82,16 +83,7 @@ def _agrees_with_the_log(case: Case) -> bool:
 def said(case: Case, *keys: str) -> tuple[str, ...]:
     """`batch_size = 16 (train.py:12)` for each key."""
     assert case.resolved
-    config, origins = case.resolved.config, case.resolved.origins
-    return tuple(
-        f"{key} = {_as_written(key, getattr(config, key))} "
-        f"({'the default' if origins[key] == 'default' else origins[key]})"
-        for key in keys
-    )
-
-
-def _as_written(key: str, value: object) -> str:
-    return repr(value) if isinstance(value, str) else shown_value(key, value)
+    return stated(case.resolved, *keys)
 
 
 def printed(case: Case, field: str) -> tuple[str, ...]:
@@ -182,9 +174,18 @@ def loss_of(record: Step | Eval) -> float:
 
 
 def noise(case: Case) -> float:
-    """Standard deviation of one validation loss from the next; where it cannot be measured, the most in real runs."""
-    measured = case.facts.evaluation_noise
-    return measured if measured is not None and math.isfinite(measured) and measured > 0 else ASSUMED_NOISE
+    """Standard deviation of one validation loss from the next: as the losses scatter, and at least a share of the
+    standard error that the run recorded; where neither is known, the most in real runs."""
+    scattered, recorded = case.facts.evaluation_noise, case.facts.sampling_error
+    same_windows = SAME_WINDOWS if case.run.format == "onecard" else 1.0
+    errors = [scattered, recorded * same_windows if recorded is not None else None]
+    return max((e for e in errors if e is not None and math.isfinite(e) and e > 0), default=ASSUMED_NOISE)
+
+
+def stated_vocabulary(case: Case) -> int | None:
+    """The vocabulary size that the log itself states, with or without a config."""
+    size = case.run.config.get("vocab_size")
+    return size if isinstance(size, int) and size > 1 else None
 
 
 def vocabulary(case: Case) -> int | None:
@@ -195,6 +196,8 @@ def vocabulary(case: Case) -> int | None:
     config = resolved.config
     if resolved.origins["vocab_size"] != "default":
         return config.vocab_size
+    if (size := stated_vocabulary(case)) is not None:
+        return size
     total, nanogpt = case.run.printed_params_total, case.run.printed_params
     count = count_params(config)
     if total == count.total or (nanogpt and math.isclose(nanogpt, count.nanogpt, rel_tol=ROUNDING)):

@@ -75,7 +75,7 @@ def _data_sizes(run: LoggedRun, *, said: DataSizes) -> DataSizes:
     for start in reversed([record for record in run.records if isinstance(record, Start)]):
         train = start.train_tokens if train is None else train
         val = start.val_tokens if val is None else val
-    return DataSizes(train_tokens=train, val_tokens=val, source=said.source)
+    return replace(said, train_tokens=train, val_tokens=val)
 
 
 def _tokens_per_step(run: LoggedRun, resolved: Resolved | None) -> int | None:
@@ -168,13 +168,10 @@ class StepTimes:
 
 def step_times(run: LoggedRun, resolved: Resolved | None, steps: Sequence[Step], evals: Sequence[Eval]) -> StepTimes:
     """Times that mean something: without the first step, which compiles, and apart where nanoGPT's time has both."""
-    timed = [step for step in steps if step.seconds is not None and 0 < step.seconds < math.inf]
-    timed = timed[1:] or timed
-    mixed = run.format == "nanogpt"
-    interval = _eval_interval(run, resolved, evals) if mixed else None
-    evaluated = {record.step for record in evals} if mixed else set()
-    with_eval = {step.step for step in timed if step.step in evaluated or (interval and step.step % interval == 0)}
-    plain = [step for step in timed if step.step not in with_eval]
+    timed = _timed(steps)
+    plain = plain_steps(run, resolved, steps, evals)
+    without_eval = {step.step for step in plain}
+    with_eval = {step.step for step in timed if step.step not in without_eval}
     usual = median([step.seconds or 0 for step in plain]) if plain else None
     evaluations = [record.seconds for record in evals if record.seconds is not None]
     if usual is not None:
@@ -187,6 +184,19 @@ def step_times(run: LoggedRun, resolved: Resolved | None, steps: Sequence[Step],
         evaluations=tuple(evaluations),
         printed_mfu=tuple(printed),
     )
+
+
+def plain_steps(run: LoggedRun, resolved: Resolved | None, steps: Sequence[Step], evals: Sequence[Eval]) -> list[Step]:
+    """Updates with a time of their own: without the first, and without those whose time has an evaluation in it."""
+    mixed = run.format == "nanogpt"
+    interval = _eval_interval(run, resolved, evals) if mixed else None
+    evaluated = {record.step for record in evals} if mixed else set()
+    return [s for s in _timed(steps) if s.step not in evaluated and not (interval and s.step % interval == 0)]
+
+
+def _timed(steps: Sequence[Step]) -> list[Step]:
+    timed = [step for step in steps if step.seconds is not None and 0 < step.seconds < math.inf]
+    return timed[1:] or timed
 
 
 def _eval_interval(run: LoggedRun, resolved: Resolved | None, evals: Sequence[Eval]) -> int | None:

@@ -43,16 +43,26 @@ class OutOfMemory:
 
 
 def out_of_memory(message: Message, card: Card | None) -> OutOfMemory:
-    """The numbers of a message. What others hold is what is neither free nor this process's."""
+    """The numbers of a message. What others hold is what is neither free nor this process's.
+
+    Numbers that exceed the card together are not all of different processes: a container sees its own process under
+    another number. What is then left for others is at most what the card has beside it.
+    """
     tried, capacity, free, allocated, process = (
         _whole(message, f"{name}_bytes") for name in ("tried", "capacity", "free", "allocated", "process")
     )
     cached = _whole(message, "reserved_unallocated_bytes") or 0
-    other = _whole(message, "other_processes_bytes") or 0
-    if capacity is not None and free is not None and (process is not None or allocated is not None):
+    named = _whole(message, "other_processes_bytes") or 0  # of processes that the message names by their number
+    other = named
+    if capacity is not None and (process is not None or allocated is not None):
         context = card.context_bytes if card else plain_card(capacity).context_bytes
         ours = process if process is not None else (allocated or 0) + cached + context
-        other = max(other, capacity - free - ours)
+        if free is not None:
+            other = max(other, capacity - free - ours)
+        if named + max(process or 0, (allocated or 0) + cached) > capacity:
+            # more than the card has: in a container the driver names this process by another number
+            process = named if process is None else process
+            other = capacity - (free or 0) - max(named, ours)
     return OutOfMemory(
         message=message,
         tried=tried,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onecard.doctor.case import Case
@@ -21,24 +22,44 @@ MANY_FREE = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trend:
-    """How much the loss falls for twice the tokens, in nats, over the last evaluations."""
+class Falling:
+    """How much a loss falls for twice the tokens, in nats, by a line through its points."""
 
     gain: float  # positive: it falls
     error: float  # standard error of the gain
-    evaluations: tuple[Eval, ...]
+    points: int
 
     @property
     def highest_gain(self) -> float:
         """The upper end of the 95 % interval."""
-        free = len(self.evaluations) - 2
+        free = self.points - 2
         return self.gain + self.error * (TWO_SIDED_95[free - 1] if free <= len(TWO_SIDED_95) else MANY_FREE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """How much the validation loss falls for twice the tokens, over the last evaluations."""
+
+    line: Falling
+    evaluations: tuple[Eval, ...]
+
+    @property
+    def gain(self) -> float:
+        return self.line.gain
+
+    @property
+    def error(self) -> float:
+        return self.line.error
+
+    @property
+    def highest_gain(self) -> float:
+        return self.line.highest_gain
 
 
 def trend(case: Case) -> Trend | None:
     """The line of validation loss on the logarithm of tokens, through the last quarter but at least six evaluations.
 
-    None with fewer, or where nothing tells the steps. Steps serve where tokens are not known: a doubling of one is a
+    None with fewer, or where the log has no steps. Steps serve where tokens are not known: a doubling of one is a
     doubling of the other.
     """
     if not case.run.steps_told:
@@ -47,13 +68,19 @@ def trend(case: Case) -> Trend | None:
     last = found[-max(LEAST_EVALUATIONS, round(LAST_SHARE * len(found))) :]
     if len(last) < LEAST_EVALUATIONS:
         return None
-    xs = [math.log2(evaluation.step) for evaluation, _ in last]
-    ys = [val for _, val in last]
+    line = line_through([(math.log2(evaluation.step), val) for evaluation, val in last])
+    return Trend(line=line, evaluations=tuple(evaluation for evaluation, _ in last)) if line else None
+
+
+def line_through(points: Sequence[tuple[float, float]]) -> Falling | None:
+    """The line of least squares through (log2 of steps, loss); None through fewer than three, or all at one step."""
+    if len(points) < 3:
+        return None
+    xs, ys = [x for x, _ in points], [y for _, y in points]
     middle_x, middle_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
     spread = math.fsum((x - middle_x) ** 2 for x in xs)
     if spread == 0:
         return None
-    slope = math.fsum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True)) / spread
-    left = math.fsum((y - middle_y - slope * (x - middle_x)) ** 2 for x, y in zip(xs, ys, strict=True))
-    error = math.sqrt(left / (len(last) - 2) / spread)
-    return Trend(gain=-slope, error=error, evaluations=tuple(evaluation for evaluation, _ in last))
+    slope = math.fsum((x - middle_x) * (y - middle_y) for x, y in points) / spread
+    left = math.fsum((y - middle_y - slope * (x - middle_x)) ** 2 for x, y in points)
+    return Falling(gain=-slope, error=math.sqrt(left / (len(points) - 2) / spread), points=len(points))

@@ -170,9 +170,17 @@ def _rounded_up(amount: float) -> float:
     return math.ceil(amount / unit * (1 + 1e-9)) * unit
 
 
+def _decided_by_budget(config: RunConfig) -> RunConfig:
+    """The config with usual values where a budget decides: what is wrong with the given ones does not matter."""
+    rate = recipe.usual_learning_rate(count_params(config).total)
+    return config.replace(
+        {"max_iters": 1, "warmup_iters": 0, "learning_rate": rate, "min_lr": recipe.min_lr(rate).value}
+    )
+
+
 def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfig:
     """The config that proposals start from, without what a budget decides; UsageError where no law covers it."""
-    if why := why_no_forecast(config.replace({"max_iters": 1})):
+    if why := why_no_forecast(_decided_by_budget(config)):
         raise UsageError(
             "no run can be proposed for a budget",
             why=f"runs are chosen by their predicted loss, and there is no prediction here: {why}",

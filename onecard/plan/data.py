@@ -25,6 +25,7 @@ class DataSizes:
     val_tokens: int | None = None
     source: str = ""  # the folder, the option or the table that says so
     here: bool = True  # False for data that is known by its name only
+    val_in_train: str | None = None  # how val is part of train, in words; "" where it is not, None where nobody looked
 
     def epochs(self, tokens: int) -> float | None:
         """How often `tokens` read the training split; None where its size is unknown."""
@@ -39,6 +40,8 @@ def data_findings(config: RunConfig, data: DataSizes, trainer: TrainerName) -> I
     if not data.here:
         return
     yield from _too_many_epochs(config, data)
+    if data.val_in_train:
+        yield val_same_as_train(data.val_in_train, source=data.source)
     if data.val_tokens is not None and data.val_tokens < (read := tokens_per_evaluation(config, trainer)):
         yield val_set_tiny(data.val_tokens, read, trainer, seen=(f"{data.val_tokens:,} tokens in {data.source}",))
 
@@ -58,6 +61,21 @@ def _too_many_epochs(config: RunConfig, data: DataSizes) -> Iterator[Finding]:
         f"{units.count(data.train_tokens)}; after {MANY_EPOCHS} epochs repeated data is worth less and less",
         fix=f"more data: at least {units.count(config.total_tokens / MANY_EPOCHS)} tokens{shorter}",
         seen=(f"{data.train_tokens:,} tokens in {data.source}", f"{config.total_tokens:,} tokens planned"),
+    )
+
+
+def val_same_as_train(where: str, *, source: str) -> Finding:
+    """The finding about a validation split that is part of the training split, or all of it."""
+    return Finding(
+        rule="val-same-as-train",
+        severity="warn",
+        sure="high",
+        what=f"the validation data {where}",
+        why="the model is evaluated on text that it trains on: val shows nothing about new text, and overfitting is "
+        "not seen",
+        fix="split by document, and take the validation documents out of the training data "
+        "(onecard data prepare does both)",
+        seen=(source or "train and val compared, token by token",),
     )
 
 

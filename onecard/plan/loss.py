@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from onecard.config.schema import RunConfig
+from onecard.plan.conditions import caution, why_outside
 from onecard.plan.counts import count_params
 from onecard.plan.ranges import Range, around
 
@@ -22,6 +23,10 @@ SMALLEST_VOCABULARY = 8192  # below this, no scaling law was fitted
 FEWEST_BYTE_PAIRS = 512  # below, tokens are characters or bytes
 GPT2_SIZES = range(50257, 51201)  # GPT-2's own, and rounded up to a multiple of anything up to 1,024
 OTHER_TOKENIZER_SPREAD = 0.6  # nats: a token of 8,192 byte pairs is about four fifths as long as GPT-2's, and as costly
+# Token frequencies alone give 7.4 to 7.7 nats for GPT-2's tokenizer on English web text (0.69 ln V) and about 3.3 for
+# single letters (0.8 ln V); pairs of letters give 0.59 ln V.
+FREQUENCIES_ONLY = 0.65  # of ln V: above, a model does not use the context
+GPT2_GUESSING = math.log(50257)
 COMPUTE_OPTIMAL = 20  # tokens per parameter, Hoffmann et al. 2022
 SHORTEST_CONTEXT = 256  # the law was fitted on runs of 1,024 tokens and more; below this it does not hold
 SETTLED_STEPS = 1500  # before, and during twice the warm-up, real runs lie up to 1.2 above the law
@@ -98,7 +103,7 @@ def why_no_forecast(config: RunConfig) -> str:
                 f"the scaling law was fitted on BPE tokens, this data has characters (vocab_size={config.vocab_size})"
             )
         return f"the scaling law was fitted on larger vocabularies than vocab_size={config.vocab_size}"
-    return ""
+    return why_outside(config)
 
 
 def guessing(config: RunConfig) -> float:
@@ -134,7 +139,7 @@ def _caution(config: RunConfig, final: Range) -> str:
             f"a wide guess: a vocabulary of {config.vocab_size:,} is not GPT-2's, and nats per token depend on how "
             "much text a token holds"
         )
-    return ""
+    return caution(config)
 
 
 def loss_at(config: RunConfig, step: int) -> Range | None:

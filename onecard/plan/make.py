@@ -17,6 +17,7 @@ from onecard.plan.asked import is_roomy
 from onecard.plan.budget import DECIDED, Budget, least_budget, propose
 from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
+from onecard.plan.conditions import condition_findings
 from onecard.plan.counts import Params, count_params, flops_per_token
 from onecard.plan.data import NO_SIZES, DataSizes, data_findings
 from onecard.plan.fit import Fit, fit_config
@@ -245,6 +246,7 @@ def make_plan(
     if onecard and not (budget and not proposals) and (cut := _cut_short(run, predict_speed(run, card, "onecard"))):
         resolved = replace(resolved, warnings=(*resolved.warnings, cut))
     changes = tuple(single_changes(config, card, trainer, expandable_segments=expandable)) if sensitivity else None
+    found = [*intent_findings(resolved), *condition_findings(resolved), *data_findings(config, data, ours)]
     plan = Plan(
         resolved=resolved,
         config=config,
@@ -264,7 +266,7 @@ def make_plan(
         sensitivity=changes,
         findings=tuple(
             _completed(finding, config, place, data, "onecard" if trainer == "onecard" else "nanogpt")
-            for finding in _most_urgent_first([*intent_findings(resolved), *data_findings(config, data, ours)])
+            for finding in _most_urgent_first(found)
         ),
     )
     fixes = ranked_fixes(

@@ -168,6 +168,12 @@ def unchecked(diagnosis: Diagnosis) -> str:
     return "; ".join(told)
 
 
+def missing_signs(diagnosis: Diagnosis) -> str:
+    """`not looked at, because too little is logged: speed, gradient norm`; empty where all five were looked at."""
+    signs = ", ".join(diagnosis.not_looked_at)
+    return f"not looked at, because too little of it is logged: {signs}" if signs else ""
+
+
 def verdict(diagnosis: Diagnosis) -> str:
     """`1 error, 2 warnings, 5 notes`; that nothing is wrong, and what could not be checked; or that it is healthy."""
     counts = [
@@ -181,9 +187,10 @@ def verdict(diagnosis: Diagnosis) -> str:
         return f"nothing to judge yet: only one step is logged{notes}"
     if not diagnosis.evidence:
         return f"nothing found, but there is little to judge by{notes}"
-    if diagnosis.unchecked:
+    if diagnosis.unchecked or diagnosis.not_looked_at:
         where = "run" if diagnosis.case.run.format == "onecard" else "log"
-        return f"nothing wrong in the {where}{notes}; {unchecked(diagnosis)}"
+        told_first = f"nothing wrong in the {where}{notes}"
+        return "; ".join(filter(None, (told_first, unchecked(diagnosis), missing_signs(diagnosis))))
     return f"healthy: every check could look, and nothing is wrong{notes}"
 
 

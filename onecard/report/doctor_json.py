@@ -38,6 +38,7 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
         "config": case.resolved.source if case.resolved else None,
         "config_note": case.config_note,
         "unchecked": list(diagnosis.unchecked),
+        "not_looked_at": list(diagnosis.not_looked_at),
         "summary": _summary(diagnosis),
         "findings": [finding.as_json() for finding in diagnosis.findings],
     }
@@ -63,7 +64,7 @@ def _healthy(diagnosis: Diagnosis) -> bool | None:
     look."""
     if not diagnosis.healthy:
         return False
-    return True if diagnosis.judged and not diagnosis.unchecked else None
+    return True if diagnosis.judged and not diagnosis.unchecked and not diagnosis.not_looked_at else None
 
 
 def _summary(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
+from onecard.data.tokens import val_in_train
 from onecard.doctor.case import DataSizes
 from onecard.doctor.diagnose import WATCHED_STEPS, watch
 from onecard.doctor.live import doctor_failed
@@ -26,7 +27,8 @@ class Watched:
     def __init__(self, config: RunConfig, card: Card | None, dataset: Dataset) -> None:
         self._config = config
         self._card = card
-        self._data = DataSizes(train_tokens=len(dataset.train), val_tokens=len(dataset.val))
+        same = val_in_train(dataset.train, dataset.val)
+        self._data = DataSizes(train_tokens=len(dataset.train), val_tokens=len(dataset.val), val_in_train=same)
         self._steps: deque[Step] = deque(maxlen=WATCHED_STEPS)
         self._others: list[Record] = []
         self._told = {"val-set-tiny"}  # reported before the first step

@@ -53,7 +53,7 @@ def checkout(folder: Path, **configs: str) -> Path:
 def data_in(folder: Path, *, train: int, val: int) -> None:
     folder.mkdir(parents=True)
     (folder / "train.bin").write_bytes(b"\1\0" * train)
-    (folder / "val.bin").write_bytes(b"\1\0" * val)
+    (folder / "val.bin").write_bytes(b"\2\0" * val)
 
 
 @pytest.fixture
@@ -173,16 +173,24 @@ def test_a_log_alone_is_never_called_healthy(onecard: Command, work: Path) -> No
     assert "healthy" not in said
 
 
-def test_with_all_that_is_needed_it_is_healthy(onecard: Command, work: Path) -> None:
+def test_what_a_log_does_not_show_is_said_and_it_is_not_called_healthy(onecard: Command, work: Path) -> None:
+    """nanoGPT prints no gradient norm: everything else was looked at."""
     (work / "train.log").write_text(log(gap=0.01))
     (work / "c.py").write_text(HEALTHY)
     given = ["train.log", "--config", "c.py", "--gpu", "RTX 4070"]
-    assert the_run(onecard, *given)["unchecked"] == ["too-many-epochs", "val-set-tiny"]
-    whole = [*given, "--train_tokens=20B", "--val_tokens=20M"]
-    assert the_run(onecard, *whole)["unchecked"] == []
-    assert the_run(onecard, *whole)["summary"]["healthy"] is True
-    assert "nanoGPT log, healthy: " in onecard("doctor", *whole).stdout
-    assert "2 checks need the data: --data DIR" in onecard("doctor", *given).stdout
+    assert the_run(onecard, *given)["unchecked"] == ["too-many-epochs", "val-same-as-train", "val-set-tiny"]
+    assert "3 checks need the data: --data DIR" in onecard("doctor", *given).stdout
+    sized = [*given, "--train_tokens=20B", "--val_tokens=20M"]
+    assert the_run(onecard, *sized)["unchecked"] == ["val-same-as-train"], "sizes do not show what is in the data"
+    data_in(work / "data" / "fineweb", train=700_000, val=4000)
+    whole = [*sized, "--data", "data/fineweb"]
+    run = the_run(onecard, *whole)
+    assert run["unchecked"] == []
+    assert run["not_looked_at"] == ["gradient norm"]
+    assert run["summary"]["healthy"] is None
+    said = " ".join(onecard("doctor", *whole).stdout.split())
+    assert "nothing wrong in the log" in said
+    assert "not looked at, because too little of it is logged: gradient norm" in said
 
 
 # the data
@@ -303,7 +311,8 @@ def test_a_sick_run_with_its_config_is_answered_in_eight_lines_and_told_in_forty
 def test_a_healthy_run_is_told_in_twenty_lines(here: Path) -> None:
     (here / "c.py").write_text(HEALTHY)
     lines = shown("train.log", gpu="RTX 4070", train_tokens="20B", val_tokens="20M")
-    assert lines[0].startswith("train.log: nanoGPT log, healthy: every check could look")
+    assert lines[0].startswith("train.log: nanoGPT log, nothing wrong in the log")
+    assert "gradient norm" in " ".join(lines[:3])
     assert len(lines) <= 20
     assert sum(len(line.split()) for line in lines) <= 220
 

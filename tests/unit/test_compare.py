@@ -35,7 +35,7 @@ from onecard.runs.records import Eval
 from tests import made_logs as made
 from tests import made_records
 
-SMALL = {**made.SMALL, "gradient_accumulation_steps": 40, "eval_interval": 250, "vocab_size": 50304}
+SMALL = {**made.SMALL, "gradient_accumulation_steps": 40, "eval_interval": 250, "vocab_size": 50304, "warmup_iters": 0}
 
 
 def case(lines: Sequence[str], card: str | None = "RTX 4070", **config: object) -> Case:

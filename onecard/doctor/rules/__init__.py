@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from onecard.doctor.case import Case
-from onecard.doctor.rules import batch, data, memory, resume, scaling, schedule, shape, speed, spikes, stability
+from onecard.doctor.rules import (
+    batch,
+    data,
+    learning,
+    memory,
+    pace,
+    resume,
+    scaling,
+    schedule,
+    shape,
+    speed,
+    spikes,
+    stability,
+)
 from onecard.findings import Finding
 
 Rule = Callable[[Case], Iterator[Finding]]
@@ -27,22 +40,31 @@ RULES: tuple[Rule, ...] = (
     memory.oom_tensor,
     speed.compile_failed,
     stability.diverging,
+    learning.not_learning,
+    learning.gradient_norm,
     resume.resume_shape_ignored,
     shape.params_mismatch,
     shape.unknown_key,
     batch.batch_arithmetic,
     data.too_many_epochs,
+    data.val_same_as_train,
+    learning.loss_too_low,
     data.overfitting,
+    learning.unsteady_loss,
     stability.bad_initial_loss,
     spikes.loss_spike,
     stability.scaler_skips,
     schedule.decay_horizon,
     schedule.lr_out_of_range,
+    schedule.weight_decay_out_of_range,
     batch.small_batch_betas,
     batch.batch_too_large,
     data.needless_dropout,
     data.val_set_tiny,
     scaling.loss_off_expectation,
+    pace.waiting_for_data,
+    pace.slowing_down,
+    pace.slower_than_planned,
     speed.low_mfu,
     shape.odd_head_size,
     shape.unpadded_vocab,

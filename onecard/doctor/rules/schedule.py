@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import sqrt
 from shlex import quote
 
-from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import above, known, messages, planned_steps, said, shown, unless_fine_tuning, vals
 from onecard.doctor.needs import Need, needs, needs_settings
 from onecard.doctor.predict import final_loss
 from onecard.findings import Finding
-from onecard.plan import recipe
+from onecard.plan import conditions, recipe
 from onecard.plan.schedule import DECAY_SHARE, learning_rate
 
-FACTOR = 4  # above and below the table
 HIGHEST_END = 0.2  # of the peak
 UNFINISHED = 0.9  # of the schedule
 FAULTS = {
@@ -45,28 +42,11 @@ def lr_out_of_range(case: Case, config: RunConfig) -> Iterator[Finding]:
     only a note.
     """
     params = case.facts.params_total or case.facts.params
-    if not params or config.optimizer != "adamw" or not config.learning_rate:
+    if not params:
         return
-    grown = sqrt(max(1.0, (case.facts.tokens_per_step or 0) / recipe.USUAL_TOKENS_PER_STEP))
-    usual = recipe.usual_learning_rate(params) * grown
-    lowest = min(usual, recipe.GPT3_LEARNING_RATES[0][1] * grown) / FACTOR  # below 125M the table does not rise
-    rate = config.learning_rate
-    if not above(rate, FACTOR * usual) and not above(lowest, rate):
-        return
-    advised = float(f"{usual:.2g}")
-    lowest = recipe.min_lr(advised).value
-    finding = Finding(
-        rule="lr-out-of-range",
-        severity="warn",
-        sure="medium",
-        what=f"learning_rate={rate:g} for {units.count(params)} parameters; {advised:g} is usual",
-        why=f"{rate / usual:.2g} times GPT-3's for this size: "
-        + ("such a rate wastes tokens" if rate < usual else "such a rate risks spikes and divergence"),
-        fix=f"--learning_rate={advised:g} --min_lr={lowest:g}",
-        seen=said(case, "learning_rate"),
-        patch={"learning_rate": advised, "min_lr": lowest},
-    )
-    yield unless_fine_tuning(finding, config)
+    found = conditions.lr_out_of_range(config, params, case.facts.tokens_per_step, seen=said(case, "learning_rate"))
+    if found:
+        yield unless_fine_tuning(found, config)
 
 
 @needs_settings("max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate")
@@ -132,8 +112,9 @@ def _falls(config: RunConfig) -> str:
 def warmup_length(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A warm-up that is a large part of the run, or very short.
 
-    What it sees: warmup_iters above a tenth of max_iters, or below 100, where the rate has a schedule. In a run of
-    fewer than 1,000 updates one of the two is always true; then only a warm-up above a tenth gets a patch.
+    What it sees: warmup_iters above a tenth of max_iters, or below 100, where the rate has a schedule: a note. A
+    warm-up that is not over when the run ends is a warning. In a run of fewer than 1,000 updates a warm-up is either
+    above a tenth or below 100; then only one above a tenth gets a patch.
 
     Why it matters: a long warm-up spends updates at a low rate; a very short one reaches the full rate before
     Adam's moments have settled.
@@ -143,27 +124,29 @@ def warmup_length(case: Case, config: RunConfig) -> Iterator[Finding]:
     When it is wrong: in short tests; small models with clipping often need no warm-up at all. Fine-tuning, which
     often has none, is not checked.
     """
-    if not config.decay_lr or not config.max_iters:
-        return
     if config.starts_pretrained:
         return
-    share = config.warmup_iters / config.max_iters
-    if config.warmup_iters >= 100 and share <= 0.1:
-        return
-    advised = recipe.warmup(config.max_iters).value
-    as_it_is = share <= 0.1 and config.max_iters < recipe.SHORT_STEPS
-    yield Finding(
-        rule="warmup-length",
-        severity="info",
-        sure="medium",
-        what=f"{config.warmup_iters:,} updates of warm-up in a run of {config.max_iters:,} ({share:.1%})",
-        why="1 to 5 % is usual, and at least 100 updates",
-        fix="nothing to do in so short a run: 100 updates would be more than a tenth of it"
-        if as_it_is
-        else f"--warmup_iters={advised}",
-        seen=said(case, "warmup_iters", "max_iters"),
-        patch={} if as_it_is else {"warmup_iters": advised},
-    )
+    found = conditions.warmup_length(config, seen=said(case, "warmup_iters", "max_iters"))
+    if found:
+        yield found
+
+
+@needs_settings("weight_decay", "learning_rate", "optimizer")
+def weight_decay_out_of_range(case: Case, config: RunConfig) -> Iterator[Finding]:
+    """A weight decay that takes the weights away.
+
+    What it sees: weight_decay above 1; 0.1 is usual (GPT-3, appendix B).
+
+    Why it matters: each update multiplies every weight by 1 - learning_rate x weight_decay. Far above the usual value
+    the weights go to zero faster than they learn.
+
+    What to do: weight_decay=0.1.
+
+    When it is wrong: with a very small learning rate the product may still be usual.
+    """
+    found = conditions.weight_decay_out_of_range(config, seen=said(case, "weight_decay", "learning_rate"))
+    if found:
+        yield unless_fine_tuning(found, config)
 
 
 @needs(LENGTH)

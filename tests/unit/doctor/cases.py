@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from onecard.config.resolve import resolve
 from onecard.doctor.case import Case, DataSizes
@@ -102,6 +103,22 @@ def learning(last: int = 10_000, *, every: int = 500, gap: float = 0.02, bend: f
     return evals(rows, every=every)
 
 
+def norms(*values: float, start: int = 20) -> list[Step]:
+    """Updates of a loss that falls, with these gradient norms."""
+    return [replace(step(start + n, 4.0 - 0.01 * n), grad_norm=value) for n, value in enumerate(values)]
+
+
+def waiting(share: float) -> list[Step]:
+    """Updates of ours that wait for data for a share of their time."""
+    return [replace(step(n, 4.0 - 0.01 * n, seconds=1.0), data_wait_seconds=share) for n in range(40)]
+
+
+def paced(*seconds: float) -> list[Step]:
+    """Updates with these times, 20 of each, a little noisy."""
+    every = [each for each in seconds for _ in range(20)]
+    return [step(100 * n + 1, 4.0 - 0.001 * n, seconds=each * (1 + wobble(n, 0.05))) for n, each in enumerate(every)]
+
+
 def case(
     config: str | None = SMALL,
     *,
@@ -110,6 +127,7 @@ def case(
     log_format: LogFormat = "nanogpt",
     train_tokens: int | None = None,
     val_tokens: int | None = None,
+    val_in_train: str | None = None,
     messages: Sequence[Message] = (),
     stated: dict[str, object] | None = None,
     source: str = "train.log",
@@ -130,7 +148,7 @@ def case(
         run,
         config=resolve(config, filename="c.py") if config is not None else None,
         card=find_card(card) if card else None,
-        data=DataSizes(train_tokens=train_tokens, val_tokens=val_tokens),
+        data=DataSizes(train_tokens=train_tokens, val_tokens=val_tokens, val_in_train=val_in_train),
     )
 
 
@@ -170,6 +188,15 @@ def timed(seconds: float, *, tokens_per_second: float | None = None, mfu: float 
 
 
 SICK: dict[str, Callable[[], Case]] = {
+    "not-learning": lambda: case(None, records=steps([10.98 + wobble(n, 0.05) for n in range(80)])),
+    "loss-too-low": lambda: case(None, records=steps([10.9, 6.0, 3.0, *[0.002] * 40])),
+    "unsteady-loss": lambda: case(None, records=steps([10.9, *(7.5 + 1.2 * math.sin(n) for n in range(80))])),
+    "gradient-norm": lambda: case(None, records=norms(*[1e7] * 30)),
+    "slowing-down": lambda: case(None, records=paced(0.2, 0.2, 0.46, 0.46)),
+    "slower-than-planned": lambda: case(records=timed(60.0), card="RTX 4070"),
+    "waiting-for-data": lambda: case(records=waiting(0.95), log_format="onecard"),
+    "val-same-as-train": lambda: case(val_in_train="is the same as the training data"),
+    "weight-decay-out-of-range": lambda: case(changed(weight_decay=100.0)),
     "params-mismatch": lambda: case(NARROW),
     "stale-comment": lambda: case(SMALL.replace("max_iters = 10000\n", "max_iters = 10000  # ~3B tokens\n", 1)),
     "heads-do-not-divide": lambda: case(None, stated={"n_embd": 512, "n_head": 12}),
@@ -234,6 +261,15 @@ SICK: dict[str, Callable[[], Case]] = {
     "best-overwritten": lambda: case(records=learning()),
 }
 HEALTHY: dict[str, Callable[[], Case]] = {
+    "not-learning": lambda: case(None, records=HEALTHY_RUN),
+    "loss-too-low": lambda: case(None, records=HEALTHY_RUN),
+    "unsteady-loss": lambda: case(None, records=HEALTHY_RUN),
+    "gradient-norm": lambda: case(None, records=norms(*[0.4] * 30, 60.0)),
+    "slowing-down": lambda: case(None, records=paced(0.2, 0.2, 0.26, 0.26)),
+    "slower-than-planned": lambda: case(records=timed(9.35), card="RTX 4070"),
+    "waiting-for-data": lambda: case(records=waiting(0.05), log_format="onecard"),
+    "val-same-as-train": lambda: case(val_in_train=""),
+    "weight-decay-out-of-range": lambda: case(),
     "params-mismatch": lambda: case(SMALL + "# Model (~125M parameters)\n", printed_params=123_590_000),
     "stale-comment": lambda: case(SMALL.replace("max_iters = 10000\n", "max_iters = 10000  # ~5.24B tokens\n", 1)),
     "heads-do-not-divide": lambda: case(None, stated={"n_embd": 768, "n_head": 12}),

@@ -13,7 +13,7 @@ from onecard.doctor.facts import make_case
 from onecard.doctor.needs import missing
 from onecard.doctor.predict import predict_end
 from onecard.doctor.rules import RULES, Rule, rule_name
-from onecard.doctor.trend import Trend, trend
+from onecard.doctor.trend import Falling, trend
 from onecard.plan.cards import find_card
 from onecard.plan.loss import forecast_loss, law
 from onecard.runs.records import Eval, FindingRecord, Record, Start
@@ -322,9 +322,8 @@ def test_the_trend_has_the_error_of_its_noise() -> None:
 
 
 def test_the_interval_of_the_trend_is_students() -> None:
-    ends = [evaluation(2**n, 5.0 - 0.1 * n) for n in range(6)]
     for free, factor in ((4, 2.776), (11, 2.201), (16, 2.120), (30, 2.042), (60, 2.0)):
-        found = Trend(gain=0.0, error=1.0, evaluations=(ends[0],) * (free + 2))
+        found = Falling(gain=0.0, error=1.0, points=free + 2)
         assert found.highest_gain == factor  # two-sided, 95 %
 
 

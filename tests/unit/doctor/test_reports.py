@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -22,7 +23,7 @@ from onecard.report.doctor_json import diagnoses_json
 from onecard.report.doctor_markdown import diagnoses_markdown
 from onecard.report.training import TrainingDisplay
 from onecard.runs.foreign import read_logs
-from onecard.runs.records import FindingRecord
+from onecard.runs.records import FindingRecord, Step
 from tests import made_logs as made
 from tests.unit.doctor.cases import BEFORE, HEALTHY_RUN, NARROW, SICK, case, evaluation, learning, steps, timed
 
@@ -55,10 +56,26 @@ def test_the_text_has_what_why_fix_and_the_lines_that_prove_it() -> None:
 
 
 def test_a_healthy_run_reads_as_healthy() -> None:
-    (diagnosis,) = diagnosed(case(records=HEALTHY_RUN, card="RTX 4070", train_tokens=10**10, val_tokens=10**7))
+    run = [replace(r, grad_norm=0.4) if isinstance(r, Step) else r for r in HEALTHY_RUN]
+    patient = case(records=run, card="RTX 4070", train_tokens=10**10, val_tokens=10**7, val_in_train="")
+    (diagnosis,) = diagnosed(patient)
+    assert diagnosis.not_looked_at == ()
     assert diagnosis.unchecked == {}
     assert verdict(diagnosis).startswith("healthy")
     assert "- all 100 logged losses are finite" in text([diagnosis])
+
+
+def test_a_run_that_logs_little_is_not_called_healthy() -> None:
+    (diagnosis,) = diagnosed(
+        case(records=learning(), card="RTX 4070", train_tokens=10**10, val_tokens=10**7, val_in_train="")
+    )
+    assert diagnosis.healthy
+    assert diagnosis.unchecked == {}
+    assert diagnosis.not_looked_at == ("speed", "gradient norm")
+    assert not verdict(diagnosis).startswith("healthy")
+    assert "not looked at, because too little of it is logged: speed, gradient norm" in verdict(diagnosis)
+    assert diagnoses_json([diagnosis])["runs"][0]["not_looked_at"] == ["speed", "gradient norm"]
+    assert diagnoses_json([diagnosis])["runs"][0]["summary"]["healthy"] is None
 
 
 def test_steps_that_nothing_tells_are_said_to_be_unknown() -> None:

@@ -47,6 +47,15 @@ from tests.unit.doctor.cases import (
 
 # The table of the doctor's rules: every name, and the severities it may have.
 TABLE = {
+    "not-learning": "error warn",
+    "loss-too-low": "warn",
+    "unsteady-loss": "warn",
+    "gradient-norm": "error warn",
+    "slowing-down": "warn info",
+    "slower-than-planned": "warn",
+    "waiting-for-data": "warn",
+    "val-same-as-train": "warn",
+    "weight-decay-out-of-range": "warn info",
     "params-mismatch": "error",
     "stale-comment": "info",
     "heads-do-not-divide": "fatal",
@@ -60,16 +69,16 @@ TABLE = {
     "batch-too-large": "warn",
     "lr-out-of-range": "warn",
     "decay-horizon": "warn info",
-    "warmup-length": "info",
+    "warmup-length": "info warn",
     "stopped-early": "info",
     "loss-nan": "fatal error",
     "instability-not-precision": "info",
     "loss-spike": "warn info",
     "scaler-skips": "warn",
-    "diverging": "error",
+    "diverging": "error warn info",
     "bad-initial-loss": "warn",
     "overfitting": "warn",
-    "val-below-train": "info",
+    "val-below-train": "info warn",
     "needless-dropout": "warn info",
     "too-many-epochs": "warn error",
     "tokens-per-parameter": "info",
@@ -372,8 +381,14 @@ class TestStability:
     def test_a_recorded_error_of_the_windows_does_not_hide_divergence(self) -> None:
         falling = [4.0 - 0.05 * n for n in range(20)]
         rows = [(loss, loss) for loss in (*falling, *(falling[-1] + rise for rise in (0.06, 0.1, 0.14)))]
-        run = [replace(e, val_loss_error=0.1, train_loss_error=0.1) for e in evals(rows)]
+        run = [replace(e, val_loss_error=0.02, train_loss_error=0.02) for e in evals(rows)]
         assert the("diverging", case(records=run, log_format="onecard")).severity == "error"
+
+    def test_a_wiggle_within_the_error_of_the_evaluations_is_not_divergence(self) -> None:
+        falling = [4.0 - 0.05 * n for n in range(20)]
+        rows = [(loss, loss) for loss in (*falling, *(falling[-1] + rise for rise in (0.051, 0.055, 0.06)))]
+        run = [replace(e, val_loss_error=0.37, train_loss_error=0.37) for e in evals(rows)]
+        assert found("diverging", case(records=run, log_format="onecard")) == []
 
     def test_a_sinking_scale_is_found_early(self) -> None:
         assert the("scaler-skips", case(messages=[said("scaler-skip", step=10, scale=16.0)])).severity == "warn"

@@ -11,6 +11,7 @@ from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
 from onecard.plan.loss import law
 from onecard.plan.recipe import usual_learning_rate
+from onecard.runs.records import Step
 from onecard.units import GIB
 from tests.unit.doctor.cases import (
     BEFORE,
@@ -26,10 +27,12 @@ from tests.unit.doctor.cases import (
     falling_then_raised,
     found,
     learning,
+    norms,
     oom,
     said,
     step,
     steps,
+    waiting,
 )
 
 INFO, INFO_MEDIUM = ("info", "high"), ("info", "medium")
@@ -67,6 +70,27 @@ def skips(count: int, scale: float = 1024.0) -> Case:
     """`count` skipped updates in the 2,000 iterations after the first 2,000."""
     late = [said("scaler-skip", step=2100 + n, scale=scale) for n in range(count)]
     return case(records=steps([4.0] * 41), messages=late)
+
+
+def level(loss: float, *, gain: float = 0.0, count: int = 40) -> Case:
+    """Losses at a level over GPT-2's vocabulary, which fall by so much for twice the steps."""
+    return case(records=steps([loss - gain * math.log2((n + 1) / 30) for n in range(count)]))
+
+
+def swinging(width: float) -> Case:
+    """Losses that jump up and down by so much from one to the next."""
+    return case(None, records=steps([7.0 + width * (n % 2) for n in range(100)]))
+
+
+def lagging(gap: float) -> Case:
+    """Evaluations so far off the training losses of a program that logs only those."""
+    every = [evaluation(n, 4.0 + gap) for n in range(500, 5001, 500)]
+    return case(None, records=[*steps([4.0] * 51), *every], log_format="llm.c")
+
+
+def still(seconds: float, count: int, *, first: int = 0) -> list[Step]:
+    """Updates that all take so long."""
+    return [step(100 * n + 1, 4.0 - 0.001 * n, seconds=seconds) for n in range(first, first + count)]
 
 
 def noisy(rows: Sequence[tuple[float, float]]) -> Case:
@@ -200,7 +224,89 @@ ROWS = [
     ("needless-dropout", case(changed(dropout=0.1), train_tokens=10_000 * TOKENS + 1), WARN),
     ("needless-dropout", case(changed(dropout=0.1)), ("warn", "low")),
     ("needless-dropout", case(train_tokens=10**12), SILENT),
+    ("needless-dropout", case(changed(dropout=0.5), train_tokens=10**9), SILENT),
+    ("needless-dropout", case(changed(dropout=0.51), train_tokens=10**9), WARN),
+    ("weight-decay-out-of-range", case(changed(weight_decay=1.0)), SILENT),
+    ("weight-decay-out-of-range", case(changed(weight_decay=1.1)), WARN_MEDIUM),
+    ("warmup-length", case(changed(warmup_iters=9999)), INFO_MEDIUM),
+    ("warmup-length", case(changed(warmup_iters=10_000)), WARN),
+    ("val-same-as-train", case(val_in_train=""), SILENT),
+    ("val-same-as-train", case(val_in_train="is the beginning of the training data"), WARN),
+    ("val-below-train", case(records=learning(gap=-0.29)), INFO),
+    ("val-below-train", case(records=learning(gap=-0.31)), WARN),
+    ("val-below-train", lagging(-0.59), SILENT),
+    ("val-below-train", lagging(-0.61), WARN_MEDIUM),
+    ("not-learning", level(10.5), WARN_MEDIUM),
+    ("not-learning", level(10.53), ERROR),  # ln 50,304 is 10.83
+    ("not-learning", level(7.03), SILENT),  # 0.65 ln V is 7.04
+    ("not-learning", level(7.05), WARN_MEDIUM),
+    ("not-learning", level(7.45, gain=0.21), SILENT),
+    ("not-learning", level(7.45, gain=0.19), WARN_MEDIUM),
+    ("not-learning", level(10.98, count=7), SILENT),  # too few points
+    ("loss-too-low", case(None, records=steps([0.051] * 20)), SILENT),
+    ("loss-too-low", case(None, records=steps([0.049] * 20)), WARN_MEDIUM),
+    ("loss-too-low", case(records=steps([0.31] * 20)), SILENT),
+    ("loss-too-low", case(records=steps([0.29] * 20)), WARN_MEDIUM),
+    ("unsteady-loss", swinging(1.69), SILENT),
+    ("unsteady-loss", swinging(1.71), WARN_MEDIUM),
+    ("gradient-norm", case(None, records=norms(*[999.0] * 20)), SILENT),
+    ("gradient-norm", case(None, records=norms(*[1001.0] * 20)), WARN_MEDIUM),
+    ("gradient-norm", case(None, records=norms(*[1e6 + 1] * 20)), ERROR),
+    ("gradient-norm", case(None, records=norms(*[1e-7] * 20)), WARN_MEDIUM),
+    ("slowing-down", case(None, records=[*still(0.2, 40), *still(0.3199, 40, first=40)]), SILENT),
+    ("slowing-down", case(None, records=[*still(0.2, 40), *still(0.3201, 40, first=40)]), WARN_MEDIUM),
+    ("slowing-down", case(None, records=[*still(0.2, 40), *still(0.81, 40, first=40)]), WARN),
+    ("slowing-down", case(None, records=[*still(0.3201, 40), *still(0.2, 40, first=40)]), SILENT),  # faster
+    ("slower-than-planned", at_mfu(0.29), SILENT),  # the plan expects 0.83, and 0.72 at least
+    ("slower-than-planned", at_mfu(0.27), WARN_MEDIUM),
+    ("waiting-for-data", case(records=waiting(0.2), log_format="onecard"), SILENT),
+    ("waiting-for-data", case(records=waiting(0.21), log_format="onecard"), WARN_MEDIUM),
+    ("waiting-for-data", case(records=waiting(0.51), log_format="onecard"), WARN),
+    ("diverging", case(None, records=steps([*[4.0] * 35, *[4.2] * 15])), SILENT),
+    ("diverging", case(None, records=steps([*[4.0] * 35, *[4.21] * 15])), WARN_MEDIUM),
+    ("diverging", case(None, records=steps([*[4.0] * 35, *[4.51] * 15])), ERROR),
     ("too-many-epochs", case(records=[step(400, 4.0)], train_tokens=100 * TOKENS), SILENT),
+    ("needless-dropout", case(changed(dropout=0.5), train_tokens=10**9), SILENT),
+    ("needless-dropout", case(changed(dropout=0.51), train_tokens=10**9), WARN),
+    ("weight-decay-out-of-range", case(changed(weight_decay=1.0)), SILENT),
+    ("weight-decay-out-of-range", case(changed(weight_decay=1.1)), WARN_MEDIUM),
+    ("warmup-length", case(changed(warmup_iters=9999)), INFO_MEDIUM),
+    ("warmup-length", case(changed(warmup_iters=10_000)), WARN),
+    ("val-same-as-train", case(val_in_train=""), SILENT),
+    ("val-same-as-train", case(val_in_train="is the beginning of the training data"), WARN),
+    ("val-below-train", case(records=learning(gap=-0.29)), INFO),
+    ("val-below-train", case(records=learning(gap=-0.31)), WARN),
+    ("val-below-train", lagging(-0.59), SILENT),
+    ("val-below-train", lagging(-0.61), WARN_MEDIUM),
+    ("not-learning", level(10.5), WARN_MEDIUM),
+    ("not-learning", level(10.53), ERROR),  # ln 50,304 is 10.83
+    ("not-learning", level(7.03), SILENT),  # 0.65 ln V is 7.04
+    ("not-learning", level(7.05), WARN_MEDIUM),
+    ("not-learning", level(7.45, gain=0.21), SILENT),
+    ("not-learning", level(7.45, gain=0.19), WARN_MEDIUM),
+    ("not-learning", level(10.98, count=7), SILENT),  # too few points
+    ("loss-too-low", case(None, records=steps([0.051] * 20)), SILENT),
+    ("loss-too-low", case(None, records=steps([0.049] * 20)), WARN_MEDIUM),
+    ("loss-too-low", case(records=steps([0.31] * 20)), SILENT),
+    ("loss-too-low", case(records=steps([0.29] * 20)), WARN_MEDIUM),
+    ("unsteady-loss", swinging(1.69), SILENT),
+    ("unsteady-loss", swinging(1.71), WARN_MEDIUM),
+    ("gradient-norm", case(None, records=norms(*[999.0] * 20)), SILENT),
+    ("gradient-norm", case(None, records=norms(*[1001.0] * 20)), WARN_MEDIUM),
+    ("gradient-norm", case(None, records=norms(*[1e6 + 1] * 20)), ERROR),
+    ("gradient-norm", case(None, records=norms(*[1e-7] * 20)), WARN_MEDIUM),
+    ("slowing-down", case(None, records=[*still(0.2, 40), *still(0.3199, 40, first=40)]), SILENT),
+    ("slowing-down", case(None, records=[*still(0.2, 40), *still(0.3201, 40, first=40)]), WARN_MEDIUM),
+    ("slowing-down", case(None, records=[*still(0.2, 40), *still(0.81, 40, first=40)]), WARN),
+    ("slowing-down", case(None, records=[*still(0.3201, 40), *still(0.2, 40, first=40)]), SILENT),  # faster
+    ("slower-than-planned", at_mfu(0.29), SILENT),  # the plan expects 0.83, and 0.72 at least
+    ("slower-than-planned", at_mfu(0.27), WARN_MEDIUM),
+    ("waiting-for-data", case(records=waiting(0.2), log_format="onecard"), SILENT),
+    ("waiting-for-data", case(records=waiting(0.21), log_format="onecard"), WARN_MEDIUM),
+    ("waiting-for-data", case(records=waiting(0.51), log_format="onecard"), WARN),
+    ("diverging", case(None, records=steps([*[4.0] * 35, *[4.2] * 15])), SILENT),
+    ("diverging", case(None, records=steps([*[4.0] * 35, *[4.21] * 15])), WARN_MEDIUM),
+    ("diverging", case(None, records=steps([*[4.0] * 35, *[4.51] * 15])), ERROR),
     ("too-many-epochs", case(records=[step(4005, 4.0)], train_tokens=1000 * TOKENS), SILENT),  # whole updates
     ("too-many-epochs", case(records=[step(401, 4.0)], train_tokens=100 * TOKENS), WARN),
     ("too-many-epochs", case(records=[step(1600, 4.0)], train_tokens=100 * TOKENS), WARN),

@@ -1,0 +1,106 @@
+"""The course of the logged losses: their level, noise, direction and swings, measured against the run's own past."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median, quantiles
+
+from onecard.doctor.case import Case
+from onecard.doctor.evidence import LARGEST_LOSS, vals
+from onecard.doctor.trend import line_through
+from onecard.runs.records import Eval, Step
+
+BLOCKS = 10  # parts of a run whose medians are compared
+LEAST_IN_BLOCK = 4
+LAST_BLOCKS = 3  # that must all be higher
+SIGMA_PER_MAD = 1.4826  # of a normal distribution
+ERROR_OF_MEDIAN = 1.25  # times that of a mean
+FEWEST_POINTS = BLOCKS * LEAST_IN_BLOCK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rise:
+    """The last part of a run against its best part: medians of tenths of the run, in nats."""
+
+    best: float
+    last: tuple[float, ...]
+    error: float  # standard error of one median
+    best_record: Step
+    last_record: Step
+
+    @property
+    def height(self) -> float:
+        return min(self.last) - self.best
+
+
+def training_losses(case: Case) -> list[tuple[Step, float]]:
+    """Logged training losses that are numbers, by step."""
+    found = [(step, step.loss) for step in case.steps if abs(step.loss) < LARGEST_LOSS]
+    return sorted(found, key=lambda pair: pair[0].step)
+
+
+def every_loss(case: Case) -> Sequence[tuple[Step | Eval, float]]:
+    """The training losses; where the log has only a few, the validation losses."""
+    trained = training_losses(case)
+    evaluated = vals(case)
+    return trained if len(trained) >= min(FEWEST_POINTS, len(evaluated)) else evaluated
+
+
+def noise_of(losses: Sequence[float]) -> float:
+    """Standard deviation of one loss around the curve, from the distances between neighbours: a trend hardly adds."""
+    return SIGMA_PER_MAD * median(abs(b - a) for a, b in pairwise(losses)) / math.sqrt(2) if len(losses) > 1 else 0.0
+
+
+def rise(points: Sequence[tuple[Step, float]]) -> Rise | None:
+    """How far the last three tenths of the run lie above its best tenth; None with too few points to say."""
+    if len(points) < FEWEST_POINTS:
+        return None
+    losses = [loss for _, loss in points]
+    edges = [round(len(losses) * number / BLOCKS) for number in range(BLOCKS + 1)]
+    middles = [median(losses[first:after]) for first, after in pairwise(edges)]
+    best = min(range(BLOCKS - LAST_BLOCKS), key=middles.__getitem__)
+    error = ERROR_OF_MEDIAN * noise_of(losses) / math.sqrt(len(losses) / BLOCKS)
+    return Rise(
+        best=middles[best],
+        last=tuple(middles[-LAST_BLOCKS:]),
+        error=error,
+        best_record=points[(edges[best] + edges[best + 1]) // 2][0],
+        last_record=points[-1][0],
+    )
+
+
+def highest_gain(points: Sequence[tuple[Step | Eval, float]]) -> float | None:
+    """The most that these losses can be falling by for twice the steps, at 95 %; None with too few to say."""
+    line = line_through([(math.log2(record.step), loss) for record, loss in points if record.step > 0])
+    return line.highest_gain if line else None
+
+
+def swing(losses: Sequence[float]) -> float | None:
+    """How far losses go up and down around a curve that only falls: from the 5th to the 95th percentile, in nats.
+
+    The curve is the best falling one (pool adjacent violators), so slow swings count as well as fast ones. The first
+    quarter, where the loss bends, is left out.
+    """
+    later = losses[len(losses) // 4 :]
+    if len(later) < FEWEST_POINTS // 2:
+        return None
+    off = [loss - level for loss, level in zip(later, _falling(later), strict=True)]
+    cuts = quantiles(off, n=20)
+    return cuts[-1] - cuts[0]
+
+
+def _falling(losses: Sequence[float]) -> list[float]:
+    """The falling curve nearest to the losses, in squares."""
+    means: list[float] = []
+    sizes: list[int] = []
+    for loss in losses:
+        mean, size = loss, 1
+        while means and means[-1] < mean:  # it rises: one level for both
+            before, many = means.pop(), sizes.pop()
+            mean, size = (mean * size + before * many) / (size + many), size + many
+        means.append(mean)
+        sizes.append(size)
+    return [mean for mean, size in zip(means, sizes, strict=True) for _ in range(size)]

@@ -1,0 +1,251 @@
+"""Rules about losses that cannot be right, whatever the data: too high for too long, too low, never at rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from onecard.doctor.case import Case
+from onecard.doctor.course import every_loss, highest_gain, noise_of, swing, training_losses
+from onecard.doctor.evidence import from_scratch, known, of_words, place, shown, stated_vocabulary, vals, vocabulary
+from onecard.findings import Finding
+from onecard.plan.loss import FREQUENCIES_ONLY, GPT2_GUESSING
+from onecard.runs.records import Eval, Step
+
+# Thresholds are checked on made runs, sick and healthy: docs/measurements/doctor-rates.md
+LEAST_STEPS = 200  # updates; and past the warm-up, where that is known
+LEAST_POINTS = 8  # logged losses in the second half
+FALLING = 0.2  # nats for twice the steps: at such a height, a run that learns falls by 0.3 and more
+AS_GUESSING = 0.3  # nats below ln V: hardly better than random weights
+LOWEST = 0.05  # nats per token: no text is so easy, not even letter by letter
+LOWEST_OF_WORDS = 0.3  # nats per BPE token: program text, the easiest data, is near 1
+LAST_SHARE = 0.1
+WIDEST_SWING = 1.7  # nats from the 5th to the 95th percentile: single sequences have about 1.5
+WIDEST_SWING_OF_BATCH = 1.0  # nats, of a batch of many sequences
+SEQUENCE_SWING = 4.9  # nats: three times what one sequence varies by; it falls with the square root of their number
+STEADY_EVALUATIONS = 0.1  # nats: where evaluations vary by less, only the batches differ
+_LOOK = "look at one batch and its targets (the input shifted by one token), the learning rate, and the gradient norm"
+
+
+def not_learning(case: Case) -> Iterator[Finding]:
+    """A loss that stays where a model has learned next to nothing.
+
+    What it sees: over the second half of at least 200 updates (past the warm-up, where that is known) the loss is above
+    0.65 ln V and twice the updates would gain less than 0.2 nats, at the upper end of the 95 % interval; or it is at
+    ln V or above. For GPT-2's tokenizer 0.65 ln V is 7.0 nats: knowing only how frequent each token is gives 7.4 to
+    7.7. Where the vocabulary is not known, the loss of the first update stands for ln V, and GPT-2's where that is not
+    logged either.
+
+    Why it matters: at ln V the model guesses. At the loss of token frequencies it does not use the context. Every
+    healthy run passes both within its first few hundred updates.
+
+    What to do: look at one batch and its targets, at the learning rate (zero? a warm-up without end?), at the gradient
+    norm, and whether the optimizer has the model's parameters.
+
+    When it is wrong: for data without any order, such as shuffled or random tokens, and for programs that print the sum
+    of several losses.
+    """
+    points = every_loss(case)
+    later = points[len(points) // 2 :]
+    if len(later) < LEAST_POINTS or not _has_settled(case):
+        return
+    level = median(loss for _, loss in later)
+    guess, says = _guessing(case)
+    gain = highest_gain(later)
+    # a first loss that was passed upwards is of a run that diverges, and is not ln V
+    guessing = level > guess - AS_GUESSING and (
+        says == "known" or (says == "first loss" and level < guess + AS_GUESSING)
+    )
+    stuck = level > FREQUENCIES_ONLY * guess and gain is not None and gain < FALLING
+    if not guessing and not stuck:
+        return
+    vocabulary_is_known = says == "known"
+    yield Finding(
+        rule="not-learning",
+        severity="error" if guessing else "warn",
+        sure="high" if vocabulary_is_known and guessing else "medium",
+        what=f"the loss is {level:.4g} over the second half of the run"
+        + (f": no better than guessing (ln V = {guess:.2f})" if guessing else ", and it does not fall"),
+        why="a model that learns is below ln V after a few updates"
+        if guessing
+        else f"about {_frequencies(guess)} is what token frequencies alone give: the model does not use the context"
+        + ("; the vocabulary is not known: a size like GPT-2's is assumed" if says == "assumed" else ""),
+        fix=_LOOK,
+        seen=tuple(dict.fromkeys(shown(record) for record in (points[0][0], later[0][0], later[-1][0]))),
+    )
+
+
+def _frequencies(guess: float) -> str:
+    return f"{0.69 * guess:.1f} to {0.71 * guess:.1f}" if guess > 9 else f"{0.8 * guess:.1f}"
+
+
+def _has_settled(case: Case) -> bool:
+    """Whether the run is long enough to have learned something, as far as anything says."""
+    last, config = case.facts.last_step, known(case, "warmup_iters", "decay_lr", "max_iters")
+    if last is None:
+        return len(every_loss(case)) >= 4 * LEAST_POINTS
+    warmup = min(config.warmup_iters, config.max_iters // 2) if config and config.decay_lr else 0
+    return last >= max(LEAST_STEPS, 2 * warmup)
+
+
+def _guessing(case: Case) -> tuple[float, str]:
+    """The loss of guessing, and where it comes from: the vocabulary is known, the first loss shows it, or assumed."""
+    size = vocabulary(case) or stated_vocabulary(case)
+    if size and size > 1:
+        return math.log(size), "known"
+    first = next((loss for record, loss in every_loss(case) if record.step <= 1), None)
+    of_random_weights = case.run.format in ("nanogpt", "onecard", "minimal", "llm.c", "nanochat")
+    if first is not None and of_random_weights and from_scratch(case) and 2 < first < 13:
+        return first, "first loss"
+    return GPT2_GUESSING, "assumed"
+
+
+def loss_too_low(case: Case) -> Iterator[Finding]:
+    """A loss lower than any text allows.
+
+    What it sees: the last tenth of the training losses, or of the validation losses, is below 0.05 nats per token; or
+    below 0.3 where the tokens are known to be BPE tokens. Only for runs from scratch.
+
+    Why it matters: text is not that predictable. The answer is in the input (targets that are not shifted, a missing
+    causal mask), or the model has memorised a few documents, or validation reads the training data.
+
+    What to do: look at one batch and its targets; the targets are the input shifted by one, and no position may see a
+    later one. Then look at the size of the data.
+
+    When it is wrong: for data that is not text (sums, tables, repeated patterns), and where you overfit one batch on
+    purpose.
+    """
+    if not from_scratch(case):
+        return
+    limit = LOWEST_OF_WORDS if of_words(case) else LOWEST
+    for name, points in (("validation", vals(case)), ("training", training_losses(case))):
+        last = points[-max(3, round(LAST_SHARE * len(points))) :]
+        if len(last) < 3 or (level := median(loss for _, loss in last)) >= limit:
+            continue
+        yield Finding(
+            rule="loss-too-low",
+            severity="warn",
+            sure="medium",
+            what=f"the {name} loss is {level:.3g} nats per token at the end: no text is that predictable",
+            why="the answer leaks into the input, the labels are wrong, or the model has memorised its data"
+            if name == "training"
+            else "validation reads text that the model has seen, or the answer leaks into the input",
+            fix="look at one batch: targets are the input shifted by one, and no position sees a later one; "
+            "then at the size of the data",
+            seen=_ends(last),
+        )
+        return
+
+
+def _ends(points: Sequence[tuple[Step | Eval, float]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(shown(record) for record, _ in (points[0], points[-1])))
+
+
+def unsteady_loss(case: Case) -> Iterator[Finding]:
+    """A training loss that goes up and down far more than batches differ.
+
+    What it sees: around the best curve that only falls, the losses of the last three quarters of the run span more
+    than 1.7 nats from their 5th to their 95th percentile; for batches of many sequences more than 1.0. Where
+    evaluations are steady (they vary by less than 0.1), only the batches differ, and it says nothing.
+
+    Why it matters: single sequences of a text vary by about 0.5 nats, and a batch by less. More than that is a model
+    that jumps: the learning rate is too high, or the data alternates between very different sources.
+
+    What to do: a lower learning rate, grad_clip 1.0, more sequences per update; shuffle the documents.
+
+    When it is wrong: for batches of one short sequence, and for data in blocks of very different text.
+    """
+    points = training_losses(case)
+    losses = [loss for _, loss in points]
+    width = swing(losses)
+    limit = _widest(case)
+    if width is None or width <= limit:
+        return
+    evaluated = [val for _, val in vals(case)]
+    evaluated = evaluated[len(evaluated) // 4 :]
+    if len(evaluated) >= 4 and noise_of(evaluated) < STEADY_EVALUATIONS:
+        return
+    later = points[len(points) // 4 :]
+    lowest, highest = (choose(later, key=lambda point: point[1]) for choose in (min, max))
+    yield Finding(
+        rule="unsteady-loss",
+        severity="warn",
+        sure="medium",
+        what=f"the training loss swings between {lowest[1]:.4g} and {highest[1]:.4g}, and does not settle",
+        why=f"nine tenths of the losses span {width:.2f} nats around a falling curve; batches alone make at most "
+        f"{limit:.2g}",
+        fix="a lower learning rate, grad_clip=1.0, more sequences per update; shuffle the documents",
+        seen=tuple(shown(record) for record, _ in sorted((lowest, highest), key=lambda point: point[0].step)),
+    )
+
+
+def _widest(case: Case) -> float:
+    """The widest swing that batches of this run explain: nanoGPT logs one micro-batch, the others a whole update."""
+    config = known(case, "batch_size", "gradient_accumulation_steps")
+    if config is None:
+        return WIDEST_SWING
+    sequences = config.batch_size if case.run.format in ("nanogpt", "minimal") else config.sequences_per_step
+    return min(WIDEST_SWING, max(WIDEST_SWING_OF_BATCH, SEQUENCE_SWING / math.sqrt(max(1, sequences))))
+
+
+HUGE_NORM, ABSURD_NORM = 1e3, 1e6  # norms of healthy runs are 0.1 to 10, and below 100 at the start
+VANISHING_NORM = 1e-6
+OFTEN = 0.05  # of the updates
+LEAST_NORMS = 5
+
+
+def gradient_norms(case: Case) -> list[Step]:
+    """Logged updates after the first few that say their gradient norm, where it is a number."""
+    return [s for s in case.steps if s.grad_norm is not None and math.isfinite(s.grad_norm) and s.step > 10]
+
+
+def gradient_norm(case: Case) -> Iterator[Finding]:
+    """Gradients that are far too large, or nearly zero.
+
+    What it sees: gradient norms (before clipping) above 1,000 in the median or in one update of twenty: a warning,
+    above 1,000,000 an error; or a median below 0.000001. The first ten updates are left out.
+
+    Why it matters: healthy norms are 0.1 to 10. With clipping, an update with a norm of a million goes in a direction
+    that one bad batch decided; without, it destroys the weights. A norm near zero means that nothing is learned.
+
+    What to do: look at the data and the targets of those updates, the initialisation and the loss scale; a lower
+    learning rate and grad_clip 1.0.
+
+    When it is wrong: where a program prints norms that are multiplied by a loss scale, or sums over the micro-batches.
+    """
+    steps = gradient_norms(case)
+    if len(steps) < LEAST_NORMS:
+        return
+    norms = sorted(step.grad_norm or 0.0 for step in steps)
+    middle = median(norms)
+    often = norms[-max(3, math.ceil(OFTEN * len(norms)))]  # so many are at least as large
+    typical = max(middle, often)
+    if middle >= VANISHING_NORM and typical <= HUGE_NORM:
+        return
+    config = known(case, "grad_clip")
+    patch: dict[str, object] = {"grad_clip": 1.0} if config and not 0 < config.grad_clip <= 1 else {}
+    small = middle < VANISHING_NORM and typical <= HUGE_NORM
+    largest = max(steps, key=lambda step: step.grad_norm or 0.0)
+    seen = steps[-1] if small else largest
+    yield Finding(
+        rule="gradient-norm",
+        severity="error" if typical > ABSURD_NORM else "warn",
+        sure="high" if typical > ABSURD_NORM else "medium",
+        what=f"the gradient norm is {middle:.2g}: nothing is learned"
+        if small
+        else f"the gradient norm is {_norm(typical)} "
+        + ("in half of the updates" if middle == typical else "or more in one update of twenty")
+        + f", {_norm(norms[-1])} at most",
+        why="healthy norms are 0.1 to 10" + ("" if small else "; the updates follow single bad batches"),
+        fix=_LOOK
+        if small
+        else "look at the data of those updates and the initialisation; lower the learning rate"
+        + (", --grad_clip=1.0" if patch else ""),
+        seen=(f"{place(case, seen)}: gradient norm {seen.grad_norm:.4g}", shown(seen)),
+        patch={} if small else patch,
+    )
+
+
+def _norm(value: float) -> str:
+    return f"{value:,.0f}" if value < 1e7 else f"{value:.1e}"

@@ -1,0 +1,200 @@
+"""What must hold for a scaling law to describe a run: a usual learning rate, warm-up, weight decay and dropout.
+
+The findings are the doctor's, too: it looks at the same settings after the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isclose, sqrt
+
+from onecard import units
+from onecard.config.resolve import Resolved
+from onecard.config.schema import RunConfig
+from onecard.config.shown import shown
+from onecard.findings import Finding
+from onecard.plan import recipe
+from onecard.plan.counts import count_params
+
+FACTOR = 4  # above and below the table of learning rates
+FAR = 16  # times: no run of the law's was so far from it
+HIGHEST_RATE = 0.1  # of any optimizer
+LONGEST_WARMUP = 0.1  # of the run
+HIGHEST_WEIGHT_DECAY = 1.0  # ten times the usual 0.1
+USUAL_WEIGHT_DECAY = 0.1  # GPT-3, appendix B; nanoGPT's default
+HIGHEST_DROPOUT = 0.5  # more than half of the activations: no published GPT was trained so
+HIGH_DROPOUT = 0.3
+
+
+def stated(resolved: Resolved, *keys: str) -> tuple[str, ...]:
+    """`batch_size = 16 (train.py:12)` for each key."""
+    config, origins = resolved.config, resolved.origins
+    return tuple(
+        f"{key} = {_as_written(key, getattr(config, key))} "
+        f"({'the default' if origins[key] == 'default' else origins[key]})"
+        for key in keys
+    )
+
+
+def _as_written(key: str, value: object) -> str:
+    return repr(value) if isinstance(value, str) else shown(key, value)
+
+
+def condition_findings(resolved: Resolved) -> Iterator[Finding]:
+    """Settings of a run that has not started and that no scaling law covers; fine-tuning has other rules."""
+    config = resolved.config
+    if config.starts_pretrained or not config.max_iters:
+        return
+    found = (
+        lr_out_of_range(
+            config, count_params(config).total, config.tokens_per_step, seen=stated(resolved, "learning_rate")
+        ),
+        warmup_length(config, seen=stated(resolved, "warmup_iters", "max_iters")),
+        weight_decay_out_of_range(config, seen=stated(resolved, "weight_decay")),
+        high_dropout(config, seen=stated(resolved, "dropout")),
+    )
+    yield from (finding for finding in found if finding and finding.severity != "info")
+
+
+def why_outside(config: RunConfig) -> str:
+    """Which setting is so unusual that no scaling law covers the run; empty where none is."""
+    rate = _rate_over_usual(config)
+    if not config.learning_rate:
+        return "learning_rate=0: nothing is learned"
+    if config.learning_rate > HIGHEST_RATE or (rate is not None and not 1 / FAR <= rate <= FAR):
+        return f"learning_rate={config.learning_rate:g} is far from what scaling laws were fitted on" + (
+            f" ({_times(rate)} times the usual)" if rate is not None else ""
+        )
+    if config.decay_lr and config.warmup_iters >= config.max_iters:
+        return (
+            f"the warm-up of {config.warmup_iters:,} updates is not over when the run ends after {config.max_iters:,}"
+        )
+    if config.weight_decay > HIGHEST_WEIGHT_DECAY:
+        return f"weight_decay={config.weight_decay:g} is far from what scaling laws were fitted on"
+    if config.dropout > HIGHEST_DROPOUT:
+        return f"scaling laws do not cover dropout={config.dropout:g}"
+    return ""
+
+
+def caution(config: RunConfig) -> str:
+    """Which setting is unusual enough that the loss may be higher than the law says; empty where none is."""
+    rate = _rate_over_usual(config)
+    if rate is not None and not 1 / FACTOR <= rate <= FACTOR:
+        return f"learning_rate={config.learning_rate:g} is {rate:.2g} times the usual: expect a higher loss"
+    if config.decay_lr and config.warmup_iters > config.max_iters / 2:
+        return f"{config.warmup_iters:,} of {config.max_iters:,} updates are warm-up: expect a higher loss"
+    if config.dropout > HIGH_DROPOUT:
+        return f"scaling laws do not cover dropout={config.dropout:g}: expect a higher loss"
+    return ""
+
+
+def _rate_over_usual(config: RunConfig) -> float | None:
+    """The learning rate over GPT-3's for the size; between that of 125M and the run's own below. None where the
+    optimizer has another scale."""
+    if config.optimizer != "adamw":
+        return None
+    low, high = usual_rates(count_params(config).total, config.tokens_per_step)
+    rate = config.learning_rate
+    return rate / high if rate > high else rate / low if rate < low else 1.0
+
+
+def usual_rates(params: int, tokens_per_step: int | None) -> tuple[float, float]:
+    """The lowest and the highest usual learning rate of AdamW: below 125M the table does not rise, but runs do."""
+    grown = sqrt(max(1.0, (tokens_per_step or 0) / recipe.USUAL_TOKENS_PER_STEP))
+    usual = recipe.usual_learning_rate(params) * grown
+    return min(usual, recipe.GPT3_LEARNING_RATES[0][1] * grown), usual
+
+
+def lr_out_of_range(
+    config: RunConfig, params: int, tokens_per_step: int | None, *, seen: tuple[str, ...]
+) -> Finding | None:
+    """The finding about a learning rate more than four times above or below the usual; None for others."""
+    if config.optimizer != "adamw" or not config.learning_rate:
+        return None
+    rate, (low, usual) = config.learning_rate, usual_rates(params, tokens_per_step)
+    if not _above(rate, FACTOR * usual) and not _above(low / FACTOR, rate):
+        return None
+    advised = float(f"{usual:.2g}")
+    lowest = recipe.min_lr(advised).value
+    return Finding(
+        rule="lr-out-of-range",
+        severity="warn",
+        sure="medium",
+        what=f"learning_rate={rate:g} for {units.count(params)} parameters; {advised:g} is usual",
+        why=f"{_times(rate / usual)} times GPT-3's for this size: "
+        + ("such a rate wastes tokens" if rate < usual else "such a rate risks spikes and divergence"),
+        fix=f"--learning_rate={advised:g} --min_lr={lowest:g}",
+        seen=seen,
+        patch={"learning_rate": advised, "min_lr": lowest},
+    )
+
+
+def warmup_length(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None:
+    """The finding about a warm-up above a tenth of the run or below 100 updates; a warning if it is not over when the
+    run ends. None for others."""
+    if not config.decay_lr or not config.max_iters:
+        return None
+    share = config.warmup_iters / config.max_iters
+    if config.warmup_iters >= 100 and share <= LONGEST_WARMUP:
+        return None
+    advised = recipe.warmup(config.max_iters).value
+    as_it_is = share <= LONGEST_WARMUP and config.max_iters < recipe.SHORT_STEPS
+    unfinished = config.warmup_iters >= config.max_iters
+    return Finding(
+        rule="warmup-length",
+        severity="warn" if unfinished else "info",
+        sure="high" if unfinished else "medium",
+        what=f"{config.warmup_iters:,} updates of warm-up in a run of {config.max_iters:,}"
+        + ("" if unfinished else f" ({share:.1%})"),
+        why="the run ends before the learning rate has reached its full value"
+        if unfinished
+        else "1 to 5 % is usual, and at least 100 updates",
+        fix="nothing to do in so short a run: 100 updates would be more than a tenth of it"
+        if as_it_is
+        else f"--warmup_iters={advised}",
+        seen=seen,
+        patch={} if as_it_is else {"warmup_iters": advised},
+    )
+
+
+def weight_decay_out_of_range(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None:
+    """The finding about a weight decay above 1; None for others."""
+    if config.weight_decay <= HIGHEST_WEIGHT_DECAY:
+        return None
+    return Finding(
+        rule="weight-decay-out-of-range",
+        severity="warn",
+        sure="medium",
+        what=f"weight_decay={config.weight_decay:g}; {USUAL_WEIGHT_DECAY:g} is usual",
+        why=f"each update takes {min(1.0, config.weight_decay * config.learning_rate):.2g} of every weight away: the "
+        "weights go to zero faster than they learn",
+        fix=f"--weight_decay={USUAL_WEIGHT_DECAY:g}",
+        seen=seen,
+        patch={"weight_decay": USUAL_WEIGHT_DECAY},
+    )
+
+
+def high_dropout(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None:
+    """The finding about dropout above one half, however often the data is read; None for others."""
+    if config.dropout <= HIGHEST_DROPOUT:
+        return None
+    return Finding(
+        rule="needless-dropout",
+        severity="warn",
+        sure="high",
+        what=f"dropout={config.dropout:g} removes more than half of the activations",
+        why="usual: 0.1 to 0.2 for data that is read several times, 0.0 for data that is read once (arXiv 2305.16264)",
+        fix="--dropout=0.0",
+        seen=seen,
+        patch={"dropout": 0.0},
+    )
+
+
+def _times(ratio: float) -> str:
+    """`1,700` or `0.083`."""
+    return f"{float(f'{ratio:.2g}'):,.0f}" if ratio >= 100 else f"{ratio:.2g}"
+
+
+def _above(value: float, limit: float) -> bool:
+    """Whether a value exceeds a limit by more than the rounding of decimals."""
+    return value > limit and not isclose(value, limit, rel_tol=1e-9)

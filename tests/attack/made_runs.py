@@ -1,0 +1,512 @@
+"""Runs made by construction, with a known illness or with none: no line of them comes from a real log.
+
+Every run is a text, in one of three formats, that goes through the reader like any log. `sick_runs` and `healthy_runs`
+make as many as asked for; the number of a run is its seed, so a run that is judged wrongly can be made again.
+"""
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from onecard.config.resolve import resolve
+from onecard.doctor.case import Case, DataSizes
+from onecard.doctor.facts import make_case
+from onecard.doctor.rules import RULES
+from onecard.findings import Finding
+from onecard.plan import recipe
+from onecard.plan.cards import find_card
+from onecard.plan.counts import count_params
+from onecard.plan.loss import law
+from onecard.plan.speed import predict_speed
+from onecard.runs.foreign import read_logs
+
+Strength = Literal["weak", "medium", "strong"]
+Format = Literal["nanogpt", "llm.c", "onecard"]
+STRENGTHS: tuple[Strength, ...] = ("weak", "medium", "strong")
+FORMATS: tuple[Format, ...] = ("nanogpt", "llm.c", "onecard")
+SHAPES = ((4, 4, 256), (6, 6, 384), (8, 8, 512), (12, 12, 768), (24, 16, 1024))
+CARD = "RTX 4070"
+POINTS = (40, 600)  # logged updates of a run
+
+
+@dataclass
+class Made:
+    """A run that can be written in any of the formats: one entry per logged update."""
+
+    dice: random.Random
+    config: dict[str, object]
+    every: int  # updates between logged ones
+    eval_every: int  # logged updates between evaluations; 0: none
+    losses: list[float]
+    trains: list[float]  # of each evaluation
+    vals: list[float]
+    errors: float  # standard error of an evaluation
+    seconds: list[float]
+    norms: list[float]
+    rates: list[float]
+    waits: float = 0.01  # share of the time
+    data: DataSizes = field(default_factory=DataSizes)
+    states_config: bool = True
+    on_card: bool = False
+
+    @property
+    def points(self) -> int:
+        return len(self.losses)
+
+    def evaluated(self) -> list[int]:
+        return list(range(0, self.points, self.eval_every)) if self.eval_every else []
+
+
+def healthy(seed: int, form: Format) -> Made:
+    """A healthy run: of any size, length, noise, schedule; with or without evaluations, config and restarts.
+
+    One sequence of a text varies by 0.45 nats. nanoGPT logs one micro-batch, which may be one sequence where no config
+    says more; the others log a whole update.
+    """
+    dice = random.Random(seed)
+    layers, heads, width = dice.choice(SHAPES)
+    letters = dice.random() < 0.15
+    vocab = 65 if letters else 50304
+    points = round(math.exp(dice.uniform(math.log(POINTS[0]), math.log(POINTS[1]))))
+    every = dice.choice((1, 10, 10, 100))
+    steps = max(points * every, 300)
+    points, every = (points, every) if points * every >= 300 else (300 // every, every)
+    steps = points * every
+    block, batch = dice.choice(((256, 32), (512, 16), (1024, 8), (1024, 16)))
+    accumulation = max(1, round(dice.choice((131_072, 262_144, 524_288)) / (block * batch)))
+    tokens = block * batch * accumulation
+    shape = {"n_layer": layers, "n_head": heads, "n_embd": width, "block_size": block, "vocab_size": vocab}
+    params = count_params(resolve(_file(shape), filename="c.py").config).total
+    rate = float(f"{recipe.usual_learning_rate(params):.2g}")
+    config: dict[str, object] = {
+        "dataset": "letters" if letters else "mine",
+        **shape,
+        "batch_size": batch,
+        "gradient_accumulation_steps": accumulation,
+        "max_iters": steps,
+        "lr_decay_iters": steps,
+        "warmup_iters": recipe.warmup(steps).value,
+        "learning_rate": rate,
+        "min_lr": rate / 10,
+        "eval_interval": 10**9,
+    }
+    guess = math.log(vocab)
+    end = 1.4 if letters else max(2.6, min(law(params, steps * tokens) + 0.2, 6.5))
+    half = dice.uniform(15, 60)  # updates after which half of the way is gone, on a curve that bends
+    states_config = dice.random() < 0.5
+    noisiest = 0.12 if form != "nanogpt" else 0.2 if states_config else 0.45
+    noise, keep = math.exp(dice.uniform(math.log(0.02), math.log(noisiest))), dice.choice((0.0, 0.3, 0.6))
+    bend = dice.uniform(0.7, 1.6)  # the larger, the earlier the loss is flat
+    final_drop = dice.uniform(0.0, 0.08)
+    curve = [
+        end + (guess - end) / (1 + (n * every / half) ** bend) - final_drop * (n / points) ** 2 for n in range(points)
+    ]
+    eval_every = dice.choice((0, 5, 10, 20)) if points >= 60 else dice.choice((0, 5))
+    eval_noise, gap = math.exp(dice.uniform(math.log(0.003), math.log(0.15))), dice.uniform(-0.03, 0.06)
+    drifts, period = dice.uniform(0, 0.06), dice.uniform(20, 200)  # text that comes in an order
+    waves = [drifts * math.sin(n / period) for n in range(points)]
+    curve = [level + 0.2 * wave for level, wave in zip(curve, waves, strict=True)]
+    shaken, losses = 0.0, []
+    for n, level in enumerate(curve):
+        shaken = keep * shaken + math.sqrt(1 - keep**2) * dice.gauss(0, noise)
+        settled = min(1.0, 0.05 + n * every / 50)  # random weights give the same loss for every text
+        losses.append(max(0.5, level + settled * (shaken + waves[n])))
+    if dice.random() < 0.3 and points > 100:  # a spike that comes back
+        losses[dice.randrange(points // 2, points - 20)] += dice.uniform(0.5, 2)
+    at = range(0, points, eval_every) if eval_every else ()
+    usual = math.exp(dice.uniform(math.log(0.05), math.log(10)))
+    hot, jitter = dice.uniform(1.0, 1.25), dice.uniform(0.002, 0.08)
+    seconds = [
+        usual * (1 + (hot - 1) * min(1.0, 3 * n / points)) * math.exp(dice.gauss(0, jitter)) for n in range(points)
+    ]
+    seconds[0] *= dice.uniform(1, 30)  # compiles
+    for n in range(points):
+        if dice.random() < 0.02:
+            seconds[n] *= dice.uniform(1.5, 6)
+    if dice.random() < 0.3:  # a restart compiles again
+        seconds[dice.randrange(points)] *= 30
+    calm = math.exp(dice.uniform(math.log(0.15), math.log(3)))
+    norms = [(calm + 20 / (1 + n * every / 20)) * math.exp(dice.gauss(0, 0.3)) for n in range(points)]
+    rates = [_rate(config, n * every) for n in range(points)]
+    made = Made(
+        dice=dice,
+        config=config,
+        every=every,
+        eval_every=eval_every,
+        losses=losses,
+        trains=[curve[n] + min(1, n) * dice.gauss(0, eval_noise) for n in at],
+        vals=[curve[n] + min(1, n) * (gap + dice.gauss(0, eval_noise)) for n in at],
+        errors=eval_noise,
+        seconds=seconds,
+        norms=norms,
+        rates=rates,
+        states_config=states_config,
+    )
+    read = steps * tokens
+    if made.states_config and dice.random() < 0.7:
+        made.data = DataSizes(train_tokens=round(read / dice.choice((0.18, 0.4, 0.9, 2, 3.5))), val_tokens=10**8)
+    return made
+
+
+def _rate(config: dict[str, object], step: int) -> float:
+    highest, warmup, last = (float(config[key]) for key in ("learning_rate", "warmup_iters", "max_iters"))  # type: ignore[arg-type]
+    if step < warmup:
+        return highest * (step + 1) / (warmup + 1)
+    return highest * (0.1 + 0.45 * (1 + math.cos(math.pi * (step - warmup) / max(1, last - warmup))))
+
+
+def _file(config: dict[str, object]) -> str:
+    return "".join(f"{key} = {value!r}\n" for key, value in config.items())
+
+
+Illness = Callable[[Made, Strength], None]
+
+
+def _by(strength: Strength, *values: float) -> float:
+    return values[STRENGTHS.index(strength)]
+
+
+def _tokens(made: Made) -> int:
+    return resolve(_file(made.config), filename="c.py").config.tokens_per_step
+
+
+def rising(made: Made, strength: Strength) -> None:
+    """The training loss rises in the last half; there are no evaluations."""
+    made.eval_every = 0
+    half, height = made.points // 2, _by(strength, 0.3, 1.0, 4.0)
+    low = min(made.losses[half // 2 : half + 1])
+    for n in range(half, made.points):
+        made.losses[n] = low + (made.losses[n] - low) * 0.2 + height * (n - half) / (made.points - half)
+
+
+def diverging(made: Made, strength: Strength) -> None:
+    """Both evaluated losses rise."""
+    rising(made, strength)
+    made.eval_every = max(1, made.points // 16)
+    levels = [made.losses[n] for n in made.evaluated()]
+    made.trains, made.vals = list(levels), [level + 0.02 for level in levels]
+
+
+def guessing(made: Made, strength: Strength) -> None:
+    """Nothing, or only the frequencies of tokens, is learned: from a little above the limit up to ln V."""
+    made.config["vocab_size"] = 50304
+    made.eval_every = 0
+    level = _by(strength, 7.15, 7.45, 10.9)
+    made.losses = [max(level, 10.9 - 0.05 * n * made.every) + made.dice.gauss(0, 0.08) for n in range(made.points)]
+
+
+def leaking(made: Made, strength: Strength) -> None:
+    """The answer is in the input."""
+    made.config["vocab_size"], made.config["dataset"] = 50304, "mine"
+    level = _by(strength, 0.1, 0.03, 0.002)
+    drop = [max(level, 10.8 * 0.8**n) for n in range(made.points)]
+    made.losses = [loss * math.exp(made.dice.gauss(0, 0.1)) for loss in drop]
+    made.eval_every = 0
+
+
+def swinging(made: Made, strength: Strength) -> None:
+    """The loss swings, slowly or from one update to the next."""
+    made.eval_every = 0
+    size, kind = _by(strength, 0.6, 0.9, 1.2), made.dice.randrange(3)
+    for n in range(made.points):
+        turn = (math.sin(n / 7), 1 if n % 2 else -1, made.dice.uniform(-1, 1))[kind]
+        made.losses[n] = 7.5 + size * turn if n > 3 else made.losses[n]
+
+
+def exploding(made: Made, strength: Strength) -> None:
+    """Gradient norms that are far too large."""
+    most = _by(strength, 300.0, 1e4, 1e12)
+    least = _by(strength, 300.0, 1e4, 1e6)
+    made.norms = [math.exp(made.dice.uniform(math.log(least), math.log(most))) for _ in made.norms]
+
+
+def slowing(made: Made, strength: Strength) -> None:
+    """Updates take longer and longer, or suddenly."""
+    factor, drift = _by(strength, 1.4, 2.3, 6.0), made.dice.random() < 0.5
+    since = round(made.points * made.dice.uniform(0.3, 0.7))
+    for n in range(made.points):
+        made.seconds[n] *= 1 + (factor - 1) * (n / made.points) if drift else (factor if n >= since else 1)
+
+
+def slow(made: Made, strength: Strength) -> None:
+    """All of the run is slower than planned."""
+    config = resolve(_file(made.config), filename="c.py").config
+    card = find_card(CARD)
+    assert card
+    speed = predict_speed(config, card, "nanogpt")
+    assert speed
+    factor = _by(strength, 1.8, 3.5, 6.0)
+    made.on_card = made.states_config = True
+    made.seconds = [config.tokens_per_step / speed.tokens_per_second.likely * factor] * made.points
+
+
+def starving(made: Made, strength: Strength) -> None:
+    """The card waits for data."""
+    made.waits = _by(strength, 0.15, 0.4, 0.95)
+
+
+def below(made: Made, strength: Strength) -> None:
+    """The validation loss is below the training loss."""
+    made.eval_every = made.eval_every or 5
+    gap = _by(strength, 0.1, 0.7, 1.5)
+    levels = [made.losses[n] for n in made.evaluated()]
+    made.trains, made.vals = levels, [level - gap for level in levels]
+
+
+def overfitting(made: Made, strength: Strength) -> None:
+    """The validation loss turns while the training loss falls on."""
+    made.eval_every = max(1, made.points // 20)
+    at, rise = made.evaluated(), _by(strength, 0.15, 0.6, 2.0)
+    half = len(at) // 2
+    levels = [4.0 - 1.5 * min(k, half) / half for k in range(len(at))]
+    further = [max(0, k - half) / (len(at) - half) for k in range(len(at))]
+    made.trains = [level - 0.3 * share for level, share in zip(levels, further, strict=True)]
+    made.vals = [level + 0.05 + rise * share for level, share in zip(levels, further, strict=True)]
+    made.losses = [
+        made.trains[min(len(at) - 1, n // made.eval_every)] + made.dice.gauss(0, 0.05) for n in range(made.points)
+    ]
+    made.losses[0] = made.trains[0] = made.vals[0] = math.log(50304)
+    made.config["vocab_size"] = 50304
+    made.data = DataSizes(train_tokens=made.points * made.every * _tokens(made) // 3, val_tokens=10**8)
+
+
+def not_a_number(made: Made, strength: Strength) -> None:
+    """The loss becomes nan: once, or from some update to the end."""
+    since = round(made.points * 0.6)
+    for n in range(since, made.points if strength != "weak" else since + 1):
+        made.losses[n] = math.nan
+
+
+def spiking(made: Made, strength: Strength) -> None:
+    """The loss jumps and does not come back within the next ten logged updates."""
+    since = round(made.points * 0.55)
+    for n in range(since, min(made.points, since + 15)):
+        made.losses[n] += _by(strength, 0.5, 1.5, 4.0)
+
+
+def bad_start(made: Made, strength: Strength) -> None:
+    """The first loss is far above ln V."""
+    made.states_config = True
+    off = _by(strength, 1.2, 2.0, 6.0)
+    made.losses[0] += off
+    if made.eval_every:
+        made.trains[0] += off
+        made.vals[0] += off
+
+
+def same_splits(made: Made, _: Strength) -> None:
+    """The validation data is the training data."""
+    made.data = DataSizes(train_tokens=10**11, val_tokens=10**8, val_in_train="is the beginning of the training data")
+
+
+def repeated(made: Made, strength: Strength) -> None:
+    """The data is read too often."""
+    made.states_config = True
+    read = made.points * made.every * _tokens(made)
+    made.data = DataSizes(train_tokens=round(read / _by(strength, 5, 12, 40)), val_tokens=10**8)
+
+
+def tiny_val(made: Made, strength: Strength) -> None:
+    """The validation data is smaller than one evaluation."""
+    made.states_config = True
+    made.data = DataSizes(train_tokens=10**12, val_tokens=round(_by(strength, 1e5, 2e4, 2e3)))
+
+
+def setting(key: str, weak: object, medium: object, strong: object) -> Illness:
+    """A setting that is wrong by more and more."""
+
+    def ill(made: Made, strength: Strength) -> None:
+        made.states_config = True
+        made.config[key] = (weak, medium, strong)[STRENGTHS.index(strength)]
+
+    return ill
+
+
+def fast_rate(made: Made, strength: Strength) -> None:
+    """A learning rate far above the usual."""
+    made.states_config = True
+    made.config["learning_rate"] = float(made.config["learning_rate"]) * _by(strength, 5, 20, 1000)  # type: ignore[arg-type]
+    made.config["min_lr"] = float(made.config["learning_rate"]) / 10  # type: ignore[arg-type]
+
+
+def long_warmup(made: Made, strength: Strength) -> None:
+    """A warm-up that is not over when the run ends."""
+    made.states_config = True
+    made.config["warmup_iters"] = round(made.points * made.every * _by(strength, 1.0, 2.0, 10.0))
+
+
+def long_decay(made: Made, strength: Strength) -> None:
+    """A learning rate that has not come down at the end."""
+    made.states_config = True
+    made.config["lr_decay_iters"] = round(made.points * made.every * _by(strength, 1.3, 2.0, 10.0))
+
+
+def renewed_rate(made: Made, strength: Strength) -> None:
+    """A learning rate that is raised again after it fell."""
+    since = round(0.7 * made.points)
+    for n in range(since, made.points):
+        made.rates[n] = made.rates[since - 1] * _by(strength, 1.6, 2.5, 6.0) * (1 - 1e-4 * (n - since))
+
+
+BOTH, WITH, OWN = (True, False), (True,), ("onecard",)
+ALL = FORMATS
+# illness: the rule that must find it, formats that can show it, with and without config
+ILLNESSES: dict[str, tuple[str, Illness, tuple[Format, ...], tuple[bool, ...]]] = {
+    "rising": ("diverging", rising, ALL, BOTH),
+    "diverging": ("diverging", diverging, ALL, BOTH),
+    "not-learning": ("not-learning", guessing, ALL, BOTH),
+    "loss-too-low": ("loss-too-low", leaking, ALL, BOTH),
+    "unsteady-loss": ("unsteady-loss", swinging, ALL, BOTH),
+    "gradient-norm": ("gradient-norm", exploding, ("llm.c", "onecard"), BOTH),
+    "slowing-down": ("slowing-down", slowing, ALL, BOTH),
+    "slower-than-planned": ("slower-than-planned", slow, ("nanogpt", "onecard"), WITH),
+    "waiting-for-data": ("waiting-for-data", starving, ("onecard",), BOTH),
+    "val-below-train": ("val-below-train", below, ALL, BOTH),
+    "overfitting": ("overfitting", overfitting, ALL, BOTH),
+    "loss-nan": ("loss-nan", not_a_number, ALL, BOTH),
+    "loss-spike": ("loss-spike", spiking, ALL, BOTH),
+    "bad-initial-loss": ("bad-initial-loss", bad_start, ALL, WITH),
+    "val-same-as-train": ("val-same-as-train", same_splits, ALL, BOTH),
+    "too-many-epochs": ("too-many-epochs", repeated, ALL, WITH),
+    "val-set-tiny": ("val-set-tiny", tiny_val, ("nanogpt", "onecard"), WITH),
+    "lr-out-of-range": ("lr-out-of-range", fast_rate, ("nanogpt", "onecard"), WITH),
+    "weight-decay": (
+        "weight-decay-out-of-range",
+        setting("weight_decay", 2.0, 10.0, 100.0),
+        ("nanogpt", "onecard"),
+        WITH,
+    ),
+    "dropout": ("needless-dropout", setting("dropout", 0.6, 0.8, 0.99), ("nanogpt", "onecard"), WITH),
+    "warmup-length": ("warmup-length", long_warmup, ("nanogpt", "onecard"), WITH),
+    "decay-horizon": ("decay-horizon", long_decay, ("nanogpt", "onecard"), WITH),
+    "resume-lr-jump": ("resume-lr-jump", renewed_rate, ("llm.c", "onecard"), BOTH),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patient:
+    """A made run and what is known about it."""
+
+    seed: int
+    illness: str  # "" of a healthy one
+    rule: str
+    strength: Strength | None
+    format: Format
+    case: Case
+
+    def __repr__(self) -> str:
+        kind = f"{self.illness} ({self.strength})" if self.illness else "healthy"
+        config = "with" if self.case.resolved else "without"
+        return f"{kind}, {self.format}, {config} config, seed {self.seed}"
+
+
+def sick_runs(count: int, *, first: int = 0) -> Iterator[Patient]:
+    """At least `count` runs: every illness in all strengths, formats, with and without config, again and again."""
+    kinds = [
+        (name, strength, form, with_config)
+        for name, (_, _, forms, configs) in ILLNESSES.items()
+        for strength in STRENGTHS
+        for form in forms
+        for with_config in configs
+    ]
+    for number in range(count):
+        name, strength, form, with_config = (
+            kinds[number % len(kinds)] if count >= len(kinds) else kinds[number * len(kinds) // count]
+        )
+        rule, make_ill, *_ = ILLNESSES[name]
+        made = healthy(first + number, form)
+        made.data = DataSizes()
+        make_ill(made, strength)
+        if form == "onecard" or with_config:
+            made.states_config = True
+        elif True in ILLNESSES[name][3] and False in ILLNESSES[name][3]:
+            made.states_config = False
+        yield Patient(
+            seed=first + number, illness=name, rule=rule, strength=strength, format=form, case=written(made, form)
+        )
+
+
+def healthy_runs(count: int, *, first: int = 1_000_000) -> Iterator[Patient]:
+    """`count` healthy runs in all formats."""
+    for number in range(count):
+        form = FORMATS[number % len(FORMATS)]
+        made = healthy(first + number, form)
+        yield Patient(seed=first + number, illness="", rule="", strength=None, format=form, case=written(made, form))
+
+
+def alarms(case: Case) -> list[Finding]:
+    """Findings above information of every rule."""
+    from onecard.doctor.rules import RULES_ACROSS
+
+    found = [finding for rule in RULES for finding in rule(case)]
+    found += [finding for rule in RULES_ACROSS for finding in rule(case, ())]
+    return [finding for finding in found if finding.severity != "info"]
+
+
+def written(made: Made, form: Format) -> Case:
+    """The run as a log of a format, read again."""
+    lines = {"nanogpt": _nanogpt, "llm.c": _llmc, "onecard": _onecard}[form](made)
+    (run,) = read_logs([f"{line}\n".encode() for line in lines], source="made.log")
+    said = {key: value for key, value in made.config.items() if key != "vocab_size" or form != "nanogpt"}
+    config = resolve(_file(said), filename="c.py") if made.states_config else None
+    card = find_card(CARD) if made.on_card else None
+    return make_case(run, config=config, card=card, data=made.data)
+
+
+def _nanogpt(made: Made) -> Iterator[str]:
+    at = {n: k for k, n in enumerate(made.evaluated())}
+    if made.states_config:
+        yield f"found vocab_size = {made.config['vocab_size']} (inside data/made/meta.pkl)"
+    for n, loss in enumerate(made.losses):
+        if n in at:
+            yield f"step {n * made.every}: train loss {made.trains[at[n]]:.4f}, val loss {made.vals[at[n]]:.4f}"
+        spent = made.seconds[n] * (3.0 if n in at else 1.0)
+        yield f"iter {n * made.every}: loss {loss:.4f}, time {1000 * spent:.2f}ms, mfu 20.00%"
+
+
+def _llmc(made: Made) -> Iterator[str]:
+    at = {n: k for k, n in enumerate(made.evaluated())}
+    last = made.points * made.every
+    for n, loss in enumerate(made.losses):
+        step = n * made.every + 1
+        yield (
+            f"step {step:4d}/{last} | loss {loss:.6f} (+0.10z)| norm {made.norms[n]:.4f} (-0.30z)| "
+            f"lr {made.rates[n]:.2e} | {1000 * made.seconds[n]:.2f} ms | 41.2% bf16 MFU | "
+            f"{_tokens_at(made) / made.seconds[n]:.0f} tok/s"
+        )
+        if n in at:
+            yield f"val loss {made.vals[at[n]]:.6f}"
+
+
+def _tokens_at(made: Made) -> int:
+    config = made.config
+    sizes = (config[key] for key in ("block_size", "batch_size", "gradient_accumulation_steps"))
+    return math.prod(size for size in sizes if isinstance(size, int))
+
+
+def _onecard(made: Made) -> Iterator[str]:
+    at, tokens = {n: k for k, n in enumerate(made.evaluated())}, _tokens_at(made)
+    spent = 0.0
+    start = {"kind": "start", "step": 0, "config": made.config, "versions": {}, "device": "cuda", "card": None}
+    yield json.dumps(start | {"predicted_process_bytes": None, "resumed_from": None})
+    for n, loss in enumerate(made.losses):
+        step, seconds = n * made.every + 1, made.seconds[n]
+        spent += seconds * made.every
+        record = {"kind": "step", "step": step, "tokens": step * tokens, "loss": loss, "lr": made.rates[n]}
+        record |= {"grad_norm": made.norms[n], "seconds": seconds, "elapsed_seconds": spent}
+        record |= {"tokens_per_second": tokens / seconds, "data_wait_seconds": made.waits * seconds}
+        yield json.dumps(record)
+        if n in at:
+            k = at[n]
+            evaluated = {
+                "kind": "eval",
+                "step": step,
+                "tokens": step * tokens,
+                "block_size": 1024,
+                "tokens_read": 10**6,
+            }
+            evaluated |= {"train_loss": made.trains[k], "val_loss": made.vals[k], "seconds": seconds}
+            yield json.dumps(evaluated | {"train_loss_error": made.errors, "val_loss_error": made.errors})
