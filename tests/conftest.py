@@ -7,7 +7,10 @@ import signal
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from onecard.plan.command import ALLOCATOR_SETTINGS
 
 # No deadlines on busy machines, the same examples every time.
 settings.register_profile("onecard", deadline=None, derandomize=True, max_examples=100)
@@ -24,3 +27,10 @@ os.environ.pop("COLUMNS", None)  # which xdist sets: what commands print is as w
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def no_allocator_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training in this process sets PyTorch's allocator settings, which a plan in a later test would use."""
+    for name in ALLOCATOR_SETTINGS:
+        monkeypatch.delenv(name, raising=False)

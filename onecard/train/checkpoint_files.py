@@ -194,8 +194,9 @@ def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
     with reading(path, file=name):
         try:
             return load_file(path / name)
-        except FileNotFoundError as missing:  # safetensors does not say which
-            raise FileNotFoundError(missing.errno, missing.strerror, str(path / name)) from None
+        except FileNotFoundError:  # what safetensors says of every file it cannot open
+            with (path / name).open("rb"):  # raises what is really wrong, if it still is
+                return load_file(path / name)
         except (SafetensorError, RuntimeError) as problem:  # RuntimeError: it was deleted after it was opened
             raise BadJson(f"it cannot be read: {first_line(problem, 120)}") from problem
         except KeyError as problem:

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from onecard.plan.command import ALLOCATOR_SETTINGS
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -47,7 +45,7 @@ def onecard(tmp_path: Path) -> Command:
             capture_output=True,
             cwd=cwd or folder,
             timeout=60,
-            env={name: value for name, value in os.environ.items() if name not in ALLOCATOR_SETTINGS}  # set by training
+            env=os.environ
             | {"ONECARD_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{tmp_path / 'no_torch'}:{ROOT}", "NO_COLOR": "1"}
             | environment,
         )

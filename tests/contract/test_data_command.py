@@ -383,7 +383,7 @@ MISTAKES = [
     (["data", "prepare", "y.jsonl", "--out", "o", *BYTES], "no-such-source", "x.jsonl"),
     (["data", "prepare", "y.jsonl", "--out", "o"], "no-such-source", "x.jsonl"),
     (["data", "prepare", "y.jsonl", "--out", "o", "--tokenizer=gpt3"], "no-such-source", "x.jsonl"),
-    (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer", "gpt2"], "key-without-value", "--tokenizer=VALUE"),
+    (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer", "gpt2"], "key-without-value", "--tokenizer=gpt2"),
     (["data", "prepare", "x.jsonl", "--out", "o"], "no-ranks", "--ranks FILE"),
     (["data", "prepare", "fineweb", "--out", "o"], "hub-unreachable", "check the network"),
     (["data", "prepare", "x.jsonl", "--out", "o", "--ranks", "x.jsonl"], "bad-ranks", "--ranks"),

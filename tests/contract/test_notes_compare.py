@@ -167,7 +167,15 @@ def test_the_pair_of_note_003_is_compared_in_forty_lines(pair: Path, monkeypatch
 
 
 def own_run(folder: Path, *, end: float, **config: object) -> str:
-    settings = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 512, "batch_size": 8, "max_iters": 1000}
+    settings = {
+        "n_layer": 4,
+        "n_head": 4,
+        "n_embd": 256,
+        "block_size": 512,
+        "batch_size": 8,
+        "max_iters": 1000,
+        "warmup_iters": 100,
+    }
     settings |= {"gradient_accumulation_steps": 40, "vocab_size": 50304, "dataset": "fineweb", **config}
     with create_run(folder, config=settings) as run:
         for number in range(0, 1001, 10):

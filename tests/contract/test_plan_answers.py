@@ -11,7 +11,10 @@ from onecard.plan.place import DESKTOP_BYTES
 from tests.contract.conftest import Command
 from tests.unit.test_machine import fake_nvml
 
-CONFIG = "dataset = 'mine'\nbatch_size = 8\ngradient_accumulation_steps = 64\nmax_iters = 100\neval_iters = 20\n"
+CONFIG = (
+    "dataset = 'mine'\nbatch_size = 8\ngradient_accumulation_steps = 64\nmax_iters = 100\nwarmup_iters = 5\n"
+    "eval_iters = 20\n"
+)
 ON_A_4070 = ("--gpu", "RTX 4070")
 
 

@@ -329,7 +329,7 @@ def test_the_mark_between_texts_begins_a_text(onecard: Any, trained: Path) -> No
         (["r", "--n_layer=3"], "unexpected-key", "onecard sample --help"),
         (["r", "--sed=3"], "unknown-key", "--seed=3"),
         (["r", "--seed=many"], "bad-value", "--seed=1337"),
-        (["r", "--seed", "3"], "key-without-value", "onecard sample --seed=VALUE"),
+        (["r", "--seed", "3"], "key-without-value", "onecard sample --seed=3"),
         (
             ["r", "--device=cuda:99"] if not torch.cuda.is_available() else ["r", "--device=mps"],
             "no-gpu",

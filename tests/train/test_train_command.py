@@ -115,7 +115,14 @@ def test_init_from_resume_is_a_resume_with_the_settings_of_the_file(
 
 
 def test_nanogpts_lines_are_printed_where_asked_for(tmp_path: Path, environment: dict[str, str]) -> None:
-    style = [*TINY, "--max_iters=2", "--lr_decay_iters=2", "--log_interval=1", "--log_style=nanogpt"]
+    style = [
+        *TINY,
+        "--max_iters=2",
+        "--lr_decay_iters=2",
+        "--warmup_iters=0",
+        "--log_interval=1",
+        "--log_style=nanogpt",
+    ]
     done = finish("train", *style, environment=environment, cwd=tmp_path)
     lines = done.stdout.splitlines()
     assert lines[0].startswith("step 0: train loss ")
