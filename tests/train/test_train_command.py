@@ -279,14 +279,14 @@ def wait_for_step(path: Path, step: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_exits_130(tmp_path: Path, environment: dict[str, str], number: int) -> None:
-    arguments = ["train", *TINY, "--max_iters=100000", "--out_dir=r"]
+    arguments = ["train", *TINY, "--max_iters=100000", "--eval_interval=100000", "--out_dir=r"]  # no evaluation to hit
     with subprocess.Popen(
         command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tmp_path, env=environment, text=True
     ) as process:
         wait_for_step(tmp_path / "r", 3)
         process.send_signal(number)
         _, talk = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, talk
     assert talk.index("stopping after this step, then saving") < talk.index("onecard train --resume r")
     run = load_run(tmp_path / "r")
     assert run.end
