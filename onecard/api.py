@@ -14,11 +14,11 @@ from onecard.errors import UsageError
 from onecard.runs.folder import Run, load_run
 
 if TYPE_CHECKING:
-    from onecard.ask.config import Flags, Named
-    from onecard.ask.runs import Stated
     from onecard.doctor.case import Case, DataSizes
     from onecard.doctor.compare import Comparison
     from onecard.doctor.diagnose import Diagnosis
+    from onecard.inputs.config import Flags, Named
+    from onecard.inputs.runs import Stated
     from onecard.plan.cards import Card
     from onecard.plan.make import Plan
 
@@ -56,9 +56,9 @@ def make_plan(
     >>> plan.fits, plan.params.nanogpt
     (True, 123587328)
     """
-    from onecard.ask.config import config_to_plan, data_places
-    from onecard.ask.data_sizes import sizes_of_data
-    from onecard.ask.place import place_named
+    from onecard.inputs.config import config_to_plan, data_places
+    from onecard.inputs.data_sizes import sizes_of_data
+    from onecard.inputs.place import place_named
     from onecard.plan import make
     from onecard.plan.budget import budget_of
 
@@ -101,9 +101,9 @@ def diagnose(
     ...     for finding in diagnosis.findings:
     ...         print(finding.rule, finding.severity, finding.patch)
     """
-    from onecard.ask.runs import doctors_card
     from onecard.doctor.case import DataSizes
     from onecard.doctor.diagnose import diagnose_cases
+    from onecard.inputs.runs import doctors_card
 
     stated, card = _stated(config), doctors_card(_text(gpu))
     other = _amount("other_bytes", other_bytes)
@@ -126,9 +126,9 @@ def compare_runs(*sources: Source, configs: Sequence[Config] | None = None, gpu:
     >>> found.winners["final_val_loss"], found.config_diff["n_embd"]  # doctest: +SKIP
     (1, (384, 768))
     """
-    from onecard.ask.runs import doctors_card
     from onecard.doctor import compare
     from onecard.doctor.case import DataSizes
+    from onecard.inputs.runs import doctors_card
 
     named = configs or [None] * len(sources)
     if len(named) != len(sources):
@@ -164,7 +164,7 @@ def _cases(
     command: str = "doctor",
 ) -> list[Case]:
     """The runs of a source with their config: the one given, else the one that is found, as the commands do."""
-    from onecard.ask.runs import cases_at, cases_of
+    from onecard.inputs.runs import cases_at, cases_of
     from onecard.runs.logged import logged_run
 
     if isinstance(source, Run):
@@ -175,8 +175,8 @@ def _cases(
 
 def _stated(config: Config) -> Stated | None:
     """The config that was given, read as the commands read it; None if none was given."""
-    from onecard.ask.config import config_named
-    from onecard.ask.runs import stated_config
+    from onecard.inputs.config import config_named
+    from onecard.inputs.runs import stated_config
 
     if isinstance(config, Mapping):
         return config_named(config, []), {}
@@ -202,7 +202,7 @@ def _text(value: object) -> str | None:
 
 def _check(**asked: object) -> None:
     """UsageError where two questions exclude each other."""
-    from onecard.ask.questions import check_questions
+    from onecard.inputs.questions import check_questions
 
     check_questions(
         {name: name for name, value in asked.items() if value is not None},

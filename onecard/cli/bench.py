@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onecard.ask.config import config_named, open_data, with_vocabulary
-from onecard.ask.settle import check_run, torch_environment
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
 from onecard.cli.signals import INTERRUPTED
 from onecard.errors import ConfigError, OnecardError, UsageError
+from onecard.inputs.config import config_named, open_data, with_vocabulary
+from onecard.inputs.settle import check_run, torch_environment
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.ask.runs import EXAMPLES, cases_at, doctors_card, stated_config, stdin_once
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, no_flags
 from onecard.cli.plan import complete_card
 from onecard.errors import UsageError
+from onecard.inputs.runs import EXAMPLES, cases_at, doctors_card, stated_config, stdin_once
 
 if TYPE_CHECKING:
     from onecard.doctor.case import Case

@@ -16,7 +16,7 @@ from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import console, json_option, needs_torch, no_flags
 from onecard.errors import ConfigError, OnecardError, UsageError
-from onecard.runs.files import free_name
+from onecard.files import free_name
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -69,7 +69,7 @@ def export(
     no_flags(flags, "export")
     _check_push(kind, push, private)
     needs_torch("reading a checkpoint needs it")
-    from onecard.ask.settle import config_of
+    from onecard.inputs.settle import config_of
     from onecard.runs.folder import checkpoint_name, load_run
 
     found = load_run(Path(run))
@@ -118,7 +118,7 @@ def _must_be_new(target: Path) -> None:
 
 def _tokenizer(run: Path, config: RunConfig) -> tuple[Tokenizer | None, str | None]:
     """(the run's tokenizer, None), or (None, why it is missing): weights alone are still worth exporting."""
-    from onecard.ask.tokenizer import tokenizer_of
+    from onecard.inputs.tokenizer import tokenizer_of
 
     try:
         return tokenizer_of(run, config), None
@@ -128,7 +128,7 @@ def _tokenizer(run: Path, config: RunConfig) -> tuple[Tokenizer | None, str | No
 
 def _to_nanogpt(target: Path, snapshot: Snapshot, config: RunConfig, run: Run, tokenizer: Tokenizer | None) -> Exported:
     from onecard.data.nanogpt_meta import characters_meta
-    from onecard.runs.files import write_atomically
+    from onecard.files import write_atomically
     from onecard.runs.records import Start
     from onecard.train import nanogpt_checkpoint
 
@@ -172,7 +172,7 @@ class NanogptData:
 
 def _nanogpt_data(config: RunConfig, target: Path) -> NanogptData:
     """Where nanoGPT, on this machine, finds train.bin and val.bin with plain uint16 tokens."""
-    from onecard.ask.config import open_data
+    from onecard.inputs.config import open_data
     from onecard.train.nanogpt_checkpoint import nanogpt_config
 
     named = str(nanogpt_config(config)["dataset"])
@@ -215,8 +215,8 @@ def _to_hf(
 ) -> Exported:
     """Write the folder under another name, then rename it: so it is complete if it is there."""
     from onecard.data.hf_tokenizer import tokenizer_files
+    from onecard.files import MAKE_ROOM, check_space, half_written, sync_folder, write_durably, writing
     from onecard.report.model_card import model_card
-    from onecard.runs.files import MAKE_ROOM, check_space, half_written, sync_folder, write_durably, writing
     from onecard.train import hf_folder
 
     new = half_written(target)

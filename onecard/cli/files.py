@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from onecard.ask.text import THERE
 from onecard.config.paths import expanded, refuse_empty
 from onecard.errors import ConfigError, MachineError, UsageError
-from onecard.runs.files import DISK_FULL, cannot_write, free_name, half_written
+from onecard.files import DISK_FULL, cannot_write, free_name, half_written
+from onecard.inputs.text import THERE
 
 
 class PathType(click.ParamType):  # type: ignore[type-arg]  # generic in click >= 8.5 only

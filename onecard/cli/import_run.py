@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from onecard import units
-from onecard.ask.config import open_data
-from onecard.ask.pretrained import bring, imported_config, put
-from onecard.ask.tokenizer import keep_tokenizer_in
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
 from onecard.errors import ConfigError, OnecardError
+from onecard.inputs.config import open_data
+from onecard.inputs.pretrained import bring, imported_config, put
+from onecard.inputs.tokenizer import keep_tokenizer_in
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -63,7 +63,7 @@ def import_run(flags: list[Flag], /, source: str, download: bool, as_json: bool)
 
 def _new_folder(config: RunConfig, *, again: str) -> RunFolder:
     """A new folder for the run; if it exists already, the error has the command to import `again` into another one."""
-    from onecard.runs.files import free_path
+    from onecard.files import free_path
     from onecard.runs.folder import create_run
 
     path = Path(config.out_dir)
@@ -97,7 +97,7 @@ def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:
 
 def _without_tokenizer(run: Path, config: RunConfig) -> str | None:
     """Why no text can be sampled from the run; None if it can."""
-    from onecard.ask.tokenizer import tokenizer_of
+    from onecard.inputs.tokenizer import tokenizer_of
 
     try:
         tokenizer_of(run, config)

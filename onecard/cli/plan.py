@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from onecard.ask.config import config_to_plan, data_places
-from onecard.ask.place import place_named
-from onecard.ask.questions import check_questions
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
 from onecard.errors import UsageError
+from onecard.inputs.config import config_to_plan, data_places
+from onecard.inputs.place import place_named
+from onecard.inputs.questions import check_questions
 
 if TYPE_CHECKING:
     from onecard.plan.make import Plan
@@ -155,7 +155,7 @@ def _place_typed(options: Options) -> list[str]:
 
 
 def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
-    from onecard.ask.data_sizes import sizes_of_data
+    from onecard.inputs.data_sizes import sizes_of_data
     from onecard.plan.budget import budget_of
     from onecard.plan.make import make_plan, to_propose_from
 
@@ -227,7 +227,7 @@ def _enough(options: Options, made: Plan) -> str:
 
 def _seen(options: Options) -> Seen | None:
     """What the driver showed, as typed or as nvidia-smi printed it."""
-    from onecard.ask.text import read_text
+    from onecard.inputs.text import read_text
     from onecard.plan.seen import Seen, read_nvidia_smi
 
     nvidia_smi = options.nvidia_smi

@@ -106,14 +106,14 @@ def sample(flags: list[Flag], /, **options: object) -> int:
 def _sample(options: Options, flags: list[Flag]) -> int:
     asked = _asked(options, flags)
     needs_torch("sampling runs the model")
-    from onecard.ask.settle import config_of
+    from onecard.inputs.settle import config_of
     from onecard.runs.folder import checkpoint_step, load_run
 
     _must_not_be_nanogpts(asked.run)
     found = load_run(asked.run)
     config = config_of(found.path, found.config)
-    from onecard.ask.tokenizer import tokenizer_of  # torch only now: a run that is not there is reported at once
     from onecard.data.tokenizers import new_text
+    from onecard.inputs.tokenizer import tokenizer_of  # torch only now: a run that is not there is reported at once
     from onecard.report.strict import strict
     from onecard.report.talk import print_warnings
     from onecard.train import checkpoint
@@ -237,7 +237,7 @@ def _one(name: str, value: T | None, other_name: str, other: T | None) -> T | No
 
 def _started(start: str) -> str:
     """The text of nanoGPT's --start: its own, or that of the file it names."""
-    from onecard.ask.text import read_text
+    from onecard.inputs.text import read_text
 
     return read_text(Path(start.removeprefix(FILE)), kind="prompt") if start.startswith(FILE) else start
 

@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.ask.config import config_named, open_data, with_vocabulary
-from onecard.ask.preflight import checked, larger_default, on_cpu, predicted
-from onecard.ask.pretrained import check_vocabulary, pretrained, put
-from onecard.ask.resume import (
+from onecard.cli import signals
+from onecard.cli.files import PathType, check_writable, without_config
+from onecard.cli.flags import Flag
+from onecard.cli.library import KeyCommand, console, needs_torch
+from onecard.cli.signals import INTERRUPTED
+from onecard.config.paths import expanded, refuse_empty
+from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
+from onecard.inputs.config import config_named, open_data, with_vocabulary
+from onecard.inputs.preflight import checked, larger_default, on_cpu, predicted
+from onecard.inputs.pretrained import check_vocabulary, pretrained, put
+from onecard.inputs.resume import (
     as_it_runs,
     begun,
     changed_since,
@@ -30,15 +37,8 @@ from onecard.ask.resume import (
     step_reached,
     where_it_stands,
 )
-from onecard.ask.settle import check_run, config_of, torch_environment
-from onecard.ask.tokenizer import keep_tokenizer_in
-from onecard.cli import signals
-from onecard.cli.files import PathType, check_writable, without_config
-from onecard.cli.flags import Flag
-from onecard.cli.library import KeyCommand, console, needs_torch
-from onecard.cli.signals import INTERRUPTED
-from onecard.config.paths import expanded, refuse_empty
-from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
+from onecard.inputs.settle import check_run, config_of, torch_environment
+from onecard.inputs.tokenizer import keep_tokenizer_in
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -411,8 +411,8 @@ def _out_of_memory(step: int, path: Path, config: RunConfig) -> MachineError:
 
 def _sampling(path: Path, config: RunConfig) -> list[str]:
     """The command that samples text from a run; none where its tokens cannot be turned into text."""
-    from onecard.ask.tokenizer import tokenizer_of
     from onecard.data.stdlib import NAME as EMBEDDED
+    from onecard.inputs.tokenizer import tokenizer_of
 
     try:
         tokenizer_of(path, config)

@@ -12,9 +12,9 @@ from onecard.data.manifest import read_progress
 from onecard.data.split import VAL_TOKENS, both_sides
 from onecard.data.tokens import Tokens, first_outside, largest_id, looks_like_uint32, val_in_train
 from onecard.errors import ConfigError
+from onecard.files import free_name
 from onecard.findings import Finding, Severity
 from onecard.plan.data import val_same_as_train
-from onecard.runs.files import free_name
 
 USUAL_VOCABULARY = 50304  # GPT-2's in whole tiles: what a run has if nothing sets another
 

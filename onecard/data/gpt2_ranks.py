@@ -18,7 +18,7 @@ from onecard.data.hub import PURPOSE
 from onecard.data.tokenizer_json import END_OF_TEXT, byte_letters
 from onecard.data.tokenizers import GPT2_FILE, Gpt2Tokenizer
 from onecard.errors import MachineError, OnecardError, kind_and_line
-from onecard.runs.files import write_atomically
+from onecard.files import write_atomically
 
 MODEL, VOCABULARY = "openai-community/gpt2", "vocab.json"
 

@@ -17,7 +17,7 @@ from onecard.data.document import Bad
 from onecard.data.folders import META, PROGRESS
 from onecard.data.shards import SHARD_TOKENS, Format
 from onecard.errors import ConfigError
-from onecard.runs.files import write_atomically
+from onecard.files import write_atomically
 
 _SCHEMA = 1
 

@@ -34,7 +34,7 @@ from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokens import STORED, token_type
 from onecard.data.unusable import unusable
 from onecard.data.watch import Watch
-from onecard.runs.files import check_space, write_atomically
+from onecard.files import check_space, write_atomically
 
 _SEEN = "seen"
 

@@ -11,8 +11,8 @@ from onecard import units
 from onecard.data.manifest import Counts
 from onecard.data.split import SHARES, SPLITS, VAL_TOKENS, both_sides
 from onecard.data.unusable import WHOLE_FILES, cure_of
+from onecard.files import free_name
 from onecard.findings import Finding
-from onecard.runs.files import free_name
 
 
 @dataclass(frozen=True, kw_only=True)

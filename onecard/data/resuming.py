@@ -12,7 +12,7 @@ from onecard.data.manifest import Progress, Settings, read_progress
 from onecard.data.sources import Source
 from onecard.data.split import share_with_some, val_share
 from onecard.errors import ConfigError
-from onecard.runs.files import free_name, writing
+from onecard.files import free_name, writing
 from onecard.runs.lock import InUse, Lock
 
 _LOCK = "lock"

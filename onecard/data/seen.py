@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onecard.errors import ConfigError
-from onecard.runs.files import write_durably
+from onecard.files import write_durably
 
 Hashes = npt.NDArray[np.uint64]
 RUN_LENGTH = 2**23  # hashes in a sorted file: 64 MiB

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from onecard.data.tokens import HEADER_BYTES, STORED, TokenType, header
 from onecard.errors import ConfigError
-from onecard.runs.files import sync_folder
+from onecard.files import sync_folder
 
 Format = Literal["onecard", "nanogpt", "llmc"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from onecard.data.sources import Source
-from onecard.runs.files import free_name
+from onecard.files import free_name
 
 SPLITS = ("train", "val")
 VAL_TOKENS = 1_000_000  # enough for a validation set: some 0.014 nats of standard error (plan/evaluation.py)

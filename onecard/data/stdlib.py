@@ -24,7 +24,7 @@ import numpy.typing as npt
 from onecard.config.known_data import EMBEDDED
 from onecard.data.tokens import write_tokens
 from onecard.errors import MachineError
-from onecard.runs.files import sync_folder, writing
+from onecard.files import sync_folder, writing
 
 NAME, VOCABULARY = EMBEDDED.name, EMBEDDED.vocab_size
 VAL_SHARE = 0.05

@@ -24,7 +24,7 @@ from onecard.data.tokenizers import (
     gpt2_tokenizer,
 )
 from onecard.errors import ConfigError
-from onecard.runs.files import write_atomically
+from onecard.files import write_atomically
 
 JSON_FILE = "tokenizer.json"
 LEARNED = ("characters", "bpe")  # learned from the data; the others exist before it

@@ -17,8 +17,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Self
 
 from onecard.errors import ConfigError, MachineError
+from onecard.files import write_atomically, writing
 from onecard.opening import open_file, pieces
-from onecard.runs.files import write_atomically, writing
 from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, held_here, left_behind
 from onecard.runs.record_json import holds_record, to_line

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from onecard.errors import OnecardError
-from onecard.runs.files import writing
+from onecard.files import writing
 
 _BUSY = {errno.EWOULDBLOCK, errno.EACCES}
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # some network disks cannot lock

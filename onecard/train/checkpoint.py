@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import MachineError, OnecardError
-from onecard.runs.files import MAKE_ROOM, sync_folder, write_atomically, writing
+from onecard.files import MAKE_ROOM, sync_folder, write_atomically, writing
 from onecard.runs.folder import checkpoint_name, checkpoint_step
 from onecard.train import checkpoint_files
 from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, STATE, BadCheckpoint

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from onecard import units
 from onecard.errors import MachineError, OnecardError, first_line
-from onecard.runs.files import (
+from onecard.files import (
     MAKE_ROOM,
     allow_readers,
     check_space,

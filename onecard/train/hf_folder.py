@@ -20,7 +20,7 @@ from onecard import units
 from onecard.config.hf_config import NO_BIAS, gpt2_shape
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
-from onecard.runs.files import allow_readers, sync_file, write_durably
+from onecard.files import allow_readers, sync_file, write_durably
 from onecard.train.checkpoint_files import as_os_error
 from onecard.train.snapshot import (
     Snapshot,

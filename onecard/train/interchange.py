@@ -9,7 +9,7 @@ import torch
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError
-from onecard.runs.files import free_name
+from onecard.files import free_name
 from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name, is_run, load_run
 from onecard.runs.records import Checkpoint, Eval
 from onecard.train import checkpoint, checkpoint_files, hf_folder, nanogpt_checkpoint

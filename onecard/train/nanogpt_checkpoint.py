@@ -21,7 +21,7 @@ from torch import Tensor
 from onecard import units
 from onecard.config.resolve import assignments
 from onecard.config.schema import KEYS, NANOGPT_KEYS, SHAPE_KEYS, RunConfig
-from onecard.runs.files import MAKE_ROOM, check_space, half_written, sync_file, sync_folder, writing
+from onecard.files import MAKE_ROOM, check_space, half_written, sync_file, sync_folder, writing
 from onecard.train.snapshot import (
     FLOATS,
     Snapshot,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onecard import units
 from onecard.config.schema import RunConfig
-from onecard.runs.files import check_space
+from onecard.files import check_space
 from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name
 from onecard.runs.records import Checkpoint
 from onecard.train import checkpoint

@@ -195,9 +195,9 @@ def many_runs(count: int) -> str:
 
 
 def seconds_for(count: int, folder: Path) -> float:
-    from onecard.ask.runs import cases_of, runs_at
     from onecard.doctor.case import DataSizes
     from onecard.doctor.diagnose import diagnose_cases
+    from onecard.inputs.runs import cases_of, runs_at
 
     path = folder / f"{count}.log"
     path.write_text(many_runs(count))

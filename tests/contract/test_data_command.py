@@ -462,7 +462,7 @@ FAILING = """
 import errno, sys
 from pathlib import Path
 from onecard.cli.main import run
-from onecard.runs.files import cannot_write
+from onecard.files import cannot_write
 import {module} as module
 def fail(*_):
     raise {problem}

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = {
     "onecard.errors": 0,
+    "onecard.files": 0,
     "onecard.findings": 0,
     "onecard.opening": 0,
     "onecard.units": 0,
@@ -22,7 +23,7 @@ LAYERS = {
     "onecard.data": 5,
     "onecard.train": 6,
     "onecard.report": 7,
-    "onecard.ask": 8,
+    "onecard.inputs": 8,
     "onecard.api": 9,  # below the command line, which it does without
     "onecard.cli": 10,
     "onecard.__main__": 10,
@@ -100,8 +101,8 @@ def test_the_package_keeps_its_layers() -> None:
         ("onecard.plan.x", "def f():\n    import torch", "torch"),
         ("onecard.report", "from torch import nn", "torch"),
         ("onecard.api", "def f():\n    from onecard.cli.plan import plan", "above"),
-        ("onecard.ask.x", "import onecard.api", "above"),
-        ("onecard.ask.x", "import click", "imports click"),
+        ("onecard.inputs.x", "import onecard.api", "above"),
+        ("onecard.inputs.x", "import click", "imports click"),
         ("onecard.api", "def f():\n    from click import Option", "imports click"),
         ("onecard.plan.x", "open('x')", "calls open"),
         ("onecard.doctor.x", "print('x')", "calls print"),

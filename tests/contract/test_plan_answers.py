@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onecard.ask.place import place_named
+from onecard.inputs.place import place_named
 from onecard.plan.place import DESKTOP_BYTES
 from tests.contract.conftest import Command
 from tests.unit.test_machine import fake_nvml

@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'onecard[dev]'")
 
-from onecard.ask.resume import RESUMABLE  # noqa: E402
 from onecard.cli.main import run  # noqa: E402
+from onecard.inputs.resume import RESUMABLE  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from tests.contract.test_docs import RUN_IN_ORDER, commands_in  # noqa: E402
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from onecard.cli.main import run  # noqa: E402
-from onecard.runs.files import HALF_WRITTEN  # noqa: E402
+from onecard.files import HALF_WRITTEN  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
 from onecard.train import checkpoint_files, hf_hub  # noqa: E402

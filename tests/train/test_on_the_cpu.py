@@ -13,10 +13,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 
-from onecard.ask import preflight  # noqa: E402
 from onecard.cli.main import run  # noqa: E402
 from onecard.config.resolve import resolve  # noqa: E402
 from onecard.errors import MachineError  # noqa: E402
+from onecard.inputs import preflight  # noqa: E402
 from onecard.machine import GpuStatus  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.train import cpu, device  # noqa: E402

@@ -13,9 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 
-from onecard.ask.resume import as_it_runs  # noqa: E402
 from onecard.cli.main import run  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
+from onecard.inputs.resume import as_it_runs  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
 from onecard.train import checkpoint_files  # noqa: E402

@@ -480,7 +480,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused_before_the_first_update
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = SimpleNamespace(free=2**18)
-    monkeypatch.setattr("onecard.runs.files.shutil.disk_usage", lambda _: free)
+    monkeypatch.setattr("onecard.files.shutil.disk_usage", lambda _: free)
     with pytest.raises(MachineError) as refused:
         run(tiny(), dataset, tmp_path / "run")
     assert refused.value.name == "disk-full"

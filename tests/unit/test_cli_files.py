@@ -8,11 +8,11 @@ from typing import Any
 import click
 import pytest
 
-from onecard.ask.config import config_named
 from onecard.cli.commands import cli
 from onecard.cli.files import check_writable, without_config, write_text
 from onecard.errors import ConfigError, MachineError
-from onecard.runs.files import free_name
+from onecard.files import free_name
+from onecard.inputs.config import config_named
 
 
 class Full:

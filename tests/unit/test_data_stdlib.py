@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onecard.ask.config import open_data
 from onecard.config.schema import RunConfig
 from onecard.data import stdlib, tokenizers
 from onecard.data.checks import check_dataset
@@ -23,6 +22,7 @@ from onecard.data.stdlib import build_stdlib, is_val
 from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer, Gpt2Tokenizer, bytes_per_token, gpt2_tokenizer
 from onecard.data.tokens import Tokens, token_file
 from onecard.errors import ConfigError, MachineError
+from onecard.inputs.config import open_data
 
 
 @pytest.fixture

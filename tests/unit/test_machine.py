@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from onecard.ask.place import place_here
+from onecard.inputs.place import place_here
 from onecard.machine import read_gpu
 
 

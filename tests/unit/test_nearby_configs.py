@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from onecard.ask.nearby import nearby_config
-from onecard.ask.text import read_text
 from onecard.errors import ConfigError
+from onecard.inputs.nearby import nearby_config
+from onecard.inputs.text import read_text
 
 MODEL = "import torch\n\nclass GPT:\n    n_layer = 12\n\ndef main():\n    batch_size = 3\n"
 

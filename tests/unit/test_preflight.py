@@ -5,10 +5,10 @@ import shlex
 
 import pytest
 
-from onecard.ask import preflight
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.errors import DoesNotFit, MachineError
+from onecard.inputs import preflight
 from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import Place

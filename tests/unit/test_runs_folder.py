@@ -17,8 +17,8 @@ import pytest
 
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.errors import ConfigError, MachineError, OnecardError
+from onecard.files import HALF_WRITTEN, allow_readers
 from onecard.runs import lock
-from onecard.runs.files import HALF_WRITTEN, allow_readers
 from onecard.runs.folder import (
     CHECKPOINTS,
     RECORDS,

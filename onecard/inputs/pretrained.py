@@ -8,8 +8,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.ask.config import Flags
 from onecard.errors import ConfigError, OnecardError
+from onecard.inputs.config import Flags
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -77,9 +77,9 @@ def check_tokens(source: Path, learned: int, dataset: Dataset, *, instead: str) 
 
 def _tokenizer_of(source: Path) -> Tokenizer | None:
     """The tokenizer that a run or a Hugging Face folder was trained with; None where it cannot be known."""
-    from onecard.ask.settle import config_of
-    from onecard.ask.tokenizer import tokenizer_of
     from onecard.data.tokenizer_files import JSON_FILE, find_tokenizer
+    from onecard.inputs.settle import config_of
+    from onecard.inputs.tokenizer import tokenizer_of
     from onecard.runs.folder import is_run, load_run
 
     try:
@@ -148,7 +148,7 @@ def put(
 ) -> None:
     """Fill a new run folder with a model from elsewhere, and with its tokenizer where it brought one."""
     from onecard.data.tokenizer_files import JSON_FILE
-    from onecard.runs.files import write_atomically
+    from onecard.files import write_atomically
     from onecard.train.interchange import save_snapshot
 
     save_snapshot(folder, snapshot, config, source=str(source), data_fingerprint=data_fingerprint)

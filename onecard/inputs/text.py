@@ -28,7 +28,7 @@ def read_text(source: Path | BinaryIO, *, kind: str = CONFIG_FILE, otherwise: st
         else:
             raw = source.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as problem:
-        from onecard.ask.nearby import nearby_config  # which reads texts, too
+        from onecard.inputs.nearby import nearby_config  # which reads texts, too
 
         raise ConfigError(
             f"there is no file {name}",

@@ -14,9 +14,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.ask.nearby import is_config
 from onecard.config.reader import MAX_FILE_BYTES
 from onecard.errors import OnecardError
+from onecard.inputs.nearby import is_config
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -87,8 +87,8 @@ def _candidates(log: Path) -> Iterator[str]:
 
 def _fit(path: str, log: Path, runs: Sequence[LoggedRun]) -> _Fit | None:
     """How a file goes with the runs of a log; None for one that is not a config, or that nothing connects with it."""
-    from onecard.ask.config import config_as_typed
-    from onecard.ask.text import read_text
+    from onecard.inputs.config import config_as_typed
+    from onecard.inputs.text import read_text
 
     try:
         text = read_text(Path(path))

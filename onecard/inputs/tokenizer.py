@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onecard.ask.config import open_data
 from onecard.errors import ConfigError, OnecardError
+from onecard.inputs.config import open_data
 from onecard.opening import read_file
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def keep_tokenizer_in(run: Path, dataset: Dataset) -> None:
     Not beside a tokenizer.json that came with the weights: that one is the model's.
     """
     from onecard.data.tokenizer_files import JSON_FILE, keep_tokenizer
-    from onecard.runs.files import write_atomically
+    from onecard.files import write_atomically
 
     if dataset.tokenizer and not (run / JSON_FILE).exists():
         said = keep_tokenizer(dataset.tokenizer, run)

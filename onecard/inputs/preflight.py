@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onecard import units
-from onecard.ask.config import Flags
-from onecard.ask.place import place_here
 from onecard.errors import DoesNotFit, MachineError
+from onecard.inputs.config import Flags
+from onecard.inputs.place import place_here
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig

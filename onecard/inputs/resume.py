@@ -7,9 +7,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.ask.config import open_data
-from onecard.ask.settle import check_run, config_of
 from onecard.errors import ConfigError
+from onecard.inputs.config import open_data
+from onecard.inputs.settle import check_run, config_of
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -167,7 +167,7 @@ def instead_of_anew(
     That command resumes the run if `asked` describes the same run and it has something left to do. Otherwise it is the
     command that was typed, `again`, with a folder of its own. `options` are those of `again` that a resume takes too.
     """
-    from onecard.runs.files import free_path
+    from onecard.files import free_path
     from onecard.runs.folder import load_run
 
     free = quote(f"--out_dir={free_path(path)}")
@@ -199,7 +199,7 @@ def open_data_again(config: RunConfig, run: Run) -> tuple[Dataset, list[str], tu
 
     Imported weights may get their first data here, which is checked as that of a new run is.
     """
-    from onecard.ask.pretrained import check_tokens
+    from onecard.inputs.pretrained import check_tokens
     from onecard.runs.folder import CHECKPOINTS
     from onecard.train.checkpoint import made_under
 
@@ -382,14 +382,14 @@ def resume_under(config: RunConfig, run: Run) -> str:
 
 def _like_command(run: Run, values: Mapping[str, object]) -> str:
     """What to type for a new run from the beginning, with this one's settings and these values."""
-    from onecard.runs.files import free_path
+    from onecard.files import free_path
 
     return " ".join(["onecard train", quote(str(run.path)), *_flags({**values, "out_dir": free_path(run.path)})])
 
 
 def _new_run_command(run: Run, values: Mapping[str, object] | None = None) -> str:
     """What to type for a new run with this one's weights and settings and these values."""
-    from onecard.runs.files import free_path
+    from onecard.files import free_path
 
     begun = {"init_from": run.path, **(values or {}), "out_dir": free_path(run.path)}
     return " ".join(["onecard train", quote(str(run.path)), *_flags(begun)])

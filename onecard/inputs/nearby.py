@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 
-from onecard.ask.text import THERE, read_text
 from onecard.config.names import nearest
 from onecard.errors import OnecardError
+from onecard.inputs.text import THERE, read_text
 
 CONFIG_FOLDERS = ("config", "configs")  # where nanoGPT, we and most people keep them
 MOST_READ = 100  # files of a folder

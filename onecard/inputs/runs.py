@@ -9,10 +9,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.ask.config import STDIN, Flags, config_as_typed, data_places
-from onecard.ask.find_config import contradiction, find_config
-from onecard.ask.text import THERE, neighbour, read_text
 from onecard.errors import ConfigError, UsageError
+from onecard.inputs.config import STDIN, Flags, config_as_typed, data_places
+from onecard.inputs.find_config import contradiction, find_config
+from onecard.inputs.text import THERE, neighbour, read_text
 from onecard.opening import NotAFile, open_file, pieces
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def cases_of(
 ) -> Iterator[Case]:
     """The runs with the config that is stated for them, and the sizes of the data it names where that is here."""
     from onecard.doctor.facts import make_case
-    from onecard.runs.files import free_path
+    from onecard.files import free_path
 
     resolved, keys = stated
     for run in runs:
@@ -161,8 +161,8 @@ def cases_of(
 
 def _data_of(case: Case) -> DataSizes:
     """The sizes of the data: as stated or recorded, else as the folder of the dataset has them."""
-    from onecard.ask.data_sizes import sizes_of_data
     from onecard.doctor.evidence import known
+    from onecard.inputs.data_sizes import sizes_of_data
 
     data, config = case.data, known(case, "dataset")
     if config is None or (data.train_tokens is not None and data.val_tokens is not None):

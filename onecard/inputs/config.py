@@ -13,9 +13,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.ask.nearby import configs_near
-from onecard.ask.text import THERE, read_text
 from onecard.errors import ConfigError, OnecardError
+from onecard.inputs.nearby import configs_near
+from onecard.inputs.text import THERE, read_text
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -100,7 +100,7 @@ def _with_allocator_settings(resolved: Resolved, environ: Mapping[str, str]) -> 
 
 def _beside(config: Named, flags: Flags) -> Flags:
     """A folder for a new run like the one in the folder that was named: commands to paste do not start that again."""
-    from onecard.runs.files import free_path
+    from onecard.files import free_path
     from onecard.runs.folder import is_run
 
     if not isinstance(config, str) or not is_run(Path(config)) or "out_dir" in dict(flags):
