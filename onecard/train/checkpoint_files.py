@@ -62,7 +62,7 @@ from onecard.untrusted_json import (
 SCHEMA = 1
 MODEL, OPTIMIZER, STATE, BEST = "model.safetensors", "optimizer.safetensors", "state.json", "best.json"
 
-_DAMAGED = (errno.EIO, errno.ENOTDIR, errno.EISDIR)  # no later attempt will read it
+_DAMAGED = (errno.ENOTDIR, errno.EISDIR)  # no later attempt will read it
 _NEW, _GONE = ".new-", ".gone-"
 
 
@@ -96,9 +96,9 @@ def changing(path: Path, *, room: str = MAKE_ROOM) -> Iterator[None]:
         raise
 
 
-def as_os_error(error: SafetensorError) -> OSError:
-    """What the system refused; safetensors gives its number in the message only: "I/O error: … (os error 28)"."""
-    in_text = re.search(r"os error (\d+)", str(error))
+def as_os_error(error: Exception) -> OSError:
+    """What the system refused; its number is at the end of the message only: "(os error 28)" (safetensors), "(28)"."""
+    in_text = re.search(r"\((?:os error )?(\d{1,3})\)$", str(error))
     return OSError(int(in_text[1]), os.strerror(int(in_text[1]))) if in_text else OSError(str(error))
 
 
@@ -198,6 +198,9 @@ def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
             with (path / name).open("rb"):  # raises what is really wrong, if it still is
                 return load_file(path / name)
         except (SafetensorError, RuntimeError) as problem:  # RuntimeError: it was deleted after it was opened
+            refused = as_os_error(problem)
+            if refused.errno not in (None, errno.ENOENT):
+                raise refused from problem
             raise BadJson(f"it cannot be read: {first_line(problem, 120)}") from problem
         except KeyError as problem:
             raise BadJson(f"it holds numbers of the type {problem}, which torch does not have") from problem
@@ -216,10 +219,20 @@ def reading(path: Path, file: str = STATE) -> Iterator[None]:
         raise UnreadableCheckpoint(
             f"the checkpoint {path.name} cannot be read",
             why=f"{error.filename or path}: {error.strerror or error}",
-            fix=f"ls -l {quote(str(path))}   (shows who may read it; it may be complete, so it is not skipped)",
+            fix=_try_again(path) if error.errno == errno.EIO else _who_may_read(path),
         ) from error
     except BadJson as problem:
         raise bad(path, f"{file}: {problem}") from None
+
+
+def _who_may_read(path: Path) -> str:
+    return f"ls -l {quote(str(path))}   (shows who may read it; it may be complete, so it is not skipped)"
+
+
+def _try_again(path: Path) -> str:
+    return (
+        f"try again: it may be complete. If it fails every time: {set_aside(path)}   (the one before is used)"
+    )
 
 
 def bad(path: Path, why: str) -> BadCheckpoint:
@@ -227,8 +240,13 @@ def bad(path: Path, why: str) -> BadCheckpoint:
     return BadCheckpoint(
         f"the checkpoint {path.name} is damaged",
         why=why,
-        fix=f"rm -r {quote(str(path))}   (then the checkpoint before it is used)",
+        fix=f"{set_aside(path)}   (then the checkpoint before it is used)",
     )
+
+
+def set_aside(path: Path) -> str:
+    """The command after which a checkpoint is not used any more. Nothing is deleted: it may be whole after all."""
+    return f"mv {quote(str(path))} {quote(str(path.with_name(f'aside-{path.name}')))}"
 
 
 def _micro_batches(value: object) -> tuple[int, int]:

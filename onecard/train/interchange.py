@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +19,8 @@ from onecard.train.checkpoint_files import MODEL, OPTIMIZER, STATE, BadCheckpoin
 from onecard.train.model import GPT
 from onecard.train.optim import make_optimizer
 from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, not_gpt2
+
+T = TypeVar("T")
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -43,14 +47,21 @@ def holds_model(path: Path) -> bool:
 
 
 def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Snapshot:
-    """The newest complete checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses it.
+    """The newest complete checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses it."""
+    return from_checkpoint(
+        path, lambda folder, notes: _read_checkpoint(path, folder, notes, use_best=use_best), best=best
+    )
+
+
+def from_checkpoint(path: Path, read: Callable[[Path, tuple[str, ...]], T], *, best: bool) -> T:
+    """What `read` makes of the newest complete checkpoint of a run, or the best, and of the notes on those skipped.
 
     A run that trains may delete the checkpoint while it is read: then the one that is the newest now is read.
     """
     while True:
-        folder, notes = checkpoint_of(path, best=best)
+        folder, notes = _checkpoint_of(path, best=best)
         try:
-            return _read_checkpoint(path, folder, notes, use_best=use_best)
+            return read(folder, notes)
         except BadCheckpoint:
             if folder.is_dir():
                 raise
@@ -85,7 +96,7 @@ def _read_checkpoint(path: Path, folder: Path, notes: tuple[str, ...], *, use_be
     )
 
 
-def checkpoint_of(path: Path, *, best: bool) -> tuple[Path, tuple[str, ...]]:
+def _checkpoint_of(path: Path, *, best: bool) -> tuple[Path, tuple[str, ...]]:
     """The checkpoint folder of a run that is meant by "the newest" or "the best", and what was skipped for it."""
     if best:
         return _best_checkpoint(path), ()
@@ -149,7 +160,7 @@ def not_numbers(run: Path, folder: Path, *, why: str, use_best: str = "--best") 
     if marked and folder.parent / checkpoint_name(marked.step) in before:
         fix = f"{use_best}   (step {marked.step:,}, with a validation loss of {marked.val_loss:.4f})"
     elif before:
-        fix = f"rm -r {quote(str(folder))}   ({before[0].name}, the checkpoint before it, is used then)"
+        fix = f"{checkpoint_files.set_aside(folder)}   ({before[0].name}, the checkpoint before it, is used then)"
     else:
         fix = f"onecard doctor {quote(str(run))}   (it says when the run diverged, and what to change)"
     return ConfigError(

@@ -481,6 +481,24 @@ def test_a_checkpoint_deleted_while_it_is_exported_gives_way_to_the_next(
     assert snapshot.notes == (), "it was deleted, not damaged"
 
 
+@pytest.mark.parametrize(
+    ("place", "name", "call"),
+    [
+        *((checkpoint_files, "verified_state", call) for call in (0, 1)),
+        *((checkpoint_files, "_file_digest", call) for call in (1, 2)),
+        (checkpoint_files, "tensors_in", 0),
+    ],
+)
+def test_a_checkpoint_deleted_while_it_is_sampled_gives_way_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Any, name: str, call: int
+) -> None:
+    gone_when(monkeypatch, place, name, call=call)
+    assert run(["sample", "r", "--length=3", "--device=cpu", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["step"] == 4
+    assert told["notes"] == [], "it was deleted, not damaged"
+
+
 def test_a_checkpoint_deleted_between_its_two_files_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     gone_when(monkeypatch, checkpoint_files, "tensors_in", call=1)
     assert read_run(Path("r")).step == 4
