@@ -13,13 +13,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from onecard import units
 from onecard.data.document import Bad
 from onecard.data.folders import META, PROGRESS
 from onecard.data.shards import SHARD_TOKENS, Format
 from onecard.errors import ConfigError
 from onecard.files import write_atomically
+from onecard.untrusted_json import BadJson, read_object
 
 _SCHEMA = 1
+_LONGEST_BYTES = 64 * units.MIB  # of either file: it may list ten thousands of shards, or of characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,7 @@ def write_progress(folder: Path, progress: Progress) -> None:
 def read_progress(folder: Path) -> Progress | None:
     """How far the preparation in a folder is; None if there is none."""
     try:
-        said = json.loads((folder / PROGRESS).read_bytes())
+        said: dict[str, Any] = read_object(folder / PROGRESS, longest_bytes=_LONGEST_BYTES)
         if said.pop("schema") != _SCHEMA:
             raise ValueError("it is from another version")
         counts = said.pop("counts")
@@ -113,7 +116,7 @@ def read_progress(folder: Path) -> Progress | None:
         return Progress(**said, counts=Counts(**counts), place=(int(file), int(offset)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise _damaged(folder, problem) from problem
 
 
@@ -135,14 +138,11 @@ def write_meta(folder: Path, said: Mapping[str, Any]) -> None:
 def read_meta(folder: Path) -> dict[str, Any]:
     """meta.json; nothing if there is none. ConfigError if it is not a JSON object."""
     try:
-        meta = json.loads((folder / META).read_bytes())
+        return read_object(folder / META, longest_bytes=_LONGEST_BYTES)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as problem:
+    except (OSError, BadJson) as problem:
         raise bad_meta(folder, f"it cannot be read: {str(problem)[:80]}") from problem
-    if not isinstance(meta, dict):
-        raise bad_meta(folder, "it is not a JSON object")
-    return meta
 
 
 def bad_meta(folder: Path, why: str) -> ConfigError:

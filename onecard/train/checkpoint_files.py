@@ -219,7 +219,7 @@ def reading(path: Path, file: str = STATE) -> Iterator[None]:
         raise UnreadableCheckpoint(
             f"the checkpoint {path.name} cannot be read",
             why=f"{error.filename or path}: {error.strerror or error}",
-            fix=_try_again(path) if error.errno == errno.EIO else _who_may_read(path),
+            fix=_who_may_read(path) if isinstance(error, PermissionError) else _try_again(path),
         ) from error
     except BadJson as problem:
         raise bad(path, f"{file}: {problem}") from None
@@ -230,9 +230,7 @@ def _who_may_read(path: Path) -> str:
 
 
 def _try_again(path: Path) -> str:
-    return (
-        f"try again: it may be complete. If it fails every time: {set_aside(path)}   (the one before is used)"
-    )
+    return f"try again: it may be complete. If it fails every time: {set_aside(path)}   (the one before is used)"
 
 
 def bad(path: Path, why: str) -> BadCheckpoint:

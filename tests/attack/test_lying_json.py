@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import time
 import tracemalloc
@@ -244,6 +245,84 @@ def test_a_config_of_a_run_that_holds_nothing_is_blamed_as_itself(
     (made / "records.jsonl").unlink()
     assert run(["train", "--resume", "r"]) == 2
     assert "its config.json" in capsys.readouterr().err
+
+
+# The other JSON that a command reads
+
+DATA_INFO, PLAN, NEW = ["data", "info", "data"], ["plan", "--dataset=data"], ["train", *TINY, "--out_dir=new"]
+READERS = {  # file -> the commands that read it, and how each may end
+    "r/config.json": [(["plan", "r"], 2), (["plan", "--init_from=r"], 2)],
+    "hf/config.json": [(["plan", "--init_from=hf"], 2), (["import", "hf"], 2)],
+    "data/meta.json": [(DATA_INFO, 2), ([*NEW, "--dataset=data"], 2)],
+    "data/progress.json": [(DATA_INFO, 2), ([*NEW, "--dataset=data"], 2)],
+    "r/vocabulary.json": [(["sample", "r", "--length=2"], 0)],  # the data says the same
+    "hf/tokenizer.json": [(["data", "prepare", "data", "--out=new", "--tokenizer=hf"], 2)],
+}
+
+
+def replaced(path: Path, content: str | None) -> None:
+    path.unlink(missing_ok=True)
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        (file, content)
+        for file in READERS
+        for content in (DEEP, '{"a":' * 200_000, "[]", "NaN", str(HUGE), None)
+        if content is not None or "config" not in file  # a folder without that file is no run, and no model
+    ],
+)
+def test_json_that_lies_is_refused_wherever_it_is_read(
+    made: Path, capsys: pytest.CaptureFixture[str], file: str, content: str | None
+) -> None:
+    """None is a pipe that nobody writes to: reading it would never end."""
+    assert run(["export", "r", "--to=hf", "--out=hf"]) == 0
+    Path("data").mkdir()
+    for split in ("train", "val"):
+        Path(f"data/{split}.bin").write_bytes(bytes(4096))
+    capsys.readouterr()
+    replaced(Path(file), content)
+    for command, code in READERS[file]:
+        assert run(command) == code, command
+        assert code == 0 or three_lines(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("value", [[2], {"a": 1}, HUGE, "x" * 5000, float("nan"), None, True])
+@pytest.mark.parametrize("key", ["n_layer", "bias", "dropout", "dataset"])
+def test_a_setting_of_another_kind_is_refused(
+    made: Path, capsys: pytest.CaptureFixture[str], key: str, value: object
+) -> None:
+    said = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**said, key: value}))
+    for command in (["plan", "r", "--gpu=rtx-4070"], ["plan", "--init_from=r", "--gpu=rtx-4070"]):
+        code = run(command)
+        assert code in (0, 1, 2), command
+        assert code != 2 or three_lines(capsys.readouterr().err)
+
+
+PARSERS = {  # who may parse JSON without untrusted_json, and why
+    "untrusted_json.py": "it is the reader",
+    "cli/bench.py": "what our own process printed",
+    "train/bench.py": "what our own process was given",
+    "train/checkpoint_files.py": "what was written a line before",
+    "data/encode.py": "a row of somebody's text: what is too deep is skipped",
+    "data/gpt2_ranks.py": "a download, whose checksum is known",
+    "data/tokenizer_json.py": "a library reads the same text, and any failure is an error",
+    "runs/foreign/trainer.py": "one entry without braces inside, of a bounded file",
+}
+
+
+def test_json_is_parsed_in_one_place() -> None:
+    package = Path(untrusted_json.__file__).parent
+    found = {
+        path.relative_to(package).as_posix() for path in package.rglob("*.py") if "json.load" in path.read_text("utf-8")
+    }
+    assert found == PARSERS.keys()
 
 
 # Records
