@@ -292,6 +292,18 @@ def test_json_that_lies_is_refused_wherever_it_is_read(
         assert code == 0 or three_lines(capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("file", ["meta.pkl", "train.bin", "val.bin"])
+def test_a_pipe_in_a_data_folder_is_not_waited_for(made: Path, capsys: pytest.CaptureFixture[str], file: str) -> None:
+    Path("data").mkdir()
+    for split in ("train", "val"):
+        Path(f"data/{split}.bin").write_bytes(bytes(4096))
+    replaced(Path("data") / file, None)
+    for command in (DATA_INFO, [*NEW, "--dataset=data"]):
+        assert run(command) == 2, command
+        assert "a pipe, and only files are read" in capsys.readouterr().err
+    assert run([*PLAN, "--gpu=rtx-4070"]) in (0, 1), "a plan needs no data"
+
+
 @pytest.mark.parametrize("value", [[2], {"a": 1}, HUGE, "x" * 5000, float("nan"), None, True])
 @pytest.mark.parametrize("key", ["n_layer", "bias", "dropout", "dataset"])
 def test_a_setting_of_another_kind_is_refused(
