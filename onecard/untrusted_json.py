@@ -166,6 +166,17 @@ def mapping_of(read: Callable[[object], T]) -> Callable[[object], dict[str, T]]:
     return each
 
 
+def list_of(read: Callable[[object], T]) -> Callable[[object], list[T]]:
+    """A reader of lists all of whose items `read` accepts."""
+
+    def each(value: object) -> list[T]:
+        if not isinstance(value, list):
+            raise BadJson(f"is {_shown(value)}, not a list")
+        return [read(item) for item in value]
+
+    return each
+
+
 def _shown(value: object) -> str:
     """A value in a few characters; of a list or object only the kind, because it may be large."""
     if isinstance(value, dict | list):

@@ -186,6 +186,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "sparse_csr": lambda tensor: tensor.to_sparse_csr() if tensor.dim() == 2 else tensor.to_sparse(),
     "quantized": quantized,
     "meta": lambda tensor: tensor.to("meta"),
+    "nested": lambda tensor: torch.nested.nested_tensor([tensor.flatten()[:1], tensor.flatten()[:2]]),
     "claims": lambda tensor: torch.zeros(1).expand(tensor.shape),
 }
 
@@ -199,7 +200,7 @@ def test_a_checkpoint_with_a_tensor_of_another_kind_is_refused(refused: Refused,
     save_nano(content)
     said = refused("import", "nano/ckpt.pt", "--out_dir=new")
     assert name in said
-    assert {"meta": "no numbers", "sparse_csr": "sparse"}.get(kind, kind) in said
+    assert {"meta": "no numbers", "sparse_csr": "sparse", "nested": "special"}.get(kind, kind) in said
 
 
 @pytest.mark.filterwarnings("ignore")

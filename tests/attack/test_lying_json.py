@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +302,45 @@ def test_a_pipe_in_a_data_folder_is_not_waited_for(made: Path, capsys: pytest.Ca
         assert run(command) == 2, command
         assert "a pipe, and only files are read" in capsys.readouterr().err
     assert run([*PLAN, "--gpu=rtx-4070"]) in (0, 1), "a plan needs no data"
+
+
+def places(value: object, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    yield before
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*before, key))
+
+
+def with_lie(value: Any, place: tuple[Any, ...], lie: object) -> Any:
+    if not place:
+        return lie
+    key, *rest = place
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[key] = with_lie(value[key], tuple(rest), lie)
+    return copy
+
+
+PREPARE = ["data", "prepare", "text.txt", "--out=data", "--tokenizer=bytes", "--workers=1"]
+
+
+@pytest.mark.parametrize(
+    "lie", [None, True, -1, 1e308, HUGE, "x", "\x1b[31m", [], {}, float("nan")], ids=lambda lie: f"{lie!r:.9}"
+)
+@pytest.mark.parametrize("file", ["meta.json", "progress.json"])
+def test_a_lie_at_any_place_of_a_data_folder_is_no_bug(
+    made: Path, capsys: pytest.CaptureFixture[str], file: str, lie: object
+) -> None:
+    Path("text.txt").write_text("A line of text.\n\n" * 2000)
+    assert run(PREPARE) == 0
+    path = Path("data") / file
+    whole = json.loads(path.read_text())
+    for place in places(whole):
+        for command in (DATA_INFO, PREPARE):
+            path.write_text(json.dumps(with_lie(whole, place, lie)))
+            code, said = run(command), capsys.readouterr()
+            assert code in (0, 1, 2), (place, command, said.err)
+            assert "\x1b" not in said.out + said.err, (place, command)
 
 
 @pytest.mark.parametrize("value", [[2], {"a": 1}, HUGE, "x" * 5000, float("nan"), None, True])
