@@ -217,8 +217,8 @@ def _damaged(folder: Path, problem: Exception) -> ConfigError:
 
 def write_meta(folder: Path, said: Mapping[str, Any]) -> None:
     """Write meta.json."""
-    text = json.dumps({"schema": _SCHEMA} | dict(said), indent=1, ensure_ascii=False)
-    write_atomically(folder / META, (text + "\n").encode())
+    content = json.dumps({"schema": _SCHEMA} | dict(said), indent=1, ensure_ascii=False)
+    write_atomically(folder / META, (content + "\n").encode(errors="backslashreplace"))  # a file's name may be no UTF-8
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from shlex import quote
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from onecard import units
@@ -193,10 +193,10 @@ def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
     """The tensors in a file of the checkpoint `path`, mapped into memory; BadCheckpoint if they are not readable."""
     with reading(path, file=name):
         try:
-            return load_file(path / name)
+            return _load(path / name)
         except FileNotFoundError:  # what safetensors says of every file it cannot open
             with (path / name).open("rb"):  # raises what is really wrong, if it still is
-                return load_file(path / name)
+                return _load(path / name)
         except (SafetensorError, RuntimeError) as problem:  # RuntimeError: it was deleted after it was opened
             refused = as_os_error(problem)
             if refused.errno not in (None, errno.ENOENT):
@@ -204,6 +204,15 @@ def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
             raise BadJson(f"it cannot be read: {first_line(problem, 120)}") from problem
         except KeyError as problem:
             raise BadJson(f"it holds numbers of the type {problem}, which torch does not have") from problem
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file. safetensors opens no file whose name is not UTF-8: such a one is read whole."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return load(path.read_bytes())
+    return load_file(path)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -409,3 +410,44 @@ def test_a_record_of_10_to_the_308_seconds_is_a_damaged_line(made: Path) -> None
     history = load_run(made).history
     assert history.damaged_lines == 1
     assert load_run(made).last_step == 8
+
+
+# Names that are not UTF-8
+
+ODD = os.fsdecode(b"r\xff\xfe")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such names")
+def test_a_run_whose_name_is_not_utf8_is_sampled_and_exported(made: Path) -> None:
+    made.rename(ODD)
+    assert run(["sample", ODD, "--length=2", "--device=cpu", "--json"]) == 0
+    for kind in ("nanogpt", "hf"):
+        assert run(["export", ODD, f"--to={kind}", f"--out={kind}"]) == 0
+    assert run(["import", ODD, "--out_dir=new"]) == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such names")
+def test_data_from_a_file_whose_name_is_not_utf8_is_prepared(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(ODD).write_text("A line of text.\n\n" * 2000)
+    assert run(["data", "prepare", ODD, "--out=data", "--tokenizer=bytes", "--workers=1"]) == 0
+    assert run(["data", "info", "data"]) == 0
+    capsys.readouterr()
+    assert run(["train", *TINY, f"--out_dir={ODD}"]) == 2
+    assert "is not text in UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [[], {}, [["a"]], HUGE])
+def test_a_config_with_a_setting_of_another_kind_is_no_bug(
+    made: Path, capsys: pytest.CaptureFixture[str], value: object
+) -> None:
+    shutil.copytree(made, "other")
+    said = json.loads((made / "config.json").read_text())
+    for key in ("dataset", "n_layer", "block_size", "out_dir"):
+        (made / "config.json").write_text(json.dumps({**said, key: value}))
+        lines = (Path("other") / "records.jsonl").read_text().splitlines()
+        started = [json.loads(line) for line in lines]
+        started = [{**each, "config": {**each["config"], key: value}} if "config" in each else each for each in started]
+        for records in (lines, [json.dumps(each) for each in started]):
+            (made / "records.jsonl").write_text("\n".join(records) + "\n")
+            for command in (["compare", "r", "other"], ["doctor", "r"], ["plan", "r", "--gpu=rtx-4070"]):
+                assert run(command) in (0, 1, 2), (key, command, capsys.readouterr().err)
