@@ -55,7 +55,7 @@ def check_run(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
     """Findings about the data of a run; ConfigError for what cannot work: settings not built yet, unusable data."""
     from onecard.config.schema import NOT_BUILT_YET, not_built
     from onecard.data.checks import check_dataset
-    from onecard.plan.evaluation import eval_tokens
+    from onecard.models.evaluation import eval_tokens
     from onecard.train.trackers import check_loggers
 
     for key, value in not_built(config).items():
