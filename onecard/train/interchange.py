@@ -15,7 +15,7 @@ from onecard.files import free_name
 from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name, is_run, load_run
 from onecard.runs.records import Checkpoint, Eval
 from onecard.train import checkpoint, checkpoint_files, hf_folder, nanogpt_checkpoint
-from onecard.train.checkpoint_files import MODEL, OPTIMIZER, STATE, BadCheckpoint
+from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, STATE, BadCheckpoint
 from onecard.train.model import GPT
 from onecard.train.optim import make_optimizer
 from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, not_gpt2
@@ -115,6 +115,8 @@ def _best_checkpoint(path: Path) -> Path:
     marked = checkpoint.best(folder)
     what = f"{path} has no best checkpoint"
     why = "none was marked: a run marks one at every evaluation that is better than all before"
+    if (folder / BEST).exists():
+        why = f"{folder / BEST} says which, and it is damaged"
     if marked:
         best = folder / checkpoint_name(marked.step)
         problem = checkpoint.problem_of(best) if best.is_dir() else "it is not there any more"

@@ -215,7 +215,9 @@ def test_a_mark_of_the_best_that_lies_is_no_mark(made: Path, capsys: pytest.Capt
     (made / "checkpoints" / "best.json").write_text(text)
     assert checkpoint.best(made / "checkpoints") is None
     assert run(["export", "r", "--to", "nanogpt", "--best"]) == 2
-    assert "no-best-checkpoint" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no-best-checkpoint" in said
+    assert "best.json says which, and it is damaged" in said
 
 
 @pytest.mark.parametrize("content", [DEEP.encode(), b"\xff" * 9, b'{"schema": 1', b" " * 2**21])
