@@ -54,7 +54,7 @@ def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
 def check_run(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
     """Findings about the data of a run; ConfigError for what cannot work, such as unusable data."""
     from onecard.data.checks import check_dataset
-    from onecard.plan.evaluation import eval_tokens
+    from onecard.models.evaluation import eval_tokens
     from onecard.train.trackers import check_loggers
 
     check_loggers(config)

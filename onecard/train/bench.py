@@ -27,7 +27,7 @@ from onecard.data.tokens import Tokens
 from onecard.data.windows import EvalWindows
 from onecard.errors import OnecardError, is_out_of_memory
 from onecard.machine import read_gpu
-from onecard.plan.evaluation import eval_batch_size
+from onecard.models.evaluation import eval_batch_size
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.plan.schedule import learning_rate
 from onecard.runs.measured import Measured

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from onecard.plan.memory.onecard.chunks import chunk_slices
+from onecard.models.chunks import chunk_slices
 from onecard.train.block_kernels import embedded, embedded_backward, gelu, gelu_backward, norm, norm_backward
 from onecard.train.loss import IGNORED, has_kernel, write_losses
 from onecard.train.model import GPT, Block

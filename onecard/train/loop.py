@@ -20,9 +20,9 @@ from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import MachineError, OnecardError, first_line, is_out_of_memory
+from onecard.models.evaluation import eval_batch_size
+from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
-from onecard.plan.evaluation import eval_batch_size
-from onecard.plan.memory.device import device_of
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.runs.folder import RunFolder
 from onecard.runs.records import End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step

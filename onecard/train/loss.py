@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from onecard.plan.memory.onecard.chunks import chunk_slices, default_chunk_tokens, whole_tiles
+from onecard.models.chunks import chunk_slices, default_chunk_tokens, whole_tiles
 from onecard.units import MIB
 
 __all__ = ["default_chunk_tokens", "mean_loss", "token_losses", "write_losses"]

@@ -19,8 +19,8 @@ from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
 from onecard.errors import first_line, is_out_of_memory
-from onecard.plan.evaluation import eval_sequences
-from onecard.plan.memory.onecard.graph import fuses, records_graph
+from onecard.models.evaluation import eval_sequences
+from onecard.models.ways import fuses, records_graph
 from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
 from onecard.train.evaluate import TokenLosses

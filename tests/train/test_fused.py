@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import open_dataset  # noqa: E402
-from onecard.plan.memory.onecard.graph import fuses  # noqa: E402
+from onecard.models.ways import fuses  # noqa: E402
 from onecard.train.fused import FusedPasses, _FusedBlock  # noqa: E402
 from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402

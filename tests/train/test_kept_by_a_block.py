@@ -17,7 +17,7 @@ from torch._functorch import partitioners  # noqa: E402
 from torch._inductor import compile_fx  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
-from onecard.plan.memory.device import H200  # noqa: E402
+from onecard.paper.device import H200  # noqa: E402
 from onecard.plan.memory.nanogpt.compiled.shape import Shape  # noqa: E402
 from onecard.plan.memory.onecard.compiled.forward import forward, last_norm  # noqa: E402
 from onecard.train.model import Block, LastNorm  # noqa: E402

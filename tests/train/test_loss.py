@@ -16,7 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from onecard.plan.memory.onecard.chunks import chunk_slices  # noqa: E402
+from onecard.models.chunks import chunk_slices  # noqa: E402
 from onecard.train import loss  # noqa: E402
 from onecard.units import MIB  # noqa: E402
 

@@ -21,17 +21,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 
+from onecard.plan.memory.onecard.eager import EagerTrainer  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
-from onecard.plan.memory.device import Device  # noqa: E402
-from onecard.plan.memory.nanogpt.eager.run import EagerRun  # noqa: E402
-from onecard.plan.memory.onecard.eager import EagerTrainer  # noqa: E402
-from onecard.plan.memory.tags import WORKSPACE  # noqa: E402
-from onecard.plan.memory.tape import Tape  # noqa: E402
+from onecard.models.nanogpt import EagerRun  # noqa: E402
+from onecard.paper.device import Device  # noqa: E402
+from onecard.paper.tags import WORKSPACE  # noqa: E402
+from onecard.paper.tape import Tape  # noqa: E402
 from onecard.train import loss as chunked  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 

@@ -21,7 +21,7 @@ from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
 from onecard.doctor.diagnose import diagnose  # noqa: E402
 from onecard.errors import MachineError, OnecardError  # noqa: E402
-from onecard.plan.evaluation import eval_tokens  # noqa: E402
+from onecard.models.evaluation import eval_tokens  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step  # noqa: E402
 from onecard.train import checkpoint, loop, trainer  # noqa: E402
