@@ -36,13 +36,14 @@ class LossAndGradients(NamedTuple):
 
 def token_losses(ops: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_tokens: int) -> Tensor:
     """Cross-entropy losses_N in nats (float32), 0 where the target is -1; without gradients."""
-    narrow_VC = ops.cast(weight_VC, hidden_NC.dtype)
-    losses_N = ops.empty((len(targets_N),), dtype=ops.wide_type(hidden_NC), like=hidden_NC, part=LOGITS_AND_LOSS)
-    starts = chunk_starts(len(targets_N), chunk_tokens)
-    for start in ops.repeated(starts, enough=CHUNKS):
-        rows = slice(start, start + starts.step)
-        ops.write_losses(ops.logits(hidden_NC[rows], narrow_VC), targets_N[rows], losses_N[rows], gradient=False)
-    return losses_N
+    with ops.no_grad():
+        narrow_VC = ops.cast(weight_VC, hidden_NC.dtype)
+        losses_N = ops.empty((len(targets_N),), dtype=ops.wide_type(hidden_NC), like=hidden_NC, part=LOGITS_AND_LOSS)
+        starts = chunk_starts(len(targets_N), chunk_tokens)
+        for start in ops.repeated(starts, enough=CHUNKS):
+            rows = slice(start, start + starts.step)
+            ops.write_losses(ops.logits(hidden_NC[rows], narrow_VC), targets_N[rows], losses_N[rows], gradient=False)
+        return losses_N
 
 
 def mean_loss(ops: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_tokens: int) -> Tensor:
@@ -50,7 +51,8 @@ def mean_loss(ops: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor,
 
     Its backward pass may run only once: it scales the kept gradients in place. Where gradients are off, none are made.
     """
-    if not ops.needs_gradient(hidden_NC, weight_VC):
+
+    def without_gradients() -> Tensor:
         return token_losses(ops, hidden_NC, weight_VC, targets_N, chunk_tokens).sum() / ops.counted(targets_N)
 
     def made(hidden_NC: Tensor, weight_VC: Tensor, *, of_hidden: bool, of_weight: bool) -> LossAndGradients:
@@ -58,7 +60,7 @@ def mean_loss(ops: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor,
             ops, hidden_NC, weight_VC, targets_N, chunk_tokens, of_hidden=of_hidden, of_weight=of_weight
         )
 
-    return ops.with_own_gradients(made, hidden_NC, weight_VC)
+    return ops.with_own_gradients(made, without_gradients, hidden_NC, weight_VC)
 
 
 def mean_loss_and_gradients(

@@ -6,7 +6,8 @@ names: B sequences, T tokens of a sequence, N = B·T, C n_embd, E = 3C, F = 4C, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from onecard.config.schema import RunConfig
@@ -56,10 +57,24 @@ class GPT2:
 
     def __init__(self, ops: Any, config: RunConfig) -> None:
         self.ops = ops
-        self.heads, self.block_size, self.dropout = config.n_head, config.block_size, config.dropout
+        self.n_layer, self.heads = config.n_layer, config.n_head
+        self.block_size, self.dropout = config.block_size, config.dropout
         self.recompute = config.grad_checkpoint
         self.chunk_tokens = config.loss_chunk or default_chunk_tokens(config.vocab_size)  # whose logits exist at a time
         self.narrow_stream = False  # whether x passes between blocks in the type of products
+
+    def set_first_weights(self, layers: Iterable[Layers], parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Draw the weights in nanoGPT's order, so that the same seed gives the same model in both.
+
+        `layers` are the linear layers and embeddings, in order; `parameters` all parameters by name.
+        """
+        for layer in layers:
+            self.ops.draw_normal(layer.weight, std=0.02)
+            if getattr(layer, "bias", None) is not None:
+                self.ops.set_to_zero(layer.bias)
+        for name, parameter in parameters:
+            if name.endswith("c_proj.weight"):  # these add to the residual stream, 2 · n_layer of them
+                self.ops.draw_normal(parameter, std=0.02 / math.sqrt(2 * self.n_layer))
 
     # a block
 

@@ -128,7 +128,7 @@ class Train:
                 del scaled
             paper.moment("optimizer step")
             if config.grad_clip:
-                scaler.unscale(optimizer)
+                scaler.unscale_(optimizer)
                 clip_grad_norm(paper, self.parameters, config.grad_clip)
             scaler.step(optimizer)
             optimizer.zero_grad()

@@ -18,6 +18,7 @@ EVAL_BATCHES, EVAL_SPLITS = 3, 2  # after the third batch of a split, nothing ne
 MICRO_BATCHES = 3  # the first makes the gradients, the second adds to them, the third is like the second
 
 Tensor = Any  # of torch, or on paper
+MicroBatch = Callable[[Tensor, Tensor], None]
 Losses = Callable[[Tensor, Tensor], Tensor]  # of x_BT and y_BT, in nats
 
 
@@ -97,7 +98,7 @@ class Steps:
     def ready_to_step(self) -> Tensor:
         """The gradients' norm before clipping; from here on an update needs no memory, and nothing has changed yet."""
         self.ops.moment("optimizer step")
-        self.scaler.unscale(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
         norm = self.ops.clip_gradients(self.parameters, max_norm=self.config.grad_clip)
         self.optimizer.make_state()
         return norm
@@ -105,6 +106,7 @@ class Steps:
     def step(self, norm: Tensor) -> Any:
         """The optimizer's step; returns the update's mean loss and the norm."""
         self.scaler.step(self.optimizer)
+        self.scaler.update()
         if self.recorded is None:
             self.optimizer.zero_grad()
         return self.ops.figures(self._loss, norm)

@@ -37,7 +37,7 @@ class GradScaler:
 
     def __init__(self, paper: Paper, *, enabled: bool) -> None:
         self.paper, self.enabled = paper, enabled
-        self._found_inf: Tensor | None = None  # the flag that `unscale` leaves behind, until the step
+        self._found_inf: Tensor | None = None  # the flag that `unscale_` leaves behind, until the step
 
     def _scalar(self, dtype: int = FLOAT) -> Tensor:
         return self.paper.new((), dtype, OPTIMIZER_TEMPORARIES)
@@ -55,8 +55,8 @@ class GradScaler:
             node, paper.new(x.shape, FLOAT, LOGITS_AND_LOSS), lambda gs, _: [paper.gradient(gs[0].shape, FLOAT)]
         )
 
-    def unscale(self, _optimizer: AdamW) -> None:
-        """unscale_: all gradients by 1 / scale, which is computed in float64, and a flag for infinities."""
+    def unscale_(self, _optimizer: AdamW) -> None:
+        """All gradients by 1 / scale, which is computed in float64, and a flag for infinities."""
         if not self.enabled:
             return
         double = self._scalar(LONG)
@@ -84,6 +84,9 @@ class GradScaler:
         optimizer.step()
         del held
         self._found_inf = None
+
+    def update(self) -> None:
+        """A new scale, in place."""
 
 
 class AdamW:

@@ -115,12 +115,12 @@ class PaperOperations(Paper):
         del is_counted
         return count
 
-    def needs_gradient(self, *inputs: Tensor) -> bool:
-        """Whether a graph is recorded for any of them."""
-        return self.grad_enabled
-
-    def with_own_gradients(self, function: Callable[..., Any], first: Tensor, second: Tensor) -> Tensor:
+    def with_own_gradients(
+        self, function: Callable[..., Any], without: Callable[[], Tensor], first: Tensor, second: Tensor
+    ) -> Tensor:
         """torch.autograd.Function whose forward pass makes its own gradients, and whose backward pass scales them."""
+        if not self.grad_enabled:
+            return without()
         node = self.record([first, second])
         with self.no_grad():
             loss, d_first, d_second, count = function(first, second, of_hidden=True, of_weight=True)

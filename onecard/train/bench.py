@@ -129,9 +129,9 @@ def _onecard(
         raise OutOfMemory("a benchmark does not shrink the micro-batch")
 
     def evaluated(train: EvalWindows, val: EvalWindows, batch_size: int) -> Evaluation:
-        with trainer.evaluating() as token_losses:
+        with trainer.evaluating() as sequence_losses:
             return evaluate(
-                token_losses, train=train, val=val, batch_size=batch_size, device=device, on_oom=lambda *_: None
+                sequence_losses, train=train, val=val, batch_size=batch_size, device=device, on_oom=lambda *_: None
             )
 
     def evaluate_first() -> Evaluation:
