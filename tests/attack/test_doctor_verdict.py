@@ -26,7 +26,8 @@ from onecard.plan.make import make_plan
 from onecard.plan.place import Place
 from onecard.report.doctor import verdict
 from onecard.runs.foreign import read_logs
-from tests.attack.made_runs import ILLNESSES, STRENGTHS, alarms, healthy_runs, sick_runs
+from tests.attack.made_runs import ILLNESSES, NOISE, STRENGTHS, alarms, healthy, healthy_runs, sick_runs
+from tests.attack.real_noise import EVALUATION_NOISE, TRAINING_NOISE, training_noise
 
 FOUND = 0.95  # of strong illnesses
 FALSE_ALARMS = 0.005  # of healthy runs
@@ -289,6 +290,20 @@ def test_the_aims_are_met(patients: int) -> None:
     assert sum(count["found"] for count in strong) >= FOUND * made, missed
     assert sum(count["called healthy"] for count in strong) == 0, missed
     assert len(false) <= FALSE_ALARMS * patients, false
+
+
+def test_healthy_runs_vary_at_least_as_much_as_real_ones() -> None:
+    """The generator against the figures of real logs: its law fits them, and its ranges go beyond them."""
+    for tokens, noise, _, run in TRAINING_NOISE:
+        assert noise < NOISE[1] / 1.5 * training_noise(tokens), run
+        if "in bytes" not in run:  # bytes vary less than tokens of GPT-2
+            assert training_noise(tokens) == pytest.approx(noise, rel=0.35), run
+    made = [healthy(seed, "nanogpt") for seed in range(200)]
+    assert max(run.noise for run in made) > 2 * max(noise for _, noise, *_ in TRAINING_NOISE)
+    assert min(run.scatter for run in made) < 0.001
+    assert max(run.scatter for run in made) > 2 * max(noise for noise, *_ in EVALUATION_NOISE)
+    rises = [max(b - min(run.curve[: n + 1]) for n, b in enumerate(run.curve)) for run in made]
+    assert max(rises) > 0.1 > 2 * max(rise for _, rise, _ in EVALUATION_NOISE)
 
 
 def test_a_healthy_run_that_falls_ill_is_noticed() -> None:
