@@ -14,6 +14,7 @@ from onecard.runs.records import Step
 
 WINDOW, LEAST, NEXT = 20, 5, 10  # logged points before a spike, the fewest that will do, and those after it
 SIGMAS = 6
+LASTING_SIGMAS = 4  # where the median of the next ten is as high, too
 SMALLEST_SPIKE = 0.3  # nats
 SIGMA_PER_MAD = 1.4826  # of a normal distribution
 
@@ -45,11 +46,12 @@ def spikes(steps: Sequence[Step]) -> Iterator[Spike]:
         window = losses[max(0, position - WINDOW) : position]
         if position < until or losses[position] - min(window) <= SMALLEST_SPIKE:
             continue
-        limit = high(window, sigmas=SIGMAS, least=SMALLEST_SPIKE)
+        following = losses[position + 1 : position + 1 + NEXT]
+        stays = high(window, sigmas=LASTING_SIGMAS, least=SMALLEST_SPIKE)
+        recovered = None if len(following) < LEAST else median(following) <= stays
+        limit = stays if recovered is False else high(window, sigmas=SIGMAS, least=SMALLEST_SPIKE)
         if not above(losses[position], limit):
             continue
-        following = losses[position + 1 : position + 1 + NEXT]
-        recovered = None if len(following) < LEAST else median(following) <= limit
         yield Spike(
             step=finite[position],
             previous=finite[position - 1],
@@ -65,7 +67,7 @@ def loss_spike(case: Case) -> Iterator[Finding]:
 
     What it sees: a logged loss above the median of up to 20 points before it (at least 5) by more than six robust
     standard deviations (6 x 1.4826 x the median absolute deviation) and by more than 0.3 nats. If the median of the
-    next ten is back, it has recovered and is only a note.
+    next ten is not more than four above, it has recovered and is only a note; if it is, four are enough for the loss.
 
     Why it matters: a spike that stays costs the progress of many updates, and often comes before divergence.
 
