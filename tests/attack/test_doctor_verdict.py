@@ -198,6 +198,31 @@ def test_sums_that_exceed_the_card_are_no_conclusion(other: str, allocated: str,
     assert ("10.6" in finding.why) is False
 
 
+OLD_OOM = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 400.00 MiB (GPU 0; 15.75 GiB total capacity; 5.10 GiB already "
+    "allocated; {free}; {limit}5.20 GiB reserved in total by PyTorch)"
+)
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "cause"),
+    [
+        ("8.60 GiB free", "", "oom-despite-free"),
+        ("900.00 MiB free", "", "oom-despite-free"),
+        ("500.00 MiB free", "", "oom-other-process"),  # hardly enough: others hold the rest
+        ("8.60 GiB free", "5.30 GiB allowed; ", "oom-capacity"),  # a limit of its own
+    ],
+)
+def test_others_are_not_blamed_where_enough_is_free(free: str, limit: str, cause: str) -> None:
+    """Others hold 1.6 GiB there, and what was asked for fits beside them five times."""
+    (finding,) = (f for f in diagnosed([OLD_OOM.format(free=free, limit=limit)]).findings if f.rule.startswith("oom-"))
+    assert finding.rule == cause
+    assert ("other programs hold" in f"{finding.what} {finding.why}") is (cause == "oom-other-process")
+    if cause == "oom-despite-free":
+        assert finding.sure == "low", "the message does not say why"
+        assert free.removesuffix(" free").removesuffix(".00 MiB") in finding.what
+
+
 USUAL = "dataset='fineweb'\nmax_iters=5000\nlr_decay_iters=5000\nwarmup_iters=200\n"
 
 

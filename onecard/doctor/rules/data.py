@@ -43,6 +43,7 @@ MANY_EVALS = 7  # enough to average three on either side
 SPLITS_DIFFER = 0.07  # nats of val - train, to either side: the most in healthy real runs on web text
 ABOVE_BY_CHANCE = 2 * math.sqrt(2)  # standard deviations of an evaluation: two of a difference
 FAR_BELOW = 0.3  # nats of val below train; 0.07 is the most in healthy real runs
+LEAST_ROWS = 3  # evaluations
 FAR_BELOW_TRAINED = 0.6  # the same where train is the mean of training losses, with dropout and lagging behind
 # A run of ours compares its splits when it starts, and records what it finds.
 SPLITS = Need(
@@ -134,11 +135,11 @@ def _gap(found: Sequence[tuple[Eval, float, float]], position: int) -> float:
 def val_below_train(case: Case) -> Iterator[Finding]:
     """A validation loss below the training loss.
 
-    What it sees: over the last half of the evaluations, val - train is below zero by more than twice its standard
-    error, where both splits are evaluated the same way (nanoGPT and onecard: model.eval(), no dropout): a note. From
-    0.3 nats and four standard errors on it is a warning. nanoGPT reads new batches in each evaluation, so many
-    evaluations are surer than one. onecard reads the same windows each time, so they are not. Other programs only log
-    training losses: there it takes 0.6 nats.
+    What it sees: over the last half of the evaluations (at least three), val - train is below zero by more than twice
+    its standard error, where both splits are evaluated the same way (nanoGPT and onecard: model.eval(), no dropout): a
+    note. From 0.3 nats and four standard errors on it is a warning. nanoGPT reads new batches in each evaluation, so
+    many evaluations are surer than one. onecard reads the same windows each time, so they are not. Other programs only
+    log training losses: there it takes 0.6 nats.
 
     Why it matters: dropout is not the reason: it is off in both. The two splits differ: the validation text is easier,
     or so small that chance decides how hard it is.
@@ -150,13 +151,13 @@ def val_below_train(case: Case) -> Iterator[Finding]:
     """
     evaluated_alike = case.run.format in BOTH_IN_EVAL_MODE
     rows = [row for row in pairs(case) if row[0].step > 0 and (row[0].train_loss is not None or not evaluated_alike)]
-    rows = rows[len(rows) // 2 :]
+    rows = rows[-max(LEAST_ROWS, len(rows) - len(rows) // 2) :]
     if not rows:
         return
     gaps = [val - train for _, train, val in rows]
     error = _gap_error(case, [row[0] for row in rows])
     far = -mean(gaps) > max(FAR_BELOW if evaluated_alike else FAR_BELOW_TRAINED, 4 * error)
-    if mean(gaps) > -2 * error or not (evaluated_alike or (far and len(rows) >= 3)):
+    if mean(gaps) > -2 * error or not (evaluated_alike or (far and len(rows) >= LEAST_ROWS)):
         return
     config = known(case, "dropout")
     size = case.data.val_tokens

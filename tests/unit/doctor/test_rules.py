@@ -93,6 +93,7 @@ TABLE = {
     "compile-failed": "error",
     "oom-capacity": "error",
     "oom-fragmentation": "error",
+    "oom-despite-free": "error",
     "oom-other-process": "error",
     "oom-system-spill": "error",
     "oom-tensor": "info",
@@ -695,9 +696,10 @@ class TestMemory:
             ({"tried": 6, "capacity": 12, "free": 2.5, "allocated": 7, "process": 7.4}, "oom-capacity"),  # still short
             ({"tried": 1, "capacity": 12, "free": 0.1, "allocated": 11, "process": 11.7}, "oom-capacity"),
             (
-                {"tried": 1, "capacity": 12, "free": 1.5, "allocated": 6, "reserved_unallocated": 3.9},
+                {"tried": 1, "capacity": 12, "free": 0.5, "allocated": 7, "reserved_unallocated": 3.9, "process": 11.3},
                 "oom-fragmentation",
             ),
+            ({"tried": 1, "capacity": 12, "free": 1.5, "allocated": 8, "process": 8.5}, "oom-despite-free"),
             ({"tried": 6, "capacity": 16, "allocated": 10.2}, "oom-capacity"),  # cut short: no free, no reserved
             ({}, "oom-capacity"),
         ],

@@ -302,6 +302,8 @@ ROWS = [
     ("oom-other-process", card_of_ten(process=8.5), SILENT),  # others hold 1 GiB
     ("oom-other-process", card_of_ten(process=8.4), ERROR),
     ("oom-other-process", card_of_ten(process=8.4, tried=1.7), SILENT),  # it would not fit without them
+    ("oom-despite-free", card_of_ten(tried=0.21), SILENT),  # 0.5 GiB is free; 0.3 are 3 %
+    ("oom-despite-free", card_of_ten(tried=0.19), ("error", "low")),
     ("oom-capacity", card_of_ten(allocated=8.69), SILENT),  # 0.3 GiB of what is left are 3 %
     ("oom-capacity", card_of_ten(allocated=8.71), ERROR),
     ("oom-fragmentation", card_of_ten(allocated=8.69), ERROR),
