@@ -287,29 +287,32 @@ def test_validation_data_that_is_training_data_is_found_everywhere(
         )
 
 
-def rates(patients: int) -> tuple[dict[tuple[str, str], Counter[str]], list[str], list[str]]:
-    """How many illnesses of each kind are found or called healthy; strong ones that were missed; false alarms."""
+def rates(patients: int) -> tuple[dict[tuple[str, str], Counter[str]], list[str], list[str], Counter[str]]:
+    """How many illnesses of each kind are found or called healthy; strong ones that were missed; false alarms; how sure
+    the alarms were that were right ("high") and those that were false ("high, false")."""
+    sure: Counter[str] = Counter()
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     missed = []
     for patient in sick_runs(patients, first=FRESH_SICK):
         found = alarms(patient.case)
+        sure.update(finding.sure for finding in found if finding.rule == patient.rule)
         kind = counts[patient.illness, patient.strength or ""]
         kind["made"] += 1
         kind["found"] += any(finding.rule == patient.rule for finding in found)
         kind["called healthy"] += not found
         if patient.strength == "strong" and not any(finding.rule == patient.rule for finding in found):
             missed.append(f"{patient}: {[finding.rule for finding in found]}")
-    false = [
-        f"{patient}: {[finding.rule for finding in found]}"
-        for patient in healthy_runs(patients, first=FRESH_HEALTHY)
-        if (found := alarms(patient.case))
-    ]
-    return counts, missed, false
+    false = []
+    for patient in healthy_runs(patients, first=FRESH_HEALTHY):
+        if found := alarms(patient.case):
+            sure.update(f"{finding.sure}, false" for finding in found)
+            false.append(f"{patient}: {[f'{finding.rule}, sure: {finding.sure}' for finding in found]}")
+    return counts, missed, false, sure
 
 
 @pytest.mark.parametrize("patients", [100, pytest.param(1500, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_the_aims_are_met(patients: int) -> None:
-    counts, missed, false = rates(patients)
+    counts, missed, false, _ = rates(patients)
     strong = [count for (_, strength), count in counts.items() if strength == "strong"]
     made = sum(count["made"] for count in strong)
     assert sum(count["found"] for count in strong) >= FOUND * made, missed
@@ -341,7 +344,7 @@ def test_a_healthy_run_that_falls_ill_is_noticed() -> None:
 
 def table(patients: int) -> Iterator[str]:
     """The measured rates, as Markdown."""
-    counts, missed, false = rates(patients)
+    counts, missed, false, sure = rates(patients)
     yield (
         "| illness | rule | "
         + " | ".join(f"{strength}: found" for strength in STRENGTHS)
@@ -356,6 +359,8 @@ def table(patients: int) -> Iterator[str]:
     yield ""
     yield f"Strong illnesses: {found} of {made} found ({found / made:.1%}), {called} called healthy."
     yield f"Healthy runs: {len(false)} of {patients} with an alarm ({len(false) / patients:.2%})."
+    for how in ("high", "medium", "low"):
+        yield f"Alarms that are sure: {how}: {sure[how]} in sick runs, {sure[f'{how}, false']} in healthy ones."
     yield from (f"- missed: {each}" for each in missed)
     yield from (f"- false alarm: {each}" for each in false)
 

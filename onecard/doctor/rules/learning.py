@@ -73,14 +73,22 @@ def not_learning(case: Case) -> Iterator[Finding]:
         severity="error" if guessing else "warn",
         sure="high" if vocabulary_is_known and guessing else "medium",
         what=f"the loss is {level:.4g} over the second half of the run"
-        + (f": no better than guessing (ln V = {guess:.2f})" if guessing else ", and it does not fall"),
-        why="a model that learns is below ln V after a few updates"
+        + (f": {_no_better(level, guess, says)}" if guessing else ", and it does not fall"),
+        why="a model that learns is below ln V, the loss of random weights, after a few updates"
         if guessing
         else f"about {_frequencies(guess)} is what token frequencies alone give: the model does not use the context"
         + ("; the vocabulary is not known: a size like GPT-2's is assumed" if says == "assumed" else ""),
         fix=_LOOK,
         seen=tuple(dict.fromkeys(shown(record) for record in (points[0][0], later[0][0], later[-1][0]))),
     )
+
+
+def _no_better(level: float, guess: float, says: str) -> str:
+    if says == "known":
+        return f"no better than guessing (ln V = {guess:.2f})"
+    if says == "first loss" and abs(level - guess) < AS_GUESSING:
+        return f"no better than at the start ({guess:.2f})"
+    return f"no better than guessing with GPT-2's tokens (ln V = {GPT2_GUESSING:.2f})"
 
 
 def _frequencies(guess: float) -> str:

@@ -394,6 +394,11 @@ class TestStability:
     def test_a_sinking_scale_is_found_early(self) -> None:
         assert the("scaler-skips", case(messages=[said("scaler-skip", step=10, scale=16.0)])).severity == "warn"
 
+    def test_a_run_without_a_card_is_not_sent_to_nvidia_smi(self) -> None:
+        slow = SICK["slowing-down"]()
+        assert "nvidia-smi" in the("slowing-down", slow).fix
+        assert "nvidia-smi" not in the("slowing-down", replace(slow, cardless="cpu")).fix
+
     def test_overfitting_is_not_divergence(self) -> None:
         assert found("diverging", SICK["overfitting"]()) == []
         assert found("overfitting", SICK["diverging"]()) == []
