@@ -116,13 +116,21 @@ def overfitting(case: Case) -> Iterator[Finding]:
 
 
 def _error_of_gap(case: Case, found: Sequence[tuple[Eval, float, float]], *, evaluations: int) -> float:
-    """Standard error of val - train in the mean of so many evaluations. Where train is the median of logged losses, it
-    also has their waves, from text that comes in an order."""
+    """Standard error of val - train in the mean of so many evaluations: by the noise of each loss, and at least as the
+    differences scatter. Where train is the median of logged losses, it also has their waves, from text that comes in an
+    order."""
     if any(evaluation.train_loss is not None for evaluation, _, _ in found):
-        return noise(case) * math.sqrt(2 / evaluations)
+        gaps = [val - train for e, train, val in found if e.step > 0]
+        return max(math.sqrt(2) * noise(case), _scatter(gaps)) / math.sqrt(evaluations)
     losses = [loss for _, loss in training_losses(case)]
     of_median = ERROR_OF_MEDIAN * noise_of(losses) / math.sqrt(max(1.0, min(200, len(losses) / len(found))))
     return math.hypot(math.hypot(noise(case), of_median) / math.sqrt(evaluations), WAVES)
+
+
+def _scatter(values: Sequence[float]) -> float:
+    """Standard deviation of values around a line through their neighbours, also of few; 0 of fewer than three."""
+    bends = [a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    return math.hypot(*bends) / math.sqrt(6 * len(bends)) if bends else 0.0
 
 
 def _gap(found: Sequence[tuple[Eval, float, float]], position: int) -> float:

@@ -98,6 +98,13 @@ def noisy(rows: Sequence[tuple[float, float]]) -> Case:
     return case(records=evals(rows))
 
 
+def growing(nats: float, *, evaluations: int = 3) -> Case:
+    """The validation loss is past its minimum, and val - train grows by so much, evenly."""
+    shares = [(n + 1) / evaluations for n in range(evaluations)]
+    later = [(1.8 + (0.1 - nats) * share, 2.0 + 0.1 * share) for share in shares]
+    return noisy([(2.0, 2.1), (1.8, 2.0), *later])
+
+
 def off_the_law(nats: float) -> Case:
     return case(records=[evaluation(9000, law(PARAMS, 9000 * TOKENS) + 0.21 + nats)])
 
@@ -221,10 +228,12 @@ ROWS = [
     ("overfitting", noisy([(2.0, 1.9), (1.3, 2.0)]), WARN),  # 8.2
     ("overfitting", noisy([(2.0, 2.0), (1.5, 2.067)]), SILENT),  # few, and above an earlier one by 2 x 0.024 x sqrt 2
     ("overfitting", noisy([(2.0, 2.0), (1.5, 2.069)]), WARN_MEDIUM),
-    ("overfitting", noisy([(2.0, 2.1), (1.8, 2.0), *[(1.75, 2.2)] * 2]), SILENT),  # past its minimum for two
-    ("overfitting", noisy([(2.0, 2.1), (1.8, 2.0), *[(1.77, 2.2)] * 3]), SILENT),  # the gap has grown by 0.23
-    ("overfitting", noisy([(2.0, 2.1), (1.8, 2.0), *[(1.75, 2.2)] * 3]), WARN_MEDIUM),  # 0.25, 5.2 x 2 x 0.024
-    ("overfitting", noisy([(2.0, 2.1), (1.8, 2.0), *[(1.61, 2.2)] * 3]), WARN),  # 0.39
+    ("overfitting", growing(0.25, evaluations=2), SILENT),  # past its minimum for two
+    ("overfitting", growing(0.23), SILENT),  # 5 x 2 x 0.024 is 0.24
+    ("overfitting", growing(0.25), WARN_MEDIUM),
+    ("overfitting", growing(0.37), WARN_MEDIUM),
+    ("overfitting", growing(0.39), WARN),  # 8 x 2 x 0.024
+    ("overfitting", noisy([(2.0, 2.1), (1.8, 2.0), *[(1.61, 2.2)] * 3]), SILENT),  # 0.39 at once: a jump is noise
     ("val-below-train", noisy([(4.0, 4.0), (3.5, 3.44)]), SILENT),  # 2 x 0.024 x sqrt 2 is 0.068
     ("val-below-train", noisy([(4.0, 4.0), (3.5, 3.43)]), INFO),
     ("needless-dropout", case(changed(dropout=0.1), train_tokens=10_000 * TOKENS), SILENT),  # one epoch
