@@ -182,11 +182,39 @@ def oom_fragmentation(case: Case) -> Iterator[Finding]:
         )
 
 
+def oom_despite_free(case: Case) -> Iterator[Finding]:
+    """Memory that ran out although enough of it is free.
+
+    What it sees: an out-of-memory message in which more is free than was asked for, by more than 3 % of the card.
+
+    Why it matters: the message does not say why. The card was full for a moment only: two processes of one run on the
+    same card, or another program that has ended since. Or the process may not use the whole card: a limit of a
+    container, or of a card that is split.
+
+    What to do: start one process per card (LOCAL_RANK, CUDA_VISIBLE_DEVICES), and look at nvidia-smi while it starts.
+
+    When it is wrong: it names no cause, so it is never sure. A run of onecard's that went on with smaller batches only
+    gets a warning.
+    """
+    for failed in _failures(case, "oom-despite-free"):
+        yield Finding(
+            rule="oom-despite-free",
+            severity=_severity(failed),
+            sure="low",
+            what=f"out of memory: {_asked(failed)} was asked for, although {_size(failed.free)} of "
+            f"{_size(failed.capacity)} is free" + _outcome(failed),
+            why="the message does not say why: the card was full for a moment only (two processes on it, or one that "
+            "has ended since), or this process may not use all of it" + _lowered(failed),
+            fix="one process per card (LOCAL_RANK, CUDA_VISIBLE_DEVICES); look at nvidia-smi while it starts",
+            seen=lines(failed.message),
+        )
+
+
 def oom_other_process(case: Case) -> Iterator[Finding]:
     """Memory that another program holds.
 
     What it sees: an out-of-memory message in which more than 1 GiB is neither free nor this process's, and what was
-    asked for would fit without that.
+    asked for would fit without that, and not beside it.
 
     Why it matters: the run fits the card, but not beside what else is on it: a desktop, a notebook that still holds
     its tensors, another run. Or it is the wrong card of several.
