@@ -47,8 +47,8 @@ class Steps:
         self.graph_failure: str | None = None  # why a micro-batch could not be recorded, until it has been reported
         self._mean_loss, self._token_losses = loss, token_losses
         self._loss = ops.zero()  # of the update so far
-        self._micro_batch = ops.remembered(self.micro_batch, state=lambda: parameters[0].grad is None)
-        self.sequence_losses = ops.remembered(self._sequence_losses, state=lambda: None)
+        self._micro_batch = ops.remembered(self.micro_batch, parameters)
+        self.sequence_losses = ops.remembered(self._sequence_losses)
 
     @property
     def accumulation(self) -> int:

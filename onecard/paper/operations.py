@@ -49,9 +49,9 @@ class PaperOperations(Paper):
         """Items that are treated alike: of many, the first and the last, `enough` in all; those between repeat them."""
         return iter(items if len(items) <= enough else [*items[: enough - 1], items[-1]])
 
-    def remembered(self, function: Callable[..., Any], state: Callable[[], object]) -> Remembered:
-        """The function; its events are copied when it runs again in the same state on inputs of the same shape."""
-        return Remembered(self, function, state)
+    def remembered(self, function: Callable[..., Any], parameters: Sequence[Parameter] = ()) -> Remembered:
+        """The function; its events are copied when it runs again on inputs of the same shapes."""
+        return Remembered(self, function, parameters)
 
     # tensors
 

@@ -54,8 +54,8 @@ class TensorOperations:
         """All of them; for paper `enough` are."""
         return items
 
-    def remembered(self, function: Callable[..., Any], state: Callable[[], object]) -> Callable[..., Any]:
-        """The function; paper runs it once for each state."""
+    def remembered(self, function: Callable[..., Any], parameters: Sequence[Tensor] = ()) -> Callable[..., Any]:
+        """The function; paper copies its events when it runs again."""
         return function
 
     # tensors
