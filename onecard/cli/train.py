@@ -142,7 +142,7 @@ def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object], *,
 
 def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bool, files: Files) -> int:
     """Train a new run."""
-    from onecard.plan.command import train_command
+    from onecard.config.command import train_command
     from onecard.report.talk import print_findings, print_warnings
 
     path = _folder_of(resolved)

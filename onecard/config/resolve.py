@@ -52,6 +52,11 @@ class Resolved:
         """The values that somebody set, in the file or with a flag."""
         return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin not in _UNASKED}
 
+    @property
+    def typed(self) -> dict[str, object]:
+        """The values set on the command line, which no file holds."""
+        return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin.startswith("--")}
+
 
 def resolve(
     text: str | None,

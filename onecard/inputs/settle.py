@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables torch reads when it starts: allocator settings, where compiled code is kept; the user's own stay."""
+    from onecard.config.command import ALLOCATOR_SETTINGS
     from onecard.data.home import can_write_user_home, writable_home
-    from onecard.plan.command import ALLOCATOR_SETTINGS
 
     home = writable_home(environment)
     settings = {

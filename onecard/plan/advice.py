@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onecard import units
+from onecard.config.command import EXPANDABLE
 from onecard.config.schema import RunConfig
 from onecard.plan.asked import Asked
 from onecard.plan.candidate import Candidate
 from onecard.plan.cards import Card
-from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.evaluation import eval_batch_size, eval_sequences
 from onecard.plan.fit import fit_nanogpt, fit_onecard, from_smaller_weights
 from onecard.plan.loss import forecast_loss
@@ -47,11 +47,6 @@ class Fix:
     def change(self) -> tuple[object, ...]:
         """What is changed: two fixes with the same are one."""
         return self.trainer, tuple(sorted(self.patch.items())), self.environment, self.code
-
-    def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
-        """What to type; `typed` are keys from the command line, which no file holds."""
-        patch = {**(typed or {}), **self.patch}
-        return train_command(source, patch, environment=self.environment, trainer=self.trainer)
 
 
 def ranked_fixes(

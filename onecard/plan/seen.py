@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from onecard.plan.cards import Card, known_cards, matching_cards
+from onecard.plan.memory.predict import Memory
 from onecard.plan.place import Place
 from onecard.units import MIB
 
@@ -27,6 +28,12 @@ class Seen:
         if self.used_bytes is None or self.process_bytes is None:
             return None
         return max(0, self.used_bytes - self.process_bytes)
+
+    def unexplained_bytes(self, memory: Memory) -> int | None:
+        """What the driver showed beyond the prediction; None where one of them is without the context, or unknown."""
+        if self.process_bytes is None or not memory.knows_context:
+            return None
+        return self.process_bytes - memory.process_bytes
 
     @property
     def place(self) -> Place | None:

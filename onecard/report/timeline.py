@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 
 from onecard.plan.memory.predict import Memory
 from onecard.plan.memory.tape import Tape, changes
+from onecard.plan.plan import Plan
 from onecard.report.markup import Markup, element, picture, words_at
+from onecard.report.summary import TRAINER_NAMES
 from onecard.units import MIB, mib
 
 WIDTH, HEIGHT = 1100, 560
@@ -19,6 +21,12 @@ COLOURS = (
 )
 
 Column = tuple[int, dict[str, int]]  # event, bytes by tag
+
+
+def timeline_of(plan: Plan) -> str:
+    """The chart of a plan as SVG text: its run under nanoGPT, unless only onecard was asked for."""
+    trainer = TRAINER_NAMES["nanogpt" if plan.nanogpt else "onecard"]
+    return timeline_svg(plan.first.memory, title=f"{plan.resolved.source or 'packaged default'} under {trainer}")
 
 
 def timeline_svg(memory: Memory, *, title: str) -> str:

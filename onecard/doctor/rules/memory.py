@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from shlex import quote
 
 from onecard import units
+from onecard.config.command import EXPANDABLE
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, said
 from onecard.doctor.needs import PARAMETERS, Need, needs
 from onecard.doctor.oom import Cause, OutOfMemory, cause, out_of_memory, tensor_of
 from onecard.doctor.repair import memory_of, repaired
 from onecard.findings import Finding, Severity
-from onecard.plan.command import EXPANDABLE
 from onecard.plan.repair import PLANNED
 
 STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
