@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
     from onecard.data.dataset import Dataset
     from onecard.findings import Finding
+
+_DEVICE = re.compile(r"auto|(cuda|cpu|mps)(:\d+)?")
 
 
 def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict[str, str]:
@@ -51,12 +54,10 @@ def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
         ) from problem
 
 
-def check_run(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
-    """Findings about the data of a run; ConfigError for what cannot work: settings not built yet, unusable data."""
+def check_keys(config: RunConfig) -> None:
+    """Refuse what cannot work whatever the data and the card are, before torch is imported or data is opened."""
+    from onecard.config.loggers import check_loggers
     from onecard.config.schema import NOT_BUILT_YET, not_built
-    from onecard.data.checks import check_dataset
-    from onecard.plan.evaluation import eval_tokens
-    from onecard.train.trackers import check_loggers
 
     for key, value in not_built(config).items():
         built = NOT_BUILT_YET[key]
@@ -66,7 +67,18 @@ def check_run(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
             fix=f"--{key}={built}" if built is not None else f"leave {key} out",
             name="not-built-yet",
         )
+    if not _DEVICE.fullmatch(config.device):
+        raise ConfigError(
+            f"device={config.device} is not a device", why="torch knows cuda, cuda:0, cpu and mps", fix="--device=auto"
+        )
     check_loggers(config)
+
+
+def check_data(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
+    """Findings about the data of a run; ConfigError for data that it cannot use."""
+    from onecard.data.checks import check_dataset
+    from onecard.plan.evaluation import eval_tokens
+
     return check_dataset(
         dataset,
         block_size=config.block_size,
