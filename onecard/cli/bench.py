@@ -19,8 +19,8 @@ from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
 from onecard.cli.signals import INTERRUPTED
 from onecard.errors import ConfigError, OnecardError, UsageError
+from onecard.inputs.before_run import check_data, check_keys, torch_environment
 from onecard.inputs.config import config_named, open_data, with_vocabulary
-from onecard.inputs.settle import check_data, check_keys, torch_environment
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig

@@ -106,7 +106,7 @@ def sample(flags: list[Flag], /, **options: object) -> int:
 def _sample(options: Options, flags: list[Flag]) -> int:
     asked = _asked(options, flags)
     needs_torch("sampling runs the model")
-    from onecard.inputs.settle import config_of
+    from onecard.inputs.before_run import config_of
     from onecard.runs.folder import checkpoint_step, load_run
 
     _must_not_be_nanogpts(asked.run)

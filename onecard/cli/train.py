@@ -22,6 +22,7 @@ from onecard.cli.library import KeyCommand, console, needs_torch
 from onecard.cli.signals import INTERRUPTED
 from onecard.config.paths import expanded, refuse_empty
 from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
+from onecard.inputs.before_run import check_data, check_keys, config_of, torch_environment
 from onecard.inputs.config import config_named, open_data, with_vocabulary
 from onecard.inputs.preflight import checked, larger_default, on_cpu, place_of_run, predicted
 from onecard.inputs.pretrained import check_vocabulary, pretrained, put
@@ -37,7 +38,6 @@ from onecard.inputs.resume import (
     step_reached,
     where_it_stands,
 )
-from onecard.inputs.settle import check_data, check_keys, config_of, torch_environment
 from onecard.inputs.tokenizer import keep_tokenizer_in
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.errors import ConfigError
+from onecard.inputs.before_run import check_data, config_of
 from onecard.inputs.config import open_data
-from onecard.inputs.settle import check_data, config_of
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
