@@ -60,7 +60,7 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
     """
     from onecard.cli.files import check_svg
     from onecard.data.home import home_note
-    from onecard.report.talk import print_error, print_findings, print_warnings
+    from onecard.report.messages import print_error, print_findings, print_warnings
 
     if options["plot"]:
         check_svg(options["plot"], option="--plot")

@@ -263,7 +263,7 @@ def _prompt(tokenizer: Tokenizer) -> str:
 
 
 def _show(done: Exported, step: int, address: str | None, *, as_json: bool) -> None:
-    from onecard.report.talk import print_warnings
+    from onecard.report.messages import print_warnings
 
     if as_json:
         said = {

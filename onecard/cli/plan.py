@@ -186,8 +186,8 @@ def _write_files(options: Options, made: Plan) -> None:
 
 
 def _show(options: Options, made: Plan, seen: Seen | None) -> None:
+    from onecard.report.messages import print_warnings
     from onecard.report.plan import print_plan
-    from onecard.report.talk import print_warnings
 
     print_warnings(made.resolved.warnings, console(stderr=True))
     print_plan(made, console(), explain=options.explain, details=options.details, seen=seen)

@@ -114,8 +114,8 @@ def _sample(options: Options, flags: list[Flag]) -> int:
     config = config_of(found.path, found.config)
     from onecard.data.tokenizers import new_text
     from onecard.inputs.tokenizer import tokenizer_of  # torch only now: a run that is not there is reported at once
+    from onecard.report.messages import print_warnings
     from onecard.report.strict import strict
-    from onecard.report.talk import print_warnings
     from onecard.train import checkpoint
     from onecard.train.device import choose_device, device_here
     from onecard.train.interchange import checkpoint_of

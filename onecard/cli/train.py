@@ -87,7 +87,7 @@ def train(
     needs_torch("planning works without torch, training does not")
     from onecard.config.resolve import flag_values
     from onecard.data.home import home_note
-    from onecard.report.talk import print_warnings
+    from onecard.report.messages import print_warnings
 
     if resume and (config or fit or go_on):
         in_vain = config or ("--fit" if fit else "--continue")
@@ -143,7 +143,7 @@ def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object], *,
 def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bool, files: Files) -> int:
     """Train a new run."""
     from onecard.config.command import train_command
-    from onecard.report.talk import print_findings, print_warnings
+    from onecard.report.messages import print_findings, print_warnings
     from onecard.runs.folder import create_run
 
     path = _folder_of(resolved)
@@ -226,7 +226,7 @@ def _options(files: Files) -> list[str]:
 
 def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], files: Files) -> int:
     """Continue the run in a folder, with the settings asked for."""
-    from onecard.report.talk import print_findings, print_warnings
+    from onecard.report.messages import print_findings, print_warnings
 
     with _folder_to_resume(path) as folder:
         run = folder.read()
@@ -283,7 +283,7 @@ def _train(
     timed_from: int = 0,
 ) -> int:
     from onecard.report.console import outlive_disk
-    from onecard.report.talk import print_warnings
+    from onecard.report.messages import print_warnings
     from onecard.report.training import TrainingDisplay
     from onecard.runs.folder import RECORDS
     from onecard.runs.records import Record

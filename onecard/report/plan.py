@@ -18,6 +18,7 @@ from onecard.plan.plan import Plan, TrainerPlan
 from onecard.plan.seen import Seen
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
 from onecard.report.memory import print_memory, print_parts, print_seen, print_sensitivity
+from onecard.report.messages import print_findings
 from onecard.report.summary import (
     TRAINER_NAMES,
     Line,
@@ -29,7 +30,6 @@ from onecard.report.summary import (
     vocabulary_condition,
 )
 from onecard.report.tables import print_table
-from onecard.report.talk import print_findings
 
 MORE = "more: --details (every fix with its command, sources), --explain (every key), --json"
 
