@@ -18,8 +18,8 @@ from onecard.errors import UsageError
 from onecard.inputs.questions import check_questions
 
 if TYPE_CHECKING:
+    from onecard.plan.nvidia_smi import DriverFigures
     from onecard.plan.plan import Plan
-    from onecard.plan.seen import Seen
 
 
 def complete_card(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -152,7 +152,7 @@ def _place_typed(options: Options) -> list[str]:
     return [f"{option} {quote(word)}" for option, word in words.items() if word]
 
 
-def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
+def _make(options: Options, flags: list[Flag], seen: DriverFigures | None) -> Plan:
     from onecard.inputs.make_plan import plan_named
 
     shown = seen.place if seen and options.gpu is None and options.vram is None else None
@@ -185,7 +185,7 @@ def _write_files(options: Options, made: Plan) -> None:
         write_text(Path(options.write), text, option="--write", overwrite=False)
 
 
-def _show(options: Options, made: Plan, seen: Seen | None) -> None:
+def _show(options: Options, made: Plan, seen: DriverFigures | None) -> None:
     from onecard.report.messages import print_warnings
     from onecard.report.plan import print_plan
 
@@ -220,14 +220,14 @@ def _enough(options: Options, made: Plan) -> str:
     return f"{' '.join(_budget(larger))} is enough for one"
 
 
-def _seen(options: Options) -> Seen | None:
+def _seen(options: Options) -> DriverFigures | None:
     """What the driver showed, as typed or as nvidia-smi printed it."""
     from onecard.inputs.text import read_text
-    from onecard.plan.seen import Seen, read_nvidia_smi
+    from onecard.plan.nvidia_smi import DriverFigures, read_nvidia_smi
 
     nvidia_smi = options.nvidia_smi
     if nvidia_smi is None:
-        return None if options.seen is None else Seen(process_bytes=options.seen)
+        return None if options.seen is None else DriverFigures(process_bytes=options.seen)
     piped = "nvidia-smi | onecard plan CONFIG --nvidia-smi -"
     source = sys.stdin.buffer if nvidia_smi == "-" else Path(nvidia_smi)
     text = read_text(source, kind="nvidia-smi output", otherwise=piped)

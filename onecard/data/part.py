@@ -22,11 +22,11 @@ from onecard.data.blocks import Block, read_blocks
 from onecard.data.document import Bad
 from onecard.data.documents import place_words
 from onecard.data.downloads import Fetcher
+from onecard.data.duplicates import DocumentHashes
 from onecard.data.encode import Encoded, Encoding, encode_blocks
 from onecard.data.manifest import Progress, write_meta, write_progress
 from onecard.data.nanogpt_meta import characters_meta
 from onecard.data.prepared import Prepared
-from onecard.data.seen import Seen
 from onecard.data.shards import Layout, ShardWriter
 from onecard.data.sources import Source
 from onecard.data.split import SPLITS, val_threshold
@@ -59,7 +59,7 @@ class Part:
             self._writers = {split: self._writer(split) for split in SPLITS}
             for writer in self._writers.values():
                 opened.callback(writer.close)
-            self._seen = Seen(folder / _SEEN, count=begun.seen) if begun.settings["dedup"] else None
+            self._seen = DocumentHashes(folder / _SEEN, count=begun.seen) if begun.settings["dedup"] else None
             if self._seen:
                 opened.callback(self._seen.close)
             self._files = opened.pop_all()

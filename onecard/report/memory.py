@@ -10,8 +10,8 @@ from rich.text import Text
 
 from onecard import units
 from onecard.plan.memory.predict import PROCESS, Memory
+from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.plan import Plan, TrainerPlan
-from onecard.plan.seen import Seen
 from onecard.plan.sensitivity import Change
 from onecard.plan.speed import TrainerName
 from onecard.report.summary import TRAINER_NAMES, verdict
@@ -103,7 +103,7 @@ def print_sensitivity(changes: Sequence[Change], console: Console) -> None:
     )
 
 
-def print_seen(seen: Seen, memory: Memory, console: Console) -> None:
+def print_seen(seen: DriverFigures, memory: Memory, console: Console) -> None:
     """What the driver showed beside what was predicted."""
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")

@@ -14,8 +14,8 @@ from onecard import units
 from onecard.config.known_data import EMBEDDED
 from onecard.config.schema import KEYS
 from onecard.plan.loss import why_no_forecast
+from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.plan import Plan, TrainerPlan
-from onecard.plan.seen import Seen
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
 from onecard.report.memory import print_memory, print_parts, print_seen, print_sensitivity
 from onecard.report.messages import print_findings
@@ -35,7 +35,7 @@ MORE = "more: --details (every fix with its command, sources), --explain (every 
 
 
 def print_plan(
-    plan: Plan, console: Console, *, explain: bool = False, details: bool = False, seen: Seen | None = None
+    plan: Plan, console: Console, *, explain: bool = False, details: bool = False, seen: DriverFigures | None = None
 ) -> None:
     """The plan as a person reads it; with --hours or --tokens, what it proposes instead of what was given."""
     if plan.proposals is not None:

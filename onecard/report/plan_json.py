@@ -10,11 +10,11 @@ from onecard.plan.candidate import Candidate
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Fit
 from onecard.plan.loss import LossForecast, why_no_forecast
+from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.place import Place
 from onecard.plan.plan import Plan, TrainerPlan
 from onecard.plan.proposal import Proposal
 from onecard.plan.ranges import Range
-from onecard.plan.seen import Seen
 from onecard.plan.speed import Speed
 from onecard.report.command import changed_command
 from onecard.report.summary import cautions, vocabulary_condition
@@ -22,7 +22,7 @@ from onecard.report.summary import cautions, vocabulary_condition
 SCHEMA = 1
 
 
-def plan_json(plan: Plan, *, seen: Seen | None = None) -> dict[str, Any]:
+def plan_json(plan: Plan, *, seen: DriverFigures | None = None) -> dict[str, Any]:
     """The plan of the contract, with what --fit, --hours, --sensitivity and --seen add."""
     params = plan.params
     made: dict[str, Any] = {

@@ -13,9 +13,9 @@ from onecard.plan.advice import Fix
 from onecard.plan.fit import Fit
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.memory.predict import PROCESS, Memory
+from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.place import DESKTOP_BYTES
 from onecard.plan.plan import NANOGPT_VOCABULARY, Plan, TrainerPlan
-from onecard.plan.seen import Seen
 from onecard.plan.speed import Speed, TrainerName
 from onecard.report.command import changed_command, start_command
 
@@ -25,7 +25,7 @@ HIGH_MFU = 0.9  # from here on the share of causal attention alone is given as w
 Line = tuple[str, str]  # a label, and what it says; an empty label goes on with the line above
 
 
-def summary_lines(plan: Plan, *, seen: Seen | None = None) -> Iterator[Line]:
+def summary_lines(plan: Plan, *, seen: DriverFigures | None = None) -> Iterator[Line]:
     """The lines, in the order of the questions; `seen` is what nvidia-smi showed."""
     if seen:
         yield "seen", _seen_words(plan, seen)
@@ -271,7 +271,7 @@ def _fit_words(fit: Fit, plan: Plan) -> str:
     )
 
 
-def _seen_words(plan: Plan, seen: Seen) -> str:
+def _seen_words(plan: Plan, seen: DriverFigures) -> str:
     memory = plan.first.memory
     name = TRAINER_NAMES["nanogpt" if plan.nanogpt else "onecard"]
     parts = sorted(

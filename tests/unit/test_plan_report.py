@@ -12,9 +12,9 @@ from onecard.config.resolve import resolve
 from onecard.inputs.make_plan import make_plan
 from onecard.plan.budget import Budget
 from onecard.plan.cards import find_card
+from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.place import Place
 from onecard.plan.plan import Plan
-from onecard.plan.seen import Seen
 from onecard.report.advice import print_fixes, print_proposals
 from onecard.report.command import changed_command
 from onecard.report.memory import print_seen
@@ -107,7 +107,7 @@ def test_a_proposal_for_nanogpt_says_what_its_vocabulary_needs() -> None:
 
 
 def test_without_a_card_the_driver_and_the_plan_are_not_compared() -> None:
-    seen = Seen(process_bytes=4464 * MIB)
+    seen = DriverFigures(process_bytes=4464 * MIB)
     plan = planned("n_embd = 384", None)
     console = paper(120)
     print_seen(seen, plan.first.memory, console)
@@ -119,7 +119,7 @@ def test_without_a_card_the_driver_and_the_plan_are_not_compared() -> None:
 
 def test_with_a_card_what_is_unexplained_is_the_difference() -> None:
     plan = planned("n_embd = 384")
-    seen = Seen(process_bytes=plan.first.memory.process_bytes + 20 * MIB)
+    seen = DriverFigures(process_bytes=plan.first.memory.process_bytes + 20 * MIB)
     console = paper(120)
     print_seen(seen, plan.first.memory, console)
     assert "+20" in written(console)
@@ -128,7 +128,7 @@ def test_with_a_card_what_is_unexplained_is_the_difference() -> None:
 
 def test_where_no_process_is_told_the_whole_card_is_compared() -> None:
     plan = planned("n_embd = 384")
-    seen = Seen(used_bytes=plan.first.memory.process_bytes + 500 * MIB, total_bytes=12282 * MIB)
+    seen = DriverFigures(used_bytes=plan.first.memory.process_bytes + 500 * MIB, total_bytes=12282 * MIB)
     console = paper(120)
     print_seen(seen, plan.first.memory, console)
     assert "not shown per process" in written(console)

@@ -14,7 +14,7 @@ SAME_SIZE = 0.05  # drivers show a little less than the size on the box, and eac
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class DriverFigures:
     """Figures of nvidia-smi, in bytes; None if it did not show them."""
 
     process_bytes: int | None = None  # not shown on Windows with its usual driver model
@@ -83,7 +83,7 @@ class _Process:
         return "python" in self.name.lower(), self.mib or 0
 
 
-def read_nvidia_smi(text: str) -> Seen | None:
+def read_nvidia_smi(text: str) -> DriverFigures | None:
     """The largest computing process in nvidia-smi's table or CSV, and the memory of its card.
 
     None if there is no such process, or if neither its memory nor its card's is shown.
@@ -100,19 +100,19 @@ def read_nvidia_smi(text: str) -> Seen | None:
     shown = _cards(text).get(process.card)
     if process.mib is None:
         return shown
-    return replace(shown or Seen(), process_bytes=process.mib * MIB)
+    return replace(shown or DriverFigures(), process_bytes=process.mib * MIB)
 
 
-def _cards(text: str) -> dict[int | None, Seen]:
+def _cards(text: str) -> dict[int | None, DriverFigures]:
     """What is shown for each card, by its number; if the table has no numbers, cards are counted."""
-    found: dict[int | None, Seen] = {}
+    found: dict[int | None, DriverFigures] = {}
     number: int | None = None
     name = ""
     for line in text.splitlines():
         if named := _CARD.match(line):
             number, name = int(named[1]), named[2]
         if sizes := _USED_AND_TOTAL.search(line):
-            seen = Seen(used_bytes=int(sizes[1]) * MIB, total_bytes=int(sizes[2]) * MIB, card_name=name)
+            seen = DriverFigures(used_bytes=int(sizes[1]) * MIB, total_bytes=int(sizes[2]) * MIB, card_name=name)
             found.setdefault(len(found) if number is None else number, seen)
             number, name = None, ""
     return found
