@@ -48,7 +48,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SampleRequest:
     """The same with nanoGPT's keys: which run, what it continues, and how."""
 
     run: Path
@@ -169,7 +169,7 @@ def _sample(options: Options, flags: list[Flag]) -> int:
     return 0
 
 
-def _asked(options: Options, flags: list[Flag]) -> Asked:
+def _asked(options: Options, flags: list[Flag]) -> SampleRequest:
     """What was asked for, in onecard's words or in nanoGPT's; UsageError where both are used for one thing."""
     keys = _keys(flags)
     run = _one("RUN", options.run, "--out_dir", keys.out_dir if "out_dir" in keys.model_fields_set else None)
@@ -181,7 +181,7 @@ def _asked(options: Options, flags: list[Flag]) -> Asked:
         )
     start = None if options.start is None else _started(options.start)
     seed = _one("--sample-seed", options.sample_seed, "--seed", keys.seed if "seed" in keys.model_fields_set else None)
-    return Asked(
+    return SampleRequest(
         run=Path(run),
         prompt=_one("--prompt", options.prompt, "--start", start),
         seed=SEED if seed is None else seed,

@@ -12,7 +12,6 @@ from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
 from onecard.config.schema import GPT2_VOCABULARIES, RunConfig
 from onecard.findings import SEVERITIES, Finding
 from onecard.plan.advice import Fix
-from onecard.plan.asked import is_roomy
 from onecard.plan.budget import Budget
 from onecard.plan.cards import Card
 from onecard.plan.conditions import condition_findings
@@ -26,6 +25,7 @@ from onecard.plan.place import Place
 from onecard.plan.precision import settled
 from onecard.plan.proposal import Proposal
 from onecard.plan.repair import is_planned, make_whole, with_whole_patch
+from onecard.plan.run_to_fix import is_roomy
 from onecard.plan.sensitivity import Change
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
 from onecard.plan.speed.work import Trainers
