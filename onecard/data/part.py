@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from onecard.data.blocks import Block, read_blocks
+from onecard.data.blocks import DocumentBlock, read_blocks
 from onecard.data.document import Bad
 from onecard.data.documents import place_words
 from onecard.data.downloads import Fetcher
@@ -161,7 +161,7 @@ class Part:
         )
         return ShardWriter(layout, **self.progress.splits.get(split, {}))
 
-    def _take(self, block: Block, encoded: Encoded) -> None:
+    def _take(self, block: DocumentBlock, encoded: Encoded) -> None:
         """Write the documents of a block up to the one that makes it enough; `progress` is then after that one."""
         seen = self._seen.count if self._seen else 0
         is_new = self._seen.are_new(encoded.hashes) if self._seen else np.ones(len(encoded.hashes), dtype=np.bool_)
@@ -200,7 +200,7 @@ class Part:
             ),
         )
 
-    def _fetch_ahead(self, fetcher: Fetcher, block: Block) -> None:
+    def _fetch_ahead(self, fetcher: Fetcher, block: DocumentBlock) -> None:
         """Begin to fetch the next file while this one is being read, if this one will not be enough."""
         number = block.afters[-1][0] + 1
         if number >= len(self.source.files) or fetcher.is_here(self.source.files[number]):
