@@ -17,7 +17,7 @@ import onecard
 from onecard.config.reader import comments_in
 from onecard.doctor.compare import Comparison
 from onecard.doctor.diagnose import Diagnosis
-from onecard.plan.memory.tape import Tape
+from onecard.paper.tape import Tape
 from onecard.plan.plan import Plan
 
 ANSWERS = (Plan, Diagnosis, Comparison, onecard.Run)

@@ -77,7 +77,7 @@ def check_keys(config: RunConfig) -> None:
 def check_data(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
     """Findings about the data of a run; ConfigError for data that it cannot use."""
     from onecard.data.checks import check_dataset
-    from onecard.plan.evaluation import eval_tokens
+    from onecard.models.evaluation import eval_tokens
 
     return check_dataset(
         dataset,

@@ -8,12 +8,12 @@ from typing import Any
 
 from onecard import units
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
+from onecard.models.evaluation import eval_tokens, smaller_eval_batch, standard_error
+from onecard.models.training import MICRO_BATCHES
 from onecard.plan import recipe
 from onecard.plan.counts import count_params
-from onecard.plan.evaluation import eval_tokens, smaller_eval_batch, standard_error
 from onecard.plan.ladder import Means
 from onecard.plan.loss import LossForecast, forecast_loss
-from onecard.plan.memory.nanogpt.loop import MICRO_STEPS
 from onecard.plan.ranges import Range
 from onecard.plan.recipe import Setting
 from onecard.plan.shape import HEAD_SIZE
@@ -74,7 +74,7 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
         why = "makes room for the fastest micro-batch; nanoGPT ignores this key"
         recomputation["grad_checkpoint"] = Setting(value=run.grad_checkpoint, source=why)
     told = {key: kept(key) for key in ("vocab_size", "bias")}
-    however = "" if run.gradient_accumulation_steps >= MICRO_STEPS else " with any number per update"
+    however = "" if run.gradient_accumulation_steps >= MICRO_BATCHES else " with any number per update"
     fits = f"fastest that fits{however}, within 1 %: {units.mib(process_bytes)} predicted"
     per_step = recipe.tokens_per_step_source(run.block_size, run.sequences_per_step, steps)
     made: dict[str, Setting] = {

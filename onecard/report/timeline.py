@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onecard.paper.tape import Tape, changes
 from onecard.plan.memory.predict import Memory
-from onecard.plan.memory.tape import Tape, changes
 from onecard.plan.plan import Plan
 from onecard.report.chart import BAND_COLOURS, SOFT, Frame, picture, words_at
 from onecard.report.markup import Markup, element

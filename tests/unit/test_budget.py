@@ -13,10 +13,10 @@ from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.errors import UsageError
 from onecard.inputs.make_plan import make_plan
 from onecard.inputs.questions import budget_of
+from onecard.models.evaluation import standard_error
 from onecard.plan.budget import EVALUATION_SHARE, Budget, least_budget, propose
 from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
-from onecard.plan.evaluation import standard_error
 from onecard.plan.loss import COMPUTE_OPTIMAL
 from onecard.plan.memory.predict import predict_nanogpt
 from onecard.plan.place import Place
