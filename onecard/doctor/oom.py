@@ -11,7 +11,7 @@ from onecard.plan.cards import Card, plain_card
 from onecard.runs.logged import Message
 from onecard.units import GIB, MIB
 
-Cause = Literal["oom-system-spill", "oom-other-process", "oom-capacity", "oom-fragmentation"]
+Cause = Literal["oom-system-spill", "oom-despite-free", "oom-other-process", "oom-capacity", "oom-fragmentation"]
 
 OTHERS_MATTER_BYTES = GIB
 NEARLY_FULL = 0.03  # of the card
@@ -63,6 +63,9 @@ def out_of_memory(message: Message, card: Card | None) -> FailedAllocation:
             # more than the card has: in a container the driver names this process by another number
             process = named if process is None else process
             other = capacity - (free or 0) - max(named, ours)
+    allowed = _whole(message, "allowed_bytes")
+    if allowed is not None:  # a limit of the program's own: what else is on the card does not matter
+        capacity, free, other = allowed, max(0, allowed - (allocated or 0) - cached), 0
     return FailedAllocation(
         message=message,
         tried=tried,
@@ -88,6 +91,8 @@ def cause(failed: FailedAllocation) -> Cause:
     capacity, tried, free, short = failed.capacity, failed.tried, failed.free, failed.short
     if capacity is not None and failed.allocated is not None and failed.allocated > capacity:
         return "oom-system-spill"
+    if capacity is not None and tried is not None and free is not None and free - tried > NEARLY_FULL * capacity:
+        return "oom-despite-free"
     if tried is not None and failed.other > OTHERS_MATTER_BYTES and (free is None or tried <= free + failed.other):
         return "oom-other-process"
     if short is None or capacity is None or -short < NEARLY_FULL * capacity:

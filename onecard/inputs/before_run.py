@@ -57,16 +57,7 @@ def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
 def check_keys(config: RunConfig) -> None:
     """Refuse what cannot work whatever the data and the card are, before torch is imported or data is opened."""
     from onecard.config.loggers import check_loggers
-    from onecard.config.schema import NOT_BUILT_YET, not_built
 
-    for key, value in not_built(config).items():
-        built = NOT_BUILT_YET[key]
-        raise ConfigError(
-            f"{key}={value} is not built yet",
-            why="this version would ignore it and train without it",
-            fix=f"--{key}={built}" if built is not None else f"leave {key} out",
-            name="not-built-yet",
-        )
     if not _DEVICE.fullmatch(config.device):
         raise ConfigError(
             f"device={config.device} is not a device", why="torch knows cuda, cuda:0, cpu and mps", fix="--device=auto"

@@ -14,15 +14,13 @@ if TYPE_CHECKING:
     from onecard.plan.plan import Plan
     from onecard.plan.speed.work import Trainers
 
-OWN_KEYS_OF_MEMORY = ("eval_batch_size", "eval_block_size", "grad_checkpoint", "loss_chunk", "memory_limit")
-
 
 def ignored(
     resolved: Resolved, place: Place | None, budget: Budget | None, *, trainer: Trainers, fit: bool
 ) -> Iterator[str]:
     """Warnings about what was asked for and is not part of this plan."""
     from onecard.config.resolve import PACKAGED_DEFAULT
-    from onecard.config.schema import not_built
+    from onecard.config.schema import KEYS, SHAPE_KEYS, keys_that_affect
 
     if place is None and (limit := resolved.config.memory_limit):
         yield (
@@ -31,9 +29,9 @@ def ignored(
         )
     if place is not None and not (device := resolved.config.device).startswith(("auto", "cuda")):
         yield f"device={device} would not use the {place.card.name}: memory and speed here are for that card"
-    for key, value in not_built(resolved.config).items():
-        yield f"{key}={value} is not built yet: the plan is without it, and `onecard train` will refuse it"
-    unknown = [key for key in OWN_KEYS_OF_MEMORY if resolved.origins[key] not in ("default", PACKAGED_DEFAULT)]
+    has = {*SHAPE_KEYS, "expandable_segments"}  # nanoGPT has these from its data and its environment
+    own = [key for key in keys_that_affect("memory") if not KEYS[key].nanogpt and key not in has]
+    unknown = [key for key in own if resolved.origins[key] not in ("default", PACKAGED_DEFAULT)]
     if unknown and trainer != "onecard" and not budget:
         yield (
             f"nanoGPT has no {units.listed(unknown)}: it ignores such a key in a file and refuses it as a flag; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
-from onecard.config.schema import RunConfig
+from onecard.config.schema import KEYS, RunConfig
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.budget import Budget, least_budget, propose
 from onecard.plan.fit import Fit, fit_config
@@ -67,7 +67,7 @@ def proposed_for(plan: Plan, budget: Budget) -> Proposed:
 def to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
     """The config; values from the packaged default become nanoGPT's defaults, and its dataset FineWeb."""
     packaged = [key for key, origin in resolved.origins.items() if origin == PACKAGED_DEFAULT]
-    usual = {key: RunConfig.model_fields[key].default for key in packaged}
+    usual = {key: KEYS[key].default for key in packaged}
     return config.replace(usual | ({"dataset": "fineweb"} if "dataset" in usual else {}))
 
 

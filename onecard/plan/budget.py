@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from onecard import units
-from onecard.config.schema import RunConfig
+from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import UsageError
 from onecard.models.training import EVAL_BATCHES
 from onecard.plan import recipe
@@ -33,7 +33,6 @@ DECIDED = frozenset(
     "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
     "warmup_iters beta2 eval_interval eval_iters eval_only init_from grad_checkpoint compile".split()
 )
-_NAMES = ("wandb_project", "wandb_run_name")  # in a file these name the given run, not the proposed one
 SMALLER_SHARE = 0.55  # the smaller model has at most this share of the parameters
 LARGER_SHARE = 1.8  # and the larger model that is mentioned has at least this
 NEAR_OPTIMAL = 1.5  # as a factor: a model within it of the optimal size is called compute-optimal
@@ -170,8 +169,9 @@ def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfi
             fix="onecard plan CONFIG, without a budget, says whether this run fits and how long it takes",
             name="no-loss-law",
         )
-    unsaid = ("init_from", "eval_only", "eval_iters", *(key for key in _NAMES if key not in asked))
-    made: dict[str, Any] = {key: RunConfig.model_fields[key].default for key in unsaid} | {"compile": True}
+    names = [name for name, key in KEYS.items() if "name" in key.kind and name not in asked]  # of the given run
+    unsaid = ("init_from", "eval_only", "eval_iters", *names)
+    made: dict[str, Any] = {key: KEYS[key].default for key in unsaid} | {"compile": True}
     if "dropout" not in asked:
         made["dropout"] = 0.0
     if means.trainer == "nanogpt" and config.dtype == "float32":

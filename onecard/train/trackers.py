@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from onecard.config.loggers import logger_names
-from onecard.config.schema import RunConfig
+from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import kind_and_line
 from onecard.runs.records import End, Eval, Record, Start, Step
 
@@ -163,8 +163,7 @@ def logged_values(record: Step | Eval, config: RunConfig) -> dict[str, float]:
 def project_and_name(config: RunConfig, folder: Path) -> dict[str, str]:
     """wandb_project and wandb_run_name; left at nanoGPT's defaults, `onecard` and the run folder's name say more."""
     instead = {"wandb_project": "onecard", "wandb_run_name": folder.resolve().name}
-    fields = RunConfig.model_fields
-    said = {key: getattr(config, key) for key in instead if getattr(config, key) != fields[key].default}
+    said = {key: getattr(config, key) for key in instead if getattr(config, key) != KEYS[key].default}
     project, name = (said.get(key, instead[key]) for key in instead)
     return {"project": project, "name": name}
 

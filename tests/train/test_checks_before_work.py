@@ -41,7 +41,7 @@ def saved_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "name"),
     [
-        (("train", "--optimizer=muon"), 2, "not-built-yet"),
+        (("train", "--optimizer=muon"), 2, "bad-value"),
         (("train", "--loggers=wanb"), 2, "unknown-logger"),
         (("train", "--device=gpu"), 2, "bad-config"),
         (("train", "--out_dir=/proc/no-such-place/run"), 3, "cannot-write"),
@@ -52,7 +52,7 @@ def saved_run(folder: Path) -> None:
         (("train", "--resume", "nowhere"), 2, "no-such-run"),
         (("train", "--n_layer=0"), 2, "bad-value"),
         (("train", "nowhere.py"), 2, "no-such-file"),
-        (("bench", "--optimizer=muon"), 2, "not-built-yet"),
+        (("bench", "--loggers=wanb"), 2, "unknown-logger"),
         (("bench", "--device=gpu"), 2, "bad-config"),
     ],
 )
