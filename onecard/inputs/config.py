@@ -85,7 +85,7 @@ def config_to_plan(config: Named, flags: Flags, *, otherwise: str = THERE) -> Re
 
 def _with_allocator_settings(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
     """With expandable_segments as the environment of PyTorch sets it, unless the user set the key."""
-    from onecard.plan.command import ALLOCATOR_SETTINGS
+    from onecard.config.command import ALLOCATOR_SETTINGS
 
     if resolved.origins["expandable_segments"] != "default":
         return resolved

@@ -74,7 +74,7 @@ def check_tokens(source: Path, learned: int, dataset: Dataset, *, instead: str) 
 def _tokenizer_of(source: Path) -> Tokenizer | None:
     """The tokenizer that a run or a Hugging Face folder was trained with; None where it cannot be known."""
     from onecard.data.tokenizer_files import JSON_FILE, find_tokenizer
-    from onecard.inputs.settle import config_of
+    from onecard.inputs.before_run import config_of
     from onecard.inputs.tokenizer import tokenizer_of
     from onecard.runs.folder import is_run, load_run
 
