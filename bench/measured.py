@@ -14,12 +14,11 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from onecard.config.schema import RunConfig
-from onecard.plan.cards import find_card
-from onecard.plan.memory.device import device_of
+from onecard.paper.tape import Tape
+from onecard.plan.cards import device_of, find_card
 from onecard.plan.memory.onecard.run import onecard_tape
 from onecard.plan.memory.predict import PHASES, context_of_onecard, nanogpt_tape
 from onecard.plan.memory.replay import Replay, replay
-from onecard.plan.memory.tape import Tape
 from onecard.units import GIB
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"

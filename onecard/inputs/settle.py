@@ -52,20 +52,11 @@ def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
 
 
 def check_run(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
-    """Findings about the data of a run; ConfigError for what cannot work: settings not built yet, unusable data."""
-    from onecard.config.schema import NOT_BUILT_YET, not_built
+    """Findings about the data of a run; ConfigError for what cannot work, such as unusable data."""
     from onecard.data.checks import check_dataset
-    from onecard.plan.evaluation import eval_tokens
+    from onecard.models.evaluation import eval_tokens
     from onecard.train.trackers import check_loggers
 
-    for key, value in not_built(config).items():
-        built = NOT_BUILT_YET[key]
-        raise ConfigError(
-            f"{key}={value} is not built yet",
-            why="this version would ignore it and train without it",
-            fix=f"--{key}={built}" if built is not None else f"leave {key} out",
-            name="not-built-yet",
-        )
     check_loggers(config)
     return check_dataset(
         dataset,

@@ -8,11 +8,11 @@ from typing import Any
 
 from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.models.evaluation import eval_batch_size, eval_sequences
 from onecard.plan.asked import Asked
 from onecard.plan.candidate import Candidate
 from onecard.plan.cards import Card
 from onecard.plan.command import EXPANDABLE, train_command
-from onecard.plan.evaluation import eval_batch_size, eval_sequences
 from onecard.plan.fit import fit_nanogpt, fit_onecard, from_smaller_weights
 from onecard.plan.loss import forecast_loss
 from onecard.plan.memory.predict import Memory, predict_onecard

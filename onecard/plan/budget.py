@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from onecard import units
-from onecard.config.schema import RunConfig
+from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import UsageError
+from onecard.models.training import EVAL_BATCHES
 from onecard.plan import recipe
 from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import Card
@@ -18,7 +19,6 @@ from onecard.plan.counts import count_params
 from onecard.plan.data import MANY_EPOCHS, DataSizes
 from onecard.plan.ladder import Means, shapes
 from onecard.plan.loss import forecast_loss, optimal_params_for_tokens, why_no_forecast
-from onecard.plan.memory.nanogpt.loop import EVAL_ITERS
 from onecard.plan.proposal import Proposal, settled_proposal
 from onecard.plan.speed import TrainerName, predict_speed
 
@@ -26,7 +26,7 @@ RUN_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
 EVALUATION_SHARE = 0.03  # of the run, for evaluations and the checkpoints that go with them
 MOST_EVALUATIONS, FEWER_EVALUATIONS = 40, 10  # below the second, each reads less
 EVALUATED_TOKENS = 524_288  # of a split: a standard error of 0.02
-LEAST_EVAL_ITERS = EVAL_ITERS  # from there on an evaluation takes the same memory
+LEAST_EVAL_BATCHES = EVAL_BATCHES  # from there on an evaluation takes the same memory
 FEWEST_STEPS = 100  # below this a run shows nothing
 MOST_HOURS = 100_000  # eleven years
 MOST_TOKENS = 10**15  # more text than exists
@@ -35,7 +35,6 @@ DECIDED = frozenset(
     "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
     "warmup_iters beta2 eval_interval eval_iters eval_only init_from grad_checkpoint compile".split()
 )
-_NAMES = ("wandb_project", "wandb_run_name")  # in a file these name the given run, not the proposed one
 SMALLER_SHARE = 0.55  # the smaller model has at most this share of the parameters
 LARGER_SHARE = 1.8  # and the larger model that is mentioned has at least this
 NEAR_OPTIMAL = 1.5  # as a factor: a model within it of the optimal size is called compute-optimal
@@ -71,7 +70,7 @@ class Budget:
         if self.seconds is not None:
             run_seconds = RUN_SHARE * self.seconds
             most = min(EVALUATION_SHARE * run_seconds, _between(config, means, _wanted_iters(config), MOST_EVALUATIONS))
-            between = max(most, _between(config, means, LEAST_EVAL_ITERS, 1))
+            between = max(most, _between(config, means, LEAST_EVAL_BATCHES, 1))
             bounds.append((run_seconds - between) / _step_seconds(config, means))
         return max(0, math.floor(min(bounds)))
 
@@ -152,7 +151,7 @@ def least_budget(
             break
         if way := means.way(shape, sequences):
             training = FEWEST_STEPS * _step_seconds(way, means)
-            whole = max(training / (1 - EVALUATION_SHARE), training + _between(way, means, LEAST_EVAL_ITERS, 1))
+            whole = max(training / (1 - EVALUATION_SHARE), training + _between(way, means, LEAST_EVAL_BATCHES, 1))
             least_seconds = min(least_seconds, whole / RUN_SHARE)
     if least_seconds == math.inf:
         return None
@@ -187,8 +186,9 @@ def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfi
             fix="onecard plan CONFIG, without a budget, says whether this run fits and how long it takes",
             name="no-loss-law",
         )
-    unsaid = ("init_from", "eval_only", "eval_iters", *(key for key in _NAMES if key not in asked))
-    made: dict[str, Any] = {key: RunConfig.model_fields[key].default for key in unsaid} | {"compile": True}
+    names = [name for name, key in KEYS.items() if "name" in key.kind and name not in asked]  # of the given run
+    unsaid = ("init_from", "eval_only", "eval_iters", *names)
+    made: dict[str, Any] = {key: KEYS[key].default for key in unsaid} | {"compile": True}
     if "dropout" not in asked:
         made["dropout"] = 0.0
     if means.trainer == "nanogpt" and config.dtype == "float32":
@@ -297,7 +297,7 @@ def _between(config: RunConfig, means: Means, eval_iters: int, evaluations: int)
 
 def _wanted_iters(config: RunConfig) -> int:
     """eval_iters that read enough tokens for a precise loss."""
-    return max(LEAST_EVAL_ITERS, math.ceil(EVALUATED_TOKENS / (config.batch_size * config.block_size)))
+    return max(LEAST_EVAL_BATCHES, math.ceil(EVALUATED_TOKENS / (config.batch_size * config.block_size)))
 
 
 def _evaluated(run: RunConfig, means: Means) -> RunConfig:
@@ -310,8 +310,8 @@ def _evaluated(run: RunConfig, means: Means) -> RunConfig:
         return math.floor((share - first) / (all_of_two - first))
 
     eval_iters = _wanted_iters(run)
-    while eval_iters > LEAST_EVAL_ITERS and evaluations(eval_iters) < FEWER_EVALUATIONS:
-        eval_iters = max(LEAST_EVAL_ITERS, eval_iters // 2)
+    while eval_iters > LEAST_EVAL_BATCHES and evaluations(eval_iters) < FEWER_EVALUATIONS:
+        eval_iters = max(LEAST_EVAL_BATCHES, eval_iters // 2)
     number = max(1, min(MOST_EVALUATIONS, evaluations(eval_iters)))
     interval = 10 * math.ceil(run.max_iters / number / 10)
     return run.model_copy(update={"eval_iters": eval_iters, "eval_interval": interval})

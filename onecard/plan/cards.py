@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from onecard.errors import UnknownCard
+from onecard.paper.device import Device
 from onecard.plan.card_table import ROWS, SEEN_CONTEXT, SEEN_MEMORY, Row, bf16_source, specified_by
 from onecard.units import GIB, MIB
 
@@ -278,3 +279,10 @@ def _context(name: str | None, multiprocessors: int | None) -> tuple[int, int, s
         f"within {_LINE_ERROR_MIB} MiB"
     )
     return round(size) * MIB, _LINE_ERROR_MIB * MIB, source
+
+
+def device_of(card: Card | None) -> Device:
+    """The facts of a card that decide sizes; an RTX 4070's where the card is unknown or not from NVIDIA."""
+    if card is None or card.compute_capability is None:
+        return Device(capability=(8, 9), multiprocessors=46)
+    return Device(capability=card.compute_capability, multiprocessors=card.multiprocessors or 46)

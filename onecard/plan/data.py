@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.findings import Finding
-from onecard.plan.evaluation import eval_tokens
+from onecard.models.evaluation import eval_tokens
 from onecard.plan.speed import TrainerName
 
 # Repeated tokens are worth nearly as much as new ones up to 4 epochs, and almost nothing after 16 (arXiv 2305.16264).

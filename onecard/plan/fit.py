@@ -9,10 +9,10 @@ from typing import Any
 
 from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.models.evaluation import smaller_eval_batch
 from onecard.plan.candidate import RECOMPUTATION, Candidate, candidate_of, rank_of
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.evaluation import smaller_eval_batch
 from onecard.plan.memory.predict import context_of_onecard, predict_memory, predict_nanogpt, predict_onecard
 from onecard.plan.pretrained import smaller_weights
 from onecard.plan.search import STATE_BYTES_PER_PARAMETER, largest, start_of_search

@@ -25,9 +25,6 @@ _NUMBER = r"(?<![\d.])(?=[\d.]*[1-9])\d{1,6}(?:\.\d{1,6})?(?!\d)"
 _FACTOR = r"(?<!\d)[1-9]\d{0,8}(?!\d)"
 _PARAMS_IN_COMMENT = re.compile(rf"~?\s*({_NUMBER})\s*([MB])\b(?!\s*(?:tok|B\b))", re.ASCII)
 _PARAMS_IN_NAME = re.compile(rf"(?:^|[-_/ ])({_NUMBER})([mM])(?:$|[-_/ .])", re.ASCII)
-_NAMES_AND_SHAPE = frozenset(
-    "n_layer n_head n_embd block_size vocab_size bias out_dir wandb_project wandb_run_name init_from".split()
-)
 _ABOUT_PARAMS = re.compile(r"param|model", re.IGNORECASE)
 _TIMES = r"\s*[*x×]\s*"
 _PRODUCT = re.compile(
@@ -57,7 +54,7 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
     free_to_choose = not config.starts_pretrained
     said: dict[int, list[tuple[str, str]]] = {}  # parameters -> (who says so, the words)
     # beside another key, as in `learning_rate = 6e-4  # GPT-3's for a 125M model`, a size explains that key's value
-    elsewhere = {line for key, line in resolved.lines.items() if key in KEYS and key not in _NAMES_AND_SHAPE}
+    elsewhere = {line for key, line in resolved.lines.items() if key in KEYS and not _is_about_the_model(key)}
     for line, comment in resolved.comments.items():
         if line not in elsewhere and _ABOUT_PARAMS.search(comment):
             for number, letter in _PARAMS_IN_COMMENT.findall(comment):
@@ -95,6 +92,11 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
             seen=tuple(words for _, words in witnesses),
             patch=patch,
         )
+
+
+def _is_about_the_model(key: str) -> bool:
+    """Whether a comment beside a key is about the model: its shape, its name, the weights it starts from."""
+    return "shape" in KEYS[key].affects or "name" in KEYS[key].kind or key == "init_from"
 
 
 def _sequences_said(resolved: Resolved) -> Iterator[Finding]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import KEYS, RunConfig
+from onecard.models.evaluation import eval_batch_size, smaller_eval_batch
+from onecard.models.training import EVAL_BATCHES, MICRO_BATCHES
 from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.evaluation import eval_batch_size, smaller_eval_batch
 from onecard.plan.fit import is_hopeless, micro_batches
-from onecard.plan.memory.nanogpt.loop import EVAL_ITERS, MICRO_STEPS
 from onecard.plan.memory.predict import predict_memory
 from onecard.plan.recipe import sequences_per_step
 from onecard.plan.shape import HEAD_SIZE
@@ -86,7 +86,7 @@ class Means:
 
     def _is_safe(self, way: RunConfig) -> bool:
         """Whether it fits safely for any number of micro-batches per update: one or two need no more than several."""
-        several = way.model_copy(update={"gradient_accumulation_steps": MICRO_STEPS})
+        several = way.model_copy(update={"gradient_accumulation_steps": MICRO_BATCHES})
         return _room(self, _bare(several))[1]
 
     def process_bytes(self, way: RunConfig) -> int:
@@ -141,9 +141,9 @@ def _smaller(shape: RunConfig) -> RunConfig | None:
 
 def _bare(way: RunConfig) -> RunConfig:
     """The way reduced to what matters for memory: more updates, evaluations and micro-batches need no more."""
-    usual = {key: RunConfig.model_fields[key].default for key in ("max_iters", "eval_interval")}
-    micros = min(MICRO_STEPS, way.gradient_accumulation_steps)
-    several = EVAL_ITERS * -(-eval_batch_size(way) // way.batch_size)
+    usual = {key: KEYS[key].default for key in ("max_iters", "eval_interval")}
+    micros = min(MICRO_BATCHES, way.gradient_accumulation_steps)
+    several = EVAL_BATCHES * -(-eval_batch_size(way) // way.batch_size)
     iters = min(way.eval_iters, several)
     return way.model_copy(update={**usual, "gradient_accumulation_steps": micros, "eval_iters": iters})
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from onecard import units
 from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
-from onecard.config.schema import GPT2_VOCABULARIES, RunConfig, not_built
+from onecard.config.schema import GPT2_VOCABULARIES, KEYS, SHAPE_KEYS, RunConfig, keys_that_affect
 from onecard.errors import UsageError
 from onecard.findings import SEVERITIES, Finding
 from onecard.plan.advice import Fix, ranked_fixes
@@ -36,7 +36,6 @@ from onecard.plan.speed.work import Trainers
 MOST_PARAMS = 10**13  # beyond every model there is
 _, NANOGPT_VOCABULARY = GPT2_VOCABULARIES  # what its train.py builds unless the data's meta.pkl says otherwise
 FAR_OFF = 0.1  # of the parameters asked for
-OWN_KEYS_OF_MEMORY = ("eval_batch_size", "eval_block_size", "grad_checkpoint", "loss_chunk", "memory_limit")
 _SHAPE = ("n_layer", "n_head", "n_embd")  # what --params decides
 
 
@@ -347,9 +346,9 @@ def _unheeded(
         )
     if place is not None and not (device := resolved.config.device).startswith(("auto", "cuda")):
         yield f"device={device} would not use the {place.card.name}: memory and speed here are for that card"
-    for key, value in not_built(resolved.config).items():
-        yield f"{key}={value} is not built yet: the plan is without it, and `onecard train` will refuse it"
-    unknown = [key for key in OWN_KEYS_OF_MEMORY if resolved.origins[key] not in ("default", PACKAGED_DEFAULT)]
+    has = {*SHAPE_KEYS, "expandable_segments"}  # nanoGPT has these from its data and its environment
+    own = [key for key in keys_that_affect("memory") if not KEYS[key].nanogpt and key not in has]
+    unknown = [key for key in own if resolved.origins[key] not in ("default", PACKAGED_DEFAULT)]
     if unknown and trainer != "onecard" and not budget:
         yield (
             f"nanoGPT has no {units.listed(unknown)}: it ignores such a key in a file and refuses it as a flag; "
@@ -389,7 +388,7 @@ def _cut_short(config: RunConfig, speed: Speed | None) -> str | None:
 def to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
     """The config; values from the packaged default become nanoGPT's defaults, and its dataset FineWeb."""
     packaged = [key for key, origin in resolved.origins.items() if origin == PACKAGED_DEFAULT]
-    usual = {key: RunConfig.model_fields[key].default for key in packaged}
+    usual = {key: KEYS[key].default for key in packaged}
     return config.replace(usual | ({"dataset": "fineweb"} if "dataset" in usual else {}))
 
 

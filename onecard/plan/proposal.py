@@ -7,13 +7,13 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from onecard import units
-from onecard.config.schema import NANOGPT_KEYS, RunConfig
+from onecard.config.schema import KEYS, RunConfig
+from onecard.models.evaluation import eval_tokens, smaller_eval_batch, standard_error
+from onecard.models.training import MICRO_BATCHES
 from onecard.plan import recipe
 from onecard.plan.counts import count_params
-from onecard.plan.evaluation import eval_tokens, smaller_eval_batch, standard_error
 from onecard.plan.ladder import Means
 from onecard.plan.loss import LossForecast, forecast_loss
-from onecard.plan.memory.nanogpt.loop import MICRO_STEPS
 from onecard.plan.ranges import Range
 from onecard.plan.recipe import Setting
 from onecard.plan.shape import HEAD_SIZE
@@ -74,7 +74,7 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
         why = "makes room for the fastest micro-batch; nanoGPT ignores this key"
         recomputation["grad_checkpoint"] = Setting(value=run.grad_checkpoint, source=why)
     told = {key: kept(key) for key in ("vocab_size", "bias")}
-    however = "" if run.gradient_accumulation_steps >= MICRO_STEPS else " with any number per update"
+    however = "" if run.gradient_accumulation_steps >= MICRO_BATCHES else " with any number per update"
     fits = f"fastest that fits{however}, within 1 %: {units.mib(process_bytes)} predicted"
     per_step = recipe.tokens_per_step_source(run.block_size, run.sequences_per_step, steps)
     made: dict[str, Setting] = {
@@ -98,7 +98,7 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
         "compile": Setting(value=True, source="faster, and needs less memory"),
         "eval_iters": Setting(value=run.eval_iters, source=_iters_source(run, means)),
     }
-    rest = [key for key in RunConfig.model_fields if key not in made.keys() | {"dataset", "out_dir"}]
+    rest = [key for key in KEYS if key not in made.keys() | {"dataset", "out_dir"}]
     sources = {"eval_batch_size": "the config's, or less if that does not fit"}
     return made | {
         key: _marked(key, kept(key, sources.get(key, "the config's"))) for key in rest if not _is_default(run, key)
@@ -120,12 +120,12 @@ def _iters_source(run: RunConfig, means: Means) -> str:
 
 def _marked(key: str, setting: Setting) -> Setting:
     """The setting; if only onecard has the key, its source says that nanoGPT ignores it."""
-    ours = "" if key in NANOGPT_KEYS else "; nanoGPT ignores this key"
+    ours = "" if KEYS[key].nanogpt else "; nanoGPT ignores this key"
     return replace(setting, source=setting.source + ours)
 
 
 def _is_default(run: RunConfig, key: str) -> bool:
-    return bool(getattr(run, key) == RunConfig.model_fields[key].default)
+    return bool(getattr(run, key) == KEYS[key].default)
 
 
 def config_text(proposal: Proposal) -> str:

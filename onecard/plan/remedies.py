@@ -8,9 +8,9 @@ from typing import Any
 
 from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.models.evaluation import smaller_eval_batch
 from onecard.plan.asked import Asked
 from onecard.plan.candidate import RECOMPUTATION
-from onecard.plan.evaluation import smaller_eval_batch
 from onecard.plan.fit import SHORTEST_BLOCK, micro_batches
 from onecard.plan.search import largest, start_of_search
 from onecard.plan.shape import HEAD_SIZE

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from onecard import units
-from onecard.config.schema import SHAPE_KEYS, RunConfig
+from onecard.config.schema import PLANNED_KEYS, SHAPE_KEYS, RunConfig
 from onecard.config.shown import typed
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -22,7 +22,6 @@ from onecard.plan.precision import settled
 from onecard.plan.ranges import Range
 from onecard.plan.speed import TrainerName, predict_speed
 
-PLANNED = (*SHAPE_KEYS, "batch_size", "gradient_accumulation_steps", "dropout", "compile", "dtype")
 NAMED_STEP = 10_000  # where people compare runs
 
 
@@ -118,7 +117,7 @@ def make_whole(
 
 def is_planned(finding: Finding) -> bool:
     """Whether a finding gets its patch completed: it is above information, and its patch changes memory or speed."""
-    return finding.severity != "info" and bool(set(finding.patch) & set(PLANNED))
+    return finding.severity != "info" and bool(set(finding.patch) & set(PLANNED_KEYS))
 
 
 def with_whole_patch(finding: Finding, made: Repair) -> Finding:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from onecard.config.schema import RunConfig
+from onecard.models.chunks import CHUNK_BYTES
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
-from onecard.plan.memory.onecard.chunks import CHUNK_BYTES
 from onecard.plan.speed import TrainerName
 
 STATE_BYTES_PER_PARAMETER = 16  # at every update: weight, gradient and two moments of AdamW, all float32

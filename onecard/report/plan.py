@@ -200,9 +200,9 @@ def print_origins(plan: Plan, console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("key", "value", "from", "meaning"):
         table.add_column(heading, overflow="fold")
-    for key, meaning in KEYS.items():
+    for key, said in KEYS.items():
         origin = plan.resolved.origins[key]
         value = str(getattr(plan.config, key))
         shown = value if getattr(plan.resolved.config, key) == getattr(plan.config, key) else f"{value} (auto)"
-        table.add_row(key, shown, origin, meaning, style="" if origin != "default" else "dim")
+        table.add_row(key, shown, origin, said.meaning, style="" if origin != "default" else "dim")
     console.print(table)

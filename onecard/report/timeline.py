@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from onecard.paper.tape import Tape, changes
 from onecard.plan.memory.predict import Memory
-from onecard.plan.memory.tape import Tape, changes
 from onecard.report.markup import Markup, element, picture, words_at
 from onecard.units import MIB, mib
 

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.models.evaluation import evaluations_after
 from onecard.plan.cards import Card, matching_cards
-from onecard.plan.evaluation import evaluations_after
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.report.live_line import APART, LiveLine, redraws
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step

@@ -36,6 +36,7 @@ STEP_COLUMNS = (
 EVAL_COLUMNS = ("train_loss", "val_loss", "train_loss_error", "val_loss_error", "bits_per_byte", "block_size")
 _CHECKPOINT = re.compile(r"step-(\d{8,18})", re.ASCII)
 _LONGEST_RECORD_BYTES = 2**20
+_FORMER_KEYS = frozenset("param_dtype offload recipe tokenizer".split())  # always at their defaults
 
 
 @dataclass(frozen=True)
@@ -329,7 +330,8 @@ def load_run(path: Path | str) -> Run:
 
 def _last_started(history: History) -> dict[str, object] | None:
     """The settings in the last start record; None if there is no start record."""
-    return next((dict(record.config) for record in reversed(history.records) if isinstance(record, Start)), None)
+    starts = (record for record in reversed(history.records) if isinstance(record, Start))
+    return next((without_former_keys(record.config) for record in starts), None)
 
 
 def is_run(path: Path) -> bool:
@@ -394,9 +396,14 @@ def _settings_of(path: Path) -> dict[str, object]:
 def config_in(path: Path) -> dict[str, object] | None:
     """The content of a folder's config.json; None if it is missing, not a JSON object, or an empty one."""
     try:
-        return read_object(path / CONFIG) or None
+        return without_former_keys(read_object(path / CONFIG)) or None
     except (OSError, ValueError):  # ValueError: not JSON, or a name that no file can have
         return None
+
+
+def without_former_keys(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings of a run without keys that only earlier versions had."""
+    return {key: value for key, value in settings.items() if key not in _FORMER_KEYS}
 
 
 def _config_problem(path: Path) -> str | None:

@@ -27,7 +27,7 @@ from onecard.data.tokens import Tokens
 from onecard.data.windows import EvalWindows
 from onecard.errors import OnecardError, is_out_of_memory
 from onecard.machine import read_gpu
-from onecard.plan.evaluation import eval_batch_size
+from onecard.models.evaluation import eval_batch_size
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.plan.schedule import learning_rate
 from onecard.runs.measured import Measured
@@ -129,9 +129,9 @@ def _onecard(
         raise OutOfMemory("a benchmark does not shrink the micro-batch")
 
     def evaluated(train: EvalWindows, val: EvalWindows, batch_size: int) -> Evaluation:
-        with trainer.evaluating() as token_losses:
+        with trainer.evaluating() as sequence_losses:
             return evaluate(
-                token_losses, train=train, val=val, batch_size=batch_size, device=device, on_oom=lambda *_: None
+                sequence_losses, train=train, val=val, batch_size=batch_size, device=device, on_oom=lambda *_: None
             )
 
     def evaluate_first() -> Evaluation:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onecard.plan.memory.onecard.scratch import norm_block, norm_programs, norm_warps
+from onecard.paper.scratch import norm_block, norm_programs, norm_warps
 from onecard.train.gelu import P
 from onecard.train.softmax_kernel import exp2
 

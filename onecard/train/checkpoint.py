@@ -26,7 +26,7 @@ from onecard.train.snapshot import FLOATS
 from onecard.untrusted_json import BadJson, count, field, number, read_object
 
 # What must stay equal on resume: another value would be another model, or another text.
-IDENTITY_KEYS = (*SHAPE_KEYS, "dataset", "optimizer", "param_dtype")
+IDENTITY_KEYS = (*SHAPE_KEYS, "dataset", "optimizer")
 _FEWER = f"{MAKE_ROOM}, or keep fewer checkpoints with --keep_checkpoints=1"
 
 

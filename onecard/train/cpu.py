@@ -8,8 +8,8 @@ import time
 import torch
 
 from onecard.config.schema import RunConfig
+from onecard.models.evaluation import eval_tokens, evaluations_after
 from onecard.plan.counts import flops_per_token
-from onecard.plan.evaluation import eval_tokens, evaluations_after
 from onecard.plan.ranges import Range
 
 # Training's share of the speed of one matrix product of the same width. Measured on two cores of an AMD EPYC with torch

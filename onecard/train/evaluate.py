@@ -12,11 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from onecard.data.windows import EvalWindows
+from onecard.data.windows import Batch, EvalWindows
 from onecard.errors import first_line, is_out_of_memory
+from onecard.models.training import Losses, split_loss
 from onecard.train.oom import OutOfMemory, release_memory
-
-TokenLosses = Callable[[Tensor, Tensor], Tensor]  # of x_BT and y_BT, in nats
+from onecard.train.operations import TORCH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Evaluation:
 
 
 def evaluate(
-    token_losses: TokenLosses,
+    sequence_losses: Losses,
     *,
     train: EvalWindows,
     val: EvalWindows,
@@ -57,7 +57,7 @@ def evaluate(
         total = sum(-(-len(windows) // batch_size) for windows in (train, val))
         step = partial(_count, before_batch, itertools.count(), total)
         try:
-            losses = [_split(token_losses, windows, batch_size, device, step) for windows in (train, val)]
+            losses = [_split(sequence_losses, windows, batch_size, device, step) for windows in (train, val)]
             break
         except Exception as error:
             if not is_out_of_memory(error):
@@ -83,17 +83,17 @@ def _count(before_batch: Callable[[int, int], None], done: Iterator[int], total:
 
 
 def _split(
-    token_losses: TokenLosses,
+    sequence_losses: Losses,
     windows: EvalWindows,
     batch_size: int,
     device: torch.device,
     before_batch: Callable[[], None],
 ) -> SplitLoss:
-    means = []
-    for x, y in windows.batches(batch_size):
+    def brought(batch: Batch) -> tuple[Tensor, Tensor]:
         before_batch()
-        x_BT, y_BT = torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
-        means.append(token_losses(x_BT, y_BT).mean(dim=1))
-    sequences = torch.cat(means).double()
-    spread = float(sequences.std()) if len(sequences) > 1 else math.nan
-    return SplitLoss(mean=float(sequences.mean()), error=spread / math.sqrt(len(sequences)))
+        x, y = batch
+        return torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
+
+    batches = (partial(brought, batch) for batch in windows.batches(batch_size))
+    mean, spread, sequences = split_loss(TORCH, sequence_losses, batches)
+    return SplitLoss(mean=mean, error=spread / math.sqrt(sequences))

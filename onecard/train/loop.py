@@ -20,9 +20,9 @@ from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import MachineError, OnecardError, first_line, is_out_of_memory
+from onecard.models.evaluation import eval_batch_size
+from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
-from onecard.plan.evaluation import eval_batch_size
-from onecard.plan.memory.device import device_of
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.runs.folder import RunFolder
 from onecard.runs.records import End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
@@ -254,9 +254,9 @@ class _Loop:
             )
         )
 
-        if trainer.graph_failure:
-            self._record(FindingRecord(step=trainer.step, finding=no_cuda_graph(trainer.graph_failure)))
-            trainer.graph_failure = None
+        if trainer.steps.graph_failure:
+            self._record(FindingRecord(step=trainer.step, finding=no_cuda_graph(trainer.steps.graph_failure)))
+            trainer.steps.graph_failure = None
 
     def _shrunk(self, shrunk: Shrunk) -> None:
         if not self.config.eval_batch_size and shrunk.after:  # evaluation never uses more than fits in training
@@ -277,11 +277,11 @@ class _Loop:
         """Evaluate and record it; one that is interrupted is dropped."""
         trainer = self.trainer
         train, val = trainer.eval_windows
-        with trainer.evaluating() as token_losses:
+        with trainer.evaluating() as sequence_losses:
             self.peaks.begin()
             self.evaluating = True
             found = evaluate(
-                token_losses,
+                sequence_losses,
                 train=train,
                 val=val,
                 batch_size=self.eval_batch_size,

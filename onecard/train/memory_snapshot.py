@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onecard.plan.memory.tags import GRADIENTS, LOGITS_AND_LOSS, OPTIMIZER_STATE, WEIGHTS
+from onecard.paper.tags import GRADIENTS, LOGITS_AND_LOSS, OPTIMIZER_STATE, WEIGHTS
 from onecard.train.trainer import Trainer
 
 TAKEN_AFTER = 3  # updates: everything is compiled, recorded and made by then

@@ -22,29 +22,32 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
     ]
 
 
-def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
+class AdamW(torch.optim.AdamW):
+    """torch's, whose state can be made before its first step."""
+
+    def make_state(self) -> None:
+        """Make what the first step would make, so that a step needs no memory and cannot fail half-way."""
+        self.state.update(
+            {
+                parameter: {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu"),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+                for group in self.param_groups
+                for parameter in group["params"]
+                if parameter not in self.state
+            }
+        )
+
+
+def make_optimizer(model: nn.Module, config: RunConfig) -> AdamW:
     """AdamW over the model's parameters, where they are now: move the model first."""
-    return torch.optim.AdamW(
+    return AdamW(
         parameter_groups(model, weight_decay=config.weight_decay),
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         fused=next(model.parameters()).device.type in FUSED_DEVICES,
-    )
-
-
-def make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give AdamW what its first step would make, so that a step needs no memory and cannot fail half-way."""
-    optimizer.state.update(
-        {
-            parameter: {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu"),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter not in optimizer.state
-        }
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.plan.memory.onecard.scratch import WORKSPACE_BYTES
+from onecard.paper.scratch import WORKSPACE_BYTES
 
 CANDIDATES = 32  # kernels to time
 CALLS = 5  # of each kernel, in one timing

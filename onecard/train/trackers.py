@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from onecard.config.names import nearest
-from onecard.config.schema import RunConfig
+from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import ConfigError, MachineError, kind_and_line
 from onecard.runs.records import End, Eval, Record, Start, Step
 
@@ -194,8 +194,7 @@ def check_loggers(config: RunConfig) -> None:
 def project_and_name(config: RunConfig, folder: Path) -> dict[str, str]:
     """wandb_project and wandb_run_name; left at nanoGPT's defaults, `onecard` and the run folder's name say more."""
     instead = {"wandb_project": "onecard", "wandb_run_name": folder.resolve().name}
-    fields = RunConfig.model_fields
-    said = {key: getattr(config, key) for key in instead if getattr(config, key) != fields[key].default}
+    said = {key: getattr(config, key) for key in instead if getattr(config, key) != KEYS[key].default}
     project, name = (said.get(key, instead[key]) for key in instead)
     return {"project": project, "name": name}
 

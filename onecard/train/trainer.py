@@ -19,17 +19,18 @@ from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
 from onecard.errors import first_line, is_out_of_memory
-from onecard.plan.evaluation import eval_sequences
-from onecard.plan.memory.onecard.graph import fuses, records_graph
+from onecard.models.evaluation import eval_sequences
+from onecard.models.training import Losses, Steps
+from onecard.models.ways import fuses, records_graph
 from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
-from onecard.train.evaluate import TokenLosses
-from onecard.train.fused import FusedPasses, can_fuse
-from onecard.train.graph import RecordedMicroBatch, zero_gradients
+from onecard.train.loss import has_kernel
 from onecard.train.model import GPT
 from onecard.train.oom import OutOfMemory, release_memory, smaller_micro_batch
-from onecard.train.optim import clip_gradients, make_optimizer, make_state, set_learning_rate
+from onecard.train.operations import DeviceOperations
+from onecard.train.optim import make_optimizer, set_learning_rate
 from onecard.train.precision import Precision
+from onecard.train.products import has_products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,11 @@ class Shrunk:
     message: str
 
 
+def can_write_out() -> bool:
+    """Whether a CUDA machine has what written-out passes need: Triton, and torch's own cuBLASLt."""
+    return has_kernel("cuda") and has_products()
+
+
 class Trainer:
     """Weights, optimizer and data position of a run, and the update that moves them on."""
 
@@ -63,28 +69,47 @@ class Trainer:
         self.precision = precision
         torch.manual_seed(config.seed)
         self.model = GPT(config).to(device)
-        self.optimizer = make_optimizer(self.model, config)
-        self.scaler = precision.grad_scaler()
-        self._fused: FusedPasses | None = None
-        if device.type == "cuda" and fuses(config, half=precision.dtype != torch.float32) and can_fuse():
-            self._fused = FusedPasses(self.model, precision.dtype)
-        elif config.compile and device.type == "cuda":
+        on_card = device.type == "cuda"
+        passes = None
+        if on_card and fuses(config, half=precision.dtype != torch.float32) and can_write_out():
+            passes = self.model.passes(precision.dtype)
+        elif on_card and config.compile:
             self.model.compile_blocks()
+        self.steps = Steps(
+            DeviceOperations(device, precision),
+            config,
+            loss=self.model.loss,
+            token_losses=self.model.token_losses,
+            parameters=list(self.model.parameters()),
+            optimizer=make_optimizer(self.model, config),
+            scaler=precision.grad_scaler(),
+            passes=passes,
+            records=on_card and records_graph(config),
+        )
         self.windows = Windows(dataset.train, block_size=config.block_size, seed=config.seed)
         self.dataset = dataset
         self.eval_sequences = eval_sequences(config)
-        self.batch_size = config.batch_size
         self.step = 0
         self.updates_here = 0  # in this process
         self.elapsed_seconds = 0.0
         self.best_val_loss: float | None = None
-        self.graph_failure: str | None = None  # why a micro-batch could not be recorded, until it has been reported
         self.before_micro_batch: Callable[[int, int], None] = lambda _done, _total: None  # of an update
-        self._loss = torch.zeros((), device=device)  # of the update so far
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
-        self._records = records_graph(config) and device.type == "cuda"
-        self._warm = False  # whether a micro-batch of this size has run: what is recorded must be compiled before
-        self._recorded: RecordedMicroBatch | None = None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = self.steps.optimizer
+        return optimizer
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        scaler: torch.amp.GradScaler = self.steps.scaler
+        return scaler
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of a micro-batch now."""
+        return self.steps.batch_size
 
     @property
     def eval_windows(self) -> tuple[EvalWindows, EvalWindows]:
@@ -95,10 +120,6 @@ class Trainer:
             for tokens in (self.dataset.train, self.dataset.val)
         )
         return train, val
-
-    @property
-    def accumulation(self) -> int:
-        return self.config.sequences_per_step // self.batch_size
 
     @property
     def tokens(self) -> int:
@@ -117,8 +138,8 @@ class Trainer:
         while True:
             waited = self._batches.waited_seconds if self._batches else 0.0
             try:
-                self._gradients()
-                norm = self._ready_to_step()
+                self.steps.gradients(self._next_batch, self.before_micro_batch)
+                norm = self.steps.ready_to_step()
                 break
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -127,11 +148,7 @@ class Trainer:
             self._set_random_state(random)  # also where shrinking ends the run: it is saved as before this update
             self._shrink(message, on_shrink)
         set_learning_rate(self.optimizer, rate)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self._recorded is None:
-            self.optimizer.zero_grad(set_to_none=True)
-        figures = torch.stack((self._loss, norm.to(self._loss.dtype))).tolist()  # the step's one wait for the device
+        figures = self.steps.step(norm)
         self.step += 1
         self.updates_here += 1
         seconds = time.perf_counter() - began
@@ -145,76 +162,15 @@ class Trainer:
             data_wait_seconds=self._batches.waited_seconds - waited,
         )
 
-    def _gradients(self) -> None:
-        """Gradients of a whole update, added up over its micro-batches, and its mean loss in `_loss`."""
-        self._loss.zero_()
-        if self._records and self._warm and self._recorded is None:
-            self._record()
-        if self._fused:
-            self._fused.refresh()
-        if self._recorded or self._fused:
-            zero_gradients(self.model.parameters())
-        run = self._recorded or self._micro_batch
-        for done in range(self.accumulation):
-            self.before_micro_batch(done, self.accumulation)
-            x_BT, y_BT = self._next_batch()
-            run(x_BT, y_BT)
-        self._warm = True
-
-    def _ready_to_step(self) -> Tensor:
-        """The gradients' norm before clipping; from here on an update needs no memory, and nothing has changed yet."""
-        self.scaler.unscale_(self.optimizer)
-        norm = clip_gradients(self.model.parameters(), max_norm=self.config.grad_clip)
-        make_state(self.optimizer)
-        return norm
-
-    def _micro_batch(self, x_BT: Tensor, y_BT: Tensor) -> None:
-        if self._fused:
-            scale = self.scaler.scale(torch.full((), 1 / self.accumulation, device=self.device))
-            self._loss += self._fused.add_gradients(x_BT, y_BT, scale=scale) / self.accumulation
-            return
-        with self.precision.autocast():
-            loss = self.model.loss(x_BT, y_BT) / self.accumulation
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self._loss += loss.detach()
-
-    def _record(self) -> None:
-        """Record a micro-batch. If that fails the run continues without: slower if Python is slower than the card."""
-        release_memory(self.device)
-        zero_gradients(self.model.parameters())
-        shape = (self.batch_size, self.config.block_size)
-        x_BT, y_BT = torch.zeros(2, *shape, dtype=torch.long, device=self.device)
-        try:
-            self._recorded = RecordedMicroBatch(self._micro_batch, x_BT, y_BT)
-            return
-        except Exception as error:
-            self.graph_failure = first_line(error)  # not the error itself: its frames hold what must be freed
-        self._records = False
-        self.optimizer.zero_grad(set_to_none=True)
-        release_memory(self.device)
-
     @contextmanager
-    def evaluating(self) -> Iterator[TokenLosses]:
-        """Losses of tokens without gradients, with all the memory that training has between updates."""
-        self.free_activations()
-        if self._fused:
-            self._fused.refresh()
+    def evaluating(self) -> Iterator[Losses]:
+        """Losses of sequences without gradients, with all the memory that training has between updates."""
+        self.steps.ready_to_evaluate()
         self.model.eval()
         try:
-            yield self._fused.token_losses if self._fused else self._token_losses
+            yield self.steps.sequence_losses
         finally:
             self.model.train()
-
-    def _token_losses(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-        with self.precision.autocast():
-            return self.model.token_losses(x_BT, y_BT)
-
-    def free_activations(self) -> None:
-        """Give back what a recorded micro-batch holds, gradients included; it is recorded again when next needed."""
-        if self._recorded:
-            self._recorded = None
-            self.optimizer.zero_grad(set_to_none=True)
-            release_memory(self.device)
 
     def _next_batch(self) -> tuple[Tensor, Tensor]:
         if self._batches is None:
@@ -229,9 +185,10 @@ class Trainer:
         return (x_BT.pin_memory(), y_BT.pin_memory()) if self.device.type == "cuda" else (x_BT, y_BT)
 
     def _shrink(self, message: str, on_shrink: Callable[[Shrunk], None]) -> None:
-        self._recorded, self._warm = None, False
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler = self._same_scaler()
+        steps = self.steps
+        steps.recorded, steps.warm = None, False
+        steps.optimizer.zero_grad()
+        steps.scaler = self._same_scaler()
         self.close()
         release_memory(self.device)
         smaller = smaller_micro_batch(self.batch_size, self.config.sequences_per_step)
@@ -240,15 +197,15 @@ class Trainer:
             Shrunk(
                 before=self.batch_size,
                 after=smaller,
-                accumulation_before=self.accumulation,
+                accumulation_before=steps.accumulation,
                 accumulation_after=after,
                 message=message,
             )
         )
         if smaller is None:
-            self.batch_size = self.config.batch_size  # a resume tries the full size again
+            steps.batch_size = self.config.batch_size  # a resume tries the full size again
             raise OutOfMemory(message)
-        self.batch_size = smaller
+        steps.batch_size = smaller
 
     def _same_scaler(self) -> torch.amp.GradScaler:
         """The scaler in its present state, without its record of gradients that were unscaled and thrown away."""
@@ -287,7 +244,7 @@ class Trainer:
         self.best_val_loss = state.best_val_loss
         self.eval_sequences = state.eval_sequences or self.eval_sequences
         if state.micro_batches and state.micro_batches[0] == self.config.batch_size:
-            self.batch_size = state.micro_batches[1]  # unless the user has asked for another
+            self.steps.batch_size = state.micro_batches[1]  # unless the user has asked for another
         if state.scaler:
             self.scaler.load_state_dict(dict(state.scaler))
         self.close()

@@ -17,19 +17,21 @@ LAYERS = {
     "onecard.visible": 0,
     "onecard.machine": 1,
     "onecard.config": 1,
-    "onecard.plan": 2,
-    "onecard.runs": 3,
-    "onecard.doctor": 4,
-    "onecard.data": 5,
-    "onecard.train": 6,
-    "onecard.report": 7,
-    "onecard.inputs": 8,
-    "onecard.api": 9,  # below the command line, which it does without
-    "onecard.cli": 10,
-    "onecard.__main__": 10,
-    "onecard": 10,  # the package itself re-exports from below, lazily
+    "onecard.paper": 2,
+    "onecard.models": 3,
+    "onecard.plan": 4,
+    "onecard.runs": 5,
+    "onecard.doctor": 6,
+    "onecard.data": 7,
+    "onecard.train": 8,
+    "onecard.report": 9,
+    "onecard.inputs": 10,
+    "onecard.api": 11,  # below the command line, which it does without
+    "onecard.cli": 12,
+    "onecard.__main__": 12,
+    "onecard": 12,  # the package itself re-exports from below, lazily
 }
-PURE = ("onecard.plan", "onecard.doctor")
+PURE = ("onecard.paper", "onecard.models", "onecard.plan", "onecard.doctor")
 IMPURE_NAMES = {"open", "print", "input", "exec", "eval"}
 IMPURE_MODULES = {"os", "time", "sys", "pathlib", "subprocess", "socket", "datetime", "random"}
 
@@ -62,10 +64,15 @@ def violations(module: str, source: str) -> Iterator[str]:
                 yield f"{module} imports torch"
             if top == "click" and not module.startswith("onecard.cli"):
                 yield f"{module} imports click"
-            if pure and top in IMPURE_MODULES:
+            if pure and top in IMPURE_MODULES and not only_counts_references(node):
                 yield f"{module} is pure and imports {top}"
         if pure and isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_NAMES:
             yield f"{module}:{node.lineno} is pure and calls {node.func.id}"
+
+
+def only_counts_references(node: ast.AST) -> bool:
+    """`from sys import getrefcount`: paper frees what Python frees."""
+    return isinstance(node, ast.ImportFrom) and [alias.name for alias in node.names] == ["getrefcount"]
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -108,6 +115,8 @@ def test_the_package_keeps_its_layers() -> None:
         ("onecard.doctor.x", "print('x')", "calls print"),
         ("onecard.plan.x", "import time", "imports time"),
         ("onecard.plan.x", "from os import environ", "imports os"),
+        ("onecard.paper.x", "from sys import getrefcount, stdout", "imports sys"),
+        ("onecard.models.x", "import torch", "torch"),
         ("onecard.stray", "", "no layer"),
     ],
 )

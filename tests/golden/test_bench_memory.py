@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.cards import find_card
-from onecard.plan.memory.device import device_of
-from onecard.plan.memory.nanogpt.compiled.run import CompiledRun, compiled_tape
+from onecard.models.nanogpt import Train
+from onecard.plan.cards import device_of, find_card
+from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.predict import predict_nanogpt
 from onecard.plan.memory.replay import Replay, replay
 from onecard.units import GIB, MIB
@@ -23,10 +23,10 @@ KEYS = "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps 
 LIMIT = 12 * GIB
 
 
-class WithoutEvaluation(CompiledRun):
+class WithoutEvaluation(Train):
     """train.py without its evaluations."""
 
-    def evaluation(self) -> None:
+    def estimate_loss(self) -> None:
         return
 
 
@@ -47,7 +47,7 @@ def name_of(row: dict[str, str]) -> str:
 
 
 def replayed(row: dict[str, str], *, cold: bool, limit_bytes: int | None = None) -> Replay:
-    tape = WithoutEvaluation(config_of(row), device_of(H200), cold=cold).run()
+    tape = compiled_tape(config_of(row), device_of(H200), cold=cold, train=WithoutEvaluation)
     return replay(tape, limit_bytes=limit_bytes)
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.memory.device import H200
+from onecard.paper.device import H200
+from onecard.paper.tape import Tape, peaks
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.replay import Replay, replay
-from onecard.plan.memory.tape import Tape, peaks
 
 FOLDER = Path(__file__).parent
 WHOLE = "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps vocab_size".split()

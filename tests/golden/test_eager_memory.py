@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.memory.device import H200
-from onecard.plan.memory.nanogpt.eager.run import eager_tape
+from onecard.models.nanogpt import eager_tape
+from onecard.paper.device import H200
 from onecard.plan.memory.replay import Replay, replay
 
 FOLDER = Path(__file__).parent

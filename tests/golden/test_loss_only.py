@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from bench.measured import CARD, GOLDEN, Measured, measured_rows
-from onecard.plan.memory.device import device_of
+from onecard.plan.cards import device_of
 from onecard.plan.memory.predict import PHASES, nanogpt_tape
 from onecard.plan.memory.replay import Replay, replay
 

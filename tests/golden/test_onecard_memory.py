@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 
 from bench.measured import CARD, GOLDEN, Errors, Measured, measured_rows
-from onecard.plan.memory.device import H200
-from onecard.plan.memory.onecard.compiled.run import CompiledTrainer
+from onecard.paper.device import H200
+from onecard.paper.tape import Tape
+from onecard.plan.memory.onecard.compiled.run import CompiledRun
 from onecard.plan.memory.onecard.run import onecard_tape
 from onecard.plan.memory.predict import PHASES, predict_onecard
 from onecard.plan.memory.replay import replay
-from onecard.plan.memory.tape import Tape
 from onecard.units import GIB, MIB, parse_bytes
 
 ROWS = measured_rows(GOLDEN / "onecard_h200_build.csv")
@@ -164,7 +164,7 @@ def comparable(events: list[Event]) -> list[Event]:
 def tape_of(name: str, row: Measured, *, cold: bool) -> Tape:
     """As it was recorded; of compiled runs `cold` tells whether kernels are timed first."""
     if "_compiled_" in name:
-        return CompiledTrainer(row.config, H200, cold=cold).run()
+        return CompiledRun(row.config, H200, cold=cold).tape(rounds=1)
     return onecard_tape(row.config, H200, rounds=1)
 
 

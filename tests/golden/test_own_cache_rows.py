@@ -9,7 +9,7 @@ rows has two right answers.
 import pytest
 
 from bench.measured import CARD, GOLDEN, Errors, Measured, measured_rows
-from onecard.plan.memory.device import device_of
+from onecard.plan.cards import device_of
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.nanogpt.compiled.shape import Padding, Shape
 from onecard.plan.memory.predict import PHASES

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from onecard.config.schema import RunConfig
+from onecard.models.nanogpt import eager_tape
+from onecard.paper.device import H200
+from onecard.paper.tape import Tape
 from onecard.plan.memory.allocator import CachingAllocator
-from onecard.plan.memory.device import H200
-from onecard.plan.memory.nanogpt.eager.run import eager_tape
 from onecard.plan.memory.replay import replay
-from onecard.plan.memory.tape import Tape
 
 FOLDER = Path(__file__).parent
 TRACES = {path.name.split("_")[-1].partition(".")[0]: path for path in sorted(FOLDER.glob("allocator_trace_*.json.gz"))}

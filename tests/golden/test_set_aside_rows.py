@@ -10,7 +10,7 @@ measured there.
 import pytest
 
 from bench.measured import CARD, GOLDEN, Errors, Measured, measured_rows
-from onecard.plan.memory.device import device_of
+from onecard.plan.cards import device_of
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.replay import replay
 

@@ -11,14 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onecard.config.schema import RunConfig
-from onecard.plan.cards import Card, find_card
-from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory
-from onecard.plan.memory.device import H200, Device
-from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
-from onecard.plan.memory.nanogpt.eager.run import eager_tape
-from onecard.plan.memory.predict import PHASES, PROCESS, nanogpt_tape, predict_nanogpt
-from onecard.plan.memory.replay import replay
-from onecard.plan.memory.tags import (
+from onecard.models.nanogpt import eager_tape
+from onecard.paper.device import H200, Device
+from onecard.paper.tags import (
     GRADIENTS,
     LOGITS_AND_LOSS,
     OPTIMIZER_STATE,
@@ -28,7 +23,12 @@ from onecard.plan.memory.tags import (
     WEIGHTS,
     WORKSPACE,
 )
-from onecard.plan.memory.tape import changes, live_blocks, parts_at, peaks
+from onecard.paper.tape import changes, live_blocks, parts_at, peaks
+from onecard.plan.cards import Card, find_card
+from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory
+from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
+from onecard.plan.memory.predict import PHASES, PROCESS, nanogpt_tape, predict_nanogpt
+from onecard.plan.memory.replay import replay
 
 RTX_4070 = Device(capability=(8, 9), multiprocessors=46)
 RTX_2080 = Device(capability=(7, 5), multiprocessors=46)

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onecard.config.schema import RunConfig
+from onecard.models.evaluation import eval_batch_size
+from onecard.paper.device import H200, Device
+from onecard.paper.tags import GRADIENTS, LOGITS_AND_LOSS, OPTIMIZER_STATE, WEIGHTS, WORKSPACE
+from onecard.paper.tape import live_blocks, parts_at, peaks
 from onecard.plan.cards import find_card
-from onecard.plan.evaluation import eval_batch_size
-from onecard.plan.memory.device import H200, Device
 from onecard.plan.memory.onecard.run import onecard_tape
 from onecard.plan.memory.predict import PHASES, PROCESS, predict_onecard
 from onecard.plan.memory.replay import replay
-from onecard.plan.memory.tags import GRADIENTS, LOGITS_AND_LOSS, OPTIMIZER_STATE, WEIGHTS, WORKSPACE
-from onecard.plan.memory.tape import live_blocks, parts_at, peaks
 
 DEVICES = st.sampled_from(
     [H200, Device(capability=(8, 9), multiprocessors=46), Device(capability=(7, 5), multiprocessors=46)]

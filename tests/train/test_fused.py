@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import open_dataset  # noqa: E402
-from onecard.plan.memory.onecard.graph import fuses  # noqa: E402
-from onecard.train.fused import FusedPasses, _FusedBlock  # noqa: E402
+from onecard.models.gpt2_passes import BlockPasses, Passes  # noqa: E402
+from onecard.models.ways import fuses  # noqa: E402
 from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.precision import Precision  # noqa: E402
@@ -112,7 +112,7 @@ def test_gradients_are_those_of_autograd_and_are_added(
     usual = model.loss(tokens_BT, targets_BT)
     expected = autograds(model, usual)
     before = set_gradients(model)
-    loss = FusedPasses(model, torch.float64).add_gradients(tokens_BT, targets_BT, scale=torch.tensor(scale))
+    loss = model.passes(torch.float64).add_gradients(tokens_BT, targets_BT, scale=torch.tensor(scale))
     torch.testing.assert_close(loss.double(), usual.detach().double(), rtol=1e-5, atol=1e-5)
     largest = max(float(gradient.norm()) for gradient in expected.values())
     for name, gradient in expected.items():
@@ -126,7 +126,7 @@ def test_float32_gradients_are_those_of_autograd(mode: Any) -> None:
     model, (tokens_BT, targets_BT) = made(config, torch.float32), batch(config, ignored=3)
     expected = autograds(model, model.loss(tokens_BT, targets_BT))
     zero_gradients(model.parameters())
-    FusedPasses(model, torch.float32).add_gradients(tokens_BT, targets_BT, scale=ONE)
+    model.passes(torch.float32).add_gradients(tokens_BT, targets_BT, scale=ONE)
     for name, gradient in gradients(model).items():
         assert (gradient - expected[name]).norm() <= 1e-4 * expected[name].norm(), name
 
@@ -137,7 +137,7 @@ def test_every_mode_gives_the_same_gradients(mode: Any) -> None:
     for each in ("none", mode):
         model = made(TINY.replace({"grad_checkpoint": each}))
         zero_gradients(model.parameters())
-        FusedPasses(model, torch.float64).add_gradients(*batch(TINY), scale=ONE)
+        model.passes(torch.float64).add_gradients(*batch(TINY), scale=ONE)
         found.append(gradients(model))
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
 
@@ -147,7 +147,7 @@ def test_every_mode_gives_the_same_gradients(mode: Any) -> None:
 def test_losses_of_tokens_are_the_models(length: int, loss_chunk: int, ignored: int) -> None:
     config = TINY.replace({"loss_chunk": loss_chunk})
     model, (tokens_BT, targets_BT) = made(config), batch(config, 3, length, ignored)
-    losses_BT = FusedPasses(model, torch.float64).token_losses(tokens_BT, targets_BT)
+    losses_BT = model.passes(torch.float64).token_losses(tokens_BT, targets_BT)
     assert losses_BT.dtype == torch.float32
     torch.testing.assert_close(losses_BT.double(), model.token_losses(tokens_BT, targets_BT), rtol=1e-5, atol=1e-5)
     assert (losses_BT[targets_BT == -1] == 0).all()
@@ -156,20 +156,20 @@ def test_losses_of_tokens_are_the_models(length: int, loss_chunk: int, ignored: 
 def test_losses_of_tokens_leave_gradients_alone() -> None:
     model = made(TINY)
     before = set_gradients(model)
-    FusedPasses(model, torch.float64).token_losses(*batch(TINY))
+    model.passes(torch.float64).token_losses(*batch(TINY))
     torch.testing.assert_close(gradients(model), before, rtol=0, atol=0)
 
 
 # Copies of the weights
 
 
-def passes_with_copies(model: GPT) -> FusedPasses:
+def passes_with_copies(model: GPT) -> Passes:
     """Matrices become float64, of which the passes have float32 copies; norms float32, as torch's on a CPU must be."""
     model.double()
     for module in model.modules():
         if isinstance(module, torch.nn.LayerNorm):
             module.float()
-    return FusedPasses(model, torch.float32)
+    return model.passes(torch.float32)
 
 
 def test_weights_that_have_changed_are_taken_over_when_asked() -> None:
@@ -184,13 +184,13 @@ def test_weights_that_have_changed_are_taken_over_when_asked() -> None:
     passes.refresh()
     after_BT = passes.token_losses(*batch(TINY))
     assert not torch.allclose(after_BT, before_BT, rtol=1e-3)
-    assert torch.equal(after_BT, FusedPasses(model, torch.float32).token_losses(*batch(TINY)))
+    assert torch.equal(after_BT, model.passes(torch.float32).token_losses(*batch(TINY)))
 
 
 def test_every_matrix_is_taken_over() -> None:
     model = made(TINY)
     passes = passes_with_copies(model)
-    narrow = [passes._head, *(weight for block in passes._blocks for weight in block.weights)]
+    narrow = [passes._head, *(weight for block in passes.blocks for weight in block.weights)]
     assert {id(weight.parameter) for weight in narrow} == {
         id(parameter)
         for name, parameter in model.named_parameters()
@@ -220,7 +220,7 @@ def test_gradients_are_added_to_the_parameters_in_their_own_type() -> None:
 
 def test_weights_of_the_type_have_no_copy() -> None:
     model = made(TINY, torch.float32)
-    passes = FusedPasses(model, torch.float32)
+    passes = model.passes(torch.float32)
     assert passes._head.narrow_OI.data_ptr() == model.lm_head.weight.data_ptr()
     passes.refresh()
     before_BT = passes.token_losses(*batch(TINY))
@@ -270,7 +270,7 @@ def living_bytes_a_token(mode: Any, layers: int, monkeypatch: pytest.MonkeyPatch
     assert tokens_BT.numel() == TOKENS
     zero_gradients(model.parameters())
     of_model = [tensor for parameter in model.parameters() for tensor in (parameter, parameter.grad)]
-    passes, living = FusedPasses(model, torch.float32), Living([*of_model, tokens_BT, targets_BT])
+    passes, living = model.passes(torch.float32), Living([*of_model, tokens_BT, targets_BT])
     forward_ends: list[float] = []
     backward_begins: list[float] = []
 
@@ -283,7 +283,7 @@ def living_bytes_a_token(mode: Any, layers: int, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patch, living:
         patch.setattr(passes, "_loss_and_gradient", noting(passes._loss_and_gradient, forward_ends))
-        patch.setattr(_FusedBlock, "backward", noting(_FusedBlock.backward, backward_begins))
+        patch.setattr(BlockPasses, "backward", noting(BlockPasses.backward, backward_begins))
         passes.add_gradients(tokens_BT, targets_BT, scale=ONE)
         end = living.bytes / TOKENS
     return forward_ends[0], backward_begins, end
@@ -337,14 +337,14 @@ def test_a_trainer_with_written_out_passes_learns_and_evaluates_as_without(tmp_p
     found = []
     for written_out in (False, True):
         trainer = Trainer(config, dataset, torch.device("cpu"), Precision(device_type="cpu", dtype=torch.float32))
-        assert trainer._fused is None, "off CUDA the model's own"
+        assert trainer.steps.passes is None, "off CUDA the model's own"
         if written_out:
-            trainer._fused = passes_with_copies(trainer.model)
+            trainer.steps.passes = passes_with_copies(trainer.model)
         updates = [trainer.update(lambda shrunk: pytest.fail(str(shrunk))) for _ in range(4)]
-        with trainer.evaluating() as token_losses:
-            losses_BT = token_losses(*batch(config))
+        with trainer.evaluating() as sequence_losses:
+            losses_B = sequence_losses(*batch(config))
         trainer.close()
-        found.append(([update.loss for update in updates], [update.grad_norm for update in updates], losses_BT))
+        found.append(([update.loss for update in updates], [update.grad_norm for update in updates], losses_B))
     for usual, ours in zip(*found, strict=True):
         torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(usual), rtol=1e-4, atol=1e-4)
     assert found[0][0][-1] < found[0][0][0]

@@ -17,7 +17,6 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
 from onecard.train import products  # noqa: E402
-from onecard.train.fused import FusedPasses  # noqa: E402
 from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.precision import choose_precision  # noqa: E402
@@ -68,7 +67,7 @@ def written_out(model: GPT, dtype: Any, tokens_BT: Any, targets_BT: Any) -> tupl
     """The loss, and copies of the gradients, from zero on."""
     zero_gradients(model.parameters())
     scale = torch.tensor(SCALE, device=DEVICE)
-    loss = FusedPasses(model, dtype).add_gradients(tokens_BT, targets_BT, scale=scale)
+    loss = model.passes(dtype).add_gradients(tokens_BT, targets_BT, scale=scale)
     return loss, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}  # type: ignore[union-attr]
 
 
@@ -100,7 +99,7 @@ def test_losses_of_tokens_are_those_of_autocast(config: RunConfig, dtype: Any) -
     model, (tokens_BT, targets_BT) = made(config), batch(config)
     with torch.autocast(DEVICE, dtype):
         usual_BT = model.token_losses(tokens_BT, targets_BT)
-    losses_BT = FusedPasses(model, dtype).token_losses(tokens_BT, targets_BT)
+    losses_BT = model.passes(dtype).token_losses(tokens_BT, targets_BT)
     torch.testing.assert_close(losses_BT, usual_BT, rtol=0.01, atol=0.02)
     assert float(losses_BT.mean()) == pytest.approx(float(usual_BT.mean()), rel=1e-3)
     assert (losses_BT[targets_BT == -1] == 0).all()
@@ -237,7 +236,7 @@ def trainer_of(dataset: Dataset, **keys: Any) -> Trainer:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_trainer_uses_them_by_default(dataset: Dataset, dtype: str) -> None:
-    assert trainer_of(dataset, dtype=dtype)._fused is not None
+    assert trainer_of(dataset, dtype=dtype).steps.passes is not None
 
 
 @pytest.mark.parametrize(
@@ -246,7 +245,7 @@ def test_the_trainer_uses_them_by_default(dataset: Dataset, dtype: str) -> None:
     ids=lambda keys: next(iter(keys)),
 )
 def test_the_trainer_uses_the_model_where_they_do_not_fit(dataset: Dataset, keys: dict[str, Any]) -> None:
-    assert trainer_of(dataset, **{"dtype": "bfloat16", **keys})._fused is None
+    assert trainer_of(dataset, **{"dtype": "bfloat16", **keys}).steps.passes is None
 
 
 def test_updates_are_recorded_and_are_those_of_float32(dataset: Dataset) -> None:
@@ -255,9 +254,9 @@ def test_updates_are_recorded_and_are_those_of_float32(dataset: Dataset) -> None
         trainer = trainer_of(dataset, **keys)
         updates = [trainer.update(lambda shrunk: pytest.fail(str(shrunk))) for _ in range(4)]
         assert trainer.graph_failure is None
-        assert (trainer._recorded is not None) == (trainer._fused is not None)
-        with trainer.evaluating() as token_losses:
-            loss = float(token_losses(*batch(EVEN)).mean())
+        assert (trainer.steps.recorded is not None) == (trainer.steps.passes is not None)
+        with trainer.evaluating() as sequence_losses:
+            loss = float(sequence_losses(*batch(EVEN)).mean())
         trainer.close()
         found.append([*(update.loss for update in updates), loss])
     ours, exact = found

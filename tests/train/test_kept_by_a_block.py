@@ -17,10 +17,11 @@ from torch._functorch import partitioners  # noqa: E402
 from torch._inductor import compile_fx  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
-from onecard.plan.memory.device import H200  # noqa: E402
+from onecard.paper.device import H200  # noqa: E402
 from onecard.plan.memory.nanogpt.compiled.shape import Shape  # noqa: E402
 from onecard.plan.memory.onecard.compiled.forward import forward, last_norm  # noqa: E402
-from onecard.train.model import Block, LastNorm  # noqa: E402
+from onecard.train.model import GPT  # noqa: E402
+from onecard.train.operations import TensorOperations  # noqa: E402
 
 BATCH, TOKENS = 2, 64
 OF_ATTENTION = ("0.q", "0.k", "0.v", "0.out", "0.lse", "0.seed", "0.offset")
@@ -58,8 +59,8 @@ def compiled_keeps(
     for module in (partitioners, compile_fx):
         if hasattr(module, "min_cut_rematerialization_partition"):
             monkeypatch.setattr(module, "min_cut_rematerialization_partition", stop_after)
-    plain = torch.nn.LayerNorm.forward  # below, in float32 as under autocast on a card
-    monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda norm, x: plain(norm, x.float()))
+    plain = TensorOperations.layer_norm  # below, in float32 as under autocast on a card
+    monkeypatch.setattr(TensorOperations, "layer_norm", lambda ops, x, layer: plain(ops, x.float(), layer))
     torch._dynamo.reset()
     part.compile(dynamic=False)
     is_half = config.dtype != "float32"
@@ -88,7 +89,7 @@ def test_a_block_keeps_what_the_partitioner_keeps(
     traced = forward(Shape(config, H200), mode)
     named = [name for name in traced.named if name not in ("added", *OF_ATTENTION) and not name.endswith(".cast")]
     ours = [traced.graph.sizes[traced.named[name]] for name in named if name != "x" or mode != "full"]
-    assert sorted(ours) == sorted(compiled_keeps(config, monkeypatch, Block(config), results=2))
+    assert sorted(ours) == sorted(compiled_keeps(config, monkeypatch, GPT(config).transformer.h[0], results=2))
 
 
 @pytest.mark.slow
@@ -97,5 +98,5 @@ def test_the_last_norm_keeps_what_the_partitioner_keeps(dtype: str, monkeypatch:
     config = config_of("none", dtype, 64)
     traced = last_norm(Shape(config, H200), "none")
     ours = [traced.graph.sizes[buffer] for name, buffer in traced.named.items() if name != "hidden"]
-    part = LastNorm(config.n_embd, bias=config.bias)
+    part = GPT(config).transformer.ln_f
     assert sorted(ours) == sorted(compiled_keeps(config, monkeypatch, part, results=1))

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'one
 from torch import nn  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
-from onecard.plan.memory.device import H200  # noqa: E402
+from onecard.paper.device import H200  # noqa: E402
 from onecard.plan.memory.nanogpt.compiled.shape import Shape  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.plan.counts import count_params  # noqa: E402
 from onecard.train import precision  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
-from onecard.train.optim import clip_gradients, make_optimizer, make_state, parameter_groups, set_learning_rate  # noqa: E402
+from onecard.train.optim import clip_gradients, make_optimizer, parameter_groups, set_learning_rate  # noqa: E402
 
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65, bias=True)
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_state_made_beforehand_changes_no_step() -> None:
     models = [GPT(TINY), GPT(TINY)]
     models[1].load_state_dict(models[0].state_dict())
     optimizers = [make_optimizer(model, TINY) for model in models]
-    make_state(optimizers[1])
+    optimizers[1].make_state()
     for _ in range(3):
         for model, optimizer in zip(models, optimizers, strict=True):
             for number, parameter in enumerate(model.parameters()):

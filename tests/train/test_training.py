@@ -21,14 +21,15 @@ from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
 from onecard.doctor.diagnose import diagnose  # noqa: E402
 from onecard.errors import MachineError, OnecardError  # noqa: E402
-from onecard.plan.evaluation import eval_tokens  # noqa: E402
+from onecard.models.evaluation import eval_tokens  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step  # noqa: E402
-from onecard.train import checkpoint, loop, trainer  # noqa: E402
+from onecard.train import checkpoint, loop, operations  # noqa: E402
 from onecard.train.evaluate import Evaluation, SplitLoss  # noqa: E402
 from onecard.train.loop import _Loop, train  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.oom import smaller_micro_batch  # noqa: E402
+from onecard.train.optim import AdamW  # noqa: E402
 from onecard.train.precision import Precision  # noqa: E402
 from onecard.train.trainer import Trainer  # noqa: E402
 from onecard.units import MIB  # noqa: E402
@@ -159,14 +160,14 @@ def test_out_of_memory_in_the_backward_pass_is_survived_too(
     assert [record.step for record in seen if isinstance(record, Oom)] == [2]
 
 
-@pytest.mark.parametrize("where", ["clip_gradients", "make_state"])
+@pytest.mark.parametrize(("where", "what"), [(operations, "clip_gradients"), (AdamW, "make_state")])
 @pytest.mark.parametrize("call", [1, 5])
 def test_out_of_memory_on_the_way_to_the_optimizers_step_changes_nothing(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, call: int
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, what: str, call: int
 ) -> None:
     run(tiny(), dataset, tmp_path / "whole")
     error = torch.OutOfMemoryError("CUDA out of memory.")
-    monkeypatch.setattr(trainer, where, failing_at(getattr(trainer, where), call, error))
+    monkeypatch.setattr(where, what, failing_at(getattr(where, what), call, error))
     seen = run(tiny(), dataset, tmp_path / "short")
     assert [record.step for record in seen if isinstance(record, Oom)] == [call - 1]
     assert losses(tmp_path / "short") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
@@ -174,7 +175,7 @@ def test_out_of_memory_on_the_way_to_the_optimizers_step_changes_nothing(
 
 @pytest.mark.parametrize(
     ("where", "what", "call", "step"),
-    [(trainer, "make_state", 3, 2), (trainer, "make_state", 1, 0), (GPT, "loss", 1, 0), (GPT, "loss", 4, 1)],
+    [(AdamW, "make_state", 3, 2), (AdamW, "make_state", 1, 0), (GPT, "loss", 1, 0), (GPT, "loss", 4, 1)],
 )
 def test_a_scaler_forgets_gradients_that_were_thrown_away(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, what: str, call: int, step: int
@@ -197,7 +198,7 @@ def test_an_optimizer_whose_state_never_fits_ends_with_a_checkpoint(
     def full(_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(trainer, "make_state", full)
+    monkeypatch.setattr(AdamW, "make_state", full)
     seen = run(config, dataset, tmp_path / "run")
     assert isinstance(seen[-1], End)
     assert seen[-1].reason == "out-of-memory"
@@ -583,9 +584,9 @@ def test_a_graph_that_cannot_be_recorded_is_told_at_once_and_once(
     class Recording(Trainer):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            self._records = True
+            self.steps.records = True
 
-    monkeypatch.setattr("onecard.train.trainer.RecordedMicroBatch", failing)
+    monkeypatch.setattr("onecard.train.operations.RecordedMicroBatch", failing)
     run(tiny(), dataset, tmp_path / "plain")
     monkeypatch.setattr("onecard.train.loop.Trainer", Recording)
     seen = run(tiny(), dataset, tmp_path / "failing")

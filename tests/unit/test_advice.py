@@ -4,9 +4,9 @@ import pytest
 
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
+from onecard.models.evaluation import smaller_eval_batch
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.cards import find_card
-from onecard.plan.evaluation import smaller_eval_batch
 from onecard.plan.fit import fit_onecard
 from onecard.plan.loss import forecast_loss
 from onecard.plan.make import make_plan, room_caution

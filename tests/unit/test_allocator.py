@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from onecard.paper.tape import Tape, changes, parts_at, peaks, rounded
 from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory, segment_bytes
 from onecard.plan.memory.replay import replay
-from onecard.plan.memory.tape import Tape, changes, parts_at, peaks, rounded
 
 KIB, MIB = 2**10, 2**20
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from onecard.paper.tape import DEFAULT_POOL, EMPTY_CACHE, Tape
 from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory
 from onecard.plan.memory.replay import replay
-from onecard.plan.memory.tape import DEFAULT_POOL, EMPTY_CACHE, Tape
 
 MIB = 2**20
 

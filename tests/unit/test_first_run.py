@@ -8,9 +8,9 @@ import pytest
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.doctor.diagnose import Diagnosis, diagnose
+from onecard.models.evaluation import eval_tokens
 from onecard.plan.cards import Card, find_card, known_cards
 from onecard.plan.counts import count_params
-from onecard.plan.evaluation import eval_tokens
 from onecard.plan.first_run import FEWEST_STEPS, PASSES, SECONDS, TOKENS_PER_STEP, first_run
 from onecard.plan.recipe import SHORT_STEPS
 from onecard.plan.speed import predict_speed

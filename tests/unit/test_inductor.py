@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from onecard.plan.memory.device import H200, Device
+from onecard.paper.device import H200, Device
+from onecard.paper.tags import ACTIVATIONS
+from onecard.paper.tape import Tape
 from onecard.plan.memory.inductor.graph import Graph
 from onecard.plan.memory.inductor.tuning import is_timed, loop_is_timed
 from onecard.plan.memory.inductor.wrapper import Program, compiled
-from onecard.plan.memory.tags import ACTIVATIONS
-from onecard.plan.memory.tape import Tape
 
 RTX_4070 = Device(capability=(8, 9), multiprocessors=46)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from onecard.plan.memory import kernels
-from onecard.plan.memory.device import H200, Device
+from onecard.paper import kernels
+from onecard.paper.device import H200, Device
 
 RTX_4070 = Device(capability=(8, 9), multiprocessors=46)
 

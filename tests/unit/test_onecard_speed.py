@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from onecard.config.schema import RunConfig
+from onecard.models.chunks import chunk_sizes, default_chunk_tokens
 from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
-from onecard.plan.memory.onecard.chunks import chunk_sizes, default_chunk_tokens
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.nanogpt import nanogpt_step
 from onecard.plan.speed.onecard import checkpoints, evaluations, onecard_step

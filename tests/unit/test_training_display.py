@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from onecard.config.resolve import resolve
+from onecard.models.evaluation import evaluations_after
 from onecard.plan.cards import find_card
-from onecard.plan.evaluation import evaluations_after
 from onecard.plan.memory.predict import Memory, predict_onecard
 from onecard.report import training
 from onecard.report.training import SETTLED_STEP, TrainingDisplay

@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 
 from onecard.config.schema import RunConfig
+from onecard.paper.tags import ACTIVATIONS, ATTENTION, GRADIENTS, LOGITS_AND_LOSS
 from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import BEFORE, Memory, Part, predict_nanogpt, predict_onecard
-from onecard.plan.memory.tags import ACTIVATIONS, ATTENTION, GRADIENTS, LOGITS_AND_LOSS
 from onecard.plan.memory.why import LOSSES_ALONE, item_bytes
 from onecard.units import MIB
 

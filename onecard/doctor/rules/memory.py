@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from onecard import units
+from onecard.config.schema import PLANNED_KEYS
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, said
 from onecard.doctor.needs import PARAMETERS, Need, needs
@@ -13,13 +14,12 @@ from onecard.doctor.oom import Cause, OutOfMemory, cause, out_of_memory, tensor_
 from onecard.doctor.repair import memory_of, repaired
 from onecard.findings import Finding, Severity
 from onecard.plan.command import EXPANDABLE
-from onecard.plan.repair import PLANNED
 
 STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
 CAST_BYTES_PER_PARAM = 2  # autocast's copies
 ROOM = 0.9  # of the card
 SMALLEST_MODEL = 1e6  # parameters: no card is planned for less
-TENSORS = Need(about="config", met=lambda case: not messages(case, "oom") or known(case, *PLANNED) is not None)
+TENSORS = Need(about="config", met=lambda case: not messages(case, "oom") or known(case, *PLANNED_KEYS) is not None)
 ROOM_ON_CARD = Need(about="card", met=lambda case: case.cardless is not None or _room(case) is not None)
 
 
@@ -42,7 +42,7 @@ def _size(size_bytes: int | None) -> str:
 
 def _for_what(case: Case, failed: OutOfMemory) -> str:
     """What the allocation probably was for, in a clause."""
-    guess = tensor_of(failed.tried, known(case, *PLANNED)) if failed.tried else None
+    guess = tensor_of(failed.tried, known(case, *PLANNED_KEYS)) if failed.tried else None
     return f"; it is the size of {guess.name}: {guess.arithmetic}" if guess else ""
 
 
@@ -74,7 +74,7 @@ def _remedy(case: Case, failed: OutOfMemory) -> tuple[dict[str, object], str]:
     if failed.went_on_with:
         flags = " ".join(f"--{key}={value}" for key, value in failed.went_on_with.items())
         return dict(failed.went_on_with), f"{flags}, which the run went on with: the same tokens, and no attempt lost"
-    config = known(case, *PLANNED)
+    config = known(case, *PLANNED_KEYS)
     if config and config.grad_checkpoint != "full" and not failed.in_eval:
         return {"grad_checkpoint": "full"}, "--grad_checkpoint=full, a shorter block_size, or a smaller model"
     return {}, "a shorter block_size, or a smaller model: onecard plan --fit"
@@ -122,7 +122,7 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
 
 def _smaller_batch(case: Case) -> tuple[dict[str, object], str]:
     """The patch to the micro-batch that the plan says fits, and the words for it."""
-    config = known(case, *PLANNED)
+    config = known(case, *PLANNED_KEYS)
     if config is None:
         return (
             {},
@@ -283,7 +283,7 @@ def oom_tensor(case: Case) -> Iterator[Finding]:
 
     When it is wrong: two tensors may have the same size by chance.
     """
-    config = known(case, *PLANNED)
+    config = known(case, *PLANNED_KEYS)
     if config is None:
         return  # a bare message gets one finding, and that names the likely tensor
     for message in messages(case, "oom"):
@@ -326,7 +326,7 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
         failed = out_of_memory(message, case.card)
         if not failed.in_eval:
             continue
-        config, card = known(case, *PLANNED), case.card
+        config, card = known(case, *PLANNED_KEYS), case.card
         patch, how = _remedy(case, failed)
         why = "evaluation keeps no graph and needs less than training: nanoGPT only evaluates first"
         if failed.went_on_with is not None:
@@ -375,8 +375,6 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
     params = case.facts.params_total or case.facts.params
     room = _room(case)
     config = known(case, "dtype", "n_embd")
-    if config and (config.optimizer != "adamw" or config.param_dtype != "float32" or config.offload != "none"):
-        return
     sharded = (case.run.world_size or 1) > 1 and case.run.format not in NANOGPT_LIKE  # nanoGPT's cards each hold all
     if params is None or room is None or sharded:
         return

@@ -27,12 +27,13 @@ from onecard.doctor.facts import ROUNDED_PARAMS
 from onecard.doctor.needs import needs_settings
 from onecard.findings import Finding, Sureness
 from onecard.plan.counts import count_params
-from onecard.plan.schedule import learning_rate
+from onecard.plan.schedule import RATE_KEYS, learning_rate
 from onecard.runs.records import Eval, Start, Step
 
 ROUNDING = 0.01
 RATE_JUMP = 1.5
 LOSS_JUMP = 0.05
+RATES_SHOWN = ("learning_rate", "min_lr", "decay_lr", "lr_decay_iters")
 PAST_PEAK = 2 / 3  # of the highest rate so far: the schedule has begun to fall
 
 
@@ -128,14 +129,13 @@ def _part_before(case: Case, others: Sequence[Case]) -> Case | None:
 
 def _jump_between(earlier: Case, case: Case) -> Iterator[Finding]:
     first = _first_step(case)
-    keys = ("learning_rate", "min_lr", "decay_lr", "lr_decay_iters", "warmup_iters")
-    old, new = known(earlier, *keys), known(case, *keys)
+    old, new = known(earlier, *RATE_KEYS), known(case, *RATE_KEYS)
     if old and new and old != new:
         was, now = learning_rate(old, first), learning_rate(new, first)
         if was > 0 and above(now, RATE_JUMP * was):
             yield _jumped(
                 f"resumed at step {first:,} with a learning rate of {now:.2e}; it had come down to {was:.2e}",
-                (*said(earlier, *keys[:4]), *said(case, *keys[:4])),
+                (*said(earlier, *RATES_SHOWN), *said(case, *RATES_SHOWN)),
             )
             return
     yield from _loss_jump(case, [e for e in earlier.evals if e.step <= first], case.evals)

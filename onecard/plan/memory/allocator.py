@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from onecard.plan.memory.tape import DEFAULT_POOL, EMPTY_CACHE, ROUND_BYTES, rounded
+from onecard.paper.tape import DEFAULT_POOL, EMPTY_CACHE, ROUND_BYTES, rounded
 
 SMALL_BYTES = 2**20  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT_BYTES = 2 * 2**20  # kSmallBuffer

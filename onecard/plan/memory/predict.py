@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 
 from onecard.config.schema import RunConfig
-from onecard.plan.cards import Card
-from onecard.plan.memory.device import Device, device_of
-from onecard.plan.memory.kernels import FLOAT
+from onecard.models.nanogpt import eager_tape
+from onecard.models.ways import fuses, records_graph
+from onecard.paper.device import Device
+from onecard.paper.kernels import FLOAT
+from onecard.paper.scratch import WORKSPACE_BYTES
+from onecard.paper.tape import Tape, parts_at
+from onecard.plan.cards import Card, device_of
 from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
-from onecard.plan.memory.nanogpt.eager.run import eager_tape
-from onecard.plan.memory.onecard.graph import fuses, records_graph
 from onecard.plan.memory.onecard.run import onecard_tape
-from onecard.plan.memory.onecard.scratch import WORKSPACE_BYTES
 from onecard.plan.memory.replay import RanOut, Replay, ReservedPeak, replay
-from onecard.plan.memory.tape import Tape, parts_at
 from onecard.plan.memory.why import item_bytes, why_nanogpt, why_onecard
 from onecard.plan.speed.work import TrainerName
 from onecard.units import MIB

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from onecard.paper.tape import Peak, Tape, rounded
 from onecard.plan.memory.allocator import Block, CachingAllocator, OutOfMemory
-from onecard.plan.memory.tape import Peak, Tape, rounded
 
 
 @dataclass(frozen=True, kw_only=True)

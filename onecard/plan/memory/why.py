@@ -6,11 +6,11 @@ Training keeps what its backward pass needs. An evaluation keeps no graph, so th
 from __future__ import annotations
 
 from onecard.config.schema import RunConfig
+from onecard.models.chunks import chunk_starts, default_chunk_tokens
+from onecard.models.evaluation import eval_batch_size, eval_sequences
+from onecard.paper import tags
+from onecard.paper.kernels import FLOAT
 from onecard.plan.counts import count_params
-from onecard.plan.evaluation import eval_batch_size, eval_sequences
-from onecard.plan.memory import tags
-from onecard.plan.memory.kernels import FLOAT
-from onecard.plan.memory.onecard.chunks import default_chunk_tokens, some_chunk_sizes
 from onecard.units import KIB, MIB
 
 TRAINING = "train"  # the name of the training phase; the other phases are evaluations
@@ -36,7 +36,7 @@ def why_onecard(config: RunConfig, tag: str, phase: str, moment: str, size_bytes
         tokens = sequences * config.eval_length
     if tag != tags.LOGITS_AND_LOSS:
         return _why(config, tag, phase, size_bytes, tokens)
-    chunk = max(some_chunk_sizes(tokens, config.loss_chunk or default_chunk_tokens(config.vocab_size)))
+    chunk = min(tokens, chunk_starts(tokens, config.loss_chunk or default_chunk_tokens(config.vocab_size)).step)
     one = chunk * config.vocab_size * item_bytes(config)
     if size_bytes < one:
         return LOSSES_ALONE

@@ -17,10 +17,10 @@ from __future__ import annotations
 from math import lcm
 
 from onecard.config.schema import RunConfig
+from onecard.models.chunks import default_chunk_tokens
+from onecard.models.evaluation import eval_sequences
+from onecard.models.ways import fuses, records_graph
 from onecard.plan.counts import count_params
-from onecard.plan.evaluation import eval_sequences
-from onecard.plan.memory.onecard.chunks import default_chunk_tokens
-from onecard.plan.memory.onecard.graph import fuses, records_graph
 from onecard.plan.speed import nanogpt
 from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 

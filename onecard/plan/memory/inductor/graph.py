@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from onecard.plan.memory.tags import WORKSPACE
+from onecard.paper.tags import WORKSPACE
 
 ITEM = "item"  # the name of nodes that take one result out of a call's tuple
 
@@ -137,3 +137,11 @@ class Graph:
         for kernel in self.kernels:
             visit(kernel)
         self.kernels = [*done.values()]
+
+
+@dataclass
+class Traced:
+    """A graph, with the numbers of the buffers that the loop needs by name."""
+
+    graph: Graph
+    named: dict[str, int]

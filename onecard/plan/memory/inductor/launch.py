@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from onecard.plan.memory.device import Device
-from onecard.plan.memory.tags import WORKSPACE
-from onecard.plan.memory.tape import Tape
+from onecard.paper.device import Device
+from onecard.paper.tags import WORKSPACE
+from onecard.paper.tape import Tape
 
 TIMED_TWICE = 2  # configurations: a third and fourth would find memory as the second did
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import ceil, isqrt
 
-from onecard.plan.memory.device import Device
+from onecard.paper.device import Device
 
 WARP = 32
 THREADS = 8 * WARP  # threads of a program

@@ -5,7 +5,7 @@ Source: torch/_inductor/runtime/triton_heuristics.py. It compares sizes that are
 
 from __future__ import annotations
 
-from onecard.plan.memory.device import Device
+from onecard.paper.device import Device
 
 MANY_ROWS = 8  # rows that the second configuration of a whole-row reduction takes at once
 LONG_ROW = 256  # from here on there is no second configuration: one row at a time

@@ -11,10 +11,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from onecard.paper.tags import WORKSPACE
+from onecard.paper.tape import Tape
 from onecard.plan.memory.inductor.graph import ITEM, Graph, Kernel
 from onecard.plan.memory.inductor.order import NEVER, Order, Schedule, peak_of
-from onecard.plan.memory.tags import WORKSPACE
-from onecard.plan.memory.tape import Tape
 
 First = tuple[int, str, list[int]]  # index into operations, what runs there for the first time, bytes it overwrites
 Retag = tuple[int, int, str]  # index into operations, slot, its tag from there on

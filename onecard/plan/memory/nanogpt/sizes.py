@@ -1,4 +1,4 @@
-"""Sizes of nanoGPT's model and of its parameters. Read beside nanoGPT's model.py.
+"""Sizes of a compiled GPT-2, by letters.
 
 Letters, here and wherever the model is described: B sequences of T tokens, N = B * T, C = n_embd, H heads of D values,
 V = vocab_size. FLOAT is 4 bytes; `item` is an element in the compute type: 2 bytes under autocast, 4 in float32.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cached_property
 
 from onecard.config.schema import RunConfig
-from onecard.plan.memory.device import Device
-from onecard.plan.memory.kernels import FLOAT
+from onecard.paper.device import Device
+from onecard.paper.kernels import FLOAT
 
 
 class Sizes:
@@ -33,26 +33,3 @@ class Sizes:
         """(inputs, outputs) of the linear layers of a block, by their names in model.py."""
         C = self.C
         return {"c_attn": (C, 3 * C), "attn.c_proj": (C, C), "c_fc": (C, 4 * C), "mlp.c_proj": (4 * C, C)}
-
-    @cached_property
-    def parameters(self) -> dict[str, int]:
-        """Elements of each parameter in the model's order; wte is also the head's weight."""
-        C = self.C
-        found = {"wte.weight": self.V * C, "wpe.weight": self.T * C}
-        for layer in range(self.layers):
-            for name in ("ln_1", "c_attn", "attn.c_proj", "ln_2", "c_fc", "mlp.c_proj"):
-                inputs, outputs = self.linears.get(name, (1, C))
-                found[f"{layer}.{name}.weight"] = inputs * outputs
-                if self.bias:
-                    found[f"{layer}.{name}.bias"] = outputs
-        found["ln_f.weight"] = C
-        if self.bias:
-            found["ln_f.bias"] = C
-        return found
-
-    @cached_property
-    def optimizer_order(self) -> list[str]:
-        """Parameters as configure_optimizers groups them: matrices and embeddings, then vectors."""
-        names = self.parameters
-        vectors = {name: None for name in names if name.endswith("bias") or name.split(".")[-2].startswith("ln_")}
-        return [name for name in names if name not in vectors] + list(vectors)

@@ -5,11 +5,12 @@ Each layer's gradients are results of the graph, so they are all alive at its en
 
 from __future__ import annotations
 
-from onecard.plan.memory import kernels, tags
+from onecard.paper import kernels, tags
+from onecard.paper.kernels import FLOAT, LONG
+from onecard.plan.memory.inductor.graph import Traced
 from onecard.plan.memory.inductor.splits import outer_parts
 from onecard.plan.memory.inductor.tuning import is_timed
-from onecard.plan.memory.kernels import FLOAT, LONG
-from onecard.plan.memory.nanogpt.compiled.builder import REALIZE_READS, Builder, Traced, matrix
+from onecard.plan.memory.nanogpt.compiled.builder import REALIZE_READS, Builder, matrix
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 
 
@@ -214,7 +215,8 @@ class BackwardBuilder(Builder):
             rows = kernels.efficient_logsumexp(s.B, s.H, s.T)
             accumulators = kernels.efficient_backward_workspace(s.B, s.H, s.T, s.D, is_half=s.is_half)
             hidden = (FLOAT * s.N * s.C, rows, rows, ~1, ~0, accumulators, ~2)
-        g.call("attention backward", [d_y, *reads], results, results, before=before, hidden=hidden)
+        name = "cudnn attention backward" if s.kernel == "cudnn" else "attention backward"
+        g.call(name, [d_y, *reads], results, results, before=before, hidden=hidden)
         d_qkv = self.act(3 * s.C, tags.ATTENTION)
         g.kernel("concatenate", results, (d_qkv,), timed=True)
         return d_qkv

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from onecard.plan.memory import kernels, tags
-from onecard.plan.memory.inductor.graph import Graph
+from onecard.paper import kernels, tags
+from onecard.paper.kernels import FLOAT, LONG
+from onecard.plan.memory.inductor.graph import Graph, Traced
 from onecard.plan.memory.inductor.splits import inner_parts
 from onecard.plan.memory.inductor.tuning import is_timed
-from onecard.plan.memory.kernels import FLOAT, LONG
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 
 ROW_ALIGNMENT = 128  # bytes to which rows of more than 1024 elements are padded (config.comprehensive_padding)
@@ -19,14 +17,6 @@ def matrix(rows: int, columns: int, item: int) -> int:
     """Bytes of a matrix inside a graph: long rows start at multiples of 128 bytes (ir.Layout._pad_strides)."""
     stride = kernels.round_up(columns, ROW_ALIGNMENT // item) if columns > 1024 else columns
     return ((rows - 1) * stride + columns) * item
-
-
-@dataclass
-class Traced:
-    """A graph, with the numbers of the buffers that the loop needs by name."""
-
-    graph: Graph
-    named: dict[str, int]
 
 
 class Builder:
@@ -98,7 +88,7 @@ class Builder:
         if s.kernel == "cudnn":
             # the random state first; no log-sum-exp in inference (native/cudnn/MHA.cpp)
             results = (seed, offset, out, logsumexp) if training else (seed, offset, out)
-            g.call("attention", inputs, results, taken, hidden=(kernels.CUDNN_FORWARD_WORKSPACE,))
+            g.call("cudnn attention", inputs, results, taken, hidden=(kernels.CUDNN_FORWARD_WORKSPACE,))
         elif s.kernel == "flash":
             g.skip_names(1)
             parts = kernels.flash_splits(s.device, s.B, s.H, s.T, s.padded_head)

@@ -7,10 +7,11 @@ normalised inputs rather than residuals, both sides of GELU, the weight casts, r
 
 from __future__ import annotations
 
-from onecard.plan.memory import tags
+from onecard.paper import tags
+from onecard.paper.kernels import FLOAT, LONG
+from onecard.plan.memory.inductor.graph import Traced
 from onecard.plan.memory.inductor.tuning import loop_is_timed
-from onecard.plan.memory.kernels import FLOAT, LONG
-from onecard.plan.memory.nanogpt.compiled.builder import REALIZE_READS, Builder, Traced
+from onecard.plan.memory.nanogpt.compiled.builder import REALIZE_READS, Builder
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 
 NORM_ROWS = 3  # buffers with one number per row that a norm's kernel keeps in registers: mean, variance, a step between

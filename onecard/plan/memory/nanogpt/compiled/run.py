@@ -1,4 +1,4 @@
-"""nanoGPT's model under nanoGPT's loop, with torch.compile: every allocation and free, in PyTorch's order.
+"""nanoGPT's model under nanoGPT's loop, with torch.compile: three graphs instead of model.py.
 
 What compilation changes: the backward returns all gradients at its end, so old and new ones coexist while
 accumulating. Because the graph returns logits, autograd passes the backward a zero gradient of their size.
@@ -7,16 +7,19 @@ accumulating. Because the graph returns logits, autograd passes the backward a z
 from __future__ import annotations
 
 from onecard.config.schema import RunConfig
-from onecard.plan.memory.device import Device
-from onecard.plan.memory.inductor.launch import time_configurations
-from onecard.plan.memory.inductor.wrapper import Program, compiled
+from onecard.models.gpt2 import structure
+from onecard.models.nanogpt import Train
+from onecard.models.on_paper import weights_on_paper
+from onecard.paper.device import Device
+from onecard.paper.paper import Paper
+from onecard.paper.tags import LOGITS_AND_LOSS, WORKSPACE
+from onecard.paper.tape import Tape
+from onecard.paper.tensor import Parameter, Storage, Tensor
+from onecard.plan.memory.inductor.calls import IN_FLIGHT, CompiledGraphs
+from onecard.plan.memory.inductor.graph import Traced
 from onecard.plan.memory.nanogpt.compiled.backward import backward
-from onecard.plan.memory.nanogpt.compiled.builder import Traced
 from onecard.plan.memory.nanogpt.compiled.forward import forward, inference
 from onecard.plan.memory.nanogpt.compiled.shape import Padding, Shape
-from onecard.plan.memory.nanogpt.loop import Loop
-from onecard.plan.memory.tags import GRADIENTS, GRADIENTS_IN_FLIGHT, LOGITS_AND_LOSS, WORKSPACE
-from onecard.plan.memory.tape import Tape
 
 
 def compiled_tape(
@@ -26,6 +29,7 @@ def compiled_tape(
     cold: bool = True,
     returns_logits: bool = True,
     padding: Padding | None = None,
+    train: type[Train] = Train,
 ) -> Tape:
     """All of a run's allocations and frees: phases "init", "eval0", "train", "eval", in nanoGPT's order.
 
@@ -33,115 +37,77 @@ def compiled_tape(
     the head. Later runs find both in the cache on disk, and reserve a few tens of MiB less.
     `padding`: the outcome of timing an odd vocabulary's head, if it is not the usual one.
     """
-    return CompiledRun(config, device, cold=cold, returns_logits=returns_logits, padding=padding).run()
+    paper = Paper(device, half=config.dtype != "float32")
+    paper.starts()
+    p = weights_on_paper(structure(config), paper)
+    shape = Shape(config, device, returns_logits=returns_logits, padding=padding)
+    return train(paper, config, CompiledGPT(paper, shape, p.parameters, cold=cold), p.parameters).run()
 
 
-class CompiledRun(Loop):
-    """train.py with compile=True: the model is three graphs, each compiled when it is first called."""
+class CompiledGPT:
+    """The compiled model: graphs for inference, forward and backward, each compiled when it is first called."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        device: Device,
-        *,
-        cold: bool = True,
-        returns_logits: bool = True,
-        padding: Padding | None = None,
-    ) -> None:
-        super().__init__(config, device, returns_logits=returns_logits)
-        self.cold = cold
-        self.shape = Shape(config, device, returns_logits=returns_logits, padding=padding)
-        self.programs: dict[str, tuple[Traced, Program]] = {}
-        self.running = ""  # the graph that was called last
-        self.kept: dict[str, int] = {}  # what the last forward pass in training left for the backward pass
+    def __init__(self, paper: Paper, shape: Shape, parameters: list[Parameter], *, cold: bool) -> None:
+        self.paper, self.shape, self.parameters = paper, shape, parameters
+        self.graphs = CompiledGraphs(paper, self.trace, forward="forward", cold=cold)
 
-    def forward_for_evaluation(self) -> tuple[int, int]:
-        """The inference graph."""
-        found = self.call("evaluation")
-        return found["logits"], found["loss"]
+    def __call__(self, X: Tensor, Y: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Logits (None unless returned) and loss."""
+        s, call = self.shape, self.graphs.call
+        logits_shape = s.N, s.V
+        if not self.paper.grad_enabled:
+            found = call("inference")
+            return self.graphs.tensor(found["logits"], logits_shape, s.item), self.graphs.tensor(found["loss"], (), 4)
+        kept = call("forward")  # what the backward graph takes, always including the logits
+        loss = self.graphs.tensor(kept.pop("loss"), (), 4)
+        logits = self.graphs.tensor(kept["logits"], logits_shape, s.item) if s.returns_logits else None
+        node = self.paper.record(self.parameters, X, Y)
 
-    def forward(self) -> tuple[int | None, int]:
-        """The forward graph of training. `kept` has what the backward graph takes, always including the logits."""
-        self.kept = self.call("forward")
-        return self.kept["logits"] if self.returns_logits else None, self.kept.pop("loss")
+        def run_backward(_gs: list[Tensor], batch: list[Storage]) -> list[Tensor]:
+            """Autograd passes a gradient for each output: for the logits, zeros, held to the end.
 
-    def backward(self, gradient: int, ids: tuple[int, int], first: bool) -> None:
-        """The backward graph. Autograd passes a gradient for each output: for the logits, zeros, held to the end.
+            Logits that are not returned belong only to the graph (a donated buffer): their gradient is written over
+            them.
+            """
+            zeros = self.paper.new(logits_shape, s.item, LOGITS_AND_LOSS) if s.returns_logits else None
+            ids = dict(zip(("tokens", "targets"), (storage.leave() for storage in batch), strict=True))
+            other_tags = None if self.parameters[0].grad is None else IN_FLIGHT
+            found = call("backward", kept | ids, other_tags)
+            del zeros
+            return [self.graphs.gradient(each, found[graph_name(each.name)]) for each in self.parameters]
 
-        Logits that are not returned belong only to the graph (a donated buffer): their gradient is written over them.
-        """
-        X, Y = ids
-        zeros = [self.alloc(self.N * self.V * self.item, LOGITS_AND_LOSS)] if self.returns_logits else []
-        other_tags = None if first else {GRADIENTS: GRADIENTS_IN_FLIGHT}
-        found = self.call("backward", self.kept | {"tokens": X, "targets": Y}, other_tags)
-        self.free(*zeros, gradient)
-        new = {name: found[name] for name in self.parameters}
-        if first:
-            self.gradients = new
-        else:
-            self.free(*new.values())  # added to the old ones
+        return logits, self.paper.result(node, loss, run_backward)
 
-    # the graphs
-
-    def call(
-        self, name: str, inputs: dict[str, int] | None = None, other_tags: dict[str, str] | None = None
-    ) -> dict[str, int]:
-        """Run a compiled graph; returns the blocks of its inputs and of what it returns, by name."""
-        first = name not in self.programs
-        if first:
-            self.compile(name)
-        traced, program = self.programs[name]
-        self.running = name
-        given = {traced.named[key]: block for key, block in (inputs or {}).items()}
-        blocks = program.run(self.tape, given, self.first_use if first else None, other_tags)
-        return {key: blocks[program.slots[buffer]] for key, buffer in traced.named.items()}
-
-    @property
-    def thread(self) -> str:
-        """Whose cuBLAS handle is in use."""
-        return "backward" if self.running == "backward" else "forward"
-
-    def first_use(self, kernel: str, overwritten: list[int]) -> None:
-        """What a kernel's first launch allocates: library workspaces, which stay, and Triton's tuning, which ends."""
-        if kernel in ("mm", "addmm"):
-            self.cublas(self.thread, with_lt=kernel == "addmm")  # a bias goes through cuBLASLt
-        if self.kernel == "cudnn" and kernel.startswith("attention"):
-            self.loads(kernel.replace("attention", "cudnn"))
-        if kernel == "timed" and self.cold:
-            time_configurations(self.tape, self.device, overwritten, may_raise_peak=self.running == "forward")
-
-    def compile(self, name: str) -> None:
-        """Trace, partition, schedule and plan a graph; torch.compile does it when the graph is first called."""
-        if name == "evaluation":
-            traced = inference(self.shape)
-        elif name == "forward":
-            traced = forward(self.shape)
-        else:
-            traced = backward(self.shape, self.programs["forward"][0])
-        self.programs[name] = (traced, compiled(traced.graph))
-        if self.cold and self.shape.V_padded != self.shape.V:
+    def trace(self, name: str) -> Traced:
+        """A graph before it is scheduled."""
+        if self.graphs.cold and self.shape.V_padded != self.shape.V:
             self.time_padding(name)
+        if name == "backward":
+            return backward(self.shape, self.graphs.compiled("forward")[0])
+        return inference(self.shape) if name == "inference" else forward(self.shape)
 
     def time_padding(self, name: str) -> None:
         """Inductor times the head's products before it pads them: the forward's once, both gradients' in training."""
-        s, alloc, free = self.shape, self.alloc, self.free
+        s, paper = self.shape, self.paper
         logits, padded_logits = s.N * s.V * s.item, s.N * s.V_padded * s.item
         weight, padded_weight = s.V * s.C * s.item, s.V_padded * s.C * s.item
         x = s.N * s.C * s.item
-        self.tape.moment("compilation")
+        paper.moment("compilation")
+
+        def made(sizes: list[int]) -> list[Tensor]:
+            return [paper.new((size,), 1, WORKSPACE) for size in sizes]
 
         def timed(operands: list[int], plain: list[int], copies: list[int], padded: list[int]) -> None:
             """Random operands and those copies that are not timed; then what each of the two ways allocates."""
-            held = [alloc(size, WORKSPACE) for size in operands + copies]
+            held = made(operands + copies)
             for way in (plain, padded):
-                for flushed in (False, True):
-                    flush = [alloc(self.device.l2_cache_bytes, WORKSPACE)] if flushed else []
-                    made = [alloc(size, WORKSPACE) for size in way]
-                    self.cublas(self.thread)
-                    free(*made, *flush)
-            free(*held)
+                for flushed in ([], [paper.device.l2_cache_bytes]):
+                    results = made(flushed + way)
+                    paper.cublas()
+                    del results
+            del held
 
-        if name == "evaluation":
+        if name == "inference":
             timed([x, weight], [logits], [], [padded_weight, padded_logits])
         elif name == "forward":
             if s.is_half:  # gradient and weight are padded when they are made
@@ -149,3 +115,9 @@ class CompiledRun(Loop):
             else:
                 timed([logits, weight], [x], [padded_logits], [padded_weight, x])
             timed([logits, x], [weight], [], [padded_logits, padded_weight])
+
+
+def graph_name(parameter: str) -> str:
+    """The short name that graphs have for a parameter: 3.c_attn.weight, 3.mlp.c_proj.weight, wte.weight."""
+    short = parameter.removeprefix("transformer.").removeprefix("h.")
+    return short.replace("attn.c_attn", "c_attn").replace("mlp.c_fc", "c_fc")

@@ -8,8 +8,8 @@ from itertools import product
 from math import ceil
 
 from onecard.config.schema import RunConfig
-from onecard.plan.memory import kernels
-from onecard.plan.memory.device import Device
+from onecard.paper import kernels
+from onecard.paper.device import Device
 from onecard.plan.memory.inductor.tuning import WHOLE_ROW, is_timed, loop_is_timed
 from onecard.plan.memory.nanogpt.sizes import Sizes
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onecard.plan.memory import kernels, tags
-from onecard.plan.memory.inductor.graph import Kernel
+from onecard.paper import kernels, tags
+from onecard.paper.kernels import FLOAT
+from onecard.plan.memory.inductor.graph import Kernel, Traced
 from onecard.plan.memory.inductor.splits import outer_parts
-from onecard.plan.memory.kernels import FLOAT
 from onecard.plan.memory.nanogpt.compiled.backward import BackwardBuilder
-from onecard.plan.memory.nanogpt.compiled.builder import Builder, Traced, matrix
+from onecard.plan.memory.nanogpt.compiled.builder import Builder, matrix
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 from onecard.plan.memory.onecard.compiled.forward import NORM_ROWS, gelu_internal_bytes
 from onecard.plan.memory.onecard.compiled.keeps import Mode

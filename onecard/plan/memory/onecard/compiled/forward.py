@@ -7,9 +7,10 @@ checkpoints (selective); full keeps only the sum of the inputs.
 
 from __future__ import annotations
 
-from onecard.plan.memory import tags
-from onecard.plan.memory.kernels import FLOAT, LONG
-from onecard.plan.memory.nanogpt.compiled.builder import Builder, Traced
+from onecard.paper import tags
+from onecard.paper.kernels import FLOAT, LONG
+from onecard.plan.memory.inductor.graph import Traced
+from onecard.plan.memory.nanogpt.compiled.builder import Builder
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream
 

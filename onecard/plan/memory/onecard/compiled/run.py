@@ -1,158 +1,109 @@
-"""The trainer with compile=True: compiled blocks, and from the second update on a recorded micro-batch."""
+"""onecard's trainer with compiled blocks: the blocks and the last norm are Inductor's graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
 from onecard.config.schema import RunConfig
-from onecard.plan.memory.device import Device
-from onecard.plan.memory.inductor.launch import time_configurations
-from onecard.plan.memory.inductor.wrapper import Program, compiled
-from onecard.plan.memory.kernels import LONG
-from onecard.plan.memory.nanogpt.compiled.builder import Traced
+from onecard.models.gpt2 import GPT2
+from onecard.models.on_paper import Named
+from onecard.models.run_on_paper import PaperRun
+from onecard.paper.device import Device
+from onecard.paper.kernels import LONG
+from onecard.paper.tags import ATTENTION
+from onecard.paper.tensor import Layer, Parameter, Storage, Tensor
+from onecard.plan.memory.inductor.calls import IN_FLIGHT, CompiledGraphs
+from onecard.plan.memory.inductor.graph import Traced
+from onecard.plan.memory.nanogpt.compiled.run import graph_name
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
-from onecard.plan.memory.onecard.compiled.backward import GRADIENTS_IN, backward, last_norm_backward
+from onecard.plan.memory.onecard.compiled.backward import backward, last_norm_backward
 from onecard.plan.memory.onecard.compiled.forward import forward, last_norm
-from onecard.plan.memory.onecard.compiled.keeps import Mode
-from onecard.plan.memory.onecard.model import Model, Passed
-from onecard.plan.memory.onecard.recorded import RecordingTrainer
-from onecard.plan.memory.tags import (
-    ACTIVATIONS,
-    ATTENTION,
-    GRADIENTS,
-    GRADIENTS_IN_FLIGHT,
-    WORKSPACE,
-)
-
-# The generator's state that memory-efficient attention keeps. It is on the host, but on the card while a graph is
-# recorded (mem_eff_attention, attention.cu, _efficient_attention_forward: in_capture_stream).
-GENERATOR = ("generator seed", "generator offset")
-
-IN_FLIGHT = {GRADIENTS: GRADIENTS_IN_FLIGHT}  # parameters' gradients that are added to earlier ones
-
-Kept = dict[str, int]  # the blocks of what a forward pass kept, by name
 
 
-class CompiledTrainer(RecordingTrainer, Model):
+class CompiledRun(PaperRun):
     """Blocks are three graphs (evaluation, forward, backward), each compiled when it is first called."""
 
     def __init__(self, config: RunConfig, device: Device, *, cold: bool = True) -> None:
-        super().__init__(config, device)
         self.cold = cold
-        self.mode: Mode = config.grad_checkpoint
-        self.programs: dict[str, tuple[Traced, Program]] = {}
-        self.shape = Shape(config, device)
-        self.called: set[tuple[str, bool]] = set()  # graphs called before, and whether while recording
-        self.running = ""  # the graph being called
+        super().__init__(config, device)
 
-    # blocks
+    def connect(self, p: Named, model: GPT2) -> None:
+        """Blocks and the last norm are graphs; x passes between them in the type of products."""
+        model.narrow_stream = True
+        self.mode = self.config.grad_checkpoint
+        self.shape = Shape(self.config, self.ops.device)
+        self.graphs = CompiledGraphs(self.ops, self.trace, forward=self.mode, cold=self.cold)
+        for block in p.transformer.h:
+            block.run = partial(self.block, [each for each in p.parameters if each.name.startswith(block.name)])
+        p.transformer.ln_f.run = partial(self.last_norm, p.transformer.ln_f)
 
-    def block(self, layer: int, x: int, added: int, *, train: bool) -> Passed:
-        """The forward graph of a block, or the one for evaluation."""
-        found = self.call(self.mode if train else f"evaluation of {self.B}")
-        if not train:
-            return Passed(found["x"], found["added"], False, None)
-        kept = found | {"layer": layer}
-        if self.capturing and self.kernel == "efficient" and self.mode != "full":
-            kept |= {name: self.alloc(LONG, ATTENTION) for name in GENERATOR}
-        return Passed(found["x"], found["added"], self.mode != "full", kept)
+    def block(self, parameters: list[Parameter], x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """The forward graph of a block, or the one for evaluation: x after attention, and what the MLP adds to it."""
+        ops, graphs = self.ops, self.graphs
+        shape, dtype = x.shape, ops.compute_dtype
+        node = ops.record([x, added, *parameters])
+        kept = graphs.call(self.mode if node else f"evaluation of {shape[0]} x {shape[1]}")
+        out = [graphs.tensor(kept[name], shape, dtype) for name in ("x", "added")]
+        if node is None:
+            return out[0], out[1]
+        if self.mode != "full":
+            ops.save(node, out[0])  # the backward graph reads it, too
+        if ops.captures and self.shape.kernel not in ("cudnn", "flash") and self.mode != "full":
+            # The generator's state that memory-efficient attention keeps. It is on the host, but on the card while a
+            # graph is recorded (mem_eff_attention, attention.cu, _efficient_attention_forward: in_capture_stream).
+            ops.save(node, *(ops.new((), LONG, ATTENTION) for _ in ("seed", "offset")))
 
-    def backward_block(self, kept: Kept, gradient: int, branch: int, *, first: bool) -> tuple[int, int]:
-        """The backward graph of a block; the gradients of its parameters all come at its end."""
-        layer = kept["layer"]
-        inputs = kept | dict(zip(GRADIENTS_IN, (gradient, branch), strict=True))
-        found = self.call("backward", inputs, None if first else IN_FLIGHT)
-        self.free(*{gradient, branch})
-        gradient, branch = found["x gradient"], found["added gradient"]
-        if layer == 0:  # the gradient of the zeros is a copy, made before others are added up
-            branch = self.alloc(self.narrow, GRADIENTS_IN_FLIGHT)
-        self.free(*[kept[name] for name in GENERATOR if name in kept])
-        for name, block in found.items():
-            if name.endswith((".weight", ".bias")):
-                self.keep(f"{layer}.{name.partition('.')[2]}", block, first)
-        return gradient, branch
+        def backward(gs: list[Tensor], saved: list[Storage]) -> list[Tensor]:
+            """The backward graph; the gradients of its parameters all come at its end."""
+            inputs = kept | {name: each.storage.block for name, each in zip(("d_x", "d_added"), gs, strict=True)}
+            if self.mode != "full":
+                saved[0].leave()
+            found = graphs.call("backward", inputs, None if parameters[0].grad is None else IN_FLIGHT)
+            of_parameters = [graphs.gradient(each, found[_in_block(each.name)]) for each in parameters]
+            of_x, of_added = found["x gradient"], found["added gradient"]
+            d_x = graphs.tensor(of_x, shape, dtype)
+            d_added = d_x.detach() if of_added == of_x else graphs.tensor(of_added, shape, dtype)
+            return [d_x, d_added, *of_parameters]
 
-    # around the blocks
+        node.results, node.backward = 2, backward
+        for slot, tensor in enumerate(out):
+            tensor.node, tensor.slot = node, slot
+        return out[0], out[1]
 
-    def embedded(self, *, train: bool) -> tuple[int, int, list[int]]:
-        """As in eager mode, and x in the compute type."""
-        positions, x, mask = super().embedded(train=train)
-        return positions, self.replaced(x, self.narrow, ACTIVATIONS) if self.is_half else x, mask
-
-    def last_norm(self, x: int, added: int, *, train: bool) -> tuple[int, Kept]:
+    def last_norm(self, layer: Layer, x: Tensor, added: Tensor) -> Tensor:
         """The graph of the last norm, or the one for evaluation."""
-        found = self.call("last norm" if train else f"last norm of {self.B}")
-        return found["hidden"], found
+        ops, graphs = self.ops, self.graphs
+        shape, dtype = x.shape, ops.compute_dtype
+        parameters = [each for each in (layer.weight, layer.bias) if each is not None]
+        node = ops.record([x, added, *parameters])
+        kept = graphs.call("last norm" if node else f"last norm of {shape[0]} x {shape[1]}")
 
-    def backward_last_norm(self, kept: Kept, d_hidden: int, *, first: bool) -> tuple[int, int]:
-        """Its backward graph; the gradient of what was added is the same as that of x."""
-        found = self.call("last norm backward", kept | {"d_hidden": d_hidden}, None if first else IN_FLIGHT)
-        self.free(d_hidden)
-        for name in [name for name in found if name.endswith((".weight", ".bias"))]:
-            self.keep(name.removeprefix("0."), found[name], first)
-        return found["x gradient"], found["x gradient"]
+        def backward(gs: list[Tensor], _saved: list[Storage]) -> list[Tensor]:
+            """Its backward graph; the gradient of what was added is the same as that of x."""
+            inputs = kept | {"d_hidden": gs[0].storage.block}
+            found = graphs.call("last norm backward", inputs, None if layer.weight.grad is None else IN_FLIGHT)
+            of_parameters = [graphs.gradient(each, found[f"0.ln_f.{each.name.split('.')[-1]}"]) for each in parameters]
+            d_x = graphs.tensor(found["x gradient"], shape, dtype)
+            return [d_x, d_x.detach(), *of_parameters]
 
-    def backward_embeddings(self, gradient: int, first: bool) -> None:
-        """As in eager mode, from the gradient in float32."""
-        if self.is_half:
-            gradient = self.replaced(gradient, self.stream, GRADIENTS_IN_FLIGHT)
-        super().backward_embeddings(gradient, first)
+        return ops.result(node, graphs.tensor(kept["hidden"], shape, dtype), backward)
 
-    # graphs
-
-    def call(
-        self, name: str, inputs: Mapping[str, int] | None = None, other_tags: Mapping[str, str] | None = None
-    ) -> dict[str, int]:
-        """Run a compiled graph; returns the blocks of its inputs and of what it returns, by name."""
-        if name not in self.programs:
-            self.programs[name] = self.compiled(name)
-        traced, program = self.programs[name]
-        self.running = name
-        first = (self.running, self.capturing) not in self.called  # all layers run the same code
-        self.called.add((self.running, self.capturing))
-        given = {traced.named[key]: block for key, block in (inputs or {}).items() if key in traced.named}
-        blocks = program.run(self.tape, given, self.first_use if first else None, other_tags)
-        self.running = ""
-        return {key: blocks[program.slots[buffer]] for key, buffer in traced.named.items()}
-
-    def compiled(self, name: str) -> tuple[Traced, Program]:
-        """Trace, schedule and plan a graph."""
+    def trace(self, name: str) -> Traced:
+        """A graph before it is scheduled."""
         if name == "backward":
-            traced = backward(self.shape, self.programs[self.mode][0], self.mode)
-        elif name == "last norm backward":
-            traced = last_norm_backward(self.shape, self.programs["last norm"][0])
-        elif name == self.mode:
-            traced = forward(self.shape, self.mode)
-        elif name == "last norm":
-            traced = last_norm(self.shape, "none")
-        else:
-            batch = {"batch_size": self.B, "block_size": self.T, "eval_block_size": None}
-            shape = Shape(self.config.replace(batch), self.device)
-            traced = (last_norm if name.startswith("last norm") else forward)(shape, "evaluation")
-        return traced, compiled(traced.graph)
+            return backward(self.shape, self.graphs.compiled(self.mode)[0], self.mode)
+        if name == "last norm backward":
+            return last_norm_backward(self.shape, self.graphs.compiled("last norm")[0])
+        if name == self.mode:
+            return forward(self.shape, self.mode)
+        if name == "last norm":
+            return last_norm(self.shape, "none")
+        sequences, tokens = map(int, name.partition(" of ")[2].split(" x "))
+        batch = {"batch_size": sequences, "block_size": tokens, "eval_block_size": None}
+        shape = Shape(self.config.replace(batch), self.ops.device)
+        return (last_norm if name.startswith("last norm") else forward)(shape, "evaluation")
 
-    def first_use(self, kernel: str, overwritten: list[int]) -> None:
-        """What a kernel's first launch allocates: library workspaces, which stay, and Triton's tuning, which ends."""
-        if kernel in ("mm", "addmm"):
-            self.cublas("backward" if self.running.endswith("backward") else "forward", with_lt=kernel == "addmm")
-        if self.capturing:
-            return
-        if self.kernel == "cudnn" and kernel.startswith("attention"):
-            self.loads(kernel.replace("attention", "cudnn"))
-        if kernel == "timed" and self.cold:
-            may_raise_peak = self.running == self.mode
-            time_configurations(self.tape, self.device, overwritten, may_raise_peak=may_raise_peak)
 
-    def cublas(self, thread: str, *, with_lt: bool = False) -> None:
-        """A product. The stream on which a graph is recorded has its own workspaces, which outlive the graph."""
-        if not self.capturing:
-            super().cublas(thread, with_lt=with_lt)
-            return
-        device = self.device
-        needed = {f"recorded {thread}": device.cublas_workspace_bytes}
-        if with_lt:
-            needed[f"recorded {thread}, lt"] = device.cublaslt_workspace_bytes
-        for what, size in needed.items():
-            if what not in self.used:
-                self.used.add(what)
-                self.alloc(size, WORKSPACE)
+def _in_block(parameter: str) -> str:
+    """A parameter's name in the graph that all blocks share: that of the first."""
+    return f"0.{graph_name(parameter).partition('.')[2]}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from onecard.plan.memory.device import Device
+from onecard.paper.device import Device
 
 FLOAT = 4  # bytes of a float32
 LONG = 8  # bytes of an int64

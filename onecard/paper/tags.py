@@ -1,6 +1,8 @@
-"""The names of the parts: what an allocation is for. Every description of a program uses this one closed set."""
+"""The names of the parts: what an allocation is for; and of the sections of a model: what is happening."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 WEIGHTS = "weights"
 GRADIENTS = "gradients"
@@ -27,3 +29,18 @@ TAGS: dict[str, str] = {
     TOKEN_IDS: "inputs, targets and positions, 8 bytes each",
     OPTIMIZER_TEMPORARIES: "norms and copies for clipping, scaling and the update",
 }
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a model: the moment of its forward pass, and of its backward pass."""
+
+    forward: str
+    backward: str
+
+
+EMBEDDINGS = Section("forward pass", "backward pass of the embeddings")
+BLOCKS = Section("forward pass", "backward pass of the blocks")
+LAST_NORM = Section("forward pass", "backward pass of the loss")
+LOSS = Section("loss", "backward pass of the loss")
+HEAD_AND_LOSS = Section("head and loss", "backward pass of the loss")

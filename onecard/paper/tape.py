@@ -1,7 +1,7 @@
 """The tape: every allocation and free of a program, in order, each with a tag that says what it is for.
 
-A *description* (nanoGPT eager, nanoGPT compiled, onecard's own trainer) writes a tape; the allocator
-replays it; the parts are sums by tag over what is alive at the peak.
+A program that runs on paper (nanoGPT's, onecard's own trainer) writes a tape; the allocator replays it; the parts are
+sums by tag over what is alive at the peak.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Tape:
     moments: list[tuple[int, str]] = field(default_factory=list)  # (index of the first event, what is happening)
     driver: list[tuple[int, int]] = field(default_factory=list)  # (index of the next event, bytes)
     orders: list[tuple[int, str]] = field(default_factory=list)  # (index of the next event, what the allocator must do)
+    finished: bool = False  # the program has ended: what Python lets go of afterwards is not its doing
     _counted: tuple[int, int, int] = (0, 0, 0)  # events, bytes alive after them, and the most that ever were
 
     def alloc(self, size_bytes: int, tag: str) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from onecard.plan.cards import Card
-
 MIB = 2**20
 
 AttentionKernel = Literal["cudnn", "flash", "efficient", "math"]
@@ -78,10 +76,3 @@ class Device:
 
 
 H200 = Device(capability=(9, 0), multiprocessors=132)
-
-
-def device_of(card: Card | None) -> Device:
-    """The facts of a card that decide sizes; an RTX 4070's where the card is unknown or not from NVIDIA."""
-    if card is None or card.compute_capability is None:
-        return Device(capability=(8, 9), multiprocessors=46)
-    return Device(capability=card.compute_capability, multiprocessors=card.multiprocessors or 46)

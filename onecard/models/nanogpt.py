@@ -1,0 +1,150 @@
+"""nanoGPT on paper: its model.py and train.py, line by line, without torch.compile. No free is written by hand.
+
+What differs from a run under onecard's own trainer is what nanoGPT's code does: variables that outlive their use
+(embeddings until forward returns, logits until the next ones exist), a loss over all logits at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from onecard.config.schema import RunConfig
+from onecard.models.gpt2 import structure
+from onecard.models.on_paper import Named, weights_on_paper
+from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, MICRO_BATCHES, UPDATES
+from onecard.paper.attention import attention, heads, joined
+from onecard.paper.device import Device
+from onecard.paper.kernels import LONG
+from onecard.paper.library import AdamW, GradScaler, clip_grad_norm
+from onecard.paper.paper import Paper
+from onecard.paper.tags import BLOCKS, EMBEDDINGS, HEAD_AND_LOSS, TOKEN_IDS
+from onecard.paper.tape import Tape
+from onecard.paper.tensor import Parameter, Tensor, tape_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Model = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor]]  # logits (None unless returned) and loss
+
+
+def module(forward: Callable[P, R]) -> Callable[P, R]:
+    """nn.Module.__call__: it holds the arguments until forward returns."""
+
+    @wraps(forward)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        return forward(*args, **kwargs)
+
+    return called
+
+
+class GPT:
+    """model.py."""
+
+    def __init__(self, paper: Paper, config: RunConfig, p: Named, *, returns_logits: bool) -> None:
+        self.paper, self.config, self.p = paper, config, p
+        self.returns_logits = returns_logits
+
+    def __call__(self, idx: Tensor, targets: Tensor) -> tuple[Tensor | None, Tensor]:
+        ops, transformer = self.paper, self.p.transformer
+        ops.section(EMBEDDINGS)
+        pos = ops.positions(idx)
+        tok_emb = ops.embedding(idx, transformer.wte)
+        pos_emb = ops.embedding(pos, transformer.wpe)
+        x = self.drop(tok_emb + pos_emb)
+        ops.section(BLOCKS)
+        for block in transformer.h:
+            x = self.block(block, x)
+        ops.section(HEAD_AND_LOSS)
+        x = ops.layer_norm(x, transformer.ln_f)
+        logits = ops.linear(x, self.p.lm_head)
+        loss = ops.cross_entropy(logits, targets)
+        return (logits if self.returns_logits or not ops.grad_enabled else None), loss
+
+    @module
+    def block(self, p: Named, x: Tensor) -> Tensor:
+        x = x + self.attn(p.attn, self.paper.layer_norm(x, p.ln_1))
+        return x + self.mlp(p.mlp, self.paper.layer_norm(x, p.ln_2))
+
+    @module
+    def attn(self, p: Named, x: Tensor) -> Tensor:
+        ops = self.paper
+        q, k, v = ops.thirds(ops.linear(x, p.c_attn))
+        k = heads(ops, k, self.config.n_head)
+        q = heads(ops, q, self.config.n_head)
+        v = heads(ops, v, self.config.n_head)
+        y = attention(ops, q, k, v, self.config.dropout if ops.grad_enabled else 0.0)
+        y = joined(ops, y)
+        return self.drop(ops.linear(y, p.c_proj))
+
+    @module
+    def mlp(self, p: Named, x: Tensor) -> Tensor:
+        ops = self.paper
+        x = ops.linear(x, p.c_fc)
+        x = ops.gelu(x)
+        x = ops.linear(x, p.c_proj)
+        return self.drop(x)
+
+    def drop(self, x: Tensor) -> Tensor:
+        return self.paper.dropout(x, self.config.dropout, training=self.paper.grad_enabled)
+
+
+class Train:
+    """train.py."""
+
+    def __init__(self, paper: Paper, config: RunConfig, model: Model, parameters: list[Parameter]) -> None:
+        self.paper, self.config, self.model, self.parameters = paper, config, model, parameters
+
+    def get_batch(self) -> tuple[Tensor, Tensor]:
+        shape = self.config.batch_size, self.config.block_size
+        return self.paper.new(shape, LONG, TOKEN_IDS), self.paper.new(shape, LONG, TOKEN_IDS)
+
+    def estimate_loss(self) -> None:
+        with self.paper.no_grad():
+            for _ in range(EVAL_SPLITS * min(self.config.eval_iters, EVAL_BATCHES)):
+                X, Y = self.get_batch()
+                with self.paper.autocast():
+                    logits, loss = self.model(X, Y)  # noqa: F841, RUF059: they live until the next ones exist
+
+    def run(self) -> Tape:
+        """Evaluate, update three times, evaluate; the tape ends while the loop's variables are still alive."""
+        paper, config = self.paper, self.config
+        optimizer = AdamW(paper, decayed_first(self.parameters))
+        scaler = GradScaler(paper, enabled=config.dtype == "float16")
+        X, Y = self.get_batch()
+        paper.loads("copy")
+        paper.tape.phase("eval0")
+        self.estimate_loss()
+        paper.tape.phase("train")
+        for _ in range(UPDATES):
+            for _ in range(min(config.gradient_accumulation_steps, MICRO_BATCHES)):
+                with paper.autocast():
+                    logits, loss = self.model(X, Y)  # noqa: F841: logits live until the next ones exist
+                    loss = loss / config.gradient_accumulation_steps
+                X, Y = self.get_batch()
+                scaled = scaler.scale(loss)
+                paper.moment("backward pass of the loss")
+                paper.backward(scaled)
+                del scaled
+            paper.moment("optimizer step")
+            if config.grad_clip:
+                scaler.unscale_(optimizer)
+                clip_grad_norm(paper, self.parameters, config.grad_clip)
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        paper.tape.phase("eval")
+        self.estimate_loss()
+        return tape_of(paper)
+
+
+def decayed_first(parameters: list[Parameter]) -> list[Parameter]:
+    """Parameters as configure_optimizers groups them: matrices and embeddings, then vectors."""
+    return sorted(parameters, key=lambda parameter: len(parameter.shape) < 2)
+
+
+def eager_tape(config: RunConfig, device: Device, *, returns_logits: bool = True) -> Tape:
+    """All of a run's allocations and frees: phases "init", "eval0", "train", "eval", in nanoGPT's order."""
+    paper = Paper(device, half=config.dtype != "float32")
+    paper.starts()
+    p = weights_on_paper(structure(config), paper)
+    return Train(paper, config, GPT(paper, config, p, returns_logits=returns_logits), p.parameters).run()

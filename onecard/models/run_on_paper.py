@@ -1,0 +1,77 @@
+"""A run of onecard's trainer on paper: what its training steps allocate and free."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from onecard.config.schema import RunConfig
+from onecard.models.evaluation import eval_batch_size, eval_sequences
+from onecard.models.gpt2 import GPT2, structure
+from onecard.models.gpt2_passes import Passes
+from onecard.models.nanogpt import decayed_first
+from onecard.models.on_paper import Named, weights_on_paper
+from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, UPDATES, Steps, split_loss
+from onecard.models.ways import fuses, records_graph
+from onecard.paper.device import Device
+from onecard.paper.library import AdamW, GradScaler
+from onecard.paper.operations import PaperOperations
+from onecard.paper.tape import Tape
+from onecard.paper.tensor import tape_of
+
+
+class PaperRun:
+    """A model and its training steps on paper."""
+
+    def __init__(self, config: RunConfig, device: Device) -> None:
+        self.config = config
+        self.ops = ops = PaperOperations(device, half=config.dtype != "float32", deterministic=config.deterministic)
+        ops.starts()
+        self.p = p = weights_on_paper(structure(config), ops)
+        self.model = model = GPT2(ops, config)
+        self.connect(p, model)
+        self.steps = Steps(
+            ops,
+            config,
+            loss=partial(model.loss, p),
+            token_losses=partial(model.token_losses, p),
+            parameters=p.parameters,
+            optimizer=AdamW(ops, decayed_first(p.parameters)),
+            scaler=GradScaler(ops, enabled=config.dtype == "float16"),
+            passes=Passes(ops, model, p, ops.compute_dtype) if fuses(config) else None,
+            records=records_graph(config),
+        )
+        whole, rest = divmod(eval_sequences(config), eval_batch_size(config))
+        self.eval_batches = [eval_batch_size(config)] * min(whole, EVAL_BATCHES) + [rest] * (rest > 0)
+
+    def connect(self, p: Named, model: GPT2) -> None:
+        """Say what calling a block or the last norm does."""
+        for block in p.transformer.h:
+            block.run = partial(model.block, block)
+        p.transformer.ln_f.run = partial(model.last_norm, p.transformer.ln_f)
+
+    def update(self) -> None:
+        """One update."""
+        batch = partial(self.ops.batch, self.config.batch_size, self.config.block_size)
+        self.steps.gradients(batch, lambda _done, _total: None)
+        self.steps.step(self.steps.ready_to_step())
+
+    def evaluate(self) -> None:
+        """An evaluation of both splits."""
+        self.steps.ready_to_evaluate()
+        for _ in range(EVAL_SPLITS):
+            batches = [partial(self.ops.batch, sequences, self.config.eval_length) for sequences in self.eval_batches]
+            split_loss(self.ops, self.steps.sequence_losses, batches)
+
+    def tape(self, rounds: int) -> Tape:
+        """All of a run: phases "init", "eval0", then `rounds` times "train" and "eval"."""
+        tape = self.ops.tape
+        self.ops.loads("copy")
+        tape.phase("eval0")
+        self.evaluate()
+        for _ in range(rounds):
+            tape.phase("train")
+            for _ in range(UPDATES):
+                self.update()
+            tape.phase("eval")
+            self.evaluate()
+        return tape_of(self.ops)

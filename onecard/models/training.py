@@ -1,0 +1,147 @@
+"""The training steps, written once: torch's trainer takes them, and so does the plan, on paper.
+
+An update is the gradients of its micro-batches, their norm, and the optimizer's step. Until the step everything can be
+thrown away and done again with smaller micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from onecard.config.schema import RunConfig
+from onecard.errors import first_line
+
+# How much of a run is enough to see all that happens in it: of many, paper runs only these.
+UPDATES = 3  # the optimizer's state exists from the second on; the third is the steady state
+EVAL_BATCHES, EVAL_SPLITS = 3, 2  # after the third batch of a split, nothing new happens
+MICRO_BATCHES = 3  # the first makes the gradients, the second adds to them, the third is like the second
+
+Tensor = Any  # of torch, or on paper
+MicroBatch = Callable[[Tensor, Tensor], None]
+Losses = Callable[[Tensor, Tensor], Tensor]  # of x_BT and y_BT, in nats
+
+
+class Steps:
+    """What an update does to a model. `passes` are written-out passes, or None where autograd does the work."""
+
+    def __init__(
+        self,
+        ops: Any,
+        config: RunConfig,
+        *,
+        loss: Losses,
+        token_losses: Losses,
+        parameters: Sequence[Any],
+        optimizer: Any,
+        scaler: Any,
+        passes: Any | None,
+        records: bool,
+    ) -> None:
+        self.ops, self.config = ops, config
+        self.parameters, self.optimizer, self.scaler, self.passes = parameters, optimizer, scaler, passes
+        self.records = records  # whether micro-batches are recorded as a CUDA graph
+        self.batch_size = config.batch_size
+        self.warm = False  # whether a micro-batch of this size has run: what is recorded must be compiled before
+        self.recorded: Any | None = None
+        self.graph_failure: str | None = None  # why a micro-batch could not be recorded, until it has been reported
+        self._mean_loss, self._token_losses = loss, token_losses
+        self._loss = ops.zero()  # of the update so far
+
+    @property
+    def accumulation(self) -> int:
+        return self.config.sequences_per_step // self.batch_size
+
+    def gradients(self, next_batch: Callable[[], tuple[Tensor, Tensor]], before: Callable[[int, int], None]) -> None:
+        """Gradients of a whole update, added up over its micro-batches. `before(done, total)` is called before each."""
+        ops = self.ops
+        ops.set_to_zero(self._loss)
+        if self.records and self.warm and self.recorded is None:
+            self._record()
+        if self.passes:
+            self.passes.refresh()
+        if self.recorded or self.passes:
+            ops.zero_gradients(self.parameters)
+        run = self.recorded or self.micro_batch
+        for done in ops.repeated(range(self.accumulation), enough=MICRO_BATCHES):
+            before(done, self.accumulation)
+            x_BT, y_BT = next_batch()
+            run(x_BT, y_BT)
+        self.warm = True
+
+    def micro_batch(self, x_BT: Tensor, y_BT: Tensor) -> None:
+        ops, accumulation = self.ops, self.accumulation
+        if self.passes:
+            scale = self.scaler.scale(ops.share(accumulation))
+            self._loss += self.passes.add_gradients(x_BT, y_BT, scale=scale) / accumulation
+            return
+        with ops.autocast():
+            loss = self._mean_loss(x_BT, y_BT) / accumulation
+        ops.backward(self.scaler.scale(loss))
+        self._loss += loss.detach()
+
+    def _record(self) -> None:
+        """Record a micro-batch. If that fails the run continues without: slower if Python is slower than the card."""
+        ops = self.ops
+        ops.release_memory()
+        ops.moment("recording a micro-batch")
+        ops.zero_gradients(self.parameters)
+        try:
+            self.recorded = ops.record_graph(self.micro_batch, self.batch_size, self.config.block_size)
+            return
+        except Exception as error:
+            self.graph_failure = first_line(error)  # not the error itself: its frames hold what must be freed
+        self.records = False
+        self.optimizer.zero_grad()
+        ops.release_memory()
+
+    def ready_to_step(self) -> Tensor:
+        """The gradients' norm before clipping; from here on an update needs no memory, and nothing has changed yet."""
+        self.ops.moment("optimizer step")
+        self.scaler.unscale_(self.optimizer)
+        norm = self.ops.clip_gradients(self.parameters, max_norm=self.config.grad_clip)
+        self.optimizer.make_state()
+        return norm
+
+    def step(self, norm: Tensor) -> Any:
+        """The optimizer's step; returns the update's mean loss and the norm."""
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.recorded is None:
+            self.optimizer.zero_grad()
+        return self.ops.figures(self._loss, norm)
+
+    def sequence_losses(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
+        """The mean loss of each sequence in nats per token, without gradients: for evaluation."""
+        if self.passes:
+            return self.ops.mean_of_rows(self.passes.token_losses(x_BT, y_BT))
+        with self.ops.autocast():
+            return self.ops.mean_of_rows(self._token_losses(x_BT, y_BT))
+
+    def ready_to_evaluate(self) -> None:
+        """Give evaluations all the memory that training has between updates."""
+        self.free_activations()
+        if self.passes:
+            self.passes.refresh()
+
+    def free_activations(self) -> None:
+        """Give back what a recorded micro-batch holds, gradients included; it is recorded again when next needed."""
+        if self.recorded:
+            self.recorded = None
+            self.optimizer.zero_grad()
+            self.ops.release_memory()
+
+
+def split_loss(
+    ops: Any, sequence_losses: Losses, batches: Iterable[Callable[[], tuple[Tensor, Tensor]]]
+) -> tuple[float, float, int]:
+    """Mean and spread of the losses of a split's sequences, and how many there are.
+
+    `batches` are functions that bring x_BT and y_BT to the card.
+    """
+    means = []
+    for to_device in batches:
+        x_BT, y_BT = to_device()
+        means.append(sequence_losses(x_BT, y_BT))
+    sequences = ops.joined_in_double(means)
+    return ops.mean_and_spread(sequences)  # type: ignore[no-any-return]

@@ -1,0 +1,114 @@
+"""What torch's clipping, gradient scaler and optimizers allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onecard.paper import kernels
+from onecard.paper.kernels import FLOAT, LONG
+from onecard.paper.paper import Paper
+from onecard.paper.tags import LOGITS_AND_LOSS, OPTIMIZER_STATE, OPTIMIZER_TEMPORARIES
+from onecard.paper.tensor import Parameter, Tensor
+
+
+def clip_grad_norm(paper: Paper, parameters: Sequence[Parameter], max_norm: float) -> Tensor:
+    """torch.nn.utils.clip_grad_norm_: a norm of norms, and a coefficient if it clips."""
+
+    def scalar() -> Tensor:
+        return paper.new((), FLOAT, OPTIMIZER_TEMPORARIES)
+
+    elements = [parameter.numel for parameter in parameters]
+    partial = paper.new((kernels.foreach_norm_scratch(elements),), 1, OPTIMIZER_TEMPORARIES)
+    norms = [scalar() for _ in parameters]
+    del partial
+    stacked = paper.new((len(norms),), FLOAT, OPTIMIZER_TEMPORARIES)
+    total = scalar()
+    del stacked, norms
+    if max_norm:
+        plus_epsilon, reciprocal, coefficient = scalar(), scalar(), scalar()
+        del reciprocal, plus_epsilon
+        clamped = scalar()
+        del coefficient, clamped
+    return total
+
+
+class GradScaler:
+    """torch.amp.GradScaler. Where it is not enabled it passes everything through."""
+
+    def __init__(self, paper: Paper, *, enabled: bool) -> None:
+        self.paper, self.enabled = paper, enabled
+        self._found_inf: Tensor | None = None  # the flag that `unscale_` leaves behind, until the step
+
+    def _scalar(self, dtype: int = FLOAT) -> Tensor:
+        return self.paper.new((), dtype, OPTIMIZER_TEMPORARIES)
+
+    def scale(self, x: Tensor) -> Tensor:
+        """x times the scale, which is made when it is first used, with its growth tracker."""
+        paper = self.paper
+        if not self.enabled:
+            return x
+        if paper.first_use("gradient scaler"):
+            paper.hold(FLOAT, OPTIMIZER_STATE)
+            paper.hold(FLOAT, OPTIMIZER_STATE)
+        node = paper.record([x])
+        return paper.result(
+            node, paper.new(x.shape, FLOAT, LOGITS_AND_LOSS), lambda gs, _: [paper.gradient(gs[0].shape, FLOAT)]
+        )
+
+    def unscale_(self, _optimizer: AdamW) -> None:
+        """All gradients by 1 / scale, which is computed in float64, and a flag for infinities."""
+        if not self.enabled:
+            return
+        double = self._scalar(LONG)
+        inverse = self._scalar(LONG)
+        del double
+        factor = self._scalar()
+        del inverse
+        self._found_inf = self._flag(factor)
+
+    def _flag(self, factor: Tensor) -> Tensor:
+        flag = self._scalar()
+        flag_copy, factor_copy = self._scalar(), self._scalar()  # for the device, made even if there is only one
+        del factor_copy, factor, flag
+        return flag_copy
+
+    def step(self, optimizer: AdamW) -> None:
+        """The optimizer's step, which also gets the scale if nobody has unscaled; the flags are summed."""
+        if not self.enabled:
+            optimizer.step()
+            return
+        has_unscaled = self._found_inf is not None
+        if not has_unscaled:
+            self._found_inf = self._flag(self._scalar())  # times 1: gradients are checked, not changed
+        held = [self._scalar() for _ in range(1 if has_unscaled else 2)]
+        optimizer.step()
+        del held
+        self._found_inf = None
+
+    def update(self) -> None:
+        """A new scale, in place."""
+
+
+class AdamW:
+    """torch.optim.AdamW, fused: two moments and a step count for each parameter, made by the first step."""
+
+    def __init__(self, paper: Paper, parameters: list[Parameter]) -> None:
+        self.paper, self.parameters = paper, parameters
+
+    def make_state(self) -> None:
+        """What the first step makes."""
+        if not self.paper.first_use("optimizer state"):
+            return
+        for parameter in self.parameters:
+            self.paper.hold(FLOAT, OPTIMIZER_STATE)
+            self.paper.hold(parameter.numel * FLOAT, OPTIMIZER_STATE)
+            self.paper.hold(parameter.numel * FLOAT, OPTIMIZER_STATE)
+
+    def step(self) -> None:
+        """Everything else happens in place."""
+        self.make_state()
+
+    def zero_grad(self) -> None:
+        """zero_grad(set_to_none=True)."""
+        for parameter in self.parameters:
+            parameter.grad = None

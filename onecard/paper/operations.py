@@ -1,0 +1,319 @@
+"""The operations of onecard's own trainer on paper: what train/operations.py does with torch, and its kernels.
+
+Letters: B sequences, T tokens of a sequence, N = B·T, C channels, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+from onecard.paper import attention as of_attention
+from onecard.paper.autograd import run_backward
+from onecard.paper.device import Device
+from onecard.paper.kernels import FLOAT, LONG
+from onecard.paper.library import clip_grad_norm
+from onecard.paper.paper import Paper
+from onecard.paper.scratch import WORKSPACE_BYTES, norm_programs
+from onecard.paper.tags import (
+    ACTIVATIONS,
+    GRADIENTS,
+    GRADIENTS_IN_FLIGHT,
+    LOGITS_AND_LOSS,
+    OPTIMIZER_TEMPORARIES,
+    TOKEN_IDS,
+    WORKSPACE,
+)
+from onecard.paper.tape import DEFAULT_POOL, EMPTY_CACHE
+from onecard.paper.tensor import Parameter, Shape, Storage, Tensor
+
+MicroBatch = Callable[[Tensor, Tensor], None]
+
+DOUBLE = 8  # bytes of a float64
+STREAM = "capture-stream"  # the pool of the stream on which graphs are recorded
+
+
+class PaperOperations(Paper):
+    """Paper with the operations that models, passes and training steps are written with."""
+
+    float32 = FLOAT
+
+    def __init__(self, device: Device, *, half: bool, deterministic: bool) -> None:
+        super().__init__(device, half=half)
+        self.deterministic = deterministic
+        self.recordings = 0
+
+    def repeated(self, items: range, *, enough: int) -> Iterator[int]:
+        """Items that are treated alike: of many, the first and the last, `enough` in all; those between repeat them."""
+        return iter(items if len(items) <= enough else [*items[: enough - 1], items[-1]])
+
+    # tensors
+
+    def empty(self, shape: Shape, *, dtype: int, like: Tensor, part: str) -> Tensor:
+        """A new tensor. `part` is what it is for."""
+        return self.new(shape, dtype, part)
+
+    zeros = empty
+
+    def wide_type(self, x: Tensor) -> int:
+        """The type of sums: at least float32."""
+        return max(x.dtype, FLOAT)
+
+    def in_compute_type(self, x: Tensor) -> Tensor:
+        """x in the type of products."""
+        return self.cast(x, self.compute_dtype)
+
+    def zeros_to_add(self, x: Tensor) -> Tensor:
+        """Zeros like x, in the type of products; they get a gradient if x does."""
+        zeros = self.new(x.shape, self.compute_dtype, ACTIVATIONS)
+        return Parameter(zeros.storage, zeros.shape, zeros.dtype, "") if self.grad_enabled else zeros
+
+    def copy_all(self, copies: Sequence[Tensor], originals: Sequence[Tensor]) -> None:
+        """Tensors copied into others, in place."""
+
+    # the model
+
+    heads, joined, attention = of_attention.heads, of_attention.joined, of_attention.attention  # as methods
+    torch_gelu = Paper.gelu
+
+    def tied_embedding(self, weight_VC: Parameter, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the weight that the head shares, and that weight for the head to use. Its gradient comes from there,
+        and that of the rows is added to it in place."""
+        node = self.record([weight_VC], tokens_BT)
+        rows_BTC = self.new((*tokens_BT.shape, weight_VC.shape[1]), FLOAT, ACTIVATIONS)
+        self.loads("embedding")
+        head_VC = weight_VC.like(*weight_VC.shape)
+        if node is not None:
+            node.results, node.backward = 2, lambda gs, _: [gs[1]]
+            rows_BTC.node = head_VC.node = node
+            head_VC.slot = 1
+        return rows_BTC, head_VC
+
+    # the loss
+
+    def logits(self, hidden_nC: Tensor, weight_VC: Tensor) -> Tensor:
+        """hidden @ weight.t()."""
+        out = self.new((len(hidden_nC), len(weight_VC)), hidden_nC.dtype, LOGITS_AND_LOSS)
+        self.cublas()
+        return out
+
+    def product_into(self, out: Tensor, a: Tensor, b: Tensor) -> None:
+        """out = a @ b."""
+
+    def add_product(self, total: Tensor, a: Tensor, b: Tensor) -> None:
+        """total += a @ b."""
+
+    def write_losses(self, logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
+        """The losses of logits, which become their own gradient: one kernel, in place."""
+
+    def counted(self, targets_N: Tensor) -> Tensor:
+        """How many targets count: (targets != -1).sum()."""
+        is_counted = self.new(targets_N.shape, 1, LOGITS_AND_LOSS)
+        count = self.new((), LONG, LOGITS_AND_LOSS)
+        self.scratch(targets_N.numel * LONG)  # as int64, for the sum
+        del is_counted
+        return count
+
+    def with_own_gradients(
+        self, function: Callable[..., Any], without: Callable[[], Tensor], first: Tensor, second: Tensor
+    ) -> Tensor:
+        """torch.autograd.Function whose forward pass makes its own gradients, and whose backward pass scales them."""
+        if not self.grad_enabled:
+            return without()
+        node = self.record([first, second])
+        with self.no_grad():
+            loss, d_first, d_second, count = function(first, second, of_hidden=True, of_weight=True)
+        gradients: list[Tensor] = [d_first, d_second]
+        self.save(node, *gradients, count)
+        del d_first, d_second, count
+
+        def backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            self.gradient((), FLOAT)  # the factor
+            return gradients
+
+        return self.result(node, loss, backward)
+
+    # written-out passes
+
+    def embedded(self, tokens_BT: Tensor, of_tokens_VC: Tensor, of_positions_TC: Tensor, dtype: int) -> Tensor:
+        """The sum of both embeddings x_NC."""
+        return self.new((tokens_BT.numel, of_tokens_VC.shape[1]), dtype, ACTIVATIONS)
+
+    def embedded_backward(self, d_NC: Tensor, tokens_BT: Tensor, d_of_tokens: Tensor, d_of_positions: Tensor) -> None:
+        """Add to the gradients of both embeddings: one kernel each, which adds in any order."""
+        if not self.deterministic:
+            return
+        (N, C), (V, _) = d_NC.shape, d_of_tokens.shape
+        wide_NC = self.gradient((N, C), FLOAT)
+        self.summed(wide_NC, (tokens_BT.shape[1], C))
+        self.embedding_gradient(N, V, C)
+
+    def norm(self, x_NC: Tensor, weight_C: Tensor) -> Tensor:
+        """LayerNorm of the rows, in x's type."""
+        return self.new(x_NC.shape, x_NC.dtype, ACTIVATIONS)
+
+    def norm_backward(
+        self,
+        d_normed_NC: Tensor,
+        x_NC: Tensor,
+        weight_C: Tensor,
+        d_weight_C: Tensor,
+        *,
+        d_x_NC: Tensor | None,
+        factor: Tensor | None = None,
+        again: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradient of x, in the memory of one that is there; partial sums of the weight's."""
+        normed_NC = self.norm(x_NC, weight_C) if again else None
+        rows, channels = x_NC.shape
+        self.scratch(norm_programs(rows, channels, self.device.multiprocessors) * channels * FLOAT)
+        return d_normed_NC if d_x_NC is None else d_x_NC, normed_NC
+
+    def activated(self, x: Tensor) -> Tensor:
+        """GELU."""
+        return self.new(x.shape, x.dtype, ACTIVATIONS)
+
+    def activated_backward(self, d_value: Tensor, x: Tensor, *, again: bool = False) -> Tensor | None:
+        """`d_value` becomes the gradient of x; with `again` GELU is also computed again and returned."""
+        return self.activated(x) if again else None
+
+    def multiply(
+        self,
+        a_MK: Tensor,
+        b_KN: Tensor,
+        out_MN: Tensor,
+        *,
+        added_MN: Tensor | None = None,
+        factor: Tensor | None = None,
+    ) -> None:
+        """out = factor · a @ b + added. The first product of a process makes the workspace."""
+        if self.first_use("products"):
+            self.hold(WORKSPACE_BYTES)
+        if factor is not None and self.first_use("scaled products"):  # the numbers used to time them
+            self.hold(FLOAT)
+            self.hold(FLOAT)
+
+    def separate_attention(self, qkv_NE: Tensor, *, batch: int, heads: int, trains: bool) -> SeparateAttention:
+        """Attention with its own backward pass."""
+        return SeparateAttention(self, qkv_NE, batch=batch, heads=heads, trains=trains)
+
+    # training steps
+
+    def zero(self) -> Tensor:
+        """A number on the card, to add losses to."""
+        return self.new((), FLOAT, LOGITS_AND_LOSS)
+
+    def set_to_zero(self, x: Tensor) -> None:
+        """x = 0, in place."""
+
+    def share(self, _of: int) -> Tensor:
+        """1 / a number, on the card."""
+        return self.new((), FLOAT, GRADIENTS_IN_FLIGHT)
+
+    def clip_gradients(self, parameters: Sequence[Parameter], *, max_norm: float) -> Tensor:
+        """The norm of all gradients before clipping."""
+        return clip_grad_norm(self, parameters, max_norm)
+
+    def figures(self, loss: Tensor, norm: Tensor) -> Any:
+        """Loss and norm in one tensor, so that the host waits once."""
+        self.tape.temporary(2 * FLOAT, OPTIMIZER_TEMPORARIES)
+
+    def batch(self, sequences: int, length: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets on the card."""
+        x_BT, y_BT = (self.new((sequences, length), LONG, TOKEN_IDS) for _ in "xy")
+        return x_BT, y_BT
+
+    def zero_gradients(self, parameters: Sequence[Parameter]) -> None:
+        """Gradients of zero, in the memory they have or in new memory."""
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = self.new(parameter.shape, FLOAT, GRADIENTS)
+
+    def release_memory(self) -> None:
+        """torch.cuda.empty_cache()."""
+        self.tape.order(EMPTY_CACHE)
+
+    def record_graph(self, run: MicroBatch, sequences: int, length: int) -> RecordedOnPaper:
+        """A micro-batch, recorded as a CUDA graph on a batch of zeros."""
+        zeros = self.new((2, sequences, length), LONG, TOKEN_IDS)
+        recorded = RecordedOnPaper(self, run, sequences, length)
+        del zeros
+        return recorded
+
+    # evaluation
+
+    def mean_of_rows(self, losses_BT: Tensor) -> Tensor:
+        """The mean of each row."""
+        return self.new(losses_BT.shape[:1], FLOAT, LOGITS_AND_LOSS)
+
+    def joined_in_double(self, parts: Sequence[Tensor]) -> Tensor:
+        """Tensors one after the other, in float64."""
+        total = sum(prod(part.shape) for part in parts)
+        joined = self.new((total,), FLOAT, LOGITS_AND_LOSS)
+        wide = self.new((total,), DOUBLE, LOGITS_AND_LOSS)
+        del joined
+        return wide
+
+    def mean_and_spread(self, x: Tensor) -> Any:
+        """Mean and standard deviation, as numbers of the host."""
+        self.tape.temporary(DOUBLE, LOGITS_AND_LOSS)
+        self.tape.temporary(DOUBLE, LOGITS_AND_LOSS)
+
+
+class SeparateAttention:
+    """Attention by torch's kernels, with its own backward pass: the written-out passes hold its graph themselves."""
+
+    def __init__(self, paper: Paper, qkv_NE: Tensor, *, batch: int, heads: int, trains: bool) -> None:
+        self.paper = paper
+        (N, E), dtype = qkv_NE.shape, qkv_NE.dtype
+        self._shape = batch, N // batch, heads, E // (3 * heads)
+        self._qkv = [Parameter(qkv_NE.storage, self._shape, dtype, "") for _ in range(3)]
+        before, paper.grad_enabled = paper.grad_enabled, trains
+        q, k, v = self._qkv
+        self._y = of_attention.attention(paper, q, k, v, 0.0)
+        del q, k, v
+        paper.grad_enabled = before
+
+    @property
+    def y_NC(self) -> Tensor:
+        """The result; a copy if its heads are padded."""
+        y = self._y.like(*self._shape)
+        y.cut = self._y.cut
+        return of_attention.joined(self.paper, y).flatten(0, 1)
+
+    def backward(self, d_y_NC: Tensor) -> list[Tensor]:
+        """The gradients of queries, keys and values, each (N, C)."""
+        run_backward(self.paper, self._y, d_y_NC.like(*self._shape))
+        parts = [part.grad for part in self._qkv]
+        del self._qkv, self._y
+        return [of_attention.joined(self.paper, part).flatten(0, 1) for part in parts if part is not None]
+
+
+class RecordedOnPaper:
+    """A recorded micro-batch. Its memory has a pool of its own, which is held for as long as the graph lives."""
+
+    def __init__(
+        self, paper: PaperOperations, run: Callable[[Tensor, Tensor], None], sequences: int, length: int
+    ) -> None:
+        self.paper, tape = paper, paper.tape
+        self._batch = paper.batch(sequences, length)
+        tape.order(f"pool {STREAM}")
+        self._random = [paper.new((), LONG, WORKSPACE) for _ in ("seed", "offset")]
+        paper.recordings += 1
+        self._pool = f"graph-{paper.recordings}"  # each recording has its own
+        tape.order(f"pool {self._pool}")
+        for pool in (self._pool, DEFAULT_POOL):  # while a graph is recorded, nothing goes back to the driver
+            tape.order(f"hold {pool}")
+        paper.captures = True
+        run(*self._batch)
+        paper.captures = False
+        tape.order(f"pool {DEFAULT_POOL}")
+        tape.order(f"let go {DEFAULT_POOL}")
+
+    def __call__(self, x_BT: Tensor, y_BT: Tensor) -> None:
+        """Run as recorded: no memory is taken."""
+
+    def __del__(self) -> None:
+        if not self.paper.tape.finished:
+            self.paper.tape.order(f"let go {self._pool}")

@@ -1,0 +1,327 @@
+"""The operations of models, passes and training steps with torch; `onecard/paper/operations.py` has them on paper.
+
+Letters: B sequences, T tokens of a sequence, N = B·T, C channels, H heads, D = C / H, E = 3C, V words.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from onecard.models.training import MicroBatch
+from onecard.paper.tags import Section
+from onecard.train import block_kernels, gelu, loss
+from onecard.train.graph import RecordedMicroBatch, zero_gradients
+from onecard.train.oom import release_memory
+from onecard.train.optim import clip_gradients
+from onecard.train.precision import Precision
+from onecard.train.products import multiply
+
+_PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
+
+
+def _keep_products(_ctx: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_keep_products_contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
+
+
+class TensorOperations:
+    """What models and passes ask of tensors, wherever those are."""
+
+    float32 = torch.float32
+    no_grad = staticmethod(torch.no_grad)
+
+    def section(self, section: Section) -> None:
+        """For paper only, like `moment`: what the forward pass comes to."""
+
+    def moment(self, what: str) -> None:
+        """What is happening."""
+
+    def repeated(self, items: range, *, enough: int) -> range:
+        """All of them; for paper `enough` are."""
+        return items
+
+    # tensors
+
+    def empty(self, shape: Sequence[int], *, dtype: torch.dtype, like: Tensor, part: str) -> Tensor:
+        """A new tensor where `like` is; `part` is what it is for."""
+        return like.new_empty(shape, dtype=dtype)
+
+    def zeros(self, shape: Sequence[int], *, dtype: torch.dtype, like: Tensor, part: str) -> Tensor:
+        """The same, of zeros."""
+        return like.new_zeros(shape, dtype=dtype)
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x in another type."""
+        return x.to(dtype)
+
+    def wide_type(self, x: Tensor) -> torch.dtype:
+        """The type of sums: at least float32."""
+        return torch.promote_types(x.dtype, torch.float32)
+
+    def in_compute_type(self, x: Tensor) -> Tensor:
+        """x in the type that linear layers return here."""
+        return x.to(_compute_dtype(x))
+
+    def zeros_to_add(self, x: Tensor) -> Tensor:
+        """Zeros like x, in the type that linear layers return here."""
+        return torch.zeros_like(x, dtype=_compute_dtype(x), requires_grad=x.requires_grad)
+
+    def copy_all(self, copies: list[Tensor], originals: list[Tensor]) -> None:
+        """Tensors copied into others, in place."""
+        with torch.no_grad():
+            torch._foreach_copy_(copies, originals)
+
+    # layers
+
+    def linear(self, x: Tensor, layer: nn.Linear) -> Tensor:
+        return functional.linear(x, layer.weight, layer.bias)
+
+    def layer_norm(self, x: Tensor, layer: nn.LayerNorm) -> Tensor:
+        return functional.layer_norm(x, layer.normalized_shape, layer.weight, layer.bias, layer.eps)
+
+    def embedding(self, ids: Tensor, layer: nn.Embedding) -> Tensor:
+        return functional.embedding(ids, layer.weight)
+
+    def positions(self, tokens_BT: Tensor) -> Tensor:
+        return torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+
+    def tied_embedding(self, weight_VC: Tensor, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the weight that the head shares, and that weight for the head to use."""
+        return _TiedEmbedding.apply(weight_VC, tokens_BT)  # type: ignore[no-untyped-call, no-any-return]
+
+    def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
+        return functional.dropout(x, p, training)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        return gelu.gelu(x)
+
+    def torch_gelu(self, x: Tensor) -> Tensor:
+        return functional.gelu(x)
+
+    def thirds(self, x: Tensor) -> Sequence[Tensor]:
+        """Three views of the last dimension."""
+        return x.chunk(3, dim=-1)
+
+    def heads(self, x_BTC: Tensor, number: int) -> Tensor:
+        B, T, _ = x_BTC.shape
+        return x_BTC.view(B, T, number, -1).transpose(1, 2)
+
+    def joined(self, y_BHTD: Tensor) -> Tensor:
+        return y_BHTD.transpose(1, 2).flatten(2)
+
+    def attention(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, dropout: float) -> Tensor:
+        return functional.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True)
+
+    def recomputed(
+        self, part: Callable[[Tensor], Any], x: Tensor, *, random: bool = False, keep_products: bool = False
+    ) -> Any:
+        """part(x), with its inner tensors computed again in the backward pass; `random`: with the same random numbers.
+
+        `keep_products` is for a part that ends in a matrix product. In eager mode recomputation stops at the last
+        tensor that the backward pass asks for, the input of that product, so the product itself is never repeated. A
+        compiler does not stop there; it gets a policy that keeps products instead.
+        """
+        if not torch.is_grad_enabled():
+            return part(x)
+        if keep_products and torch.compiler.is_compiling():
+            contexts = _keep_products_contexts
+            return checkpoint(part, x, use_reentrant=False, preserve_rng_state=random, context_fn=contexts)
+        return checkpoint(part, x, use_reentrant=False, preserve_rng_state=random)
+
+    def draw_normal(self, weight: Tensor, *, std: float) -> None:
+        """First weights."""
+        nn.init.normal_(weight, std=std)
+
+    def set_to_zero(self, x: Tensor) -> None:
+        with torch.no_grad():
+            x.zero_()
+
+    # the loss
+
+    def logits(self, hidden_nC: Tensor, weight_VC: Tensor) -> Tensor:
+        return torch.mm(hidden_nC, weight_VC.t())
+
+    def product_into(self, out: Tensor, a: Tensor, b: Tensor) -> None:
+        torch.mm(a, b, out=out)
+
+    def add_product(self, total: Tensor, a: Tensor, b: Tensor) -> None:
+        """total += a @ b, without rounding the product to half precision in between."""
+        if total.dtype == a.dtype:
+            total.addmm_(a, b)
+        elif total.is_cuda:
+            torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+        else:
+            total.addmm_(a.to(total.dtype), b.to(total.dtype))
+
+    def write_losses(self, logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
+        loss.write_losses(logits_nV, targets_n, losses_n, gradient=gradient)
+
+    def counted(self, targets_N: Tensor) -> Tensor:
+        """How many targets count."""
+        return (targets_N != loss.IGNORED).sum()
+
+    def with_own_gradients(
+        self, function: Callable[..., Any], without: Callable[[], Tensor], first: Tensor, second: Tensor
+    ) -> Tensor:
+        """A loss whose forward pass makes its own gradients; the backward pass only scales them, so it runs once.
+
+        Where no gradients are wanted, it is `without()`.
+        """
+        if torch.is_grad_enabled() and (first.requires_grad or second.requires_grad):
+            return _OwnGradients.apply(function, first, second)  # type: ignore[no-untyped-call, no-any-return]
+        return without()
+
+    # evaluation
+
+    def mean_of_rows(self, losses_BT: Tensor) -> Tensor:
+        return losses_BT.mean(dim=1)
+
+    def joined_in_double(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts).double()
+
+    def mean_and_spread(self, x: Tensor) -> tuple[float, float, int]:
+        """Mean and standard deviation, as numbers of the host, and of how many."""
+        spread = float(x.std()) if len(x) > 1 else math.nan
+        return float(x.mean()), spread, len(x)
+
+    # written-out passes
+
+    embedded = staticmethod(block_kernels.embedded)
+    embedded_backward = staticmethod(block_kernels.embedded_backward)
+    norm = staticmethod(block_kernels.norm)
+    norm_backward = staticmethod(block_kernels.norm_backward)
+    activated = staticmethod(block_kernels.gelu)
+    activated_backward = staticmethod(block_kernels.gelu_backward)
+    multiply = staticmethod(multiply)
+
+    def separate_attention(self, qkv_NE: Tensor, *, batch: int, heads: int, trains: bool) -> SeparateAttention:
+        return SeparateAttention(qkv_NE, batch=batch, heads=heads, trains=trains)
+
+
+class DeviceOperations(TensorOperations):
+    """What training steps ask of a device."""
+
+    def __init__(self, device: torch.device, precision: Precision) -> None:
+        self.device, self.precision = device, precision
+        self.autocast = precision.autocast
+
+    def zero(self) -> Tensor:
+        """A number on the device, to add losses to."""
+        return torch.zeros((), device=self.device)
+
+    def share(self, of: int) -> Tensor:
+        """1 / a number, on the device."""
+        return torch.full((), 1 / of, device=self.device)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def zero_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        zero_gradients(parameters)
+
+    def clip_gradients(self, parameters: Iterable[Tensor], *, max_norm: float) -> Tensor:
+        return clip_gradients(parameters, max_norm=max_norm)
+
+    def figures(self, loss: Tensor, norm: Tensor) -> list[float]:
+        """Loss and norm as numbers of the host: a step's one wait for the device."""
+        found: list[float] = torch.stack((loss, norm.to(loss.dtype))).tolist()
+        return found
+
+    def release_memory(self) -> None:
+        release_memory(self.device)
+
+    def record_graph(self, run: MicroBatch, sequences: int, length: int) -> RecordedMicroBatch:
+        x_BT, y_BT = torch.zeros(2, sequences, length, dtype=torch.long, device=self.device)
+        return RecordedMicroBatch(run, x_BT, y_BT)
+
+
+TORCH = TensorOperations()
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    """The type that linear layers return here: autocast's, or else x's own."""
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+
+
+class _TiedEmbedding(torch.autograd.Function):
+    """The weight's gradient comes from the head alone, and that of the rows is added to it in place.
+
+    With two separate gradients, autograd would make a second one of V x C, nearly all zeros, and add both.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight_VC: Tensor, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(tokens_BT)
+        return functional.embedding(tokens_BT, weight_VC), weight_VC.view_as(weight_VC)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_rows_BTC: Tensor, d_weight_VC: Tensor) -> tuple[Tensor, None]:
+        (tokens_BT,) = ctx.saved_tensors
+        if torch.are_deterministic_algorithms_enabled():  # index_add_ would wait then, which a graph cannot do
+            rows_VC = torch.ops.aten.embedding_dense_backward(d_rows_BTC, tokens_BT, len(d_weight_VC), -1, False)
+            return d_weight_VC.add_(rows_VC), None
+        return d_weight_VC.index_add_(0, tokens_BT.flatten(), d_rows_BTC.flatten(0, 1)), None
+
+
+class _OwnGradients(torch.autograd.Function):
+    """A function of two tensors that returns a loss, its gradients, and the number they are still to be divided by."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], first: Tensor, second: Tensor) -> Tensor:
+        value: Tensor
+        value, d_first, d_second, count = function(
+            first, second, of_hidden=first.requires_grad, of_weight=second.requires_grad
+        )
+        ctx.save_for_backward(d_first, d_second, count)
+        ctx.dtypes = first.dtype, second.dtype
+        return value
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        *gradients, count = ctx.saved_tensors
+        factor = grad_output / count
+        scaled = (
+            None if each is None else each.mul_(factor).to(dtype)
+            for each, dtype in zip(gradients, ctx.dtypes, strict=True)
+        )
+        d_first, d_second = scaled
+        return None, d_first, d_second
+
+
+class SeparateAttention:
+    """Causal attention by torch's kernels, with their own backward pass and without copies."""
+
+    def __init__(self, qkv_NE: Tensor, *, batch: int, heads: int, trains: bool) -> None:
+        parts = qkv_NE.view(batch, -1, 3, heads, qkv_NE.shape[1] // (3 * heads)).unbind(2)
+        self._qkv = [part_BTHD.transpose(1, 2).detach().requires_grad_(trains) for part_BTHD in parts]
+        q_BHTD, k_BHTD, v_BHTD = self._qkv
+        with torch.set_grad_enabled(trains):
+            self._y_BHTD = functional.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True)
+
+    @property
+    def y_NC(self) -> Tensor:
+        return self._y_BHTD.detach().transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def backward(self, d_y_NC: Tensor) -> list[Tensor]:
+        """The gradients of queries, keys and values, each (N, C)."""
+        batch, heads, length, _ = self._y_BHTD.shape
+        d_y_BHTD = d_y_NC.view(batch, length, heads, -1).transpose(1, 2)
+        parts = torch.autograd.grad(self._y_BHTD, self._qkv, d_y_BHTD)
+        del self._qkv, self._y_BHTD  # no longer needed
+        return [part_BHTD.transpose(1, 2).flatten(2).flatten(0, 1) for part_BHTD in parts]
