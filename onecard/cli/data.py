@@ -124,7 +124,7 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
     from onecard.data.prepare import prepare as run
     from onecard.data.prepared import findings_of
     from onecard.report.data import PrepareDisplay, prepared_json, print_prepared
-    from onecard.report.talk import print_findings, print_warnings
+    from onecard.report.messages import print_findings, print_warnings
 
     settings = _settings(options, flags)
     source = _source(options)

@@ -48,6 +48,11 @@ class Resolved:
         """The values that somebody set, in the file or with a flag."""
         return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin not in _UNASKED}
 
+    @property
+    def typed(self) -> dict[str, object]:
+        """The values set on the command line, which no file holds."""
+        return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin.startswith("--")}
+
 
 def resolve(
     text: str | None,
@@ -291,7 +296,7 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
     key = str(first["loc"][0])
     shown = _short(first["input"])
     limits = first.get("ctx", {})
-    why = f"{key} is: {KEYS[key]} (set by {origins[key]})"
+    why = f"{key} is: {KEYS[key].meaning} (set by {origins[key]})"
     if first["type"] == "value_error":
         fix = f"--{key}={_meant_size(first['input'])}"
         return ConfigError(f"{key}={shown} {limits['error']}", why=why, fix=fix, name="bad-value")
@@ -300,6 +305,7 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
         "float_type": "a number",
         "bool_type": "True or False",
         "string_type": "text",
+        "string_unicode": "text in UTF-8",
         "finite_number": "a finite number",
         "greater_than_equal": f"at least {limits.get('ge')}",
         "greater_than": f"more than {limits.get('gt')}",

@@ -9,6 +9,7 @@ from statistics import median
 from typing import get_args
 
 from onecard import units
+from onecard.config.command import EXPANDABLE, train_command
 from onecard.config.resolve import Resolved, resolve
 from onecard.config.schema import KEYS, SCHEDULE_KEYS, SHAPE_KEYS, RunConfig
 from onecard.doctor.case import Case, DataSizes
@@ -23,7 +24,6 @@ from onecard.doctor.trend import Trend, trend
 from onecard.doctor.vitals import not_looked_at
 from onecard.findings import SEVERITIES, Finding, Sureness
 from onecard.plan.cards import Card
-from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.repair import Repair, is_planned, with_whole_patch
 from onecard.plan.speed import TrainerName
 from onecard.runs.folder import Run

@@ -19,7 +19,7 @@ LARGE_TENSOR_BYTES = 256 * MIB  # below, many tensors have the size of logits by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutOfMemory:
+class FailedAllocation:
     """The numbers of one message, in bytes; None for what it does not say."""
 
     message: Message
@@ -42,7 +42,7 @@ class OutOfMemory:
         return self.allocated + self.tried + self.other - self.capacity
 
 
-def out_of_memory(message: Message, card: Card | None) -> OutOfMemory:
+def out_of_memory(message: Message, card: Card | None) -> FailedAllocation:
     """The numbers of a message. What others hold is what is neither free nor this process's.
 
     Numbers that exceed the card together are not all of different processes: a container sees its own process under
@@ -66,7 +66,7 @@ def out_of_memory(message: Message, card: Card | None) -> OutOfMemory:
     allowed = _whole(message, "allowed_bytes")
     if allowed is not None:  # a limit of the program's own: what else is on the card does not matter
         capacity, free, other = allowed, max(0, allowed - (allocated or 0) - cached), 0
-    return OutOfMemory(
+    return FailedAllocation(
         message=message,
         tried=tried,
         capacity=capacity,
@@ -86,7 +86,7 @@ def _went_on_with(message: Message) -> dict[str, int]:
     return {key: value for key, name in after.items() if (value := _whole(message, name)) is not None}
 
 
-def cause(failed: OutOfMemory) -> Cause:
+def cause(failed: FailedAllocation) -> Cause:
     """The one cause of a failed allocation, in the order in which they exclude each other."""
     capacity, tried, free, short = failed.capacity, failed.tried, failed.free, failed.short
     if capacity is not None and failed.allocated is not None and failed.allocated > capacity:

@@ -104,7 +104,7 @@ def checked(config: RunConfig, *, fit: bool, source: str | None, typed: Flags = 
 
     The refusal's command names the config file it came from, and keeps the flags that were typed.
     """
-    from onecard.plan.command import train_command
+    from onecard.config.command import train_command
 
     place, memory = place_of_run(config), predicted(config)
     if place is None or memory is None:

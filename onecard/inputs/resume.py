@@ -8,8 +8,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.errors import ConfigError
+from onecard.inputs.before_run import check_data, config_of
 from onecard.inputs.config import open_data
-from onecard.inputs.settle import check_run, config_of
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -34,11 +34,11 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     A value in config.json that differs from the checkpoint's was edited, and counts as typed. ConfigError for what must
     not change. `origins` says where the values asked for came from.
     """
+    from onecard.config.loggers import logger_names
     from onecard.config.resolve import checked
     from onecard.config.schema import KEYS, RESUMABLE_KEYS
+    from onecard.runs.checkpoint_state import made_under
     from onecard.runs.folder import CHECKPOINTS, CONFIG, config_in
-    from onecard.train.checkpoint import made_under
-    from onecard.train.trackers import logger_names
 
     now = config_of(run.path, run.config)
     made, which = made_under(run.path / CHECKPOINTS), _by_rule("which run")
@@ -109,8 +109,8 @@ def changed_since(path: Path, resolved: Resolved, *, fit: bool) -> dict[str, obj
 
 def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
     """The config with the micro-batch that was left after running out of memory, unless another is asked for."""
+    from onecard.runs.checkpoint_state import made_under
     from onecard.runs.folder import CHECKPOINTS
-    from onecard.train.checkpoint import made_under
 
     made = made_under(run.path / CHECKPOINTS)
     asked, left = (made and made.micro_batches) or (config.batch_size, config.batch_size)
@@ -185,15 +185,15 @@ def open_data_again(config: RunConfig, run: Run) -> tuple[Dataset, list[str], tu
     Imported weights may get their first data here, which is checked as that of a new run is.
     """
     from onecard.inputs.pretrained import check_tokens
+    from onecard.runs.checkpoint_state import made_under
     from onecard.runs.folder import CHECKPOINTS
-    from onecard.train.checkpoint import made_under
 
     found = _data_at(config, run)
     made = made_under(run.path / CHECKPOINTS)
     if made and made.data_fingerprint is None:
         other = resume_command(run, {"dataset": "PATH"})
         notes = check_tokens(run.path, config.vocab_size, found, instead=other)
-        return found, notes, check_run(config, found)
+        return found, notes, check_data(config, found)
     if made and made.data_fingerprint != found.fingerprint:
         raise ConfigError(
             f"the data of {run.path} have changed since it was trained on them",
@@ -312,8 +312,8 @@ def _already_beyond(before: RunConfig, after: RunConfig, run: Run, fixing: Mappi
 
 def step_reached(run: Run) -> int:
     """The step a resume starts at: that of the newest checkpoint, or of the end; 0 where there is none."""
+    from onecard.runs.checkpoint_state import made_under
     from onecard.runs.folder import CHECKPOINTS, checkpoint_step
-    from onecard.train.checkpoint import made_under
 
     newest = made_under(run.path / CHECKPOINTS)
     saved = (checkpoint_step(newest.name) or 0) if newest else 0

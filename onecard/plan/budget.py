@@ -28,8 +28,6 @@ MOST_EVALUATIONS, FEWER_EVALUATIONS = 40, 10  # below the second, each reads les
 EVALUATED_TOKENS = 524_288  # of a split: a standard error of 0.02
 LEAST_EVAL_BATCHES = EVAL_BATCHES  # from there on an evaluation takes the same memory
 FEWEST_STEPS = 100  # below this a run shows nothing
-MOST_HOURS = 100_000  # eleven years
-MOST_TOKENS = 10**15  # more text than exists
 # the keys that a budget decides; a typed value is ignored, with a warning
 DECIDED = frozenset(
     "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
@@ -73,21 +71,6 @@ class Budget:
             between = max(most, _between(config, means, LEAST_EVAL_BATCHES, 1))
             bounds.append((run_seconds - between) / _step_seconds(config, means))
         return max(0, math.floor(min(bounds)))
-
-
-def budget_of(*, hours: float | None, tokens: int | None) -> Budget | None:
-    """The budget that was typed; None for none, UsageError where it is not an amount to spend."""
-    for option, amount, most, example in (("--hours", hours, MOST_HOURS, 48), ("--tokens", tokens, MOST_TOKENS, "10B")):
-        if amount is not None and not 0 < amount <= most:  # false for nan, too
-            raise UsageError(
-                f"{option} {amount:g} is not a budget",
-                why=f"{option} takes more than 0 and at most {units.count(most)}",
-                fix=f"{option} {example}",
-                name="bad-budget",
-            )
-    if hours is None and tokens is None:
-        return None
-    return Budget(seconds=None if hours is None else hours * 3600, tokens=tokens)
 
 
 def propose(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from onecard import units
+from onecard.config.command import flags_of
 from onecard.config.resolve import Resolved
 from onecard.config.schema import KEYS, MOST_TOKENS, RunConfig
 from onecard.findings import Finding
@@ -141,7 +142,7 @@ def _tokens_said(resolved: Resolved) -> Iterator[Finding]:
                 sure="high",
                 what=f"the comment says ~{number}{letter} tokens; this run reads {units.count(config.total_tokens)}",
                 why=f"{config.max_iters:,} updates of {config.tokens_per_step:,} tokens",
-                fix=f"fix the comment, or set --max_iters={round(said / config.tokens_per_step)} "
+                fix=f"fix the comment, or set {flags_of({'max_iters': round(said / config.tokens_per_step)})} "
                 f"to read {number}{letter} tokens",
                 seen=(f"line {line}: # {comment}",),
             )
@@ -150,7 +151,7 @@ def _tokens_said(resolved: Resolved) -> Iterator[Finding]:
 def _accumulation_forgotten(resolved: Resolved) -> Iterator[Finding]:
     """A flag that changes the micro-batch changes the tokens per update, unless the accumulation is changed too."""
     config, before = resolved.config, resolved.overridden.get("batch_size")
-    if not isinstance(before, int) or resolved.origins["gradient_accumulation_steps"].startswith("--"):
+    if not isinstance(before, int) or "gradient_accumulation_steps" in resolved.typed:
         return
     sequences = before * config.gradient_accumulation_steps
     meant = sequences * config.block_size
@@ -167,10 +168,10 @@ def _accumulation_forgotten(resolved: Resolved) -> Iterator[Finding]:
             rule="accumulation-for-target",
             severity="info",
             sure="high",
-            what=f"--batch_size={config.batch_size} makes an update of {config.tokens_per_step:,} tokens; "
+            what=f"{flags_of({'batch_size': config.batch_size})} makes an update of {config.tokens_per_step:,} tokens; "
             f"the file's {before} x {config.gradient_accumulation_steps} makes {meant:,}",
             why="tokens per update are batch_size x gradient_accumulation_steps x block_size",
-            fix=f"{unkept}{' '.join(f'--{key}={value}' for key, value in patch.items())} keeps it {keeps}",
+            fix=f"{unkept}{flags_of(patch)} keeps it {keeps}",
             seen=(f"batch_size = {before} ({resolved.source}:{resolved.lines.get('batch_size')})",),
             patch=patch,
         )
@@ -198,7 +199,7 @@ def _vocabulary_unsaid(resolved: Resolved) -> Iterator[Finding]:
             sure="medium",
             what=f"dataset {config.dataset!r} looks character-level; this plan assumes {config.vocab_size:,} tokens",
             why=f"the data folder was not read; nanoGPT takes vocab_size from it (65 would give {units.count(small)})",
-            fix="--vocab_size=65 for Shakespeare's characters",
+            fix=f"{flags_of({'vocab_size': 65})} for Shakespeare's characters",
             seen=(f"dataset = {config.dataset!r} ({resolved.origins['dataset']})",),
         )
 

@@ -19,9 +19,21 @@ from torch import Tensor, nn
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import MachineError, OnecardError
 from onecard.files import MAKE_ROOM, sync_folder, write_atomically, writing
-from onecard.runs.folder import checkpoint_name, checkpoint_step
+from onecard.runs.checkpoint_state import (
+    MODEL,
+    OPTIMIZER,
+    SCHEMA,
+    STATE,
+    BadCheckpoint,
+    UnreadableCheckpoint,
+    bad,
+    checkpoints,
+    step_of,
+    verified_state,
+)
+from onecard.runs.folder import checkpoint_name
 from onecard.train import checkpoint_files
-from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, STATE, BadCheckpoint
+from onecard.train.checkpoint_files import BEST
 from onecard.train.snapshot import FLOATS
 from onecard.untrusted_json import BadJson, count, field, number, read_object
 
@@ -56,16 +68,6 @@ class Best:
 
     step: int
     val_loss: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MadeUnder:
-    """What a checkpoint says about its run: the settings (of older versions only the identity), and the data."""
-
-    name: str
-    config: Mapping[str, Any]
-    data_fingerprint: str | None
-    micro_batches: tuple[int, int] | None = None  # as in TrainingState
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,11 @@ def _made_room(path: Path, needed_bytes: int, *, keep: int) -> bool:
 
     The newest complete checkpoint stays until then, whatever `keep` says; and nothing is deleted if that is not enough.
     """
-    newest = latest_good(path.parent).path
-    old = _superfluous(path.parent, step=step_of(newest), keep=max(1, keep - 1)) if newest else []
+    try:
+        newest = latest_good(path.parent).path
+        old = _superfluous(path.parent, step=step_of(newest), keep=max(1, keep - 1)) if newest else []
+    except (OSError, UnreadableCheckpoint):  # which are old is not known now
+        return False
     if not old or shutil.disk_usage(path.parent).free + sum(map(_size_bytes, old)) < needed_bytes:
         return False
     _delete(old)
@@ -161,11 +166,11 @@ def mark_best(folder: Path, *, step: int, val_loss: float) -> None:
 
 
 def best(folder: Path) -> Best | None:
-    """The step marked as best; None where no mark can be read."""
+    """The step marked as best; None where none is. OSError if the mark cannot be read now: there may be one."""
     try:
         content = read_object(folder / BEST)
         return Best(step=field(content, "step", count), val_loss=field(content, "val_loss", number))
-    except (OSError, BadJson):
+    except (FileNotFoundError, BadJson):
         return None
 
 
@@ -174,7 +179,7 @@ def prune(folder: Path, *, saved: Path, keep: int) -> list[str]:
 
     Later steps than `saved` are deleted too: a run only resumes from before them because they are damaged.
     """
-    return _delete(_superfluous(folder, step=step_of(saved), keep=keep))
+    return _prune(folder, step=step_of(saved), keep=keep)
 
 
 def finish_pruning(folder: Path, *, resumed: Path, keep: int) -> list[str]:
@@ -184,8 +189,16 @@ def finish_pruning(folder: Path, *, resumed: Path, keep: int) -> list[str]:
     the next save: somebody may still restore them.
     """
     checkpoint_files.clear_leftovers(folder)
-    old = _superfluous(folder, step=step_of(resumed), keep=keep)
-    return _delete(path for path in old if step_of(path) < step_of(resumed))
+    return _prune(folder, step=step_of(resumed), keep=keep, below=step_of(resumed))
+
+
+def _prune(folder: Path, *, step: int, keep: int, below: float = math.inf) -> list[str]:
+    """Delete what is superfluous, of steps less than `below`; nothing if the system does not say which is the best."""
+    try:
+        old = [path for path in _superfluous(folder, step=step, keep=keep) if step_of(path) < below]
+    except OSError as problem:
+        return [f"{folder / BEST} cannot be read ({problem.strerror or problem}): no old checkpoint was deleted"]
+    return _delete(old)
 
 
 def _superfluous(folder: Path, *, step: int, keep: int) -> list[Path]:
@@ -235,23 +248,6 @@ def mark_best_left(folder: Path, evaluated: Mapping[int, float], *, step: int) -
 # Loading
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first, damaged ones too."""
-    if not folder.is_dir():
-        return []
-    return sorted(
-        (path for path in folder.iterdir() if checkpoint_step(path.name) is not None and path.is_dir()),
-        key=step_of,
-        reverse=True,
-    )
-
-
-def step_of(path: Path) -> int:
-    step = checkpoint_step(path.name)
-    assert step is not None, path
-    return step
-
-
 def latest_good(folder: Path) -> Found:
     """The newest checkpoint whose files have the sizes and checksums they were saved with.
 
@@ -270,22 +266,6 @@ def latest_good(folder: Path) -> Found:
             return Found(None, tuple(skipped))
 
 
-def made_under(folder: Path) -> MadeUnder | None:
-    """What the newest readable checkpoint says about its run, without reading tensors; None if there is none."""
-    for path in checkpoints(folder):
-        try:
-            content = checkpoint_files.verified_state(path, [])
-        except BadCheckpoint:
-            continue
-        return MadeUnder(
-            name=path.name,
-            config=content["config"],
-            data_fingerprint=content["data_fingerprint"],
-            micro_batches=content["micro_batches"],
-        )
-    return None
-
-
 def load(
     path: Path,
     *,
@@ -299,7 +279,7 @@ def load(
     Without an optimizer only the weights are read, and neither dataset nor random numbers matter: for sampling. Nothing
     is changed unless everything fits.
     """
-    content = checkpoint_files.verified_state(path, [MODEL] if optimizer is None else [MODEL, OPTIMIZER])
+    content = verified_state(path, [MODEL] if optimizer is None else [MODEL, OPTIMIZER])
     _check_identity(path, content, config, data_fingerprint, weights_only=optimizer is None)
     weights = checkpoint_files.tensors_in(path, MODEL)
     _check_weights(path, weights, model)
@@ -316,7 +296,7 @@ def load(
 
 def verify(path: Path) -> None:
     """Raise BadCheckpoint unless every file is as it was saved."""
-    checkpoint_files.verified_state(path, [MODEL, OPTIMIZER])
+    verified_state(path, [MODEL, OPTIMIZER])
 
 
 def problem_of(path: Path) -> str | None:
@@ -404,9 +384,7 @@ def _restore_optimizer(
 def check_moments(path: Path, by_name: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, Tensor]) -> None:
     """Refuse moments that AdamW cannot have made: of another size or type than their parameters, or some missing."""
     if unknown := sorted(by_name.keys() - parameters.keys()):
-        raise checkpoint_files.bad(
-            path, f"{OPTIMIZER} is for {unknown[0] or 'nothing':.60}, and the model has no such part"
-        )
+        raise bad(path, f"{OPTIMIZER} is for {unknown[0] or 'nothing':.60}, and the model has no such part")
     for name, parameter in parameters.items():
         moments = by_name.get(name)
         if moments is None:  # before its first update, or a parameter that had no gradient yet
@@ -419,9 +397,9 @@ def check_moments(path: Path, by_name: Mapping[str, Mapping[str, Tensor]], param
             found = moments.get(wrong[0])
             said = _said(None if found is None else (tuple(found.shape), found.dtype))
             must = f"{list(sizes[wrong[0]])} float32" if wrong[0] in sizes else "absent"
-            raise checkpoint_files.bad(path, f"{OPTIMIZER}: {wrong[0]:.40} of {name} is {said} and must be {must}")
+            raise bad(path, f"{OPTIMIZER}: {wrong[0]:.40} of {name} is {said} and must be {must}")
         if not 0 <= moments["step"].item() < math.inf:
-            raise checkpoint_files.bad(path, f"{OPTIMIZER}: step of {name} is {moments['step'].item()}")
+            raise bad(path, f"{OPTIMIZER}: step of {name} is {moments['step'].item()}")
 
 
 # Random numbers
@@ -443,7 +421,7 @@ def _random_states(path: Path, saved: Mapping[str, str], device: torch.device) -
             states[name] = torch.tensor(list(bytes.fromhex(saved[name])), dtype=torch.uint8)
             torch.Generator(device if name == "cuda" else "cpu").set_state(states[name])
         except (KeyError, ValueError, RuntimeError, TypeError):
-            raise checkpoint_files.bad(path, f"{STATE}: rng has no state of the {name} generator") from None
+            raise bad(path, f"{STATE}: rng has no state of the {name} generator") from None
     return states
 
 

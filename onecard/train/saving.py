@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.files import check_space
+from onecard.runs.checkpoint_state import checkpoints
 from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name
 from onecard.runs.records import Checkpoint
 from onecard.train import checkpoint
@@ -40,7 +42,7 @@ class Saving:
 
     def check_space(self) -> None:
         """Refuse a disk without room for the first checkpoint, before an hour of training is lost."""
-        if not checkpoint.checkpoints(self._folder):
+        if not checkpoints(self._folder):
             weights = sum(parameter.nbytes for parameter in self._trainer.model.parameters())
             check_space(self._folder, needed_bytes=3 * weights + units.MIB)  # and two moments
 
@@ -66,7 +68,9 @@ class Saving:
         self._newest_step, self._newest_at = trainer.step, time.monotonic()
         for note in checkpoint.prune(folder, saved=path, keep=self._config.keep_checkpoints):
             self._on_note(note)
-        marked = checkpoint.best(folder)
+        marked = None
+        with suppress(OSError):  # the mark only informs here: a disk that fails once must not end the run
+            marked = checkpoint.best(folder)
         return Checkpoint(
             step=trainer.step,
             tokens=trainer.tokens,

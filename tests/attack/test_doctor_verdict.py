@@ -21,8 +21,8 @@ from onecard.data.dataset import open_dataset
 from onecard.doctor.case import DataSizes
 from onecard.doctor.diagnose import Diagnosis, diagnose
 from onecard.doctor.evidence import epochs
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.cards import find_card
-from onecard.plan.make import make_plan
 from onecard.plan.place import Place
 from onecard.report.doctor import verdict
 from onecard.runs.foreign import read_logs

@@ -19,16 +19,16 @@ import onecard
 from docs.generate import config_keys
 from onecard.cli.commands import cli
 from onecard.cli.main import run
+from onecard.config.command import train_command
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
-from onecard.doctor.alone import single_effects
 from onecard.doctor.case import DataSizes
 from onecard.doctor.config_diff import config_diff, idle_settings
 from onecard.doctor.facts import make_case
+from onecard.doctor.single_changes import single_effects
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.cards import find_card
-from onecard.plan.command import flags_of
 from onecard.plan.place import Place
-from onecard.plan.make import make_plan
 from onecard.report.model_card import SHOWN_KEYS
 from onecard.runs.logged import LoggedRun
 
@@ -63,8 +63,8 @@ print(json.dumps({
     "reference": [line for line in config_keys().splitlines() if "`made_" in line],
     "schema": {name: found for name, found in RunConfig.model_json_schema()["properties"].items() if name in MADE},
     "warned": list(plan.resolved.warnings),
-    "nanogpt": flags_of({"n_layer": 2, **MADE}, "nanogpt"),
-    "onecard": flags_of({"n_layer": 2, **MADE}, "onecard"),
+    "nanogpt": train_command(None, {"n_layer": 2, **MADE}, trainer="nanogpt"),
+    "onecard": train_command(None, {"n_layer": 2, **MADE}, trainer="onecard"),
     "differ": {key: list(row) for key, row in config_diff(cases).items()},
     "idle": idle_settings(cases, MADE),
     "alone": {next(iter(e.changes)): [e.tokens_per_second_ratio, e.process_bytes_difference, e.final_loss_difference,
@@ -128,9 +128,9 @@ def test_nanogpt_does_not_have_them(answers: Any) -> None:
     ignored, without = answers["warned"]
     assert ignored == "c.py: nanoGPT would silently ignore made_penalty, made_cache; onecard honours them"
     assert without.startswith("nanoGPT has no made_cache: ")
-    assert answers["nanogpt"] == "--n_layer=2"
+    assert answers["nanogpt"] == "python train.py --n_layer=2"
     assert answers["onecard"] == (
-        "--n_layer=2 --made_penalty=0.5 --made_note=2024 --made_folder=there --made_cache=1GiB"
+        "onecard train --n_layer=2 --made_penalty=0.5 --made_note=2024 --made_folder=there --made_cache=1GiB"
     )
 
 

@@ -17,7 +17,7 @@ OF_ONE_FUNCTION = {
     "onecard/doctor/rules/resume.py RATES_SHOWN": "the lines that a finding shows",
     "onecard/plan/budget.py DECIDED": "what a budget decides",
     "onecard/plan/fit.py FITTED": "what --fit chooses",
-    "onecard/plan/make.py _SHAPE": "what --params chooses",
+    "onecard/plan/shape.py SHAPE_OF_SIZE": "what --params chooses",
     "onecard/plan/sensitivity.py SCALED": "what is halved and doubled",
     "onecard/report/compare_why.py CHANGED": "words for some changes",
     "onecard/report/compare_why.py MFU_REASONS": "words for some changes",

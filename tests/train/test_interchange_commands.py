@@ -24,10 +24,10 @@ from safetensors.torch import load_file  # noqa: E402
 
 from onecard.cli.main import run  # noqa: E402
 from onecard.files import HALF_WRITTEN  # noqa: E402
+from onecard.runs.checkpoint_state import MODEL, OPTIMIZER, STATE  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
 from onecard.train import checkpoint_files, hf_hub  # noqa: E402
-from onecard.train.checkpoint_files import MODEL, OPTIMIZER, STATE  # noqa: E402
 from onecard.train.interchange import read_run, read_snapshot  # noqa: E402
 from tests.loopback_models import ModelHub, serving  # noqa: E402
 
@@ -240,7 +240,7 @@ def test_weights_that_are_not_numbers_are_refused_with_the_best_ones(onecard: An
             assert onecard("import", and_then).code == 0
     marked.unlink()
     done = onecard("sample", "r")
-    assert "fix: rm -r r/checkpoints/step-00000012   (step-00000008, " in done.err
+    assert "fix: mv r/checkpoints/step-00000012 r/checkpoints/aside-step-00000012   (step-00000008, " in done.err
     shutil.rmtree("r/checkpoints/step-00000012")
     assert onecard("sample", "r", "--length", "3").code == 0
 

@@ -16,10 +16,11 @@ torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'one
 from onecard.cli.main import run  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.inputs.resume import as_it_runs  # noqa: E402
+from onecard.runs import checkpoint_state  # noqa: E402
+from onecard.runs.checkpoint_state import MadeUnder  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
-from onecard.train import checkpoint_files  # noqa: E402
-from onecard.train.checkpoint import IDENTITY_KEYS, MadeUnder  # noqa: E402
+from onecard.train.checkpoint import IDENTITY_KEYS  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from tests.added_keys import in_copy  # noqa: E402
 
@@ -171,11 +172,11 @@ def test_an_unchanged_config_is_not_mentioned(onecard: Any, trained: Path) -> No
 
 
 def test_a_checkpoint_of_an_older_version_goes_on_as_it_did(onecard: Any, trained: Path) -> None:
-    state = trained / "checkpoints" / "step-00000003" / checkpoint_files.STATE
+    state = trained / "checkpoints" / "step-00000003" / checkpoint_state.STATE
     content = json.loads(state.read_text())
     del content["sha256"]
     content["config"] = {key: content["config"][key] for key in IDENTITY_KEYS}
-    state.write_text(json.dumps(content | {"sha256": checkpoint_files._digest(content)}))
+    state.write_text(json.dumps(content | {"sha256": checkpoint_state.digest(content)}))
     edit(trained, learning_rate=0.5)
     assert onecard("train", "--resume", "r", "--max_iters=5").code == 0
 
@@ -183,11 +184,11 @@ def test_a_checkpoint_of_an_older_version_goes_on_as_it_did(onecard: Any, traine
 def test_a_run_with_keys_that_are_gone_goes_on(onecard: Any, trained: Path) -> None:
     """As earlier versions wrote it: config.json, the start record and the checkpoint say param_dtype and others."""
     former = {"recipe": None, "param_dtype": "float32", "offload": "none", "tokenizer": None}
-    state = trained / "checkpoints" / "step-00000003" / checkpoint_files.STATE
+    state = trained / "checkpoints" / "step-00000003" / checkpoint_state.STATE
     content = json.loads(state.read_text())
     del content["sha256"]
     content["config"] |= former
-    state.write_text(json.dumps(content | {"sha256": checkpoint_files._digest(content)}))
+    state.write_text(json.dumps(content | {"sha256": checkpoint_state.digest(content)}))
     edit(trained, **former)
     records = [json.loads(line) for line in (trained / "records.jsonl").read_text().splitlines()]
     records[0]["config"] |= former
@@ -560,7 +561,7 @@ def test_the_plan_of_a_resumed_run_is_of_the_micro_batch_it_goes_on_with(
     found = []
     for micro_batches in left:
         made = MadeUnder(name="step-00000003", config={}, data_fingerprint=None, micro_batches=micro_batches)
-        monkeypatch.setattr("onecard.train.checkpoint.made_under", lambda _, made=made: made)
+        monkeypatch.setattr("onecard.runs.checkpoint_state.made_under", lambda _, made=made: made)
         planned = as_it_runs(asked, load_run(trained))
         found.append((planned.batch_size, planned.gradient_accumulation_steps))
     assert found == [(8, 6), (8, 6), (4, 12), (5, 10), (8, 6)], "one that is asked for anew is taken"

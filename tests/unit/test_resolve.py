@@ -344,3 +344,9 @@ def test_a_changed_copy_is_checked_again() -> None:
 
 def test_every_key_says_what_it_means() -> None:
     assert all(key.meaning for key in KEYS.values())
+
+
+def test_a_refused_value_is_explained_by_the_keys_meaning() -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(None, flags=[("n_layer", "0")])
+    assert refused.value.why.startswith("n_layer is: transformer blocks")

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from shlex import quote
 
 from onecard import units
+from onecard.config.command import EXPANDABLE
 from onecard.config.schema import PLANNED_KEYS
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, said
 from onecard.doctor.needs import PARAMETERS, Need, needs
-from onecard.doctor.oom import Cause, OutOfMemory, cause, out_of_memory, tensor_of
+from onecard.doctor.oom import Cause, FailedAllocation, cause, out_of_memory, tensor_of
 from onecard.doctor.repair import memory_of, repaired
 from onecard.findings import Finding, Severity
-from onecard.plan.command import EXPANDABLE
 
 STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
 CAST_BYTES_PER_PARAM = 2  # autocast's copies
@@ -23,14 +23,14 @@ TENSORS = Need(about="config", met=lambda case: not messages(case, "oom") or kno
 ROOM_ON_CARD = Need(about="card", met=lambda case: case.cardless is not None or _room(case) is not None)
 
 
-def _failures(case: Case, why: Cause) -> Iterator[OutOfMemory]:
+def _failures(case: Case, why: Cause) -> Iterator[FailedAllocation]:
     for message in messages(case, "oom"):
         failed = out_of_memory(message, case.card)
         if cause(failed) == why:
             yield failed
 
 
-def _asked(failed: OutOfMemory) -> str:
+def _asked(failed: FailedAllocation) -> str:
     return f"{_size(failed.tried)} more" if failed.tried else "more memory"
 
 
@@ -40,23 +40,23 @@ def _size(size_bytes: int | None) -> str:
     return units.gib(size_bytes) if size_bytes >= units.GIB else units.mib(size_bytes)
 
 
-def _for_what(case: Case, failed: OutOfMemory) -> str:
+def _for_what(case: Case, failed: FailedAllocation) -> str:
     """What the allocation probably was for, in a clause."""
     guess = tensor_of(failed.tried, known(case, *PLANNED_KEYS)) if failed.tried else None
     return f"; it is the size of {guess.name}: {guess.arithmetic}" if guess else ""
 
 
-def _severity(failed: OutOfMemory) -> Severity:
+def _severity(failed: FailedAllocation) -> Severity:
     """A run of ours that went on with smaller batches has not failed."""
     return "warn" if failed.went_on_with else "error"
 
 
-def _lowered(failed: OutOfMemory) -> str:
+def _lowered(failed: FailedAllocation) -> str:
     """Why it is only a warning, in a clause; "" for an error."""
     return "; only a warning, because the run went on" if failed.went_on_with else ""
 
 
-def _outcome(failed: OutOfMemory) -> str:
+def _outcome(failed: FailedAllocation) -> str:
     """What a run of ours did about it, in a clause; "" for other programs."""
     if failed.went_on_with is None:
         return ""
@@ -67,7 +67,7 @@ def _outcome(failed: OutOfMemory) -> str:
     )
 
 
-def _remedy(case: Case, failed: OutOfMemory) -> tuple[dict[str, object], str]:
+def _remedy(case: Case, failed: FailedAllocation) -> tuple[dict[str, object], str]:
     """The patch that makes the run smaller, and the words for it: what onecard went on with, else what is planned."""
     if failed.went_on_with is None:
         return _smaller_batch(case)

@@ -13,12 +13,12 @@ from onecard.doctor.evidence import known, messages, only_told, printed, said, u
 from onecard.doctor.needs import CONFIG, needs, needs_settings
 from onecard.doctor.repair import repaired
 from onecard.findings import Finding
-from onecard.plan.asked import Asked
 from onecard.plan.counts import count_params
 from onecard.plan.intent import PARAMS_TOLERANCE, head_size_finding, intent_findings
 from onecard.plan.memory.predict import predict_nanogpt
 from onecard.plan.precision import settled
 from onecard.plan.remedies import free_remedies
+from onecard.plan.run_to_fix import RunToFix
 
 WORTH_A_WARNING_BYTES = 64 * units.MIB  # a smaller copy of the logits is only a note
 LOSS_ONLY = "return-only-the-loss"  # the plan's fix of that name
@@ -245,7 +245,7 @@ def _saved_by_returning_only_the_loss(case: Case, config: RunConfig, *, vocabula
     room, available = (
         (case.place.room_bytes_for(config), case.place.available_bytes_for(config)) if case.place else (None, None)
     )
-    run = Asked(
+    run = RunToFix(
         config=config,
         card=card,
         trainer="nanogpt",

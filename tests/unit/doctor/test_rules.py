@@ -14,9 +14,9 @@ from onecard.doctor.predict import predict_end
 from onecard.doctor.rules import NAMES
 from onecard.errors import UsageError
 from onecard.findings import Finding
+from onecard.inputs.make_plan import make_plan
 from onecard.plan import recipe
 from onecard.plan.cards import find_card
-from onecard.plan.make import make_plan
 from onecard.plan.place import Place
 from onecard.runs.records import Start
 from onecard.units import GIB, mib

@@ -19,7 +19,7 @@ NOT_COVERED = "scaling laws do not cover"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alone:
+class SingleChange:
     """One change and its predicted effects; None where there is no prediction."""
 
     changes: Mapping[str, tuple[object, object]]  # key -> before, after
@@ -39,7 +39,7 @@ def counts(key: str) -> bool:
 
 def single_effects(
     before: RunConfig, after: RunConfig, card: Card | None, trainer: TrainerName, *, cardless: bool = False
-) -> tuple[Alone, ...]:
+) -> tuple[SingleChange, ...]:
     """Each change from one config to another, planned by itself on top of the first, under the trainer of the first.
 
     `cardless`: the first ran without a card and none is named, so neither memory nor speed is planned.
@@ -76,15 +76,15 @@ class _Planner:
     trainer: TrainerName
     cardless: bool
 
-    def effect(self, patch: Mapping[str, object]) -> Alone:
+    def effect(self, patch: Mapping[str, object]) -> SingleChange:
         changes = {key: (getattr(self.before, key), value) for key, value in patch.items()}
         try:
             changed = self.before.replace(patch)
         except ValueError:  # such as a width that the heads do not divide
-            return Alone(changes=changes, why_no_loss="the config is not valid with this change alone")
+            return SingleChange(changes=changes, why_no_loss="the config is not valid with this change alone")
         why_no_loss = _why_no_loss(self.before, changed, patch.keys())
         difference = None if why_no_loss else _loss_difference(self.before, changed, patch.keys())
-        alone = Alone(changes=changes, final_loss_difference=difference, why_no_loss=why_no_loss)
+        alone = SingleChange(changes=changes, final_loss_difference=difference, why_no_loss=why_no_loss)
         computed = [
             key for key in keys_that_affect("memory", "speed") if key in patch and "limit" not in KEYS[key].kind
         ]
@@ -95,7 +95,7 @@ class _Planner:
             return self._computed(alone, changed)
         return self._limited(alone, changed) if "memory_limit" in patch else self._same(alone)
 
-    def _computed(self, alone: Alone, changed: RunConfig) -> Alone:
+    def _computed(self, alone: SingleChange, changed: RunConfig) -> SingleChange:
         """The effect of a change to what is computed."""
         if self.cardless:
             return replace(alone, needs_card=True)
@@ -111,7 +111,7 @@ class _Planner:
             needs_card=self.card is None,
         )
 
-    def _limited(self, alone: Alone, changed: RunConfig) -> Alone:
+    def _limited(self, alone: SingleChange, changed: RunConfig) -> SingleChange:
         """The effect of another memory limit: none if the run stays below it before and after.
 
         Above it, onecard makes the same updates in smaller micro-batches. How many is not planned.
@@ -125,7 +125,7 @@ class _Planner:
         alone = replace(alone, fits=self._fits(changed))
         return self._same(alone) if free else alone
 
-    def _same(self, alone: Alone) -> Alone:
+    def _same(self, alone: SingleChange) -> SingleChange:
         """A change that leaves speed and memory as they were."""
         speed = None if self.cardless else self._speed(self.before)
         mfu = (speed.mfu, speed.mfu) if speed else None
