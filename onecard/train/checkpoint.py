@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import MachineError, OnecardError
 from onecard.files import MAKE_ROOM, sync_folder, write_atomically, writing
+from onecard.models.optimizers import ADAMW
 from onecard.runs.checkpoint_state import (
     MODEL,
     OPTIMIZER,
@@ -382,14 +383,15 @@ def _restore_optimizer(
 
 
 def check_moments(path: Path, by_name: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, Tensor]) -> None:
-    """Refuse moments that AdamW cannot have made: of another size or type than their parameters, or some missing."""
+    """Refuse moments that the optimizer cannot have made: of another size or type than their parameters, or missing."""
     if unknown := sorted(by_name.keys() - parameters.keys()):
         raise bad(path, f"{OPTIMIZER} is for {unknown[0] or 'nothing':.60}, and the model has no such part")
     for name, parameter in parameters.items():
         moments = by_name.get(name)
         if moments is None:  # before its first update, or a parameter that had no gradient yet
             continue
-        sizes = {"step": (), "exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape)}
+        sizes: dict[str, tuple[int, ...]] = dict.fromkeys(ADAMW.numbers, ())
+        sizes |= dict.fromkeys(ADAMW.moments, tuple(parameter.shape))
         have = {key: tuple(tensor.shape) for key, tensor in moments.items()}
         strange = [key for key, tensor in moments.items() if tensor.dtype not in FLOATS]
         differ = [key for key in sorted(have.keys() | sizes.keys()) if have.get(key) != sizes.get(key)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onecard.config.schema import RunConfig
+from onecard.models.optimizers import ADAMW
 
 FUSED_DEVICES = ("cuda", "cpu", "mps")  # where torch has AdamW as one kernel
 
@@ -29,16 +30,17 @@ class AdamW(torch.optim.AdamW):
         """Make what the first step would make, so that a step needs no memory and cannot fail half-way."""
         self.state.update(
             {
-                parameter: {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu"),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+                parameter: _numbers(parameter.device if group["fused"] else torch.device("cpu"))
+                | {name: torch.zeros_like(parameter) for name in ADAMW.moments}
                 for group in self.param_groups
                 for parameter in group["params"]
                 if parameter not in self.state
             }
         )
+
+
+def _numbers(device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.zeros((), dtype=torch.float32, device=device) for name in ADAMW.numbers}
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> AdamW:
