@@ -1,0 +1,79 @@
+"""A process that has imported onecard and runs each command in a fork of itself: importing takes longer than most.
+
+Started by tests/warm.py. A job comes over the socket whose number is the first argument: JSON, with the descriptors of
+the three standard streams. The answers are the child's id and, when it has ended, its exit code.
+The other arguments are modules to import first.
+"""
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import resource
+import signal
+import socket
+import sys
+
+import onecard
+
+
+def import_all(names: list[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+    light = [found.name for found in pkgutil.iter_modules(onecard.__path__) if found.name not in ("train", "__main__")]
+    for name in light if not names else [*light, "train"]:
+        module = importlib.import_module(f"onecard.{name}")
+        for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"onecard.{name}."):
+            importlib.import_module(found.name)
+
+
+def work(job: dict[str, object], streams: list[int]) -> None:
+    """Become the command, and exit as it does."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    os.chdir(str(job["cwd"]))
+    os.environ.clear()
+    os.environ.update(job["environment"])  # type: ignore[call-overload]
+    sys.path[:0] = [path for path in os.environ["PYTHONPATH"].split(os.pathsep) if path not in sys.path]
+    if job["memory_bytes"]:
+        resource.setrlimit(resource.RLIMIT_AS, (job["memory_bytes"], job["memory_bytes"]))
+    sys.argv = ["onecard", *job["arguments"]]  # type: ignore[misc]
+    from onecard.__main__ import main
+    from onecard.cli import signals
+
+    signals._PROCESS = os.getpid()
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def serve(jobs: socket.socket) -> None:
+    while True:
+        head, streams, _, _ = socket.recv_fds(jobs, 1 << 20, 3)
+        if not head:
+            return
+        child = os.fork()
+        if not child:
+            jobs.close()
+            work(json.loads(head), streams)
+        for stream in streams:
+            os.close(stream)
+        jobs.send(str(child).encode())
+        jobs.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+
+
+if __name__ == "__main__":
+    import_all(sys.argv[2:])
+    gc.freeze()
+    serve(socket.socket(fileno=int(sys.argv[1])))
