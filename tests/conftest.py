@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from onecard.plan.command import ALLOCATOR_SETTINGS
+from onecard.config.command import ALLOCATOR_SETTINGS
 
 # No deadlines on busy machines, the same examples every time.
 settings.register_profile("onecard", deadline=None, derandomize=True, max_examples=100)

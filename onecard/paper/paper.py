@@ -85,6 +85,11 @@ class Paper:
         if self.first_use(what):
             self.tape.driver_takes(*DRIVER_BYTES[what])
 
+    @property
+    def uses(self) -> int:
+        """How many libraries and kernels have been used."""
+        return len(self._used)
+
     def first_use(self, what: str) -> bool:
         """Whether something is used for the first time; from now on it is not."""
         if what in self._used:

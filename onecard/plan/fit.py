@@ -29,7 +29,7 @@ MAX_MICRO_BATCH = 512  # larger ones are no faster on any card
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The answer to --fit."""
+    """The fastest config that fits, and what else was tried."""
 
     asked: RunConfig
     card: Card | None

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'one
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from onecard.cli.main import run  # noqa: E402
-from onecard.runs import folder  # noqa: E402
+from onecard.runs import checkpoint_state, folder  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start, Step  # noqa: E402
 from onecard.train import checkpoint, checkpoint_files, interchange  # noqa: E402
@@ -401,9 +401,9 @@ def sign(file: str) -> None:
     """Give the newest checkpoint the checksums that fit its file, as anybody can."""
     content = json.loads((NEWEST / "state.json").read_text())
     content.pop("sha256")
-    digest = checkpoint_files._file_digest(NEWEST / file)
+    digest = checkpoint_state.file_digest(NEWEST / file)
     content["files"][file] = {"bytes": (NEWEST / file).stat().st_size, "sha256": digest}
-    (NEWEST / "state.json").write_text(json.dumps(content | {"sha256": checkpoint_files._digest(content)}))
+    (NEWEST / "state.json").write_text(json.dumps(content | {"sha256": checkpoint_state.digest(content)}))
 
 
 def without_last_layer(tensors: dict[str, Any]) -> dict[str, Any]:

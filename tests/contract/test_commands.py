@@ -544,7 +544,6 @@ def test_a_near_no_is_hedged_and_is_still_a_no(onecard: Command) -> None:
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("--optimizer=muon", "is not built yet"),
         ("--eval_only=True", "no update"),
         ("--max_hours=0.0001", "stops onecard's run at about step"),
     ],

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.budget import Budget, propose
 from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import find_card
 from onecard.plan.fit import fit_nanogpt, fit_onecard
 from onecard.plan.intent import intent_findings
 from onecard.plan.loss import forecast_loss
-from onecard.plan.make import make_plan
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.proposal import Proposal, config_text

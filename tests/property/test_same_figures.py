@@ -10,10 +10,11 @@ from rich.console import Console
 from onecard.config.resolve import resolve
 from onecard.doctor.diagnose import diagnose_cases
 from onecard.doctor.facts import make_case
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.cards import find_card
 from onecard.plan.data import NO_SIZES
-from onecard.plan.make import Plan, make_plan
 from onecard.plan.place import DESKTOP_BYTES, Place
+from onecard.plan.plan import Plan
 from onecard.report.doctor_json import diagnoses_json
 from onecard.report.plan import print_plan
 from onecard.report.plan_json import plan_json

@@ -11,8 +11,8 @@ from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.compare import compare_runs
 from onecard.doctor.diagnose import diagnose_cases
 from onecard.doctor.facts import make_case
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.cards import find_card
-from onecard.plan.make import make_plan
 from onecard.plan.place import Place
 from onecard.report.compare_json import comparison_json
 from onecard.report.doctor_json import diagnoses_json

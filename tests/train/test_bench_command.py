@@ -165,7 +165,7 @@ def test_a_card_that_is_not_there_is_the_machines_fault(tmp_path: Path, monkeypa
         (["--batches", "many"], "must divide"),
         (["--nanogpt", "nowhere"], "no model.py"),
         (["--vocab_size=100"], "token-out-of-range"),
-        (["--optimizer=muon"], "not-built-yet"),
+        (["--optimizer=muon"], "bad-value"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -140,8 +140,8 @@ def test_no_gpu_is_exit_3(tmp_path: Path, environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("flag", "name"),
     [
-        ("--optimizer=muon", "not-built-yet"),
-        ("--offload=optimizer", "not-built-yet"),
+        ("--optimizer=muon", "bad-value"),
+        ("--offload=optimizer", "unknown-key"),
         ("--loggers=wanb", "unknown-logger"),
         ("--init_from=gpt2-huge", "weights-not-here"),
         ("--dataset=nope", "no-such-dataset"),
