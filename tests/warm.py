@@ -17,6 +17,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+NO_TORCH = "raise ImportError('torch was imported by a command that must not')\n"  # a torch.py
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,13 @@ class WarmProcess:
     """Runs commands one after another. Each sees a folder, an environment and streams of its own."""
 
     def __init__(self, *modules: str, python_path: Sequence[Path] = ()) -> None:
-        """With `modules`, such as torch, the trainer is imported too. `python_path` comes before the repository."""
+        """A process that imports `modules` first; if torch is one, the trainer too. `python_path` comes first."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._jobs = here
         self._path = os.pathsep.join(map(str, [*python_path, ROOT]))
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("warm_process.py")), str(there.fileno()), *modules],
+            [sys.executable, "-m", "tests.warm_process", str(there.fileno()), *modules],
+            cwd=ROOT,
             pass_fds=[there.fileno()],
             env=os.environ | {"PYTHONPATH": self._path, "OMP_NUM_THREADS": "1"},
         )
@@ -94,5 +96,5 @@ class WarmProcess:
 
 def _feed(descriptor: int, data: bytes) -> None:
     """Write to a pipe, whose reader may stop early."""
-    with suppress(BrokenPipeError), open(descriptor, "wb") as file:  # noqa: PTH123
+    with suppress(BrokenPipeError), open(descriptor, "wb") as file:
         file.write(data)

@@ -14,18 +14,26 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 
-import onecard
+TORCH = ("torch", "torch._inductor.config")  # the second, and 800 modules with it, is imported by every run
 
 
-def import_all(names: list[str]) -> None:
+def import_all(names: Sequence[str]) -> None:
+    """Import these and all of onecard; without torch among them, all but the trainer."""
+    left_out = {"onecard.__main__"} if "torch" in names else {"onecard.__main__", "onecard.train"}
     for name in names:
         importlib.import_module(name)
-    light = [found.name for found in pkgutil.iter_modules(onecard.__path__) if found.name not in ("train", "__main__")]
-    for name in light if not names else [*light, "train"]:
-        module = importlib.import_module(f"onecard.{name}")
-        for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"onecard.{name}."):
-            importlib.import_module(found.name)
+    packages = ["onecard"]
+    while packages:
+        name = packages.pop()
+        for found in pkgutil.iter_modules(importlib.import_module(name).__path__, f"{name}."):
+            if found.name in left_out:
+                continue
+            with suppress(ImportError):  # of triton, where there is none
+                importlib.import_module(found.name)
+                packages += [found.name] * found.ispkg
 
 
 def work(job: dict[str, object], streams: list[int]) -> None:

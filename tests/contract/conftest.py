@@ -3,25 +3,14 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.warm import ROOT, Outcome, WarmProcess
+from tests.warm import NO_TORCH, ROOT, Outcome, WarmProcess
 
 Command = Callable[..., Outcome]
-NO_TORCH = "raise ImportError('torch was imported by a command that must not')\n"
-
-
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcess]:
-    """Runs commands where torch cannot be imported."""
-    folder = tmp_path_factory.mktemp("no_torch")
-    (folder / "torch.py").write_text(NO_TORCH)
-    process = WarmProcess(python_path=[folder])
-    yield process
-    process.close()
 
 
 @pytest.fixture
