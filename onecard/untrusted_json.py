@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from onecard import units
+from onecard.opening import NotAFile, open_file
 
 T = TypeVar("T")
 DEEPEST = 64  # lists and objects inside each other; our own files have 4
@@ -60,11 +60,11 @@ def _depth(text: str) -> int:
 
 def read_object(path: Path, *, longest_bytes: int = LONGEST_BYTES, deepest: int = DEEPEST) -> dict[str, object]:
     """The JSON object in a file; BadJson if it is something else or too large, OSError if it cannot be read."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # opening a folder says so itself
-        raise BadJson("it is not a regular file")
-    with path.open("rb") as file:
-        content = file.read(longest_bytes + 1)
+    try:
+        with open_file(path) as file:
+            content = file.read(longest_bytes + 1)
+    except NotAFile:
+        raise BadJson("it is not a regular file") from None
     if len(content) > longest_bytes:
         raise BadJson(f"it is larger than {units.size(longest_bytes)}")
     return mapping(parsed(content, deepest=deepest))
@@ -162,6 +162,17 @@ def mapping_of(read: Callable[[object], T]) -> Callable[[object], dict[str, T]]:
     def each(value: object) -> dict[str, T]:
         content = mapping(value)
         return {name: field(content, name, read) for name in content}
+
+    return each
+
+
+def list_of(read: Callable[[object], T]) -> Callable[[object], list[T]]:
+    """A reader of lists all of whose items `read` accepts."""
+
+    def each(value: object) -> list[T]:
+        if not isinstance(value, list):
+            raise BadJson(f"is {_shown(value)}, not a list")
+        return [read(item) for item in value]
 
     return each
 

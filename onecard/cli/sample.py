@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
     from onecard.data.tokenizers import Tokenizer
     from onecard.runs.folder import Run
+    from onecard.train.model import GPT
 
 T = TypeVar("T")
 
@@ -55,6 +56,17 @@ class SampleRequest:
     prompt: str | None
     seed: int
     device: str | None  # None: the run's own, or what there is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model to make text with, and the checkpoint it is from."""
+
+    checkpoint: Path
+    model: GPT
+    tokenizer: Tokenizer
+    device: str
+    notes: list[str]
 
 
 @click.command(short_help="Text from a trained run.")
@@ -118,27 +130,31 @@ def _sample(options: Options, flags: list[Flag]) -> int:
     from onecard.report.strict import strict
     from onecard.train import checkpoint
     from onecard.train.device import choose_device, device_here
-    from onecard.train.interchange import checkpoint_of
+    from onecard.train.interchange import from_checkpoint
     from onecard.train.model import GPT
     from onecard.train.sample import generate
 
-    chosen, passed_over = checkpoint_of(found.path, best=options.best)
-    tokenizer = tokenizer_of(found.path, config)
-    if asked.device:
-        device, note = choose_device(config.replace({"device": asked.device})), None
-    else:
-        device, note = device_here(config)
-    notes = [*passed_over, *([note] if note else [])]
+    def loaded(folder: Path, passed_over: tuple[str, ...]) -> Loaded:
+        tokenizer = tokenizer_of(found.path, config)
+        if asked.device:
+            device, note = choose_device(config.replace({"device": asked.device})), None
+        else:
+            device, note = device_here(config)
+        model = GPT(config).to(device)
+        checkpoint.load(folder, model=model, optimizer=None, config=config)
+        notes = [*passed_over, *([note] if note else [])]
+        return Loaded(checkpoint=folder, model=model, tokenizer=tokenizer, device=str(device), notes=notes)
+
+    chosen = from_checkpoint(found.path, loaded, best=options.best)
+    tokenizer = chosen.tokenizer
     if not options.as_json:
-        print_warnings(notes, console(stderr=True))
-    model = GPT(config).to(device)
-    checkpoint.load(chosen, model=model, optimizer=None, config=config)
+        print_warnings(chosen.notes, console(stderr=True))
     prompt = None if _begins_a_text(asked.prompt, tokenizer) else asked.prompt
     given = new_text(tokenizer, config.vocab_size) if prompt is None else tokenizer.encode(prompt)
     texts = []
     for number in range(options.num_samples):
         tokens = generate(
-            model,
+            chosen.model,
             given,
             max_new_tokens=options.length,
             temperature=options.temperature,
@@ -146,7 +162,7 @@ def _sample(options: Options, flags: list[Flag]) -> int:
             seed=asked.seed + number,  # each text can be made again by itself
             vocab_size=tokenizer.vocab_size,
         )
-        texts.append(_text(_pieces(prompt or "", tokens, tokenizer), found, chosen, quiet=options.as_json))
+        texts.append(_text(_pieces(prompt or "", tokens, tokenizer), found, chosen.checkpoint, quiet=options.as_json))
         if options.num_samples > 1 and not options.as_json:
             click.echo(BETWEEN)
     if not options.as_json:
@@ -154,7 +170,7 @@ def _sample(options: Options, flags: list[Flag]) -> int:
     said = {
         "schema": 1,
         "run": str(found.path),
-        "step": checkpoint_step(chosen.name),
+        "step": checkpoint_step(chosen.checkpoint.name),
         "prompt": prompt or "",
         "text": texts[0],  # begins with the prompt, as printed
         "texts": texts,
@@ -162,8 +178,8 @@ def _sample(options: Options, flags: list[Flag]) -> int:
         "temperature": options.temperature,
         "top_k": options.top_k,
         "seed": asked.seed,
-        "device": str(device),
-        "notes": notes,
+        "device": chosen.device,
+        "notes": chosen.notes,
     }
     click.echo(json.dumps(strict(said)))
     return 0

@@ -305,6 +305,7 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
         "float_type": "a number",
         "bool_type": "True or False",
         "string_type": "text",
+        "string_unicode": "text in UTF-8",
         "finite_number": "a finite number",
         "greater_than_equal": f"at least {limits.get('ge')}",
         "greater_than": f"more than {limits.get('gt')}",

@@ -30,6 +30,7 @@ from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
 from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file, val_in_train
 from onecard.errors import ConfigError
+from onecard.opening import read_file
 from onecard.units import MIB
 
 TILE = 64  # of the products that make logits: with other vocabularies they are slower, and need one more copy
@@ -96,8 +97,7 @@ def open_folder(folder: Path, *, name: str, environ: Mapping[str, str]) -> Datas
     tokenizer = kept_tokenizer(folder, meta, environ=environ)
     if (folder / "meta.pkl").exists():
         try:
-            with (folder / "meta.pkl").open("rb") as file:
-                nanogpt = read_nanogpt_meta(file.read(MAX_BYTES + 1))
+            nanogpt = read_nanogpt_meta(read_file(folder / "meta.pkl", most_bytes=MAX_BYTES))
         except (OSError, ValueError) as problem:
             raise ConfigError(
                 f"{folder / 'meta.pkl'} cannot be used: {problem}",
@@ -181,8 +181,7 @@ def _both_splits(folder: Path) -> tuple[list[TokenFile], list[TokenFile]]:
     meta = read_meta(folder)
     vocab_size = _number_in(meta, "vocab_size")
     if vocab_size is None and (folder / "meta.pkl").exists():
-        with (folder / "meta.pkl").open("rb") as file:
-            vocab_size = read_nanogpt_meta(file.read(MAX_BYTES + 1)).vocab_size
+        vocab_size = read_nanogpt_meta(read_file(folder / "meta.pkl", most_bytes=MAX_BYTES)).vocab_size
     dtype: TokenType = "uint32" if meta.get("dtype") == "uint32" or (vocab_size or 0) > 2**16 else "uint16"
     train, val = (_split_files(folder, split, meta=meta, dtype=dtype) for split in ("train", "val"))
     return train, val

@@ -11,7 +11,7 @@ from onecard.data.documents import place_words
 from onecard.data.downloads import Fetch, Fetcher
 from onecard.data.encode import Lacking
 from onecard.data.learn import NothingToLearn, good_texts, learn_tokenizer
-from onecard.data.manifest import Counts, Settings, read_meta, write_progress
+from onecard.data.manifest import Counts, Settings, write_progress, written_meta
 from onecard.data.part import Part
 from onecard.data.prepared import Prepared
 from onecard.data.resuming import is_all, where_it_stands, working_in
@@ -49,7 +49,7 @@ def prepare(
             return Prepared(
                 folder=folder,
                 settings=progress.settings,
-                meta=read_meta(folder),
+                meta=written_meta(folder),
                 counts=progress.counts,
                 new_tokens=0,
                 seconds=0.0,

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from onecard.config.known_data import EMBEDDED
 from onecard.data.tokens import write_tokens
 from onecard.errors import MachineError
 from onecard.files import sync_folder, writing
+from onecard.untrusted_json import read_object
 
 NAME, VOCABULARY = EMBEDDED.name, EMBEDDED.vocab_size
 VAL_SHARE = 0.05
@@ -110,7 +112,7 @@ def _tokens(texts: list[bytes]) -> Iterator[npt.NDArray[np.uint8]]:
 def _complete(folder: Path) -> bool:
     """Whether the cache is complete, judged by the sizes of its files."""
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
+        meta: dict[str, Any] = read_object(folder / "meta.json")
         entries = meta["train"] + meta["val"]
         return all((folder / entry["file"]).stat().st_size == 2 * entry["tokens"] for entry in entries)
     except (OSError, ValueError, KeyError, TypeError):

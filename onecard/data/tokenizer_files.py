@@ -17,6 +17,7 @@ from onecard.data.home import cache_home
 from onecard.data.tokenizer_json import JsonTokenizer
 from onecard.data.tokenizers import (
     GPT2_FILE,
+    MOST_BYTES,
     ByteTokenizer,
     CharacterTokenizer,
     Gpt2Tokenizer,
@@ -25,6 +26,7 @@ from onecard.data.tokenizers import (
 )
 from onecard.errors import ConfigError
 from onecard.files import write_atomically
+from onecard.opening import read_file
 
 JSON_FILE = "tokenizer.json"
 LEARNED = ("characters", "bpe")  # learned from the data; the others exist before it
@@ -39,7 +41,7 @@ def find_tokenizer(name: str, *, ranks: Path | None, environ: Mapping[str, str])
         return _given_ranks(ranks) if ranks else _gpt2_here(environ)
     path = Path(name, JSON_FILE) if Path(name).is_dir() else Path(name)
     try:
-        return JsonTokenizer(path.read_text(encoding="utf-8"))
+        return JsonTokenizer(read_file(path, most_bytes=MOST_BYTES).decode())
     except (OSError, ValueError) as problem:
         raise ConfigError(
             f"there is no tokenizer {name}",
@@ -68,12 +70,12 @@ def kept_tokenizer(folder: Path, said: Mapping[str, Any], *, environ: Mapping[st
             return ByteTokenizer()
         case "gpt2":
             try:
-                return Gpt2Tokenizer((folder / GPT2_FILE).read_bytes())
+                return Gpt2Tokenizer(read_file(folder / GPT2_FILE, most_bytes=MOST_BYTES))
             except (OSError, ValueError):
                 return gpt2_tokenizer(environ)
         case "tokenizer.json":
             try:
-                return JsonTokenizer((folder / JSON_FILE).read_text(encoding="utf-8"))
+                return JsonTokenizer(read_file(folder / JSON_FILE, most_bytes=MOST_BYTES).decode())
             except (OSError, ValueError):
                 return None
     if isinstance(characters, list | tuple) and characters and all(isinstance(each, str) for each in characters):
@@ -83,7 +85,7 @@ def kept_tokenizer(folder: Path, said: Mapping[str, Any], *, environ: Mapping[st
 
 def _given_ranks(path: Path) -> Gpt2Tokenizer:
     try:
-        return Gpt2Tokenizer(path.read_bytes())
+        return Gpt2Tokenizer(read_file(path, most_bytes=MOST_BYTES))
     except (OSError, ValueError) as problem:
         raise ConfigError(
             f"{path} cannot be used as GPT-2's ranks",

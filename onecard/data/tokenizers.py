@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from onecard import units
 from onecard.data.extras import extra
 from onecard.data.home import homes
 from onecard.errors import ConfigError, OnecardError
+from onecard.opening import read_file
 
 if TYPE_CHECKING:
     from onecard.data.tokens import Tokens
 
+MOST_BYTES = 256 * units.MIB  # of a tokenizer's file; the largest in use have some 30 MB
 Ids = npt.NDArray[np.uint32]
 
 
@@ -172,7 +175,7 @@ def gpt2_tokenizer(environ: Mapping[str, str]) -> Gpt2Tokenizer | None:
     name = hashlib.sha1(_GPT2_URL.encode(), usedforsecurity=False).hexdigest()
     for path in (*(home / GPT2_FILE for home in homes(environ)), cached / name):
         try:
-            return Gpt2Tokenizer(path.read_bytes())
+            return Gpt2Tokenizer(read_file(path, most_bytes=MOST_BYTES))
         except (OSError, ValueError):
             continue
     return None

@@ -11,6 +11,7 @@ import bisect
 import errno
 import hashlib
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onecard.errors import ConfigError, MachineError
+from onecard.opening import open_file
 
 TokenType = Literal["uint16", "uint32"]
 Array = npt.NDArray[np.int64]
@@ -61,9 +63,8 @@ class TokenFile:
 def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
     """What `path` holds: as its header says, if it has one, else raw tokens of `dtype`."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            header = file.read(HEADER_BYTES)
+        with open_file(path) as file:
+            size, header = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
     except FileNotFoundError as problem:
         raise ConfigError(
             f"there is no token file {path}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from onecard.errors import ConfigError, OnecardError
 from onecard.inputs.nearby import configs_near
 from onecard.inputs.text import THERE, read_text
+from onecard.untrusted_json import field, mapping_of, parsed, read_object, scalar
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -60,12 +60,13 @@ def _said_in_json(text: str, name: str) -> str:
 
     unsaid = {name: key.default for name, key in KEYS.items() if name not in {*NANOGPT_KEYS, *SHAPE_KEYS}}
     try:
-        found = {key: value for key, value in without_former_keys(json.loads(text)).items() if key.isidentifier()}
+        said = without_former_keys(mapping_of(scalar)(parsed(text.encode())))
+        found = {key: value for key, value in said.items() if key.isidentifier()}
         return assignments({key: value for key, value in found.items() if key not in unsaid or value != unsaid[key]})
-    except (ValueError, AttributeError, RecursionError) as problem:
+    except ValueError as problem:
         raise ConfigError(
             f"{name} is not the config of a run",
-            why="a run's config.json is one JSON object of keys and values",
+            why=f"a run's config.json is one JSON object of keys and values, but {str(problem)[:120]}",
             fix="name a nanoGPT config file, or a run folder",
             name="unreadable-file",
         ) from problem
@@ -121,9 +122,9 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
     if not resolved.config.starts_pretrained or not (folder / "config.json").is_file():
         return resolved
     try:
-        said = json.loads((folder / "config.json").read_bytes())
-        shape = {key: said[key] for key in SHAPE_KEYS} if is_run(folder) else gpt2_shape(said)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        said = read_object(folder / "config.json")
+        shape = {key: field(said, key, scalar) for key in SHAPE_KEYS} if is_run(folder) else gpt2_shape(said)
+    except (OSError, ValueError) as problem:
         raise ConfigError(
             f"init_from={name} is not a GPT-2 that onecard can train",
             why=str(problem)[:160],

@@ -144,12 +144,14 @@ def put(
 ) -> None:
     """Fill a new run folder with a model from elsewhere, and with its tokenizer where it brought one."""
     from onecard.data.tokenizer_files import JSON_FILE
+    from onecard.data.tokenizers import MOST_BYTES
     from onecard.files import write_atomically
+    from onecard.opening import read_file
     from onecard.train.interchange import save_snapshot
 
     save_snapshot(folder, snapshot, config, source=str(source), data_fingerprint=data_fingerprint)
     if source.is_dir() and (source / JSON_FILE).is_file():
-        write_atomically(folder.path / JSON_FILE, (source / JSON_FILE).read_bytes())
+        write_atomically(folder.path / JSON_FILE, read_file(source / JSON_FILE, most_bytes=MOST_BYTES))
 
 
 def _default_folder(source: Path) -> Path:

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onecard import units
 from onecard.errors import ConfigError, OnecardError
 from onecard.inputs.config import open_data
-from onecard.opening import read_file
+from onecard.untrusted_json import BadJson, read_object
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 VOCABULARY = "vocabulary.json"  # in a run folder: what meta.json says of the tokenizer in a data folder
-_MOST_BYTES = 64 * 1024 * 1024  # of that file
+_LONGEST_BYTES = 64 * units.MIB  # of that file
 
 
 def keep_tokenizer_in(run: Path, dataset: Dataset) -> None:
@@ -35,14 +36,14 @@ def keep_tokenizer_in(run: Path, dataset: Dataset) -> None:
 
 
 def _kept_in(run: Path) -> Tokenizer | None:
-    """The tokenizer in a run folder; None if there is none that can be read."""
+    """The tokenizer in a run folder; None if there is none, or none that makes sense."""
     from onecard.data.tokenizer_files import kept_tokenizer
 
     try:
-        said = json.loads(read_file(run / VOCABULARY, most_bytes=_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
+        said = read_object(run / VOCABULARY, longest_bytes=_LONGEST_BYTES)
+    except (FileNotFoundError, BadJson):
         return None
-    return kept_tokenizer(run, said, environ=os.environ) if isinstance(said, dict) else None
+    return kept_tokenizer(run, said, environ=os.environ)
 
 
 def tokenizer_of(run: Path, config: RunConfig) -> Tokenizer:

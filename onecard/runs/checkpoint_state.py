@@ -33,7 +33,7 @@ from onecard.untrusted_json import (
 SCHEMA = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
-_DAMAGED = (errno.EIO, errno.ENOTDIR, errno.EISDIR)  # no later attempt will read it
+_DAMAGED = (errno.ENOTDIR, errno.EISDIR)  # no later attempt will read it
 
 
 class BadCheckpoint(OnecardError):
@@ -134,10 +134,18 @@ def reading(path: Path, file: str = STATE) -> Iterator[None]:
         raise UnreadableCheckpoint(
             f"the checkpoint {path.name} cannot be read",
             why=f"{error.filename or path}: {error.strerror or error}",
-            fix=f"ls -l {quote(str(path))}   (shows who may read it; it may be complete, so it is not skipped)",
+            fix=_who_may_read(path) if isinstance(error, PermissionError) else _try_again(path),
         ) from error
     except BadJson as problem:
         raise bad(path, f"{file}: {problem}") from None
+
+
+def _who_may_read(path: Path) -> str:
+    return f"ls -l {quote(str(path))}   (shows who may read it; it may be complete, so it is not skipped)"
+
+
+def _try_again(path: Path) -> str:
+    return f"try again: it may be complete. If it fails every time: {set_aside(path)}   (the one before is used)"
 
 
 def bad(path: Path, why: str) -> BadCheckpoint:
@@ -145,8 +153,13 @@ def bad(path: Path, why: str) -> BadCheckpoint:
     return BadCheckpoint(
         f"the checkpoint {path.name} is damaged",
         why=why,
-        fix=f"rm -r {quote(str(path))}   (then the checkpoint before it is used)",
+        fix=f"{set_aside(path)}   (then the checkpoint before it is used)",
     )
+
+
+def set_aside(path: Path) -> str:
+    """The command after which a checkpoint is not used any more. Nothing is deleted: it may be whole after all."""
+    return f"mv {quote(str(path))} {quote(str(path.with_name(f'aside-{path.name}')))}"
 
 
 def _micro_batches(value: object) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, held_here, left_behind, refuse_in_use
 from onecard.runs.record_json import holds_record, to_line
 from onecard.runs.records import Checkpoint, End, Eval, Record, Start, Step
-from onecard.untrusted_json import BadJson, read_object
+from onecard.untrusted_json import BadJson, mapping_of, read_object, scalar
 
 if TYPE_CHECKING:
     import pandas
@@ -417,9 +417,9 @@ def _settings_of(path: Path) -> dict[str, object]:
 
 
 def config_in(path: Path) -> dict[str, object] | None:
-    """The content of a folder's config.json; None if it is missing, not a JSON object, or an empty one."""
+    """The content of a folder's config.json; None if it is missing, not a JSON object of settings, or an empty one."""
     try:
-        return without_former_keys(read_object(path / CONFIG)) or None
+        return _read_settings(path) or None
     except (OSError, ValueError):  # ValueError: not JSON, or a name that no file can have
         return None
 
@@ -429,10 +429,14 @@ def without_former_keys(settings: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in settings.items() if key not in _FORMER_KEYS}
 
 
+def _read_settings(path: Path) -> dict[str, object]:
+    return without_former_keys(mapping_of(scalar)(read_object(path / CONFIG)))
+
+
 def _config_problem(path: Path) -> str | None:
     """What is wrong with a folder's config.json, such as "is empty ({})"; None if there is no such file."""
     try:
-        return "does not have the keys of a run" if read_object(path / CONFIG) else "is empty ({})"
+        return "does not have the keys of a run" if _read_settings(path) else "is empty ({})"
     except BadJson as problem:
         return f"cannot be read ({problem})"
     except (OSError, ValueError):

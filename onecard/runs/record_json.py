@@ -18,7 +18,21 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from onecard.findings import Finding
 from onecard.runs.records import KINDS, FindingRecord, Record, Unknown
-from onecard.untrusted_json import BadJson, field, mapping, number, optional, parsed, seconds, text, whole, yes_or_no
+from onecard.untrusted_json import (
+    BadJson,
+    field,
+    list_of,
+    mapping,
+    mapping_of,
+    number,
+    optional,
+    parsed,
+    scalar,
+    seconds,
+    text,
+    whole,
+    yes_or_no,
+)
 
 Reader = Callable[[object], object]  # the value of a field from its JSON value; BadJson if the type is wrong
 
@@ -105,10 +119,9 @@ def _finding(value: object) -> object:
     value = mapping(value)
     names = ("rule", "severity", "sure", "what", "why", "fix")
     texts: dict[str, Any] = {name: field(value, name, text) for name in names}
-    seen, patch = value.get("seen", []), value.get("patch", {})
-    if not isinstance(seen, list) or not all(isinstance(line, str) for line in seen) or not isinstance(patch, dict):
-        raise BadJson("is not a finding")
-    return Finding(**texts, seen=tuple(seen), patch=patch)
+    lines = field({"seen": [], **value}, "seen", list_of(text))
+    patch = field({"patch": {}, **value}, "patch", mapping_of(scalar))
+    return Finding(**texts, seen=tuple(lines), patch=patch)
 
 
 _BY_TYPE: dict[Any, Reader] = {int: whole, float: _number_or_nan, str: text, bool: yes_or_no, Finding: _finding}
@@ -121,7 +134,7 @@ def _reader(hint: Any) -> Reader:
         return optional(_number if inner is _number_or_nan else inner)
     if get_origin(hint) is Literal:
         return text
-    return _BY_TYPE.get(hint, mapping)
+    return _BY_TYPE.get(hint, mapping_of(scalar))  # settings, versions
 
 
 def _readers(record: type[Any]) -> dict[str, Reader]:

@@ -25,6 +25,7 @@ from onecard.runs.checkpoint_state import (
     SCHEMA,
     STATE,
     BadCheckpoint,
+    UnreadableCheckpoint,
     bad,
     checkpoints,
     step_of,
@@ -143,8 +144,11 @@ def _made_room(path: Path, needed_bytes: int, *, keep: int) -> bool:
 
     The newest complete checkpoint stays until then, whatever `keep` says; and nothing is deleted if that is not enough.
     """
-    newest = latest_good(path.parent).path
-    old = _superfluous(path.parent, step=step_of(newest), keep=max(1, keep - 1)) if newest else []
+    try:
+        newest = latest_good(path.parent).path
+        old = _superfluous(path.parent, step=step_of(newest), keep=max(1, keep - 1)) if newest else []
+    except (OSError, UnreadableCheckpoint):  # which are old is not known now
+        return False
     if not old or shutil.disk_usage(path.parent).free + sum(map(_size_bytes, old)) < needed_bytes:
         return False
     _delete(old)
@@ -162,11 +166,11 @@ def mark_best(folder: Path, *, step: int, val_loss: float) -> None:
 
 
 def best(folder: Path) -> Best | None:
-    """The step marked as best; None where no mark can be read."""
+    """The step marked as best; None where none is. OSError if the mark cannot be read now: there may be one."""
     try:
         content = read_object(folder / BEST)
         return Best(step=field(content, "step", count), val_loss=field(content, "val_loss", number))
-    except (OSError, BadJson):
+    except (FileNotFoundError, BadJson):
         return None
 
 
@@ -175,7 +179,7 @@ def prune(folder: Path, *, saved: Path, keep: int) -> list[str]:
 
     Later steps than `saved` are deleted too: a run only resumes from before them because they are damaged.
     """
-    return _delete(_superfluous(folder, step=step_of(saved), keep=keep))
+    return _prune(folder, step=step_of(saved), keep=keep)
 
 
 def finish_pruning(folder: Path, *, resumed: Path, keep: int) -> list[str]:
@@ -185,8 +189,16 @@ def finish_pruning(folder: Path, *, resumed: Path, keep: int) -> list[str]:
     the next save: somebody may still restore them.
     """
     checkpoint_files.clear_leftovers(folder)
-    old = _superfluous(folder, step=step_of(resumed), keep=keep)
-    return _delete(path for path in old if step_of(path) < step_of(resumed))
+    return _prune(folder, step=step_of(resumed), keep=keep, below=step_of(resumed))
+
+
+def _prune(folder: Path, *, step: int, keep: int, below: float = math.inf) -> list[str]:
+    """Delete what is superfluous, of steps less than `below`; nothing if the system does not say which is the best."""
+    try:
+        old = [path for path in _superfluous(folder, step=step, keep=keep) if step_of(path) < below]
+    except OSError as problem:
+        return [f"{folder / BEST} cannot be read ({problem.strerror or problem}): no old checkpoint was deleted"]
+    return _delete(old)
 
 
 def _superfluous(folder: Path, *, step: int, keep: int) -> list[Path]:

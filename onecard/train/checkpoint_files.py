@@ -14,6 +14,7 @@ pickled, so loading a checkpoint from the internet runs nothing. One process wri
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from onecard import units
@@ -65,9 +66,9 @@ def changing(path: Path, *, room: str = MAKE_ROOM) -> Iterator[None]:
         raise
 
 
-def as_os_error(error: SafetensorError) -> OSError:
-    """What the system refused; safetensors gives its number in the message only: "I/O error: … (os error 28)"."""
-    in_text = re.search(r"os error (\d+)", str(error))
+def as_os_error(error: Exception) -> OSError:
+    """What the system refused; its number is at the end of the message only: "(os error 28)" (safetensors), "(28)"."""
+    in_text = re.search(r"\((?:os error )?(\d{1,3})\)$", str(error))
     return OSError(int(in_text[1]), os.strerror(int(in_text[1]))) if in_text else OSError(str(error))
 
 
@@ -132,11 +133,23 @@ def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
     """The tensors in a file of the checkpoint `path`, mapped into memory; BadCheckpoint if they are not readable."""
     with reading(path, file=name):
         try:
-            return load_file(path / name)
+            return _load(path / name)
         except FileNotFoundError:  # what safetensors says of every file it cannot open
             with (path / name).open("rb"):  # raises what is really wrong, if it still is
-                return load_file(path / name)
+                return _load(path / name)
         except (SafetensorError, RuntimeError) as problem:  # RuntimeError: it was deleted after it was opened
+            refused = as_os_error(problem)
+            if refused.errno not in (None, errno.ENOENT):
+                raise refused from problem
             raise BadJson(f"it cannot be read: {first_line(problem, 120)}") from problem
         except KeyError as problem:
             raise BadJson(f"it holds numbers of the type {problem}, which torch does not have") from problem
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file. safetensors opens no file whose name is not UTF-8: such a one is read whole."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return load(path.read_bytes())
+    return load_file(path)

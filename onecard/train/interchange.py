@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
+from typing import TypeVar
 
 import torch
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError
 from onecard.files import free_name
-from onecard.runs.checkpoint_state import MODEL, OPTIMIZER, STATE, BadCheckpoint, checkpoints, step_of, verified_state
+from onecard.runs.checkpoint_state import (
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    BadCheckpoint,
+    checkpoints,
+    set_aside,
+    step_of,
+    verified_state,
+)
 from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name, is_run, load_run
 from onecard.runs.records import Checkpoint, Eval
 from onecard.train import checkpoint, checkpoint_files, hf_folder, nanogpt_checkpoint
+from onecard.train.checkpoint_files import BEST
 from onecard.train.model import GPT
 from onecard.train.optim import make_optimizer
 from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, not_gpt2
+
+T = TypeVar("T")
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -43,14 +57,21 @@ def holds_model(path: Path) -> bool:
 
 
 def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Snapshot:
-    """The newest complete checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses it.
+    """The newest complete checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses it."""
+    return from_checkpoint(
+        path, lambda folder, notes: _read_checkpoint(path, folder, notes, use_best=use_best), best=best
+    )
+
+
+def from_checkpoint(path: Path, read: Callable[[Path, tuple[str, ...]], T], *, best: bool) -> T:
+    """What `read` makes of the newest complete checkpoint of a run, or the best, and of the notes on those skipped.
 
     A run that trains may delete the checkpoint while it is read: then the one that is the newest now is read.
     """
     while True:
-        folder, notes = checkpoint_of(path, best=best)
+        folder, notes = _checkpoint_of(path, best=best)
         try:
-            return _read_checkpoint(path, folder, notes, use_best=use_best)
+            return read(folder, notes)
         except BadCheckpoint:
             if folder.is_dir():
                 raise
@@ -85,7 +106,7 @@ def _read_checkpoint(path: Path, folder: Path, notes: tuple[str, ...], *, use_be
     )
 
 
-def checkpoint_of(path: Path, *, best: bool) -> tuple[Path, tuple[str, ...]]:
+def _checkpoint_of(path: Path, *, best: bool) -> tuple[Path, tuple[str, ...]]:
     """The checkpoint folder of a run that is meant by "the newest" or "the best", and what was skipped for it."""
     if best:
         return _best_checkpoint(path), ()
@@ -104,6 +125,8 @@ def _best_checkpoint(path: Path) -> Path:
     marked = checkpoint.best(folder)
     what = f"{path} has no best checkpoint"
     why = "none was marked: a run marks one at every evaluation that is better than all before"
+    if (folder / BEST).exists():
+        why = f"{folder / BEST} says which, and it is damaged"
     if marked:
         best = folder / checkpoint_name(marked.step)
         problem = checkpoint.problem_of(best) if best.is_dir() else "it is not there any more"
@@ -149,7 +172,7 @@ def not_numbers(run: Path, folder: Path, *, why: str, use_best: str = "--best") 
     if marked and folder.parent / checkpoint_name(marked.step) in before:
         fix = f"{use_best}   (step {marked.step:,}, with a validation loss of {marked.val_loss:.4f})"
     elif before:
-        fix = f"rm -r {quote(str(folder))}   ({before[0].name}, the checkpoint before it, is used then)"
+        fix = f"{set_aside(folder)}   ({before[0].name}, the checkpoint before it, is used then)"
     else:
         fix = f"onecard doctor {quote(str(run))}   (it says when the run diverged, and what to change)"
     return ConfigError(

@@ -157,10 +157,12 @@ def _moments(optimizer: object, weights: Mapping[str, Tensor]) -> tuple[dict[str
         if not isinstance(moments, dict) or set(moments) != _MOMENTS:
             return {}, other
         first, second = moments["exp_avg"], moments["exp_avg_sq"]
-        if not all(isinstance(moment, Tensor) and moment.shape == weights[name].shape for moment in (first, second)):
+        if not isinstance(first, Tensor) or not isinstance(second, Tensor):
             return {}, other
-        if problem := not_plain(first) or not_plain(second):
+        if problem := not_plain(first) or not_plain(second):  # first: even the shape of some kinds cannot be asked for
             raise BadJson(f"optimizer's moment of {name} {problem}")
+        if not first.shape == second.shape == weights[name].shape:
+            return {}, other
         step = torch.tensor(field(moments, "step", _updates), dtype=torch.float32)
         found[name] = {"step": step, "exp_avg": first.float(), "exp_avg_sq": second.float()}
     return found, None

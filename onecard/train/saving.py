@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from onecard import units
@@ -67,7 +68,9 @@ class Saving:
         self._newest_step, self._newest_at = trainer.step, time.monotonic()
         for note in checkpoint.prune(folder, saved=path, keep=self._config.keep_checkpoints):
             self._on_note(note)
-        marked = checkpoint.best(folder)
+        marked = None
+        with suppress(OSError):  # the mark only informs here: a disk that fails once must not end the run
+            marked = checkpoint.best(folder)
         return Checkpoint(
             step=trainer.step,
             tokens=trainer.tokens,

@@ -174,6 +174,7 @@ class Attack:
         self.prepare()
         ended = self.nursery.run(*self.command(), fault=fault)
         assert ended.code in codes, f"{self.kind}, {fault}: exit {ended.code}\n{self.nursery.said()}"
+        assert "rm -r" not in self.nursery.said(), f"{self.kind}, {fault}: it advises to delete\n{self.nursery.said()}"
         saved = last_saved(self.run)
         before = self.kind == "resume" or (self.run / "config.json").exists()
         again = ["train", "--resume", "run", "--max_iters=8"] if before else self.command()

@@ -2,9 +2,11 @@
  *
  * faults_arm(folder, call, n, error): the n-th `call` ("write", "open", ... or "any") on a path below `folder` fails with
  * errno `error`; with error 0 the process is killed with SIGKILL before the call; with n 0 calls are only counted.
+ * "any" is every call that may change something: not "read".
  * A write that fails with ENOSPC first writes half of its bytes when it can, as a disk that fills up does.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -52,7 +54,8 @@ static int below_folder(int directory, const char *path) {
 /* Whether this call is the one to fail; errno is set then. */
 static int fails(const char *call, int directory, const char *path) {
     int before = errno;
-    if (!wanted[0] || (strcmp(wanted, call) && strcmp(wanted, "any")) || !below_folder(directory, path)) {
+    int any = !strcmp(wanted, "any") && strcmp(call, "read");
+    if (!wanted[0] || (strcmp(wanted, call) && !any) || !below_folder(directory, path)) {
         errno = before;
         return 0;
     }
@@ -75,6 +78,21 @@ ssize_t write(int fd, const void *bytes, size_t count) {
         return -1;
     }
     return real(fd, bytes, count);
+}
+
+ssize_t read(int fd, void *bytes, size_t count) {
+    REAL(read);
+    return fd > 2 && fails("read", fd, NULL) ? -1 : real(fd, bytes, count);
+}
+
+ssize_t pread64(int fd, void *bytes, size_t count, off64_t offset) {
+    REAL(pread64);
+    return fails("read", fd, NULL) ? -1 : real(fd, bytes, count, offset);
+}
+
+DIR *opendir(const char *path) {
+    REAL(opendir);
+    return fails("read", AT_FDCWD, path) ? NULL : real(path);
 }
 
 /* A process that is killed loses nothing that it wrote, synced or not: nobody waits for the disk. */

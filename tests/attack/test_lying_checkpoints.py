@@ -186,6 +186,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "sparse_csr": lambda tensor: tensor.to_sparse_csr() if tensor.dim() == 2 else tensor.to_sparse(),
     "quantized": quantized,
     "meta": lambda tensor: tensor.to("meta"),
+    "nested": lambda tensor: torch.nested.nested_tensor([tensor.flatten()[:1], tensor.flatten()[:2]]),
     "claims": lambda tensor: torch.zeros(1).expand(tensor.shape),
 }
 
@@ -199,7 +200,7 @@ def test_a_checkpoint_with_a_tensor_of_another_kind_is_refused(refused: Refused,
     save_nano(content)
     said = refused("import", "nano/ckpt.pt", "--out_dir=new")
     assert name in said
-    assert {"meta": "no numbers", "sparse_csr": "sparse"}.get(kind, kind) in said
+    assert {"meta": "no numbers", "sparse_csr": "sparse", "nested": "special"}.get(kind, kind) in said
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -479,6 +480,24 @@ def test_a_checkpoint_deleted_while_it_is_exported_gives_way_to_the_next(
     snapshot = read_run(Path("r"))
     assert snapshot.step in (4, 8)
     assert snapshot.notes == (), "it was deleted, not damaged"
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "call"),
+    [
+        *((checkpoint_files, "verified_state", call) for call in (0, 1)),
+        *((checkpoint_files, "_file_digest", call) for call in (1, 2)),
+        (checkpoint_files, "tensors_in", 0),
+    ],
+)
+def test_a_checkpoint_deleted_while_it_is_sampled_gives_way_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Any, name: str, call: int
+) -> None:
+    gone_when(monkeypatch, place, name, call=call)
+    assert run(["sample", "r", "--length=3", "--device=cpu", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["step"] == 4
+    assert told["notes"] == [], "it was deleted, not damaged"
 
 
 def test_a_checkpoint_deleted_between_its_two_files_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +215,9 @@ def test_a_mark_of_the_best_that_lies_is_no_mark(made: Path, capsys: pytest.Capt
     (made / "checkpoints" / "best.json").write_text(text)
     assert checkpoint.best(made / "checkpoints") is None
     assert run(["export", "r", "--to", "nanogpt", "--best"]) == 2
-    assert "no-best-checkpoint" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no-best-checkpoint" in said
+    assert "best.json says which, and it is damaged" in said
 
 
 @pytest.mark.parametrize("content", [DEEP.encode(), b"\xff" * 9, b'{"schema": 1', b" " * 2**21])
@@ -244,6 +248,135 @@ def test_a_config_of_a_run_that_holds_nothing_is_blamed_as_itself(
     (made / "records.jsonl").unlink()
     assert run(["train", "--resume", "r"]) == 2
     assert "its config.json" in capsys.readouterr().err
+
+
+# The other JSON that a command reads
+
+DATA_INFO, PLAN, NEW = ["data", "info", "data"], ["plan", "--dataset=data"], ["train", *TINY, "--out_dir=new"]
+READERS = {  # file -> the commands that read it, and how each may end
+    "r/config.json": [(["plan", "r"], 2), (["plan", "--init_from=r"], 2)],
+    "hf/config.json": [(["plan", "--init_from=hf"], 2), (["import", "hf"], 2)],
+    "data/meta.json": [(DATA_INFO, 2), ([*NEW, "--dataset=data"], 2)],
+    "data/progress.json": [(DATA_INFO, 2), ([*NEW, "--dataset=data"], 2)],
+    "r/vocabulary.json": [(["sample", "r", "--length=2"], 0)],  # the data says the same
+    "hf/tokenizer.json": [(["data", "prepare", "data", "--out=new", "--tokenizer=hf"], 2)],
+}
+
+
+def replaced(path: Path, content: str | None) -> None:
+    path.unlink(missing_ok=True)
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        (file, content)
+        for file in READERS
+        for content in (DEEP, '{"a":' * 200_000, "[]", "NaN", str(HUGE), None)
+        if content is not None or "config" not in file  # a folder without that file is no run, and no model
+    ],
+)
+def test_json_that_lies_is_refused_wherever_it_is_read(
+    made: Path, capsys: pytest.CaptureFixture[str], file: str, content: str | None
+) -> None:
+    """None is a pipe that nobody writes to: reading it would never end."""
+    assert run(["export", "r", "--to=hf", "--out=hf"]) == 0
+    Path("data").mkdir()
+    for split in ("train", "val"):
+        Path(f"data/{split}.bin").write_bytes(bytes(4096))
+    capsys.readouterr()
+    replaced(Path(file), content)
+    for command, code in READERS[file]:
+        assert run(command) == code, command
+        assert code == 0 or three_lines(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("file", ["meta.pkl", "train.bin", "val.bin"])
+def test_a_pipe_in_a_data_folder_is_not_waited_for(made: Path, capsys: pytest.CaptureFixture[str], file: str) -> None:
+    Path("data").mkdir()
+    for split in ("train", "val"):
+        Path(f"data/{split}.bin").write_bytes(bytes(4096))
+    replaced(Path("data") / file, None)
+    for command in (DATA_INFO, [*NEW, "--dataset=data"]):
+        assert run(command) == 2, command
+        assert "a pipe, and only files are read" in capsys.readouterr().err
+    assert run([*PLAN, "--gpu=rtx-4070"]) in (0, 1), "a plan needs no data"
+
+
+def places(value: object, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    yield before
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*before, key))
+
+
+def with_lie(value: Any, place: tuple[Any, ...], lie: object) -> Any:
+    if not place:
+        return lie
+    key, *rest = place
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[key] = with_lie(value[key], tuple(rest), lie)
+    return copy
+
+
+PREPARE = ["data", "prepare", "text.txt", "--out=data", "--tokenizer=bytes", "--workers=1"]
+
+
+@pytest.mark.parametrize(
+    "lie", [None, True, -1, 1e308, HUGE, "x", "\x1b[31m", [], {}, float("nan")], ids=lambda lie: f"{lie!r:.9}"
+)
+@pytest.mark.parametrize("file", ["meta.json", "progress.json"])
+def test_a_lie_at_any_place_of_a_data_folder_is_no_bug(
+    made: Path, capsys: pytest.CaptureFixture[str], file: str, lie: object
+) -> None:
+    Path("text.txt").write_text("A line of text.\n\n" * 2000)
+    assert run(PREPARE) == 0
+    path = Path("data") / file
+    whole = json.loads(path.read_text())
+    for place in places(whole):
+        for command in (DATA_INFO, PREPARE):
+            path.write_text(json.dumps(with_lie(whole, place, lie)))
+            code, said = run(command), capsys.readouterr()
+            assert code in (0, 1, 2), (place, command, said.err)
+            assert "\x1b" not in said.out + said.err, (place, command)
+
+
+@pytest.mark.parametrize("value", [[2], {"a": 1}, HUGE, "x" * 5000, float("nan"), None, True])
+@pytest.mark.parametrize("key", ["n_layer", "bias", "dropout", "dataset"])
+def test_a_setting_of_another_kind_is_refused(
+    made: Path, capsys: pytest.CaptureFixture[str], key: str, value: object
+) -> None:
+    said = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**said, key: value}))
+    for command in (["plan", "r", "--gpu=rtx-4070"], ["plan", "--init_from=r", "--gpu=rtx-4070"]):
+        code = run(command)
+        assert code in (0, 1, 2), command
+        assert code != 2 or three_lines(capsys.readouterr().err)
+
+
+PARSERS = {  # who may parse JSON without untrusted_json, and why
+    "untrusted_json.py": "it is the reader",
+    "cli/bench.py": "what our own process printed",
+    "train/bench.py": "what our own process was given",
+    "train/checkpoint_files.py": "what was written a line before",
+    "data/encode.py": "a row of somebody's text: what is too deep is skipped",
+    "data/gpt2_ranks.py": "a download, whose checksum is known",
+    "data/tokenizer_json.py": "a library reads the same text, and any failure is an error",
+    "runs/foreign/trainer.py": "one entry without braces inside, of a bounded file",
+}
+
+
+def test_json_is_parsed_in_one_place() -> None:
+    package = Path(untrusted_json.__file__).parent
+    found = {
+        path.relative_to(package).as_posix() for path in package.rglob("*.py") if "json.load" in path.read_text("utf-8")
+    }
+    assert found == PARSERS.keys()
 
 
 # Records
@@ -279,3 +412,44 @@ def test_a_record_of_10_to_the_308_seconds_is_a_damaged_line(made: Path) -> None
     history = load_run(made).history
     assert history.damaged_lines == 1
     assert load_run(made).last_step == 8
+
+
+# Names that are not UTF-8
+
+ODD = os.fsdecode(b"r\xff\xfe")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such names")
+def test_a_run_whose_name_is_not_utf8_is_sampled_and_exported(made: Path) -> None:
+    made.rename(ODD)
+    assert run(["sample", ODD, "--length=2", "--device=cpu", "--json"]) == 0
+    for kind in ("nanogpt", "hf"):
+        assert run(["export", ODD, f"--to={kind}", f"--out={kind}"]) == 0
+    assert run(["import", ODD, "--out_dir=new"]) == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such names")
+def test_data_from_a_file_whose_name_is_not_utf8_is_prepared(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(ODD).write_text("A line of text.\n\n" * 2000)
+    assert run(["data", "prepare", ODD, "--out=data", "--tokenizer=bytes", "--workers=1"]) == 0
+    assert run(["data", "info", "data"]) == 0
+    capsys.readouterr()
+    assert run(["train", *TINY, f"--out_dir={ODD}"]) == 2
+    assert "is not text in UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [[], {}, [["a"]], HUGE])
+def test_a_config_with_a_setting_of_another_kind_is_no_bug(
+    made: Path, capsys: pytest.CaptureFixture[str], value: object
+) -> None:
+    shutil.copytree(made, "other")
+    said = json.loads((made / "config.json").read_text())
+    for key in ("dataset", "n_layer", "block_size", "out_dir"):
+        (made / "config.json").write_text(json.dumps({**said, key: value}))
+        lines = (Path("other") / "records.jsonl").read_text().splitlines()
+        started = [json.loads(line) for line in lines]
+        started = [{**each, "config": {**each["config"], key: value}} if "config" in each else each for each in started]
+        for records in (lines, [json.dumps(each) for each in started]):
+            (made / "records.jsonl").write_text("\n".join(records) + "\n")
+            for command in (["compare", "r", "other"], ["doctor", "r"], ["plan", "r", "--gpu=rtx-4070"]):
+                assert run(command) in (0, 1, 2), (key, command, capsys.readouterr().err)

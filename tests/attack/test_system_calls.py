@@ -8,14 +8,19 @@ import pytest
 
 from tests.attack.conftest import Attack, Fault, Nursery
 
-CALLS = ("write", "fsync", "rename", "open", "unlink", "mkdir", "truncate")
-ERRORS = {"ENOSPC": ENOSPC, "EIO": EIO, "EINTR": EINTR}
+CHANGING = ("write", "fsync", "rename", "open", "unlink", "mkdir", "truncate")
+ERRORS = {**dict.fromkeys(CHANGING, (ENOSPC, EIO, EINTR)), "read": (EIO,)}
 
 
 def fail_at(attack: Attack, every: int) -> int:
     """Let every `every`-th system call fail, with each error; returns how many failed."""
-    positions = [(call, n) for call in CALLS for n in range(1, attack.calls(call) + 1)]
-    faults = [Fault(call=call, n=n, errno=error) for error in ERRORS.values() for call, n in positions]
+    calls = {call: attack.calls(call) for call in ERRORS}
+    faults = [
+        Fault(call=call, n=n, errno=error)
+        for call, errors in ERRORS.items()
+        for error in errors
+        for n in range(1, calls[call] + 1)
+    ]
     return attack.hit_all(faults[::every], codes=(0, 3))
 
 

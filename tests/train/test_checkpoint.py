@@ -346,11 +346,9 @@ def test_files_and_dead_links_with_a_checkpoints_name_are_not_checkpoints(folder
     assert checkpoint.prune(folder, saved=folder / "step-00000001", keep=1) == []
 
 
-@pytest.mark.parametrize(("number", "passed_over"), [(errno.EIO, True), (errno.EACCES, False), (errno.EMFILE, False)])
-def test_only_damage_is_passed_over(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, passed_over: bool
-) -> None:
-    """A checkpoint that somebody else may read is whole: to pass it over would mean to delete it later."""
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+def test_what_cannot_be_read_now_is_not_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The next attempt may read it: to pass it over would mean to delete it later."""
     saved_run(folder, 1, 2)
     real = checkpoint_state.file_digest
 
@@ -360,12 +358,51 @@ def test_only_damage_is_passed_over(
         return real(path)
 
     monkeypatch.setattr(checkpoint_state, "file_digest", unreadable)
-    if passed_over:
-        assert checkpoint.latest_good(folder).path == folder / "step-00000001"
-        return
     with pytest.raises(checkpoint_state.UnreadableCheckpoint, match="step-00000002 cannot be read") as refused:
         checkpoint.latest_good(folder)
+    assert refused.value.exit_code == 3
     assert os.strerror(number) in refused.value.why
+    assert "rm " not in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        SafetensorError("Error while deserializing header: I/O error: Input/output error (os error 5)"),
+        RuntimeError("unable to mmap 64 bytes from file </r/model.safetensors>: Input/output error (5)"),
+    ],
+)
+def test_a_disk_that_fails_while_tensors_are_read_is_the_machines_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, said: Exception
+) -> None:
+    saved_run(folder, 1)
+
+    def broken(_path: Path) -> None:
+        raise said
+
+    monkeypatch.setattr(checkpoint_files, "load_file", broken)
+    with pytest.raises(checkpoint_files.UnreadableCheckpoint) as refused:
+        Run().load(folder / "step-00000001")
+    assert os.strerror(errno.EIO) in refused.value.why
+    assert "rm " not in refused.value.fix
+
+
+def test_nothing_is_deleted_while_the_best_is_not_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One failing read of best.json must not delete the best checkpoint."""
+    saved_run(folder, 1, 2, 3)
+    checkpoint.mark_best(folder, step=1, val_loss=1.0)
+
+    def broken(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(checkpoint, "read_object", broken)
+    for prune in (
+        lambda: checkpoint.prune(folder, saved=folder / "step-00000003", keep=1),
+        lambda: checkpoint.finish_pruning(folder, resumed=folder / "step-00000003", keep=1),
+    ):
+        (note,) = prune()
+        assert os.strerror(errno.EIO) in note
+        assert steps(folder) == [3, 2, 1]
 
 
 def test_a_checkpoint_of_a_newer_onecard_is_not_passed_over(folder: Path) -> None:

@@ -240,7 +240,7 @@ def test_weights_that_are_not_numbers_are_refused_with_the_best_ones(onecard: An
             assert onecard("import", and_then).code == 0
     marked.unlink()
     done = onecard("sample", "r")
-    assert "fix: rm -r r/checkpoints/step-00000012   (step-00000008, " in done.err
+    assert "fix: mv r/checkpoints/step-00000012 r/checkpoints/aside-step-00000012   (step-00000008, " in done.err
     shutil.rmtree("r/checkpoints/step-00000012")
     assert onecard("sample", "r", "--length", "3").code == 0
 
