@@ -1,0 +1,100 @@
+"""Commands as a user types them, each in a fork of one process that has imported onecard: see warm_process.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+NO_TORCH = "raise ImportError('torch was imported by a command that must not')\n"  # a torch.py
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.stdout)
+
+
+class WarmProcess:
+    """Runs commands one after another. Each sees a folder, an environment and streams of its own."""
+
+    def __init__(self, *modules: str, python_path: Sequence[Path] = ()) -> None:
+        """A process that imports `modules` first; if torch is one, the trainer too. `python_path` comes first."""
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._jobs = here
+        self._path = os.pathsep.join(map(str, [*python_path, ROOT]))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm_process", str(there.fileno()), *modules],
+            cwd=ROOT,
+            pass_fds=[there.fileno()],
+            env=os.environ | {"PYTHONPATH": self._path, "OMP_NUM_THREADS": "1"},
+        )
+        there.close()
+
+    def close(self) -> None:
+        self._jobs.close()
+        self._process.wait(timeout=60)
+
+    def run(
+        self,
+        *arguments: str,
+        cwd: Path,
+        environment: dict[str, str] | None = None,
+        stdin: bytes = b"",
+        memory_bytes: int | None = None,
+        python_path: str | None = None,
+        timeout: float = 120,
+    ) -> Outcome:
+        """Run a command. `environment` is added to this process's, `python_path` is put before the command's."""
+        path = f"{python_path}{os.pathsep}{self._path}" if python_path else self._path
+        own = {"PYTHONPATH": path, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+        whole = os.environ | own | (environment or {})
+        job = {"arguments": arguments, "cwd": str(cwd), "environment": whole, "memory_bytes": memory_bytes}
+        reading, writing = os.pipe()
+        with TemporaryFile() as stdout, TemporaryFile() as stderr:
+            socket.send_fds(self._jobs, [json.dumps(job).encode()], [reading, stdout.fileno(), stderr.fileno()])
+            os.close(reading)
+            child = int(self._answer(timeout))
+            feeding = threading.Thread(target=_feed, args=(writing, stdin))
+            feeding.start()
+            try:
+                code = int(self._answer(timeout))
+            except TimeoutError:
+                os.kill(child, signal.SIGKILL)
+                self._answer(60)
+                raise
+            finally:
+                feeding.join()
+            stdout.seek(0)
+            stderr.seek(0)
+            return Outcome(code, stdout.read().decode(), stderr.read().decode())
+
+    def _answer(self, timeout: float) -> bytes:
+        self._jobs.settimeout(timeout)
+        answer = self._jobs.recv(100)
+        assert answer, "the process that runs commands died"
+        return answer
+
+
+def _feed(descriptor: int, data: bytes) -> None:
+    """Write to a pipe, whose reader may stop early."""
+    with suppress(BrokenPipeError), open(descriptor, "wb") as file:
+        file.write(data)
