@@ -22,7 +22,7 @@ ASSUMED_NOISE = 0.024  # of one evaluation of nanoGPT's 200 batches, where it ca
 SAME_WINDOWS = 0.5  # of an evaluation's standard error: windows that are read each time differ less from themselves
 # Standard errors from which a finding is surer. The best of many evaluations is low by chance, and their noise is
 # itself measured, so it takes more than the usual two or three. Of 3,000 healthy made runs, which vary by up to twice
-# what real ones do, none reached 8 and one reached 5, by val - train (6.1); by a rise of the loss the highest was 4.3.
+# what real ones do, one reached 5, by val - train (5.7; the next 3.0); by a rise of the loss the highest was 4.3.
 MEDIUM_ERRORS, HIGH_ERRORS = 5, 8
 # Healthy losses go up and down in slow waves, which are no noise from one to the next. Real evaluations went up by
 # 0.016 nats; waves of 0.06 to either side, the widest allowed for, have a standard deviation of 0.04.

@@ -12,12 +12,13 @@ from typing import ParamSpec, TypeVar
 
 from onecard.config.schema import RunConfig
 from onecard.models.gpt2 import structure
-from onecard.models.on_paper import Named, weights_on_paper
+from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
+from onecard.models.optimizers import ADAMW
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, MICRO_BATCHES, UPDATES
 from onecard.paper.attention import attention, heads, joined
 from onecard.paper.device import Device
 from onecard.paper.kernels import LONG
-from onecard.paper.library import AdamW, GradScaler, clip_grad_norm
+from onecard.paper.library import GradScaler, clip_grad_norm
 from onecard.paper.paper import Paper
 from onecard.paper.remembered import Remembered, Variables
 from onecard.paper.tags import BLOCKS, EMBEDDINGS, HEAD_AND_LOSS, TOKEN_IDS
@@ -136,7 +137,7 @@ class Train:
     def run(self) -> Tape:
         """Evaluate, update three times, evaluate; the tape ends while the loop's variables are still alive."""
         paper, config = self.paper, self.config
-        optimizer = AdamW(paper, decayed_first(self.parameters))
+        optimizer = optimizer_on_paper(paper, self.parameters, ADAMW)
         variables: Variables = [*self.get_batch(), None, None]
         paper.loads("copy")
         paper.tape.phase("eval0")
@@ -154,11 +155,6 @@ class Train:
         paper.tape.phase("eval")
         self.estimate_loss()
         return tape_of(paper)
-
-
-def decayed_first(parameters: list[Parameter]) -> list[Parameter]:
-    """Parameters as configure_optimizers groups them: matrices and embeddings, then vectors."""
-    return sorted(parameters, key=lambda parameter: len(parameter.shape) < 2)
 
 
 def eager_tape(config: RunConfig, device: Device, *, returns_logits: bool = True) -> Tape:

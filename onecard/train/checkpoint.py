@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import MachineError, OnecardError
 from onecard.files import MAKE_ROOM, sync_folder, write_atomically, writing
+from onecard.models.optimizers import ADAMW, Optimizer
 from onecard.runs.checkpoint_state import (
     MODEL,
     OPTIMIZER,
@@ -34,6 +35,7 @@ from onecard.runs.checkpoint_state import (
 from onecard.runs.folder import checkpoint_name
 from onecard.train import checkpoint_files
 from onecard.train.checkpoint_files import BEST
+from onecard.train.optim import WithStateFirst
 from onecard.train.snapshot import FLOATS
 from onecard.untrusted_json import BadJson, count, field, number, read_object
 
@@ -100,7 +102,7 @@ def save(
     folder: Path,
     *,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: WithStateFirst,
     state: TrainingState,
     config: RunConfig,
 ) -> Path:
@@ -270,7 +272,7 @@ def load(
     path: Path,
     *,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: WithStateFirst | None,
     config: RunConfig,
     data_fingerprint: str | None = None,
 ) -> TrainingState:
@@ -353,7 +355,7 @@ def _mismatch(path: Path, differ: list[str]) -> ResumeMismatch:
 # The optimizer: its tensors by the names of their parameters
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimizer_tensors(model: nn.Module, optimizer: WithStateFirst) -> dict[str, Tensor]:
     return {
         f"{key}/{name}": value
         for name, parameter in model.named_parameters()
@@ -361,9 +363,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
 
 
-def _restore_optimizer(
-    path: Path, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
+def _restore_optimizer(path: Path, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: WithStateFirst) -> None:
     """Hand the tensors to the optimizer under its own numbering; its rates and decays stay those of the config."""
     by_name: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in tensors.items():
@@ -371,7 +371,7 @@ def _restore_optimizer(
         by_name.setdefault(name, {})[key] = tensor
     names = {parameter: name for name, parameter in model.named_parameters()}
     numbered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    check_moments(path, by_name, dict(model.named_parameters()))
+    check_moments(path, by_name, dict(model.named_parameters()), rule=optimizer.rule)
     # safetensors maps the file into memory; what stays on the CPU is copied, so that the file may be deleted.
     state = {
         number: {key: value.clone() if parameter.is_cpu or not value.dim() else value for key, value in moments.items()}
@@ -381,15 +381,22 @@ def _restore_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def check_moments(path: Path, by_name: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, Tensor]) -> None:
-    """Refuse moments that AdamW cannot have made: of another size or type than their parameters, or some missing."""
+def check_moments(
+    path: Path,
+    by_name: Mapping[str, Mapping[str, Tensor]],
+    parameters: Mapping[str, Tensor],
+    *,
+    rule: Optimizer = ADAMW,
+) -> None:
+    """Refuse moments that the optimizer cannot have made: of another size or type than their parameters, or missing."""
     if unknown := sorted(by_name.keys() - parameters.keys()):
         raise bad(path, f"{OPTIMIZER} is for {unknown[0] or 'nothing':.60}, and the model has no such part")
     for name, parameter in parameters.items():
         moments = by_name.get(name)
         if moments is None:  # before its first update, or a parameter that had no gradient yet
             continue
-        sizes = {"step": (), "exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape)}
+        sizes: dict[str, tuple[int, ...]] = dict.fromkeys(rule.numbers, ())
+        sizes |= dict.fromkeys(rule.moments, tuple(parameter.shape))
         have = {key: tuple(tensor.shape) for key, tensor in moments.items()}
         strange = [key for key, tensor in moments.items() if tensor.dtype not in FLOATS]
         differ = [key for key in sorted(have.keys() | sizes.keys()) if have.get(key) != sizes.get(key)]

@@ -381,7 +381,7 @@ def test_a_disk_that_fails_while_tensors_are_read_is_the_machines_fault(
         raise said
 
     monkeypatch.setattr(checkpoint_files, "load_file", broken)
-    with pytest.raises(checkpoint_files.UnreadableCheckpoint) as refused:
+    with pytest.raises(checkpoint_state.UnreadableCheckpoint) as refused:
         Run().load(folder / "step-00000001")
     assert os.strerror(errno.EIO) in refused.value.why
     assert "rm " not in refused.value.fix

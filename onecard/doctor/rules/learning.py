@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 from onecard.doctor.case import Case
-from onecard.doctor.course import every_loss, highest_gain, noise_of, swing, training_losses
+from onecard.doctor.course import every_loss, highest_gain, noise_around_slope, noise_of, swing, training_losses
 from onecard.doctor.evidence import from_scratch, known, of_words, place, shown, stated_vocabulary, vals, vocabulary
 from onecard.findings import Finding
 from onecard.plan.loss import FREQUENCIES_ONLY, GPT2_GUESSING
@@ -27,7 +27,8 @@ SEQUENCE_TOKENS, SEQUENCE_NOISE, UPDATE_NOISE = 1024, 0.42, 0.044
 NINE_TENTHS = 3.3  # standard deviations from the 5th to the 95th percentile of a normal distribution
 MORE_THAN_REAL = 2.6  # times as much as in those logs: twice, and 0.3 for percentiles of a short run and slow waves
 WIDEST_SWING_OF_BATCH = 1.0  # nats, however many sequences
-SLOW = 3  # times as wide as neighbours differ: of 1,000 healthy made runs that are wider than 1.0 none is
+SLOW_SWING = 0.5  # nats: twice the widest slow waves of healthy runs, 0.12 to either side
+SLOW = 5  # times the noise from one loss to the next; 4.4 at most in 1,718 healthy made runs that swing by 0.5 or more
 WIDEST_SWING_UNLEARNED = 1.7  # nats, at a height where next to nothing is learned
 STEADY_EVALUATIONS = 0.1  # nats: where evaluations vary by less, only the batches differ
 _LOOK = "look at one batch and its targets (the input shifted by one token), the learning rate, and the gradient norm"
@@ -162,10 +163,10 @@ def unsteady_loss(case: Case) -> Iterator[Finding]:
 
     What it sees: around the best curve that only falls, the losses of the last three quarters of the run span, from
     their 5th to their 95th percentile, more than twice what batches of so many tokens vary by in real runs: 3.6 nats
-    for one sequence of 1,024 tokens, and where no config says how many; at least 1.0. Or more than 1.0 in slow swings,
-    which batches do not make (three times what neighbours differ by). Or more than 1.7 while the loss is so high that
-    next to nothing is learned. Where evaluations are steady (they vary by less than 0.1), only the batches differ, and
-    it says nothing.
+    for one sequence of 1,024 tokens, and where no config says how many; at least 1.0. Or more than 0.5 in slow swings,
+    which batches do not make (five times the noise from one loss to the next). Or more than 1.7 while the loss is so
+    high that next to nothing is learned. Where evaluations are steady (they vary by less than 0.1), only the batches
+    differ, and it says nothing.
 
     Why it matters: single sequences of a text vary by about 0.4 nats, and a batch by less. More than that is a model
     that jumps: the learning rate is too high, or the data alternates between very different sources.
@@ -182,7 +183,7 @@ def unsteady_loss(case: Case) -> Iterator[Finding]:
     if width is None or (len(evaluated) >= 4 and noise_of(evaluated) < STEADY_EVALUATIONS):
         return
     later = points[len(points) // 4 :]
-    slow = width > max(WIDEST_SWING_OF_BATCH, SLOW * NINE_TENTHS * noise_of([loss for _, loss in later]))
+    slow = width > max(SLOW_SWING, SLOW * NINE_TENTHS * noise_around_slope([loss for _, loss in later]))
     unlearned = fmean(losses[len(losses) // 2 :]) > FREQUENCIES_ONLY * _guessing(case)[0]
     limit = min(_widest(case), WIDEST_SWING_UNLEARNED) if unlearned else _widest(case)
     if width <= limit and not slow:
