@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -27,6 +27,7 @@ class Outcome:
     code: int
     stdout: str
     stderr: str
+    peak_mib: int = field(default=0, compare=False)  # of its memory
 
     @property
     def json(self) -> Any:
@@ -76,7 +77,7 @@ class WarmProcess:
             feeding = threading.Thread(target=_feed, args=(writing, stdin))
             feeding.start()
             try:
-                code = int(self._answer(timeout))
+                code, peak_mib = map(int, self._answer(timeout).split())
             except TimeoutError:
                 os.kill(child, signal.SIGKILL)
                 self._answer(60)
@@ -85,7 +86,7 @@ class WarmProcess:
                 feeding.join()
             stdout.seek(0)
             stderr.seek(0)
-            return Outcome(code, stdout.read().decode(), stderr.read().decode())
+            return Outcome(code, stdout.read().decode(), stderr.read().decode(), peak_mib)
 
     def _answer(self, timeout: float) -> bytes:
         self._jobs.settimeout(timeout)

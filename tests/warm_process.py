@@ -1,7 +1,8 @@
 """A process that has imported onecard and runs each command in a fork of itself: importing takes longer than most.
 
 Started by tests/warm.py. A job comes over the socket whose number is the first argument: JSON, with the descriptors of
-the three standard streams. The answers are the child's id and, when it has ended, its exit code.
+the three standard streams. The answers are the child's id and, when it has ended, its exit code and the most MiB of
+memory that it had.
 The other arguments are modules to import first.
 """
 
@@ -80,7 +81,8 @@ def serve(jobs: socket.socket) -> None:
         for stream in streams:
             os.close(stream)
         jobs.send(str(child).encode())
-        jobs.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+        _, status, used = os.wait4(child, 0)
+        jobs.send(f"{os.waitstatus_to_exitcode(status)} {used.ru_maxrss // 1024}".encode())
 
 
 if __name__ == "__main__":
