@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 NO_TORCH = "raise ImportError('torch was imported by a command that must not')\n"  # a torch.py
@@ -62,16 +62,21 @@ class WarmProcess:
         stdin: bytes = b"",
         memory_bytes: int | None = None,
         python_path: str | None = None,
+        stdout: Path | None = None,
+        stderr: Path | None = None,
         timeout: float = 120,
     ) -> Outcome:
-        """Run a command. `environment` is added to this process's, `python_path` is put before the command's."""
+        """Run a command. `environment` is added to this process's, `python_path` is put before the command's.
+
+        What it writes comes back, unless `stdout` or `stderr` is a device that it is written to.
+        """
         path = f"{python_path}{os.pathsep}{self._path}" if python_path else self._path
         own = {"PYTHONPATH": path, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
         whole = os.environ | own | (environment or {})
         job = {"arguments": arguments, "cwd": str(cwd), "environment": whole, "memory_bytes": memory_bytes}
         reading, writing = os.pipe()
-        with TemporaryFile() as stdout, TemporaryFile() as stderr:
-            socket.send_fds(self._jobs, [json.dumps(job).encode()], [reading, stdout.fileno(), stderr.fileno()])
+        with _opened(stdout) as written, _opened(stderr) as said:
+            socket.send_fds(self._jobs, [json.dumps(job).encode()], [reading, written.fileno(), said.fileno()])
             os.close(reading)
             child = int(self._answer(timeout))
             feeding = threading.Thread(target=_feed, args=(writing, stdin))
@@ -84,15 +89,22 @@ class WarmProcess:
                 raise
             finally:
                 feeding.join()
-            stdout.seek(0)
-            stderr.seek(0)
-            return Outcome(code, stdout.read().decode(), stderr.read().decode(), peak_mib)
+            return Outcome(code, "" if stdout else _content(written), "" if stderr else _content(said), peak_mib)
 
     def _answer(self, timeout: float) -> bytes:
         self._jobs.settimeout(timeout)
         answer = self._jobs.recv(100)
         assert answer, "the process that runs commands died"
         return answer
+
+
+def _opened(device: Path | None) -> IO[bytes]:
+    return device.open("wb") if device else TemporaryFile()
+
+
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
 
 
 def _feed(descriptor: int, data: bytes) -> None:
