@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -22,7 +23,7 @@ from docs.rules_page import rules_page
 from docs.terminal_picture import terminal_svg
 from onecard.cli.commands import cli
 from onecard.cli.main import run
-from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
+from onecard.config.schema import KEYS, RESUME, Effect
 from onecard.plan.cards import Card, known_cards
 from onecard.units import GIB, MIB
 
@@ -73,14 +74,22 @@ def config_keys() -> str:
         "",
         "Written `key = value` in a config file and `--key=value` on the command line.",
         "",
+        "A key may affect the memory of the card, the speed of an update, what is learned (loss), what the loss is",
+        "measured on (measure), or only chance. What a resume does with a change: [resuming](resuming.md).",
+        "",
     ]
-    for heading, keys in (
-        ("nanoGPT's", [key for key in KEYS if key in NANOGPT_KEYS]),
-        ("onecard's own (nanoGPT ignores them in a file)", [key for key in KEYS if key not in NANOGPT_KEYS]),
-    ):
-        lines += [f"## {heading}", "", "| key | default | meaning |", "|---|---|---|"]
-        for key in keys:
-            lines.append(f"| `{key}` | `{RunConfig.model_fields[key].default!r}` | {KEYS[key]} |")
+    for heading, nanogpt in (("nanoGPT's", True), ("onecard's own (nanoGPT ignores them in a file)", False)):
+        lines += [
+            f"## {heading}",
+            "",
+            "| key | default | meaning | affects | a resume may change it |",
+            "|---|---|---|---|---|",
+        ]
+        for name, key in KEYS.items():
+            if key.nanogpt == nanogpt:
+                effects = ", ".join(effect for effect in get_args(Effect) if effect in key.affects) or "nothing"
+                cells = (f"`{name}`", f"`{key.default!r}`", key.meaning, effects, RESUME[key.resume])
+                lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
 

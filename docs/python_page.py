@@ -18,7 +18,7 @@ from onecard.config.reader import comments_in
 from onecard.doctor.compare import Comparison
 from onecard.doctor.diagnose import Diagnosis
 from onecard.paper.tape import Tape
-from onecard.plan.make import Plan
+from onecard.plan.plan import Plan
 
 ANSWERS = (Plan, Diagnosis, Comparison, onecard.Run)
 INTERNAL = frozenset({Tape})  # every allocation of a step, for drawing the timeline

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onecard.inputs.config import Flags, Named
     from onecard.inputs.runs import Stated
     from onecard.plan.cards import Card
-    from onecard.plan.make import Plan
+    from onecard.plan.plan import Plan
 
 __all__ = ["compare_runs", "diagnose", "load_run", "make_plan"]
 
@@ -56,27 +56,21 @@ def make_plan(
     >>> plan.fits, plan.params.nanogpt
     (True, 123587328)
     """
-    from onecard.inputs.config import config_to_plan, data_places
-    from onecard.inputs.data_sizes import sizes_of_data
-    from onecard.inputs.place import place_named
-    from onecard.plan import make
-    from onecard.plan.budget import budget_of
+    from onecard.inputs.make_plan import plan_named
 
-    card, vram, other = _text(gpu), _amount("vram_bytes", vram_bytes), _amount("other_bytes", other_bytes)
     hours, tokens, params = _hours(hours), _amount("tokens", tokens), _amount("params", params)
     _check(hours=hours, tokens=tokens, params=params, sensitivity=sensitivity or None)
-    named = _named(config)
-    resolved = config_to_plan(named, _flags(keys))
-    budget = budget_of(hours=hours, tokens=tokens)
-    read = make.to_propose_from(resolved, resolved.config) if budget else resolved.config
-    return make.make_plan(
-        resolved,
-        place_named(card, vram, other),
-        data=sizes_of_data(read, data_places(named)),
+    return plan_named(
+        _named(config),
+        _flags(keys),
+        gpu=_text(gpu),
+        vram=_amount("vram_bytes", vram_bytes),
+        other=_amount("other_bytes", other_bytes),
         trainer=trainer,
         fit=fit,
         params=params,
-        budget=budget,
+        hours=hours,
+        tokens=tokens,
         sensitivity=sensitivity,
     )
 

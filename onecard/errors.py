@@ -39,9 +39,13 @@ class ConfigError(OnecardError):
 
 
 class UnknownCard(OnecardError):
-    """A card name that matches nothing, or too much."""
+    """A card name that matches nothing, or too much; `meant` is the nearest known one, `size` that of such a card."""
 
     name = "unknown-card"
+
+    def __init__(self, what: str, *, why: str, meant: str | None, size: str = "8GiB", name: str | None = None) -> None:
+        otherwise = f"--vram {size} plans for any card of that size; onecard gpus lists all"
+        super().__init__(what, why=why, fix=f'--gpu "{meant}"' if meant else otherwise, name=name)
 
 
 class MachineError(OnecardError):

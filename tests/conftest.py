@@ -5,12 +5,15 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from onecard.plan.command import ALLOCATOR_SETTINGS
+from onecard.config.command import ALLOCATOR_SETTINGS
+from tests.warm import NO_TORCH, WarmProcess
+from tests.warm_process import TORCH
 
 # No deadlines on busy machines, the same examples every time.
 settings.register_profile("onecard", deadline=None, derandomize=True, max_examples=100)
@@ -34,3 +37,22 @@ def no_allocator_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training in this process sets PyTorch's allocator settings, which a plan in a later test would use."""
     for name in ALLOCATOR_SETTINGS:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcess]:
+    """Runs commands where torch cannot be imported."""
+    folder = tmp_path_factory.mktemp("no_torch")
+    (folder / "torch.py").write_text(NO_TORCH)
+    process = WarmProcess(python_path=[folder])
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def warm_with_torch() -> Iterator[WarmProcess]:
+    """Runs commands where torch has been imported: those that train, sample, import and export."""
+    pytest.importorskip("torch", reason="needs torch")
+    process = WarmProcess(*TORCH)
+    yield process
+    process.close()

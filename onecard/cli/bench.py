@@ -19,8 +19,8 @@ from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
 from onecard.cli.signals import INTERRUPTED
 from onecard.errors import ConfigError, OnecardError, UsageError
+from onecard.inputs.before_run import check_data, check_keys, torch_environment
 from onecard.inputs.config import config_named, open_data, with_vocabulary
-from onecard.inputs.settle import check_run, torch_environment
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -60,7 +60,7 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
     """
     from onecard.cli.files import check_svg
     from onecard.data.home import home_note
-    from onecard.report.talk import print_error, print_findings, print_warnings
+    from onecard.report.messages import print_error, print_findings, print_warnings
 
     if options["plot"]:
         check_svg(options["plot"], option="--plot")
@@ -72,10 +72,13 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
             fix=f"--updates {WARM_UP + TIMED}",
         )
     resolved = config_named(options["config"], flags, otherwise=without_config())
+    check_keys(resolved.config)
     dataset = open_data(resolved.config)
     config = with_vocabulary(resolved, dataset.model_vocab_size)
     print_warnings(filter(None, [home_note(os.environ)]), console(stderr=True))
-    print_findings(check_run(config, dataset), console(stderr=True))
+    import onecard.train  # noqa: F401  # a broken torch is reported here, not by each measurement
+
+    print_findings(check_data(config, dataset), console(stderr=True))
     configs = [config.in_micro_batches(size) for size in _sizes(options["batches"], config)]
     checkout = _checkout(options["nanogpt"])
     found: list[Measured] = []

@@ -154,7 +154,7 @@ def _show(comparison: Comparison, talk: list[str], *, details: bool, as_json: bo
 
     from onecard.report.compare import print_comparison
     from onecard.report.compare_json import comparison_json
-    from onecard.report.talk import print_warnings
+    from onecard.report.messages import print_warnings
 
     if as_json:
         click.echo(json.dumps(comparison_json(comparison), allow_nan=False))

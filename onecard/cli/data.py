@@ -48,6 +48,7 @@ class Options:
     source: tuple[str, ...]
     out: str
     tokens: int | None
+    tokenizer: str
     ranks: str | None
     format: str
     subset: str | None
@@ -63,6 +64,14 @@ class Options:
 @click.argument("source", nargs=-1, required=True, type=PathType())
 @click.option("--out", required=True, type=PathType(), metavar="DIR", help="The folder to make, or to continue.")
 @click.option("--tokens", type=CountType(), metavar="N", help="Stop after this many: 100M, 2.5B. Default: everything.")
+@click.option(
+    "--tokenizer",
+    type=PathType(),
+    default="gpt2",
+    metavar="NAME",
+    help="gpt2, bytes, characters, bpe, or the path of a tokenizer.json.",
+    show_default=True,
+)
 @click.option(
     "--ranks", type=PathType(), metavar="FILE", help="GPT-2's r50k_base.tiktoken, if it is not in tiktoken's cache."
 )
@@ -99,8 +108,7 @@ def prepare(flags: list[Flag], /, **options: object) -> int:
     Makes token files from SOURCE: files or folders (parquet, JSON lines, text; .gz, .zst, .bz2, .xz), - for standard
     input, fineweb, fineweb-edu or owner/name for a dataset on the Hugging Face hub, python-stdlib.
 
-    --tokenizer=NAME is gpt2 (the default), bytes, characters, bpe (learned from the source, --vocab_size=N), or the
-    path of a tokenizer.json.
+    --tokenizer=bpe is learned from the source, with --vocab_size=N tokens.
 
     Run the same command again to continue where it stopped; a larger --tokens adds to what is there.
     """
@@ -116,7 +124,7 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
     from onecard.data.prepare import prepare as run
     from onecard.data.prepared import findings_of
     from onecard.report.data import PrepareDisplay, prepared_json, print_prepared
-    from onecard.report.talk import print_findings, print_warnings
+    from onecard.report.messages import print_findings, print_warnings
 
     settings = _settings(options, flags)
     source = _source(options)
@@ -191,15 +199,15 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
             name="bad-number",
         )
     values = flag_values(flags)
-    if other := [key for key in values if key not in ("tokenizer", "vocab_size")]:
+    if other := [key for key in values if key != "vocab_size"]:
         raise UsageError(
             f"onecard data prepare takes no --{other[0]}={values[other[0]]}",
-            why="tokenizer and vocab_size are the only config keys it takes",
+            why="vocab_size is the only config key it takes",
             fix="onecard data prepare --help",
             name="unexpected-key",
         )
     config = checked(values, {key: f"--{key}" for key in values})
-    name = config.tokenizer or "gpt2"
+    name = options.tokenizer
     vocab_size = config.vocab_size if "vocab_size" in values else None
     if vocab_size is not None and (name != "bpe" or vocab_size < 257):
         raise UsageError(

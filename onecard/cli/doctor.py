@@ -170,7 +170,7 @@ def _show(options: Options, diagnoses: list[Diagnosis]) -> None:
     from onecard.report.doctor_html import diagnoses_html
     from onecard.report.doctor_json import diagnoses_json
     from onecard.report.doctor_markdown import diagnoses_markdown
-    from onecard.report.talk import print_warnings
+    from onecard.report.messages import print_warnings
 
     if options.html is not None:
         write_text(Path(options.html), diagnoses_html(diagnoses), option="--html")

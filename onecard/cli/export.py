@@ -69,7 +69,7 @@ def export(
     no_flags(flags, "export")
     _check_push(kind, push, private)
     needs_torch("reading a checkpoint needs it")
-    from onecard.inputs.settle import config_of
+    from onecard.inputs.before_run import config_of
     from onecard.runs.folder import checkpoint_name, load_run
 
     found = load_run(Path(run))
@@ -263,7 +263,7 @@ def _prompt(tokenizer: Tokenizer) -> str:
 
 
 def _show(done: Exported, step: int, address: str | None, *, as_json: bool) -> None:
-    from onecard.report.talk import print_warnings
+    from onecard.report.messages import print_warnings
 
     if as_json:
         said = {

@@ -126,7 +126,7 @@ def _show(
     as_json: bool,
 ) -> None:
     from onecard.plan.counts import count_params
-    from onecard.report.talk import print_warnings
+    from onecard.report.messages import print_warnings
 
     params = count_params(config)
     if as_json:

@@ -36,7 +36,8 @@ class KeyCommand(click.Command):
 
         offered = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("--"):
-            offered += [CompletionItem(f"--{k}=", help=m) for k, m in KEYS.items() if f"--{k}=".startswith(incomplete)]
+            flags = {f"--{name}=": key.meaning for name, key in KEYS.items()}
+            offered += [CompletionItem(flag, help=said) for flag, said in flags.items() if flag.startswith(incomplete)]
         return offered
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> click.Context:

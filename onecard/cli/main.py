@@ -147,7 +147,7 @@ def _system_failed(problem: OSError) -> MachineError:
 
 
 def _fail(error: OnecardError, *, as_json: bool) -> int:
-    from onecard.report.talk import print_error
+    from onecard.report.messages import print_error
 
     if as_json:
         click.echo(json.dumps(error.as_json()))

@@ -15,13 +15,11 @@ from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
 from onecard.errors import UsageError
-from onecard.inputs.config import config_to_plan, data_places
-from onecard.inputs.place import place_named
 from onecard.inputs.questions import check_questions
 
 if TYPE_CHECKING:
-    from onecard.plan.make import Plan
-    from onecard.plan.seen import Seen
+    from onecard.plan.nvidia_smi import DriverFigures
+    from onecard.plan.plan import Plan
 
 
 def complete_card(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -154,46 +152,42 @@ def _place_typed(options: Options) -> list[str]:
     return [f"{option} {quote(word)}" for option, word in words.items() if word]
 
 
-def _make(options: Options, flags: list[Flag], seen: Seen | None) -> Plan:
-    from onecard.inputs.data_sizes import sizes_of_data
-    from onecard.plan.budget import budget_of
-    from onecard.plan.make import make_plan, to_propose_from
+def _make(options: Options, flags: list[Flag], seen: DriverFigures | None) -> Plan:
+    from onecard.inputs.make_plan import plan_named
 
-    budget = budget_of(hours=options.hours, tokens=options.tokens)
-    resolved = config_to_plan(options.config, flags, otherwise=without_config())
     shown = seen.place if seen and options.gpu is None and options.vram is None else None
-    place = shown.with_memory(vram_bytes=None, other_bytes=options.other) if shown else None
-    return make_plan(
-        resolved,
-        data=sizes_of_data(
-            to_propose_from(resolved, resolved.config) if budget else resolved.config, data_places(options.config)
-        ),
-        place=place or place_named(options.gpu, options.vram, options.other),
+    return plan_named(
+        options.config,
+        flags,
+        gpu=options.gpu,
+        vram=options.vram,
+        other=options.other,
+        place=shown.with_memory(vram_bytes=None, other_bytes=options.other) if shown else None,
         trainer=options.trainer,
         fit=options.fit,
         params=options.params,
-        budget=budget,
+        hours=options.hours,
+        tokens=options.tokens,
         sensitivity=options.sensitivity,
+        otherwise=without_config(),
     )
 
 
 def _write_files(options: Options, made: Plan) -> None:
     from onecard.cli.files import write_text
     from onecard.plan.proposal import config_text
-    from onecard.report.timeline import timeline_svg
+    from onecard.report.timeline import timeline_of
 
     if options.timeline:
-        trainer = "nanoGPT" if made.nanogpt else "onecard"
-        title = f"{made.resolved.source or 'packaged default'} under {trainer}"
-        write_text(Path(options.timeline), timeline_svg(made.first.memory, title=title), option="--timeline")
+        write_text(Path(options.timeline), timeline_of(made), option="--timeline")
     if options.write and made.proposals:
         text = config_text(made.proposals[0])
         write_text(Path(options.write), text, option="--write", overwrite=False)
 
 
-def _show(options: Options, made: Plan, seen: Seen | None) -> None:
+def _show(options: Options, made: Plan, seen: DriverFigures | None) -> None:
+    from onecard.report.messages import print_warnings
     from onecard.report.plan import print_plan
-    from onecard.report.talk import print_warnings
 
     print_warnings(made.resolved.warnings, console(stderr=True))
     print_plan(made, console(), explain=options.explain, details=options.details, seen=seen)
@@ -215,24 +209,25 @@ def _enough(options: Options, made: Plan) -> str:
     from onecard.plan.data import MANY_EPOCHS
     from onecard.units import count
 
-    if made.enough is None:
+    enough = made.proposed.enough if made.proposed else None
+    if enough is None:
         return f"no budget is enough: memory is short; --fit instead of {_budget(options)[0]} says what fits"
-    seconds, tokens = made.enough.seconds, made.enough.tokens
+    seconds, tokens = enough.seconds, enough.tokens
     if tokens is not None and options.tokens is None:  # the data's size is the bound
         least = count(tokens / MANY_EPOCHS)
         return f"more data: {made.data.source} has {count(made.data.train_tokens or 0)} tokens, {least} are the least"
-    enough = replace(options, hours=None if seconds is None else seconds / 3600, tokens=tokens)
-    return f"{' '.join(_budget(enough))} is enough for one"
+    larger = replace(options, hours=None if seconds is None else seconds / 3600, tokens=tokens)
+    return f"{' '.join(_budget(larger))} is enough for one"
 
 
-def _seen(options: Options) -> Seen | None:
+def _seen(options: Options) -> DriverFigures | None:
     """What the driver showed, as typed or as nvidia-smi printed it."""
     from onecard.inputs.text import read_text
-    from onecard.plan.seen import Seen, read_nvidia_smi
+    from onecard.plan.nvidia_smi import DriverFigures, read_nvidia_smi
 
     nvidia_smi = options.nvidia_smi
     if nvidia_smi is None:
-        return None if options.seen is None else Seen(process_bytes=options.seen)
+        return None if options.seen is None else DriverFigures(process_bytes=options.seen)
     piped = "nvidia-smi | onecard plan CONFIG --nvidia-smi -"
     source = sys.stdin.buffer if nvidia_smi == "-" else Path(nvidia_smi)
     text = read_text(source, kind="nvidia-smi output", otherwise=piped)

@@ -49,7 +49,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SampleRequest:
     """The same with nanoGPT's keys: which run, what it continues, and how."""
 
     run: Path
@@ -118,7 +118,7 @@ def sample(flags: list[Flag], /, **options: object) -> int:
 def _sample(options: Options, flags: list[Flag]) -> int:
     asked = _asked(options, flags)
     needs_torch("sampling runs the model")
-    from onecard.inputs.settle import config_of
+    from onecard.inputs.before_run import config_of
     from onecard.runs.folder import checkpoint_step, load_run
 
     _must_not_be_nanogpts(asked.run)
@@ -126,8 +126,8 @@ def _sample(options: Options, flags: list[Flag]) -> int:
     config = config_of(found.path, found.config)
     from onecard.data.tokenizers import new_text
     from onecard.inputs.tokenizer import tokenizer_of  # torch only now: a run that is not there is reported at once
+    from onecard.report.messages import print_warnings
     from onecard.report.strict import strict
-    from onecard.report.talk import print_warnings
     from onecard.train import checkpoint
     from onecard.train.device import choose_device, device_here
     from onecard.train.interchange import from_checkpoint
@@ -185,7 +185,7 @@ def _sample(options: Options, flags: list[Flag]) -> int:
     return 0
 
 
-def _asked(options: Options, flags: list[Flag]) -> Asked:
+def _asked(options: Options, flags: list[Flag]) -> SampleRequest:
     """What was asked for, in onecard's words or in nanoGPT's; UsageError where both are used for one thing."""
     keys = _keys(flags)
     run = _one("RUN", options.run, "--out_dir", keys.out_dir if "out_dir" in keys.model_fields_set else None)
@@ -197,7 +197,7 @@ def _asked(options: Options, flags: list[Flag]) -> Asked:
         )
     start = None if options.start is None else _started(options.start)
     seed = _one("--sample-seed", options.sample_seed, "--seed", keys.seed if "seed" in keys.model_fields_set else None)
-    return Asked(
+    return SampleRequest(
         run=Path(run),
         prompt=_one("--prompt", options.prompt, "--start", start),
         seed=SEED if seed is None else seed,

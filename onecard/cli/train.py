@@ -22,8 +22,9 @@ from onecard.cli.library import KeyCommand, console, needs_torch
 from onecard.cli.signals import INTERRUPTED
 from onecard.config.paths import expanded, refuse_empty
 from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
+from onecard.inputs.before_run import check_data, check_keys, config_of, torch_environment
 from onecard.inputs.config import config_named, open_data, with_vocabulary
-from onecard.inputs.preflight import checked, larger_default, on_cpu, predicted
+from onecard.inputs.preflight import checked, larger_default, on_cpu, place_of_run, predicted
 from onecard.inputs.pretrained import check_vocabulary, pretrained, put
 from onecard.inputs.resume import (
     as_it_runs,
@@ -37,7 +38,6 @@ from onecard.inputs.resume import (
     step_reached,
     where_it_stands,
 )
-from onecard.inputs.settle import check_run, config_of, torch_environment
 from onecard.inputs.tokenizer import keep_tokenizer_in
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def train(
     needs_torch("planning works without torch, training does not")
     from onecard.config.resolve import flag_values
     from onecard.data.home import home_note
-    from onecard.report.talk import print_warnings
+    from onecard.report.messages import print_warnings
 
     if resume and (config or fit or go_on):
         in_vain = config or ("--fit" if fit else "--continue")
@@ -142,12 +142,20 @@ def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object], *,
 
 def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bool, files: Files) -> int:
     """Train a new run."""
-    from onecard.plan.command import train_command
-    from onecard.report.talk import print_findings, print_warnings
+    from onecard.config.command import train_command
+    from onecard.report.messages import print_findings, print_warnings
+    from onecard.runs.folder import create_run
 
     path = _folder_of(resolved)
     resolved = replace(resolved, config=resolved.config.replace({"out_dir": str(path)}))  # as config.json will say
-    device = _device(resolved.config)  # a missing one is reported first: without it the data are no use
+    check_keys(resolved.config)
+    options = _options(files)
+    again = _again(config, flags, [*(["--fit"] if fit else []), *options])
+    here = resolved.config.device.startswith(("auto", "cpu")) or place_of_run(resolved.config)
+    if not here:
+        _device(resolved.config)  # a missing one is reported first: without it neither folder nor data are of use
+    _check_folder(path, resolved, fit=fit, again=again, options=options)
+    device = _device(resolved.config)
     insist = train_command(config, {**dict(flags), "device": "cpu"}, trainer="onecard")
     try:
         dataset = open_data(resolved.config)
@@ -168,10 +176,8 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
     fitted, memory = checked(planned, fit=fit, source=config, typed=flags)
     run_config = fitted.replace({"device": run_config.device})
     takes = [on_cpu(run_config, insist=insist)] if device == "cpu" else []  # refused before there is a folder
-    print_findings(check_run(run_config, dataset), console(stderr=True))
-    options = _options(files)
-    again = _again(config, flags, [*(["--fit"] if fit else []), *options])
-    with _new_folder(path, run_config, again=again, options=options) as folder:
+    print_findings(check_data(run_config, dataset), console(stderr=True))
+    with create_run(path, config=run_config.model_dump()) as folder:
         if model:  # weights from elsewhere become the checkpoint of step 0, and the run continues from it
             put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
         keep_tokenizer_in(folder.path, dataset)
@@ -192,16 +198,19 @@ def _say(lines: Iterable[str]) -> None:
         console(stderr=True).print(line, soft_wrap=True, markup=False)
 
 
-def _new_folder(path: Path, config: RunConfig, *, again: str, options: list[str]) -> RunFolder:
-    """A folder for the run; where it holds a run already, the error has the command that does what `again` asked."""
-    from onecard.runs.folder import create_run
+def _check_folder(path: Path, resolved: Resolved, *, fit: bool, again: str, options: list[str]) -> None:
+    """Refuse a folder where no new run can begin; if it holds a run, with the command that does what `again` asked."""
+    from onecard.runs.folder import check_new_run, load_run
 
     try:
-        return create_run(path, config=config.model_dump())
+        check_new_run(path)
     except ConfigError as problem:
         if problem.name != "run-exists":
             raise
-        raise instead_of_anew(problem, path, config, again=again, options=options) from problem
+        asked = resolved.config
+        with suppress(ConfigError, ValueError):  # what is in the folder cannot be read, or began from other weights
+            asked = config_of(path, load_run(path).config).replace(changed_since(path, resolved, fit=fit))
+        raise instead_of_anew(problem, path, asked, again=again, options=options) from problem
 
 
 def _again(config: str | None, flags: list[Flag], options: list[str]) -> str:
@@ -217,13 +226,14 @@ def _options(files: Files) -> list[str]:
 
 def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], files: Files) -> int:
     """Continue the run in a folder, with the settings asked for."""
-    from onecard.report.talk import print_findings, print_warnings
+    from onecard.report.messages import print_findings, print_warnings
 
     with _folder_to_resume(path) as folder:
         run = folder.read()
         os.environ.update(torch_environment(config_of(run.path, run.config), os.environ))  # before importing torch
         config, notes = resumed_config(run, asked, origins)
         print_warnings(notes, console(stderr=True))
+        check_keys(config)
         done, words = where_it_stands(run, config)
         _say(words)
         if done:
@@ -248,9 +258,11 @@ def _folder_to_resume(path: Path) -> RunFolder:
     try:
         return resume_run(path)
     except ConfigError as problem:
+        if problem.name != "no-such-run" or not os.path.isdir(path):  # noqa: PTH112  # is_dir raises for a long name
+            raise
         from onecard.train.interchange import holds_model
 
-        if problem.name != "no-such-run" or not holds_model(path):
+        if not holds_model(path):
             raise
         raise ConfigError(
             problem.what,
@@ -271,7 +283,7 @@ def _train(
     timed_from: int = 0,
 ) -> int:
     from onecard.report.console import outlive_disk
-    from onecard.report.talk import print_warnings
+    from onecard.report.messages import print_warnings
     from onecard.report.training import TrainingDisplay
     from onecard.runs.folder import RECORDS
     from onecard.runs.records import Record

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from onecard.errors import ConfigError
 
-PATH_KEYS = frozenset("out_dir dataset init_from tokenizer".split())
-
 
 def refuse_empty(option: str, value: str | None) -> None:
     """ConfigError where an option, an argument or a key was given an empty path."""

@@ -10,18 +10,14 @@ from pydantic import ValidationError
 
 from onecard import units
 from onecard.config.names import nearest
-from onecard.config.paths import PATH_KEYS, expanded, refuse_empty
+from onecard.config.paths import expanded, refuse_empty
 from onecard.config.plain import plain
 from onecard.config.reader import MAX_NUMBER, ConfigFile, NotAConfig, Value, is_too_large, read_config, read_value
-from onecard.config.schema import KEYS, NANOGPT_KEYS, KeysDoNotFit, RunConfig, Text
+from onecard.config.schema import KEYS, NANOGPT_KEYS, PLANNED_KEYS, KeysDoNotFit, RunConfig, keys_that_affect
 from onecard.errors import ConfigError
 
 # Without these a plan would describe another run, so a file must state them, and not leave them to code.
-NEEDED_KEYS = frozenset(
-    "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps "
-    "vocab_size dropout bias dtype compile max_iters".split()
-)
-_TEXT_KEYS = frozenset(key for key, field in RunConfig.model_fields.items() if field.annotation in (str, Text | None))
+NEEDED_KEYS = frozenset({*PLANNED_KEYS, *keys_that_affect("tokens")})
 PACKAGED_DEFAULT = "packaged default"
 _UNASKED = ("default", PACKAGED_DEFAULT)  # origins of values that nobody set
 
@@ -51,6 +47,11 @@ class Resolved:
     def asked(self) -> dict[str, object]:
         """The values that somebody set, in the file or with a flag."""
         return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin not in _UNASKED}
+
+    @property
+    def typed(self) -> dict[str, object]:
+        """The values set on the command line, which no file holds."""
+        return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin.startswith("--")}
 
 
 def resolve(
@@ -126,7 +127,7 @@ def _under_flags(file: ConfigFile, flags: Iterable[tuple[str, str]], *, shown: s
 
 
 def _read(text: str, shown: str) -> ConfigFile:
-    defaults: dict[str, Value] = {key: RunConfig.model_fields[key].default for key in NANOGPT_KEYS}
+    defaults: dict[str, Value] = {key: KEYS[key].default for key in NANOGPT_KEYS}
     defaults["device"] = "cuda"
     del defaults["dtype"]  # nanoGPT asks the card
     try:
@@ -159,9 +160,9 @@ def flag_values(flags: Iterable[tuple[str, str]]) -> dict[str, object]:
     given: dict[str, object] = {}
     for key, text in typed.items():
         value = read_value(text)
-        is_text = key in _TEXT_KEYS and value is not None  # --tokenizer=2024 names one, --tokenizer=None does not
+        is_text = "text" in KEYS[key].kind and value is not None  # --dataset=2024 names one, --dataset=None does not
         value = text if is_text and not isinstance(value, str) else value
-        if key in PATH_KEYS and isinstance(value, str):
+        if "path" in KEYS[key].kind and isinstance(value, str):
             refuse_empty(f"--{key}", value)
             value = expanded(value)
         given[key] = value
@@ -295,7 +296,7 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
     key = str(first["loc"][0])
     shown = _short(first["input"])
     limits = first.get("ctx", {})
-    why = f"{key} is: {KEYS[key]} (set by {origins[key]})"
+    why = f"{key} is: {KEYS[key].meaning} (set by {origins[key]})"
     if first["type"] == "value_error":
         fix = f"--{key}={_meant_size(first['input'])}"
         return ConfigError(f"{key}={shown} {limits['error']}", why=why, fix=fix, name="bad-value")
@@ -313,7 +314,7 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
         "literal_error": f"one of {limits.get('expected')}",
         "string_too_long": f"text of at most {limits.get('max_length')} characters",
     }.get(first["type"], first["msg"])
-    default = RunConfig.model_fields[key].default
+    default = KEYS[key].default
     too_large = (
         isinstance(first["input"], str) and first["type"] in ("int_type", "float_type") and is_too_large(first["input"])
     )

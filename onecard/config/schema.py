@@ -1,14 +1,17 @@
 """RunConfig: every key a run has, flat, frozen and typed, with nanoGPT's names and defaults.
 
-One line per key feeds the check, the docs, the JSON schema and the flag. Values come from config files and
-`--key=value` flags, so types are strict: a float may be `1`, a whole number `6e5`, a bool `true`, `0` or `1`; the text
-`"12"` is not a number.
+A key is one line: its type, default and meaning, what it affects, and whether a resume may change it. The check, the
+flag, the docs, the JSON schema, plans, comparisons and resumes read it there; no other file lists keys by what they do.
+
+Values come from config files and `--key=value` flags, so types are strict: a float may be `1`, a whole number `6e5`, a
+bool `true`, `0` or `1`; the text `"12"` is not a number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -62,81 +65,138 @@ Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=2**63)]
 YesNo = Annotated[bool, BeforeValidator(_yes_or_no)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Hours = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=4096)]
+Checkpointing = Annotated[Literal["none", "selective", "full"], BeforeValidator(_checkpointing)]
 
 
 MOST_TOKENS = 2**32  # per update: a thousand times what the largest models use
 
+Effect = Literal[
+    "memory",  # of the card
+    "speed",  # of an update
+    "loss",  # what the model learns
+    "shape",  # of the weights: fixed once a model exists; so memory, speed and loss, too
+    "tokens",  # how many a run reads; so the loss, too
+    "schedule",  # the learning rate of each update; so the loss, too
+    "measure",  # what the loss is measured on: with another value it is another quantity
+    "chance",  # what differs between two runs of the same config
+]
+Kind = Literal[
+    "path",  # a file or folder: ~ is home, and it is never empty
+    "name",  # what people call the run
+    "place",  # the machine and the folder of a run; a run on another machine has its own
+    "limit",  # where a run ends or must stay below; it says nothing of how the run learns
+    "text",  # by its type
+    "size",  # by its type: bytes, typed as 12GiB
+]
+# Whether a resume may change a key, as the docs say it.
+RESUME = {
+    "no": "no",
+    "yes": "yes",
+    "rounding": "yes: the same mathematics; rounding may differ",
+    "schedule": "yes: it says what that does to the learning rate",
+    "equal tokens": "yes, at equal tokens per update",
+    "same data": "only to another place of the same token files",
+    "which run": "no: it says which run is meant",
+}
+_IMPLIED: dict[str, set[str]] = {"shape": {"memory", "speed", "loss"}, "tokens": {"loss"}, "schedule": {"loss"}}
 
-class RunConfig(BaseModel):
-    """Everything that defines a run. `replace` makes a changed copy, which is checked again."""
+
+def key(
+    default: object, meaning: str, affects: str, *, kind: str = "", resume: str = "no", planned: bool = True
+) -> Any:
+    """A key of a config. `affects` has words of Effect, or is "nothing"; `kind` has words of Kind; `resume` is a word
+    of RESUME. With planned=False the plan does not know what the key does to memory and speed."""
+    said = set(affects.split()) - {"nothing"}
+    effects = said.union(*(_IMPLIED.get(word, ()) for word in said))
+    unknown = effects - {*get_args(Effect)} | set(kind.split()) - {*get_args(Kind)} | {resume} - RESUME.keys()
+    assert not unknown, f"{meaning}: {unknown} are no words of Effect, Kind or RESUME"
+    facts: dict[str, Any] = {"affects": sorted(effects), "kind": kind.split(), "resume": resume, "planned": planned}
+    return Field(default, description=meaning, json_schema_extra=facts)
+
+
+class NanoGPTConfig(BaseModel):
+    """nanoGPT's keys, in its order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    # nanoGPT's keys, in its order
-    out_dir: Text = Field("out", description="folder of the run")
-    eval_interval: Interval = Field(2000, description="updates between evaluations")
-    log_interval: Interval = Field(1, description="updates between printed lines")
-    eval_iters: Count = Field(200, description="batches per evaluation and split; costs time, not memory")
-    eval_only: YesNo = Field(False, description="evaluate once and stop")
-    always_save_checkpoint: YesNo = Field(True, description="nanoGPT: save also when not the best; onecard keeps both")
-    init_from: Text = Field("scratch", description="scratch, resume, a GPT-2 name, folder or checkpoint")
-    wandb_log: YesNo = Field(False, description="log to Weights & Biases")
-    wandb_project: Text = Field("owt", description="Weights & Biases project")
-    wandb_run_name: Text = Field("gpt2", description="Weights & Biases run name")
-    dataset: Text = Field("openwebtext", description="data folder, under data/ or a path")
-    gradient_accumulation_steps: Count = Field(40, description="micro-batches per update")
-    batch_size: Count = Field(12, description="sequences per micro-batch")
-    block_size: Count = Field(1024, description="tokens per sequence (context length)")
-    n_layer: Layers = Field(12, description="transformer blocks, at most 128 (Llama 3.1 405B has 126)")
-    n_head: Count = Field(12, description="attention heads; must divide n_embd")
-    n_embd: Count = Field(768, description="width of the model")
-    dropout: Fraction = Field(0.0, description="share of activations dropped; 0 for pretraining")
-    bias: YesNo = Field(False, description="biases in linear layers and norms")
-    learning_rate: Rate = Field(6e-4, description="highest learning rate")
-    max_iters: Steps = Field(600_000, description="total updates (nanoGPT makes one more)")
-    weight_decay: Rate = Field(0.1, description="weight decay of matrices and embeddings")
-    beta1: Fraction = Field(0.9, description="AdamW's first moment decay")
-    beta2: Fraction = Field(0.95, description="AdamW's second moment decay")
-    grad_clip: Rate = Field(1.0, description="largest gradient norm; 0 turns clipping off")
-    decay_lr: YesNo = Field(True, description="follow the schedule; otherwise a constant rate")
-    warmup_iters: Steps = Field(2000, description="updates of linear warm-up")
-    lr_decay_iters: Steps = Field(600_000, description="updates until min_lr")
-    min_lr: Rate = Field(6e-5, description="learning rate at the end")
-    backend: Text = Field("nccl", description="nanoGPT's multi-GPU backend; no effect on one card")
-    device: Text = Field("auto", description="auto, cuda, cpu or mps")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="compute type; auto is bfloat16 where the card has it, else float16"
+    out_dir: Text = key("out", "folder of the run", "nothing", kind="path name place", resume="which run")
+    eval_interval: Interval = key(2000, "updates between evaluations", "nothing", resume="yes")
+    log_interval: Interval = key(1, "updates between printed lines", "nothing", resume="yes")
+    eval_iters: Count = key(200, "batches per evaluation and split; costs time, not memory", "nothing")
+    eval_only: YesNo = key(False, "evaluate once and stop", "loss", kind="limit", planned=False)
+    always_save_checkpoint: YesNo = key(
+        True, "nanoGPT: save also when not the best; onecard keeps both", "nothing", resume="yes"
     )
-    compile: YesNo = Field(True, description="torch.compile the model")
+    init_from: Text = key(
+        "scratch", "scratch, resume, a GPT-2 name, folder or checkpoint", "loss", kind="path", resume="which run"
+    )
+    wandb_log: YesNo = key(False, "log to Weights & Biases", "nothing", resume="yes")
+    wandb_project: Text = key("owt", "Weights & Biases project", "nothing", kind="name", resume="yes")
+    wandb_run_name: Text = key("gpt2", "Weights & Biases run name", "nothing", kind="name", resume="yes")
+    dataset: Text = key(
+        "openwebtext", "data folder, under data/ or a path", "loss measure", kind="path", resume="same data"
+    )
+    gradient_accumulation_steps: Count = key(
+        40, "micro-batches per update", "memory speed tokens", resume="equal tokens"
+    )
+    batch_size: Count = key(12, "sequences per micro-batch", "memory speed tokens", resume="equal tokens")
+    block_size: Count = key(1024, "tokens per sequence (context length)", "shape tokens")
+    n_layer: Layers = key(12, "transformer blocks, at most 128 (Llama 3.1 405B has 126)", "shape")
+    n_head: Count = key(12, "attention heads; must divide n_embd", "shape")
+    n_embd: Count = key(768, "width of the model", "shape")
+    dropout: Fraction = key(0.0, "share of activations dropped; 0 for pretraining", "memory speed loss")
+    bias: YesNo = key(False, "biases in linear layers and norms", "shape")
+    learning_rate: Rate = key(6e-4, "highest learning rate", "schedule")
+    max_iters: Steps = key(600_000, "total updates (nanoGPT makes one more)", "tokens", resume="schedule")
+    weight_decay: Rate = key(0.1, "weight decay of matrices and embeddings", "loss")
+    beta1: Fraction = key(0.9, "AdamW's first moment decay", "loss")
+    beta2: Fraction = key(0.95, "AdamW's second moment decay", "loss")
+    grad_clip: Rate = key(1.0, "largest gradient norm; 0 turns clipping off", "loss")
+    decay_lr: YesNo = key(True, "follow the schedule; otherwise a constant rate", "schedule")
+    warmup_iters: Steps = key(2000, "updates of linear warm-up", "schedule")
+    lr_decay_iters: Steps = key(600_000, "updates until min_lr", "schedule", resume="schedule")
+    min_lr: Rate = key(6e-5, "learning rate at the end", "schedule")
+    backend: Text = key(
+        "nccl", "nanoGPT's multi-GPU backend; no effect on one card", "nothing", kind="place", resume="yes"
+    )
+    device: Text = key("auto", "auto, cuda, cpu or mps", "nothing", kind="place", resume="rounding")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = key(
+        "auto", "compute type; auto is bfloat16 where the card has it, else float16", "memory speed loss"
+    )
+    compile: YesNo = key(True, "torch.compile the model", "memory speed", resume="rounding")
 
-    # onecard's own keys
-    vocab_size: Count = Field(50304, description="tokens the model knows; from the data unless given")
-    eval_batch_size: Count | None = Field(None, description="sequences per evaluation batch; default: chosen")
-    eval_block_size: Count | None = Field(None, description="tokens per evaluated sequence; default: block_size")
-    grad_checkpoint: Annotated[Literal["none", "selective", "full"], BeforeValidator(_checkpointing)] = Field(
-        "none", description="recompute activations in the backward pass (true = full)"
+
+class RunConfig(NanoGPTConfig):
+    """Everything that defines a run: nanoGPT's keys and our own. `replace` makes a changed copy, checked again."""
+
+    vocab_size: Count = key(50304, "tokens the model knows; from the data unless given", "shape measure")
+    eval_batch_size: Count | None = key(
+        None, "sequences per evaluation batch; default: chosen", "memory", resume="rounding"
     )
-    loss_chunk: Count | None = Field(None, description="tokens whose logits are in memory at once; default: chosen")
-    checkpoint_interval: Interval | None = Field(
-        None, description="updates between checkpoints, besides those at evaluations; default: 15 minutes"
+    eval_block_size: Count | None = key(None, "tokens per evaluated sequence; default: block_size", "memory measure")
+    grad_checkpoint: Checkpointing = key(
+        "none", "recompute activations in the backward pass (true = full)", "memory speed", resume="rounding"
     )
-    keep_checkpoints: Count = Field(2, description="checkpoints kept besides the best")
-    seed: Seed = Field(1337, description="seed of weights, data order and dropout")
-    deterministic: YesNo = Field(False, description="the same bits every time, but slower")
-    memory_limit: Size | None = Field(None, description="most memory the driver may show for the process, e.g. 10GiB")
-    expandable_segments: YesNo = Field(True, description="PyTorch allocator setting of onecard's own trainer")
-    max_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="stop after this long"
+    loss_chunk: Count | None = key(
+        None, "tokens whose logits are in memory at once; default: chosen", "memory speed", resume="rounding"
     )
-    optimizer: Literal["adamw", "adamw8bit", "muon"] = Field("adamw", description="update rule")
-    schedule: Literal["cosine", "wsd"] = Field("cosine", description="cosine, or warm-up, stable, decay")
-    recipe: Text | None = Field(None, description="a named set of better settings; default: none, as in nanoGPT")
-    param_dtype: Literal["float32", "bfloat16"] = Field("float32", description="type the weights are kept in")
-    offload: Literal["none", "optimizer"] = Field("none", description="state kept in the computer's memory")
-    tokenizer: Text | None = Field(None, description="tokenizer file or name; default: the data's own")
-    loggers: Text = Field("", description="also log to: tensorboard, wandb, trackio")
-    log_style: Literal["auto", "plain", "nanogpt"] = Field("auto", description="how progress is printed")
+    checkpoint_interval: Interval | None = key(
+        None, "updates between checkpoints, besides those at evaluations; default: 15 minutes", "nothing", resume="yes"
+    )
+    keep_checkpoints: Count = key(2, "checkpoints kept besides the best", "nothing", resume="yes")
+    seed: Seed = key(1337, "seed of weights, data order and dropout", "chance")
+    deterministic: YesNo = key(False, "the same bits every time, but slower", "speed chance", planned=False)
+    memory_limit: Size | None = key(
+        None, "most memory the driver may show for the process, e.g. 10GiB", "memory", kind="limit", resume="rounding"
+    )
+    expandable_segments: YesNo = key(True, "PyTorch allocator setting of onecard's own trainer", "memory", resume="yes")
+    max_hours: Hours | None = key(None, "stop after this long", "loss", kind="limit", resume="yes")
+    optimizer: Literal["adamw"] = key("adamw", "update rule", "memory speed loss")
+    schedule: Literal["cosine", "wsd"] = key("cosine", "cosine, or warm-up, stable, decay", "schedule")
+    loggers: Text = key("", "also log to: tensorboard, wandb, trackio", "nothing", resume="yes")
+    log_style: Literal["auto", "plain", "nanogpt"] = key("auto", "how progress is printed", "nothing", resume="yes")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -201,15 +261,53 @@ class RunConfig(BaseModel):
         return self.replace({"batch_size": size, "gradient_accumulation_steps": self.sequences_per_step // size})
 
 
-KEYS: dict[str, str] = {key: field.description or "" for key, field in RunConfig.model_fields.items()}
-NANOGPT_KEYS: frozenset[str] = frozenset(list(KEYS)[: list(KEYS).index("vocab_size")])
-SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")  # fixed once a model exists
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What the line of a key says."""
+
+    meaning: str
+    default: Any
+    affects: frozenset[Effect]
+    kind: frozenset[Kind]
+    resume: str  # a word of RESUME
+    planned: bool  # whether the plan knows what it does to memory and speed
+    nanogpt: bool  # whether it is nanoGPT's
+
+
+def _keys() -> dict[str, Key]:
+    found = {}
+    for name, field in RunConfig.model_fields.items():
+        facts: Any = field.json_schema_extra
+        types: dict[Kind, bool] = {
+            "text": field.annotation in (str, Text | None),
+            "size": field.annotation == Size | None,
+        }
+        found[name] = Key(
+            meaning=field.description or "",
+            default=field.default,
+            affects=frozenset(facts["affects"]),
+            kind=frozenset({*facts["kind"], *(kind for kind, is_so in types.items() if is_so)}),
+            resume=facts["resume"],
+            planned=facts["planned"],
+            nanogpt=name in NanoGPTConfig.model_fields,
+        )
+    return found
+
+
+KEYS = _keys()
+
+
+def keys_that_affect(*effects: Effect) -> tuple[str, ...]:
+    """The keys that affect any of these."""
+    return tuple(name for name, key in KEYS.items() if key.affects.intersection(effects))
+
+
+NANOGPT_KEYS = frozenset(NanoGPTConfig.model_fields)
+SHAPE_KEYS = keys_that_affect("shape")
+SCHEDULE_KEYS = keys_that_affect("schedule")
+# What a plan reads of a run of nanoGPT's, which has its vocabulary from the data.
+PLANNED_KEYS = tuple(
+    name for name in keys_that_affect("memory", "speed") if KEYS[name].planned and name in {*NANOGPT_KEYS, *SHAPE_KEYS}
+)
+RESUMABLE_KEYS = frozenset(name for name, key in KEYS.items() if RESUME[key.resume].startswith("yes"))
 GPT2_VOCABULARIES = (50257, 50304)  # GPT-2's as it is, and as nanoGPT rounds it up
-
-# Keys that later versions will honour, with the value that means "as now".
-NOT_BUILT_YET = {"optimizer": "adamw", "param_dtype": "float32", "offload": "none", "recipe": None, "tokenizer": None}
-
-
-def not_built(config: RunConfig) -> dict[str, object]:
-    """The keys of a config that ask for what this version cannot do, with their values."""
-    return {key: getattr(config, key) for key, now in NOT_BUILT_YET.items() if getattr(config, key) != now}

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 
 from onecard import units
-from onecard.config.schema import RunConfig, Size
+from onecard.config.schema import KEYS
 
 DIGITS = 12  # of a number: what lies beyond is what binary arithmetic makes of a tenth
-SIZE_KEYS = frozenset(key for key, field in RunConfig.model_fields.items() if field.annotation == Size | None)
 
 
 def shown(key: str, value: object) -> str:
@@ -27,7 +26,7 @@ def shown(key: str, value: object) -> str:
 
 def typed(key: str, value: object) -> str:
     """A value as it is typed after `--key=`: `12GiB` for a size, any other value unchanged."""
-    if key in SIZE_KEYS and isinstance(value, int) and value < 2**63:
+    if key in KEYS and "size" in KEYS[key].kind and isinstance(value, int) and value < 2**63:
         return units.as_typed(value)
     return str(value)
 

@@ -16,7 +16,7 @@ _BLOCK_DOCUMENTS = 4096
 
 
 @dataclass(frozen=True)
-class Block:
+class DocumentBlock:
     """Documents that travel together, and the place after each."""
 
     documents: list[bytes | Bad]
@@ -32,7 +32,7 @@ def read_blocks(
     column: str,
     fetcher: Fetcher,
     on_wait: OnWait = lambda file, received_bytes, holder: None,
-) -> Iterator[Block | None]:
+) -> Iterator[DocumentBlock | None]:
     """The documents after a place, in blocks of about a mebibyte; None before a file that must still be fetched."""
     documents: list[bytes | Bad] = []
     afters: list[Place] = []
@@ -42,7 +42,7 @@ def read_blocks(
     for number in range(place[0], len(source.files)):
         if not fetcher.is_here(source.files[number]):
             if documents:
-                yield Block(documents, afters, is_json, disk_bytes)
+                yield DocumentBlock(documents, afters, is_json, disk_bytes)
                 documents, afters, size = [], [], 0
             yield None  # what was read so far may be enough
         file = fetcher.get(source.files[number], on_wait=on_wait)
@@ -50,7 +50,7 @@ def read_blocks(
         for read in read_documents(file, start=start, column=column):
             full = size >= _BLOCK_BYTES or len(documents) >= _BLOCK_DOCUMENTS or read.is_json != is_json
             if documents and full:
-                yield Block(documents, afters, is_json, disk_bytes)
+                yield DocumentBlock(documents, afters, is_json, disk_bytes)
                 documents, afters, size = [], [], 0
             documents.append(read.document)
             afters.append((number, read.after))
@@ -59,4 +59,4 @@ def read_blocks(
             disk_bytes = before_bytes + read.disk_bytes
         before_bytes += file.size_bytes or 0
     if documents:
-        yield Block(documents, afters, is_json, disk_bytes)
+        yield DocumentBlock(documents, afters, is_json, disk_bytes)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onecard.data.blocks import Block
+from onecard.data.blocks import DocumentBlock
 from onecard.data.document import MAX_DOCUMENT_BYTES, Bad
 from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokenizers import Ids, Tokenizer
@@ -65,7 +65,7 @@ def content_hash(text: bytes) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
-def encode_block(block: Block, how: Encoding) -> Encoded:
+def encode_block(block: DocumentBlock, how: Encoding) -> Encoded:
     """The tokens of a block."""
     tokenizer = how.tokenizer
     assert tokenizer is not None
@@ -135,8 +135,8 @@ def _ids(texts: list[str], tokenizer: Tokenizer) -> list[Ids | None]:
 
 
 def encode_blocks(
-    blocks: Iterable[Block | None], how: Encoding, *, workers: int
-) -> Generator[tuple[Block, Encoded], None, None]:
+    blocks: Iterable[DocumentBlock | None], how: Encoding, *, workers: int
+) -> Generator[tuple[DocumentBlock, Encoded], None, None]:
     """Each block with its tokens, in order. One worker is this process; more are `workers` other processes.
 
     A None among the blocks is a pause: everything before it is yielded before the next block is requested.
@@ -151,7 +151,7 @@ def encode_blocks(
     context = multiprocessing.get_context(how_started)
     context.set_forkserver_preload([__name__, "tiktoken"])  # loaded once; all workers share the memory
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=partial(_begin, how))
-    waiting: deque[tuple[Block, Future[Encoded]]] = deque()
+    waiting: deque[tuple[DocumentBlock, Future[Encoded]]] = deque()
     try:
         for block in blocks:
             if block is not None:
@@ -194,4 +194,4 @@ def _begin(how: Encoding) -> None:
 
 def _encode_here(documents: list[bytes | Bad], is_json: bool) -> Encoded:
     assert _here is not None
-    return encode_block(Block(documents, [], is_json, 0), _here)
+    return encode_block(DocumentBlock(documents, [], is_json, 0), _here)

@@ -18,15 +18,15 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from onecard.data.blocks import Block, read_blocks
+from onecard.data.blocks import DocumentBlock, read_blocks
 from onecard.data.document import Bad
 from onecard.data.documents import place_words
 from onecard.data.downloads import Fetcher
+from onecard.data.duplicates import DocumentHashes
 from onecard.data.encode import Encoded, Encoding, encode_blocks
 from onecard.data.manifest import Progress, write_meta, write_progress
 from onecard.data.nanogpt_meta import characters_meta
 from onecard.data.prepared import Prepared
-from onecard.data.seen import Seen
 from onecard.data.shards import Layout, ShardWriter
 from onecard.data.sources import Source
 from onecard.data.split import SPLITS, val_threshold
@@ -59,7 +59,7 @@ class Part:
             self._writers = {split: self._writer(split) for split in SPLITS}
             for writer in self._writers.values():
                 opened.callback(writer.close)
-            self._seen = Seen(folder / _SEEN, count=begun.seen) if begun.settings["dedup"] else None
+            self._seen = DocumentHashes(folder / _SEEN, count=begun.seen) if begun.settings["dedup"] else None
             if self._seen:
                 opened.callback(self._seen.close)
             self._files = opened.pop_all()
@@ -161,7 +161,7 @@ class Part:
         )
         return ShardWriter(layout, **self.progress.splits.get(split, {}))
 
-    def _take(self, block: Block, encoded: Encoded) -> None:
+    def _take(self, block: DocumentBlock, encoded: Encoded) -> None:
         """Write the documents of a block up to the one that makes it enough; `progress` is then after that one."""
         seen = self._seen.count if self._seen else 0
         is_new = self._seen.are_new(encoded.hashes) if self._seen else np.ones(len(encoded.hashes), dtype=np.bool_)
@@ -200,7 +200,7 @@ class Part:
             ),
         )
 
-    def _fetch_ahead(self, fetcher: Fetcher, block: Block) -> None:
+    def _fetch_ahead(self, fetcher: Fetcher, block: DocumentBlock) -> None:
         """Begin to fetch the next file while this one is being read, if this one will not be enough."""
         number = block.afters[-1][0] + 1
         if number >= len(self.source.files) or fetcher.is_here(self.source.files[number]):

@@ -10,7 +10,7 @@ from onecard.data.sources import Source
 from onecard.files import free_name
 
 SPLITS = ("train", "val")
-VAL_TOKENS = 1_000_000  # enough for a validation set: some 0.014 nats of standard error (plan/evaluation.py)
+VAL_TOKENS = 1_000_000  # enough for a validation set: some 0.014 nats of standard error (models/evaluation.py)
 SHARES = (0.01, 0.02, 0.05, 0.1)
 _BYTES_PER_TOKEN = 4.5  # of English in GPT-2's tokens: 4.54 in FineWeb's samples
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from onecard.config.shown import same_value
-from onecard.doctor.alone import Alone, single_effects
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.cautions import cautions, different_tokens
 from onecard.doctor.config_diff import UNSAID, config_diff, idle_settings
@@ -27,6 +26,7 @@ from onecard.doctor.ends import finished
 from onecard.doctor.facts import make_case
 from onecard.doctor.predict import Forecast, predict_end
 from onecard.doctor.repair import memory_of, trainer_of
+from onecard.doctor.single_changes import SingleChange, single_effects
 from onecard.plan.cards import Card
 from onecard.plan.place import Place
 from onecard.runs.folder import Run
@@ -109,7 +109,7 @@ class Comparison:
     passings: tuple[Passing, ...]
     standings: Mapping[str, Standing]  # by metric
     predicted_process_bytes: tuple[int | None, ...]  # as `onecard plan` says; without a card, without its context
-    alone: Mapping[int, tuple[Alone, ...]]  # by run: its changes against run 0, each predicted by itself
+    alone: Mapping[int, tuple[SingleChange, ...]]  # by run: its changes against run 0, each predicted by itself
     cautions: tuple[str, ...]
     brief_cautions: tuple[str, ...]  # the same in a few words each
     why_not_comparable: str  # the losses must not be compared, for this reason; empty where they may be
@@ -272,7 +272,7 @@ def _predicted_bytes(case: Case) -> int | None:
     return memory_of(case, config, case.card, available_bytes=room).process_bytes
 
 
-def _alone(cases: Sequence[Case]) -> dict[int, tuple[Alone, ...]]:
+def _alone(cases: Sequence[Case]) -> dict[int, tuple[SingleChange, ...]]:
     first = cases[0].resolved
     if first is None:
         return {}

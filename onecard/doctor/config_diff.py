@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from onecard.config.shown import same_value
-from onecard.doctor.alone import counts
 from onecard.doctor.case import Case
+from onecard.doctor.single_changes import counts
 from onecard.runs.records import Oom
 
 

@@ -54,6 +54,12 @@ def noise_of(losses: Sequence[float]) -> float:
     return SIGMA_PER_MAD * median(abs(b - a) for a, b in pairwise(losses)) / math.sqrt(2) if len(losses) > 1 else 0.0
 
 
+def noise_around_slope(losses: Sequence[float]) -> float:
+    """The same from how far each lies off the line between its neighbours: no slope adds, however steep."""
+    bends = [abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
+    return SIGMA_PER_MAD * median(bends) / math.sqrt(6) if bends else 0.0
+
+
 def rise(points: Sequence[tuple[Step, float]]) -> Rise | None:
     """How far the last three tenths of the run lie above its best tenth; None with too few points to say."""
     if len(points) < FEWEST_POINTS:

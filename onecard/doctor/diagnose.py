@@ -9,8 +9,9 @@ from statistics import median
 from typing import get_args
 
 from onecard import units
+from onecard.config.command import EXPANDABLE, train_command
 from onecard.config.resolve import Resolved, resolve
-from onecard.config.schema import KEYS, SHAPE_KEYS, RunConfig
+from onecard.config.schema import KEYS, SCHEDULE_KEYS, SHAPE_KEYS, RunConfig
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.config_in_log import stated_in
 from onecard.doctor.evidence import pairs, place, vals
@@ -23,14 +24,12 @@ from onecard.doctor.trend import Trend, trend
 from onecard.doctor.vitals import not_looked_at
 from onecard.findings import SEVERITIES, Finding, Sureness
 from onecard.plan.cards import Card
-from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.repair import Repair, is_planned, with_whole_patch
 from onecard.plan.speed import TrainerName
 from onecard.runs.folder import Run
 from onecard.runs.logged import LoggedRun, logged_run
 from onecard.runs.records import FindingRecord, Record, Step
 
-SCHEDULE = frozenset({"learning_rate", "min_lr", "decay_lr", "lr_decay_iters", "max_iters"})
 DRAWN_BY_CARD = ("n_layer", "n_head", "n_embd", "block_size")  # by onecard's default, where nobody sets them
 STANDARD_INPUT = "standard input"  # the source of a config that no command can name
 WATCHED_STEPS = 4000  # a live look goes no further back
@@ -188,7 +187,9 @@ def _prescription(case: Case, findings: Sequence[Finding]) -> Prescription | Non
     by: dict[str, str] = {}  # the rule that wants each key
     left_out: dict[str, str] = {}
     for finding in findings:
-        if finding.severity != "info" or (finding.rule == "warmup-length" and merged.keys() & SCHEDULE):
+        if finding.severity != "info" or (
+            finding.rule == "warmup-length" and merged.keys() & {*SCHEDULE_KEYS, "max_iters"}
+        ):
             wanted = _wanted(finding, config)
             reason = _against(config, merged, wanted, by) if wanted else "no setting fixes it"
             if reason is None:

@@ -11,7 +11,7 @@ from onecard.plan.cards import Card, plain_card
 from onecard.runs.logged import Message
 from onecard.units import GIB, MIB
 
-Cause = Literal["oom-system-spill", "oom-other-process", "oom-capacity", "oom-fragmentation"]
+Cause = Literal["oom-system-spill", "oom-despite-free", "oom-other-process", "oom-capacity", "oom-fragmentation"]
 
 OTHERS_MATTER_BYTES = GIB
 NEARLY_FULL = 0.03  # of the card
@@ -19,7 +19,7 @@ LARGE_TENSOR_BYTES = 256 * MIB  # below, many tensors have the size of logits by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutOfMemory:
+class FailedAllocation:
     """The numbers of one message, in bytes; None for what it does not say."""
 
     message: Message
@@ -42,7 +42,7 @@ class OutOfMemory:
         return self.allocated + self.tried + self.other - self.capacity
 
 
-def out_of_memory(message: Message, card: Card | None) -> OutOfMemory:
+def out_of_memory(message: Message, card: Card | None) -> FailedAllocation:
     """The numbers of a message. What others hold is what is neither free nor this process's.
 
     Numbers that exceed the card together are not all of different processes: a container sees its own process under
@@ -63,7 +63,10 @@ def out_of_memory(message: Message, card: Card | None) -> OutOfMemory:
             # more than the card has: in a container the driver names this process by another number
             process = named if process is None else process
             other = capacity - (free or 0) - max(named, ours)
-    return OutOfMemory(
+    allowed = _whole(message, "allowed_bytes")
+    if allowed is not None:  # a limit of the program's own: what else is on the card does not matter
+        capacity, free, other = allowed, max(0, allowed - (allocated or 0) - cached), 0
+    return FailedAllocation(
         message=message,
         tried=tried,
         capacity=capacity,
@@ -83,11 +86,13 @@ def _went_on_with(message: Message) -> dict[str, int]:
     return {key: value for key, name in after.items() if (value := _whole(message, name)) is not None}
 
 
-def cause(failed: OutOfMemory) -> Cause:
+def cause(failed: FailedAllocation) -> Cause:
     """The one cause of a failed allocation, in the order in which they exclude each other."""
     capacity, tried, free, short = failed.capacity, failed.tried, failed.free, failed.short
     if capacity is not None and failed.allocated is not None and failed.allocated > capacity:
         return "oom-system-spill"
+    if capacity is not None and tried is not None and free is not None and free - tried > NEARLY_FULL * capacity:
+        return "oom-despite-free"
     if tried is not None and failed.other > OTHERS_MATTER_BYTES and (free is None or tried <= free + failed.other):
         return "oom-other-process"
     if short is None or capacity is None or -short < NEARLY_FULL * capacity:

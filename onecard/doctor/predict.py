@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
 
-from onecard.config.schema import SHAPE_KEYS
+from onecard.config.schema import keys_that_affect
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import from_scratch, known, noise, of_words, planned_steps, vals
 from onecard.doctor.facts import step_times
@@ -27,7 +27,7 @@ SPREAD = 0.06  # nats, from 30 % of the run on
 LATE_FALL = 0.06  # nats more that a rate which falls only at the end may bring
 EARLY = 0.3  # share of the run before which the range widens as the share shrinks
 BEGINNING = 0.15  # of a run too short for SETTLED_STEPS
-PLAN_KEYS = (*SHAPE_KEYS, "batch_size", "gradient_accumulation_steps", "max_iters", "dataset")
+PLAN_KEYS = (*keys_that_affect("shape", "tokens"), "dataset")  # what the scaling law reads
 STEADY = 0.02  # a step time nobody disturbs still varies by this share
 
 

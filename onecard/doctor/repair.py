@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import PLANNED_KEYS, RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import known
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import Memory, predict_memory
 from onecard.plan.precision import settled
-from onecard.plan.repair import PLANNED, Repair, make_whole
+from onecard.plan.repair import Repair, make_whole
 from onecard.plan.speed import TrainerName
 
 
 def repaired(case: Case, patch: Mapping[str, object]) -> Repair | None:
     """The patch completed and planned on the case's card; None where the config is not known well enough to plan, or
     does not hold together with the patch."""
-    config = known(case, *PLANNED)
+    config = known(case, *PLANNED_KEYS)
     if config is None or not patch:
         return None
     return make_whole(

@@ -55,12 +55,13 @@ def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Reso
 def _said_in_json(text: str, name: str) -> str:
     """A run's config.json as a config file says it, but for our own keys that say nothing new."""
     from onecard.config.resolve import assignments
-    from onecard.config.schema import NANOGPT_KEYS, RunConfig
+    from onecard.config.schema import KEYS, NANOGPT_KEYS, SHAPE_KEYS
+    from onecard.runs.folder import without_former_keys
 
-    fields = RunConfig.model_fields
-    unsaid = {key: field.default for key, field in fields.items() if key not in {*NANOGPT_KEYS, "vocab_size"}}
+    unsaid = {name: key.default for name, key in KEYS.items() if name not in {*NANOGPT_KEYS, *SHAPE_KEYS}}
     try:
-        found = {key: value for key, value in mapping_of(scalar)(parsed(text.encode())).items() if key.isidentifier()}
+        said = without_former_keys(mapping_of(scalar)(parsed(text.encode())))
+        found = {key: value for key, value in said.items() if key.isidentifier()}
         return assignments({key: value for key, value in found.items() if key not in unsaid or value != unsaid[key]})
     except ValueError as problem:
         raise ConfigError(
@@ -85,7 +86,7 @@ def config_to_plan(config: Named, flags: Flags, *, otherwise: str = THERE) -> Re
 
 def _with_allocator_settings(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
     """With expandable_segments as the environment of PyTorch sets it, unless the user set the key."""
-    from onecard.plan.command import ALLOCATOR_SETTINGS
+    from onecard.config.command import ALLOCATOR_SETTINGS
 
     if resolved.origins["expandable_segments"] != "default":
         return resolved
@@ -187,9 +188,8 @@ def open_data(config: RunConfig) -> Dataset:
 def with_vocabulary(resolved: Resolved, size: int | None) -> RunConfig:
     """vocab_size: the user's, else the data's, which is `size`, else GPT-2's, rounded up as nanoGPT does."""
     from onecard.config.resolve import PACKAGED_DEFAULT
-    from onecard.config.schema import RunConfig
+    from onecard.config.schema import KEYS
 
     if resolved.origins["vocab_size"] not in ("default", PACKAGED_DEFAULT):
         return resolved.config
-    usual = RunConfig.model_fields["vocab_size"].default
-    return resolved.config.replace({"vocab_size": size or usual})
+    return resolved.config.replace({"vocab_size": size or KEYS["vocab_size"].default})

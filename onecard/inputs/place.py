@@ -31,11 +31,11 @@ def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place |
     if gpu not in (None, "auto", "none"):
         card = find_card(gpu)
         named = next((place for place in _places_here() if place.card.name == card.name), Place(card=card))
-        return named.with_memory(vram_bytes=vram, other_bytes=other)
+        return named.with_memory(vram_bytes=vram, other_bytes=other, source="--vram")
     if gpu == "auto" or (gpu is None and vram is None):
         place = place_here()
         if place:
-            return place.with_memory(vram_bytes=vram, other_bytes=other)
+            return place.with_memory(vram_bytes=vram, other_bytes=other, source="--vram")
         if gpu == "auto":
             raise MachineError(
                 "no NVIDIA card answers on this machine",
@@ -43,7 +43,7 @@ def place_named(gpu: str | None, vram: int | None, other: int | None) -> Place |
                 fix='name the card to plan for: --gpu "RTX 4070"',
                 name="no-gpu",
             )
-    return Place(card=plain_card(vram), other_bytes=other) if vram is not None else None
+    return Place(card=plain_card(vram, source="--vram"), other_bytes=other) if vram is not None else None
 
 
 def _places_here() -> Iterator[Place]:

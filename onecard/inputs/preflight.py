@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 DAY_SECONDS, YEAR_DAYS = 86_400, 365
 LONGEST_ON_CPU_SECONDS = DAY_SECONDS  # predicted; a longer run must be asked for with --device=cpu
-# Flags that do not change the packaged default's model: with only these, a card gets the larger default.
-HARMLESS = frozenset({"out_dir", "log_style", "loggers", "seed", "memory_limit", "max_hours", "device"})
 
 
 def place_of_run(config: RunConfig) -> Place | None:
@@ -28,18 +26,24 @@ def place_of_run(config: RunConfig) -> Place | None:
 def larger_default(
     config: RunConfig, flags: Flags, *, train_tokens: int, val_tokens: int
 ) -> tuple[RunConfig, str | None]:
-    """The packaged default, made larger where there is a card and no shape was asked for, and a line that says so."""
+    """The packaged default, made larger where there is a card, and a line that says so.
+
+    Not where a flag asks for something else to be learned or computed; other flags keep their values.
+    """
+    from onecard.config.schema import KEYS
     from onecard.plan.counts import count_params
     from onecard.plan.first_run import first_run
     from onecard.plan.speed import predict_speed
 
     place = place_of_run(config)
-    if place is None or {key for key, _ in flags} - HARMLESS:
+    asked = {key for key, _ in flags}
+    if place is None or not all(KEYS[key].affects <= {"chance"} or "limit" in KEYS[key].kind for key in asked):
         return config, None
     available = place.available_bytes_for(config)
     larger = first_run(config, place.card, available, train_tokens=train_tokens, val_tokens=val_tokens)
     if larger is None:
         return config, None
+    larger = larger.replace({key: getattr(config, key) for key in asked})
     speed = predict_speed(larger, place.card, "onecard")
     takes = f": about {_roughly(speed.total_seconds.likely)}, after some seconds of compiling" if speed else ""
     return larger, (
@@ -100,7 +104,7 @@ def checked(config: RunConfig, *, fit: bool, source: str | None, typed: Flags = 
 
     The refusal's command names the config file it came from, and keeps the flags that were typed.
     """
-    from onecard.plan.command import train_command
+    from onecard.config.command import train_command
 
     place, memory = place_of_run(config), predicted(config)
     if place is None or memory is None:

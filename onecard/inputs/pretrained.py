@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from onecard.train.snapshot import Snapshot
 
 
-# Keys that describe the machine and folder of the checkpoint, not ours.
-NOT_TAKEN = frozenset("out_dir device backend".split())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
     """A model to start from, and where it was found."""
@@ -78,7 +74,7 @@ def check_tokens(source: Path, learned: int, dataset: Dataset, *, instead: str) 
 def _tokenizer_of(source: Path) -> Tokenizer | None:
     """The tokenizer that a run or a Hugging Face folder was trained with; None where it cannot be known."""
     from onecard.data.tokenizer_files import JSON_FILE, find_tokenizer
-    from onecard.inputs.settle import config_of
+    from onecard.inputs.before_run import config_of
     from onecard.inputs.tokenizer import tokenizer_of
     from onecard.runs.folder import is_run, load_run
 
@@ -116,7 +112,7 @@ def imported_config(snapshot: Snapshot, flags: Flags, source: Path, *, name: str
     from onecard.config.schema import KEYS
     from onecard.train.snapshot import cropped
 
-    said = {key: value for key, value in snapshot.config.items() if key in KEYS and key not in NOT_TAKEN}
+    said = {key: value for key, value in snapshot.config.items() if key in KEYS and "place" not in KEYS[key].kind}
     if not snapshot.step:
         said["init_from"] = name
     elif said.get("init_from") == "resume":  # of itself: what it began from is not known any more

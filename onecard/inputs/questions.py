@@ -1,13 +1,20 @@
-"""What can be asked of a plan at once."""
+"""What can be asked of a plan at once, and the budget that was typed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from onecard import units
 from onecard.errors import UsageError
+
+if TYPE_CHECKING:
+    from onecard.plan.budget import Budget
 
 BUDGETS = ("hours", "tokens")
 OF_ONE_CONFIG = ("params", "sensitivity", "explain", "seen", "nvidia_smi", "timeline")
+MOST_HOURS = 100_000  # eleven years
+MOST_TOKENS = 10**15  # more text than exists
 
 
 def check_questions(asked: Mapping[str, str], *, apart: Callable[[str, str], str]) -> None:
@@ -23,3 +30,20 @@ def check_questions(asked: Mapping[str, str], *, apart: Callable[[str, str], str
             fix=apart(budget, beside),
             name="two-questions",
         )
+
+
+def budget_of(*, hours: float | None, tokens: int | None) -> Budget | None:
+    """The budget that was typed; None for none, UsageError where it is not an amount to spend."""
+    from onecard.plan.budget import Budget
+
+    for option, amount, most, example in (("--hours", hours, MOST_HOURS, 48), ("--tokens", tokens, MOST_TOKENS, "10B")):
+        if amount is not None and not 0 < amount <= most:  # false for nan, too
+            raise UsageError(
+                f"{option} {amount:g} is not a budget",
+                why=f"{option} takes more than 0 and at most {units.count(most)}",
+                fix=f"{option} {example}",
+                name="bad-budget",
+            )
+    if hours is None and tokens is None:
+        return None
+    return Budget(seconds=None if hours is None else hours * 3600, tokens=tokens)

@@ -8,8 +8,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard.errors import ConfigError
+from onecard.inputs.before_run import check_data, config_of
 from onecard.inputs.config import open_data
-from onecard.inputs.settle import check_run, config_of
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -18,22 +18,14 @@ if TYPE_CHECKING:
     from onecard.findings import Finding
     from onecard.runs.folder import Run
 
-# These change how an update is computed, not what it learns.
-_HOW_COMPUTED = {
-    "grad_checkpoint": "the same mathematics, more or less of it kept in memory; rounding may differ",
-    "loss_chunk": "the same mathematics in larger or smaller pieces; rounding may differ",
-    "compile": "the same mathematics by other kernels (on a card only); rounding may differ",
-    "memory_limit": "changes nothing that is learned; where less fits, the micro-batch shrinks at equal tokens",
-}
-# What may change when a run is resumed. Two more rules are checked separately: the micro-batch must keep the tokens per
-# update, and another dataset path must hold the same token files (or be the first data of the run).
-RESUMABLE = frozenset(
-    "max_iters lr_decay_iters eval_interval log_interval checkpoint_interval keep_checkpoints max_hours "
-    "loggers wandb_log wandb_project wandb_run_name log_style device batch_size gradient_accumulation_steps".split()
-) | frozenset(_HOW_COMPUTED)
-_MICRO_BATCH = ("batch_size", "gradient_accumulation_steps")
 _SHOWN_CHANGES = 3
-_NOT_ASKED = ("init_from", "out_dir")  # these say that a run is resumed, and where it is
+
+
+def _by_rule(rule: str) -> list[str]:
+    """The keys with this rule on resume, a word of schema.RESUME."""
+    from onecard.config.schema import KEYS
+
+    return [name for name, key in KEYS.items() if key.resume == rule]
 
 
 def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, str]) -> tuple[RunConfig, list[str]]:
@@ -42,22 +34,22 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     A value in config.json that differs from the checkpoint's was edited, and counts as typed. ConfigError for what must
     not change. `origins` says where the values asked for came from.
     """
+    from onecard.config.loggers import logger_names
     from onecard.config.resolve import checked
-    from onecard.config.schema import KEYS
+    from onecard.config.schema import KEYS, RESUMABLE_KEYS
+    from onecard.runs.checkpoint_state import made_under
     from onecard.runs.folder import CHECKPOINTS, CONFIG, config_in
-    from onecard.train.checkpoint import made_under
-    from onecard.train.trackers import logger_names
 
     now = config_of(run.path, run.config)
-    made = made_under(run.path / CHECKPOINTS)
-    fixed = {key: made.config[key] for key in KEYS if made and key in made.config and key not in _NOT_ASKED}
+    made, which = made_under(run.path / CHECKPOINTS), _by_rule("which run")
+    fixed = {key: made.config[key] for key in KEYS if made and key in made.config and key not in which}
     before = config_of(run.path, {**now.model_dump(), **fixed})
-    typed = {key: value for key, value in asked.items() if key not in _NOT_ASKED}
+    typed = {key: value for key, value in asked.items() if key not in which}
     edited = {key: getattr(now, key) for key in KEYS if key not in typed and getattr(now, key) != getattr(before, key)}
     sources = dict.fromkeys(KEYS, str(run.path / CONFIG)) | {key: origins[key] for key in typed}
     after = checked({**before.model_dump(), **edited, **typed}, sources)
     moved = made is not None and _moved(before, after, run, fingerprint=made.data_fingerprint)
-    resumable = RESUMABLE | {"dataset"} if moved else RESUMABLE
+    resumable = RESUMABLE_KEYS | {"dataset"} if moved else RESUMABLE_KEYS
     refused = [key for key in (*edited, *typed) if getattr(after, key) != getattr(before, key) and key not in resumable]
     in_file = any(key in edited for key in refused)
     fixing = {**_kept(before, after, run, resumable), **_undone(before, now, resumable)}
@@ -65,12 +57,8 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     logger_names(after)  # refuses an unknown one before anything is written
     had_data = made is not None and made.data_fingerprint is not None
     said = [
-        *_other_place(before, after, had_data=had_data),
-        *(
-            f"{_changes(before, after, [key])}: {does}"
-            for key, does in _HOW_COMPUTED.items()
-            if _differ(before, after, key)
-        ),
+        *_other_data(before, after, had_data=had_data),
+        *_other_rounding(before, after),
         *_schedule_changes(before, after, run.last_step),
     ]
     if made and edited:
@@ -78,10 +66,6 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     if config_in(run.path) is None:
         said.insert(0, f"{run.path / CONFIG} is damaged or gone: the settings are those of the last start record")
     return after, said
-
-
-def _differ(before: RunConfig, after: RunConfig, key: str) -> bool:
-    return bool(getattr(before, key) != getattr(after, key))
 
 
 def begun(path: Path) -> bool:
@@ -111,7 +95,7 @@ def changed_since(path: Path, resolved: Resolved, *, fit: bool) -> dict[str, obj
             name="resume-mismatch",
         )
     asked = resolved.asked if resolved.source is None else resolved.config.model_dump()
-    taken = set(_NOT_ASKED)
+    taken = set(_by_rule("which run"))
     if "vocab_size" not in resolved.asked:
         taken.add("vocab_size")
     if resolved.config.starts_pretrained:
@@ -125,8 +109,8 @@ def changed_since(path: Path, resolved: Resolved, *, fit: bool) -> dict[str, obj
 
 def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
     """The config with the micro-batch that was left after running out of memory, unless another is asked for."""
+    from onecard.runs.checkpoint_state import made_under
     from onecard.runs.folder import CHECKPOINTS
-    from onecard.train.checkpoint import made_under
 
     made = made_under(run.path / CHECKPOINTS)
     asked, left = (made and made.micro_batches) or (config.batch_size, config.batch_size)
@@ -167,6 +151,7 @@ def instead_of_anew(
     That command resumes the run if `asked` describes the same run and it has something left to do. Otherwise it is the
     command that was typed, `again`, with a folder of its own. `options` are those of `again` that a resume takes too.
     """
+    from onecard.config.schema import RESUMABLE_KEYS
     from onecard.files import free_path
     from onecard.runs.folder import load_run
 
@@ -176,7 +161,7 @@ def instead_of_anew(
         now = config_of(path, run.config)
     except ConfigError:  # it cannot be resumed as it is
         return ConfigError(problem.what, why=problem.why, fix=f"{again} {free}", name=problem.name)
-    why, kept, reached = problem.why, _kept(now, asked, run, RESUMABLE), step_reached(run)
+    why, kept, reached = problem.why, _kept(now, asked, run, RESUMABLE_KEYS), step_reached(run)
     refused = [key for key in _typed(run, asked) if key not in {*kept, "max_iters", "out_dir"}]
     if refused:
         more = ", …" if len(refused) > _SHOWN_CHANGES else ""
@@ -200,15 +185,15 @@ def open_data_again(config: RunConfig, run: Run) -> tuple[Dataset, list[str], tu
     Imported weights may get their first data here, which is checked as that of a new run is.
     """
     from onecard.inputs.pretrained import check_tokens
+    from onecard.runs.checkpoint_state import made_under
     from onecard.runs.folder import CHECKPOINTS
-    from onecard.train.checkpoint import made_under
 
     found = _data_at(config, run)
     made = made_under(run.path / CHECKPOINTS)
     if made and made.data_fingerprint is None:
         other = resume_command(run, {"dataset": "PATH"})
         notes = check_tokens(run.path, config.vocab_size, found, instead=other)
-        return found, notes, check_run(config, found)
+        return found, notes, check_data(config, found)
     if made and made.data_fingerprint != found.fingerprint:
         raise ConfigError(
             f"the data of {run.path} have changed since it was trained on them",
@@ -254,7 +239,7 @@ def _typed(run: Run, after: RunConfig) -> dict[str, object]:
 
 def _kept(before: RunConfig, after: RunConfig, run: Run, resumable: frozenset[str]) -> dict[str, object]:
     """What was asked for and may change: the command that fixes the rest must keep it."""
-    wrong = set(_MICRO_BATCH) if after.tokens_per_step != before.tokens_per_step else set()
+    wrong = set(_by_rule("equal tokens")) if after.tokens_per_step != before.tokens_per_step else set()
     if after.max_iters < step_reached(run):
         wrong.add("max_iters")
     return {key: value for key, value in _typed(run, after).items() if key in resumable - wrong}
@@ -262,7 +247,7 @@ def _kept(before: RunConfig, after: RunConfig, run: Run, resumable: frozenset[st
 
 def _undone(before: RunConfig, now: RunConfig, resumable: frozenset[str]) -> dict[str, object]:
     """The keys edited in config.json against the rules, with the values to type so that the run can continue."""
-    micro_batch = _MICRO_BATCH if now.tokens_per_step != before.tokens_per_step else ()
+    micro_batch = _by_rule("equal tokens") if now.tokens_per_step != before.tokens_per_step else ()
     return {
         key: value
         for key, value in before.model_dump().items()
@@ -327,8 +312,8 @@ def _already_beyond(before: RunConfig, after: RunConfig, run: Run, fixing: Mappi
 
 def step_reached(run: Run) -> int:
     """The step a resume starts at: that of the newest checkpoint, or of the end; 0 where there is none."""
+    from onecard.runs.checkpoint_state import made_under
     from onecard.runs.folder import CHECKPOINTS, checkpoint_step
-    from onecard.train.checkpoint import made_under
 
     newest = made_under(run.path / CHECKPOINTS)
     saved = (checkpoint_step(newest.name) or 0) if newest else 0
@@ -340,18 +325,18 @@ def _changes(before: RunConfig, after: RunConfig, keys: Iterable[str]) -> str:
     return ", ".join(f"{key}={getattr(after, key)} (was {getattr(before, key)})" for key in keys)
 
 
-def _other_place(before: RunConfig, after: RunConfig, *, had_data: bool) -> list[str]:
-    """What another device or another dataset path means, in words."""
-    found = []
-    if after.device != before.device:
-        found.append(
-            f"{_changes(before, after, ['device'])}: another device rounds differently, so from here on the losses are "
-            "not bit for bit those of the first device"
-        )
-    if after.dataset != before.dataset:
-        how = "its token files are the same" if had_data else "the first data of this run"
-        found.append(f"{_changes(before, after, ['dataset'])}: {how}")
-    return found
+def _other_data(before: RunConfig, after: RunConfig, *, had_data: bool) -> list[str]:
+    """What another dataset path means, in words."""
+    if after.dataset == before.dataset:
+        return []
+    how = "its token files are the same" if had_data else "the first data of this run"
+    return [f"{_changes(before, after, ['dataset'])}: {how}"]
+
+
+def _other_rounding(before: RunConfig, after: RunConfig) -> list[str]:
+    """What another device or another way to compute an update means, in words."""
+    changed = [key for key in _by_rule("rounding") if getattr(before, key) != getattr(after, key)]
+    return [f"{_changes(before, after, [key])}: the same mathematics; rounding may differ" for key in changed]
 
 
 def _schedule_changes(before: RunConfig, after: RunConfig, step: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The tokenizer of a run: the one kept in its folder, its config's, its data's, or GPT-2's by its vocabulary."""
+"""The tokenizer of a run: the one kept in its folder, its data's, or GPT-2's by its vocabulary."""
 
 from __future__ import annotations
 
@@ -58,8 +58,6 @@ def tokenizer_of(run: Path, config: RunConfig) -> Tokenizer:
         return named(str(run / JSON_FILE))
     if kept := _kept_in(run):
         return kept
-    if config.tokenizer:
-        return named(config.tokenizer)
     try:
         tokenizer = open_data(config).tokenizer
         problem = "the data folder does not say how its tokens were made"

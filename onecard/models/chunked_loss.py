@@ -34,11 +34,16 @@ class LossAndGradients(NamedTuple):
     count: Tensor
 
 
+def new_losses(ops: Any, hidden_NC: Tensor) -> Tensor:
+    """Room for the loss of each token."""
+    return ops.empty((len(hidden_NC),), dtype=ops.wide_type(hidden_NC), like=hidden_NC, part=LOGITS_AND_LOSS)
+
+
 def token_losses(ops: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_tokens: int) -> Tensor:
     """Cross-entropy losses_N in nats (float32), 0 where the target is -1; without gradients."""
     with ops.no_grad():
         narrow_VC = ops.cast(weight_VC, hidden_NC.dtype)
-        losses_N = ops.empty((len(targets_N),), dtype=ops.wide_type(hidden_NC), like=hidden_NC, part=LOGITS_AND_LOSS)
+        losses_N = new_losses(ops, hidden_NC)
         starts = chunk_starts(len(targets_N), chunk_tokens)
         for start in ops.repeated(starts, enough=CHUNKS):
             rows = slice(start, start + starts.step)
@@ -75,7 +80,7 @@ def mean_loss_and_gradients(
 ) -> LossAndGradients:
     """The mean loss over targets other than -1, and the gradients that are wanted."""
     narrow_VC, wide = ops.cast(weight_VC, hidden_NC.dtype), ops.wide_type(hidden_NC)
-    losses_N = ops.empty((len(targets_N),), dtype=wide, like=hidden_NC, part=LOGITS_AND_LOSS)
+    losses_N = new_losses(ops, hidden_NC)
     d_hidden_NC = d_weight_VC = None
     if of_hidden:
         d_hidden_NC = ops.empty(hidden_NC.shape, dtype=hidden_NC.dtype, like=hidden_NC, part=GRADIENTS_IN_FLIGHT)

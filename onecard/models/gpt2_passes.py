@@ -202,7 +202,7 @@ class Passes:
             targets_N = targets_BT.flatten()
             losses_N = self._new_losses(hidden_NC)
             for rows in self._chunks(targets_N):
-                ops.write_losses(self._head.times(hidden_NC[rows]), targets_N[rows], losses_N[rows], gradient=False)
+                ops.write_losses(self._logits(hidden_NC[rows]), targets_N[rows], losses_N[rows], gradient=False)
             return losses_N.view_as(targets_BT)
 
     def add_gradients(self, tokens_BT: Tensor, targets_BT: Tensor, *, scale: Tensor) -> Tensor:
@@ -243,6 +243,9 @@ class Passes:
     def _new_losses(self, hidden_NC: Tensor) -> Tensor:
         return self.ops.empty((len(hidden_NC),), dtype=self.ops.float32, like=hidden_NC, part=LOGITS_AND_LOSS)
 
+    def _logits(self, hidden_nC: Tensor) -> Tensor:
+        return self._head.times(hidden_nC)
+
     def _loss_and_gradient(self, x_NC: Tensor, targets_N: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The mean loss, the gradient of the losses' sum for the last norm's output, and the factor it still needs.
 
@@ -257,7 +260,7 @@ class Passes:
         count = ops.counted(targets_N)
         factor = scale / count
         for rows in self._chunks(targets_N):
-            logits_nV = self._head.times(hidden_NC[rows])
+            logits_nV = self._logits(hidden_NC[rows])
             ops.write_losses(logits_nV, targets_N[rows], losses_N[rows], gradient=True)
             ops.multiply(logits_nV, self._head.narrow_OI, d_hidden_NC[rows])
             self._head.learn(logits_nV, hidden_NC[rows], factor=factor)

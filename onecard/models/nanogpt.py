@@ -12,13 +12,15 @@ from typing import ParamSpec, TypeVar
 
 from onecard.config.schema import RunConfig
 from onecard.models.gpt2 import structure
-from onecard.models.on_paper import Named, weights_on_paper
+from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
+from onecard.models.optimizers import ADAMW
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, MICRO_BATCHES, UPDATES
 from onecard.paper.attention import attention, heads, joined
 from onecard.paper.device import Device
 from onecard.paper.kernels import LONG
-from onecard.paper.library import AdamW, GradScaler, clip_grad_norm
+from onecard.paper.library import GradScaler, clip_grad_norm
 from onecard.paper.paper import Paper
+from onecard.paper.remembered import Remembered, Variables
 from onecard.paper.tags import BLOCKS, EMBEDDINGS, HEAD_AND_LOSS, TOKEN_IDS
 from onecard.paper.tape import Tape
 from onecard.paper.tensor import Parameter, Tensor, tape_of
@@ -94,52 +96,65 @@ class Train:
 
     def __init__(self, paper: Paper, config: RunConfig, model: Model, parameters: list[Parameter]) -> None:
         self.paper, self.config, self.model, self.parameters = paper, config, model, parameters
+        self.scaler = GradScaler(paper, enabled=config.dtype == "float16")
+        self.micro_step, self.eval_step = (
+            Remembered(paper, self._micro_step, parameters),
+            Remembered(paper, self._eval_step),
+        )
 
     def get_batch(self) -> tuple[Tensor, Tensor]:
         shape = self.config.batch_size, self.config.block_size
         return self.paper.new(shape, LONG, TOKEN_IDS), self.paper.new(shape, LONG, TOKEN_IDS)
 
     def estimate_loss(self) -> None:
+        variables: Variables = [None] * 4  # X, Y, logits and loss live until the next ones exist
         with self.paper.no_grad():
             for _ in range(EVAL_SPLITS * min(self.config.eval_iters, EVAL_BATCHES)):
-                X, Y = self.get_batch()
-                with self.paper.autocast():
-                    logits, loss = self.model(X, Y)  # noqa: F841, RUF059: they live until the next ones exist
+                variables = self.eval_step.take(variables)
+
+    def _eval_step(self, variables: Variables) -> Variables:
+        X, Y, logits, loss = variables
+        variables.clear()
+        X, Y = self.get_batch()
+        with self.paper.autocast():
+            logits, loss = self.model(X, Y)
+        return [X, Y, logits, loss]
+
+    def _micro_step(self, variables: Variables) -> Variables:
+        X, Y, logits, loss = variables
+        assert X is not None
+        assert Y is not None
+        variables.clear()
+        with self.paper.autocast():
+            logits, loss = self.model(X, Y)
+            loss = loss / self.config.gradient_accumulation_steps
+        X, Y = self.get_batch()
+        scaled = self.scaler.scale(loss)
+        self.paper.moment("backward pass of the loss")
+        self.paper.backward(scaled)
+        return [X, Y, logits, loss]
 
     def run(self) -> Tape:
         """Evaluate, update three times, evaluate; the tape ends while the loop's variables are still alive."""
         paper, config = self.paper, self.config
-        optimizer = AdamW(paper, decayed_first(self.parameters))
-        scaler = GradScaler(paper, enabled=config.dtype == "float16")
-        X, Y = self.get_batch()
+        optimizer = optimizer_on_paper(paper, self.parameters, ADAMW)
+        variables: Variables = [*self.get_batch(), None, None]
         paper.loads("copy")
         paper.tape.phase("eval0")
         self.estimate_loss()
         paper.tape.phase("train")
         for _ in range(UPDATES):
             for _ in range(min(config.gradient_accumulation_steps, MICRO_BATCHES)):
-                with paper.autocast():
-                    logits, loss = self.model(X, Y)  # noqa: F841: logits live until the next ones exist
-                    loss = loss / config.gradient_accumulation_steps
-                X, Y = self.get_batch()
-                scaled = scaler.scale(loss)
-                paper.moment("backward pass of the loss")
-                paper.backward(scaled)
-                del scaled
+                variables = self.micro_step.take(variables)
             paper.moment("optimizer step")
             if config.grad_clip:
-                scaler.unscale_(optimizer)
+                self.scaler.unscale_(optimizer)
                 clip_grad_norm(paper, self.parameters, config.grad_clip)
-            scaler.step(optimizer)
+            self.scaler.step(optimizer)
             optimizer.zero_grad()
         paper.tape.phase("eval")
         self.estimate_loss()
         return tape_of(paper)
-
-
-def decayed_first(parameters: list[Parameter]) -> list[Parameter]:
-    """Parameters as configure_optimizers groups them: matrices and embeddings, then vectors."""
-    return sorted(parameters, key=lambda parameter: len(parameter.shape) < 2)
 
 
 def eager_tape(config: RunConfig, device: Device, *, returns_logits: bool = True) -> Tape:

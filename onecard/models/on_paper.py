@@ -1,11 +1,13 @@
-"""A model's structure on paper: its weights, under the names they have in torch."""
+"""A model on paper: its weights, under the names they have in torch, and its optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from onecard.models.optimizers import Optimizer
 from onecard.models.structure import Embedding, LayerNorm, Linear, Structure
+from onecard.paper.library import FusedOptimizer
 from onecard.paper.paper import Paper
 from onecard.paper.tags import ACTIVATIONS
 from onecard.paper.tensor import Layer, Parameter, Tensor
@@ -61,3 +63,9 @@ def _layer(part: Linear | Embedding | LayerNorm, paper: Paper, made: dict[str, L
     tied = part.tied_to if isinstance(part, Linear) else ""
     weight = made[tied].weight if tied else found["weight"]
     return Layer(weight, found.get("bias"), part.part if isinstance(part, Linear) else ACTIVATIONS)
+
+
+def optimizer_on_paper(paper: Paper, parameters: list[Parameter], optimizer: Optimizer) -> FusedOptimizer:
+    """The optimizer of a run; as in nanoGPT, its first group has matrices and embeddings, its second vectors."""
+    grouped = sorted(parameters, key=lambda parameter: len(parameter.shape) < 2)
+    return FusedOptimizer(paper, grouped, numbers=len(optimizer.numbers), moments=len(optimizer.moments))

@@ -8,12 +8,12 @@ from onecard.config.schema import RunConfig
 from onecard.models.evaluation import eval_batch_size, eval_sequences
 from onecard.models.gpt2 import GPT2, structure
 from onecard.models.gpt2_passes import Passes
-from onecard.models.nanogpt import decayed_first
-from onecard.models.on_paper import Named, weights_on_paper
+from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
+from onecard.models.optimizers import optimizer_of
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, UPDATES, Steps, split_loss
 from onecard.models.ways import fuses, records_graph
 from onecard.paper.device import Device
-from onecard.paper.library import AdamW, GradScaler
+from onecard.paper.library import GradScaler
 from onecard.paper.operations import PaperOperations
 from onecard.paper.tape import Tape
 from onecard.paper.tensor import tape_of
@@ -35,7 +35,7 @@ class PaperRun:
             loss=partial(model.loss, p),
             token_losses=partial(model.token_losses, p),
             parameters=p.parameters,
-            optimizer=AdamW(ops, decayed_first(p.parameters)),
+            optimizer=optimizer_on_paper(ops, p.parameters, optimizer_of(config)),
             scaler=GradScaler(ops, enabled=config.dtype == "float16"),
             passes=Passes(ops, model, p, ops.compute_dtype) if fuses(config) else None,
             records=records_graph(config),

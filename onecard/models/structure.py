@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Union
@@ -75,3 +76,17 @@ def layers_of(structure: Structure, within: str = "") -> Iterator[tuple[str, Lin
 def parameters_of(structure: Structure) -> dict[str, Shape]:
     """The shape of every parameter in the model's order; a shared weight counts once."""
     return {f"{name}.{kind}": shape for name, layer in layers_of(structure) for kind, shape in layer.shapes.items()}
+
+
+def shape_counts(structure: Structure) -> Counter[Shape]:
+    """How many parameters of each shape there are. Blocks that repeat are counted once and multiplied."""
+    found: Counter[Shape] = Counter()
+    for part in structure.values():
+        if isinstance(part, Linear | Embedding | LayerNorm):
+            found.update(part.shapes.values())
+            continue
+        blocks = part if isinstance(part, list) else [part]
+        for block, times in Counter(map(id, blocks)).items():
+            one = shape_counts(next(each for each in blocks if id(each) == block))
+            found.update({shape: times * count for shape, count in one.items()})
+    return found

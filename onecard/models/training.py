@@ -47,6 +47,8 @@ class Steps:
         self.graph_failure: str | None = None  # why a micro-batch could not be recorded, until it has been reported
         self._mean_loss, self._token_losses = loss, token_losses
         self._loss = ops.zero()  # of the update so far
+        self._micro_batch = ops.remembered(self.micro_batch, parameters)
+        self.sequence_losses = ops.remembered(self._sequence_losses)
 
     @property
     def accumulation(self) -> int:
@@ -62,7 +64,7 @@ class Steps:
             self.passes.refresh()
         if self.recorded or self.passes:
             ops.zero_gradients(self.parameters)
-        run = self.recorded or self.micro_batch
+        run = self.recorded or self._micro_batch
         for done in ops.repeated(range(self.accumulation), enough=MICRO_BATCHES):
             before(done, self.accumulation)
             x_BT, y_BT = next_batch()
@@ -87,7 +89,7 @@ class Steps:
         ops.moment("recording a micro-batch")
         ops.zero_gradients(self.parameters)
         try:
-            self.recorded = ops.record_graph(self.micro_batch, self.batch_size, self.config.block_size)
+            self.recorded = ops.record_graph(self._micro_batch, self.batch_size, self.config.block_size)
             return
         except Exception as error:
             self.graph_failure = first_line(error)  # not the error itself: its frames hold what must be freed
@@ -111,7 +113,7 @@ class Steps:
             self.optimizer.zero_grad()
         return self.ops.figures(self._loss, norm)
 
-    def sequence_losses(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
+    def _sequence_losses(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
         """The mean loss of each sequence in nats per token, without gradients: for evaluation."""
         if self.passes:
             return self.ops.mean_of_rows(self.passes.token_losses(x_BT, y_BT))

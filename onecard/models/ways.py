@@ -14,7 +14,7 @@ def records_graph(config: RunConfig) -> bool:
 
 
 def fuses(config: RunConfig, *, half: bool | None = None) -> bool:
-    """Whether the passes are those of train/fused.py: compiled, in half precision, without dropout and biases.
+    """Whether the passes are written out (gpt2_passes.py): compiled, in half precision, without dropout and biases.
 
     `half`: whether products run in half precision, if that is known; otherwise the config decides, for a card.
     """

@@ -55,7 +55,7 @@ class GradScaler:
             node, paper.new(x.shape, FLOAT, LOGITS_AND_LOSS), lambda gs, _: [paper.gradient(gs[0].shape, FLOAT)]
         )
 
-    def unscale_(self, _optimizer: AdamW) -> None:
+    def unscale_(self, _optimizer: FusedOptimizer) -> None:
         """All gradients by 1 / scale, which is computed in float64, and a flag for infinities."""
         if not self.enabled:
             return
@@ -72,7 +72,7 @@ class GradScaler:
         del factor_copy, factor, flag
         return flag_copy
 
-    def step(self, optimizer: AdamW) -> None:
+    def step(self, optimizer: FusedOptimizer) -> None:
         """The optimizer's step, which also gets the scale if nobody has unscaled; the flags are summed."""
         if not self.enabled:
             optimizer.step()
@@ -89,20 +89,23 @@ class GradScaler:
         """A new scale, in place."""
 
 
-class AdamW:
-    """torch.optim.AdamW, fused: two moments and a step count for each parameter, made by the first step."""
+class FusedOptimizer:
+    """An optimizer of torch in one kernel: its step changes everything in place, and its state is made by the first.
 
-    def __init__(self, paper: Paper, parameters: list[Parameter]) -> None:
+    `numbers` and `moments`: how many numbers, and tensors of its shape, each parameter has.
+    """
+
+    def __init__(self, paper: Paper, parameters: list[Parameter], *, numbers: int, moments: int) -> None:
         self.paper, self.parameters = paper, parameters
+        self._numbers, self._moments = numbers, moments
 
     def make_state(self) -> None:
         """What the first step makes."""
         if not self.paper.first_use("optimizer state"):
             return
         for parameter in self.parameters:
-            self.paper.hold(FLOAT, OPTIMIZER_STATE)
-            self.paper.hold(parameter.numel * FLOAT, OPTIMIZER_STATE)
-            self.paper.hold(parameter.numel * FLOAT, OPTIMIZER_STATE)
+            for elements in [1] * self._numbers + [parameter.numel] * self._moments:
+                self.paper.hold(elements * FLOAT, OPTIMIZER_STATE)
 
     def step(self) -> None:
         """Everything else happens in place."""

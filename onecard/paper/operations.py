@@ -15,6 +15,7 @@ from onecard.paper.device import Device
 from onecard.paper.kernels import FLOAT, LONG
 from onecard.paper.library import clip_grad_norm
 from onecard.paper.paper import Paper
+from onecard.paper.remembered import Remembered
 from onecard.paper.scratch import WORKSPACE_BYTES, norm_programs
 from onecard.paper.tags import (
     ACTIVATIONS,
@@ -47,6 +48,10 @@ class PaperOperations(Paper):
     def repeated(self, items: range, *, enough: int) -> Iterator[int]:
         """Items that are treated alike: of many, the first and the last, `enough` in all; those between repeat them."""
         return iter(items if len(items) <= enough else [*items[: enough - 1], items[-1]])
+
+    def remembered(self, function: Callable[..., Any], parameters: Sequence[Parameter] = ()) -> Remembered:
+        """The function; its events are copied when it runs again on inputs of the same shapes."""
+        return Remembered(self, function, parameters)
 
     # tensors
 

@@ -85,6 +85,11 @@ class Paper:
         if self.first_use(what):
             self.tape.driver_takes(*DRIVER_BYTES[what])
 
+    @property
+    def uses(self) -> int:
+        """How many libraries and kernels have been used."""
+        return len(self._used)
+
     def first_use(self, what: str) -> bool:
         """Whether something is used for the first time; from now on it is not."""
         if what in self._used:
@@ -205,23 +210,22 @@ class Paper:
         out.node, out.slot = x.node, x.slot
         return out
 
-    def cast(self, x: Tensor, dtype: int, *, cached: bool = False) -> Tensor:
-        """x in another type; autocast casts a parameter once."""
+    def cast(self, x: Tensor, dtype: int) -> Tensor:
+        """x in another type."""
         if x.dtype == dtype:
             return x
-        name = x.name if isinstance(x, Parameter) and cached else ""
-        if name in self._casts:
-            return self._casts[name]
         before, is_logits = x.dtype, x.storage.tag == LOGITS_AND_LOSS
         tag = LOGITS_AND_LOSS if is_logits else WEIGHT_CASTS if x.storage.tag == WEIGHTS else ACTIVATIONS
         of_gradient = LOGITS_AND_LOSS if is_logits else GRADIENTS_IN_FLIGHT
         node = self.record([x])
-        out = self.result(
-            node, self.new(x.shape, dtype, tag), lambda gs, _: [self.gradient(gs[0].shape, before, of_gradient)]
-        )
-        if name:
-            self._casts[name] = out
-        return out
+        out = self.new(x.shape, dtype, tag)
+        return self.result(node, out, lambda gs, _: [self.gradient(gs[0].shape, before, of_gradient)])
+
+    def cast_once(self, parameter: Parameter) -> Tensor:
+        """A parameter as autocast casts it: once, until the context ends."""
+        if parameter.name not in self._casts:
+            self._casts[parameter.name] = self.cast(parameter, self.compute_dtype)
+        return self._casts[parameter.name]
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """a + b; the shorter one is repeated."""
@@ -250,8 +254,8 @@ class Paper:
         bias: Tensor | None = layer.bias
         given = x  # what is given stays until the product is made
         if self.autocasts:
-            bias = bias and self.cast(bias, self.compute_dtype, cached=True)
-            weight = self.cast(weight, self.compute_dtype, cached=True)
+            bias = layer.bias and self.cast_once(layer.bias)
+            weight = self.cast_once(layer.weight)
             x = self.cast(given, self.compute_dtype)
         (outs, ins), shape, dtype = weight.shape, x.shape, x.dtype
         if bias is None:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onecard import units
+from onecard.config.command import EXPANDABLE
 from onecard.config.schema import RunConfig
 from onecard.models.evaluation import eval_batch_size, eval_sequences
-from onecard.plan.asked import Asked
 from onecard.plan.candidate import Candidate
 from onecard.plan.cards import Card
-from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.fit import fit_nanogpt, fit_onecard, from_smaller_weights
 from onecard.plan.loss import forecast_loss
 from onecard.plan.memory.predict import Memory, predict_onecard
 from onecard.plan.remedies import RECOMPUTED, Remedy, evaluating, free_remedies, micro_batch_of, recomputing, remedies
+from onecard.plan.run_to_fix import RunToFix
 from onecard.plan.speed import TrainerName
 
 FEWER_EVALS = 16  # times: the notes go from 16 sequences x 200 batches to 2 x 100
@@ -48,11 +48,6 @@ class Fix:
         """What is changed: two fixes with the same are one."""
         return self.trainer, tuple(sorted(self.patch.items())), self.environment, self.code
 
-    def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
-        """What to type; `typed` are keys from the command line, which no file holds."""
-        patch = {**(typed or {}), **self.patch}
-        return train_command(source, patch, environment=self.environment, trainer=self.trainer)
-
 
 def ranked_fixes(
     config: RunConfig,
@@ -72,7 +67,7 @@ def ranked_fixes(
     None). With `ours`, what it takes under onecard, training with onecard is among the fixes of a nanoGPT run.
     `expandable_segments`: nanoGPT's environment asks for them already.
     """
-    asked = Asked(
+    run = RunToFix(
         config=config,
         card=card,
         trainer=trainer,
@@ -81,24 +76,24 @@ def ranked_fixes(
         available_bytes=available_bytes,
         expandable_segments=expandable_segments,
     )
-    fixes = [_fix(asked, remedy, _replanned(asked, remedy), trainer=trainer) for remedy in remedies(asked)]
+    fixes = [_fix(run, remedy, _replanned(run, remedy), trainer=trainer) for remedy in remedies(run)]
     if ours and trainer == "nanogpt":
-        fixes += _with_our_trainer(asked, ours)
+        fixes += _with_our_trainer(run, ours)
     useful = sorted((fix for fix in fixes if fix.saves_bytes > 0), key=_rank)
     listed = [fix.change for fix in useful]
-    together = [fix for fix in _best_combination(asked) if fix.change not in listed]
-    return [*useful, *together, *_smaller_weights(asked), *_not_in_the_config(asked, other_bytes)]
+    together = [fix for fix in _best_combination(run) if fix.change not in listed]
+    return [*useful, *together, *_smaller_weights(run), *_not_in_the_config(run, other_bytes)]
 
 
-def _replanned(asked: Asked, remedy: Remedy) -> Memory:
-    return asked.memory_with(
+def _replanned(run: RunToFix, remedy: Remedy) -> Memory:
+    return run.memory_with(
         remedy.patch, expandable_segments=remedy.expandable_segments, returns_logits=remedy.returns_logits
     )
 
 
-def _fix(asked: Asked, remedy: Remedy, after: Memory | Candidate, *, trainer: TrainerName) -> Fix:
+def _fix(run: RunToFix, remedy: Remedy, after: Memory | Candidate, *, trainer: TrainerName) -> Fix:
     """The remedy with what it does to the run: under `trainer` it then takes what `after` says."""
-    expandable = remedy.expandable_segments or asked.expandable_segments
+    expandable = remedy.expandable_segments or run.expandable_segments
     return Fix(
         name=remedy.name,
         what=remedy.what,
@@ -106,12 +101,12 @@ def _fix(asked: Asked, remedy: Remedy, after: Memory | Candidate, *, trainer: Tr
         patch=remedy.patch,
         environment=EXPANDABLE if expandable and trainer == "nanogpt" else "",
         code=remedy.code,
-        saves_bytes=asked.needed_bytes - after.process_bytes,
-        slowdown=asked.slowdown(asked.config.replace(remedy.patch), trainer),
+        saves_bytes=run.needed_bytes - after.process_bytes,
+        slowdown=run.slowdown(run.config.replace(remedy.patch), trainer),
         fits=after.fits,
-        safe=after.safe if isinstance(after, Candidate) else asked.is_safe(after),
+        safe=after.safe if isinstance(after, Candidate) else run.is_safe(after),
         same_run=remedy.same_run,
-        **_loss_cost(asked.config, remedy.patch, same_run=remedy.same_run),
+        **_loss_cost(run.config, remedy.patch, same_run=remedy.same_run),
         why=remedy.why,
     )
 
@@ -141,19 +136,19 @@ def _rank(fix: Fix) -> tuple[bool, bool, bool, float, int]:
     return fix.fits is False, not fix.same_run, not fix.safe, round(cost, 2), -fix.saves_bytes
 
 
-def _with_our_trainer(asked: Asked, ours: Memory) -> Iterator[Fix]:
+def _with_our_trainer(run: RunToFix, ours: Memory) -> Iterator[Fix]:
     """The same run under onecard, alone and with gradient checkpointing; if it does not fit, the fastest that does."""
     what, why = "train with onecard", "the logits are computed in chunks, and none are kept"
-    yield _fix(asked, Remedy(name="onecard-train", what=what, why=why), ours, trainer="onecard")
-    for more in recomputing(asked.config):
-        memory = predict_onecard(asked.config.replace(more.patch), asked.card, available_bytes=asked.available_bytes)
+    yield _fix(run, Remedy(name="onecard-train", what=what, why=why), ours, trainer="onecard")
+    for more in recomputing(run.config):
+        memory = predict_onecard(run.config.replace(more.patch), run.card, available_bytes=run.available_bytes)
         both = replace(more, name=f"onecard-{more.name}", what=f"{what}, {more.what}", why=f"{why}; {more.why}")
-        yield _fix(asked, both, memory, trainer="onecard")
-    if ours.fits is False and asked.available_bytes is not None:
-        best = fit_onecard(asked.config, asked.card, asked.available_bytes).best
+        yield _fix(run, both, memory, trainer="onecard")
+    if ours.fits is False and run.available_bytes is not None:
+        best = fit_onecard(run.config, run.card, run.available_bytes).best
         if best and best.patch.keys() - {"grad_checkpoint"}:  # which alone is told above
             fitted = Remedy(name="onecard-fit", what=f"{what}, {_way(best)}", why=_FASTEST_WAY, patch=best.patch)
-            yield _fix(asked, fitted, best, trainer="onecard")
+            yield _fix(run, fitted, best, trainer="onecard")
 
 
 _FASTEST_WAY = "the fastest micro-batch and recomputation that fit"
@@ -171,19 +166,17 @@ def _way(best: Candidate) -> str:
     return ", ".join(words)
 
 
-def _best_combination(asked: Asked) -> Iterator[Fix]:
+def _best_combination(run: RunToFix) -> Iterator[Fix]:
     """All that costs no speed, with the fastest way that then fits, for a run without enough room."""
-    config, room_bytes = asked.config, asked.room_bytes
+    config, room_bytes = run.config, run.room_bytes
     if room_bytes is None:
         return
-    free = [
-        remedy for remedy in free_remedies(asked) if not remedy.expandable_segments
-    ]  # fit_nanogpt tries those itself
+    free = [remedy for remedy in free_remedies(run) if not remedy.expandable_segments]  # fit_nanogpt tries those itself
     patch = {key: value for remedy in free for key, value in remedy.patch.items()}
-    if asked.trainer == "nanogpt":
-        best = fit_nanogpt(config.replace(patch), asked.card, room_bytes, returns_logits=False).best
+    if run.trainer == "nanogpt":
+        best = fit_nanogpt(config.replace(patch), run.card, room_bytes, returns_logits=False).best
     else:
-        best = fit_onecard(config.replace(patch), asked.card, room_bytes).best
+        best = fit_onecard(config.replace(patch), run.card, room_bytes).best
     if best is None:
         return
     ways = [f"{key}={value}" for key, value in best.patch.items() if key == "grad_checkpoint"]
@@ -197,24 +190,24 @@ def _best_combination(asked: Asked) -> Iterator[Fix]:
         returns_logits=False,
     )
     if together.patch or together.code:
-        yield _fix(asked, together, best, trainer=asked.trainer)
+        yield _fix(run, together, best, trainer=run.trainer)
 
 
-def _smaller_weights(asked: Asked) -> Iterator[Fix]:
+def _smaller_weights(run: RunToFix) -> Iterator[Fix]:
     """For a run from trained weights with too little room: smaller weights, in the fastest way that fits."""
-    if asked.room_bytes is None or not asked.config.starts_pretrained:
+    if run.room_bytes is None or not run.config.starts_pretrained:
         return
-    found = from_smaller_weights(asked.config, asked.card, asked.room_bytes, asked.trainer)
+    found = from_smaller_weights(run.config, run.card, run.room_bytes, run.trainer)
     if found is None:
         return
     yield Fix(
         name="smaller-weights",
         what=f"start from {found.config.init_from}",
-        trainer=asked.trainer,
+        trainer=run.trainer,
         patch=found.patch,
         environment=EXPANDABLE if found.expandable_segments else "",
-        saves_bytes=asked.needed_bytes - found.process_bytes,
-        slowdown=asked.slowdown(found.config, asked.trainer),
+        saves_bytes=run.needed_bytes - found.process_bytes,
+        slowdown=run.slowdown(found.config, run.trainer),
         fits=found.fits,
         safe=found.safe,
         same_run=False,
@@ -224,29 +217,29 @@ def _smaller_weights(asked: Asked) -> Iterator[Fix]:
     )
 
 
-def _not_in_the_config(asked: Asked, other_bytes: int) -> Iterator[Fix]:
+def _not_in_the_config(run: RunToFix, other_bytes: int) -> Iterator[Fix]:
     """What people try first: other programs and evaluation settings."""
-    memory, available_bytes = asked.memory, asked.available_bytes
+    memory, available_bytes = run.memory, run.available_bytes
     if other_bytes:
-        room_bytes = min(other_bytes, asked.card.allocatable_bytes) if asked.card else other_bytes
+        room_bytes = min(other_bytes, run.card.allocatable_bytes) if run.card else other_bytes
         yield Fix(
             name="close-other-programs",
             what="close the programs that hold memory on the card",
-            trainer=asked.trainer,
+            trainer=run.trainer,
             slowdown=0.0,
-            fits=None if available_bytes is None else asked.needed_bytes <= available_bytes + room_bytes,
+            fits=None if available_bytes is None else run.needed_bytes <= available_bytes + room_bytes,
             why=f"saves nothing in this run, but gives it up to {units.mib(room_bytes)} more room",
         )
-    if asked.trainer == "onecard" and eval_batch_size(asked.config) > eval_sequences(asked.config):
+    if run.trainer == "onecard" and eval_batch_size(run.config) > eval_sequences(run.config):
         return  # an evaluation is one batch here, and fewer eval_iters make it smaller
     below = memory.peak_phase.name == "train"
     yield Fix(
         name="eval-iters",
         what="fewer eval_iters, or a smaller evaluation batch" if below else "fewer eval_iters",
-        trainer=asked.trainer,
+        trainer=run.trainer,
         slowdown=0.0,
         fits=memory.fits,
-        safe=asked.is_safe(memory),
+        safe=run.is_safe(memory),
         loss_note=f"with {FEWER_EVALS} times fewer tokens its standard error is {FEWER_EVALS**0.5:g} times as large",
         error_times=FEWER_EVALS**0.5,
         why=f"0 MiB: evaluation keeps no graph{' and peaks below training' if below else ''}; "

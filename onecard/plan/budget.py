@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from onecard import units
-from onecard.config.schema import RunConfig
+from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import UsageError
 from onecard.models.training import EVAL_BATCHES
 from onecard.plan import recipe
@@ -28,14 +28,11 @@ MOST_EVALUATIONS, FEWER_EVALUATIONS = 40, 10  # below the second, each reads les
 EVALUATED_TOKENS = 524_288  # of a split: a standard error of 0.02
 LEAST_EVAL_BATCHES = EVAL_BATCHES  # from there on an evaluation takes the same memory
 FEWEST_STEPS = 100  # below this a run shows nothing
-MOST_HOURS = 100_000  # eleven years
-MOST_TOKENS = 10**15  # more text than exists
 # the keys that a budget decides; a typed value is ignored, with a warning
 DECIDED = frozenset(
     "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
     "warmup_iters beta2 eval_interval eval_iters eval_only init_from grad_checkpoint compile".split()
 )
-_NAMES = ("wandb_project", "wandb_run_name")  # in a file these name the given run, not the proposed one
 SMALLER_SHARE = 0.55  # the smaller model has at most this share of the parameters
 LARGER_SHARE = 1.8  # and the larger model that is mentioned has at least this
 NEAR_OPTIMAL = 1.5  # as a factor: a model within it of the optimal size is called compute-optimal
@@ -74,21 +71,6 @@ class Budget:
             between = max(most, _between(config, means, LEAST_EVAL_BATCHES, 1))
             bounds.append((run_seconds - between) / _step_seconds(config, means))
         return max(0, math.floor(min(bounds)))
-
-
-def budget_of(*, hours: float | None, tokens: int | None) -> Budget | None:
-    """The budget that was typed; None for none, UsageError where it is not an amount to spend."""
-    for option, amount, most, example in (("--hours", hours, MOST_HOURS, 48), ("--tokens", tokens, MOST_TOKENS, "10B")):
-        if amount is not None and not 0 < amount <= most:  # false for nan, too
-            raise UsageError(
-                f"{option} {amount:g} is not a budget",
-                why=f"{option} takes more than 0 and at most {units.count(most)}",
-                fix=f"{option} {example}",
-                name="bad-budget",
-            )
-    if hours is None and tokens is None:
-        return None
-    return Budget(seconds=None if hours is None else hours * 3600, tokens=tokens)
 
 
 def propose(
@@ -187,8 +169,9 @@ def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfi
             fix="onecard plan CONFIG, without a budget, says whether this run fits and how long it takes",
             name="no-loss-law",
         )
-    unsaid = ("init_from", "eval_only", "eval_iters", *(key for key in _NAMES if key not in asked))
-    made: dict[str, Any] = {key: RunConfig.model_fields[key].default for key in unsaid} | {"compile": True}
+    names = [name for name, key in KEYS.items() if "name" in key.kind and name not in asked]  # of the given run
+    unsaid = ("init_from", "eval_only", "eval_iters", *names)
+    made: dict[str, Any] = {key: KEYS[key].default for key in unsaid} | {"compile": True}
     if "dropout" not in asked:
         made["dropout"] = 0.0
     if means.trainer == "nanogpt" and config.dtype == "float32":

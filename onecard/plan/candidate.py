@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onecard import units
+from onecard.config.command import EXPANDABLE
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
-from onecard.plan.command import EXPANDABLE, train_command
 from onecard.plan.memory.predict import Memory
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
@@ -30,10 +30,10 @@ class Candidate:
     safe: bool  # fits even if it takes error_bytes more
     speed: Speed | None
 
-    def command(self, source: str | None, typed: Mapping[str, Any] | None = None) -> str:
-        """What to type to run it; `typed` are keys from the command line, which no file holds."""
-        environment = EXPANDABLE if self.expandable_segments else ""
-        return train_command(source, {**(typed or {}), **self.patch}, environment=environment, trainer=self.trainer)
+    @property
+    def environment(self) -> str:
+        """What stands in front of the command."""
+        return EXPANDABLE if self.expandable_segments else ""
 
     def with_shape(self, shape: Mapping[str, Any]) -> Candidate:
         """The same candidate with these keys of the model in its patch."""

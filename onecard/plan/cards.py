@@ -45,9 +45,9 @@ class Card:
         """What dtype=auto means here."""
         return "float16" if self.native_bf16 is False else "bfloat16"
 
-    def with_memory(self, size_bytes: int) -> Card:
+    def with_memory(self, size_bytes: int, *, source: str = "as given") -> Card:
         """The same card with `size_bytes` of memory, all of it for the process and its context."""
-        said = plain_card(size_bytes)
+        said = plain_card(size_bytes, source=source)
         return replace(
             self,
             vram_bytes=said.vram_bytes,
@@ -63,15 +63,15 @@ def known_cards() -> tuple[Card, ...]:
     return tuple(_card(row) for row in ROWS)
 
 
-def plain_card(size_bytes: int) -> Card:
-    """A card of which only the memory is known (`--vram 4GiB`)."""
+def plain_card(size_bytes: int, *, source: str = "as given") -> Card:
+    """A card of which only the memory is known; `source` says from where."""
     context, context_error, context_source = _context(None, None)
     return Card(
         name="a card",
         vram_bytes=size_bytes,
-        vram_source="--vram",
+        vram_source=source,
         allocatable_bytes=size_bytes,
-        allocatable_source="--vram",
+        allocatable_source=source,
         context_bytes=context,
         context_source=context_source,
         context_error_bytes=context_error,
@@ -87,7 +87,7 @@ def find_card(name: str) -> Card:
         raise UnknownCard(
             f'"{name}" could be {_one_of(card.name for card in found)}',
             why="they differ in memory or speed, so each needs its own plan",
-            fix=f'--gpu "{found[0].name}"',
+            meant=found[0].name,
             name="ambiguous-card",
         )
     raise _of_other_memory(name) or _unknown(name)
@@ -124,7 +124,7 @@ def _of_other_memory(name: str) -> UnknownCard | None:
     alike = [card for card in known_cards() if model - {"mobile"} <= _words(card.name)]
     if same_memory := [card.name for card in alike if memory == {_memory_word(card)}]:
         said.append(f"with {_gigabytes(*memory)} there is {_one_of(same_memory)}")
-    return UnknownCard(f'no card is called "{name}"', why="; ".join(said), fix=f'--gpu "{same_model[0].name}"')
+    return UnknownCard(f'no card is called "{name}"', why="; ".join(said), meant=same_model[0].name)
 
 
 def _unknown(name: str) -> UnknownCard:
@@ -134,7 +134,8 @@ def _unknown(name: str) -> UnknownCard:
     return UnknownCard(
         f'no card is called "{name}"',
         why=f"{len(known_cards())} cards are known; {f'similar: {_one_of(near)}' if near else 'no name is similar'}",
-        fix=f'--gpu "{near[0]}"' if near else f"--vram {size} plans for any card of that size; onecard gpus lists all",
+        meant=near[0] if near else None,
+        size=size,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from math import isclose, sqrt
 
 from onecard import units
+from onecard.config.command import flags_of
 from onecard.config.resolve import Resolved
 from onecard.config.schema import RunConfig
 from onecard.config.shown import shown
@@ -115,7 +116,7 @@ def lr_out_of_range(
     if not _above(rate, FACTOR * usual) and not _above(low / FACTOR, rate):
         return None
     advised = float(f"{usual:.2g}")
-    lowest = recipe.min_lr(advised).value
+    patch = {"learning_rate": advised, "min_lr": recipe.min_lr(advised).value}
     return Finding(
         rule="lr-out-of-range",
         severity="warn",
@@ -123,9 +124,9 @@ def lr_out_of_range(
         what=f"learning_rate={rate:g} for {units.count(params)} parameters; {advised:g} is usual",
         why=f"{_times(rate / usual)} times GPT-3's for this size: "
         + ("such a rate wastes tokens" if rate < usual else "such a rate risks spikes and divergence"),
-        fix=f"--learning_rate={advised:g} --min_lr={lowest:g}",
+        fix=flags_of(patch),
         seen=seen,
-        patch={"learning_rate": advised, "min_lr": lowest},
+        patch=patch,
     )
 
 
@@ -139,6 +140,7 @@ def warmup_length(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None
         return None
     advised = recipe.warmup(config.max_iters).value
     as_it_is = share <= LONGEST_WARMUP and config.max_iters < recipe.SHORT_STEPS
+    patch = {} if as_it_is else {"warmup_iters": advised}
     unfinished = config.warmup_iters >= config.max_iters
     return Finding(
         rule="warmup-length",
@@ -151,9 +153,9 @@ def warmup_length(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None
         else "1 to 5 % is usual, and at least 100 updates",
         fix="nothing to do in so short a run: 100 updates would be more than a tenth of it"
         if as_it_is
-        else f"--warmup_iters={advised}",
+        else flags_of(patch),
         seen=seen,
-        patch={} if as_it_is else {"warmup_iters": advised},
+        patch=patch,
     )
 
 
@@ -161,6 +163,7 @@ def weight_decay_out_of_range(config: RunConfig, *, seen: tuple[str, ...]) -> Fi
     """The finding about a weight decay above 1; None for others."""
     if config.weight_decay <= HIGHEST_WEIGHT_DECAY:
         return None
+    patch = {"weight_decay": USUAL_WEIGHT_DECAY}
     return Finding(
         rule="weight-decay-out-of-range",
         severity="warn",
@@ -168,9 +171,9 @@ def weight_decay_out_of_range(config: RunConfig, *, seen: tuple[str, ...]) -> Fi
         what=f"weight_decay={config.weight_decay:g}; {USUAL_WEIGHT_DECAY:g} is usual",
         why=f"each update takes {min(1.0, config.weight_decay * config.learning_rate):.2g} of every weight away: the "
         "weights go to zero faster than they learn",
-        fix=f"--weight_decay={USUAL_WEIGHT_DECAY:g}",
+        fix=flags_of(patch),
         seen=seen,
-        patch={"weight_decay": USUAL_WEIGHT_DECAY},
+        patch=patch,
     )
 
 
@@ -178,15 +181,16 @@ def high_dropout(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None:
     """The finding about dropout above one half, however often the data is read; None for others."""
     if config.dropout <= HIGHEST_DROPOUT:
         return None
+    patch = {"dropout": 0.0}
     return Finding(
         rule="needless-dropout",
         severity="warn",
         sure="high",
         what=f"dropout={config.dropout:g} removes more than half of the activations",
         why="usual: 0.1 to 0.2 for data that is read several times, 0.0 for data that is read once (arXiv 2305.16264)",
-        fix="--dropout=0.0",
+        fix=flags_of(patch),
         seen=seen,
-        patch={"dropout": 0.0},
+        patch=patch,
     )
 
 

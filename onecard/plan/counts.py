@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from onecard.config.schema import RunConfig
+from onecard.models.gpt2 import structure
+from onecard.models.structure import shape_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,24 +18,20 @@ class Params:
     nanogpt: int  # as nanoGPT prints them: without the position embeddings
     decayed: int  # in matrices and embeddings, to which weight decay applies
     decayed_tensors: int
+    tensors: int  # decayed or not
 
 
 def count_params(config: RunConfig) -> Params:
-    """The number of parameters of the GPT-2-shaped model that `config` describes."""
-    C, L = config.n_embd, config.n_layer
-    token_embedding = config.vocab_size * C
-    position_embedding = config.block_size * C
-    attention = 4 * C * C  # query, key, value and output projections
-    mlp = 8 * C * C  # C -> 4C -> C
-    norms = 2 * C
-    biases = 11 * C if config.bias else 0  # 4C attention, 5C MLP, 2C norms
-    final_norm = 2 * C if config.bias else C
-    total = token_embedding + position_embedding + L * (attention + mlp + norms + biases) + final_norm
+    """The parameters of the model that `config` describes: sums over its layers."""
+    shapes = shape_counts(structure(config))
+    matrices = {shape: count for shape, count in shapes.items() if len(shape) > 1}
+    total = sum(prod(shape) * count for shape, count in shapes.items())
     return Params(
         total=total,
-        nanogpt=total - position_embedding,
-        decayed=token_embedding + position_embedding + L * (attention + mlp),
-        decayed_tensors=2 + 4 * L,
+        nanogpt=total - config.block_size * config.n_embd,
+        decayed=sum(prod(shape) * count for shape, count in matrices.items()),
+        decayed_tensors=sum(matrices.values()),
+        tensors=sum(shapes.values()),
     )
 
 

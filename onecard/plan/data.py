@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onecard import units
+from onecard.config.command import flags_of
 from onecard.config.schema import RunConfig
 from onecard.findings import Finding
 from onecard.models.evaluation import eval_tokens
@@ -51,7 +52,8 @@ def _too_many_epochs(config: RunConfig, data: DataSizes) -> Iterator[Finding]:
     if epochs is None or data.train_tokens is None or epochs <= MANY_EPOCHS + EPOCHS_BEYOND:
         return
     steps = MANY_EPOCHS * data.train_tokens // config.tokens_per_step
-    shorter = f", or --max_iters={steps} --lr_decay_iters={steps} for {MANY_EPOCHS} epochs" if steps else ""
+    fewer = flags_of({"max_iters": steps, "lr_decay_iters": steps})
+    shorter = f", or {fewer} for {MANY_EPOCHS} epochs" if steps else ""
     yield Finding(
         rule="too-many-epochs",
         severity="warn",

@@ -10,12 +10,13 @@ from typing import Any
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.models.evaluation import smaller_eval_batch
+from onecard.models.optimizers import optimizer_of
 from onecard.plan.candidate import RECOMPUTATION, Candidate, candidate_of, rank_of
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.memory.predict import context_of_onecard, predict_memory, predict_nanogpt, predict_onecard
 from onecard.plan.pretrained import smaller_weights
-from onecard.plan.search import STATE_BYTES_PER_PARAMETER, largest, start_of_search
+from onecard.plan.search import largest, start_of_search
 from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import TrainerName, predict_speed
 
@@ -29,7 +30,7 @@ MAX_MICRO_BATCH = 512  # larger ones are no faster on any card
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The answer to --fit."""
+    """The fastest config that fits, and what else was tried."""
 
     asked: RunConfig
     card: Card | None
@@ -73,7 +74,8 @@ class Fit:
             if self.candidates:
                 return "nothing fits, not even one sequence at a time" + stays
             held, available = units.mib(held_bytes(self.asked, self.card)), units.mib(self.available_bytes)
-            takes = f"weights, gradients, AdamW's moments and the context take {held} of {available}"
+            moments = f"{optimizer_of(self.asked).title}'s moments"
+            takes = f"weights, gradients, {moments} and the context take {held} of {available}"
             return f"nothing fits: {takes}{stays}"
         if not self.best.safe:
             return "the fastest of those that fit"
@@ -275,7 +277,7 @@ def _compiled(config: RunConfig, card: Card | None) -> RunConfig:
 def held_bytes(config: RunConfig, card: Card | None) -> int:
     """Bytes that every update holds, whatever the micro-batch and the trainer: no run of `config` takes less."""
     context_bytes = min(card.context_bytes, context_of_onecard(config, card)) if card else 0
-    return STATE_BYTES_PER_PARAMETER * count_params(config).total + context_bytes
+    return optimizer_of(config).held_bytes * count_params(config).total + context_bytes
 
 
 def is_hopeless(config: RunConfig, card: Card | None, available_bytes: int) -> bool:

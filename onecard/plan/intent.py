@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from onecard import units
+from onecard.config.command import flags_of
 from onecard.config.resolve import Resolved
 from onecard.config.schema import KEYS, MOST_TOKENS, RunConfig
 from onecard.findings import Finding
@@ -25,9 +26,6 @@ _NUMBER = r"(?<![\d.])(?=[\d.]*[1-9])\d{1,6}(?:\.\d{1,6})?(?!\d)"
 _FACTOR = r"(?<!\d)[1-9]\d{0,8}(?!\d)"
 _PARAMS_IN_COMMENT = re.compile(rf"~?\s*({_NUMBER})\s*([MB])\b(?!\s*(?:tok|B\b))", re.ASCII)
 _PARAMS_IN_NAME = re.compile(rf"(?:^|[-_/ ])({_NUMBER})([mM])(?:$|[-_/ .])", re.ASCII)
-_NAMES_AND_SHAPE = frozenset(
-    "n_layer n_head n_embd block_size vocab_size bias out_dir wandb_project wandb_run_name init_from".split()
-)
 _ABOUT_PARAMS = re.compile(r"param|model", re.IGNORECASE)
 _TIMES = r"\s*[*x×]\s*"
 _PRODUCT = re.compile(
@@ -57,7 +55,7 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
     free_to_choose = not config.starts_pretrained
     said: dict[int, list[tuple[str, str]]] = {}  # parameters -> (who says so, the words)
     # beside another key, as in `learning_rate = 6e-4  # GPT-3's for a 125M model`, a size explains that key's value
-    elsewhere = {line for key, line in resolved.lines.items() if key in KEYS and key not in _NAMES_AND_SHAPE}
+    elsewhere = {line for key, line in resolved.lines.items() if key in KEYS and not _is_about_the_model(key)}
     for line, comment in resolved.comments.items():
         if line not in elsewhere and _ABOUT_PARAMS.search(comment):
             for number, letter in _PARAMS_IN_COMMENT.findall(comment):
@@ -95,6 +93,11 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
             seen=tuple(words for _, words in witnesses),
             patch=patch,
         )
+
+
+def _is_about_the_model(key: str) -> bool:
+    """Whether a comment beside a key is about the model: its shape, its name, the weights it starts from."""
+    return "shape" in KEYS[key].affects or "name" in KEYS[key].kind or key == "init_from"
 
 
 def _sequences_said(resolved: Resolved) -> Iterator[Finding]:
@@ -139,7 +142,7 @@ def _tokens_said(resolved: Resolved) -> Iterator[Finding]:
                 sure="high",
                 what=f"the comment says ~{number}{letter} tokens; this run reads {units.count(config.total_tokens)}",
                 why=f"{config.max_iters:,} updates of {config.tokens_per_step:,} tokens",
-                fix=f"fix the comment, or set --max_iters={round(said / config.tokens_per_step)} "
+                fix=f"fix the comment, or set {flags_of({'max_iters': round(said / config.tokens_per_step)})} "
                 f"to read {number}{letter} tokens",
                 seen=(f"line {line}: # {comment}",),
             )
@@ -148,7 +151,7 @@ def _tokens_said(resolved: Resolved) -> Iterator[Finding]:
 def _accumulation_forgotten(resolved: Resolved) -> Iterator[Finding]:
     """A flag that changes the micro-batch changes the tokens per update, unless the accumulation is changed too."""
     config, before = resolved.config, resolved.overridden.get("batch_size")
-    if not isinstance(before, int) or resolved.origins["gradient_accumulation_steps"].startswith("--"):
+    if not isinstance(before, int) or "gradient_accumulation_steps" in resolved.typed:
         return
     sequences = before * config.gradient_accumulation_steps
     meant = sequences * config.block_size
@@ -165,10 +168,10 @@ def _accumulation_forgotten(resolved: Resolved) -> Iterator[Finding]:
             rule="accumulation-for-target",
             severity="info",
             sure="high",
-            what=f"--batch_size={config.batch_size} makes an update of {config.tokens_per_step:,} tokens; "
+            what=f"{flags_of({'batch_size': config.batch_size})} makes an update of {config.tokens_per_step:,} tokens; "
             f"the file's {before} x {config.gradient_accumulation_steps} makes {meant:,}",
             why="tokens per update are batch_size x gradient_accumulation_steps x block_size",
-            fix=f"{unkept}{' '.join(f'--{key}={value}' for key, value in patch.items())} keeps it {keeps}",
+            fix=f"{unkept}{flags_of(patch)} keeps it {keeps}",
             seen=(f"batch_size = {before} ({resolved.source}:{resolved.lines.get('batch_size')})",),
             patch=patch,
         )
@@ -196,7 +199,7 @@ def _vocabulary_unsaid(resolved: Resolved) -> Iterator[Finding]:
             sure="medium",
             what=f"dataset {config.dataset!r} looks character-level; this plan assumes {config.vocab_size:,} tokens",
             why=f"the data folder was not read; nanoGPT takes vocab_size from it (65 would give {units.count(small)})",
-            fix="--vocab_size=65 for Shakespeare's characters",
+            fix=f"{flags_of({'vocab_size': 65})} for Shakespeare's characters",
             seen=(f"dataset = {config.dataset!r} ({resolved.origins['dataset']})",),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import KEYS, RunConfig
 from onecard.models.evaluation import eval_batch_size, smaller_eval_batch
 from onecard.models.training import EVAL_BATCHES, MICRO_BATCHES
 from onecard.plan.candidate import RECOMPUTATION
@@ -141,7 +141,7 @@ def _smaller(shape: RunConfig) -> RunConfig | None:
 
 def _bare(way: RunConfig) -> RunConfig:
     """The way reduced to what matters for memory: more updates, evaluations and micro-batches need no more."""
-    usual = {key: RunConfig.model_fields[key].default for key in ("max_iters", "eval_interval")}
+    usual = {key: KEYS[key].default for key in ("max_iters", "eval_interval")}
     micros = min(MICRO_BATCHES, way.gradient_accumulation_steps)
     several = EVAL_BATCHES * -(-eval_batch_size(way) // way.batch_size)
     iters = min(way.eval_iters, several)

@@ -41,11 +41,14 @@ class Place:
         desktop = self.beside_desktop_for(config)
         return self.available_bytes_for(config) if desktop is None else desktop
 
-    def with_memory(self, *, vram_bytes: int | None, other_bytes: int | None) -> Place:
-        """The same place with another size of card, or another share held by others; None keeps what is."""
+    def with_memory(self, *, vram_bytes: int | None, other_bytes: int | None, source: str = "as given") -> Place:
+        """The same place with another size of card, or another share held by others; None keeps what is.
+
+        `source` says where the size is from.
+        """
         return replace(
             self,
-            card=self.card if vram_bytes is None else self.card.with_memory(vram_bytes),
+            card=self.card if vram_bytes is None else self.card.with_memory(vram_bytes, source=source),
             other_bytes=self.other_bytes if other_bytes is None else other_bytes,
             programs=self.programs if other_bytes is None else (),
         )

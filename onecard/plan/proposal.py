@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from onecard import units
-from onecard.config.schema import NANOGPT_KEYS, RunConfig
+from onecard.config.schema import KEYS, RunConfig
 from onecard.models.evaluation import eval_tokens, smaller_eval_batch, standard_error
 from onecard.models.training import MICRO_BATCHES
 from onecard.plan import recipe
@@ -98,7 +98,7 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
         "compile": Setting(value=True, source="faster, and needs less memory"),
         "eval_iters": Setting(value=run.eval_iters, source=_iters_source(run, means)),
     }
-    rest = [key for key in RunConfig.model_fields if key not in made.keys() | {"dataset", "out_dir"}]
+    rest = [key for key in KEYS if key not in made.keys() | {"dataset", "out_dir"}]
     sources = {"eval_batch_size": "the config's, or less if that does not fit"}
     return made | {
         key: _marked(key, kept(key, sources.get(key, "the config's"))) for key in rest if not _is_default(run, key)
@@ -120,12 +120,12 @@ def _iters_source(run: RunConfig, means: Means) -> str:
 
 def _marked(key: str, setting: Setting) -> Setting:
     """The setting; if only onecard has the key, its source says that nanoGPT ignores it."""
-    ours = "" if key in NANOGPT_KEYS else "; nanoGPT ignores this key"
+    ours = "" if KEYS[key].nanogpt else "; nanoGPT ignores this key"
     return replace(setting, source=setting.source + ours)
 
 
 def _is_default(run: RunConfig, key: str) -> bool:
-    return bool(getattr(run, key) == RunConfig.model_fields[key].default)
+    return bool(getattr(run, key) == KEYS[key].default)
 
 
 def config_text(proposal: Proposal) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.models.evaluation import smaller_eval_batch
-from onecard.plan.asked import Asked
 from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.fit import SHORTEST_BLOCK, micro_batches
+from onecard.plan.run_to_fix import RunToFix
 from onecard.plan.search import largest, start_of_search
 from onecard.plan.shape import HEAD_SIZE
 
@@ -30,25 +30,25 @@ class Remedy:
     same_run: bool = True  # the same mathematics: same model, context and tokens per update
 
 
-def remedies(asked: Asked) -> Iterator[Remedy]:
+def remedies(run: RunToFix) -> Iterator[Remedy]:
     """Everything that may help a run under its trainer."""
-    yield from free_remedies(asked)
-    if asked.trainer == "onecard":
-        yield from recomputing(asked.config)
-    if asked.room_bytes is not None:  # how far to shrink depends on the room
-        yield from _smaller(asked)
+    yield from free_remedies(run)
+    if run.trainer == "onecard":
+        yield from recomputing(run.config)
+    if run.room_bytes is not None:  # how far to shrink depends on the room
+        yield from _smaller(run)
 
 
-def free_remedies(asked: Asked) -> Iterator[Remedy]:
+def free_remedies(run: RunToFix) -> Iterator[Remedy]:
     """Changes of the same run that cost no speed."""
-    config, of_nanogpt = asked.config, asked.trainer == "nanogpt"
+    config, of_nanogpt = run.config, run.trainer == "nanogpt"
     if not config.compile:
         why = "fused kernels keep less"
         if of_nanogpt:
             why = f"the fused loss makes no float32 copy of the logits, and {why}"
         yield Remedy(name="compile", what="compile the model", why=why, patch={"compile": True})
     if config.dtype == "float32":
-        dtype = asked.card.best_dtype() if asked.card else "bfloat16"
+        dtype = run.card.best_dtype() if run.card else "bfloat16"
         yield Remedy(
             name="half-precision",
             what=f"compute in {dtype}",
@@ -67,7 +67,7 @@ def free_remedies(asked: Asked) -> Iterator[Remedy]:
     if config.dropout and not config.starts_pretrained:  # fine-tuning reads few tokens often, and dropout may help
         why = "its masks take memory; pretraining needs no dropout"
         yield Remedy(name="no-dropout", what="no dropout", why=why, patch={"dropout": 0.0})
-    if of_nanogpt and not asked.expandable_segments:
+    if of_nanogpt and not run.expandable_segments:
         yield Remedy(
             name="expandable-segments",
             what="expandable segments in the allocator",
@@ -113,10 +113,10 @@ def recomputing(config: RunConfig) -> Iterator[Remedy]:
         yield Remedy(name=mode, what=what, why=why, patch={"grad_checkpoint": mode})
 
 
-def _smaller(asked: Asked) -> Iterator[Remedy]:
+def _smaller(run: RunToFix) -> Iterator[Remedy]:
     """A smaller run, shrunk no further than needed to fit."""
-    config = asked.config
-    if smaller := _micro_batch_that_fits(asked):
+    config = run.config
+    if smaller := _micro_batch_that_fits(run):
         yield Remedy(
             name="smaller-micro-batch",
             what=f"{micro_batch_of(smaller['batch_size'])}, the same tokens per update",
@@ -135,7 +135,7 @@ def _smaller(asked: Asked) -> Iterator[Remedy]:
             patch=patch,
             same_run=False,
         )
-    if asked.memory.peak_phase.name != "train" and (read := _evaluated_context_that_fits(asked)):
+    if run.memory.peak_phase.name != "train" and (read := _evaluated_context_that_fits(run)):
         yield Remedy(
             name="shorter-eval-block",
             what=f"evaluate contexts of {units.things(read['eval_block_size'], 'token')}",
@@ -143,7 +143,7 @@ def _smaller(asked: Asked) -> Iterator[Remedy]:
             patch=read,
             same_run=False,
         )
-    if not config.starts_pretrained and (narrower := _width_that_fits(asked)):
+    if not config.starts_pretrained and (narrower := _width_that_fits(run)):
         what = f"n_embd={narrower['n_embd']} with heads of {HEAD_SIZE}"
         yield Remedy(name="smaller-model", what=what, why="another, smaller model", patch=narrower, same_run=False)
 
@@ -153,34 +153,34 @@ def micro_batch_of(count: int) -> str:
     return "one sequence a micro-batch" if count == 1 else f"{count} sequences a micro-batch"
 
 
-def _micro_batch_that_fits(asked: Asked) -> dict[str, int] | None:
+def _micro_batch_that_fits(run: RunToFix) -> dict[str, int] | None:
     """The largest smaller micro-batch that fits at the same tokens per update; the smallest if none does."""
-    sequences, size_now = asked.config.sequences_per_step, asked.config.batch_size
-    smaller = [size for size in reversed(micro_batches(asked.config)) if size < size_now]
+    sequences, size_now = run.config.sequences_per_step, run.config.batch_size
+    smaller = [size for size in reversed(micro_batches(run.config)) if size < size_now]
     patches = [{"batch_size": size, "gradient_accumulation_steps": sequences // size} for size in smaller]
-    return _first_that_fits(asked, patches)
+    return _first_that_fits(run, patches)
 
 
-def _evaluated_context_that_fits(asked: Asked) -> dict[str, int] | None:
+def _evaluated_context_that_fits(run: RunToFix) -> dict[str, int] | None:
     """The longest half, quarter … of the evaluated context with which the run fits; the shortest if none does."""
-    if asked.trainer == "nanogpt":
+    if run.trainer == "nanogpt":
         return None  # nanoGPT has no such key
-    length = asked.config.eval_length
+    length = run.config.eval_length
     halves = [length >> halvings for halvings in range(1, length.bit_length())]
-    return _first_that_fits(asked, [{"eval_block_size": each} for each in halves if each >= SHORTEST_BLOCK])
+    return _first_that_fits(run, [{"eval_block_size": each} for each in halves if each >= SHORTEST_BLOCK])
 
 
-def _width_that_fits(asked: Asked) -> dict[str, int] | None:
+def _width_that_fits(run: RunToFix) -> dict[str, int] | None:
     """The widest narrower model with heads of 64 that fits; the narrowest if none does."""
-    widths = range((asked.config.n_embd - 1) // HEAD_SIZE * HEAD_SIZE, 0, -HEAD_SIZE)
-    return _first_that_fits(asked, [{"n_embd": width, "n_head": width // HEAD_SIZE} for width in widths])
+    widths = range((run.config.n_embd - 1) // HEAD_SIZE * HEAD_SIZE, 0, -HEAD_SIZE)
+    return _first_that_fits(run, [{"n_embd": width, "n_head": width // HEAD_SIZE} for width in widths])
 
 
-def _first_that_fits(asked: Asked, patches: list[dict[str, int]]) -> dict[str, int] | None:
+def _first_that_fits(run: RunToFix, patches: list[dict[str, int]]) -> dict[str, int] | None:
     """The first patch that fits, of patches that need less and less memory; the last if none does."""
-    if not patches or asked.available_bytes is None:
+    if not patches or run.available_bytes is None:
         return None
     ways = patches[::-1]
-    configs = [asked.config.replace(patch) for patch in ways]
-    start = start_of_search(configs, asked.card, asked.available_bytes, asked.trainer)
-    return largest(ways, asked.is_safe_with, start=start) or ways[0]
+    configs = [run.config.replace(patch) for patch in ways]
+    start = start_of_search(configs, run.card, run.available_bytes, run.trainer)
+    return largest(ways, run.is_safe_with, start=start) or ways[0]

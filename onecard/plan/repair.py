@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from shlex import quote
 from typing import Any
 
 from onecard import units
-from onecard.config.schema import SHAPE_KEYS, RunConfig
-from onecard.config.shown import typed
+from onecard.config.command import flags_of
+from onecard.config.schema import PLANNED_KEYS, SHAPE_KEYS, RunConfig
 from onecard.findings import Finding
 from onecard.plan import recipe
 from onecard.plan.cards import Card
@@ -22,7 +21,6 @@ from onecard.plan.precision import settled
 from onecard.plan.ranges import Range
 from onecard.plan.speed import TrainerName, predict_speed
 
-PLANNED = (*SHAPE_KEYS, "batch_size", "gradient_accumulation_steps", "dropout", "compile", "dtype")
 NAMED_STEP = 10_000  # where people compare runs
 
 
@@ -118,7 +116,7 @@ def make_whole(
 
 def is_planned(finding: Finding) -> bool:
     """Whether a finding gets its patch completed: it is above information, and its patch changes memory or speed."""
-    return finding.severity != "info" and bool(set(finding.patch) & set(PLANNED))
+    return finding.severity != "info" and bool(set(finding.patch) & set(PLANNED_KEYS))
 
 
 def with_whole_patch(finding: Finding, made: Repair) -> Finding:
@@ -127,11 +125,6 @@ def with_whole_patch(finding: Finding, made: Repair) -> Finding:
     fix = finding.fix.replace(flags, made.flags, 1) if made.card else finding.fix
     expected = f"; predicted: {made.expectation()}" if made.expectation() else ""
     return replace(finding, patch=dict(made.patch), fix=f"{fix}{expected}")
-
-
-def flags_of(patch: Mapping[str, object]) -> str:
-    """A patch as it is typed."""
-    return " ".join(quote(f"--{key}={typed(key, value)}") for key, value in patch.items())
 
 
 def _with_what_a_new_shape_needs(

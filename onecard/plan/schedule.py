@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import KEYS, SCHEDULE_KEYS, RunConfig
 
 DECAY_SHARE = 0.2  # of lr_decay_iters, the last part of warm-up-stable-decay (Hägele et al. 2024, arXiv 2405.18392)
+RATE_KEYS = tuple(key for key in SCHEDULE_KEYS if KEYS[key].nanogpt)  # what says the rate in a run of nanoGPT's
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

@@ -7,11 +7,10 @@ from typing import TypeVar
 
 from onecard.config.schema import RunConfig
 from onecard.models.chunks import CHUNK_BYTES
+from onecard.models.optimizers import optimizer_of
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.speed import TrainerName
-
-STATE_BYTES_PER_PARAMETER = 16  # at every update: weight, gradient and two moments of AdamW, all float32
 
 T = TypeVar("T")
 
@@ -53,5 +52,5 @@ def _rough_bytes(config: RunConfig, trainer: TrainerName) -> float:
     logits = tokens * config.vocab_size * _LOGIT_BYTES
     if trainer == "onecard":
         logits = min(tokens * config.vocab_size * 2, CHUNK_BYTES)
-    state = (STATE_BYTES_PER_PARAMETER + _CAST_BYTES) * count_params(config).total
+    state = (optimizer_of(config).held_bytes + _CAST_BYTES) * count_params(config).total
     return state + wide * (tokens * kept + logits)

@@ -9,6 +9,7 @@ from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
 
 GPT2_WIDTH_PER_LAYER = 64  # 768 / 12
+SHAPE_OF_SIZE = ("n_layer", "n_head", "n_embd")  # the keys that shape_for_params sets
 HEAD_SIZE = 64  # GPT-2's, and fast in every attention kernel
 
 

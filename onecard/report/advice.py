@@ -12,18 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
+from onecard.config.command import PROGRAMS
 from onecard.config.schema import RunConfig
 from onecard.plan.advice import Fix
 from onecard.plan.budget import FEWEST_STEPS
 from onecard.plan.candidate import Candidate
-from onecard.plan.command import PROGRAMS
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Fit
 from onecard.plan.loss import LossForecast
-from onecard.plan.make import Plan, vocabulary_condition
+from onecard.plan.plan import Plan
 from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.ranges import Range
-from onecard.report.summary import TRAINER_NAMES, loss_change, speed_change
+from onecard.report.command import changed_command
+from onecard.report.summary import TRAINER_NAMES, loss_change, speed_change, vocabulary_condition
 from onecard.report.tables import print_table
 
 
@@ -75,7 +76,7 @@ def _most_useful(fixes: Sequence[Fix]) -> list[Fix]:
 def _print_how(fix: Fix, plan: Plan, console: Console) -> None:
     """The command, or the edit, in one piece to paste; and what it does to the loss."""
     is_run = fix.patch or fix.environment or fix.trainer != plan.in_need
-    command = fix.command(plan.source, plan.typed) if is_run else ""
+    command = changed_command(fix, plan.source, plan.typed) if is_run else ""
     for line in filter(None, (command, *fix.code.split("; "))):
         console.print(Text(f"  {line}"), soft_wrap=True)
     for words in filter(None, ("" if command or fix.code else fix.why, fix.loss_note)):
@@ -192,7 +193,7 @@ def _first_proposal(proposal: Proposal, plan: Plan) -> Iterator[str]:
     low, likely, high = (units.duration(each) for each in astuple(proposal.seconds))
     name = plan.place.card.name if plan.place else "this card"
     unsaid = plan.place is not None and plan.place.other_bytes is None
-    beside = " beside a desktop" if unsaid and plan.proposed_room_bytes == plan.room_bytes else ""
+    beside = " beside a desktop" if unsaid and plan.proposed and plan.proposed.room_bytes == plan.room_bytes else ""
     yield (
         f"about {likely} ({low} to {high}) with {TRAINER_NAMES[proposal.trainer]} on {name}, "
         f"{units.mib(proposal.process_bytes)}{beside}"

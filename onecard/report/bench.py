@@ -9,12 +9,14 @@ from rich.table import Table
 
 from onecard import units
 from onecard.config.schema import RunConfig
-from onecard.report.markup import element, picture
+from onecard.report.chart import DASHES, LARGEST, LINE_COLOURS, Frame, picture, words_at
+from onecard.report.markup import element
 from onecard.report.strict import strict
 from onecard.runs.measured import Measured, Summary, speedup, summaries
 
-COLOURS = {"nanogpt": "#c44e52", "onecard": "#4c72b0"}
-WIDTH, HEIGHT, MARGIN = 760, 420, 60
+STYLES = {"nanogpt": (LINE_COLOURS[1], DASHES[1]), "onecard": (LINE_COLOURS[0], DASHES[0])}
+WIDTH, HEIGHT = 760, 420
+LEFT, RIGHT, TOP, BOTTOM = 60, 40, 56, 60
 
 
 def bench_json(found: list[Measured], config: RunConfig) -> dict[str, object]:
@@ -74,47 +76,26 @@ def _cells(one: Summary) -> list[str]:
 
 
 def bench_plot(found: list[Measured]) -> str:
-    """An SVG of every measurement's losses over tokens; colour and a name tell the trainers apart."""
+    """An SVG of every measurement's losses over tokens; dashes and a name tell the trainers apart."""
     curves = [one for one in found if len(one.losses) > 1]
     longest = max((len(one.losses) * one.tokens_per_step for one in curves), default=1)
     values = [loss for one in curves for loss in one.losses if math.isfinite(loss)]
     low, high = min(values, default=0.0), max(values, default=1.0)
-
-    def x(tokens: float) -> float:
-        return MARGIN + (WIDTH - 2 * MARGIN) * tokens / longest
-
-    def y(loss: float) -> float:
-        return MARGIN + (HEIGHT - 2 * MARGIN) * (high - loss) / max(high - low, 1e-9)
-
-    body = []
+    if not 0 < high - low < LARGEST:
+        low, high = low - 0.5, low + 0.5
+    frame = Frame(left=LEFT, top=TOP, right=WIDTH - RIGHT, floor=HEIGHT - BOTTOM, x=(0, longest), y=(low, high))
+    body = [*frame.rows(lambda loss: f"{loss:.4g}"), *frame.columns(units.count)]
+    body.append(words_at((frame.left + frame.right) / 2, frame.floor + 38, "tokens", anchor="middle"))
     for one in curves:
-        numbered = [(number, loss) for number, loss in enumerate(one.losses, 1) if math.isfinite(loss)]
-        points = " ".join(f"{x(number * one.tokens_per_step):.1f},{y(loss):.1f}" for number, loss in numbered)
         name = f"{one.trainer}, batch {one.batch_size}, seed {one.seed}"
+        points = [(n * one.tokens_per_step, loss) for n, loss in enumerate(one.losses, 1) if math.isfinite(loss)]
+        colour, dashes = STYLES[one.trainer]
         body.append(
-            element(
-                "polyline",
-                element("title", name),
-                points=points,
-                fill="none",
-                stroke=COLOURS[one.trainer],
-                stroke_dasharray="5 3" if one.trainer == "nanogpt" else None,
-            )
+            frame.line(points, element("title", name), fill="none", stroke=colour, stroke_dasharray=dashes or None)
         )
-    for number, (trainer, colour) in enumerate(COLOURS.items()):
+    for number, (trainer, (colour, dashes)) in enumerate(STYLES.items()):
         if any(one.trainer == trainer for one in curves):
-            words = f"{trainer} ({'dashed' if trainer == 'nanogpt' else 'solid'})"
-            body.append(element("text", words, x=WIDTH - 220, y=MARGIN + 20 * number, fill=colour))
-    frame = f"M{MARGIN} {MARGIN}V{HEIGHT - MARGIN}H{WIDTH - MARGIN}"
-    drawn = picture(
-        element("path", d=frame, fill="none", stroke="#333"),
-        element("text", f"0 to {units.count(longest)} tokens", x=MARGIN, y=HEIGHT - 20),
-        element("text", f"{high:.2f}", x=10, y=MARGIN),
-        element("text", f"{low:.2f}", x=10, y=HEIGHT - MARGIN),
-        element("text", "training loss at equal tokens", x=MARGIN, y=30, font_weight="bold"),
-        *body,
-        width=WIDTH,
-        height=HEIGHT,
-        font_size=13,
-    )
-    return f"{drawn}\n"
+            words = f"{trainer} ({'dashed' if dashes else 'solid'})"
+            body.append(words_at(WIDTH - 220, TOP + 20 * number, words, fill=colour))
+    body.append(words_at(LEFT, 26, "Training loss at equal tokens", size=16, weight="bold"))
+    return f"{picture(*body, width=WIDTH, height=HEIGHT)}\n"

@@ -13,12 +13,12 @@ from rich.text import Text
 from onecard import units
 from onecard.config.schema import SHAPE_KEYS
 from onecard.config.shown import shown
-from onecard.doctor.alone import NOT_COVERED, Alone
 from onecard.doctor.case import Case
 from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing
 from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading, steps_per_point
 from onecard.doctor.repair import trainer_of
+from onecard.doctor.single_changes import NOT_COVERED, SingleChange
 from onecard.report.compare_verdict import verdict_lines
 from onecard.report.compare_words import (
     MEASURES,
@@ -324,7 +324,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
         console.print("?: needs the card: --gpu NAME", markup=False, soft_wrap=True)
 
 
-def _reasons_without_loss(effects: Sequence[Alone]) -> Iterator[str]:
+def _reasons_without_loss(effects: Sequence[SingleChange]) -> Iterator[str]:
     """Why some changes have no predicted loss; keys that scaling laws do not cover are named together."""
     reasons = list(dict.fromkeys(effect.why_no_loss for effect in effects if effect.why_no_loss))
     if uncovered := [reason.removeprefix(NOT_COVERED).strip() for reason in reasons if reason.startswith(NOT_COVERED)]:
@@ -360,7 +360,7 @@ def _print_together(comparison: Comparison, console: Console) -> None:
             console.print(said, markup=False, soft_wrap=True)
 
 
-def _alone_table(effects: Sequence[Alone]) -> Table:
+def _alone_table(effects: Sequence[SingleChange]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("change", "tokens/s", "MFU", "memory", "final loss"):
         table.add_column(heading, justify="left" if heading == "change" else "right", overflow="fold")
@@ -376,7 +376,7 @@ def _alone_table(effects: Sequence[Alone]) -> Table:
     return table
 
 
-def _mfu_change(effect: Alone) -> str:
+def _mfu_change(effect: SingleChange) -> str:
     if effect.tokens_per_second_ratio == 1.0:
         return "same"
     if effect.mfu is None:
@@ -385,7 +385,7 @@ def _mfu_change(effect: Alone) -> str:
     return "same" if before == after else f"{before} → {after} %"
 
 
-def _more_memory(effect: Alone) -> str:
+def _more_memory(effect: SingleChange) -> str:
     size = effect.process_bytes_difference
     if size is None:
         return "does not fit" if effect.fits is False else "?"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from onecard.doctor.alone import Alone
 from onecard.doctor.compare import AtEqual, Comparison, Standing
 from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.repair import trainer_of
+from onecard.doctor.single_changes import SingleChange
 from onecard.report.compare import memory_bytes
 from onecard.report.strict import strict, whole
 
@@ -106,7 +106,7 @@ def _standing_json(standing: Standing) -> dict[str, list[int]]:
     return {"best": list(standing.best), "beaten": list(standing.beaten), **undecided}
 
 
-def _alone_json(effect: Alone) -> Mapping[str, object]:
+def _alone_json(effect: SingleChange) -> Mapping[str, object]:
     return {
         "patch": {key: after for key, (_, after) in effect.changes.items()},
         "tokens_per_second_ratio": effect.tokens_per_second_ratio,

@@ -12,11 +12,11 @@ from onecard import units
 from onecard.doctor.compare import Comparison
 from onecard.doctor.curves import Axis, Curve
 from onecard.errors import MachineError
-from onecard.report.axis import round_values
+from onecard.report.chart import DASHES, LARGEST, LINE_COLOURS, SOFT, Frame, loss_bounds, picture, words_at
 from onecard.report.compare import first_passings, passing_sentence
 from onecard.report.compare_verdict import verdict_lines
 from onecard.report.compare_words import MEASURES, run_letter, short_name
-from onecard.report.markup import Markup, element, page, picture, words_at
+from onecard.report.markup import Markup, element, page
 from onecard.visible import visible
 
 SUFFIXES = (".svg", ".html", ".png")
@@ -24,15 +24,11 @@ WIDTH, HEIGHT = 1100, 470
 PANEL, LEFT, TOP, BOTTOM, GAP = 430, 64, 56, 96, 110
 NAMES_A_ROW, NAME_HEIGHT = 3, 16  # of the names below the panels
 MOST_POINTS = 500
-LARGEST = 1e12  # a wider range of losses is not drawn
-# Dashes and the letter at the end tell lines apart; colours only help.
-COLOURS = ("#1b4f72", "#b03a2e", "#1e8449", "#7d3c98", "#9a7d0a", "#34495e")
 STYLE = """
 body { font-family: sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em; }
 h1 { overflow-wrap: anywhere; }
 svg { max-width: 100%; height: auto; }
 """.strip()
-DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "4 2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +40,7 @@ class Line:
 
     @property
     def colour(self) -> str:
-        return COLOURS[self.run % len(COLOURS)]
+        return LINE_COLOURS[self.run % len(LINE_COLOURS)]
 
     @property
     def dashes(self) -> str:
@@ -147,35 +143,24 @@ def _panel(lines: Sequence[Line], *, left: int, label: str, shown: Callable[[flo
     right, floor = left + PANEL, HEIGHT - BOTTOM
     yield words_at((left + right) / 2, floor + 38, label, anchor="middle")
     if said := _instead(lines, label):
-        yield words_at((left + right) / 2, (TOP + floor) / 2, said, anchor="middle", fill="#555")
+        yield words_at((left + right) / 2, (TOP + floor) / 2, said, anchor="middle", fill=SOFT)
         return
-    furthest = _furthest(lines)
-    low, high = _bounds(lines)
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return left + x / furthest * PANEL, floor - (y - low) / (high - low) * (floor - TOP)
-
-    inside = f"inside{left}"  # the first losses are above the picture
-    yield element("clipPath", element("rect", x=left, y=TOP, width=PANEL, height=floor - TOP), id=inside)
-    for value in round_values(low, high):
-        _, y = at(0, value)
-        yield element("line", x1=left, y1=f"{y:.1f}", x2=right, y2=f"{y:.1f}", stroke="#ddd")
-        yield words_at(left - 8, y + 4, f"{value:.4g}", anchor="end")
-    for value in round_values(0.0, furthest):
-        x, _ = at(value, low)
-        yield words_at(x, floor + 18, shown(value), anchor="middle")
-    for line in lines:
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line.points))
-        yield element(
-            "polyline",
-            points=path,
-            fill="none",
-            stroke=line.colour,
-            stroke_width=2,
-            stroke_dasharray=line.dashes or None,
-            clip_path=f"url(#{inside})",
+    frame = Frame(left=left, top=TOP, right=right, floor=floor, x=(0.0, _furthest(lines)), y=_bounds(lines))
+    yield from frame.rows(lambda value: f"{value:.4g}")
+    yield from frame.columns(shown)
+    yield frame.inside(
+        *(
+            frame.line(
+                line.points,
+                fill="none",
+                stroke=line.colour,
+                stroke_width=2,
+                stroke_dasharray=line.dashes or None,
+            )
+            for line in lines
         )
-        x, y = at(*line.points[-1])
+    )
+    for line, (x, y) in zip(lines, frame.beside([line.points[-1] for line in lines], gap=13), strict=True):
         yield words_at(x + 6, y + 4, run_letter(line.run), weight="bold", fill=line.colour)
 
 
@@ -192,8 +177,4 @@ def _furthest(lines: Sequence[Line]) -> float:
 
 
 def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
-    """A range that shows the runs without their first steps: from the lowest loss to above the lower three quarters."""
-    ordered = sorted(y for line in lines for _, y in line.points)
-    low, most = ordered[0], ordered[3 * (len(ordered) - 1) // 4]
-    room = max(0.05, 0.6 * (most - low))
-    return low - 0.1 * room, min(ordered[-1], most + room) + 0.1 * room
+    return loss_bounds(y for line in lines for _, y in line.points)

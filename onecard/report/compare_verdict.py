@@ -8,10 +8,10 @@ from pathlib import Path
 from shlex import quote
 
 from onecard import units
+from onecard.config.command import train_command
 from onecard.doctor.case import Case
 from onecard.doctor.compare import FINAL, AtEqual, Comparison, Standing
 from onecard.doctor.repair import next_folder, trainer_of
-from onecard.plan.command import train_command
 from onecard.report.compare_why import best_run, explained_run, main_cause, printed_mfu, why, why_mfu
 from onecard.report.compare_words import (
     NO_DIFFERENCE,

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from onecard import units
 from onecard.config.schema import SHAPE_KEYS
-from onecard.doctor.alone import NOT_COVERED, Alone
 from onecard.doctor.case import Case
 from onecard.doctor.compare import FINAL, Comparison
 from onecard.doctor.rules.speed import NANOGPT_PEAK_FLOPS
+from onecard.doctor.single_changes import NOT_COVERED, SingleChange
 from onecard.report.compare_words import change_words
 
 LEAST_MFU_CHANGE = 0.01  # share of the MFU below which a change is not named
@@ -62,7 +62,7 @@ def why(comparison: Comparison) -> str:
     return f"changed: {changed}; the predictions do not explain it"
 
 
-def _why_no_loss(effects: Sequence[Alone]) -> str:
+def _why_no_loss(effects: Sequence[SingleChange]) -> str:
     """That scaling laws do not cover what changed; other reasons are long, and in the details."""
     if all(effect.why_no_loss.startswith(NOT_COVERED) for effect in effects):
         return f"{NOT_COVERED} {'it' if len(effects) == 1 else 'them'}"
@@ -125,7 +125,7 @@ def best_run(comparison: Comparison) -> int | None:
     return next((winner for winner in found if winner is not None), None)
 
 
-def main_cause(comparison: Comparison, effects: Sequence[Alone], other: int) -> Alone | None:
+def main_cause(comparison: Comparison, effects: Sequence[SingleChange], other: int) -> SingleChange | None:
     """The change of shape that is predicted to move the loss most, the way it was measured; else the one that moves
     the speed most."""
     winner = comparison.winners.get("at_equal_tokens")
@@ -147,7 +147,7 @@ def main_cause(comparison: Comparison, effects: Sequence[Alone], other: int) -> 
     return None
 
 
-def _effect_words(effect: Alone) -> Iterator[str]:
+def _effect_words(effect: SingleChange) -> Iterator[str]:
     """`loss -0.348`, `tokens/s -56 %`, `MFU 68 → 85 %`"""
     if effect.final_loss_difference:
         yield f"loss {effect.final_loss_difference:+.3f}"
@@ -157,7 +157,7 @@ def _effect_words(effect: Alone) -> Iterator[str]:
         yield f"MFU {100 * effect.mfu[0]:.0f} → {100 * effect.mfu[1]:.0f} %"
 
 
-def _direction(effect: Alone) -> tuple[str, bool]:
+def _direction(effect: SingleChange) -> tuple[str, bool]:
     """The key that names a change, and whether its value grew."""
     for key in (*CHANGED, *effect.changes):
         if key in effect.changes:
@@ -167,7 +167,7 @@ def _direction(effect: Alone) -> tuple[str, bool]:
     raise AssertionError("a change has a key")
 
 
-def _change_name(effect: Alone) -> str:
+def _change_name(effect: SingleChange) -> str:
     key, larger = _direction(effect)
     return CHANGED[key][not larger] if key in CHANGED else change_words(effect)
 

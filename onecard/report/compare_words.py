@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from onecard import units
 from onecard.config.shown import shown
-from onecard.doctor.alone import Alone
 from onecard.doctor.compare import AtEqual, Comparison, Standing
+from onecard.doctor.single_changes import SingleChange
 from onecard.plan.ranges import Range
 
 MEASURES = {
@@ -44,7 +44,7 @@ def standing_words(standing: Standing) -> str:
     return letters(standing.best) + over
 
 
-def change_words(effect: Alone) -> str:
+def change_words(effect: SingleChange) -> str:
     """`batch_size 16 → 8, gradient_accumulation_steps 32 → 64`"""
     changes = effect.changes.items()
     return ", ".join(f"{key} {shown(key, before)} → {shown(key, after)}" for key, (before, after) in changes)

@@ -18,7 +18,7 @@ from onecard.data.samples import Sample
 from onecard.data.watch import Moment
 from onecard.findings import Finding
 from onecard.report.live_line import redraws
-from onecard.report.talk import print_findings
+from onecard.report.messages import print_findings
 
 _LINE_SECONDS = 10.0  # between two lines, if no bar is drawn
 

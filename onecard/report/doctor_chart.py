@@ -9,14 +9,11 @@ from statistics import median
 
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import vals
-from onecard.report.axis import round_values
+from onecard.report.chart import LARGEST, Frame, loss_bounds
 from onecard.report.markup import Markup, element
 
 WIDTH, HEIGHT = 720, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 88, 14, 34
-# An inner picture cuts off what lies outside: the first losses of a run are far above all others.
-_INNER = (LEFT, TOP - 4, WIDTH - LEFT - RIGHT + 3, HEIGHT - TOP - BOTTOM + 8)
-LARGEST = 1e12  # beyond, no axis helps
 MOST_POINTS = 360  # of a line; beyond, medians of equal stretches
 
 
@@ -43,7 +40,7 @@ def loss_chart(case: Case) -> Markup | None:
         Series(name="val", points=_thinned(evaluated), style="a", dots=len(evaluated) <= 60),
     ]
     along = "updates" if case.run.steps_told else "losses"
-    return _chart(series, title="Loss in nats per token", bounds=_loss_bounds, along=along)
+    return _chart(series, title="Loss in nats per token", bounds=loss_bounds, along=along)
 
 
 def throughput_chart(case: Case) -> Markup | None:
@@ -74,14 +71,6 @@ def _thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float]
     return tuple((median(x for x, _ in group), median(y for _, y in group)) for group in groups)
 
 
-def _loss_bounds(values: list[float]) -> tuple[float, float]:
-    """The range that shows the run, not its first steps: the lowest three quarters of losses, and some room."""
-    ordered = sorted(values)
-    low, high = ordered[0], ordered[min(len(ordered) - 1, (3 * len(ordered)) // 4)]
-    room = max(0.05, 0.5 * (high - low))
-    return low - 0.1 * room, min(ordered[-1], high + room) + 0.1 * room
-
-
 def _from_zero(values: list[float]) -> tuple[float, float]:
     return 0.0, 1.1 * max(values)
 
@@ -101,28 +90,17 @@ def _chart(
     if last <= first or not 0 < high - low < LARGEST:
         return None
 
-    def at(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - first) / (last - first) * (WIDTH - LEFT - RIGHT)
-        down = HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
-        return across, down
-
-    lines: list[Markup] = []
-    for line in drawn:
-        places = [at(x, y) for x, y in line.points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        lines.append(element("polyline", class_=f"line {line.style}", points=path))
-        if line.dots:
-            lines += [element("circle", class_="dot", cx=f"{x:.1f}", cy=f"{y:.1f}", r="2.2") for x, y in places]
-    left, top, width, height = _INNER
-    view = " ".join(map(str, _INNER))
-    window = element("svg", *lines, x=left, y=top, width=width, height=height, viewBox=view)
-    ends = [(line, at(line.points[-1][0], min(max(line.points[-1][1], low), high))[1]) for line in drawn]
+    frame = Frame(
+        left=LEFT, top=TOP, right=WIDTH - RIGHT, floor=HEIGHT - BOTTOM, x=(first, last), y=(low, high), styled=True
+    )
     said = "; ".join(f"{line.name} ends at {_number(line.points[-1][1])}" for line in drawn)
     return element(
         "svg",
-        *_grid(low, high, first, last, at, along),
-        window,
-        *_labels(ends),
+        *frame.rows(_number),
+        *frame.columns(lambda value: f"{value:,.0f}"),
+        element("text", along, class_="tick", x=frame.right + 31, y=frame.floor + 18),
+        frame.inside(*(part for line in drawn for part in _drawn(line, frame))),
+        *_names(drawn, frame),
         class_="chart",
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
@@ -130,29 +108,20 @@ def _chart(
     )
 
 
-def _grid(
-    low: float, high: float, first: float, last: float, at: Callable[[float, float], tuple[float, float]], along: str
-) -> Iterator[Markup]:
-    below = HEIGHT - BOTTOM + 18
-    for value in round_values(low, high):
-        _, y = at(first, value)
-        yield element("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}")
-        yield element("text", _number(value), class_="tick", x=LEFT - 8, y=f"{y + 4:.1f}", text_anchor="end")
-    for value in round_values(first, last):
-        x, _ = at(value, low)
-        yield element("text", f"{value:,.0f}", class_="tick", x=f"{x:.1f}", y=below, text_anchor="middle")
-    yield element("text", along, class_="tick", x=WIDTH - RIGHT + 31, y=below)
+def _drawn(line: Series, frame: Frame) -> Iterator[Markup]:
+    yield frame.line(line.points, class_=f"line {line.style}")
+    for point in line.points if line.dots else ():
+        x, y = frame.at(*point)
+        yield element("circle", class_="dot", cx=f"{x:.1f}", cy=f"{y:.1f}", r="2.2")
 
 
-def _labels(ends: list[tuple[Series, float]]) -> Iterator[Markup]:
-    """The names beside the ends of their lines, moved apart where they would touch."""
-    above = -math.inf
-    for line, y in sorted(ends, key=lambda pair: pair[1]):
-        y = max(y + 4, above + 15)
-        above = y
-        x, middle = WIDTH - RIGHT + 8, f"{y - 4:.1f}"
+def _names(drawn: Sequence[Series], frame: Frame) -> Iterator[Markup]:
+    """The names beside the ends of their lines."""
+    ends = frame.beside([(frame.x[1], line.points[-1][1]) for line in drawn], gap=15)
+    for line, (x, y) in zip(drawn, ends, strict=True):
+        x, middle = x + 8, f"{y:.1f}"
         yield element("line", class_=f"line {line.style}", x1=x, x2=x + 18, y1=middle, y2=middle)
-        yield element("text", line.name, class_="name", x=x + 23, y=f"{y:.1f}")
+        yield element("text", line.name, class_="name", x=x + 23, y=f"{y + 4:.1f}")
 
 
 def _number(value: float) -> str:

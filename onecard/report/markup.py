@@ -67,40 +67,5 @@ def page(*, title: str, style: LiteralString, body: Markup) -> str:
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
-def picture(
-    *content: Content, width: int, height: int, label: str | None = None, font_size: int | None = None
-) -> Markup:
-    """An SVG picture on white, for a page or a file."""
-    return element(
-        "svg",
-        element("rect", width=width, height=height, fill="#fff"),
-        *content,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width} {height}",
-        width=width,
-        height=height,
-        font_family="sans-serif",
-        font_size=font_size,
-        role="img" if label else None,
-        aria_label=label,
-    )
-
-
-def words_at(
-    x: float, y: float, words: str, *, size: int = 12, anchor: str = "start", weight: str = "normal", fill: str = "#000"
-) -> Markup:
-    """Words in an SVG picture."""
-    return element(
-        "text",
-        words,
-        x=f"{x:.1f}",
-        y=f"{y:.1f}",
-        font_size=size,
-        text_anchor=anchor,
-        font_weight=weight,
-        fill=fill,
-    )
-
-
 def _text(text: str) -> str:
     return escape(visible(text))

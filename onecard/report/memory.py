@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
-from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.memory.predict import PROCESS, Memory
-from onecard.plan.seen import Seen
+from onecard.plan.nvidia_smi import DriverFigures
+from onecard.plan.plan import Plan, TrainerPlan
 from onecard.plan.sensitivity import Change
 from onecard.plan.speed import TrainerName
 from onecard.report.summary import TRAINER_NAMES, verdict
@@ -103,7 +103,7 @@ def print_sensitivity(changes: Sequence[Change], console: Console) -> None:
     )
 
 
-def print_seen(seen: Seen, memory: Memory, console: Console) -> None:
+def print_seen(seen: DriverFigures, memory: Memory, console: Console) -> None:
     """What the driver showed beside what was predicted."""
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -115,8 +115,7 @@ def print_seen(seen: Seen, memory: Memory, console: Console) -> None:
     table.add_row("this process", "?" if shown is None else _mib(shown), not_told if shown is None else _WITH_CONTEXT)
     missing = "" if memory.knows_context else "without the card's context: name the card with --gpu to compare"
     table.add_row("  predicted", _mib(memory.process_bytes), missing)
-    if shown and memory.knows_context:
-        unexplained = shown - memory.process_bytes
+    if shown and (unexplained := seen.unexplained_bytes(memory)) is not None:
         table.add_row("  unexplained", f"{unexplained / units.MIB:+,.0f}", f"{unexplained / shown:+.1%} of the process")
     if shown is None and memory.knows_context and seen.used_bytes is not None:
         rest = (seen.used_bytes - memory.process_bytes) / units.MIB

@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from onecard import units
-from onecard.config.schema import SHAPE_KEYS, RunConfig
+from onecard.config.schema import KEYS, RunConfig, keys_that_affect
 from onecard.plan.counts import count_params
 from onecard.report.markdown import code, fenced, plain
 from onecard.runs.folder import Run
@@ -20,12 +20,8 @@ pipeline_tag: text-generation
 tags: [gpt2, onecard]
 ---
 """
-SHOWN_KEYS = (
-    *SHAPE_KEYS,
-    "dropout",
-    *("batch_size", "gradient_accumulation_steps", "max_iters", "optimizer", "learning_rate", "min_lr", "schedule"),
-    *("warmup_iters", "lr_decay_iters", "weight_decay", "beta1", "beta2", "grad_clip", "dtype", "param_dtype", "seed"),
-)
+# Everything that the model comes from; its data and first weights are told among the facts, without a machine's paths.
+SHOWN_KEYS = [key for key in keys_that_affect("loss", "chance") if not KEYS[key].kind & {"path", "limit"}]
 
 
 def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int, tokenizer: str | None) -> str:

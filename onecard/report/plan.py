@@ -14,19 +14,28 @@ from onecard import units
 from onecard.config.known_data import EMBEDDED
 from onecard.config.schema import KEYS
 from onecard.plan.loss import why_no_forecast
-from onecard.plan.make import Plan, TrainerPlan
-from onecard.plan.seen import Seen
+from onecard.plan.nvidia_smi import DriverFigures
+from onecard.plan.plan import Plan, TrainerPlan
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
 from onecard.report.memory import print_memory, print_parts, print_seen, print_sensitivity
-from onecard.report.summary import TRAINER_NAMES, Line, counted, needs_room, spread, summary_lines, verdict
+from onecard.report.messages import print_findings
+from onecard.report.summary import (
+    TRAINER_NAMES,
+    Line,
+    counted,
+    needs_room,
+    spread,
+    summary_lines,
+    verdict,
+    vocabulary_condition,
+)
 from onecard.report.tables import print_table
-from onecard.report.talk import print_findings
 
 MORE = "more: --details (every fix with its command, sources), --explain (every key), --json"
 
 
 def print_plan(
-    plan: Plan, console: Console, *, explain: bool = False, details: bool = False, seen: Seen | None = None
+    plan: Plan, console: Console, *, explain: bool = False, details: bool = False, seen: DriverFigures | None = None
 ) -> None:
     """The plan as a person reads it; with --hours or --tokens, what it proposes instead of what was given."""
     if plan.proposals is not None:
@@ -35,8 +44,8 @@ def print_plan(
     print_lines(summary_lines(plan, seen=seen), console)
     console.print()
     print_lines([*_run_lines(plan, details=details), *_data_lines(plan), *_place_lines(plan)], console)
-    if plan.nanogpt and plan.nanogpt.condition:
-        print_lines([("nanoGPT", plan.nanogpt.condition)], console)
+    if plan.nanogpt and (condition := vocabulary_condition(plan.nanogpt.told_vocabulary)):
+        print_lines([("nanoGPT", condition)], console)
     narrower = (
         plan.fit or plan.sensitivity is not None or explain
     ) and not details  # a question of its own: that answer alone
@@ -200,9 +209,9 @@ def print_origins(plan: Plan, console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("key", "value", "from", "meaning"):
         table.add_column(heading, overflow="fold")
-    for key, meaning in KEYS.items():
+    for key, said in KEYS.items():
         origin = plan.resolved.origins[key]
         value = str(getattr(plan.config, key))
         shown = value if getattr(plan.resolved.config, key) == getattr(plan.config, key) else f"{value} (auto)"
-        table.add_row(key, shown, origin, meaning, style="" if origin != "default" else "dim")
+        table.add_row(key, shown, origin, said.meaning, style="" if origin != "default" else "dim")
     console.print(table)

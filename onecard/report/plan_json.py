@@ -10,24 +10,26 @@ from onecard.plan.candidate import Candidate
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Fit
 from onecard.plan.loss import LossForecast, why_no_forecast
-from onecard.plan.make import Plan, TrainerPlan
+from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.place import Place
+from onecard.plan.plan import Plan, TrainerPlan
 from onecard.plan.proposal import Proposal
 from onecard.plan.ranges import Range
-from onecard.plan.seen import Seen
 from onecard.plan.speed import Speed
+from onecard.report.command import changed_command
+from onecard.report.summary import cautions, vocabulary_condition
 
 SCHEMA = 1
 
 
-def plan_json(plan: Plan, *, seen: Seen | None = None) -> dict[str, Any]:
+def plan_json(plan: Plan, *, seen: DriverFigures | None = None) -> dict[str, Any]:
     """The plan of the contract, with what --fit, --hours, --sensitivity and --seen add."""
     params = plan.params
     made: dict[str, Any] = {
         "schema": SCHEMA,
         "config": plan.config.model_dump(),
         "origins": dict(plan.resolved.origins),
-        "warnings": [*plan.resolved.warnings, *plan.cautions],
+        "warnings": [*plan.resolved.warnings, *cautions(plan)],
         "params": asdict(params),
         "flops_per_token": plan.flops_per_token,
         "tokens_per_step": plan.config.tokens_per_step,
@@ -52,12 +54,11 @@ def plan_json(plan: Plan, *, seen: Seen | None = None) -> dict[str, Any]:
         made["sensitivity"] = [asdict(change) for change in plan.sensitivity]
     if seen is not None:
         memory = plan.first.memory
-        comparable = memory.knows_context and seen.process_bytes is not None
         made["seen"] = asdict(seen) | {
             "other_bytes": seen.other_bytes,
             "predicted_bytes": memory.process_bytes,
             "predicted_with_context": memory.knows_context,
-            "unexplained_bytes": (seen.process_bytes or 0) - memory.process_bytes if comparable else None,
+            "unexplained_bytes": seen.unexplained_bytes(memory),
         }
     return made
 
@@ -86,7 +87,7 @@ def _trainer_json(planned: TrainerPlan) -> dict[str, Any]:
             {"name": part.name, "phase": part.phase, "bytes": part.size_bytes, "why": part.why} for part in memory.parts
         ],
         "assumptions": list(memory.assumptions),
-        "condition": planned.condition,
+        "condition": vocabulary_condition(planned.told_vocabulary),
         "environment": planned.environment,
         "speed": _speed_json(speed) | {"nearest_measured": planned.nearest_measured} if speed else None,
     }
@@ -130,7 +131,7 @@ def _fix_json(fix: Fix, plan: Plan) -> dict[str, Any]:
         "patch": dict(fix.patch),
         "environment": fix.environment,
         "code": fix.code,
-        "command": fix.command(plan.source, plan.typed),
+        "command": changed_command(fix, plan.source, plan.typed),
         "saves_bytes": fix.saves_bytes,
         "slowdown": fix.slowdown,
         "fits": fix.fits,
@@ -147,7 +148,7 @@ def _fit_json(fit: Fit, plan: Plan) -> dict[str, Any]:
     best = fit.best
     return {
         "patch": best.patch if best else None,
-        "command": best.command(plan.source, plan.typed) if best else None,
+        "command": changed_command(best, plan.source, plan.typed) if best else None,
         "tokens_kept": fit.tokens_kept,
         "available_bytes": fit.available_bytes,
         "best": _candidate_json(best) if best else None,

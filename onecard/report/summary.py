@@ -7,16 +7,17 @@ from dataclasses import astuple
 from shlex import quote
 
 from onecard import units
+from onecard.config.command import EXPANDABLE, flags_of, train_command
 from onecard.findings import Finding
 from onecard.plan.advice import Fix
-from onecard.plan.command import EXPANDABLE, flags_of, train_command
 from onecard.plan.fit import Fit
 from onecard.plan.loss import why_no_forecast
-from onecard.plan.make import Plan, TrainerPlan, room_caution
 from onecard.plan.memory.predict import PROCESS, Memory
+from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.place import DESKTOP_BYTES
-from onecard.plan.seen import Seen
+from onecard.plan.plan import NANOGPT_VOCABULARY, Plan, TrainerPlan
 from onecard.plan.speed import Speed, TrainerName
+from onecard.report.command import changed_command, start_command
 
 TRAINER_NAMES: dict[TrainerName, str] = {"nanogpt": "nanoGPT", "onecard": "onecard"}
 FAR_OFF = 0.15  # of what the driver shows: more than a prediction is ever off
@@ -24,7 +25,7 @@ HIGH_MFU = 0.9  # from here on the share of causal attention alone is given as w
 Line = tuple[str, str]  # a label, and what it says; an empty label goes on with the line above
 
 
-def summary_lines(plan: Plan, *, seen: Seen | None = None) -> Iterator[Line]:
+def summary_lines(plan: Plan, *, seen: DriverFigures | None = None) -> Iterator[Line]:
     """The lines, in the order of the questions; `seen` is what nvidia-smi showed."""
     if seen:
         yield "seen", _seen_words(plan, seen)
@@ -68,6 +69,41 @@ def verdict(planned: TrainerPlan, plan: Plan) -> str:
         return f"fits, with room for a desktop: needs {of}, {left}"
     held = plan.place.other_bytes
     return f"fits: needs {of}, {left}" + (f"; other programs hold {units.mib(held)}" if held else "")
+
+
+def cautions(plan: Plan) -> list[str]:
+    """A warning for each run that fits by less than its prediction may be off."""
+    available = plan.available_bytes
+    return [
+        f"under {name}: {caution}"
+        for name, planned in plan.trainers.items()
+        if available is not None and (caution := room_caution(planned.memory, available))
+    ]
+
+
+def room_caution(memory: Memory, available_bytes: int) -> str | None:
+    """A sentence about a run that fits by less than its prediction may be off; None for all others."""
+    if not memory.fits or memory.is_safe(available_bytes):
+        return None
+    if memory.first_run_out:
+        return f"the first run, which times kernels, may run out in {memory.first_run_out}; the next does not"
+    left = available_bytes - memory.process_bytes
+    if memory.later_run_out and left >= memory.error_bytes:
+        return f"the first run fits; a later one, which times no kernels, may run out in {memory.later_run_out}"
+    return (
+        f"{units.mib(left)} left is less than the prediction may be off, about {units.mib(memory.error_bytes)}: "
+        "close other programs, or let --fit choose"
+    )
+
+
+def vocabulary_condition(size: int | None) -> str:
+    """What nanoGPT, which has no key for it, needs to build a vocabulary of `size`; empty for None and its default."""
+    if size in (None, NANOGPT_VOCABULARY):
+        return ""
+    return (
+        f"these figures need meta.pkl beside the data with a vocabulary of {size:,} "
+        f"(onecard data prepare --format nanogpt writes it); without it nanoGPT builds {NANOGPT_VOCABULARY:,}"
+    )
 
 
 def _why_barely(memory: Memory, room_bytes: int) -> str:
@@ -148,7 +184,7 @@ def needs_room(plan: Plan) -> bool:
 
 def _next_lines(plan: Plan) -> Iterator[Line]:
     """What to change first, and what to type; for a finding, also what to type if it is right."""
-    run = plan.start_command
+    run = start_command(plan)
     fix = first_fix(plan) if needs_room(plan) else None
     finding = next((each for each in plan.findings if each.severity != "info"), None)
     starts = plan.onecard or plan.first  # the run that the command starts
@@ -159,7 +195,7 @@ def _next_lines(plan: Plan) -> Iterator[Line]:
             yield "or type", _finding_command(finding, plan)
     elif fix:
         yield "change", fix_words(fix)
-        yield "type", fix.command(plan.source, plan.typed)
+        yield "type", changed_command(fix, plan.source, plan.typed)
     elif starts.memory.fits is False:
         yield "change", "no single setting makes it fit"
         yield "type", " ".join(["onecard plan", *_planned_again(plan), "--fit"])
@@ -172,7 +208,7 @@ def _next_lines(plan: Plan) -> Iterator[Line]:
 
 def _planned_again(plan: Plan) -> list[str]:
     """The config and the keys of a plan, as words to type."""
-    return [*([quote(plan.source)] if plan.source else []), *filter(None, [flags_of(plan.typed, "onecard")])]
+    return [*([quote(plan.source)] if plan.source else []), *filter(None, [flags_of(plan.typed)])]
 
 
 def first_fix(plan: Plan) -> Fix | None:
@@ -182,8 +218,7 @@ def first_fix(plan: Plan) -> Fix | None:
 
 
 def _finding_command(finding: Finding, plan: Plan) -> str:
-    trainer: TrainerName = "onecard" if plan.onecard else "nanogpt"
-    return train_command(plan.source, {**plan.typed, **finding.patch}, trainer=trainer)
+    return train_command(plan.source, {**plan.typed, **finding.patch}, trainer=plan.ours)
 
 
 def fix_words(fix: Fix) -> str:
@@ -216,8 +251,8 @@ def _fit_lines(fit: Fit, plan: Plan) -> Iterator[Line]:
         yield "speed", _speed_words(best.speed)
         yield "time", _time_words(best.speed)
     yield "loss", loss_words(plan)
-    if command := best or fit.smallest:
-        yield "type", command.command(plan.source, plan.typed)
+    if candidate := best or fit.smallest:
+        yield "type", changed_command(candidate, plan.source, plan.typed)
     for name, planned in plan.trainers.items():
         yield "as given", f"{TRAINER_NAMES[name]} {verdict(planned, plan)}"
 
@@ -236,7 +271,7 @@ def _fit_words(fit: Fit, plan: Plan) -> str:
     )
 
 
-def _seen_words(plan: Plan, seen: Seen) -> str:
+def _seen_words(plan: Plan, seen: DriverFigures) -> str:
     memory = plan.first.memory
     name = TRAINER_NAMES["nanogpt" if plan.nanogpt else "onecard"]
     parts = sorted(

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from onecard.paper.tape import Tape, changes
 from onecard.plan.memory.predict import Memory
-from onecard.report.markup import Markup, element, picture, words_at
+from onecard.plan.plan import Plan
+from onecard.report.chart import BAND_COLOURS, SOFT, Frame, picture, words_at
+from onecard.report.markup import Markup, element
+from onecard.report.summary import TRAINER_NAMES
 from onecard.units import MIB, mib
 
 WIDTH, HEIGHT = 1100, 560
 LEFT, RIGHT, TOP, BOTTOM = 80, 270, 60, 70
 COLUMNS = 800
-# Neighbouring bands also differ in lightness, and each has its name: nothing is shown by colour alone.
-COLOURS = (
-    *("#1b4f72", "#aed6f1", "#1e8449", "#a9dfbf", "#7d6608", "#f9e79f"),
-    *("#78281f", "#f5b7b1", "#4a235a", "#d7bde2", "#424949", "#ccd1d1"),
-)
+NAME_HEIGHT = 24
 
 Column = tuple[int, dict[str, int]]  # event, bytes by tag
+
+
+def timeline_of(plan: Plan) -> str:
+    """The chart of a plan as SVG text: its run under nanoGPT, unless only onecard was asked for."""
+    trainer = TRAINER_NAMES["nanogpt" if plan.nanogpt else "onecard"]
+    return timeline_svg(plan.first.memory, title=f"{plan.resolved.source or 'packaged default'} under {trainer}")
 
 
 def timeline_svg(memory: Memory, *, title: str) -> str:
@@ -30,39 +35,35 @@ def timeline_svg(memory: Memory, *, title: str) -> str:
     peak_event, peak = max(columns, key=lambda column: sum(column[1].values()))
     top = sum(peak.values())
     allocated = memory.phases["train" if peak_event < evaluation else "eval"].allocated_bytes
-    right, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
-
-    def x(event: int) -> float:
-        return LEFT + (event - start) * (right - LEFT) / max(1, len(tape.events) - start)
-
-    def y(size: int) -> float:
-        return floor - size * (floor - TOP) / (top * 1.05)
-
-    body = [*_axis(top, y, right)]
+    frame = Frame(
+        left=LEFT,
+        top=TOP,
+        right=WIDTH - RIGHT,
+        floor=HEIGHT - BOTTOM,
+        x=(start, max(start + 1, len(tape.events))),
+        y=(0, top * 1.05),
+    )
+    body = [*frame.rows(lambda size: f"{size / MIB:,.0f}", _sizes(top))]
+    body.append(words_at(LEFT - 8, TOP - 12, "MiB", anchor="end"))
     base = dict.fromkeys((event for event, _ in columns), 0)
     for number, tag in enumerate(tags):
-        lower = [(x(event), y(base[event])) for event, _ in columns]
+        lower = list(base.items())
         for event, sizes in columns:
             base[event] += sizes.get(tag, 0)
-        upper = [(x(event), y(base[event])) for event, _ in columns]
-        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*upper, *reversed(lower)])
-        colour = COLOURS[number % len(COLOURS)]
-        body.append(element("polygon", element("title", tag), points=points, fill=colour))
-    body += _names(tags, peak, right)
-    if (rounding := allocated - top) >= MIB:
-        below = TOP + 12 + 24 * len(tags)
-        body.append(words_at(right + 34, below, f"block rounding, not drawn: {rounding / MIB:,.0f} at the peak"))
-    middle = x(evaluation)
+        points = frame.path([*base.items(), *reversed(lower)])
+        body.append(element("polygon", element("title", tag), points=points, fill=_colour(number)))
+    body += _names(tags, peak, rounding_bytes=allocated - top)
+    middle, _ = frame.at(evaluation, 0)
     across = f"{middle:.1f}"
-    body.append(element("line", x1=across, y1=TOP, x2=across, y2=floor, stroke="#333", stroke_dasharray="4 3"))
-    body.append(words_at(LEFT, floor + 24, "one training step"))
-    body.append(words_at(middle + 4, floor + 24, "one evaluation"))
-    body.append(words_at(LEFT, floor + 46, "left to right: allocations and frees in order (not time)", fill="#555"))
-    px, py = x(peak_event), y(top)
+    body.append(element("line", x1=across, y1=TOP, x2=across, y2=frame.floor, stroke="#333", stroke_dasharray="4 3"))
+    body.append(words_at(LEFT, frame.floor + 24, "one training step"))
+    body.append(words_at(middle + 4, frame.floor + 24, "one evaluation"))
+    order = "left to right: allocations and frees in order (not time)"
+    body.append(words_at(LEFT, frame.floor + 46, order, fill=SOFT))
+    px, py = frame.at(peak_event, top)
     body.append(element("circle", cx=f"{px:.1f}", cy=f"{py:.1f}", r=4, fill="none", stroke="#000", stroke_width=2))
-    body.append(
-        words_at(min(px, right - 330), py - 10, f"peak {mib(allocated)}: {tape.moment_at(peak_event)}", weight="bold")
-    )
+    said = f"peak {mib(allocated)}: {tape.moment_at(peak_event)}"
+    body.append(words_at(min(px, frame.right - 330), py - 10, said, weight="bold"))
     body.append(words_at(LEFT, 24, f"Predicted memory of {title}", size=16, weight="bold"))
     return f"{picture(*body, width=WIDTH, height=HEIGHT)}\n"
 
@@ -102,20 +103,24 @@ def _by_size(columns: list[Column]) -> list[str]:
     return sorted((tag for tag in names if most[tag] >= MIB), key=lambda tag: (-least[tag], -most[tag], tag))
 
 
-def _axis(top: int, y: Callable[[int], float], right: int) -> Iterator[Markup]:
+def _sizes(top: int) -> range:
+    """The sizes at which lines are drawn: whole powers of two of a MiB apart, at most ten."""
     step = next(s for s in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 2**20) if top / MIB / s <= 10) * MIB
-    for size in range(0, top + 1, step):
-        height = y(size)
-        yield element("line", x1=LEFT, y1=f"{height:.1f}", x2=right, y2=f"{height:.1f}", stroke="#ddd")
-        yield words_at(LEFT - 8, height + 4, f"{size // MIB:,}", anchor="end")
-    yield words_at(LEFT - 8, TOP - 12, "MiB", anchor="end")
+    return range(0, top + 1, step)
 
 
-def _names(tags: list[str], peak: dict[str, int], right: int) -> Iterator[Markup]:
+def _colour(number: int) -> str:
+    return BAND_COLOURS[number % len(BAND_COLOURS)]
+
+
+def _names(tags: list[str], peak: dict[str, int], *, rounding_bytes: int) -> Iterator[Markup]:
     """Names next to the chart, in the order of the bands, with their size at the peak."""
-    spacing = 24
-    for number, tag in enumerate(reversed(tags)):
-        colour = COLOURS[(len(tags) - 1 - number) % len(COLOURS)]
-        height = TOP + 10 + number * spacing
-        yield element("rect", x=right + 14, y=height - 10, width=14, height=14, fill=colour, stroke="#333")
-        yield words_at(right + 34, height + 2, f"{tag}: {peak.get(tag, 0) / MIB:,.0f} at the peak")
+    left = WIDTH - RIGHT + 34
+    yield words_at(left, TOP - 12, "MiB at the peak", fill=SOFT)
+    for row, (number, tag) in enumerate(reversed([*enumerate(tags)])):
+        y = TOP + 10 + row * NAME_HEIGHT
+        yield element("rect", x=left - 20, y=y - 10, width=14, height=14, fill=_colour(number), stroke="#333")
+        yield words_at(left, y + 2, f"{tag}: {peak.get(tag, 0) / MIB:,.0f}")
+    if rounding_bytes >= MIB:
+        below = TOP + 12 + NAME_HEIGHT * len(tags)
+        yield words_at(left, below, f"block rounding, not drawn: {rounding_bytes / MIB:,.0f}")

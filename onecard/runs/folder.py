@@ -10,17 +10,19 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Self
 
 from onecard.errors import ConfigError, MachineError
 from onecard.files import write_atomically, writing
 from onecard.opening import open_file, pieces
 from onecard.runs.history import History, each_step_once, read_lines
-from onecard.runs.lock import Lock, held_here, left_behind
+from onecard.runs.lock import Lock, held_here, left_behind, refuse_in_use
 from onecard.runs.record_json import holds_record, to_line
 from onecard.runs.records import Checkpoint, End, Eval, Record, Start, Step
 from onecard.untrusted_json import BadJson, mapping_of, read_object, scalar
@@ -36,6 +38,7 @@ STEP_COLUMNS = (
 EVAL_COLUMNS = ("train_loss", "val_loss", "train_loss_error", "val_loss_error", "bits_per_byte", "block_size")
 _CHECKPOINT = re.compile(r"step-(\d{8,18})", re.ASCII)
 _LONGEST_RECORD_BYTES = 2**20
+_FORMER_KEYS = frozenset("param_dtype offload recipe tokenizer".split())  # always at their defaults
 
 
 @dataclass(frozen=True)
@@ -227,29 +230,30 @@ class RunFolder:
         self.close(in_error=error is not None)
 
 
+def check_new_run(path: Path) -> None:
+    """Refuse a folder that `create_run` would refuse, or that cannot be written. Nothing is left there."""
+    with writing(path):
+        _refuse_for_new_run(path)
+        refuse_in_use(path / LOCK)
+        _refuse_checkpoints(path)
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=path):
+                pass
+        finally:
+            for folder in made:
+                with suppress(OSError):  # it could not be made, or another process uses it by now
+                    folder.rmdir()
+
+
 def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
     """A locked folder for a new run. A folder with a checkpoint is refused, because the checkpoint would be lost.
 
     If a folder is refused and does not belong to a run, nothing is written into it, not even the lock.
     """
     with writing(path):
-        if path.exists() and not path.is_dir():
-            raise ConfigError(
-                f"{path} is a file, but a run needs a folder",
-                why="out_dir names the folder that will hold records and checkpoints",
-                fix="choose another folder with --out_dir=PATH",
-                name="not-a-folder",
-            )
-        if (path / CONFIG).exists() and not _is_ours(path):
-            raise ConfigError(
-                f"{path} is not a run folder, and has a {CONFIG} of its own",
-                why=f"training writes its settings to {CONFIG} and would overwrite that file",
-                fix="choose another folder with --out_dir=PATH",
-                name="not-a-run",
-            )
-        _refuse_lost_checkpoints(path)
-        if not _is_ours(path):
-            _refuse_checkpoints(path)
+        _refuse_for_new_run(path)
         path.mkdir(parents=True, exist_ok=True)
     lock = Lock(path / LOCK)
     try:
@@ -264,6 +268,26 @@ def create_run(path: Path, *, config: Mapping[str, object]) -> RunFolder:
         folder.close()
         raise
     return folder
+
+
+def _refuse_for_new_run(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ConfigError(
+            f"{path} is a file, but a run needs a folder",
+            why="out_dir names the folder that will hold records and checkpoints",
+            fix="choose another folder with --out_dir=PATH",
+            name="not-a-folder",
+        )
+    if (path / CONFIG).exists() and not _is_ours(path):
+        raise ConfigError(
+            f"{path} is not a run folder, and has a {CONFIG} of its own",
+            why=f"training writes its settings to {CONFIG} and would overwrite that file",
+            fix="choose another folder with --out_dir=PATH",
+            name="not-a-run",
+        )
+    _refuse_lost_checkpoints(path)
+    if not _is_ours(path):
+        _refuse_checkpoints(path)
 
 
 def _refuse_checkpoints(path: Path) -> None:
@@ -329,7 +353,8 @@ def load_run(path: Path | str) -> Run:
 
 def _last_started(history: History) -> dict[str, object] | None:
     """The settings in the last start record; None if there is no start record."""
-    return next((dict(record.config) for record in reversed(history.records) if isinstance(record, Start)), None)
+    starts = (record for record in reversed(history.records) if isinstance(record, Start))
+    return next((without_former_keys(record.config) for record in starts), None)
 
 
 def is_run(path: Path) -> bool:
@@ -399,8 +424,13 @@ def config_in(path: Path) -> dict[str, object] | None:
         return None
 
 
+def without_former_keys(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings of a run without keys that only earlier versions had."""
+    return {key: value for key, value in settings.items() if key not in _FORMER_KEYS}
+
+
 def _read_settings(path: Path) -> dict[str, object]:
-    return {**mapping_of(scalar)(read_object(path / CONFIG))}
+    return without_former_keys(mapping_of(scalar)(read_object(path / CONFIG)))
 
 
 def _config_problem(path: Path) -> str | None:

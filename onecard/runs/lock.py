@@ -43,11 +43,7 @@ class Lock:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             with writing(path):
-                taken = _take(self._descriptor)
-            holder = _holder(path)
-            if taken is False or (taken is None and holder is not None and _lives_here(*holder)):
-                raise InUse(path.parent, holder)
-            with writing(path):
+                _take_or_refuse(self._descriptor, path)
                 os.ftruncate(self._descriptor, 0)
                 os.lseek(self._descriptor, 0, os.SEEK_SET)
                 os.write(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
@@ -65,6 +61,19 @@ class Lock:
                     os.ftruncate(self._descriptor, 0)  # on disks without locks only the name counts, so remove it too
                 _release(self._descriptor)  # closing is not enough while a forked child has a copy open
             os.close(self._descriptor)
+
+
+def refuse_in_use(path: Path) -> None:
+    """Raise InUse while another process holds the lock. The lock is not kept, and its file not changed."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:  # there is none, or the next write reports why not
+        return
+    try:
+        if not held_here(path):
+            _take_or_refuse(descriptor, path)
+    finally:
+        os.close(descriptor)
 
 
 def left_behind(path: Path) -> bool:
@@ -87,6 +96,14 @@ def held_here(path: Path) -> bool:
     with suppress(OSError):
         return any(os.path.samestat(os.fstat(descriptor), path.stat()) for descriptor in _held)
     return False
+
+
+def _take_or_refuse(descriptor: int, path: Path) -> None:
+    """Take the lock; InUse where another process has it or, on a disk without locks, lives and is named in the file."""
+    taken = _take(descriptor)
+    holder = _holder(path)
+    if taken is False or (taken is None and holder is not None and _lives_here(*holder)):
+        raise InUse(path.parent, holder)
 
 
 def _take(descriptor: int) -> bool | None:

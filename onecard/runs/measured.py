@@ -9,10 +9,9 @@ from statistics import mean, median
 from typing import Any
 
 from onecard.config.schema import RunConfig
+from onecard.models.optimizers import optimizer_of
 from onecard.plan.counts import count_params
 from onecard.plan.speed.work import TrainerName
-
-BYTES_PER_PARAMETER = 16  # weights, gradients and AdamW's two moments in float32: every trainer needs them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,7 @@ class Summary:
     tokens_per_second_each: tuple[float, ...]
     process_bytes: int | None  # the highest
     reserved_bytes: int | None  # the highest
-    beyond_state_bytes: int | None  # reserved bytes minus 16 bytes per parameter
+    beyond_state_bytes: int | None  # reserved bytes minus weights, gradients and moments, which every trainer needs
     val_loss: float | None  # the mean of each
     val_loss_each: tuple[float, ...]
     first_step_seconds: tuple[float, ...]
@@ -77,7 +76,7 @@ class Summary:
 
 def summaries(found: Iterable[Measured], config: RunConfig) -> list[Summary]:
     """A summary of each trainer and micro-batch, by name and size."""
-    state_bytes = BYTES_PER_PARAMETER * count_params(config).total
+    state_bytes = optimizer_of(config).held_bytes * count_params(config).total
     ordered = sorted(found, key=_setting)
     return [_summary(list(group), state_bytes) for _, group in groupby(ordered, key=_setting)]
 

@@ -16,6 +16,7 @@ _FIELDS = {
     "allocated_bytes": rf"{_SIZE} already allocated|allocated memory {_SIZE} is allocated by PyTorch",
     "reserved_unallocated_bytes": rf"{_SIZE} cached|{_SIZE} is reserved by PyTorch but",
     "reserved_bytes": rf"{_SIZE} reserved in total",
+    "allowed_bytes": rf"{_SIZE} allowed",  # a limit below the card, set by the program
     "process_bytes": rf"this process has {_SIZE} memory in use",
 }
 _PATTERNS = {name: re.compile(text, re.ASCII) for name, text in _FIELDS.items()}

@@ -19,14 +19,28 @@ from torch import Tensor, nn
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import MachineError, OnecardError
 from onecard.files import MAKE_ROOM, sync_folder, write_atomically, writing
-from onecard.runs.folder import checkpoint_name, checkpoint_step
+from onecard.models.optimizers import ADAMW, Optimizer
+from onecard.runs.checkpoint_state import (
+    MODEL,
+    OPTIMIZER,
+    SCHEMA,
+    STATE,
+    BadCheckpoint,
+    UnreadableCheckpoint,
+    bad,
+    checkpoints,
+    step_of,
+    verified_state,
+)
+from onecard.runs.folder import checkpoint_name
 from onecard.train import checkpoint_files
-from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, SCHEMA, STATE, BadCheckpoint
+from onecard.train.checkpoint_files import BEST
+from onecard.train.optim import WithStateFirst
 from onecard.train.snapshot import FLOATS
 from onecard.untrusted_json import BadJson, count, field, number, read_object
 
 # What must stay equal on resume: another value would be another model, or another text.
-IDENTITY_KEYS = (*SHAPE_KEYS, "dataset", "optimizer", "param_dtype")
+IDENTITY_KEYS = (*SHAPE_KEYS, "dataset", "optimizer")
 _FEWER = f"{MAKE_ROOM}, or keep fewer checkpoints with --keep_checkpoints=1"
 
 
@@ -56,16 +70,6 @@ class Best:
 
     step: int
     val_loss: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MadeUnder:
-    """What a checkpoint says about its run: the settings (of older versions only the identity), and the data."""
-
-    name: str
-    config: Mapping[str, Any]
-    data_fingerprint: str | None
-    micro_batches: tuple[int, int] | None = None  # as in TrainingState
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def save(
     folder: Path,
     *,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: WithStateFirst,
     state: TrainingState,
     config: RunConfig,
 ) -> Path:
@@ -145,7 +149,7 @@ def _made_room(path: Path, needed_bytes: int, *, keep: int) -> bool:
     try:
         newest = latest_good(path.parent).path
         old = _superfluous(path.parent, step=step_of(newest), keep=max(1, keep - 1)) if newest else []
-    except (OSError, checkpoint_files.UnreadableCheckpoint):  # which are old is not known now
+    except (OSError, UnreadableCheckpoint):  # which are old is not known now
         return False
     if not old or shutil.disk_usage(path.parent).free + sum(map(_size_bytes, old)) < needed_bytes:
         return False
@@ -246,23 +250,6 @@ def mark_best_left(folder: Path, evaluated: Mapping[int, float], *, step: int) -
 # Loading
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first, damaged ones too."""
-    if not folder.is_dir():
-        return []
-    return sorted(
-        (path for path in folder.iterdir() if checkpoint_step(path.name) is not None and path.is_dir()),
-        key=step_of,
-        reverse=True,
-    )
-
-
-def step_of(path: Path) -> int:
-    step = checkpoint_step(path.name)
-    assert step is not None, path
-    return step
-
-
 def latest_good(folder: Path) -> Found:
     """The newest checkpoint whose files have the sizes and checksums they were saved with.
 
@@ -281,27 +268,11 @@ def latest_good(folder: Path) -> Found:
             return Found(None, tuple(skipped))
 
 
-def made_under(folder: Path) -> MadeUnder | None:
-    """What the newest readable checkpoint says about its run, without reading tensors; None if there is none."""
-    for path in checkpoints(folder):
-        try:
-            content = checkpoint_files.verified_state(path, [])
-        except BadCheckpoint:
-            continue
-        return MadeUnder(
-            name=path.name,
-            config=content["config"],
-            data_fingerprint=content["data_fingerprint"],
-            micro_batches=content["micro_batches"],
-        )
-    return None
-
-
 def load(
     path: Path,
     *,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: WithStateFirst | None,
     config: RunConfig,
     data_fingerprint: str | None = None,
 ) -> TrainingState:
@@ -310,7 +281,7 @@ def load(
     Without an optimizer only the weights are read, and neither dataset nor random numbers matter: for sampling. Nothing
     is changed unless everything fits.
     """
-    content = checkpoint_files.verified_state(path, [MODEL] if optimizer is None else [MODEL, OPTIMIZER])
+    content = verified_state(path, [MODEL] if optimizer is None else [MODEL, OPTIMIZER])
     _check_identity(path, content, config, data_fingerprint, weights_only=optimizer is None)
     weights = checkpoint_files.tensors_in(path, MODEL)
     _check_weights(path, weights, model)
@@ -327,7 +298,7 @@ def load(
 
 def verify(path: Path) -> None:
     """Raise BadCheckpoint unless every file is as it was saved."""
-    checkpoint_files.verified_state(path, [MODEL, OPTIMIZER])
+    verified_state(path, [MODEL, OPTIMIZER])
 
 
 def problem_of(path: Path) -> str | None:
@@ -384,7 +355,7 @@ def _mismatch(path: Path, differ: list[str]) -> ResumeMismatch:
 # The optimizer: its tensors by the names of their parameters
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimizer_tensors(model: nn.Module, optimizer: WithStateFirst) -> dict[str, Tensor]:
     return {
         f"{key}/{name}": value
         for name, parameter in model.named_parameters()
@@ -392,9 +363,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
 
 
-def _restore_optimizer(
-    path: Path, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
+def _restore_optimizer(path: Path, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: WithStateFirst) -> None:
     """Hand the tensors to the optimizer under its own numbering; its rates and decays stay those of the config."""
     by_name: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in tensors.items():
@@ -402,7 +371,7 @@ def _restore_optimizer(
         by_name.setdefault(name, {})[key] = tensor
     names = {parameter: name for name, parameter in model.named_parameters()}
     numbered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    check_moments(path, by_name, dict(model.named_parameters()))
+    check_moments(path, by_name, dict(model.named_parameters()), rule=optimizer.rule)
     # safetensors maps the file into memory; what stays on the CPU is copied, so that the file may be deleted.
     state = {
         number: {key: value.clone() if parameter.is_cpu or not value.dim() else value for key, value in moments.items()}
@@ -412,17 +381,22 @@ def _restore_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def check_moments(path: Path, by_name: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, Tensor]) -> None:
-    """Refuse moments that AdamW cannot have made: of another size or type than their parameters, or some missing."""
+def check_moments(
+    path: Path,
+    by_name: Mapping[str, Mapping[str, Tensor]],
+    parameters: Mapping[str, Tensor],
+    *,
+    rule: Optimizer = ADAMW,
+) -> None:
+    """Refuse moments that the optimizer cannot have made: of another size or type than their parameters, or missing."""
     if unknown := sorted(by_name.keys() - parameters.keys()):
-        raise checkpoint_files.bad(
-            path, f"{OPTIMIZER} is for {unknown[0] or 'nothing':.60}, and the model has no such part"
-        )
+        raise bad(path, f"{OPTIMIZER} is for {unknown[0] or 'nothing':.60}, and the model has no such part")
     for name, parameter in parameters.items():
         moments = by_name.get(name)
         if moments is None:  # before its first update, or a parameter that had no gradient yet
             continue
-        sizes = {"step": (), "exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape)}
+        sizes: dict[str, tuple[int, ...]] = dict.fromkeys(rule.numbers, ())
+        sizes |= dict.fromkeys(rule.moments, tuple(parameter.shape))
         have = {key: tuple(tensor.shape) for key, tensor in moments.items()}
         strange = [key for key, tensor in moments.items() if tensor.dtype not in FLOATS]
         differ = [key for key in sorted(have.keys() | sizes.keys()) if have.get(key) != sizes.get(key)]
@@ -430,9 +404,9 @@ def check_moments(path: Path, by_name: Mapping[str, Mapping[str, Tensor]], param
             found = moments.get(wrong[0])
             said = _said(None if found is None else (tuple(found.shape), found.dtype))
             must = f"{list(sizes[wrong[0]])} float32" if wrong[0] in sizes else "absent"
-            raise checkpoint_files.bad(path, f"{OPTIMIZER}: {wrong[0]:.40} of {name} is {said} and must be {must}")
+            raise bad(path, f"{OPTIMIZER}: {wrong[0]:.40} of {name} is {said} and must be {must}")
         if not 0 <= moments["step"].item() < math.inf:
-            raise checkpoint_files.bad(path, f"{OPTIMIZER}: step of {name} is {moments['step'].item()}")
+            raise bad(path, f"{OPTIMIZER}: step of {name} is {moments['step'].item()}")
 
 
 # Random numbers
@@ -454,7 +428,7 @@ def _random_states(path: Path, saved: Mapping[str, str], device: torch.device) -
             states[name] = torch.tensor(list(bytes.fromhex(saved[name])), dtype=torch.uint8)
             torch.Generator(device if name == "cuda" else "cpu").set_state(states[name])
         except (KeyError, ValueError, RuntimeError, TypeError):
-            raise checkpoint_files.bad(path, f"{STATE}: rng has no state of the {name} generator") from None
+            raise bad(path, f"{STATE}: rng has no state of the {name} generator") from None
     return states
 
 

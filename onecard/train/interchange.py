@@ -12,10 +12,20 @@ import torch
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError
 from onecard.files import free_name
+from onecard.runs.checkpoint_state import (
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    BadCheckpoint,
+    checkpoints,
+    set_aside,
+    step_of,
+    verified_state,
+)
 from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name, is_run, load_run
 from onecard.runs.records import Checkpoint, Eval
 from onecard.train import checkpoint, checkpoint_files, hf_folder, nanogpt_checkpoint
-from onecard.train.checkpoint_files import BEST, MODEL, OPTIMIZER, STATE, BadCheckpoint
+from onecard.train.checkpoint_files import BEST
 from onecard.train.model import GPT
 from onecard.train.optim import make_optimizer
 from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, not_gpt2
@@ -70,7 +80,7 @@ def from_checkpoint(path: Path, read: Callable[[Path, tuple[str, ...]], T], *, b
 def _read_checkpoint(path: Path, folder: Path, notes: tuple[str, ...], *, use_best: str) -> Snapshot:
     """The checkpoint `folder` of the run `path`; BadCheckpoint if it is damaged, or deleted meanwhile."""
     run = load_run(path)
-    state = checkpoint_files.verified_state(folder, [MODEL, OPTIMIZER])
+    state = verified_state(folder, [MODEL, OPTIMIZER])
     saved = state["config"]
     tensors = checkpoint_files.tensors_in(folder, MODEL)
     check_plain(folder, tensors)
@@ -132,7 +142,7 @@ def _best_checkpoint(path: Path) -> Path:
     raise ConfigError(
         what,
         why=why,
-        fix=f"leave --best out: step {checkpoint.step_of(found.path):,}, the newest complete one, is then used",
+        fix=f"leave --best out: step {step_of(found.path):,}, the newest complete one, is then used",
         name="no-best-checkpoint",
     )
 
@@ -156,13 +166,13 @@ def _no_checkpoint(run: Run) -> ConfigError:
 
 def not_numbers(run: Path, folder: Path, *, why: str, use_best: str = "--best") -> ConfigError:
     """The error for a checkpoint of a run that diverged, and how to have a better one; `use_best` has the best."""
-    step = checkpoint.step_of(folder)
-    before = [path for path in checkpoint.checkpoints(folder.parent) if checkpoint.step_of(path) < step]
+    step = step_of(folder)
+    before = [path for path in checkpoints(folder.parent) if step_of(path) < step]
     marked = checkpoint.best(folder.parent)
     if marked and folder.parent / checkpoint_name(marked.step) in before:
         fix = f"{use_best}   (step {marked.step:,}, with a validation loss of {marked.val_loss:.4f})"
     elif before:
-        fix = f"{checkpoint_files.set_aside(folder)}   ({before[0].name}, the checkpoint before it, is used then)"
+        fix = f"{set_aside(folder)}   ({before[0].name}, the checkpoint before it, is used then)"
     else:
         fix = f"onecard doctor {quote(str(run))}   (it says when the run diverged, and what to change)"
     return ConfigError(

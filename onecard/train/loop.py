@@ -29,6 +29,7 @@ from onecard.runs.records import End, EndReason, Eval, FindingRecord, Oom, Recor
 from onecard.train.device import cap_memory, card_of, choose_device
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt, Stopped
+from onecard.train.live_findings import LiveFindings
 from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
 from onecard.train.oom import OutOfMemory
 from onecard.train.peaks import Peaks
@@ -36,7 +37,6 @@ from onecard.train.precision import allow_tf32, choose_precision
 from onecard.train.profiling import Profiling
 from onecard.train.saving import Saving
 from onecard.train.trainer import Shrunk, Trainer
-from onecard.train.watched import Watched
 
 LONGEST_ERROR = 300  # characters of an error that are recorded
 PATIENCE = 20  # updates with a NaN loss: float16 may have one for a moment, but no run recovers from twenty
@@ -149,7 +149,7 @@ class _Loop:
         self.without_loss = 0  # updates in a row whose loss was NaN or infinite
         self.evaluating = False
         self.interrupt = Interrupt(lambda: heard.on_interrupt(self._what_follows()))
-        self.watched = Watched(config, self.card, dataset)
+        self.watched = LiveFindings(config, self.card, dataset)
         self.bytes_per_token = bytes_per_token(dataset.val, dataset.tokenizer) if dataset.tokenizer else None
 
     def run(self, *, resume: bool, predicted_process_bytes: int | None) -> Finished:

@@ -15,8 +15,12 @@ from onecard.train.trainer import Trainer
 TAKEN_AFTER = 3  # updates: everything is compiled, recorded and made by then
 HISTORY = 1_000_000  # events
 REST = "activations and the rest"
-# The functions that ask for logits and losses.
-_LOGITS = {"loss.py": {"logits", "new_losses"}, "fused.py": {"_logits", "_new_losses"}}
+# The functions that ask for logits and losses, by file.
+_LOGITS = {
+    "train/operations.py": {"logits"},
+    "models/gpt2_passes.py": {"_logits", "_new_losses"},
+    "models/chunked_loss.py": {"new_losses"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,5 +102,5 @@ def holds_logits(entry: Mapping[str, Any]) -> bool:
 
 
 def _asking_for_logits(filename: str) -> set[str]:
-    folder, _, name = filename.rpartition("onecard/train/")
+    folder, _, name = filename.rpartition("onecard/")
     return _LOGITS.get(name, set()) if folder else set()

@@ -216,7 +216,7 @@ def write(path: Path, snapshot: Snapshot, config: RunConfig, *, fused: bool) -> 
 
 def nanogpt_config(config: RunConfig) -> dict[str, object]:
     """nanoGPT's own keys, with values it takes: it has no `auto`."""
-    values = {key: getattr(config, key) for key in RunConfig.model_fields if key in NANOGPT_KEYS}
+    values = {key: getattr(config, key) for key in KEYS if key in NANOGPT_KEYS}
     values["dataset"] = config.dataset.removeprefix("data/")  # nanoGPT looks for it there itself
     if config.device == "auto":
         values["device"] = "cuda"

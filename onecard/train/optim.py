@@ -1,16 +1,17 @@
-"""The optimizer: nanoGPT's two groups, AdamW in one kernel, the gradient's norm without waiting for the device."""
+"""The optimizer: nanoGPT's two groups, one kernel, the gradient's norm without waiting for the device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from onecard.config.schema import RunConfig
+from onecard.models.optimizers import ADAMW, Optimizer
 
-FUSED_DEVICES = ("cuda", "cpu", "mps")  # where torch has AdamW as one kernel
+FUSED_DEVICES = ("cuda", "cpu", "mps")  # where torch has optimizers as one kernel
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
@@ -22,33 +23,32 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
     ]
 
 
-class AdamW(torch.optim.AdamW):
-    """torch's, whose state can be made before its first step."""
+class WithStateFirst(torch.optim.Optimizer):
+    """An optimizer whose state can be made before its first step."""
+
+    rule: ClassVar[Optimizer]  # what it keeps
 
     def make_state(self) -> None:
         """Make what the first step would make, so that a step needs no memory and cannot fail half-way."""
-        self.state.update(
-            {
-                parameter: {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu"),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
-                for group in self.param_groups
-                for parameter in group["params"]
-                if parameter not in self.state
-            }
-        )
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter not in self.state:
+                    of_number = parameter.device if group["fused"] else torch.device("cpu")
+                    self.state[parameter] = {
+                        **{name: torch.zeros((), dtype=torch.float32, device=of_number) for name in self.rule.numbers},
+                        **{name: torch.zeros_like(parameter) for name in self.rule.moments},
+                    }
 
 
-def make_optimizer(model: nn.Module, config: RunConfig) -> AdamW:
-    """AdamW over the model's parameters, where they are now: move the model first."""
-    return AdamW(
-        parameter_groups(model, weight_decay=config.weight_decay),
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=next(model.parameters()).device.type in FUSED_DEVICES,
-    )
+class AdamW(WithStateFirst, torch.optim.AdamW):
+    rule = ADAMW
+
+
+def make_optimizer(model: nn.Module, config: RunConfig) -> WithStateFirst:
+    """The optimizer of a run over the model's parameters, where they are now: move the model first."""
+    groups = parameter_groups(model, weight_decay=config.weight_decay)
+    fused = next(model.parameters()).device.type in FUSED_DEVICES
+    return AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

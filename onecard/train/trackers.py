@@ -13,13 +13,12 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from onecard.config.names import nearest
-from onecard.config.schema import RunConfig
-from onecard.errors import ConfigError, MachineError, kind_and_line
+from onecard.config.loggers import logger_names
+from onecard.config.schema import KEYS, RunConfig
+from onecard.errors import kind_and_line
 from onecard.runs.records import End, Eval, Record, Start, Step
 
 Values = Mapping[str, float]
@@ -161,41 +160,10 @@ def logged_values(record: Step | Eval, config: RunConfig) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def logger_names(config: RunConfig) -> list[str]:
-    """The trackers a config asks for; nanoGPT's wandb_log asks for wandb. ConfigError for an unknown name."""
-    names = config.loggers.replace(",", " ").lower().split()
-    for name in names:
-        if name not in TRACKERS:
-            raise ConfigError(
-                f"there is no logger {name}",
-                why=f"the loggers are {', '.join(TRACKERS)}; records.jsonl is always written",
-                fix=f"--loggers={nearest(name, TRACKERS) or 'tensorboard'}",
-                name="unknown-logger",
-            )
-    return list(dict.fromkeys([*names, *(["wandb"] if config.wandb_log else [])]))
-
-
-def check_loggers(config: RunConfig) -> None:
-    """Refuse a tracker that is not installed before the run begins, when it is easy to fix.
-
-    nanoGPT's wandb_log, which many configs carry along, only warns when the run starts.
-    """
-    asked = set(logger_names(config.replace({"wandb_log": False})))
-    missing = sorted(name for name in asked if find_spec(name) is None)
-    if missing:
-        raise MachineError(
-            f"loggers={config.loggers} needs {' and '.join(missing)}",
-            why="it is not installed here",
-            fix=f'pip install "onecard[log]"   (or only: pip install {" ".join(missing)})',
-            name="missing-package",
-        )
-
-
 def project_and_name(config: RunConfig, folder: Path) -> dict[str, str]:
     """wandb_project and wandb_run_name; left at nanoGPT's defaults, `onecard` and the run folder's name say more."""
     instead = {"wandb_project": "onecard", "wandb_run_name": folder.resolve().name}
-    fields = RunConfig.model_fields
-    said = {key: getattr(config, key) for key in instead if getattr(config, key) != fields[key].default}
+    said = {key: getattr(config, key) for key in instead if getattr(config, key) != KEYS[key].default}
     project, name = (said.get(key, instead[key]) for key in instead)
     return {"project": project, "name": name}
 

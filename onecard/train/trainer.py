@@ -28,7 +28,7 @@ from onecard.train.loss import has_kernel
 from onecard.train.model import GPT
 from onecard.train.oom import OutOfMemory, release_memory, smaller_micro_batch
 from onecard.train.operations import DeviceOperations
-from onecard.train.optim import make_optimizer, set_learning_rate
+from onecard.train.optim import WithStateFirst, make_optimizer, set_learning_rate
 from onecard.train.precision import Precision
 from onecard.train.products import has_products
 
@@ -97,8 +97,8 @@ class Trainer:
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = self.steps.optimizer
+    def optimizer(self) -> WithStateFirst:
+        optimizer: WithStateFirst = self.steps.optimizer
         return optimizer
 
     @property

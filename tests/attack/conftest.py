@@ -104,7 +104,7 @@ def faults_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nursery(faults_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     pytest.importorskip("torch", reason="needs torch")
     path = tmp_path_factory.mktemp("nursery")

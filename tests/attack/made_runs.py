@@ -2,6 +2,9 @@
 
 Every run is a text, in one of three formats, that goes through the reader like any log. `sick_runs` and `healthy_runs`
 make as many as asked for; the number of a run is its seed, so a run that is judged wrongly can be made again.
+
+How much a run varies is drawn from ranges that end at twice what real logs show or beyond (tests/attack/real_noise.py).
+Rules are chosen by these runs, never these runs by the rules: a change here needs a figure of a real log.
 """
 
 import json
@@ -22,6 +25,7 @@ from onecard.plan.counts import count_params
 from onecard.plan.loss import law
 from onecard.plan.speed import predict_speed
 from onecard.runs.foreign import read_logs
+from tests.attack import real_noise
 
 Strength = Literal["weak", "medium", "strong"]
 Format = Literal["nanogpt", "llm.c", "onecard"]
@@ -30,6 +34,22 @@ FORMATS: tuple[Format, ...] = ("nanogpt", "llm.c", "onecard")
 SHAPES = ((4, 4, 256), (6, 6, 384), (8, 8, 512), (12, 12, 768), (24, 16, 1024))
 CARD = "RTX 4070"
 POINTS = (40, 600)  # logged updates of a run
+SEQUENCES = ((256, 32), (512, 16), (1024, 1), (1024, 2), (1024, 4), (1024, 8), (1024, 16))  # block_size, batch_size
+UPDATES = (16_384, 32_768, 131_072, 262_144, 524_288)  # tokens
+SMALL_UPDATE = 131_072  # tokens; below, beta2 must be higher
+# Ranges of healthy runs, beside what real logs show (real_noise.py)
+NOISE = (0.3, 2.0)  # times real_noise.training_noise
+WAVE = 0.06  # nats, the most that all losses of a run go up and down together by; real ones go up by 0.016
+EVALUATION_NOISE = (0.0003, 0.15)  # nats; real ones 0.0005 to 0.014, more with fewer batches
+SCATTER = (0.05, 2 * real_noise.SAME_WINDOWS_SCATTER)  # of the recorded error, where the windows are the same
+GAP = (2 * min(real_noise.GAPS), 0.12)  # nats
+LETTER_GAP = (0.0, 2 * max(real_noise.LETTER_GAPS))  # nats, growing with what is learned
+HOT = (1.0, 1.25)  # times slower from a third of the run on; real ones 1.004
+JITTER = (0.001, 0.2)  # of the logarithm of the seconds; real ones 0.0002 to 0.1
+STALLS = 0.02  # of the updates take 1.5 to 6 times as long; real ones 0.0002
+NORMS = (0.15, 3.0)  # real ones 0.26 to 1.3
+NORM_SPREAD = 0.3  # of the logarithm; real ones 0.07 to 0.3
+NORM_PEAKS = 0.001  # of the updates have 3 to 15 times the norm; real ones 0.0002 and 7.5 times
 
 
 @dataclass
@@ -39,14 +59,18 @@ class Made:
     dice: random.Random
     config: dict[str, object]
     every: int  # updates between logged ones
-    eval_every: int  # logged updates between evaluations; 0: none
+    curve: list[float]  # the loss without noise
+    noise: float  # of a logged loss
     losses: list[float]
-    trains: list[float]  # of each evaluation
-    vals: list[float]
+    gaps: list[float]  # val - train without noise
     errors: float  # standard error of an evaluation
+    scatter: float  # standard deviation of an evaluation from the next
     seconds: list[float]
     norms: list[float]
     rates: list[float]
+    eval_every: int = 0  # logged updates between evaluations; 0: none
+    trains: list[float] = field(default_factory=list)  # of each evaluation
+    vals: list[float] = field(default_factory=list)
     waits: float = 0.01  # share of the time
     data: DataSizes = field(default_factory=DataSizes)
     states_config: bool = True
@@ -59,12 +83,24 @@ class Made:
     def evaluated(self) -> list[int]:
         return list(range(0, self.points, self.eval_every)) if self.eval_every else []
 
+    def settled(self, n: int) -> float:
+        """How much of its noise a loss has: random weights give nearly the same loss for every text."""
+        return min(1.0, 0.05 + n * self.every / 50)
+
+    def evaluate(self, every: int) -> None:
+        """Evaluates the curve, each split with its own noise."""
+        self.eval_every = every
+        self.trains, self.vals = [], []
+        for n in self.evaluated():
+            train, val = (self.settled(n) * self.dice.gauss(0, self.scatter) for _ in range(2))
+            self.trains.append(max(0.0, self.curve[n] + train))
+            self.vals.append(max(0.0, self.curve[n] + self.gaps[n] + val))
+
 
 def healthy(seed: int, form: Format) -> Made:
     """A healthy run: of any size, length, noise, schedule; with or without evaluations, config and restarts.
 
-    One sequence of a text varies by 0.45 nats. nanoGPT logs one micro-batch, which may be one sequence where no config
-    says more; the others log a whole update.
+    nanoGPT logs the loss of one micro-batch, the others that of a whole update.
     """
     dice = random.Random(seed)
     layers, heads, width = dice.choice(SHAPES)
@@ -72,11 +108,10 @@ def healthy(seed: int, form: Format) -> Made:
     vocab = 65 if letters else 50304
     points = round(math.exp(dice.uniform(math.log(POINTS[0]), math.log(POINTS[1]))))
     every = dice.choice((1, 10, 10, 100))
-    steps = max(points * every, 300)
-    points, every = (points, every) if points * every >= 300 else (300 // every, every)
+    points = max(points, 300 // every)
     steps = points * every
-    block, batch = dice.choice(((256, 32), (512, 16), (1024, 8), (1024, 16)))
-    accumulation = max(1, round(dice.choice((131_072, 262_144, 524_288)) / (block * batch)))
+    block, batch = dice.choice(SEQUENCES)
+    accumulation = max(1, round(dice.choice(UPDATES) / (block * batch)))
     tokens = block * batch * accumulation
     shape = {"n_layer": layers, "n_head": heads, "n_embd": width, "block_size": block, "vocab_size": vocab}
     params = count_params(resolve(_file(shape), filename="c.py").config).total
@@ -91,64 +126,92 @@ def healthy(seed: int, form: Format) -> Made:
         "warmup_iters": recipe.warmup(steps).value,
         "learning_rate": rate,
         "min_lr": rate / 10,
+        "beta2": 0.99 if tokens < SMALL_UPDATE else 0.95,
         "eval_interval": 10**9,
     }
     guess = math.log(vocab)
     end = 1.4 if letters else max(2.6, min(law(params, steps * tokens) + 0.2, 6.5))
     half = dice.uniform(15, 60)  # updates after which half of the way is gone, on a curve that bends
-    states_config = dice.random() < 0.5
-    noisiest = 0.12 if form != "nanogpt" else 0.2 if states_config else 0.45
-    noise, keep = math.exp(dice.uniform(math.log(0.02), math.log(noisiest))), dice.choice((0.0, 0.3, 0.6))
     bend = dice.uniform(0.7, 1.6)  # the larger, the earlier the loss is flat
     final_drop = dice.uniform(0.0, 0.08)
-    curve = [
+    falling = [
         end + (guess - end) / (1 + (n * every / half) ** bend) - final_drop * (n / points) ** 2 for n in range(points)
     ]
-    eval_every = dice.choice((0, 5, 10, 20)) if points >= 60 else dice.choice((0, 5))
-    eval_noise, gap = math.exp(dice.uniform(math.log(0.003), math.log(0.15))), dice.uniform(-0.03, 0.06)
-    drifts, period = dice.uniform(0, 0.06), dice.uniform(20, 200)  # text that comes in an order
-    waves = [drifts * math.sin(n / period) for n in range(points)]
-    curve = [level + 0.2 * wave for level, wave in zip(curve, waves, strict=True)]
-    shaken, losses = 0.0, []
-    for n, level in enumerate(curve):
-        shaken = keep * shaken + math.sqrt(1 - keep**2) * dice.gauss(0, noise)
-        settled = min(1.0, 0.05 + n * every / 50)  # random weights give the same loss for every text
-        losses.append(max(0.5, level + settled * (shaken + waves[n])))
-    if dice.random() < 0.3 and points > 100:  # a spike that comes back
-        losses[dice.randrange(points // 2, points - 20)] += dice.uniform(0.5, 2)
-    at = range(0, points, eval_every) if eval_every else ()
-    usual = math.exp(dice.uniform(math.log(0.05), math.log(10)))
-    hot, jitter = dice.uniform(1.0, 1.25), dice.uniform(0.002, 0.08)
-    seconds = [
-        usual * (1 + (hot - 1) * min(1.0, 3 * n / points)) * math.exp(dice.gauss(0, jitter)) for n in range(points)
-    ]
-    seconds[0] *= dice.uniform(1, 30)  # compiles
-    for n in range(points):
-        if dice.random() < 0.02:
-            seconds[n] *= dice.uniform(1.5, 6)
-    if dice.random() < 0.3:  # a restart compiles again
-        seconds[dice.randrange(points)] *= 30
-    calm = math.exp(dice.uniform(math.log(0.15), math.log(3)))
-    norms = [(calm + 20 / (1 + n * every / 20)) * math.exp(dice.gauss(0, 0.3)) for n in range(points)]
-    rates = [_rate(config, n * every) for n in range(points)]
+    gap = dice.uniform(*GAP)
+    gap_of_letters = dice.uniform(*LETTER_GAP) if letters else 0.0
+    error = _between(dice, *EVALUATION_NOISE)
+    same_windows = form == "onecard"  # other windows would move all evaluations together
+    gap += dice.gauss(0, math.sqrt(2) * error) if same_windows else 0.0
+    noise = dice.uniform(*NOISE) * real_noise.training_noise(block * batch if form == "nanogpt" else tokens)
     made = Made(
         dice=dice,
         config=config,
         every=every,
-        eval_every=eval_every,
-        losses=losses,
-        trains=[curve[n] + min(1, n) * dice.gauss(0, eval_noise) for n in at],
-        vals=[curve[n] + min(1, n) * (gap + dice.gauss(0, eval_noise)) for n in at],
-        errors=eval_noise,
-        seconds=seconds,
-        norms=norms,
-        rates=rates,
-        states_config=states_config,
+        curve=falling,
+        noise=noise,
+        losses=falling,
+        gaps=[],
+        errors=error,
+        scatter=error * (dice.uniform(*SCATTER) if same_windows else 1.0),
+        seconds=_seconds(dice, points),
+        norms=_norms(dice, points, every),
+        rates=[_rate(config, n * every) for n in range(points)],
+        states_config=dice.random() < 0.5,
     )
-    read = steps * tokens
+    made.gaps = [
+        made.settled(n) * gap + gap_of_letters * (guess - level) / (guess - end) for n, level in enumerate(falling)
+    ]
+    waves, order = _waves(made), _waves(made)  # of the model, and of text that comes in an order
+    made.curve = [level + wave for level, wave in zip(falling, waves, strict=True)]
+    shaken = _shaken(dice, noise, points)
+    made.losses = [max(0.5, level + made.settled(n) * shaken[n] + order[n]) for n, level in enumerate(made.curve)]
+    if dice.random() < 0.3 and points > 100:  # a spike that comes back
+        made.losses[dice.randrange(points // 2, points - 20)] += dice.uniform(0.5, 2)
+    made.evaluate(dice.choice((0, 5, 10, 20)) if points >= 60 else dice.choice((0, 5)))
     if made.states_config and dice.random() < 0.7:
-        made.data = DataSizes(train_tokens=round(read / dice.choice((0.18, 0.4, 0.9, 2, 3.5))), val_tokens=10**8)
+        size = round(steps * tokens / dice.choice((0.18, 0.4, 0.9, 2, 3.5)))
+        made.data = DataSizes(train_tokens=size, val_tokens=10**8)
     return made
+
+
+def _between(dice: random.Random, low: float, high: float) -> float:
+    """Any number from low to high, each factor as likely as the next."""
+    return math.exp(dice.uniform(math.log(low), math.log(high)))
+
+
+def _waves(made: Made) -> list[float]:
+    """A slow wave of at most WAVE nats up and down, with any phase."""
+    height, period, phase = made.dice.uniform(0, WAVE), made.dice.uniform(20, 200), made.dice.uniform(0, 2 * math.pi)
+    return [made.settled(n) * height * math.sin(n / period + phase) for n in range(made.points)]
+
+
+def _shaken(dice: random.Random, noise: float, points: int) -> list[float]:
+    """Noise of logged losses: normal, now and then a harder text; sometimes a loss is like the one before."""
+    keep, value, found = dice.choice((0.0, 0.3, 0.6)), 0.0, []
+    for _ in range(points):
+        value = keep * value + math.sqrt(1 - keep**2) * dice.gauss(0, 1)
+        harder = dice.expovariate(1 / real_noise.TAIL_MEAN) if dice.random() < real_noise.TAIL else 0.0
+        found.append(noise * (value + harder))
+    return found
+
+
+def _seconds(dice: random.Random, points: int) -> list[float]:
+    """Times of updates: a card that warms up, jitter, stalls, compiling at the start and after a restart."""
+    usual, hot, jitter = _between(dice, 0.05, 10), dice.uniform(*HOT), _between(dice, *JITTER)
+    found = [
+        usual * (1 + (hot - 1) * min(1.0, 3 * n / points)) * math.exp(dice.gauss(0, jitter)) for n in range(points)
+    ]
+    found[0] *= dice.uniform(1, 60)
+    if dice.random() < 0.3:
+        found[dice.randrange(points)] *= 60
+    return [seconds * (dice.uniform(1.5, 6) if dice.random() < STALLS else 1) for seconds in found]
+
+
+def _norms(dice: random.Random, points: int, every: int) -> list[float]:
+    """Gradient norms: high at the start, then calm, with rare peaks."""
+    calm = _between(dice, *NORMS)
+    found = [(calm + 20 / (1 + n * every / 20)) * math.exp(dice.gauss(0, NORM_SPREAD)) for n in range(points)]
+    return [norm * (dice.uniform(3, 15) if dice.random() < NORM_PEAKS else 1) for norm in found]
 
 
 def _rate(config: dict[str, object], step: int) -> float:
@@ -174,42 +237,43 @@ def _tokens(made: Made) -> int:
 
 
 def rising(made: Made, strength: Strength) -> None:
-    """The training loss rises in the last half; there are no evaluations."""
-    made.eval_every = 0
+    """All losses rise in the last half; there are no evaluations."""
     half, height = made.points // 2, _by(strength, 0.3, 1.0, 4.0)
-    low = min(made.losses[half // 2 : half + 1])
     for n in range(half, made.points):
-        made.losses[n] = low + (made.losses[n] - low) * 0.2 + height * (n - half) / (made.points - half)
+        higher = height * (n - half) / (made.points - half)
+        made.curve[n] += higher
+        made.losses[n] += higher
+    made.evaluate(0)
 
 
 def diverging(made: Made, strength: Strength) -> None:
-    """Both evaluated losses rise."""
+    """The same, with evaluations."""
     rising(made, strength)
-    made.eval_every = max(1, made.points // 16)
-    levels = [made.losses[n] for n in made.evaluated()]
-    made.trains, made.vals = list(levels), [level + 0.02 for level in levels]
+    made.evaluate(max(1, made.points // 16))
 
 
 def guessing(made: Made, strength: Strength) -> None:
     """Nothing, or only the frequencies of tokens, is learned: from a little above the limit up to ln V."""
     made.config["vocab_size"] = 50304
-    made.eval_every = 0
+    made.evaluate(0)
     level = _by(strength, 7.15, 7.45, 10.9)
-    made.losses = [max(level, 10.9 - 0.05 * n * made.every) + made.dice.gauss(0, 0.08) for n in range(made.points)]
+    made.losses = [
+        max(level, 10.9 - 0.05 * n * made.every) + made.dice.gauss(0, made.noise) for n in range(made.points)
+    ]
 
 
 def leaking(made: Made, strength: Strength) -> None:
     """The answer is in the input."""
+    made.evaluate(0)
     made.config["vocab_size"], made.config["dataset"] = 50304, "mine"
     level = _by(strength, 0.1, 0.03, 0.002)
     drop = [max(level, 10.8 * 0.8**n) for n in range(made.points)]
     made.losses = [loss * math.exp(made.dice.gauss(0, 0.1)) for loss in drop]
-    made.eval_every = 0
 
 
 def swinging(made: Made, strength: Strength) -> None:
     """The loss swings, slowly or from one update to the next."""
-    made.eval_every = 0
+    made.evaluate(0)
     size, kind = _by(strength, 0.6, 0.9, 1.2), made.dice.randrange(3)
     for n in range(made.points):
         turn = (math.sin(n / 7), 1 if n % 2 else -1, made.dice.uniform(-1, 1))[kind]
@@ -240,7 +304,8 @@ def slow(made: Made, strength: Strength) -> None:
     assert speed
     factor = _by(strength, 1.8, 3.5, 6.0)
     made.on_card = made.states_config = True
-    made.seconds = [config.tokens_per_step / speed.tokens_per_second.likely * factor] * made.points
+    usual = config.tokens_per_step / speed.tokens_per_second.likely
+    made.seconds = [factor * usual * math.exp(made.dice.gauss(0, 0.05)) for _ in made.seconds]
 
 
 def starving(made: Made, strength: Strength) -> None:
@@ -250,26 +315,19 @@ def starving(made: Made, strength: Strength) -> None:
 
 def below(made: Made, strength: Strength) -> None:
     """The validation loss is below the training loss."""
-    made.eval_every = made.eval_every or 5
-    gap = _by(strength, 0.1, 0.7, 1.5)
-    levels = [made.losses[n] for n in made.evaluated()]
-    made.trains, made.vals = levels, [level - gap for level in levels]
+    made.evaluate(made.eval_every or 5)
+    made.vals = [max(0.0, val - _by(strength, 0.1, 0.7, 1.5)) for val in made.vals]
 
 
 def overfitting(made: Made, strength: Strength) -> None:
     """The validation loss turns while the training loss falls on."""
-    made.eval_every = max(1, made.points // 20)
-    at, rise = made.evaluated(), _by(strength, 0.15, 0.6, 2.0)
-    half = len(at) // 2
-    levels = [4.0 - 1.5 * min(k, half) / half for k in range(len(at))]
-    further = [max(0, k - half) / (len(at) - half) for k in range(len(at))]
-    made.trains = [level - 0.3 * share for level, share in zip(levels, further, strict=True)]
-    made.vals = [level + 0.05 + rise * share for level, share in zip(levels, further, strict=True)]
-    made.losses = [
-        made.trains[min(len(at) - 1, n // made.eval_every)] + made.dice.gauss(0, 0.05) for n in range(made.points)
-    ]
-    made.losses[0] = made.trains[0] = made.vals[0] = math.log(50304)
-    made.config["vocab_size"] = 50304
+    half, rise = made.points // 2, _by(strength, 0.15, 0.6, 2.0)
+    further = [max(0, n - half) / (made.points - half) for n in range(made.points)]
+    for n, share in enumerate(further):
+        made.curve[n] -= 0.3 * share
+        made.losses[n] -= 0.3 * share
+        made.gaps[n] += (0.3 + rise) * share
+    made.evaluate(max(1, made.points // 20))
     made.data = DataSizes(train_tokens=made.points * made.every * _tokens(made) // 3, val_tokens=10**8)
 
 

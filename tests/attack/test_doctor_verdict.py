@@ -21,16 +21,17 @@ from onecard.data.dataset import open_dataset
 from onecard.doctor.case import DataSizes
 from onecard.doctor.diagnose import Diagnosis, diagnose
 from onecard.doctor.evidence import epochs
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.cards import find_card
-from onecard.plan.make import make_plan
 from onecard.plan.place import Place
 from onecard.report.doctor import verdict
 from onecard.runs.foreign import read_logs
-from tests.attack.made_runs import ILLNESSES, STRENGTHS, alarms, healthy_runs, sick_runs
+from tests.attack.made_runs import ILLNESSES, NOISE, STRENGTHS, alarms, healthy, healthy_runs, sick_runs
+from tests.attack.real_noise import EVALUATION_NOISE, TRAINING_NOISE, training_noise
 
 FOUND = 0.95  # of strong illnesses
 FALSE_ALARMS = 0.005  # of healthy runs
-FRESH_SICK, FRESH_HEALTHY = 5_000_000, 6_000_000  # seeds that no threshold was chosen by
+FRESH_SICK, FRESH_HEALTHY = 21_000_000, 22_000_000  # seeds that no threshold was chosen by
 
 
 def diagnosed(lines: Iterator[str] | list[str], data: DataSizes | None = None) -> Diagnosis:
@@ -197,6 +198,31 @@ def test_sums_that_exceed_the_card_are_no_conclusion(other: str, allocated: str,
     assert ("10.6" in finding.why) is False
 
 
+OLD_OOM = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 400.00 MiB (GPU 0; 15.75 GiB total capacity; 5.10 GiB already "
+    "allocated; {free}; {limit}5.20 GiB reserved in total by PyTorch)"
+)
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "cause"),
+    [
+        ("8.60 GiB free", "", "oom-despite-free"),
+        ("900.00 MiB free", "", "oom-despite-free"),
+        ("500.00 MiB free", "", "oom-other-process"),  # hardly enough: others hold the rest
+        ("8.60 GiB free", "5.30 GiB allowed; ", "oom-capacity"),  # a limit of its own
+    ],
+)
+def test_others_are_not_blamed_where_enough_is_free(free: str, limit: str, cause: str) -> None:
+    """Others hold 1.6 GiB there, and what was asked for fits beside them five times."""
+    (finding,) = (f for f in diagnosed([OLD_OOM.format(free=free, limit=limit)]).findings if f.rule.startswith("oom-"))
+    assert finding.rule == cause
+    assert ("other programs hold" in f"{finding.what} {finding.why}") is (cause == "oom-other-process")
+    if cause == "oom-despite-free":
+        assert finding.sure == "low", "the message does not say why"
+        assert free.removesuffix(" free").removesuffix(".00 MiB") in finding.what
+
+
 USUAL = "dataset='fineweb'\nmax_iters=5000\nlr_decay_iters=5000\nwarmup_iters=200\n"
 
 
@@ -261,34 +287,51 @@ def test_validation_data_that_is_training_data_is_found_everywhere(
         )
 
 
-def rates(patients: int) -> tuple[dict[tuple[str, str], Counter[str]], list[str], list[str]]:
-    """How many illnesses of each kind are found or called healthy; strong ones that were missed; false alarms."""
+def rates(patients: int) -> tuple[dict[tuple[str, str], Counter[str]], list[str], list[str], Counter[str]]:
+    """How many illnesses of each kind are found or called healthy; strong ones that were missed; false alarms; how sure
+    the alarms were that were right ("high") and those that were false ("high, false")."""
+    sure: Counter[str] = Counter()
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     missed = []
     for patient in sick_runs(patients, first=FRESH_SICK):
         found = alarms(patient.case)
+        sure.update(finding.sure for finding in found if finding.rule == patient.rule)
         kind = counts[patient.illness, patient.strength or ""]
         kind["made"] += 1
         kind["found"] += any(finding.rule == patient.rule for finding in found)
         kind["called healthy"] += not found
         if patient.strength == "strong" and not any(finding.rule == patient.rule for finding in found):
             missed.append(f"{patient}: {[finding.rule for finding in found]}")
-    false = [
-        f"{patient}: {[finding.rule for finding in found]}"
-        for patient in healthy_runs(patients, first=FRESH_HEALTHY)
-        if (found := alarms(patient.case))
-    ]
-    return counts, missed, false
+    false = []
+    for patient in healthy_runs(patients, first=FRESH_HEALTHY):
+        if found := alarms(patient.case):
+            sure.update(f"{finding.sure}, false" for finding in found)
+            false.append(f"{patient}: {[f'{finding.rule}, sure: {finding.sure}' for finding in found]}")
+    return counts, missed, false, sure
 
 
 @pytest.mark.parametrize("patients", [100, pytest.param(1500, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 def test_the_aims_are_met(patients: int) -> None:
-    counts, missed, false = rates(patients)
+    counts, missed, false, _ = rates(patients)
     strong = [count for (_, strength), count in counts.items() if strength == "strong"]
     made = sum(count["made"] for count in strong)
     assert sum(count["found"] for count in strong) >= FOUND * made, missed
     assert sum(count["called healthy"] for count in strong) == 0, missed
     assert len(false) <= FALSE_ALARMS * patients, false
+
+
+def test_healthy_runs_vary_at_least_as_much_as_real_ones() -> None:
+    """The generator against the figures of real logs: its law fits them, and its ranges go beyond them."""
+    for tokens, noise, _, run in TRAINING_NOISE:
+        assert noise < NOISE[1] / 1.5 * training_noise(tokens), run
+        if "in bytes" not in run:  # bytes vary less than tokens of GPT-2
+            assert training_noise(tokens) == pytest.approx(noise, rel=0.35), run
+    made = [healthy(seed, "nanogpt") for seed in range(200)]
+    assert max(run.noise for run in made) > 2 * max(noise for _, noise, *_ in TRAINING_NOISE)
+    assert min(run.scatter for run in made) < 0.001
+    assert max(run.scatter for run in made) > 2 * max(noise for noise, *_ in EVALUATION_NOISE)
+    rises = [max(b - min(run.curve[: n + 1]) for n, b in enumerate(run.curve)) for run in made]
+    assert max(rises) > 0.1 > 2 * max(rise for _, rise, _ in EVALUATION_NOISE)
 
 
 def test_a_healthy_run_that_falls_ill_is_noticed() -> None:
@@ -301,7 +344,7 @@ def test_a_healthy_run_that_falls_ill_is_noticed() -> None:
 
 def table(patients: int) -> Iterator[str]:
     """The measured rates, as Markdown."""
-    counts, missed, false = rates(patients)
+    counts, missed, false, sure = rates(patients)
     yield (
         "| illness | rule | "
         + " | ".join(f"{strength}: found" for strength in STRENGTHS)
@@ -316,6 +359,8 @@ def table(patients: int) -> Iterator[str]:
     yield ""
     yield f"Strong illnesses: {found} of {made} found ({found / made:.1%}), {called} called healthy."
     yield f"Healthy runs: {len(false)} of {patients} with an alarm ({len(false) / patients:.2%})."
+    for how in ("high", "medium", "low"):
+        yield f"Alarms that are sure: {how}: {sure[how]} in sick runs, {sure[f'{how}, false']} in healthy ones."
     yield from (f"- missed: {each}" for each in missed)
     yield from (f"- false alarm: {each}" for each in false)
 

@@ -2,12 +2,11 @@
 
 import io
 import os
-import resource
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,27 +18,21 @@ from onecard.opening import LONGEST_PIECE_BYTES, NotAFile, open_file, pieces, re
 from onecard.runs.foreign import read_logs
 from onecard.runs.records import Step
 from tests import made_logs as made
+from tests.warm import ROOT, WarmProcess
 
-ROOT = Path(__file__).parents[2]
+Run = Callable[..., tuple[int, str, str]]
 MOST_BYTES = 4 << 30  # of addresses: reading until memory ends ends early
 
 
-def limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+@pytest.fixture
+def run(warm: WarmProcess) -> Run:
+    """Runs a command that may use little memory and little time."""
 
+    def finish(*arguments: str, cwd: Path, stdin: bytes = b"") -> tuple[int, str, str]:
+        done = warm.run(*arguments, cwd=cwd, stdin=stdin, memory_bytes=MOST_BYTES, timeout=60)
+        return done.code, done.stdout, done.stderr
 
-def run(*arguments: str, cwd: Path, stdin: bytes = b"") -> tuple[int, str, str]:
-    """A command that may use little memory and little time."""
-    done = subprocess.run(
-        [sys.executable, "-m", "onecard", *arguments],
-        input=stdin,
-        capture_output=True,
-        cwd=cwd,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
-        preexec_fn=limit_memory,
-    )
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+    return finish
 
 
 @pytest.fixture
@@ -71,7 +64,7 @@ PLACES = (
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("place", PLACES, ids=" ".join)
-def test_what_is_no_file_is_refused_in_three_lines(odd: Path, place: tuple[str, ...], name: str) -> None:
+def test_what_is_no_file_is_refused_in_three_lines(run: Run, odd: Path, place: tuple[str, ...], name: str) -> None:
     code, stdout, stderr = run(*(word.format(name) for word in place), cwd=odd)
     assert (code, stdout) == (2, "")
     what, why, fix = stderr.splitlines()
@@ -80,7 +73,7 @@ def test_what_is_no_file_is_refused_in_three_lines(odd: Path, place: tuple[str, 
     assert fix.startswith("  fix: ")
 
 
-def test_a_pipe_can_be_given_through_standard_input(odd: Path) -> None:
+def test_a_pipe_can_be_given_through_standard_input(run: Run, odd: Path) -> None:
     _, _, stderr = run("doctor", "pipe", cwd=odd)
     assert "fix: cat pipe | onecard doctor -" in stderr
     code, stdout, _ = run("doctor", "-", cwd=odd, stdin=(odd / "good.log").read_bytes())
@@ -88,7 +81,7 @@ def test_a_pipe_can_be_given_through_standard_input(odd: Path) -> None:
     assert stdout.startswith("stdin")
 
 
-def test_a_run_folder_with_a_pipe_as_its_records_is_refused(tmp_path: Path) -> None:
+def test_a_run_folder_with_a_pipe_as_its_records_is_refused(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.json").write_text(RunConfig.model_validate({}).model_dump_json())
@@ -213,7 +206,7 @@ def test_twice_as_many_runs_take_about_twice_as_long(tmp_path: Path) -> None:
     assert best[4000] / best[1000] < 8, best  # linear: 4, quadratic: 16
 
 
-def test_of_very_many_runs_the_worst_are_shown(tmp_path: Path) -> None:
+def test_of_very_many_runs_the_worst_are_shown(run: Run, tmp_path: Path) -> None:
     sick = many_runs(1) + "iter 30: loss nan, time 250.00ms, mfu 30.00%\niter 40: loss nan, time 250.00ms, mfu 30.00%\n"
     (tmp_path / "many.log").write_text(many_runs(300) + sick)
     code, stdout, _ = run("doctor", "many.log", cwd=tmp_path)
@@ -225,7 +218,7 @@ def test_of_very_many_runs_the_worst_are_shown(tmp_path: Path) -> None:
     assert everything.count("many.log") >= 301
 
 
-def test_more_runs_than_can_be_compared_are_refused(tmp_path: Path) -> None:
+def test_more_runs_than_can_be_compared_are_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "many.log").write_text(many_runs(1001))
     code, stdout, stderr = run("compare", "many.log", cwd=tmp_path)
     assert (code, stdout) == (2, "")

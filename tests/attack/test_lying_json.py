@@ -22,6 +22,7 @@ from onecard.cli.main import run  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.train import checkpoint  # noqa: E402
 from onecard.untrusted_json import BadJson, parsed, read_object  # noqa: E402
+from tests.share import WHOLE  # noqa: E402
 
 TINY = [
     *("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
@@ -384,17 +385,21 @@ def test_json_is_parsed_in_one_place() -> None:
 FIELDS = (
     *("tokens", "loss", "lr", "grad_norm", "seconds", "elapsed_seconds", "tokens_per_second", "mfu"),
     *("allocated_bytes", "reserved_bytes", "data_wait_seconds"),
+    *("val_loss", "val_loss_error", "train_loss", "peak_allocated_bytes"),
 )
 ABSURD = ("1e308", "-1e308", str(HUGE), str(-HUGE), "1e39", "-1e39", "9223372036854775807", "NaN", '"Infinity"')
 
 
-@pytest.mark.parametrize("value", [*ABSURD, DEEP, '"text"', "[1]"])
+LIES = (*ABSURD, DEEP, '"text"', "[1]")
+
+
+@pytest.mark.parametrize("value", LIES)
 def test_an_absurd_number_in_a_record_ends_no_command(
     made: Path, capsys: pytest.CaptureFixture[str], value: str
 ) -> None:
-    """In every field of every step and evaluation, all at once: what survives the reader is read by the rules."""
+    """In a field of every step and evaluation at once: what survives the reader is read by the rules."""
     lines = (made / "records.jsonl").read_text().splitlines()
-    for field in (*FIELDS, "val_loss", "val_loss_error", "train_loss", "peak_allocated_bytes"):
+    for field in FIELDS if WHOLE else FIELDS[LIES.index(value) % 4 :: 4]:
         changed_lines = []
         for line in lines:
             record = json.loads(line)

@@ -18,6 +18,7 @@ from onecard.data import home
 from onecard.errors import ConfigError, is_out_of_memory, out_of_memory
 from onecard.runs.folder import load_run
 from tests.attack.conftest import ROOT, TINY
+from tests.warm import WarmProcess
 
 NOWHERE = "/dev/null/home"  # below a file: not even root can make it
 
@@ -36,11 +37,13 @@ def finish(
 
 
 @pytest.mark.parametrize("environment", [{"ONECARD_HOME": NOWHERE}, {"ONECARD_HOME": "", "HOME": NOWHERE}])
-def test_a_run_trains_without_a_home_to_write_to(tmp_path: Path, environment: dict[str, str]) -> None:
-    pytest.importorskip("torch", reason="needs torch")
+def test_a_run_trains_without_a_home_to_write_to(
+    tmp_path: Path, warm_with_torch: WarmProcess, environment: dict[str, str]
+) -> None:
+    arguments = ["train", *TINY, "--max_iters=2", "--out_dir=r"]
     environment = environment | {"TMPDIR": str(tmp_path)}
-    done = finish("train", *TINY, "--max_iters=2", "--out_dir=r", cwd=tmp_path, environment=environment)
-    assert done.returncode == 0, done.stderr
+    done = warm_with_torch.run(*arguments, cwd=tmp_path, environment=environment)
+    assert done.code == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "cannot be written" in line]
     assert len(said) == 1
     assert str(tmp_path / f"onecard-{os.getuid()}") in said[0]

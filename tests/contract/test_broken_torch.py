@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.conftest import ROOT, Command
+from tests.contract.conftest import Command
 
 pytest.importorskip("numpy", reason="needs numpy: pip install 'onecard[train]'")
 
@@ -28,16 +28,16 @@ def run(onecard: Command, tmp_path: Path) -> None:
 
 @pytest.fixture(params=BROKEN)
 def python_path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """PYTHONPATH with a torch that cannot be imported in front."""
+    """A folder with a torch that cannot be imported."""
     package = tmp_path / "broken" / "torch"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(BROKEN[request.param])
-    return f"{package.parent}:{ROOT}"
+    return str(package.parent)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_every_command_that_needs_it_says_so(onecard: Command, python_path: str, command: list[str]) -> None:
-    shown = onecard(*command, PYTHONPATH=python_path)
+    shown = onecard(*command, python_path=python_path)
     assert (shown.code, shown.stdout) == (3, ""), shown.stderr
     what, why, fix = shown.stderr.splitlines()
     assert what == "error: torch cannot be imported  [no-torch]"

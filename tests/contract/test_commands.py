@@ -33,6 +33,23 @@ def test_onecard_alone_shows_its_help(onecard: Command) -> None:
     assert onecard().code == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["plan", "--gpu", "4070"], 0),
+        (["plan", "--vram", "1MiB", "--json"], 1),
+        (["plan", "-", "--n_layr=3"], 2),
+        (["train", "--out_dir=r"], 3),
+        (["doctor", "nothing.log", "--json"], 2),
+    ],
+)
+def test_the_fork_that_other_tests_run_answers_as_a_new_process_does(
+    onecard: Command, cold_onecard: Command, arguments: list[str], code: int
+) -> None:
+    assert onecard(*arguments).code == code
+    assert onecard(*arguments) == cold_onecard(*arguments)
+
+
 def test_every_command_has_a_line_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     for name in COMMANDS:
@@ -527,7 +544,6 @@ def test_a_near_no_is_hedged_and_is_still_a_no(onecard: Command) -> None:
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("--optimizer=muon", "is not built yet"),
         ("--eval_only=True", "no update"),
         ("--max_hours=0.0001", "stops onecard's run at about step"),
     ],
@@ -636,14 +652,14 @@ def test_the_data_of_the_configs_own_checkout_is_found_from_elsewhere(
     assert Path(planned["origins"]["vocab_size"]).name == "letters"
 
 
-def test_a_plan_without_data_does_not_import_numpy(onecard: Command, tmp_path: Path) -> None:
+def test_a_plan_without_data_does_not_import_numpy(cold_onecard: Command, tmp_path: Path) -> None:
     (tmp_path / "no_torch" / "numpy.py").write_text(
         "raise ImportError('numpy was imported for data that is not here')\n"
     )
     for text in ("dataset = 'fineweb'", "dataset = 'shakespeare_char'", "dataset = 'python-stdlib'"):
-        assert onecard("plan", "-", "--json", "--gpu", "4070", stdin=text).code == 0
+        assert cold_onecard("plan", "-", "--json", "--gpu", "4070", stdin=text).code == 0
     data_folder(tmp_path / "work" / "data" / "letters", 71)
-    assert "numpy was imported" in onecard("plan", "-", stdin="dataset = 'letters'").stderr  # so the trap works
+    assert "numpy was imported" in cold_onecard("plan", "-", stdin="dataset = 'letters'").stderr  # so the trap works
 
 
 def test_data_that_are_not_here_are_taken_to_be_gpt2s(onecard: Command) -> None:

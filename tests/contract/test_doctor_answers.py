@@ -56,11 +56,6 @@ def data_in(folder: Path, *, train: int, val: int) -> None:
     (folder / "val.bin").write_bytes(b"\2\0" * val)
 
 
-@pytest.fixture
-def work(tmp_path: Path, onecard: Command) -> Path:
-    return tmp_path / "work"
-
-
 def the_run(onecard: Command, *arguments: str, **more: Any) -> Any:
     (run,) = onecard("doctor", *arguments, "--json", **more).json["runs"]
     return run

@@ -1,6 +1,7 @@
-"""Imports only point down, torch stays in train/ and click in cli/, and the pure packages stay pure."""
+"""Imports only point down, torch stays in train/ and click in cli/, pure packages stay pure, plans name no options."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,7 @@ LAYERS = {
     "onecard": 12,  # the package itself re-exports from below, lazily
 }
 PURE = ("onecard.paper", "onecard.models", "onecard.plan", "onecard.doctor")
+_OPTION = re.compile(r"--[a-z]")
 IMPURE_NAMES = {"open", "print", "input", "exec", "eval"}
 IMPURE_MODULES = {"os", "time", "sys", "pathlib", "subprocess", "socket", "datetime", "random"}
 
@@ -66,6 +68,8 @@ def violations(module: str, source: str) -> Iterator[str]:
                 yield f"{module} imports click"
             if pure and top in IMPURE_MODULES and not only_counts_references(node):
                 yield f"{module} is pure and imports {top}"
+        if module.startswith("onecard.plan") and isinstance(node, ast.Constant) and _OPTION.search(str(node.value)):
+            yield f"{module}:{node.lineno} says {node.value!r}: a plan speaks of settings, not of what is typed"
         if pure and isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_NAMES:
             yield f"{module}:{node.lineno} is pure and calls {node.func.id}"
 
@@ -115,6 +119,8 @@ def test_the_package_keeps_its_layers() -> None:
         ("onecard.doctor.x", "print('x')", "calls print"),
         ("onecard.plan.x", "import time", "imports time"),
         ("onecard.plan.x", "from os import environ", "imports os"),
+        ("onecard.plan.x", "fix = '--dropout=0.0'", "speaks of settings"),
+        ("onecard.plan.x", "fix = f'--batch_size={size}'", "speaks of settings"),
         ("onecard.paper.x", "from sys import getrefcount, stdout", "imports sys"),
         ("onecard.models.x", "import torch", "torch"),
         ("onecard.stray", "", "no layer"),

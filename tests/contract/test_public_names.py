@@ -16,8 +16,8 @@ from onecard.doctor.case import Case, Facts
 from onecard.doctor.compare import Comparison
 from onecard.doctor.diagnose import Diagnosis
 from onecard.findings import Finding
-from onecard.plan.make import Plan, TrainerPlan
 from onecard.plan.memory.predict import Memory
+from onecard.plan.plan import Plan, TrainerPlan
 from onecard.plan.speed import Speed
 from tests.contract.conftest import ROOT
 
@@ -38,7 +38,7 @@ def test_another_name_is_an_attribute_error() -> None:
 
 IMPORTS = [
     "",
-    "import onecard.plan.make, onecard.doctor",
+    "import onecard.plan.plan, onecard.doctor",
     "from onecard import plan, doctor",
     "from onecard import api",
 ]

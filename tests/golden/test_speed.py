@@ -17,6 +17,7 @@ from onecard.plan.ranges import within
 from onecard.plan.speed import MEASURED_RUNS, predict_speed
 from onecard.plan.speed.predict import step_times
 from onecard.plan.speed.rates import ADA_GEFORCE_RATES, H200_RATES
+from tests.share import WHOLE, every_tenth
 
 ROWS = h200_rows()
 TIMED = [row for row in [*ROWS, *rtx_4070_rows()] if row.step_seconds]
@@ -150,16 +151,19 @@ def test_the_rates_are_what_the_fit_says() -> None:
 
 @pytest.mark.slow
 def test_rows_left_out_of_the_fit_are_within_30_percent_and_all_but_three_within_fifteen() -> None:
-    errors = [error for error in errors_of(ROWS, ROWS, fit_h200, H200_RATES) if error.left_out is not None]
-    far = [error for error in errors if abs(error.left_out or 0) > 0.15]
-    # both float32 rows, and an eager one: docs/explain/speed.md
-    assert [error.row.name for error in far] == [
+    known = [  # both float32 rows, and an eager one: docs/explain/speed.md
         "12/12/768 8 × 1024 float32 compiled accumulation 4",
         "16/8/512 8 × 256 bfloat16 eager accumulation 4",
         "20/10/640 4 × 512 float32 compiled accumulation 1 V 16384 bias",
     ]
+    timed = [row for row in ROWS if row.step_seconds]
+    left_out = [row for row in timed if row in every_tenth(timed) or row.name in known]
+    errors = [error for error in errors_of(left_out, ROWS, fit_h200, H200_RATES) if error.left_out is not None]
+    far = [error for error in errors if abs(error.left_out or 0) > 0.15]
+    assert [error.row.name for error in far] == known
     assert all(abs(error.left_out or 0) < 0.30 for error in far)
-    assert sorted(abs(error.left_out or 0) for error in errors)[len(errors) // 2] < 0.05
+    if WHOLE:
+        assert sorted(abs(error.left_out or 0) for error in errors)[len(errors) // 2] < 0.05
 
 
 def test_the_table_of_measured_runs_holds_every_timed_row() -> None:

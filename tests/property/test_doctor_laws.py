@@ -27,6 +27,7 @@ from onecard.report.doctor_json import diagnoses_json
 from onecard.report.doctor_markdown import diagnoses_markdown
 from onecard.runs.logged import LogFormat, LoggedRun, Message, oom_messages
 from onecard.runs.records import End, Eval, FindingRecord, Oom, Record, Step
+from tests.share import share
 from tests.unit.doctor.cases import SMALL, case, evaluation, learning, said, step
 
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1e-300, 1e300, -1.0, 3.5, math.nan])
@@ -148,25 +149,21 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(600, marks=pytest.mark.slow)])
-def test_no_run_is_too_odd_for_the_doctor(examples: int) -> None:
-    @given(st.lists(cases(), min_size=1, max_size=2), st.booleans())
-    @settings(max_examples=examples, deadline=None)
-    def answered(made: list[Case], final: bool) -> None:
-        diagnoses = diagnose_cases(made, final=final)
-        json.dumps(diagnoses_json(diagnoses), allow_nan=False)
-        sections = diagnoses_html(diagnoses).count("<section")
-        assert sections == diagnoses_markdown(diagnoses).count("## x.log") == len(made)
-        for diagnosis in diagnoses:
-            for finding in diagnosis.findings:
-                assert finding.seen, finding.rule
-            print_diagnosis(diagnosis, Console(file=io.StringIO(), width=120))
-
-    answered()
+@given(st.lists(cases(), min_size=1, max_size=2), st.booleans())
+@settings(max_examples=share(600), deadline=None)
+def test_no_run_is_too_odd_for_the_doctor(made: list[Case], final: bool) -> None:
+    diagnoses = diagnose_cases(made, final=final)
+    json.dumps(diagnoses_json(diagnoses), allow_nan=False)
+    sections = diagnoses_html(diagnoses).count("<section")
+    assert sections == diagnoses_markdown(diagnoses).count("## x.log") == len(made)
+    for diagnosis in diagnoses:
+        for finding in diagnosis.findings:
+            assert finding.seen, finding.rule
+        print_diagnosis(diagnosis, Console(file=io.StringIO(), width=120))
 
 
 @given(st.lists(cases(), min_size=2, max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 def test_no_runs_are_too_odd_to_compare(made: list[Case]) -> None:
     comparison = compare_runs(made)
     json.dumps(comparison_json(comparison), allow_nan=False)
@@ -176,7 +173,7 @@ def test_no_runs_are_too_odd_to_compare(made: list[Case]) -> None:
 
 
 @given(st.floats(-1, 1), st.integers(8, 20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=share(30), deadline=None)
 def test_a_loss_higher_everywhere_has_the_same_trend(lift: float, last: int) -> None:
     from onecard.doctor.trend import trend
 

@@ -8,18 +8,19 @@ from hypothesis import strategies as st
 
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.budget import Budget, propose
 from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import find_card
 from onecard.plan.fit import fit_nanogpt, fit_onecard
 from onecard.plan.intent import intent_findings
 from onecard.plan.loss import forecast_loss
-from onecard.plan.make import make_plan
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.speed import TrainerName, predict_speed
 from onecard.units import GIB
+from tests.share import share
 
 CARD = find_card("RTX 4070")
 
@@ -35,7 +36,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=share(15))
 @given(configs, st.integers(1, 12))
 def test_a_fit_fits_when_planned_again_and_keeps_the_tokens(config: RunConfig, room: int) -> None:
     fit = fit_nanogpt(config, CARD, room * GIB)
@@ -60,7 +61,7 @@ def test_more_room_never_makes_the_fit_slower(config: RunConfig, room: int) -> N
         assert large.speed.tokens_per_second.likely >= small.speed.tokens_per_second.likely * 0.999
 
 
-@settings(max_examples=12)
+@settings(max_examples=share(12))
 @given(configs, st.integers(1, 12))
 def test_our_fit_fits_when_planned_again_and_keeps_the_tokens(config: RunConfig, room: int) -> None:
     fit = fit_onecard(config, CARD, room * GIB)
@@ -84,7 +85,7 @@ def test_more_room_never_makes_our_fit_slower(config: RunConfig, room: int) -> N
         assert large.speed.tokens_per_second.likely >= small.speed.tokens_per_second.likely * 0.999
 
 
-@settings(max_examples=12)
+@settings(max_examples=share(12))
 @given(configs.filter(lambda c: c.n_layer >= 4 and c.batch_size * c.block_size >= 1024))
 def test_more_recomputation_never_needs_more_memory_and_is_never_faster(config: RunConfig) -> None:
     # of three layers or fewer, what is made again may outweigh what the others no longer keep
@@ -101,7 +102,7 @@ TRAINERS = st.sampled_from(get_args(TrainerName))
 FACTORS = st.floats(-3, 0.7).map(lambda power: 1 + 10**power)  # from a thousandth more to six times
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=share(25), deadline=None)
 @example(0.19, 0.2 / 0.19, "H200", "nanogpt", 1024)
 @example(0.604, 0.61 / 0.604, "RTX 4070", "onecard", 1024)
 @example(0.06, 0.07 / 0.06, "RTX 4090", "onecard", 1024)
@@ -121,7 +122,7 @@ def test_more_hours_never_predict_a_worse_loss(
         assert all(proposal.seconds.likely <= (budget.seconds or 0) for proposal in proposals)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 @given(st.floats(6.6, 12).map(lambda power: 10**power), FACTORS, CARDS, TRAINERS)
 def test_more_tokens_never_predict_a_worse_loss(tokens: float, factor: float, card: str, trainer: TrainerName) -> None:
     base, place = RunConfig().replace({"dataset": "fineweb", "dtype": "bfloat16"}), find_card(card)

@@ -16,6 +16,7 @@ from onecard.config.reader import NotAConfig, read_config, read_value
 from onecard.config.resolve import resolve
 from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import ConfigError
+from tests.share import share
 
 DEFAULTS = {"n_layer": 12, "n_embd": 768, "out_dir": "out", "learning_rate": 6e-4}
 
@@ -175,7 +176,7 @@ def mutated(rng: random.Random) -> str:
 def test_a_hundred_thousand_mutated_configs_neither_run_hang_nor_crash() -> None:
     rng = random.Random(20261115)
     slowest = 0.0
-    for _ in range(100_000):
+    for _ in range(share(100_000)):
         text = mutated(rng)
         start = time.perf_counter()
         read_quietly(text)

@@ -10,10 +10,11 @@ from rich.console import Console
 from onecard.config.resolve import resolve
 from onecard.doctor.diagnose import diagnose_cases
 from onecard.doctor.facts import make_case
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.cards import find_card
 from onecard.plan.data import NO_SIZES
-from onecard.plan.make import Plan, make_plan
 from onecard.plan.place import DESKTOP_BYTES, Place
+from onecard.plan.plan import Plan
 from onecard.report.doctor_json import diagnoses_json
 from onecard.report.plan import print_plan
 from onecard.report.plan_json import plan_json
@@ -22,6 +23,7 @@ from onecard.runs.foreign import read_logs
 from onecard.units import MIB
 from tests import made_logs as made
 from tests.property.test_same_figures_compare import configs
+from tests.share import share
 
 CARD = find_card("RTX 4070")
 
@@ -31,7 +33,7 @@ def planned(config: dict[str, object], place: Place | None = None, **options: An
     return make_plan(resolve(text, filename="made.py"), place or Place(card=CARD), **options)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=share(25), deadline=None)
 @given(configs())
 def test_what_a_plan_prints_is_what_its_json_says(config: dict[str, object]) -> None:
     plan = planned(config)
@@ -50,7 +52,7 @@ def test_what_a_plan_prints_is_what_its_json_says(config: dict[str, object]) -> 
         assert f"no prediction: {answer['why_no_loss']}" in text
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=share(25), deadline=None)
 @given(configs())
 def test_beside_a_desktop_is_beside_two_gibibytes_of_others(config: dict[str, object]) -> None:
     unsaid, said = planned(config), planned(config, Place(card=CARD, other_bytes=DESKTOP_BYTES))
@@ -59,7 +61,7 @@ def test_beside_a_desktop_is_beside_two_gibibytes_of_others(config: dict[str, ob
         assert said.trainers[name].fits_with_desktop is None
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 @given(configs())
 def test_what_a_fix_saves_is_the_difference_of_two_plans(config: dict[str, object]) -> None:
     plan = planned(config)
@@ -72,7 +74,7 @@ def test_what_a_fix_saves_is_the_difference_of_two_plans(config: dict[str, objec
             assert fix.saves_bytes == before - after.memory.process_bytes, fix.name
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 @given(configs())
 def test_the_picture_and_the_table_have_the_same_peak(config: dict[str, object]) -> None:
     memory = planned(config, trainer="nanogpt").first.memory
@@ -84,7 +86,7 @@ def test_the_picture_and_the_table_have_the_same_peak(config: dict[str, object])
         assert drawn[1] == f"{max(drawn_phases) / MIB:,.0f}"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=share(25), deadline=None)
 @given(configs())
 def test_plan_and_doctor_agree_on_a_fix_and_on_a_patch(config: dict[str, object]) -> None:
     config = config | {"wandb_run_name": "770M-run"}

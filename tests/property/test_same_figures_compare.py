@@ -11,8 +11,8 @@ from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.compare import compare_runs
 from onecard.doctor.diagnose import diagnose_cases
 from onecard.doctor.facts import make_case
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.cards import find_card
-from onecard.plan.make import make_plan
 from onecard.plan.place import Place
 from onecard.report.compare_json import comparison_json
 from onecard.report.doctor_json import diagnoses_json
@@ -21,6 +21,7 @@ from onecard.runs.foreign import read_logs
 from onecard.runs.logged import LoggedRun
 from onecard.units import MIB
 from tests import made_logs as made
+from tests.share import share
 
 CARDS = ("RTX 4070", "RTX 3090", "A100 SXM4 80 GB")
 HEADS = 4
@@ -86,7 +87,7 @@ def planned(case: Case, trainer: Any) -> Any:
     return plan_json(make_plan(case.resolved, Place(card=case.card), trainer=trainer))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=share(25), deadline=None)
 @given(runs, runs)
 def test_compare_says_of_a_run_what_doctor_and_plan_say(one: Made, other: Made) -> None:
     first, second = one.case(), other.case()
@@ -111,7 +112,7 @@ def test_compare_says_of_a_run_what_doctor_and_plan_say(one: Made, other: Made) 
 CHANGES: dict[str, object] = {"n_embd": 64 * HEADS * 5, "batch_size": 4, "dropout": 0.2, "block_size": 512}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 @given(runs, st.sampled_from(sorted(CHANGES)))
 def test_one_change_alone_is_the_difference_of_two_plans(one: Made, key: str) -> None:
     before, after = one.case(), one.case(**{key: CHANGES[key]})
@@ -128,7 +129,7 @@ def test_one_change_alone_is_the_difference_of_two_plans(one: Made, key: str) ->
         assert effect["why_no_loss"], key
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=share(15), deadline=None)
 @given(runs, st.integers(1, 400))
 def test_memory_under_a_tight_limit_is_the_plans(one: Made, below_mib: int) -> None:
     """Near its limit the allocator gives its cache back, so the process is smaller than without a limit."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 from onecard.cli.bench import _sizes
 from onecard.config.schema import RunConfig
 from onecard.errors import UsageError
+from tests.warm import ROOT, Outcome, WarmProcess
 
 pytest.importorskip("torch", reason="needs torch")
 
-ROOT = Path(__file__).parents[2]
+Bench = Callable[..., Outcome]
 STAND_IN = """
 from dataclasses import dataclass
 import torch
@@ -51,9 +53,15 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"ONECARD_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def bench(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "onecard", "bench", *TINY, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path), timeout=240)
+@pytest.fixture
+def bench(tmp_path: Path, warm_with_torch: WarmProcess) -> Bench:
+    """Runs `onecard bench` to its end."""
+
+    def run(*arguments: str) -> Outcome:
+        home = {"ONECARD_HOME": str(tmp_path / "home")}
+        return warm_with_torch.run("bench", *TINY, *arguments, cwd=tmp_path, environment=home, timeout=240)
+
+    return run
 
 
 def test_the_micro_batches_it_names_instead_are_taken() -> None:
@@ -64,10 +72,9 @@ def test_the_micro_batches_it_names_instead_are_taken() -> None:
     assert _sizes(caught.value.fix.removeprefix("--batches "), config) == [48, 56, 60, 63]
 
 
-def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    value: dict[str, Any] = json.loads(done.stdout)
-    return value
+def answer(done: Outcome) -> Any:
+    assert done.code == 0, done.stderr
+    return done.json
 
 
 @pytest.fixture
@@ -79,17 +86,15 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_nanogpt_evaluates_both_splits_before_its_first_update_as_its_own_loop_does(
-    tmp_path: Path, checkout: Path
+    bench: Bench, tmp_path: Path, checkout: Path
 ) -> None:
-    bench(tmp_path, "--nanogpt", str(checkout), "--repeat", "1", "--updates", "15", "--json")
+    bench("--nanogpt", str(checkout), "--repeat", "1", "--updates", "15", "--json")
     assert (tmp_path / "calls").read_text().split()[:8] == ["evaluation"] * 6 + ["train"] * 2
 
 
 @pytest.mark.slow
-def test_both_trainers_are_measured_on_the_same_tokens(tmp_path: Path, checkout: Path) -> None:
-    done = bench(
-        tmp_path, "--nanogpt", str(checkout), "--batches", "2,4", "--repeat", "1", "--plot", "losses.svg", "--json"
-    )
+def test_both_trainers_are_measured_on_the_same_tokens(bench: Bench, tmp_path: Path, checkout: Path) -> None:
+    done = bench("--nanogpt", str(checkout), "--batches", "2,4", "--repeat", "1", "--plot", "losses.svg", "--json")
     found = answer(done)
     assert [(one["trainer"], one["batch_size"]) for one in found["summaries"]] == [
         *(("nanogpt", 2), ("nanogpt", 4)),
@@ -107,25 +112,25 @@ def test_both_trainers_are_measured_on_the_same_tokens(tmp_path: Path, checkout:
 
 
 @pytest.mark.slow
-def test_what_was_measured_before_a_failure_is_printed(tmp_path: Path, checkout: Path) -> None:
+def test_what_was_measured_before_a_failure_is_printed(bench: Bench, checkout: Path) -> None:
     fails_next_time = "from pathlib import Path\nassert not Path('ran').exists(), 'broken'\nPath('ran').touch()\n"
     (checkout / "model.py").write_text(STAND_IN + fails_next_time)
-    done = bench(tmp_path, "--nanogpt", str(checkout), "--repeat", "2", "--json")
-    assert done.returncode == 2
+    done = bench("--nanogpt", str(checkout), "--repeat", "2", "--json")
+    assert done.code == 2
     assert "broken" in done.stderr
     assert [one["trainer"] for one in json.loads(done.stdout)["measured"]] == ["nanogpt", "onecard"]
 
 
 @pytest.mark.slow
-def test_the_vocabulary_is_that_of_the_data(tmp_path: Path) -> None:
-    assert answer(bench(tmp_path, "--repeat", "1", "--json"))["config"]["vocab_size"] == 256
+def test_the_vocabulary_is_that_of_the_data(bench: Bench) -> None:
+    assert answer(bench("--repeat", "1", "--json"))["config"]["vocab_size"] == 256
 
 
 @pytest.mark.slow
-def test_running_out_of_memory_is_a_result(tmp_path: Path, checkout: Path) -> None:
+def test_running_out_of_memory_is_a_result(bench: Bench, checkout: Path) -> None:
     arguments = ["--nanogpt", str(checkout), "--repeat", "1", "--vocab_size=257"]
-    done = bench(tmp_path, *arguments)
-    assert done.returncode == 0, done.stderr
+    done = bench(*arguments)
+    assert done.code == 0, done.stderr
     assert "out of memory" in done.stdout
     assert "onecard" in done.stdout
 
@@ -147,10 +152,10 @@ def test_when_interrupted_it_prints_what_has_been_measured(tmp_path: Path, numbe
 
 
 @pytest.mark.slow
-def test_a_card_that_is_not_there_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_is_not_there_is_the_machines_fault(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = bench(tmp_path, "--device=cuda", "--json")
-    assert done.returncode == 3, done.stderr
+    done = bench("--device=cuda", "--json")
+    assert done.code == 3, done.stderr
     error = json.loads(done.stdout)["error"]
     assert error["name"] == "no-gpu"
     assert error["what"].startswith("device=cuda, but torch sees no GPU")
@@ -165,11 +170,11 @@ def test_a_card_that_is_not_there_is_the_machines_fault(tmp_path: Path, monkeypa
         (["--batches", "many"], "must divide"),
         (["--nanogpt", "nowhere"], "no model.py"),
         (["--vocab_size=100"], "token-out-of-range"),
-        (["--optimizer=muon"], "not-built-yet"),
+        (["--optimizer=muon"], "bad-value"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_at_once(tmp_path: Path, arguments: list[str], words: str) -> None:
-    done = bench(tmp_path, *arguments)
-    assert done.returncode == 2
+def test_what_cannot_be_measured_is_refused_at_once(bench: Bench, arguments: list[str], words: str) -> None:
+    done = bench(*arguments)
+    assert done.code == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 3

@@ -22,6 +22,7 @@ from safetensors import SafetensorError  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.errors import MachineError, OnecardError  # noqa: E402
+from onecard.runs import checkpoint_state  # noqa: E402
 from onecard.train import checkpoint, checkpoint_files  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.optim import make_optimizer  # noqa: E402
@@ -198,7 +199,7 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("name", [checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint_files.STATE])
+@pytest.mark.parametrize("name", [checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint_state.STATE])
 @pytest.mark.parametrize("damage", [cut, flip, empty, Path.unlink])
 def test_any_damage_is_found_and_the_checkpoint_before_is_used(
     folder: Path, name: str, damage: Callable[[Path], None]
@@ -215,7 +216,7 @@ def test_any_damage_is_found_and_the_checkpoint_before_is_used(
 
 def test_a_number_changed_in_the_state_is_found(folder: Path) -> None:
     saved_run(folder, 1)
-    state = folder / "step-00000001" / checkpoint_files.STATE
+    state = folder / "step-00000001" / checkpoint_state.STATE
     state.write_text(state.read_text().replace('"tokens": 32', '"tokens": 33'))
     found = checkpoint.latest_good(folder)
     assert found.path is None
@@ -349,15 +350,15 @@ def test_files_and_dead_links_with_a_checkpoints_name_are_not_checkpoints(folder
 def test_what_cannot_be_read_now_is_not_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """The next attempt may read it: to pass it over would mean to delete it later."""
     saved_run(folder, 1, 2)
-    real = checkpoint_files._file_digest
+    real = checkpoint_state.file_digest
 
     def unreadable(path: Path) -> str:
         if path.parent.name == "step-00000002":
             raise OSError(number, os.strerror(number), str(path))
         return real(path)
 
-    monkeypatch.setattr(checkpoint_files, "_file_digest", unreadable)
-    with pytest.raises(checkpoint_files.UnreadableCheckpoint, match="step-00000002 cannot be read") as refused:
+    monkeypatch.setattr(checkpoint_state, "file_digest", unreadable)
+    with pytest.raises(checkpoint_state.UnreadableCheckpoint, match="step-00000002 cannot be read") as refused:
         checkpoint.latest_good(folder)
     assert refused.value.exit_code == 3
     assert os.strerror(number) in refused.value.why
@@ -380,7 +381,7 @@ def test_a_disk_that_fails_while_tensors_are_read_is_the_machines_fault(
         raise said
 
     monkeypatch.setattr(checkpoint_files, "load_file", broken)
-    with pytest.raises(checkpoint_files.UnreadableCheckpoint) as refused:
+    with pytest.raises(checkpoint_state.UnreadableCheckpoint) as refused:
         Run().load(folder / "step-00000001")
     assert os.strerror(errno.EIO) in refused.value.why
     assert "rm " not in refused.value.fix
@@ -406,12 +407,12 @@ def test_nothing_is_deleted_while_the_best_is_not_known(folder: Path, monkeypatc
 
 def test_a_checkpoint_of_a_newer_onecard_is_not_passed_over(folder: Path) -> None:
     saved_run(folder, 1, 2)
-    path = folder / "step-00000002" / checkpoint_files.STATE
+    path = folder / "step-00000002" / checkpoint_state.STATE
     content = json.loads(path.read_text())
     del content["sha256"]
-    content["schema"] = checkpoint_files.SCHEMA + 1
-    path.write_text(json.dumps(content | {"sha256": checkpoint_files._digest(content)}))
-    with pytest.raises(checkpoint_files.UnreadableCheckpoint, match="newer onecard"):
+    content["schema"] = checkpoint_state.SCHEMA + 1
+    path.write_text(json.dumps(content | {"sha256": checkpoint_state.digest(content)}))
+    with pytest.raises(checkpoint_state.UnreadableCheckpoint, match="newer onecard"):
         checkpoint.latest_good(folder)
 
 
@@ -436,9 +437,9 @@ def test_a_mark_that_cannot_be_read_is_no_mark(folder: Path) -> None:
 
 def test_saving_a_step_twice_keeps_the_first_unless_it_is_damaged(folder: Path) -> None:
     run = saved_run(folder, 2)
-    first = (folder / "step-00000002" / checkpoint_files.STATE).stat().st_mtime_ns
+    first = (folder / "step-00000002" / checkpoint_state.STATE).stat().st_mtime_ns
     run.save(folder)
-    assert (folder / "step-00000002" / checkpoint_files.STATE).stat().st_mtime_ns == first
+    assert (folder / "step-00000002" / checkpoint_state.STATE).stat().st_mtime_ns == first
     flip(folder / "step-00000002" / checkpoint.MODEL)
     run.save(folder)
     assert checkpoint.latest_good(folder).path == folder / "step-00000002"

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'one
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'onecard[dev]'")
 
 from onecard.cli.main import run  # noqa: E402
-from onecard.inputs.resume import RESUMABLE  # noqa: E402
+from onecard.config.schema import RESUMABLE_KEYS  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from tests.contract.test_docs import RUN_IN_ORDER, commands_in  # noqa: E402
 
@@ -112,4 +112,4 @@ def test_the_reference_names_every_key_that_a_resume_may_change() -> None:
     page = (PAGES.parent / "reference" / "resuming.md").read_text()
     table = page.partition("## What may change on resume")[2].partition("| everything else")[0]
     first_cells = " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("|"))
-    assert set(re.findall(r"`([a-z_]+)(?:=True)?`", first_cells)) == RESUMABLE | {"dataset", "eval_only"}
+    assert set(re.findall(r"`([a-z_]+)(?:=True)?`", first_cells)) == RESUMABLE_KEYS | {"dataset", "eval_only"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 from onecard.config.resolve import resolve  # noqa: E402
+from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.plan.memory.predict import predict_onecard  # noqa: E402
 from onecard.report.memory_snapshot import snapshot_json  # noqa: E402
+from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.memory_snapshot import REST, MemorySnapshot, holds_logits, live_at_peak  # noqa: E402
+from onecard.train.model import GPT  # noqa: E402
 
 
 def event(action: str, address: int, size: int) -> dict[str, Any]:
@@ -34,16 +40,36 @@ def test_what_is_alive_when_most_is() -> None:
     assert live_at_peak([]) == []
 
 
-def test_logits_are_told_from_the_other_tensors_of_the_loss() -> None:
-    loss = "/somewhere/onecard/train/loss.py"
-    frames = [{"filename": loss, "name": "logits"}, {"filename": loss, "name": "forward"}]
-    assert holds_logits({"frames": frames})
-    assert not holds_logits({"frames": frames[1:]}), "the weight's gradient"
-    assert not holds_logits({"frames": [{"filename": "/somewhere/model.py", "name": "logits"}]})
-    fused = "/somewhere/onecard/train/fused.py"
-    assert holds_logits({"frames": [{"filename": fused, "name": "times"}, {"filename": fused, "name": "_logits"}]})
-    assert holds_logits({"frames": [{"filename": fused, "name": "_new_losses"}]})
-    assert not holds_logits({"frames": [{"filename": fused, "name": "times"}]}), "of a block"
+class Asked(TorchDispatchMode):
+    """The shape of every new tensor of the loss, with whether its frames say that it holds logits or losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[tuple[int, ...], bool]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name in ("aten::mm", "aten::new_empty", "aten::new_zeros"):
+            frames = [{"filename": frame.filename, "name": frame.name} for frame in traceback.extract_stack()]
+            self.found.add((tuple(out.shape), holds_logits({"frames": frames})))
+        return out
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+def test_logits_are_told_from_the_other_tensors_by_who_asks_for_them(written_out: bool) -> None:
+    config = RunConfig(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=33)
+    model = GPT(config)
+    tokens_BT, targets_BT = torch.randint(33, (2, 3, 8))
+    zero_gradients(model.parameters())
+    with Asked() as asked:
+        if written_out:
+            model.passes(torch.float32).add_gradients(tokens_BT, targets_BT, scale=torch.ones(()))
+        else:
+            model.loss(tokens_BT, targets_BT).backward()  # type: ignore[no-untyped-call]
+    logits, losses, hidden, wide = (24, 33), (24,), (24, 16), (24, 64)
+    assert {(logits, True), (losses, True), (hidden, False), (wide, False)} <= asked.found
+    assert not {(logits, False), (losses, False), (hidden, True), (wide, True)} & asked.found
+    assert not holds_logits({"frames": [{"filename": "/somewhere/operations.py", "name": "logits"}]})
     assert not holds_logits({})
 
 

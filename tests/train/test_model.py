@@ -17,8 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
+from onecard.models.gpt2 import structure  # noqa: E402
+from onecard.models.structure import parameters_of  # noqa: E402
 from onecard.plan.counts import count_params  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
+from onecard.train.operations import SeparateAttention  # noqa: E402
 
 TINY = RunConfig(n_layer=3, n_head=2, n_embd=32, block_size=16, vocab_size=65)
 MODES = ("none", "selective", "full")
@@ -344,3 +347,21 @@ def test_compiled_half_precision_gradients_are_near_float32(mode: str, dtype: An
     got = gradients(model, value * 1024.0)
     for name, gradient in exact.items():
         assert (got[name] / 1024 - gradient).norm() < 0.03 * gradient.norm(), name
+
+
+def test_the_modules_have_the_parameters_of_the_structure() -> None:
+    for bias in (False, True):
+        config = RunConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=32, bias=bias)
+        named = {name: tuple(parameter.shape) for name, parameter in GPT(config).named_parameters()}
+        assert list(named.items()) == list(parameters_of(structure(config)).items())
+
+
+def test_attention_holds_its_queries_keys_and_values_until_its_backward_pass() -> None:
+    """As on paper, also where torch keeps padded copies of them."""
+    qkv_NE = torch.randn(8, 3 * 10)
+    kept = SeparateAttention(qkv_NE, batch=2, heads=2, trains=True)
+    storage = weakref.ref(qkv_NE.untyped_storage())
+    del qkv_NE
+    assert storage() is not None
+    kept.backward(torch.randn(8, 10))
+    assert storage() is None

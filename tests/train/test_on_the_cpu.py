@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from onecard.config.resolve import resolve  # noqa: E402
 from onecard.errors import MachineError  # noqa: E402
 from onecard.inputs import preflight  # noqa: E402
 from onecard.machine import GpuStatus  # noqa: E402
+from onecard.report import training  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.train import cpu, device  # noqa: E402
 
@@ -169,20 +167,15 @@ def test_the_speed_test_is_short_and_leaves_torchs_random_numbers_alone(monkeypa
 # Progress
 
 
-def test_a_long_evaluation_shows_progress_on_a_pipe_and_not_in_nanogpts_style(tmp_path: Path, home: Path) -> None:
+def test_a_long_evaluation_shows_progress_on_a_pipe_and_not_in_nanogpts_style(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The ten seconds without a line are made none, so that the test need not wait for them."""
-    program = (
-        "import sys; from onecard.report import training; training.QUIET_SECONDS = 0.0\n"
-        "from onecard.cli.main import run; sys.exit(run(sys.argv[1:]))"
-    )
-
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    monkeypatch.setattr(training, "QUIET_SECONDS", 0.0)
 
     def printed(*more: str) -> str:
-        typed = [sys.executable, "-c", program, "train", *TINY, "--gradient_accumulation_steps=2", *more]
-        done = subprocess.run(typed, capture_output=True, text=True, cwd=tmp_path, timeout=120, env=one_thread)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert run(["train", *TINY, "--gradient_accumulation_steps=2", *more]) == 0
+        return capsys.readouterr().out
 
     plain = printed("--out_dir=plain", "--log_interval=3")
     assert "step 0: evaluating, 2 of 4 batches done\n" in plain

@@ -1,27 +1,20 @@
 """Prepared data can be trained on as it is, with its own vocabulary, and samples can be decoded."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch")
+from tests.warm import WarmProcess
 
-ROOT = Path(__file__).parents[2]
 TINY = ["--n_layer=1", "--n_head=1", "--n_embd=16", "--block_size=16", "--batch_size=2", "--device=cpu"]
 
 
 @pytest.mark.parametrize("format", ["onecard", "nanogpt", "llmc"])
-def test_prepare_train_sample(tmp_path: Path, format: str) -> None:
-    environment = os.environ | {"ONECARD_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
+def test_prepare_train_sample(tmp_path: Path, warm_with_torch: WarmProcess, format: str) -> None:
     def onecard(*arguments: str) -> str:
-        command = [sys.executable, "-m", "onecard", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
-        assert done.returncode == 0, done.stderr
+        done = warm_with_torch.run(*arguments, cwd=tmp_path, environment={"ONECARD_HOME": str(tmp_path / "home")})
+        assert done.code == 0, done.stderr
         return done.stdout
 
     with (tmp_path / "x.jsonl").open("w") as file:

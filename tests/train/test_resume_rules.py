@@ -16,11 +16,13 @@ torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'one
 from onecard.cli.main import run  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.inputs.resume import as_it_runs  # noqa: E402
+from onecard.runs import checkpoint_state  # noqa: E402
+from onecard.runs.checkpoint_state import MadeUnder  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
-from onecard.train import checkpoint_files  # noqa: E402
-from onecard.train.checkpoint import IDENTITY_KEYS, MadeUnder  # noqa: E402
+from onecard.train.checkpoint import IDENTITY_KEYS  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
+from tests.added_keys import in_copy  # noqa: E402
 
 TINY = [
     *("--n_layer=1", "--n_head=1", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
@@ -170,13 +172,65 @@ def test_an_unchanged_config_is_not_mentioned(onecard: Any, trained: Path) -> No
 
 
 def test_a_checkpoint_of_an_older_version_goes_on_as_it_did(onecard: Any, trained: Path) -> None:
-    state = trained / "checkpoints" / "step-00000003" / checkpoint_files.STATE
+    state = trained / "checkpoints" / "step-00000003" / checkpoint_state.STATE
     content = json.loads(state.read_text())
     del content["sha256"]
     content["config"] = {key: content["config"][key] for key in IDENTITY_KEYS}
-    state.write_text(json.dumps(content | {"sha256": checkpoint_files._digest(content)}))
+    state.write_text(json.dumps(content | {"sha256": checkpoint_state.digest(content)}))
     edit(trained, learning_rate=0.5)
     assert onecard("train", "--resume", "r", "--max_iters=5").code == 0
+
+
+def test_a_run_with_keys_that_are_gone_goes_on(onecard: Any, trained: Path) -> None:
+    """As earlier versions wrote it: config.json, the start record and the checkpoint say param_dtype and others."""
+    former = {"recipe": None, "param_dtype": "float32", "offload": "none", "tokenizer": None}
+    state = trained / "checkpoints" / "step-00000003" / checkpoint_state.STATE
+    content = json.loads(state.read_text())
+    del content["sha256"]
+    content["config"] |= former
+    state.write_text(json.dumps(content | {"sha256": checkpoint_state.digest(content)}))
+    edit(trained, **former)
+    records = [json.loads(line) for line in (trained / "records.jsonl").read_text().splitlines()]
+    records[0]["config"] |= former
+    (trained / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    said = onecard("train", "--resume", "r", "--max_iters=5")
+    assert said.code == 0, said.err
+    assert not any(key in said.err for key in former)
+    assert not load_run(trained).config.keys() & former.keys()
+    assert onecard("doctor", "r").code in (0, 1)
+    again = onecard("train", "r", "--out_dir=again", "--max_iters=3")
+    assert again.code == 0, again.err
+    assert not any(key in again.err for key in former)
+
+
+# Keys added to the schema, a line each (tests/added_keys.py)
+
+RESUMED = """
+import contextlib, io, json
+from onecard.cli.main import run
+
+def said(*words):
+    with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
+        code = run(list(words))
+    return [code, err.getvalue()]
+
+flags = ["--made_penalty=0.5", "--made_note=first"]
+print(json.dumps([
+    said("train", *%s, "--dataset=numbers", "--out_dir=made", *flags),
+    said("train", "--resume", "made", "--max_iters=4", "--made_note=second"),
+    said("train", "--resume", "made", "--max_iters=5", "--made_cache=1GiB"),
+    said("train", "--resume", "made", "--max_iters=6", "--made_penalty=0.25"),
+]))
+"""
+
+
+def test_an_added_key_follows_the_rule_on_its_line(trained: Path, tmp_path: Path) -> None:
+    begun, noted, cached, refused = in_copy(tmp_path, RESUMED % TINY)
+    assert (begun[0], noted[0], cached[0], refused[0]) == (0, 0, 0, 2), refused
+    assert "made_note" not in noted[1]
+    assert "made_cache=1073741824 (was None): the same mathematics; rounding may differ" in cached[1]
+    assert "a resumed run cannot change made_penalty=0.25 (was 0.5)" in refused[1]
+    assert load_run("made").config["made_note"] == "second"
 
 
 # A config.json that is damaged or gone
@@ -507,7 +561,7 @@ def test_the_plan_of_a_resumed_run_is_of_the_micro_batch_it_goes_on_with(
     found = []
     for micro_batches in left:
         made = MadeUnder(name="step-00000003", config={}, data_fingerprint=None, micro_batches=micro_batches)
-        monkeypatch.setattr("onecard.train.checkpoint.made_under", lambda _, made=made: made)
+        monkeypatch.setattr("onecard.runs.checkpoint_state.made_under", lambda _, made=made: made)
         planned = as_it_runs(asked, load_run(trained))
         found.append((planned.batch_size, planned.gradient_accumulation_steps))
     assert found == [(8, 6), (8, 6), (4, 12), (5, 10), (8, 6)], "one that is asked for anew is taken"
@@ -532,6 +586,7 @@ def resumed_losses(onecard: Any, run: Path, *typed: str) -> tuple[list[float], s
         ("--grad_checkpoint=selective", "grad_checkpoint=selective (was none): the same mathematics"),
         ("--loss_chunk=7", "loss_chunk=7 (was None): the same mathematics"),
         ("--compile=False", "compile=False (was True): the same mathematics"),
+        ("--eval_batch_size=1", "eval_batch_size=1 (was None): the same mathematics"),
     ],
 )
 def test_how_an_update_is_computed_may_change_and_the_losses_stay(
@@ -551,7 +606,7 @@ def test_another_memory_limit_changes_nothing(onecard: Any, trained: Path) -> No
     before, _ = resumed_losses(onecard, trained)
     after, words = resumed_losses(onecard, trained, "--memory_limit=2GiB")
     assert after == before
-    assert "memory_limit=2147483648 (was None): changes nothing that is learned" in words
+    assert "memory_limit=2147483648 (was None): the same mathematics" in words
 
 
 def test_changes_are_kept_for_the_next_resume(onecard: Any, trained: Path) -> None:

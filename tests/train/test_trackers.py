@@ -16,12 +16,13 @@ import pytest
 pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 
 from onecard.cli.main import run
+from onecard.config.loggers import check_loggers, logger_names
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError, MachineError
 from onecard.runs.folder import load_run
 from onecard.runs.records import End, Eval, Record, Start, Step
 from onecard.train import trackers
-from onecard.train.trackers import Trackers, check_loggers, logged_values, logger_names, project_and_name
+from onecard.train.trackers import Trackers, logged_values, project_and_name
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -168,7 +169,7 @@ def test_an_unknown_or_missing_logger_is_refused_before_the_run(monkeypatch: pyt
     with pytest.raises(ConfigError, match="no logger wanb") as refused:
         check_loggers(RunConfig(loggers="wanb"))
     assert refused.value.fix == "--loggers=wandb"
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr("onecard.config.loggers.find_spec", lambda name: None)
     with pytest.raises(MachineError, match="needs tensorboard"):
         check_loggers(RunConfig(loggers="tensorboard"))
     check_loggers(RunConfig(wandb_log=True))  # nanoGPT configs carry it along: the run only warns

@@ -4,16 +4,17 @@ import pytest
 
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
+from onecard.inputs.make_plan import make_plan
 from onecard.models.evaluation import smaller_eval_batch
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.cards import find_card
 from onecard.plan.fit import fit_onecard
 from onecard.plan.loss import forecast_loss
-from onecard.plan.make import make_plan, room_caution
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.speed import predict_speed
-from onecard.report.summary import needs_room
+from onecard.report.command import changed_command
+from onecard.report.summary import needs_room, room_caution
 from onecard.units import GIB, MIB
 
 RTX_4070 = find_card("RTX 4070")
@@ -110,7 +111,7 @@ def test_the_best_combination_fits_and_is_as_fast_as_the_best_single_cure() -> N
 
 def test_every_fix_has_a_command_to_paste() -> None:
     for fix in fixes(config(compile=False)).values():
-        assert fix.command("train_fineweb.py").split()[:1] in (
+        assert changed_command(fix, "train_fineweb.py").split()[:1] in (
             ["python"],
             ["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"],
         )
@@ -127,7 +128,7 @@ def test_our_trainer_is_a_fix_of_nanogpts_run_with_the_command_to_paste() -> Non
     theirs, ours = predict_nanogpt(config(), RTX_4070), predict_onecard(config(), RTX_4070)
     assert fix.fits
     assert fix.saves_bytes == theirs.process_bytes - ours.process_bytes > 3 * GIB
-    assert fix.command("my.py", {"n_embd": 768}) == "onecard train my.py --n_embd=768"
+    assert changed_command(fix, "my.py", {"n_embd": 768}) == "onecard train my.py --n_embd=768"
     assert "onecard-fit" not in with_ours(config()), "it fits as it is"
 
 
@@ -168,12 +169,15 @@ def test_expandable_segments_that_are_there_already_are_no_fix() -> None:
     assert "expandable-segments" not in {fix.name for fix in found}
     for fix in found:
         if fix.patch:
-            assert fix.command("c.py").startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
+            assert changed_command(fix, "c.py").startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
 
 
 def test_nanogpt_is_not_told_keys_it_would_refuse() -> None:
     fix = fixes(config(vocab_size=50257))["pad-the-vocabulary"]
-    assert fix.command("my.py", {"n_embd": 768, "grad_checkpoint": "full"}) == "python train.py my.py --n_embd=768"
+    assert (
+        changed_command(fix, "my.py", {"n_embd": 768, "grad_checkpoint": "full"})
+        == "python train.py my.py --n_embd=768"
+    )
     assert "vocab_size" in fix.code
 
 
@@ -209,7 +213,7 @@ def test_fixes_of_our_own_run_are_planned_with_our_trainer() -> None:
     assert {"selective", "full", "smaller-micro-batch", "shorter-block", "smaller-model", "best-combination"} <= names
     assert not {"return-only-the-loss", "expandable-segments", "onecard-train", "smaller-eval-batch"} & names
     for fix in found:
-        assert fix.command("my.py").startswith("onecard train my.py")
+        assert changed_command(fix, "my.py").startswith("onecard train my.py")
         if fix.patch:
             after = predict_onecard(large.replace(fix.patch), RTX_4070, available_bytes=AVAILABLE)
             assert fix.saves_bytes == memory.process_bytes - after.process_bytes

@@ -4,10 +4,9 @@ import doctest
 import json
 import math
 import re
-import subprocess
-import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,10 @@ from onecard.report.compare_json import comparison_json
 from onecard.report.plan_json import plan_json
 from onecard.runs.folder import create_run
 from tests.made_records import start, step
+from tests.warm import ROOT, WarmProcess
 
-ROOT = Path(__file__).parents[2]
+Answered = Callable[..., Any]
+
 LOG = "\n".join(
     ["tokens per iteration will be: 32,768", "number of parameters: 29.94M"]
     + [f"iter {n}: loss {10.9 - n / 50:.4f}, time 100.00ms, mfu 10.00%" for n in range(100)]
@@ -173,14 +174,16 @@ def beside(folder: Path, name: str, *, n_embd: int, n_head: int = 6) -> Path:
     return folder / f"{name}.log"
 
 
-def answered(*arguments: str) -> Any:
-    """What the command says, as JSON."""
-    done = subprocess.run([sys.executable, "-m", "onecard", *arguments, "--json"], capture_output=True, cwd=ROOT)
-    return json.loads(done.stdout)
+@pytest.fixture
+def answered(warm: WarmProcess) -> Answered:
+    """What a command says, as JSON."""
+    return lambda *arguments: warm.run(*arguments, "--json", cwd=ROOT).json
 
 
 @pytest.mark.parametrize("n_head", [6, 7])
-def test_a_log_is_diagnosed_as_the_command_does_with_the_config_beside_it(tmp_path: Path, n_head: int) -> None:
+def test_a_log_is_diagnosed_as_the_command_does_with_the_config_beside_it(
+    tmp_path: Path, n_head: int, answered: Answered
+) -> None:
     log = beside(tmp_path, "train", n_embd=384, n_head=n_head)
     (said,) = answered("doctor", str(log), "--gpu", "RTX 4070")["runs"]
     (found,) = onecard.diagnose(log, gpu="RTX 4070")
@@ -193,7 +196,7 @@ def test_a_log_is_diagnosed_as_the_command_does_with_the_config_beside_it(tmp_pa
     assert len(alone.findings) < len(found.findings)
 
 
-def test_logs_are_compared_as_the_command_does_with_the_configs_beside_them(tmp_path: Path) -> None:
+def test_logs_are_compared_as_the_command_does_with_the_configs_beside_them(tmp_path: Path, answered: Answered) -> None:
     logs = [beside(tmp_path, name, n_embd=n_embd) for name, n_embd in (("a", 384), ("b", 768))]
     said = answered("compare", *map(str, logs), "--gpu", "RTX 4070")
     found = onecard.compare_runs(*logs, gpu="RTX 4070")
@@ -306,7 +309,9 @@ def test_a_plan_refuses_what_the_command_refuses() -> None:
         ({"tokens": "1B", "sensitivity": True}, ["--tokens", "1B", "--sensitivity"]),
     ],
 )
-def test_questions_that_exclude_each_other_do_so_as_in_the_command(asked: dict[str, Any], typed: list[str]) -> None:
+def test_questions_that_exclude_each_other_do_so_as_in_the_command(
+    asked: dict[str, Any], typed: list[str], answered: Answered
+) -> None:
     with pytest.raises(onecard.OnecardError) as refused:
         onecard.make_plan(gpu="RTX 4070", **asked)
     error = answered("plan", "--gpu", "RTX 4070", *typed)["error"]
@@ -315,14 +320,16 @@ def test_questions_that_exclude_each_other_do_so_as_in_the_command(asked: dict[s
     assert "--" not in refused.value.fix
 
 
-def test_a_question_that_is_not_asked_excludes_nothing() -> None:
+def test_a_question_that_is_not_asked_excludes_nothing(answered: Answered) -> None:
     with pytest.raises(onecard.OnecardError) as refused:
         onecard.make_plan(gpu="RTX 4070", hours=0, sensitivity=False)
     assert refused.value.as_json() == answered("plan", "--gpu", "RTX 4070", "--hours", "0")
 
 
 @pytest.mark.parametrize("place", [{}, {"gpu": "none"}, {"gpu": "RTX 4070"}, {"vram_bytes": 2**33}])
-def test_a_plan_takes_the_vocabulary_of_the_data_as_the_command_does(tmp_path: Path, place: dict[str, Any]) -> None:
+def test_a_plan_takes_the_vocabulary_of_the_data_as_the_command_does(
+    tmp_path: Path, place: dict[str, Any], answered: Answered
+) -> None:
     data = tmp_path / "small"
     data.mkdir()
     for split in ("train", "val"):
@@ -338,7 +345,7 @@ def test_a_plan_takes_the_vocabulary_of_the_data_as_the_command_does(tmp_path: P
     assert onecard.make_plan(keys, **place).config.vocab_size == 97
 
 
-def test_a_plan_of_a_run_is_the_commands(folder: Path) -> None:
+def test_a_plan_of_a_run_is_the_commands(folder: Path, answered: Answered) -> None:
     said = answered("plan", str(folder), "--gpu", "RTX 4070")
     assert plan_json(onecard.make_plan(folder, gpu="RTX 4070")) == said
     assert said["config"]["out_dir"] == f"{folder}-2"  # another run is begun, and this one left alone

@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from onecard.config.resolve import resolve
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.errors import UsageError
+from onecard.inputs.make_plan import make_plan
+from onecard.inputs.questions import budget_of
 from onecard.models.evaluation import standard_error
-from onecard.plan.budget import EVALUATION_SHARE, Budget, budget_of, least_budget, propose
+from onecard.plan.budget import EVALUATION_SHARE, Budget, least_budget, propose
 from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
 from onecard.plan.loss import COMPUTE_OPTIMAL
-from onecard.plan.make import Plan, make_plan
 from onecard.plan.memory.predict import predict_nanogpt
 from onecard.plan.place import Place
+from onecard.plan.plan import Plan
 from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.speed import TrainerName
 from onecard.units import GIB

@@ -13,13 +13,13 @@ import pytest
 from rich.console import Console
 
 from onecard.config.resolve import resolve
-from onecard.doctor.alone import Alone, single_effects
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.compare import Comparison, Standing, _lowest, compare_runs
 from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading, loss_curve, passes, read_at
 from onecard.doctor.facts import make_case
 from onecard.doctor.rules.stability import loss_nan
+from onecard.doctor.single_changes import SingleChange, single_effects
 from onecard.errors import MachineError
 from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
@@ -920,7 +920,7 @@ def test_a_limit_that_binds_or_that_nobody_can_judge_has_an_unknown_effect() -> 
     first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
     needed = predict_onecard(settled(first, card), card).process_bytes
 
-    def effect(before: int | None, after: int | None, *, named: bool = True, cardless: bool = False) -> Alone:
+    def effect(before: int | None, after: int | None, *, named: bool = True, cardless: bool = False) -> SingleChange:
         configs = [first.replace({"memory_limit": limit}) for limit in (before, after)]
         (found,) = single_effects(*configs, card if named else None, "onecard", cardless=cardless)
         return found

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import onecard.data.part as prepare_part
 from onecard.data.dataset import Dataset, checked_files, open_folder
+from onecard.data.duplicates import DocumentHashes
 from onecard.data.encode import content_hash
 from onecard.data.manifest import Progress, Settings, read_progress, write_progress
 from onecard.data.nanogpt_meta import read_meta
 from onecard.data.part import Part
 from onecard.data.prepare import prepare
 from onecard.data.prepared import Prepared, findings_of
-from onecard.data.seen import Seen
 from onecard.data.shards import FORMATS, Format
 from onecard.data.sources import Source, SourceFile, local_source
 from onecard.data.split import both_sides, share_with_some, val_share, val_threshold
@@ -171,7 +171,7 @@ def test_stopped_at_any_block_and_started_again_the_bytes_are_the_same(
         write_lines(tmp_path / "a.jsonl", documents[:70]), write_lines(tmp_path / "b.jsonl", documents[70:])
     )
     settings = Settings(tokenizer="bytes", val_share=0.2, format=format, dedup=True, shard_tokens=500)
-    monkeypatch.setitem(Seen.__init__.__kwdefaults__, "run_length", 16)
+    monkeypatch.setitem(DocumentHashes.__init__.__kwdefaults__, "run_length", 16)
     whole = run(source, tmp_path / "whole" / "out", settings)
     if not saved:  # killed: the last save is older than what was written
         monkeypatch.setattr(Part, "__exit__", lambda self, *_: self._files.close())
@@ -206,7 +206,7 @@ def test_stopped_while_the_files_are_ended_it_says_so_and_goes_on(
     """Ctrl-C while a full shard, the last of train or that of val is hashed, or as meta.json is written."""
     file = write_lines(tmp_path / "x.jsonl", texts(60) + texts(20))
     settings = Settings(tokenizer="bytes", val_share=0.2, format=format, dedup=True, shard_tokens=2000)
-    monkeypatch.setitem(Seen.__init__.__kwdefaults__, "run_length", 16)
+    monkeypatch.setitem(DocumentHashes.__init__.__kwdefaults__, "run_length", 16)
     whole = run(file, tmp_path / "whole" / "out", settings)
     ends, write = hashlib.file_digest, prepare_part.write_meta
     stops = 0
@@ -263,7 +263,7 @@ def test_saved_twice_at_the_end_what_was_seen_is_still_there(tmp_path: Path, mon
     """The last block was looked through to its end and taken in part: hashes beyond it must not count as saved."""
     file = write_lines(tmp_path / "x.jsonl", texts(60))
     settings = Settings(tokenizer="bytes", val_share=0.2, dedup=True)
-    monkeypatch.setitem(Seen.__init__.__kwdefaults__, "run_length", 4)
+    monkeypatch.setitem(DocumentHashes.__init__.__kwdefaults__, "run_length", 4)
     whole = run(file, tmp_path / "whole", settings)
 
     def stop(*_: Any) -> None:

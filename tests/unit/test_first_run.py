@@ -17,6 +17,7 @@ from onecard.plan.speed import predict_speed
 from onecard.runs.logged import LoggedRun
 from onecard.runs.records import Eval, Record, Start, Step
 from tests.made_records import evaluation, step
+from tests.share import every_tenth
 
 DEFAULT = resolve(None).config
 CORPUS, VALIDATION = 9_614_604, 498_612  # of one Python's standard library
@@ -48,7 +49,7 @@ def test_whole_updates_never_read_the_data_more_than_four_times(train_tokens: in
     assert PASSES * train_tokens - TOKENS_PER_STEP < run.total_tokens <= PASSES * train_tokens
 
 
-@pytest.mark.parametrize("card", known_cards(), ids=lambda card: card.name)
+@pytest.mark.parametrize("card", every_tenth(known_cards()), ids=lambda card: card.name)
 def test_the_doctor_has_nothing_to_warn_of(card: Card) -> None:
     run = default_on(card)
     found = {finding.rule: finding.severity for finding in as_predicted(run, card).findings}

@@ -8,10 +8,10 @@ import pytest
 
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.cards import Card, find_card, plain_card
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Fit, fit_nanogpt, fit_onecard, held_bytes
-from onecard.plan.make import make_plan
 from onecard.plan.memory import predict
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.memory.replay import Replay
@@ -19,6 +19,7 @@ from onecard.plan.place import Place
 from onecard.plan.search import largest
 from onecard.plan.shape import shape_for_params
 from onecard.plan.speed import predict_speed
+from onecard.report.command import changed_command
 from onecard.units import GIB, MIB
 
 Fitter = Callable[[RunConfig, Card, int], Fit]
@@ -123,7 +124,10 @@ def test_recomputation_that_costs_less_than_two_percent_is_taken_for_its_room() 
     fit = fit_onecard(config(gradient_accumulation_steps=1, grad_checkpoint="full"), find_card("H200"), 130 * GIB)
     assert fit.best
     assert fit.best.patch == {"grad_checkpoint": "selective"}
-    assert fit.best.command("my.py", {"n_embd": 768}) == "onecard train my.py --n_embd=768 --grad_checkpoint=selective"
+    assert (
+        changed_command(fit.best, "my.py", {"n_embd": 768})
+        == "onecard train my.py --n_embd=768 --grad_checkpoint=selective"
+    )
 
 
 def test_a_model_that_fits_only_by_recomputing_gets_it() -> None:
@@ -272,7 +276,7 @@ def test_the_error_is_the_contexts_and_a_share_of_what_is_reserved() -> None:
 def test_a_command_quotes_a_path_with_spaces() -> None:
     fit = fit_onecard(config(gradient_accumulation_steps=1, grad_checkpoint="full"), find_card("H200"), 130 * GIB)
     assert fit.best
-    assert fit.best.command("my configs/a.py") == "onecard train 'my configs/a.py' --grad_checkpoint=selective"
+    assert changed_command(fit.best, "my configs/a.py") == "onecard train 'my configs/a.py' --grad_checkpoint=selective"
 
 
 def test_without_the_environment_no_way_asks_for_expandable_segments() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.models.chunks import chunk_sizes, default_chunk_tokens
+from onecard.models.chunks import chunk_slices, default_chunk_tokens
 from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
 from onecard.plan.speed import predict_speed
@@ -91,7 +91,7 @@ def test_every_chunk_of_the_loss_passes_over_the_heads_gradient() -> None:
 
 @pytest.mark.parametrize(("batch_size", "chunk"), [(8, None), (1, 1), (3, 1000), (7, 1024), (5, 5121)])
 def test_chunks_are_counted_as_the_trainer_cuts_them(batch_size: int, chunk: int | None) -> None:
-    cut = len(chunk_sizes(batch_size * 1024, chunk or default_chunk_tokens(V)))
+    cut = len(chunk_slices(batch_size * 1024, chunk or default_chunk_tokens(V)))
     kernels = step_of(batch_size=batch_size, loss_chunk=chunk).evaluation_batch.loss.kernels
     assert kernels == cut
 

@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from onecard.config.command import EXPANDABLE, train_command
 from onecard.config.resolve import resolve
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.budget import Budget
 from onecard.plan.cards import find_card
-from onecard.plan.command import EXPANDABLE, train_command
-from onecard.plan.make import Plan, make_plan
+from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.place import Place
-from onecard.plan.seen import Seen
+from onecard.plan.plan import Plan
 from onecard.report.advice import print_fixes, print_proposals
+from onecard.report.command import changed_command
 from onecard.report.memory import print_seen
 from onecard.report.plan import print_plan
 from onecard.report.plan_json import plan_json
@@ -47,7 +49,7 @@ def test_what_is_to_be_pasted_is_never_broken(width: int) -> None:
     assert any(fix.environment for fix in plan.fixes)
     for fix in plan.fixes:
         is_run = fix.patch or fix.environment or fix.trainer == "onecard"
-        for piece in filter(None, [is_run and fix.command("c.py"), *fix.code.split("; ")]):
+        for piece in filter(None, [is_run and changed_command(fix, "c.py"), *fix.code.split("; ")]):
             assert piece in lines
     assert f"{EXPANDABLE} python train.py c.py" in lines
 
@@ -92,7 +94,8 @@ def test_the_vocabulary_nanogpt_must_be_told_stands_beside_its_verdict(text: str
 def test_what_nanogpt_builds_of_itself_has_no_condition(text: str) -> None:
     plan = planned(text)
     assert plan.nanogpt
-    assert plan.nanogpt.condition == ""
+    assert plan.nanogpt.told_vocabulary is None
+    assert plan_json(plan)["trainers"]["nanogpt"]["condition"] == ""
 
 
 def test_a_proposal_for_nanogpt_says_what_its_vocabulary_needs() -> None:
@@ -104,7 +107,7 @@ def test_a_proposal_for_nanogpt_says_what_its_vocabulary_needs() -> None:
 
 
 def test_without_a_card_the_driver_and_the_plan_are_not_compared() -> None:
-    seen = Seen(process_bytes=4464 * MIB)
+    seen = DriverFigures(process_bytes=4464 * MIB)
     plan = planned("n_embd = 384", None)
     console = paper(120)
     print_seen(seen, plan.first.memory, console)
@@ -116,7 +119,7 @@ def test_without_a_card_the_driver_and_the_plan_are_not_compared() -> None:
 
 def test_with_a_card_what_is_unexplained_is_the_difference() -> None:
     plan = planned("n_embd = 384")
-    seen = Seen(process_bytes=plan.first.memory.process_bytes + 20 * MIB)
+    seen = DriverFigures(process_bytes=plan.first.memory.process_bytes + 20 * MIB)
     console = paper(120)
     print_seen(seen, plan.first.memory, console)
     assert "+20" in written(console)
@@ -125,7 +128,7 @@ def test_with_a_card_what_is_unexplained_is_the_difference() -> None:
 
 def test_where_no_process_is_told_the_whole_card_is_compared() -> None:
     plan = planned("n_embd = 384")
-    seen = Seen(used_bytes=plan.first.memory.process_bytes + 500 * MIB, total_bytes=12282 * MIB)
+    seen = DriverFigures(used_bytes=plan.first.memory.process_bytes + 500 * MIB, total_bytes=12282 * MIB)
     console = paper(120)
     print_seen(seen, plan.first.memory, console)
     assert "not shown per process" in written(console)

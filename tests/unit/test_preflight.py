@@ -98,6 +98,17 @@ def test_the_packaged_default_grows_with_a_card_unless_a_shape_is_asked_for() ->
     default = resolve(None).config
     assert preflight.larger_default(default, [("seed", "3")], **STDLIB)[0].n_embd > default.n_embd
     assert preflight.larger_default(default, [("n_layer", "2")], **STDLIB) == (default, None)
+    assert preflight.larger_default(default, [("dropout", "0.1")], **STDLIB) == (default, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("wandb_log", True), ("log_interval", 3), ("keep_checkpoints", 1), ("max_hours", 2.0)]
+)
+def test_the_larger_default_keeps_flags_that_say_nothing_about_the_model(key: str, value: object) -> None:
+    default = resolve(None, flags=[(key, str(value))]).config
+    larger, _ = preflight.larger_default(default, [(key, str(value))], **STDLIB)
+    assert larger.n_embd > default.n_embd
+    assert getattr(larger, key) == value
 
 
 @pytest.mark.parametrize("name", ["H200", "RTX 4070", "GTX 1660"])

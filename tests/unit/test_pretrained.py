@@ -7,12 +7,14 @@ import pytest
 
 from onecard.config.resolve import resolve
 from onecard.errors import UsageError
+from onecard.inputs.make_plan import make_plan
 from onecard.plan.cards import find_card
 from onecard.plan.fit import fit_nanogpt, fit_onecard
-from onecard.plan.make import Plan, Trainers, make_plan
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import Place
+from onecard.plan.plan import Plan
 from onecard.plan.pretrained import OF_WEIGHTS, OPENAI_WEIGHTS, smaller_weights
+from onecard.plan.speed.work import Trainers
 from onecard.units import GIB, MIB
 
 FINE_TUNE = "dataset = 'shakespeare'\nbatch_size = 1\ngradient_accumulation_steps = 32\nmax_iters = 20\ndropout = 0.1\n"

@@ -18,6 +18,7 @@ import pytest
 from onecard.config.schema import NANOGPT_KEYS, RunConfig
 from onecard.errors import ConfigError, MachineError, OnecardError
 from onecard.files import HALF_WRITTEN, allow_readers
+from onecard.inputs.config import config_named
 from onecard.runs import lock
 from onecard.runs.folder import (
     CHECKPOINTS,
@@ -25,6 +26,7 @@ from onecard.runs.folder import (
     RunFolder,
     checkpoint_name,
     create_run,
+    is_run,
     load_run,
     resume_run,
     runs_in,
@@ -33,6 +35,7 @@ from onecard.runs.record_json import to_line
 from onecard.runs.records import End, Start, Step, Unknown
 
 CONFIG = {"n_layer": 2, "out_dir": "out"}
+FORMER: dict[str, object] = {"recipe": None, "param_dtype": "float32", "offload": "none", "tokenizer": None}
 ROOT = Path(__file__).parents[2]
 
 
@@ -191,6 +194,23 @@ def test_a_folder_with_nothing_but_a_runs_config_may_begin_anew(tmp_path: Path) 
     (tmp_path / "checkpoints").mkdir()
     with create_run(tmp_path, config=CONFIG) as again:
         assert again.read().config == CONFIG
+
+
+def test_a_run_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """It has keys that are gone."""
+    (tmp_path / "config.json").write_text(json.dumps(FORMER | RunConfig(n_layer=3).model_dump()))
+    assert is_run(tmp_path)
+    assert load_run(tmp_path).config == RunConfig(n_layer=3).model_dump()
+    found = config_named(str(tmp_path), [])
+    assert found.config.n_layer == 3
+    assert not any(key in warning for key in FORMER for warning in found.warnings)
+
+
+def test_the_start_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    with create_run(tmp_path, config=CONFIG) as run:
+        run.append(replace(start(0), config={**FORMER, "n_layer": 3}))
+    (tmp_path / "config.json").unlink()
+    assert load_run(tmp_path).config == {"n_layer": 3}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from rich.table import Table
 
 import onecard
 from onecard.plan.cards import known_cards
-from onecard.plan.make import Plan
+from onecard.plan.plan import Plan
 from onecard.report.cards import print_cards
 from onecard.report.console import PlainConsole
 from onecard.report.plan import print_plan

@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     memory.states_do_not_fit,
     stability.loss_nan,
     memory.oom_system_spill,
+    memory.oom_despite_free,
     memory.oom_other_process,
     memory.oom_capacity,
     memory.oom_fragmentation,

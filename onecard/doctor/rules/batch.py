@@ -134,7 +134,7 @@ def small_batch_betas(case: Case, config: RunConfig) -> Iterator[Finding]:
     step_tokens = case.facts.tokens_per_step
     if step_tokens is None or step_tokens >= SMALL_TOKENS or config.beta2 > 0.95:
         return
-    if config.optimizer not in ("adamw", "adamw8bit"):
+    if config.optimizer != "adamw":
         return
     usual = config.beta2 or recipe.USUAL_BETA2  # no power of 0 averages over anything
     beta2 = recipe.beta2(step_tokens, usual).value

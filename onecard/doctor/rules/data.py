@@ -11,6 +11,7 @@ from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.course import ERROR_OF_MEDIAN, noise_of, training_losses
 from onecard.doctor.evidence import (
+    WAVES,
     above,
     epochs,
     known,
@@ -22,6 +23,7 @@ from onecard.doctor.evidence import (
     printed,
     said,
     shown,
+    sureness,
     unless_fine_tuning,
 )
 from onecard.doctor.needs import TOKENS, TRAINING_DATA, VALIDATION_DATA, Need, needs, needs_settings
@@ -38,10 +40,10 @@ SMALLEST_RISE = 0.1  # nats of val - train
 WIDE_GAP, FEW_EVALS_GAP = 1.0, 0.5
 FEW_EVALS = 5
 MANY_EVALS = 7  # enough to average three on either side
-# In standard deviations of an evaluation: five of a difference of two such means of val - train, as the best is chosen
-# and the noise is itself measured. At four, 4 of 200 noisy logs of healthy runs were called sick.
-NOISE_OF_MEANS = 5 * math.sqrt(2 * 2 / 3)
+SPLITS_DIFFER = 0.07  # nats of val - train, to either side: the most in healthy real runs on web text
+ABOVE_BY_CHANCE = 2 * math.sqrt(2)  # standard deviations of an evaluation: two of a difference
 FAR_BELOW = 0.3  # nats of val below train; 0.07 is the most in healthy real runs
+LEAST_ROWS = 3  # evaluations
 FAR_BELOW_TRAINED = 0.6  # the same where train is the mean of training losses, with dropout and lagging behind
 # A run of ours compares its splits when it starts, and records what it finds.
 SPLITS = Need(
@@ -55,9 +57,11 @@ def overfitting(case: Case) -> Iterator[Finding]:
     """A model that memorises its training data.
 
     What it sees: the validation loss has been past its minimum for at least three evaluations, and val - train (the
-    mean of three evaluations, where there are seven) has risen by more than 0.1 nats and five times its noise; or
-    val - train exceeds 1.0; or, with few evaluations, exceeds 0.5 with the validation loss above an earlier one. Only
-    after the data has been read once, where its size is known: text that was seen once cannot be memorised.
+    mean of three evaluations, where there are seven) has risen by more than 0.1 nats and five standard errors; or
+    val - train exceeds 1.0; or, with fewer than five evaluations, exceeds 0.5 with the validation loss above an earlier
+    one by more than its noise. A gap itself has the error of both losses, and 0.07 nats by which splits differ. It is
+    sure from eight standard errors on. Only after the data has been read once, where its size is known: text that was
+    seen once cannot be memorised.
 
     Why it matters: after the minimum, training makes the model worse on everything but its own data.
 
@@ -70,17 +74,25 @@ def overfitting(case: Case) -> Iterator[Finding]:
     if not found or (read is not None and read < 1):
         return
     lowest = min(range(len(found)), key=lambda position: found[position][2])
-    best, best_train, best_val = found[lowest]
+    best, _, best_val = found[lowest]
     last, train, val = found[-1]
-    rise = _gap(found, len(found) - 1) - _gap(found, lowest)
-    sigma = math.hypot(noise(case), _training_error(case, found))
-    enough = max(SMALLEST_RISE, (NOISE_OF_MEANS if len(found) >= MANY_EVALS else 4) * sigma)
+    many = len(found) >= MANY_EVALS
+    gap = _gap(found, len(found) - 1)
+    rise = gap - _gap(found, lowest)
+    sigma = noise(case)
+    error = _error_of_gap(case, found, evaluations=3 if many else 1)
     past = len(found) - 1 - lowest
     came_back = mean(value for _, _, value in found[-PAST_MINIMUM:]) <= best_val + sigma
-    turned = past >= PAST_MINIMUM and above(rise, enough) and not (came_back and len(found) >= MANY_EVALS)
-    wide = above(val - train, max(WIDE_GAP, 4 * sigma))
-    few = len(found) < FEW_EVALS and above(val - train, FEW_EVALS_GAP) and val > best_val
-    if not (turned or wide or few):
+    turned = past >= PAST_MINIMUM and above(rise, SMALLEST_RISE) and not (came_back and many)
+    few = len(found) < FEW_EVALS and above(gap, FEW_EVALS_GAP) and above(val - best_val, ABOVE_BY_CHANCE * sigma)
+    wide = few or above(gap, WIDE_GAP)
+    sure = sureness(
+        max(
+            rise / (math.sqrt(2) * error) if turned else 0.0,
+            gap / math.hypot(error, _gap_error(case, [last]), SPLITS_DIFFER) if wide else 0.0,
+        )
+    )
+    if sure == "low":
         return
     patch: dict[str, object] = {}
     config = known(case, "dropout")
@@ -89,26 +101,36 @@ def overfitting(case: Case) -> Iterator[Finding]:
     yield Finding(
         rule="overfitting",
         severity="warn",
-        sure="high",
+        sure=sure,
         what=f"val is {val:.4f} and train {train:.4f} at {place(case, last)}; val was best at {place(case, best)} "
         f"({best_val:.4f})"
         if past
-        else f"val lies {val - train:.2f} above train at {place(case, last)}",
+        else f"val lies {gap:.2f} above train at {place(case, last)}",
         why=f"since then the gap has grown by {rise:.2f}, and val has not come back in {past} evaluations"
         if turned
-        else f"a gap of {val - train:.2f} nats: the model has memorised its training data",
+        else f"a gap of {gap:.2f} nats: the model has memorised its training data",
         fix=f"keep the checkpoint of {place(case, best)}; more data, a smaller model, or dropout 0.1 to 0.2",
         seen=tuple(dict.fromkeys(shown(e) for e in (best, found[(lowest + len(found) - 1) // 2][0], last))),
         patch=patch,
     )
 
 
-def _training_error(case: Case, found: Sequence[tuple[Eval, float, float]]) -> float:
-    """Standard error of a training loss that is the median of logged ones; 0 where it was evaluated."""
+def _error_of_gap(case: Case, found: Sequence[tuple[Eval, float, float]], *, evaluations: int) -> float:
+    """Standard error of val - train in the mean of so many evaluations: by the noise of each loss, and at least as the
+    differences scatter. Where train is the median of logged losses, it also has their waves, from text that comes in an
+    order."""
     if any(evaluation.train_loss is not None for evaluation, _, _ in found):
-        return 0.0
+        gaps = [val - train for e, train, val in found if e.step > 0]
+        return max(math.sqrt(2) * noise(case), _scatter(gaps)) / math.sqrt(evaluations)
     losses = [loss for _, loss in training_losses(case)]
-    return ERROR_OF_MEDIAN * noise_of(losses) / math.sqrt(max(1.0, min(200, len(losses) / len(found))))
+    of_median = ERROR_OF_MEDIAN * noise_of(losses) / math.sqrt(max(1.0, min(200, len(losses) / len(found))))
+    return math.hypot(math.hypot(noise(case), of_median) / math.sqrt(evaluations), WAVES)
+
+
+def _scatter(values: Sequence[float]) -> float:
+    """Standard deviation of values around a line through their neighbours, also of few; 0 of fewer than three."""
+    bends = [a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    return math.hypot(*bends) / math.sqrt(6 * len(bends)) if bends else 0.0
 
 
 def _gap(found: Sequence[tuple[Eval, float, float]], position: int) -> float:
@@ -121,11 +143,11 @@ def _gap(found: Sequence[tuple[Eval, float, float]], position: int) -> float:
 def val_below_train(case: Case) -> Iterator[Finding]:
     """A validation loss below the training loss.
 
-    What it sees: over the last half of the evaluations, val - train is below zero by more than twice its standard
-    error, where both splits are evaluated the same way (nanoGPT and onecard: model.eval(), no dropout): a note. From
-    0.3 nats and four standard errors on it is a warning. nanoGPT reads new batches in each evaluation, so many
-    evaluations are surer than one. onecard reads the same windows each time, so they are not. Other programs only log
-    training losses: there it takes 0.6 nats.
+    What it sees: over the last half of the evaluations (at least three), val - train is below zero by more than twice
+    its standard error, where both splits are evaluated the same way (nanoGPT and onecard: model.eval(), no dropout): a
+    note. From 0.3 nats and four standard errors on it is a warning. nanoGPT reads new batches in each evaluation, so
+    many evaluations are surer than one. onecard reads the same windows each time, so they are not. Other programs only
+    log training losses: there it takes 0.6 nats.
 
     Why it matters: dropout is not the reason: it is off in both. The two splits differ: the validation text is easier,
     or so small that chance decides how hard it is.
@@ -137,13 +159,13 @@ def val_below_train(case: Case) -> Iterator[Finding]:
     """
     evaluated_alike = case.run.format in BOTH_IN_EVAL_MODE
     rows = [row for row in pairs(case) if row[0].step > 0 and (row[0].train_loss is not None or not evaluated_alike)]
-    rows = rows[len(rows) // 2 :]
+    rows = rows[-max(LEAST_ROWS, len(rows) - len(rows) // 2) :]
     if not rows:
         return
     gaps = [val - train for _, train, val in rows]
     error = _gap_error(case, [row[0] for row in rows])
     far = -mean(gaps) > max(FAR_BELOW if evaluated_alike else FAR_BELOW_TRAINED, 4 * error)
-    if mean(gaps) > -2 * error or not (evaluated_alike or (far and len(rows) >= 3)):
+    if mean(gaps) > -2 * error or not (evaluated_alike or (far and len(rows) >= LEAST_ROWS)):
         return
     config = known(case, "dropout")
     size = case.data.val_tokens

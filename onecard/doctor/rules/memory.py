@@ -6,31 +6,31 @@ from collections.abc import Iterator
 from shlex import quote
 
 from onecard import units
+from onecard.config.command import EXPANDABLE
+from onecard.config.schema import PLANNED_KEYS
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, said
 from onecard.doctor.needs import PARAMETERS, Need, needs
-from onecard.doctor.oom import Cause, OutOfMemory, cause, out_of_memory, tensor_of
+from onecard.doctor.oom import Cause, FailedAllocation, cause, out_of_memory, tensor_of
 from onecard.doctor.repair import memory_of, repaired
 from onecard.findings import Finding, Severity
-from onecard.plan.command import EXPANDABLE
-from onecard.plan.repair import PLANNED
 
 STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
 CAST_BYTES_PER_PARAM = 2  # autocast's copies
 ROOM = 0.9  # of the card
 SMALLEST_MODEL = 1e6  # parameters: no card is planned for less
-TENSORS = Need(about="config", met=lambda case: not messages(case, "oom") or known(case, *PLANNED) is not None)
+TENSORS = Need(about="config", met=lambda case: not messages(case, "oom") or known(case, *PLANNED_KEYS) is not None)
 ROOM_ON_CARD = Need(about="card", met=lambda case: case.cardless is not None or _room(case) is not None)
 
 
-def _failures(case: Case, why: Cause) -> Iterator[OutOfMemory]:
+def _failures(case: Case, why: Cause) -> Iterator[FailedAllocation]:
     for message in messages(case, "oom"):
         failed = out_of_memory(message, case.card)
         if cause(failed) == why:
             yield failed
 
 
-def _asked(failed: OutOfMemory) -> str:
+def _asked(failed: FailedAllocation) -> str:
     return f"{_size(failed.tried)} more" if failed.tried else "more memory"
 
 
@@ -40,23 +40,23 @@ def _size(size_bytes: int | None) -> str:
     return units.gib(size_bytes) if size_bytes >= units.GIB else units.mib(size_bytes)
 
 
-def _for_what(case: Case, failed: OutOfMemory) -> str:
+def _for_what(case: Case, failed: FailedAllocation) -> str:
     """What the allocation probably was for, in a clause."""
-    guess = tensor_of(failed.tried, known(case, *PLANNED)) if failed.tried else None
+    guess = tensor_of(failed.tried, known(case, *PLANNED_KEYS)) if failed.tried else None
     return f"; it is the size of {guess.name}: {guess.arithmetic}" if guess else ""
 
 
-def _severity(failed: OutOfMemory) -> Severity:
+def _severity(failed: FailedAllocation) -> Severity:
     """A run of ours that went on with smaller batches has not failed."""
     return "warn" if failed.went_on_with else "error"
 
 
-def _lowered(failed: OutOfMemory) -> str:
+def _lowered(failed: FailedAllocation) -> str:
     """Why it is only a warning, in a clause; "" for an error."""
     return "; only a warning, because the run went on" if failed.went_on_with else ""
 
 
-def _outcome(failed: OutOfMemory) -> str:
+def _outcome(failed: FailedAllocation) -> str:
     """What a run of ours did about it, in a clause; "" for other programs."""
     if failed.went_on_with is None:
         return ""
@@ -67,14 +67,14 @@ def _outcome(failed: OutOfMemory) -> str:
     )
 
 
-def _remedy(case: Case, failed: OutOfMemory) -> tuple[dict[str, object], str]:
+def _remedy(case: Case, failed: FailedAllocation) -> tuple[dict[str, object], str]:
     """The patch that makes the run smaller, and the words for it: what onecard went on with, else what is planned."""
     if failed.went_on_with is None:
         return _smaller_batch(case)
     if failed.went_on_with:
         flags = " ".join(f"--{key}={value}" for key, value in failed.went_on_with.items())
         return dict(failed.went_on_with), f"{flags}, which the run went on with: the same tokens, and no attempt lost"
-    config = known(case, *PLANNED)
+    config = known(case, *PLANNED_KEYS)
     if config and config.grad_checkpoint != "full" and not failed.in_eval:
         return {"grad_checkpoint": "full"}, "--grad_checkpoint=full, a shorter block_size, or a smaller model"
     return {}, "a shorter block_size, or a smaller model: onecard plan --fit"
@@ -122,7 +122,7 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
 
 def _smaller_batch(case: Case) -> tuple[dict[str, object], str]:
     """The patch to the micro-batch that the plan says fits, and the words for it."""
-    config = known(case, *PLANNED)
+    config = known(case, *PLANNED_KEYS)
     if config is None:
         return (
             {},
@@ -182,11 +182,39 @@ def oom_fragmentation(case: Case) -> Iterator[Finding]:
         )
 
 
+def oom_despite_free(case: Case) -> Iterator[Finding]:
+    """Memory that ran out although enough of it is free.
+
+    What it sees: an out-of-memory message in which more is free than was asked for, by more than 3 % of the card.
+
+    Why it matters: the message does not say why. The card was full for a moment only: two processes of one run on the
+    same card, or another program that has ended since. Or the process may not use the whole card: a limit of a
+    container, or of a card that is split.
+
+    What to do: start one process per card (LOCAL_RANK, CUDA_VISIBLE_DEVICES), and look at nvidia-smi while it starts.
+
+    When it is wrong: it names no cause, so it is never sure. A run of onecard's that went on with smaller batches only
+    gets a warning.
+    """
+    for failed in _failures(case, "oom-despite-free"):
+        yield Finding(
+            rule="oom-despite-free",
+            severity=_severity(failed),
+            sure="low",
+            what=f"out of memory: {_asked(failed)} was asked for, although {_size(failed.free)} of "
+            f"{_size(failed.capacity)} is free" + _outcome(failed),
+            why="the message does not say why: the card was full for a moment only (two processes on it, or one that "
+            "has ended since), or this process may not use all of it" + _lowered(failed),
+            fix="one process per card (LOCAL_RANK, CUDA_VISIBLE_DEVICES); look at nvidia-smi while it starts",
+            seen=lines(failed.message),
+        )
+
+
 def oom_other_process(case: Case) -> Iterator[Finding]:
     """Memory that another program holds.
 
     What it sees: an out-of-memory message in which more than 1 GiB is neither free nor this process's, and what was
-    asked for would fit without that.
+    asked for would fit without that, and not beside it.
 
     Why it matters: the run fits the card, but not beside what else is on it: a desktop, a notebook that still holds
     its tensors, another run. Or it is the wrong card of several.
@@ -255,7 +283,7 @@ def oom_tensor(case: Case) -> Iterator[Finding]:
 
     When it is wrong: two tensors may have the same size by chance.
     """
-    config = known(case, *PLANNED)
+    config = known(case, *PLANNED_KEYS)
     if config is None:
         return  # a bare message gets one finding, and that names the likely tensor
     for message in messages(case, "oom"):
@@ -298,7 +326,7 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
         failed = out_of_memory(message, case.card)
         if not failed.in_eval:
             continue
-        config, card = known(case, *PLANNED), case.card
+        config, card = known(case, *PLANNED_KEYS), case.card
         patch, how = _remedy(case, failed)
         why = "evaluation keeps no graph and needs less than training: nanoGPT only evaluates first"
         if failed.went_on_with is not None:
@@ -347,8 +375,6 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
     params = case.facts.params_total or case.facts.params
     room = _room(case)
     config = known(case, "dtype", "n_embd")
-    if config and (config.optimizer != "adamw" or config.param_dtype != "float32" or config.offload != "none"):
-        return
     sharded = (case.run.world_size or 1) > 1 and case.run.format not in NANOGPT_LIKE  # nanoGPT's cards each hold all
     if params is None or room is None or sharded:
         return

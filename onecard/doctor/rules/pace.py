@@ -27,6 +27,9 @@ MUCH_SLOWER = 4
 OFF_PLAN = 2.5  # times slower than the lowest that the plan expects
 WAITING, MOSTLY_WAITING = 0.2, 0.5  # of the time
 LEAST_WAITS = 10
+LOOK_AT_THE_CARD = (
+    "look at the card while it runs (nvidia-smi: temperature, clocks, other processes), the disk and the data"
+)
 
 
 def paces(case: Case) -> list[tuple[Step, float]]:
@@ -81,7 +84,7 @@ def slowing_down(case: Case) -> Iterator[Finding]:
         f"{units.duration(times_longer * fastest)} after {units.duration(fastest)}"
         + ("" if still else "; it was faster again later"),
         why=f"the same update does the same work; {lost:.0%} of the time is lost to it",
-        fix="look at the card while it runs (nvidia-smi: temperature, clocks, other processes), the disk and the data",
+        fix=LOOK_AT_THE_CARD if case.cardless is None else "look at what else runs on this machine, and at the disk",
         seen=(
             f"{place(case, first)}: {fastest:.4g} s per update",
             f"{place(case, worst)}: {times_longer * fastest:.4g} s per update",
@@ -118,7 +121,7 @@ def slower_than_planned(case: Case, config: RunConfig) -> Iterator[Finding]:
         what=f"{units.count(measured)} tokens/s; the plan expects {units.count(expected.low)} to "
         f"{units.count(expected.high)} on {case.card.name}",
         why=f"{expected.likely / measured:.2g} times slower: something other than the model holds it up",
-        fix="look at the card while it runs (nvidia-smi: clocks, temperature, other processes), the disk and the data",
+        fix=LOOK_AT_THE_CARD,
         seen=(*(shown(step) for step in case.steps[-1:]), *said(case, "batch_size", "dtype", "compile")),
     )
 

@@ -14,23 +14,26 @@ from onecard.doctor.evidence import (
     above,
     from_scratch,
     known,
+    noise,
     only_told,
     place,
     printed,
     said,
     shown,
+    sureness,
     vals,
 )
 from onecard.doctor.facts import ROUNDED_PARAMS
 from onecard.doctor.needs import needs_settings
-from onecard.findings import Finding
+from onecard.findings import Finding, Sureness
 from onecard.plan.counts import count_params
-from onecard.plan.schedule import learning_rate
+from onecard.plan.schedule import RATE_KEYS, learning_rate
 from onecard.runs.records import Eval, Start, Step
 
 ROUNDING = 0.01
 RATE_JUMP = 1.5
 LOSS_JUMP = 0.05
+RATES_SHOWN = ("learning_rate", "min_lr", "decay_lr", "lr_decay_iters")
 PAST_PEAK = 2 / 3  # of the highest rate so far: the schedule has begun to fall
 
 
@@ -78,8 +81,8 @@ def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
 
     What to do: keep the schedule: the same learning_rate, min_lr and lr_decay_iters, and the optimizer's state.
 
-    When it is wrong: warm restarts do this on purpose. A validation loss that rises by no more than twice the noise of
-    an evaluation is only a note.
+    When it is wrong: warm restarts do this on purpose. A validation loss that rises by less than five standard errors
+    of the difference of two evaluations is only a note.
     """
     jump = _rate_jump(case.steps)
     if jump:
@@ -95,9 +98,7 @@ def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
         yield from _jump_between(earlier, case)
     for start in (r for r in case.run.records if isinstance(r, Start) and r.resumed_from):
         at = start.step
-        yield from _loss_jump(
-            [e for e in case.evals if e.step <= at], [e for e in case.evals if e.step > at], noise=_noise(case)
-        )
+        yield from _loss_jump(case, [e for e in case.evals if e.step <= at], [e for e in case.evals if e.step > at])
 
 
 def _rate_jump(steps: Sequence[Step]) -> tuple[Step, Step] | None:
@@ -128,24 +129,19 @@ def _part_before(case: Case, others: Sequence[Case]) -> Case | None:
 
 def _jump_between(earlier: Case, case: Case) -> Iterator[Finding]:
     first = _first_step(case)
-    keys = ("learning_rate", "min_lr", "decay_lr", "lr_decay_iters", "warmup_iters")
-    old, new = known(earlier, *keys), known(case, *keys)
+    old, new = known(earlier, *RATE_KEYS), known(case, *RATE_KEYS)
     if old and new and old != new:
         was, now = learning_rate(old, first), learning_rate(new, first)
         if was > 0 and above(now, RATE_JUMP * was):
             yield _jumped(
                 f"resumed at step {first:,} with a learning rate of {now:.2e}; it had come down to {was:.2e}",
-                (*said(earlier, *keys[:4]), *said(case, *keys[:4])),
+                (*said(earlier, *RATES_SHOWN), *said(case, *RATES_SHOWN)),
             )
             return
-    yield from _loss_jump([e for e in earlier.evals if e.step <= first], list(case.evals), noise=_noise(case))
+    yield from _loss_jump(case, [e for e in earlier.evals if e.step <= first], case.evals)
 
 
-def _noise(case: Case) -> float:
-    return case.facts.evaluation_noise or 0.0
-
-
-def _loss_jump(before: list[Eval], after: list[Eval], *, noise: float) -> Iterator[Finding]:
+def _loss_jump(case: Case, before: Sequence[Eval], after: Sequence[Eval]) -> Iterator[Finding]:
     if not before or not after:
         return
     for name, unit in (("val_loss", "nats"), ("bits_per_byte", "bits per byte")):
@@ -153,20 +149,21 @@ def _loss_jump(before: list[Eval], after: list[Eval], *, noise: float) -> Iterat
         if was is None or now is None or not math.isfinite(was) or not math.isfinite(now):
             continue
         if above(now - was, LOSS_JUMP):
+            error = math.sqrt(2) * noise(case)  # of a difference
             jump = _jumped(
                 f"the validation loss is {now:.4f} after the resume and was {was:.4f} before ({unit})",
                 (shown(before[-1]), shown(after[0])),
+                sureness((now - was) / error),
             )
-            in_noise = f"evaluations differ by {noise:.3f} by chance"
-            yield jump if above(now - was, 2 * noise) else only_told(jump, in_noise)
+            yield jump if jump.sure != "low" else only_told(jump, f"two evaluations differ by {error:.3f} by chance")
         return
 
 
-def _jumped(what: str, seen: tuple[str, ...]) -> Finding:
+def _jumped(what: str, seen: tuple[str, ...], sure: Sureness = "high") -> Finding:
     return Finding(
         rule="resume-lr-jump",
         severity="warn",
-        sure="high",
+        sure=sure,
         what=what,
         why="a rate that is raised again, or an optimizer without its state, throws away what the decay gained",
         fix="resume with the same learning_rate, min_lr and lr_decay_iters, and with the optimizer's state",

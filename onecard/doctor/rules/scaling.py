@@ -37,7 +37,7 @@ from onecard.plan.loss import (
     law,
     optimal_params,
 )
-from onecard.plan.schedule import learning_rate
+from onecard.plan.schedule import RATE_KEYS, learning_rate
 
 FEW, MANY = 10, 100  # tokens per parameter
 PLATEAU_GAIN = 0.02  # nats for twice the tokens
@@ -187,7 +187,7 @@ def _share_of_peak(case: Case) -> float | None:
     rates = [step.lr for step in case.steps if step.lr is not None]
     if rates and max(rates) > 0:
         return rates[-1] / max(rates)
-    config = known(case, "learning_rate", "min_lr", "decay_lr", "lr_decay_iters", "warmup_iters")
+    config = known(case, *RATE_KEYS)
     if config is None or case.facts.last_step is None or not config.learning_rate:
         return None
     return learning_rate(config, case.facts.last_step) / config.learning_rate

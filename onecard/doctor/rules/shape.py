@@ -7,19 +7,18 @@ from dataclasses import replace
 
 from onecard import units
 from onecard.config.names import nearest
-from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
+from onecard.config.schema import KEYS, NANOGPT_KEYS, PLANNED_KEYS, SHAPE_KEYS, RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import known, messages, only_told, printed, said, unless_shape_is_given, vocabulary
 from onecard.doctor.needs import CONFIG, needs, needs_settings
 from onecard.doctor.repair import repaired
 from onecard.findings import Finding
-from onecard.plan.asked import Asked
 from onecard.plan.counts import count_params
 from onecard.plan.intent import PARAMS_TOLERANCE, head_size_finding, intent_findings
 from onecard.plan.memory.predict import predict_nanogpt
 from onecard.plan.precision import settled
 from onecard.plan.remedies import free_remedies
-from onecard.plan.repair import PLANNED
+from onecard.plan.run_to_fix import RunToFix
 
 WORTH_A_WARNING_BYTES = 64 * units.MIB  # a smaller copy of the logits is only a note
 LOSS_ONLY = "return-only-the-loss"  # the plan's fix of that name
@@ -236,7 +235,7 @@ def logits_returned(case: Case, config: RunConfig) -> Iterator[Finding]:
 def _saved_by_returning_only_the_loss(case: Case, config: RunConfig, *, vocabulary_size: int) -> tuple[int, str]:
     """Bytes that the plan's fix of that name saves, and how they were found; where the run cannot be planned, the size
     of one copy of the logits."""
-    planned = known(case, *PLANNED)
+    planned = known(case, *PLANNED_KEYS)
     if planned is None:
         each = 4 if config.dtype == "float32" else 2
         copy_bytes = each * config.batch_size * config.block_size * vocabulary_size
@@ -246,7 +245,7 @@ def _saved_by_returning_only_the_loss(case: Case, config: RunConfig, *, vocabula
     room, available = (
         (case.place.room_bytes_for(config), case.place.available_bytes_for(config)) if case.place else (None, None)
     )
-    run = Asked(
+    run = RunToFix(
         config=config,
         card=card,
         trainer="nanogpt",
@@ -275,7 +274,7 @@ def unknown_key(case: Case) -> Iterator[Finding]:
     """
     if case.run.format == "onecard" or case.resolved is None:
         return
-    stated = [key for key in case.run.config if key not in NANOGPT_KEYS and key != "vocab_size"]
+    stated = [key for key in case.run.config if key not in {*NANOGPT_KEYS, *SHAPE_KEYS}]
     unused = [key for key in dict.fromkeys((*case.resolved.unused, *stated)) if not key.startswith("_")]
     if case.run.format not in ("nanogpt", "minimal", "messages"):
         return

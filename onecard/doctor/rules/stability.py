@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from onecard.doctor.case import Case
 from onecard.doctor.course import BLOCKS, LAST_BLOCKS, rise, training_losses
 from onecard.doctor.evidence import (
+    WAVES,
     above,
     finite,
     from_scratch,
@@ -23,6 +23,7 @@ from onecard.doctor.evidence import (
     pairs,
     place,
     shown,
+    sureness,
     vals,
     vocabulary,
 )
@@ -32,12 +33,8 @@ from onecard.findings import Finding
 from onecard.plan import recipe
 from onecard.runs.records import Checkpoint, Eval, Step
 
-SMALLEST_RISE = 0.05  # nats; an evaluation on fixed windows has hardly any noise of its own
-CERTAIN = 5  # standard deviations: the best of many evaluations is two below the rest by chance
-MANY_EVALUATIONS = 8
-SMALLEST_TRAINING_RISE = 0.2  # nats, between medians of tenths of a run: 0 of 1,000 healthy made runs reach it
-TRAINING_ERRORS = 6  # standard errors of such a median
-FAR = 0.5  # nats
+TRAINING_WAVES = 0.06  # nats: those of all losses, and as much again from text that comes in an order
+NOTED = 3  # standard deviations of an evaluation
 RECOVERED_FROM_NAN = 5  # finite losses after it
 SETTLED_STEPS = 2000  # before, a loss scale is still being found
 SKIPS_PER_STEP = 1 / 200
@@ -202,18 +199,18 @@ def scaler_skips(case: Case) -> Iterator[Finding]:
 def diverging(case: Case) -> Iterator[Finding]:
     """A loss that goes up instead of down.
 
-    What it sees: the last three validation losses are all above the best by more than three standard deviations of an
-    evaluation (as they scatter, or half of the error that the run recorded), and the training losses too. Or, in the
-    training losses alone: the medians of the last three tenths of the run are all above the best tenth by more than 0.2
-    nats and six standard errors, unless the evaluations still improve in that time.
+    What it sees: the last three validation losses are all above the best, and the training losses too, by more than
+    five standard errors: of an evaluation (as they scatter, or half of the error that the run recorded) and of the slow
+    waves that healthy losses have (0.04 nats). From eight on it is an error and sure, below that a warning. Or, in the
+    training losses alone: so far are the medians of the last three tenths of the run above the best tenth (with waves
+    of 0.06), unless the evaluations still improve in that time.
 
     Why it matters: the model gets worse at what it is trained on. This is not overfitting, and it does not go away.
 
     What to do: stop; go back to the best checkpoint with half the learning rate.
 
-    When it is wrong: after a change of the data or of the learning rate on purpose. Evaluations on fixed windows have
-    hardly any noise, and a healthy loss varies by more: a rise of 0.05 nats or less is only a note. With eight or more
-    evaluations the best may be low by chance: below five standard deviations it is a note, too.
+    When it is wrong: after a change of the data or of the learning rate on purpose. A rise of less than five standard
+    errors, but more than three times the noise of an evaluation, may go away: it is only a note.
     """
     evaluated = list(_evaluations_rise(case))
     yield from evaluated or _training_rises(case)
@@ -227,49 +224,47 @@ def _evaluations_rise(case: Case) -> Iterator[Finding]:
     best_val = min(val for _, _, val in found)
     best_train = min(train for _, train, _ in found)
     height = min(min(val - best_val, train - best_train) for _, train, val in last)
-    if not above(height, 3 * sigma):
+    if not above(height, NOTED * sigma):
         return
     best = min(found, key=lambda row: row[2])[0]
     patch = _calmer(case)
+    sure = sureness(height / math.hypot(sigma, WAVES))
     finding = Finding(
         rule="diverging",
-        severity="error",
-        sure="high",
+        severity="error" if sure == "high" else "warn",
+        sure=sure,
         what=f"both losses rise: val {numbers(val for _, _, val in last)} after {best_val:.4f} at {place(case, best)}",
-        why=f"three evaluations are {height:.3f} or more above the best (the noise is {sigma:.3f}), in training too",
+        why=f"three evaluations are {height:.3f} or more above the best, in training too; the noise is {sigma:.3f}, "
+        f"and slow waves of {WAVES} are healthy",
         fix=f"stop, go back to {place(case, best)}, "
         + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _CALM),
         seen=(shown(best), *(shown(evaluation) for evaluation, _, _ in last)),
         patch=patch,
     )
-    if not above(height, SMALLEST_RISE):
-        yield only_told(finding, f"{SMALLEST_RISE} nats or less may go away")
-    elif len(found) >= MANY_EVALUATIONS and not above(height, CERTAIN * sigma):
-        unsure = replace(finding, sure="low")
-        yield only_told(unsure, f"below {CERTAIN} standard deviations of an evaluation it may be chance")
-    else:
-        yield finding
+    yield finding if sure != "low" else only_told(finding, "so small a rise may go away")
 
 
 def _training_rises(case: Case) -> Iterator[Finding]:
     points = training_losses(case)
     found = rise(points)
-    if found is None or not above(found.height, max(SMALLEST_TRAINING_RISE, TRAINING_ERRORS * found.error)):
+    if found is None:
         return
+    error = math.hypot(found.error, TRAINING_WAVES)
+    sure = sureness(found.height / error)
     first = round(len(points) * (1 - LAST_BLOCKS / BLOCKS))
     best_val = min(vals(case), key=lambda pair: pair[1], default=None)
-    if best_val is not None and best_val[0].step >= points[first][0].step:
-        return  # evaluations, which are more exact, still improve
+    still_improves = best_val is not None and best_val[0].step >= points[first][0].step  # evaluations are more exact
+    if sure == "low" or still_improves:
+        return
     patch = _calmer(case)
-    far = found.height > FAR
     yield Finding(
         rule="diverging",
-        severity="error" if far else "warn",
-        sure="high" if far else "medium",
+        severity="error" if sure == "high" else "warn",
+        sure=sure,
         what=f"the training loss rises: {found.best:.4g} around {place(case, found.best_record)}, "
         f"{found.last[-1]:.4g} at the end",
         why=f"the last three tenths of the run are {found.height:.2f} nats or more above its best tenth "
-        f"(± {max(found.error, 0.01):.2f})",
+        f"(± {error:.2f})",
         fix=f"stop, go back to a checkpoint near {place(case, found.best_record)}, "
         + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _CALM),
         seen=tuple(shown(record) for record in (found.best_record, points[first][0], found.last_record)),

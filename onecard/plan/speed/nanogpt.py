@@ -8,6 +8,7 @@ did not decide (docs/explain/speed.md). Operations outside the tensor cores are 
 from __future__ import annotations
 
 from onecard.config.schema import RunConfig
+from onecard.models.optimizers import optimizer_of
 from onecard.plan.counts import count_params
 from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 
@@ -62,9 +63,8 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
 
 
 def tensors(config: RunConfig) -> int:
-    """Parameter tensors: two norms and four matrices a layer, two embeddings, the last norm, and their biases."""
-    weights = 6 * config.n_layer + 1
-    return 2 + (2 * weights if config.bias else weights)
+    """Parameter tensors."""
+    return count_params(config).tensors
 
 
 def accumulation(config: RunConfig) -> Work:
@@ -73,10 +73,10 @@ def accumulation(config: RunConfig) -> Work:
 
 
 def update(config: RunConfig) -> Work:
-    """Gradient clipping and fused AdamW, several tensors per kernel."""
+    """Gradient clipping and the optimizer in one kernel for several tensors."""
     clipping = 12 if config.grad_clip else 0  # the norm reads 4 bytes a parameter, the scaling reads and writes 4
-    adamw = 28  # reads weight, gradient and two moments, writes all but the gradient
-    return Work(moved_bytes=(clipping + adamw) * count_params(config).total, kernels=20 + tensors(config) / 6)
+    stepping = optimizer_of(config).moved_bytes
+    return Work(moved_bytes=(clipping + stepping) * count_params(config).total, kernels=20 + tensors(config) / 6)
 
 
 def padded_vocabulary(config: RunConfig) -> bool:

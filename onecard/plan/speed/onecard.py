@@ -1,13 +1,13 @@
 """What a step of onecard's own trainer asks of a card: nanoGPT's model, with another loss, sum and recomputation.
 
-Letters as in nanogpt.py. What differs from nanoGPT (train/model.py, loss.py, graph.py):
+Letters as in nanogpt.py. What differs from nanoGPT (models/gpt2.py, chunked_loss.py, train/graph.py):
 
 - the loss goes through the head one chunk of tokens at a time, reads and writes each logit once, and adds every chunk's
   gradient of the head's weight in float32;
 - compiled, a micro-batch is one CUDA graph. It adds to gradients that exist, so the first micro-batch is added too;
 - compiled half precision passes x on in that precision, and computes GELU in fewer operations;
-- without dropout and biases it is written out (fused.py): the fastest kernels compute the products and add to x and to
-  the gradients themselves, and weights are cast once per step;
+- without dropout and biases it is written out (models/gpt2_passes.py): the fastest kernels compute the products and add
+  to x and to the gradients themselves, and weights are cast once per step;
 - grad_checkpoint computes norms and GELU again (selective), or all of a block except its last product (full);
 - another thread makes the batches.
 """

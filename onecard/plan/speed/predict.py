@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from onecard.config.schema import RunConfig
+from onecard.models.optimizers import optimizer_of
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params, mfu, needed_flops_per_token
 from onecard.plan.ranges import Range, within
@@ -131,9 +132,9 @@ _LAUNCHES_MATTER = 0.9
 # The wait between the batches of an evaluation: nanoGPT reads every loss. Of 97 rows, 75 have their batches predicted
 # within 20 %; the others are predicted up to 65 % too short or 31 % too long.
 _EVALUATION_PAUSE_SECONDS = 0.9e-3
-# torch.save of float32 weights and both moments to a solid-state disk: a rule of thumb. With it, the steps of the two
+# torch.save of float32 weights and moments to a solid-state disk: a rule of thumb. With it, the steps of the two
 # RTX 4070 runs that evaluate and save are predicted 5 % and 1 % too long.
-_CHECKPOINT_BYTES_PER_PARAM, _CHECKPOINT_BYTES_PER_SECOND = 12, 1e9
+_CHECKPOINT_BYTES_PER_SECOND = 1e9
 
 
 def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName = "nanogpt") -> StepTimes:
@@ -163,7 +164,7 @@ def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName
         launches=waiting + pause,
         host_share=host_seconds / card_seconds,
         evaluation=work.evaluation_batches * _evaluation_batch_seconds(work, card, rates, dtype),
-        checkpoint=_CHECKPOINT_BYTES_PER_PARAM * count_params(config).total / _CHECKPOINT_BYTES_PER_SECOND,
+        checkpoint=optimizer_of(config).saved_bytes * count_params(config).total / _CHECKPOINT_BYTES_PER_SECOND,
         evaluations=work.evaluations,
         checkpoints=work.checkpoints,
     )

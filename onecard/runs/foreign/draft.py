@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from onecard.config.reader import NotAConfig, read_config
-from onecard.config.schema import KEYS, NANOGPT_KEYS, RunConfig
+from onecard.config.schema import KEYS, NANOGPT_KEYS
 from onecard.runs.foreign.epochs import MOST_EPOCHS, steps_by_epoch, updates_per_epoch
 from onecard.runs.foreign.shapes import RecordShape, StatementShape
 from onecard.runs.logged import Line, LogFormat, LoggedRun, Message
@@ -281,7 +281,7 @@ _PRINTED = (
     "printed_params printed_params_total printed_tokens_per_step world_size card_name printed_flops_per_token "
     "printed_seconds_per_step printed_seconds".split()
 )
-_DEFAULTS = {key: RunConfig.model_fields[key].default for key in NANOGPT_KEYS - {"dtype"}} | {"device": "cuda"}
+_DEFAULTS = {key: KEYS[key].default for key in NANOGPT_KEYS - {"dtype"}} | {"device": "cuda"}
 
 
 def _is_assignment(text: str) -> bool:

@@ -250,6 +250,7 @@ SICK: dict[str, Callable[[], Case]] = {
     "oom-other-process": lambda: case(
         messages=[oom(tried=1.0, capacity=11.7, free=0.5, allocated=5.0, reserved_unallocated=0.2, process=5.4)]
     ),
+    "oom-despite-free": lambda: case(messages=[oom(tried=0.4, capacity=15.75, free=8.6, allocated=5.1)]),
     "oom-system-spill": lambda: case(messages=[oom(tried=1.0, capacity=8.0, free=0.0, allocated=13.0)]),
     "oom-tensor": lambda: case(messages=[oom(tried=8 * 1024 * 50304 * 2 / GIB, **FULL)]),
     "oom-in-eval": lambda: case(changed(batch_size=64), messages=[oom(in_eval=True, tried=6.14, **FULL)], card="4070"),
@@ -313,6 +314,7 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     "oom-fragmentation": lambda: SICK["oom-capacity"](),
     "oom-other-process": lambda: SICK["oom-capacity"](),
     "oom-system-spill": lambda: SICK["oom-capacity"](),
+    "oom-despite-free": lambda: SICK["oom-other-process"](),
     "oom-tensor": lambda: case(messages=[oom(tried=0.5, **FULL)]),
     "oom-in-eval": lambda: case(messages=[oom(in_eval=False, tried=1.5, **FULL)]),
     "val-set-tiny": lambda: case(val_tokens=4_000_000),

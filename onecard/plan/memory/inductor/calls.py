@@ -20,7 +20,6 @@ class CompiledGraphs:
     def __init__(self, paper: Paper, trace: Callable[[str], Traced], *, forward: str, cold: bool) -> None:
         self.paper, self.trace, self.forward, self.cold = paper, trace, forward, cold
         self.programs: dict[str, tuple[Traced, Program]] = {}
-        self.called: set[tuple[str, bool]] = set()  # graphs called before, and whether while recording
         self.running = ""
 
     def call(
@@ -29,8 +28,7 @@ class CompiledGraphs:
         """Run a compiled graph; returns the blocks of its inputs and of what it returns, by name."""
         traced, program = self.compiled(name)
         self.running = name
-        first = (name, self.paper.captures) not in self.called  # all layers run the same code
-        self.called.add((name, self.paper.captures))
+        first = self.paper.first_use(f"graph {name}{', recorded' * self.paper.captures}")  # layers run the same code
         given = {traced.named[key]: block for key, block in (inputs or {}).items() if key in traced.named}
         blocks = program.run(self.paper.tape, given, self.first_use if first else None, other_tags)
         return {key: blocks[program.slots[buffer]] for key, buffer in traced.named.items()}

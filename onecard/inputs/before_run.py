@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -14,11 +15,13 @@ if TYPE_CHECKING:
     from onecard.data.dataset import Dataset
     from onecard.findings import Finding
 
+_DEVICE = re.compile(r"auto|(cuda|cpu|mps)(:\d+)?")
+
 
 def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables torch reads when it starts: allocator settings, where compiled code is kept; the user's own stay."""
+    from onecard.config.command import ALLOCATOR_SETTINGS
     from onecard.data.home import can_write_user_home, writable_home
-    from onecard.plan.command import ALLOCATOR_SETTINGS
 
     home = writable_home(environment)
     settings = {
@@ -51,22 +54,22 @@ def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
         ) from problem
 
 
-def check_run(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
-    """Findings about the data of a run; ConfigError for what cannot work: settings not built yet, unusable data."""
-    from onecard.config.schema import NOT_BUILT_YET, not_built
-    from onecard.data.checks import check_dataset
-    from onecard.models.evaluation import eval_tokens
-    from onecard.train.trackers import check_loggers
+def check_keys(config: RunConfig) -> None:
+    """Refuse what cannot work whatever the data and the card are, before torch is imported or data is opened."""
+    from onecard.config.loggers import check_loggers
 
-    for key, value in not_built(config).items():
-        built = NOT_BUILT_YET[key]
+    if not _DEVICE.fullmatch(config.device):
         raise ConfigError(
-            f"{key}={value} is not built yet",
-            why="this version would ignore it and train without it",
-            fix=f"--{key}={built}" if built is not None else f"leave {key} out",
-            name="not-built-yet",
+            f"device={config.device} is not a device", why="torch knows cuda, cuda:0, cpu and mps", fix="--device=auto"
         )
     check_loggers(config)
+
+
+def check_data(config: RunConfig, dataset: Dataset) -> tuple[Finding, ...]:
+    """Findings about the data of a run; ConfigError for data that it cannot use."""
+    from onecard.data.checks import check_dataset
+    from onecard.models.evaluation import eval_tokens
+
     return check_dataset(
         dataset,
         block_size=config.block_size,

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from onecard.plan.cards import Card, known_cards, matching_cards
+from onecard.plan.memory.predict import Memory
 from onecard.plan.place import Place
 from onecard.units import MIB
 
@@ -13,7 +14,7 @@ SAME_SIZE = 0.05  # drivers show a little less than the size on the box, and eac
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class DriverFigures:
     """Figures of nvidia-smi, in bytes; None if it did not show them."""
 
     process_bytes: int | None = None  # not shown on Windows with its usual driver model
@@ -27,6 +28,12 @@ class Seen:
         if self.used_bytes is None or self.process_bytes is None:
             return None
         return max(0, self.used_bytes - self.process_bytes)
+
+    def unexplained_bytes(self, memory: Memory) -> int | None:
+        """What the driver showed beyond the prediction; None where one of them is without the context, or unknown."""
+        if self.process_bytes is None or not memory.knows_context:
+            return None
+        return self.process_bytes - memory.process_bytes
 
     @property
     def place(self) -> Place | None:
@@ -76,7 +83,7 @@ class _Process:
         return "python" in self.name.lower(), self.mib or 0
 
 
-def read_nvidia_smi(text: str) -> Seen | None:
+def read_nvidia_smi(text: str) -> DriverFigures | None:
     """The largest computing process in nvidia-smi's table or CSV, and the memory of its card.
 
     None if there is no such process, or if neither its memory nor its card's is shown.
@@ -93,19 +100,19 @@ def read_nvidia_smi(text: str) -> Seen | None:
     shown = _cards(text).get(process.card)
     if process.mib is None:
         return shown
-    return replace(shown or Seen(), process_bytes=process.mib * MIB)
+    return replace(shown or DriverFigures(), process_bytes=process.mib * MIB)
 
 
-def _cards(text: str) -> dict[int | None, Seen]:
+def _cards(text: str) -> dict[int | None, DriverFigures]:
     """What is shown for each card, by its number; if the table has no numbers, cards are counted."""
-    found: dict[int | None, Seen] = {}
+    found: dict[int | None, DriverFigures] = {}
     number: int | None = None
     name = ""
     for line in text.splitlines():
         if named := _CARD.match(line):
             number, name = int(named[1]), named[2]
         if sizes := _USED_AND_TOTAL.search(line):
-            seen = Seen(used_bytes=int(sizes[1]) * MIB, total_bytes=int(sizes[2]) * MIB, card_name=name)
+            seen = DriverFigures(used_bytes=int(sizes[1]) * MIB, total_bytes=int(sizes[2]) * MIB, card_name=name)
             found.setdefault(len(found) if number is None else number, seen)
             number, name = None, ""
     return found

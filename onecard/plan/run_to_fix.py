@@ -16,7 +16,7 @@ ROOMY = 0.9  # a run that takes at most this share of its room needs no fixing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RunToFix:
     """A run under the trainer its user would start."""
 
     config: RunConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from onecard.config.schema import KEYS, NOT_BUILT_YET, RunConfig
+from onecard.config.schema import KEYS, PLANNED_KEYS, RunConfig, keys_that_affect
 from onecard.config.shown import same_value
 from onecard.plan.cards import Card
 from onecard.plan.loss import forecast_loss, guessing, why_no_forecast
@@ -14,29 +14,12 @@ from onecard.plan.precision import settled
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 from onecard.units import listed
 
-# Keys that name things or say how often to log, evaluate and save. All others change what is computed.
-_NAMES = frozenset(
-    "out_dir wandb_log wandb_project wandb_run_name log_interval eval_interval eval_iters loggers log_style "
-    "always_save_checkpoint keep_checkpoints checkpoint_interval backend device".split()
-)
-_COMPUTED = frozenset(
-    "n_layer n_head n_embd block_size vocab_size dropout bias dtype compile "
-    "batch_size gradient_accumulation_steps".split()
-)
-_COMPUTED_BY_ONECARD = frozenset(
-    "grad_checkpoint loss_chunk expandable_segments eval_batch_size eval_block_size".split()
-)
-_NOT_PLANNED = frozenset({"deterministic", "eval_only", *NOT_BUILT_YET})
 _BATCH = ("batch_size", "gradient_accumulation_steps")
 NOT_COVERED = "scaling laws do not cover"
-# Keys that leave every update the same, up to rounding.
-_LEARNS_THE_SAME = frozenset(
-    "compile grad_checkpoint loss_chunk expandable_segments eval_batch_size memory_limit".split()
-)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alone:
+class SingleChange:
     """One change and its predicted effects; None where there is no prediction."""
 
     changes: Mapping[str, tuple[object, object]]  # key -> before, after
@@ -51,12 +34,12 @@ class Alone:
 
 def counts(key: str) -> bool:
     """Whether a key changes what a run computes."""
-    return key not in _NAMES
+    return key not in KEYS or bool(KEYS[key].affects)
 
 
 def single_effects(
     before: RunConfig, after: RunConfig, card: Card | None, trainer: TrainerName, *, cardless: bool = False
-) -> tuple[Alone, ...]:
+) -> tuple[SingleChange, ...]:
     """Each change from one config to another, planned by itself on top of the first, under the trainer of the first.
 
     `cardless`: the first ran without a card and none is named, so neither memory nor speed is planned.
@@ -93,23 +76,26 @@ class _Planner:
     trainer: TrainerName
     cardless: bool
 
-    def effect(self, patch: Mapping[str, object]) -> Alone:
+    def effect(self, patch: Mapping[str, object]) -> SingleChange:
         changes = {key: (getattr(self.before, key), value) for key, value in patch.items()}
         try:
             changed = self.before.replace(patch)
         except ValueError:  # such as a width that the heads do not divide
-            return Alone(changes=changes, why_no_loss="the config is not valid with this change alone")
+            return SingleChange(changes=changes, why_no_loss="the config is not valid with this change alone")
         why_no_loss = _why_no_loss(self.before, changed, patch.keys())
         difference = None if why_no_loss else _loss_difference(self.before, changed, patch.keys())
-        alone = Alone(changes=changes, final_loss_difference=difference, why_no_loss=why_no_loss)
-        own = _COMPUTED_BY_ONECARD
-        if patch.keys() & (_NOT_PLANNED if self.trainer == "onecard" else _NOT_PLANNED | own):
+        alone = SingleChange(changes=changes, final_loss_difference=difference, why_no_loss=why_no_loss)
+        computed = [
+            key for key in keys_that_affect("memory", "speed") if key in patch and "limit" not in KEYS[key].kind
+        ]
+        known = KEYS if self.trainer == "onecard" else PLANNED_KEYS
+        if not all(KEYS[key].planned for key in patch) or any(key not in known for key in computed):
             return alone
-        if patch.keys() & (_COMPUTED | own):
+        if computed:
             return self._computed(alone, changed)
         return self._limited(alone, changed) if "memory_limit" in patch else self._same(alone)
 
-    def _computed(self, alone: Alone, changed: RunConfig) -> Alone:
+    def _computed(self, alone: SingleChange, changed: RunConfig) -> SingleChange:
         """The effect of a change to what is computed."""
         if self.cardless:
             return replace(alone, needs_card=True)
@@ -125,7 +111,7 @@ class _Planner:
             needs_card=self.card is None,
         )
 
-    def _limited(self, alone: Alone, changed: RunConfig) -> Alone:
+    def _limited(self, alone: SingleChange, changed: RunConfig) -> SingleChange:
         """The effect of another memory limit: none if the run stays below it before and after.
 
         Above it, onecard makes the same updates in smaller micro-batches. How many is not planned.
@@ -139,7 +125,7 @@ class _Planner:
         alone = replace(alone, fits=self._fits(changed))
         return self._same(alone) if free else alone
 
-    def _same(self, alone: Alone) -> Alone:
+    def _same(self, alone: SingleChange) -> SingleChange:
         """A change that leaves speed and memory as they were."""
         speed = None if self.cardless else self._speed(self.before)
         mfu = (speed.mfu, speed.mfu) if speed else None
@@ -171,7 +157,7 @@ def _why_no_loss(before: RunConfig, changed: RunConfig, keys: Collection[str]) -
     """Why there is no prediction of what a change does to the loss; empty where there is one."""
     if _learns_the_same(keys):
         return ""
-    if other := set(keys) & {"vocab_size", "dataset"}:
+    if other := set(keys).intersection(keys_that_affect("measure")):
         return f"with another {listed(sorted(other))} the loss is another quantity"
     for config in (before, changed):
         if why := why_no_forecast(config):
@@ -196,4 +182,4 @@ def _loss_difference(before: RunConfig, changed: RunConfig, keys: Collection[str
 
 def _learns_the_same(keys: Collection[str]) -> bool:
     """Whether every update stays the same: the same batch cut differently, or another way to compute it."""
-    return set(keys) <= _LEARNS_THE_SAME or set(keys) == set(_BATCH)
+    return all(KEYS[key].affects <= {"memory", "speed"} for key in keys) or set(keys) == set(_BATCH)

@@ -20,7 +20,7 @@ Hashes = npt.NDArray[np.uint64]
 RUN_LENGTH = 2**23  # hashes in a sorted file: 64 MiB
 
 
-class Seen:
+class DocumentHashes:
     """The hashes of the first `count` different documents, from the files in `folder`; later ones are dropped."""
 
     def __init__(self, folder: Path, *, count: int, run_length: int = RUN_LENGTH) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from onecard.plan.seen import Seen, read_nvidia_smi
+from onecard.plan.nvidia_smi import DriverFigures, read_nvidia_smi
 
 TABLE = """\
 +-----------------------------------------------------------------------------------------+
@@ -25,7 +25,7 @@ TABLE = """\
 
 def test_the_table_gives_the_process_and_the_card() -> None:
     seen = read_nvidia_smi(TABLE)
-    assert seen == Seen(
+    assert seen == DriverFigures(
         process_bytes=4464 * 2**20,
         used_bytes=6582 * 2**20,
         total_bytes=12282 * 2**20,
@@ -52,7 +52,7 @@ TWO_CARDS = """\
 
 def test_of_two_cards_the_one_of_the_process_is_meant() -> None:
     seen = read_nvidia_smi(TWO_CARDS)
-    assert seen == Seen(
+    assert seen == DriverFigures(
         process_bytes=20500 * 2**20,
         used_bytes=21000 * 2**20,
         total_bytes=24576 * 2**20,
@@ -64,11 +64,11 @@ def test_of_two_cards_the_one_of_the_process_is_meant() -> None:
     nameless = "".join(line for line in TWO_CARDS.splitlines(keepends=True) if "NVIDIA" not in line)
     assert read_nvidia_smi(nameless) == replace(seen, card_name="")  # counted
     process_alone = "".join(TWO_CARDS.splitlines(keepends=True)[-2:])
-    assert read_nvidia_smi(process_alone) == Seen(process_bytes=20500 * 2**20)
+    assert read_nvidia_smi(process_alone) == DriverFigures(process_bytes=20500 * 2**20)
 
 
 def test_the_csv_gives_the_process() -> None:
-    assert read_nvidia_smi("pid, process_name, used_gpu_memory [MiB]\n35811, python3, 4464 MiB\n") == Seen(
+    assert read_nvidia_smi("pid, process_name, used_gpu_memory [MiB]\n35811, python3, 4464 MiB\n") == DriverFigures(
         process_bytes=4464 * 2**20
     )
 
@@ -101,7 +101,9 @@ WINDOWS = """\
 
 def test_windows_tells_no_process_but_the_whole_card() -> None:
     seen = read_nvidia_smi(WINDOWS)
-    assert seen == Seen(used_bytes=6582 * 2**20, total_bytes=12282 * 2**20, card_name="NVIDIA GeForce RTX 4070")
+    assert seen == DriverFigures(
+        used_bytes=6582 * 2**20, total_bytes=12282 * 2**20, card_name="NVIDIA GeForce RTX 4070"
+    )
     assert seen.other_bytes is None
     assert seen.place
     assert seen.place.card.name == "GeForce RTX 4070"
@@ -132,5 +134,5 @@ def test_the_card_of_the_text_is_the_place_with_what_others_hold() -> None:
     ],
 )
 def test_only_one_card_of_that_name_and_size_is_taken(name: str, mib: int, meant: str | None) -> None:
-    place = Seen(process_bytes=1, total_bytes=mib * 2**20, card_name=name).place
+    place = DriverFigures(process_bytes=1, total_bytes=mib * 2**20, card_name=name).place
     assert (place.card.name if place else None) == meant

@@ -21,7 +21,7 @@ from onecard.runs.records import FindingRecord, Record, Step
 FAILED = rule_name(doctor_failed)
 
 
-class Watched:
+class LiveFindings:
     """The records of a run that the doctor needs: only the last steps, and everything else."""
 
     def __init__(self, config: RunConfig, card: Card | None, dataset: Dataset) -> None:

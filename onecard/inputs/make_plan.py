@@ -1,0 +1,170 @@
+"""A plan and the answers to all that was asked about it, for the command and for Python programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, get_args
+
+from onecard import units
+from onecard.errors import UsageError
+from onecard.inputs.config import Flags, Named, config_to_plan, data_places
+from onecard.inputs.data_sizes import sizes_of_data
+from onecard.inputs.ignored import cut_short, ignored
+from onecard.inputs.place import place_named
+from onecard.inputs.questions import budget_of
+from onecard.inputs.text import THERE
+from onecard.plan.data import NO_SIZES, DataSizes
+
+if TYPE_CHECKING:
+    from onecard.config.resolve import Resolved
+    from onecard.plan.budget import Budget
+    from onecard.plan.place import Place
+    from onecard.plan.plan import Plan
+    from onecard.plan.speed.work import Trainers
+
+MOST_PARAMS = 10**13  # beyond every model there is
+FAR_OFF = 0.1  # of the parameters asked for
+
+
+def plan_named(
+    config: Named,
+    flags: Flags,
+    *,
+    gpu: str | None = None,
+    vram: int | None = None,
+    other: int | None = None,
+    place: Place | None = None,
+    trainer: Trainers = "both",
+    fit: bool = False,
+    params: int | None = None,
+    hours: float | None = None,
+    tokens: int | None = None,
+    sensitivity: bool = False,
+    otherwise: str = THERE,
+) -> Plan:
+    """The plan of a config as a user names it, on the card that is named (or at `place`).
+
+    `otherwise` is what to do where there is no such file.
+    """
+    from onecard.plan.answers import to_propose_from
+
+    budget = budget_of(hours=hours, tokens=tokens)
+    resolved = config_to_plan(config, flags, otherwise=otherwise)
+    read = to_propose_from(resolved, resolved.config) if budget else resolved.config
+    return make_plan(
+        resolved,
+        place or place_named(gpu, vram, other),
+        data=sizes_of_data(read, data_places(config)),
+        trainer=trainer,
+        fit=fit,
+        params=params,
+        budget=budget,
+        sensitivity=sensitivity,
+    )
+
+
+def make_plan(
+    resolved: Resolved,
+    place: Place | None = None,
+    *,
+    data: DataSizes = NO_SIZES,
+    trainer: Trainers = "both",
+    fit: bool = False,
+    params: int | None = None,
+    budget: Budget | None = None,
+    sensitivity: bool = False,
+) -> Plan:
+    """The plan of a resolved config at a place (None: no card known), with what is asked for beside it.
+
+    `data` has the sizes of the config's dataset; beside a budget, of the one in to_propose_from.
+
+    With both trainers, onecard's run is fitted or proposed. Where nobody said what other programs hold, room for a
+    desktop is left. Beside a budget nothing is fitted.
+    """
+    from onecard.plan.answers import changes_of, fit_of, fixes_of, proposed_for
+    from onecard.plan.plan import plan_run
+
+    _check_trainer(trainer)
+    if params is not None:
+        resolved = _reshaped(resolved, params, fit=fit)
+    warnings = *resolved.warnings, *ignored(resolved, place, budget, trainer=trainer, fit=fit)
+    _check_card(resolved, place, fit=fit, budget=budget)
+    plan = plan_run(replace(resolved, warnings=warnings), place, data=data, trainer=trainer)
+    plan = replace(
+        plan,
+        fixes=fixes_of(plan),
+        fit=fit_of(plan, sized=params is not None) if fit and not budget else None,
+        proposed=proposed_for(plan, budget) if budget else None,
+        sensitivity=changes_of(plan) if sensitivity else None,
+    )
+    return replace(plan, resolved=replace(plan.resolved, warnings=(*warnings, *cut_short(plan))))
+
+
+def _check_trainer(trainer: str) -> None:
+    from onecard.plan.speed.work import Trainers
+
+    if trainer not in get_args(Trainers):
+        named = " or ".join(map(repr, get_args(Trainers)))
+        raise UsageError(f"{trainer!r} is not a trainer", why=f"a plan is for {named}", fix="trainer='both'")
+
+
+def _check_card(resolved: Resolved, place: Place | None, *, fit: bool, budget: Budget | None) -> None:
+    """UsageError where a question needs a card, or the speed of one, and none is known."""
+    from onecard.plan.precision import settled
+    from onecard.plan.speed import predict_speed
+
+    if (fit or budget) and place is None:
+        raise _needs_a_card("--fit" if fit else "a budget")
+    if budget and place and predict_speed(settled(resolved.config, place.card), place.card) is None:
+        raise _needs_a_card("a budget", "its speed is not known")
+
+
+def _needs_a_card(option: str, why: str = "no card is known here") -> UsageError:
+    return UsageError(
+        f"{option} needs a card to plan for",
+        why=why,
+        fix='--gpu "RTX 4070"' + (" (or --vram 12GiB)" if option == "--fit" else ""),
+        name="no-card",
+    )
+
+
+def _reshaped(resolved: Resolved, params: int, *, fit: bool) -> Resolved:
+    """The same run with a shape of about `params` parameters."""
+    from onecard.plan.counts import count_params
+    from onecard.plan.shape import SHAPE_OF_SIZE, shape_for_params
+
+    if not fit:
+        raise UsageError(
+            "--params needs --fit",
+            why="without --fit a plan keeps the config's shape",
+            fix="the same command with --fit",
+            name="params-without-fit",
+        )
+    if resolved.config.starts_pretrained:
+        raise UsageError(
+            f"--params does not go with init_from={resolved.config.init_from}",
+            why="a run that starts from trained weights keeps their shape",
+            fix="--fit alone, or --init_from=scratch beside --params",
+            name="params-of-weights",
+        )
+    if not 1 <= params <= MOST_PARAMS:
+        raise UsageError(
+            f"no model has {params:,} parameters",
+            why=f"--params takes a number from 1 to {units.count(MOST_PARAMS)}",
+            fix="--fit --params 124M",
+            name="bad-params",
+        )
+    config = shape_for_params(resolved.config, params)
+    nearest = count_params(config).nanogpt
+    if abs(nearest - params) > FAR_OFF * params:
+        raise UsageError(
+            f"no shape has about {units.count(params)} parameters",
+            why=f"the nearest, {config.n_layer} layers of width {config.n_embd} and a vocabulary of "
+            f"{config.vocab_size:,}, has {units.count(nearest)}",
+            fix=f"--fit --params {units.count(nearest)}",
+            name="params-out-of-reach",
+        )
+    typed = [key for key in SHAPE_OF_SIZE if key in resolved.typed]
+    said = (f"{key}={getattr(resolved.config, key)} is ignored: --params decides the shape" for key in typed)
+    origins = dict(resolved.origins) | dict.fromkeys(SHAPE_OF_SIZE, "--params")
+    return replace(resolved, config=config, origins=origins, warnings=(*resolved.warnings, *said))

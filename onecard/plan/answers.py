@@ -1,0 +1,77 @@
+"""What else can be asked about a plan, one function for each question."""
+
+from __future__ import annotations
+
+from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
+from onecard.config.schema import KEYS, RunConfig
+from onecard.plan.advice import Fix, ranked_fixes
+from onecard.plan.budget import Budget, least_budget, propose
+from onecard.plan.fit import Fit, fit_config
+from onecard.plan.place import DESKTOP_BYTES, Place
+from onecard.plan.plan import Plan, Proposed
+from onecard.plan.sensitivity import Change, single_changes
+from onecard.plan.shape import SHAPE_OF_SIZE
+
+
+def fixes_of(plan: Plan) -> tuple[Fix, ...]:
+    """What to change so that the run fits, or takes less memory."""
+    needy = plan.trainers[plan.in_need]
+    fixes = ranked_fixes(
+        plan.config,
+        plan.card,
+        needy.in_room,
+        needed_bytes=needy.memory.process_bytes,
+        available_bytes=plan.room_bytes,
+        other_bytes=_held_by_others(plan.place),
+        trainer=plan.in_need,
+        ours=plan.onecard.in_room if plan.onecard else None,
+        expandable_segments=plan.expandable_segments,
+    )
+    return tuple(fixes)
+
+
+def _held_by_others(place: Place | None) -> int:
+    """Bytes that closing other programs may free: a desktop's where nobody said what they hold."""
+    if place is None:
+        return 0
+    return DESKTOP_BYTES if place.other_bytes is None else place.other_bytes
+
+
+def fit_of(plan: Plan, *, sized: bool = False) -> Fit:
+    """The fastest config that fits: beside a desktop, or else with the card to itself. The plan must have a card.
+
+    `sized`: the shape was chosen for a number of parameters, so patches name it.
+    """
+    assert plan.room_bytes is not None, "a fit needs a card"
+    assert plan.available_bytes is not None, "a fit needs a card"
+    fitted = fit_config(plan.config, plan.card, plan.room_bytes, plan.ours)
+    if fitted.best is None:
+        fitted = fit_config(plan.config, plan.card, plan.available_bytes, plan.ours)
+    return fitted.with_shape({key: getattr(plan.config, key) for key in SHAPE_OF_SIZE}) if sized else fitted
+
+
+def proposed_for(plan: Plan, budget: Budget) -> Proposed:
+    """What to train with a budget: beside a desktop, or else with the card to itself. The plan must have a card."""
+    assert plan.card is not None, "a budget needs a card"
+    assert plan.room_bytes is not None, "a budget needs a card"
+    assert plan.available_bytes is not None, "a budget needs a card"
+    base, spent = to_propose_from(plan.resolved, plan.config), budget.within(plan.data)
+    for room_bytes in sorted({plan.room_bytes, plan.available_bytes}):
+        proposals = tuple(propose(base, plan.card, room_bytes, spent, trainer=plan.ours, asked=plan.typed))
+        if proposals:
+            return Proposed(proposals=proposals, room_bytes=room_bytes)
+    enough = least_budget(base, plan.card, plan.available_bytes, spent, trainer=plan.ours, asked=plan.typed)
+    return Proposed(proposals=(), enough=enough)
+
+
+def to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
+    """The config; values from the packaged default become nanoGPT's defaults, and its dataset FineWeb."""
+    packaged = [key for key, origin in resolved.origins.items() if origin == PACKAGED_DEFAULT]
+    usual = {key: KEYS[key].default for key in packaged}
+    return config.replace(usual | ({"dataset": "fineweb"} if "dataset" in usual else {}))
+
+
+def changes_of(plan: Plan) -> tuple[Change, ...]:
+    """What each setting does to memory."""
+    trainer = "both" if len(plan.trainers) > 1 else plan.ours
+    return tuple(single_changes(plan.config, plan.card, trainer, expandable_segments=plan.expandable_segments))
