@@ -18,7 +18,6 @@ class Params:
     nanogpt: int  # as nanoGPT prints them: without the position embeddings
     decayed: int  # in matrices and embeddings, to which weight decay applies
     decayed_tensors: int
-    tensors: int  # decayed or not
 
 
 def count_params(config: RunConfig) -> Params:
@@ -31,7 +30,6 @@ def count_params(config: RunConfig) -> Params:
         nanogpt=total - config.block_size * config.n_embd,
         decayed=sum(prod(shape) * count for shape, count in matrices.items()),
         decayed_tensors=sum(matrices.values()),
-        tensors=sum(shapes.values()),
     )
 
 

@@ -452,7 +452,7 @@ def gone_when(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, *, call: i
 @pytest.mark.parametrize("call", range(3))
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(checkpoint_files, "verified_state"), (checkpoint_files, "_file_digest"), (interchange, "load_run")],
+    [(interchange, "verified_state"), (checkpoint_state, "file_digest"), (interchange, "load_run")],
 )
 def test_a_checkpoint_deleted_while_it_is_exported_gives_way_to_the_next(
     monkeypatch: pytest.MonkeyPatch, place: Any, name: str, call: int
@@ -466,8 +466,8 @@ def test_a_checkpoint_deleted_while_it_is_exported_gives_way_to_the_next(
 @pytest.mark.parametrize(
     ("place", "name", "call"),
     [
-        *((checkpoint_files, "verified_state", call) for call in (0, 1)),
-        *((checkpoint_files, "_file_digest", call) for call in (1, 2)),
+        *((checkpoint, "verified_state", call) for call in (0, 1)),
+        *((checkpoint_state, "file_digest", call) for call in (1, 2)),
         (checkpoint_files, "tensors_in", 0),
     ],
 )

@@ -8,7 +8,9 @@ did not decide (docs/explain/speed.md). Operations outside the tensor cores are 
 from __future__ import annotations
 
 from onecard.config.schema import RunConfig
+from onecard.models.gpt2 import structure
 from onecard.models.optimizers import optimizer_of
+from onecard.models.structure import shape_counts
 from onecard.plan.counts import count_params
 from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 
@@ -64,7 +66,7 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
 
 def tensors(config: RunConfig) -> int:
     """Parameter tensors."""
-    return count_params(config).tensors
+    return sum(shape_counts(structure(config)).values())
 
 
 def accumulation(config: RunConfig) -> Work:
