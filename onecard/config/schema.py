@@ -171,6 +171,7 @@ class NanoGPTConfig(BaseModel):
 class RunConfig(NanoGPTConfig):
     """Everything that defines a run: nanoGPT's keys and our own. `replace` makes a changed copy, checked again."""
 
+    model: Literal["gpt2"] = key("gpt2", "the architecture", "shape")
     vocab_size: Count = key(50304, "tokens the model knows; from the data unless given", "shape measure")
     eval_batch_size: Count | None = key(
         None, "sequences per evaluation batch; default: chosen", "memory", resume="rounding"
@@ -304,6 +305,7 @@ def keys_that_affect(*effects: Effect) -> tuple[str, ...]:
 
 NANOGPT_KEYS = frozenset(NanoGPTConfig.model_fields)
 SHAPE_KEYS = keys_that_affect("shape")
+GPT2_SHAPE_KEYS = tuple(name for name in SHAPE_KEYS if name != "model")  # the shape of one that is GPT-2
 SCHEDULE_KEYS = keys_that_affect("schedule")
 # What a plan reads of a run of nanoGPT's, which has its vocabulary from the data.
 PLANNED_KEYS = tuple(

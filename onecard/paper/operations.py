@@ -109,7 +109,15 @@ class PaperOperations(Paper):
     def add_product(self, total: Tensor, a: Tensor, b: Tensor) -> None:
         """total += a @ b."""
 
-    def write_losses(self, logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
+    def write_losses(
+        self,
+        logits_nV: Tensor,
+        targets_n: Tensor,
+        losses_n: Tensor,
+        *,
+        gradient: bool,
+        soft_cap: float | None = None,
+    ) -> None:
         """The losses of logits, which become their own gradient: one kernel, in place."""
 
     def counted(self, targets_N: Tensor) -> Tensor:

@@ -171,8 +171,16 @@ class TensorOperations:
         else:
             total.addmm_(a.to(total.dtype), b.to(total.dtype))
 
-    def write_losses(self, logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
-        loss.write_losses(logits_nV, targets_n, losses_n, gradient=gradient)
+    def write_losses(
+        self,
+        logits_nV: Tensor,
+        targets_n: Tensor,
+        losses_n: Tensor,
+        *,
+        gradient: bool,
+        soft_cap: float | None = None,
+    ) -> None:
+        loss.write_losses(logits_nV, targets_n, losses_n, gradient=gradient, soft_cap=soft_cap)
 
     def counted(self, targets_N: Tensor) -> Tensor:
         """How many targets count."""

@@ -131,7 +131,7 @@ def cuda_dropout_of_functional(x: Any, p: float, training: bool, inplace: bool =
     return cuda_dropout(x, p)
 
 
-def cuda_write_losses(*_arguments: Any, gradient: bool) -> None:
+def cuda_write_losses(*_arguments: Any, gradient: bool, soft_cap: float | None) -> None:
     """The kernel works in place."""
     assert gradient
 
