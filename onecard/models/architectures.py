@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from onecard.config.schema import RunConfig
-from onecard.models import gpt2, gpt2_passes
+from onecard.models import gpt2, gpt2_passes, nanochat, nanochat_passes
 from onecard.models.structure import Structure
 
 
@@ -20,6 +20,7 @@ class Architecture(NamedTuple):
 
 ARCHITECTURES = {
     "gpt2": Architecture(gpt2.structure, gpt2.GPT2, gpt2_passes.Passes),
+    "nanochat": Architecture(nanochat.structure, nanochat.Nanochat, nanochat_passes.Passes),
 }
 
 
