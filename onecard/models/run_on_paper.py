@@ -10,6 +10,7 @@ from onecard.models.gpt2 import GPT2, structure
 from onecard.models.gpt2_passes import Passes
 from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
 from onecard.models.optimizers import optimizer_of
+from onecard.models.structure import kinds_of
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, UPDATES, Steps, split_loss
 from onecard.models.ways import fuses, records_graph
 from onecard.paper.device import Device
@@ -26,7 +27,8 @@ class PaperRun:
         self.config = config
         self.ops = ops = PaperOperations(device, half=config.dtype != "float32", deterministic=config.deterministic)
         ops.starts()
-        self.p = p = weights_on_paper(structure(config), ops)
+        layers = structure(config)
+        self.p = p = weights_on_paper(layers, ops)
         self.model = model = GPT2(ops, config)
         self.connect(p, model)
         self.steps = Steps(
@@ -35,7 +37,7 @@ class PaperRun:
             loss=partial(model.loss, p),
             token_losses=partial(model.token_losses, p),
             parameters=p.parameters,
-            optimizer=optimizer_on_paper(ops, p.parameters, optimizer_of(config)),
+            optimizer=optimizer_on_paper(ops, p.parameters, optimizer_of(config), kinds_of(layers)),
             scaler=GradScaler(ops, enabled=config.dtype == "float16"),
             passes=Passes(ops, model, p, ops.compute_dtype) if fuses(config) else None,
             records=records_graph(config),
