@@ -72,6 +72,12 @@ class Muon(AdamW):
         (matrices,) = (group for group in self.param_groups if group["rule"] == MUON)
         self._updates = OrthogonalUpdates(TORCH, list(zip(matrices["params"], matrices["parts"], strict=True)), dtype)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a loaded state; torch's AdamW looks for its own numbers in it."""
+        groups = state["param_groups"]
+        super().__setstate__({**state, "param_groups": _of_adamw(groups)})
+        self.param_groups = groups
+
     def make_workspace(self) -> None:
         """Obtain what the products need."""
         with torch.no_grad():
@@ -85,7 +91,7 @@ class Muon(AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of all groups; the workspace must have been made."""
         groups = self.param_groups
-        self.param_groups = [group for group in groups if group["rule"] == ADAMW]  # all that torch's step may see
+        self.param_groups = _of_adamw(groups)  # what torch's step may see
         try:
             super().step()
         finally:
@@ -93,6 +99,10 @@ class Muon(AdamW):
         (matrices,) = (group for group in groups if group["rule"] == MUON)
         moments = [self.state[parameter]["momentum_buffer"] for parameter in self._updates.weights]
         self._updates.step(moments, rate=matrices["lr"], momentum=self._momentum, decay=matrices["weight_decay"])
+
+
+def _of_adamw(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [group for group in groups if group["rule"] == ADAMW]
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> AdamW:
