@@ -12,7 +12,7 @@ from onecard.doctor.needs import Need, needs, needs_settings
 from onecard.doctor.predict import final_loss
 from onecard.findings import Finding
 from onecard.plan import conditions, recipe
-from onecard.plan.schedule import DECAY_SHARE, learning_rate
+from onecard.plan.schedule import learning_rate
 
 HIGHEST_END = 0.2  # of the peak
 UNFINISHED = 0.9  # of the schedule
@@ -54,7 +54,7 @@ def decay_horizon(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A learning rate that does not reach its end with the run.
 
     What it sees: lr_decay_iters differs from max_iters; or decay_lr is off; or min_lr is more than a fifth of
-    learning_rate. With onecard's schedule=wsd the rate falls only in the last fifth of lr_decay_iters: in a run that
+    learning_rate. With onecard's schedule=wsd the rate falls only in the last part of lr_decay_iters (decay_share, a fifth): in a run that
     ends before that, it never falls.
 
     Why it matters: the last stretch of falling learning rate is where much of the loss is gained. A cosine 25 % longer
@@ -103,7 +103,7 @@ def _falls(config: RunConfig) -> str:
     last = learning_rate(config, config.max_iters - 1)
     at_the_end = f", and ends at {last / config.learning_rate:.0%} of the full rate" if config.learning_rate else ""
     return (
-        f"the rate falls in the last {DECAY_SHARE:.0%} of {config.lr_decay_iters:,} updates, the run makes "
+        f"the rate falls in the last {config.decay_share:.0%} of {config.lr_decay_iters:,} updates, the run makes "
         f"{config.max_iters:,}{at_the_end}"
     )
 
