@@ -94,7 +94,7 @@ def orthogonalisation(weights: Sequence[tuple[Shape, int]]) -> Orthogonalisation
     for batch in batches(weights):
         larger, smaller = max(batch.rows, batch.columns), batch.smaller
         flops += len(STEPS) * batch.matrices * (4 * smaller**2 * larger + 2 * smaller**3)
-        # Of each step x is read three times, written, and copied for a sum; the Gram matrix and its polynomial likewise.
+        # In each step x is read three times, written, and copied for a sum; the Gram matrix and its polynomial too.
         moved += len(STEPS) * (6 * batch.elements + 8 * batch.gram_elements)
         moved += 4 * batch.elements + 4 * batch.gram_elements  # filled, scaled, read for the update
         products += 3 * len(STEPS)

@@ -75,7 +75,7 @@ class Muon(AdamW):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a loaded state; torch's AdamW looks for its own numbers in it."""
         groups = state["param_groups"]
-        super().__setstate__({**state, "param_groups": _of_adamw(groups)})
+        super().__setstate__({**state, "param_groups": _of_adamw(groups)})  # type: ignore[no-untyped-call]
         self.param_groups = groups
 
     def make_workspace(self) -> None:
