@@ -17,6 +17,7 @@ from onecard.plan.data import NO_SIZES, DataSizes
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
+    from onecard.config.schema import RunConfig
     from onecard.plan.budget import Budget
     from onecard.plan.place import Place
     from onecard.plan.plan import Plan
@@ -81,10 +82,11 @@ def make_plan(
     With both trainers, onecard's run is fitted or proposed. Where nobody said what other programs hold, room for a
     desktop is left. Beside a budget nothing is fitted.
     """
-    from onecard.plan.answers import changes_of, fit_of, fixes_of, proposed_for
+    from onecard.plan.answers import changes_of, fit_of, fixes_of, proposed_for, without_recipe
     from onecard.plan.plan import plan_run
 
     _check_trainer(trainer)
+    trainer = _able(trainer, resolved.config)
     if params is not None:
         resolved = _reshaped(resolved, params, fit=fit)
     warnings = *resolved.warnings, *ignored(resolved, place, budget, trainer=trainer, fit=fit)
@@ -96,6 +98,7 @@ def make_plan(
         fit=fit_of(plan, sized=params is not None) if fit and not budget else None,
         proposed=proposed_for(plan, budget) if budget else None,
         sensitivity=changes_of(plan) if sensitivity else None,
+        without_recipe=without_recipe(plan) if not budget else None,
     )
     return replace(plan, resolved=replace(plan.resolved, warnings=(*warnings, *cut_short(plan))))
 
@@ -106,6 +109,20 @@ def _check_trainer(trainer: str) -> None:
     if trainer not in get_args(Trainers):
         named = " or ".join(map(repr, get_args(Trainers)))
         raise UsageError(f"{trainer!r} is not a trainer", why=f"a plan is for {named}", fix="trainer='both'")
+
+
+def _able(trainer: Trainers, config: RunConfig) -> Trainers:
+    """The trainers that have the config's model, of those asked for; UsageError for nanoGPT alone."""
+    if config.model == "gpt2" or trainer == "onecard":
+        return trainer
+    if trainer == "nanogpt":
+        raise UsageError(
+            f"nanoGPT has no model={config.model}",
+            why="its train.py builds GPT-2 alone, so it has no memory and no speed for this run",
+            fix="--trainer onecard, or --recipe=nanogpt" if config.recipe != "nanogpt" else "--trainer onecard",
+            name="not-nanogpt",
+        )
+    return "onecard"
 
 
 def _check_card(resolved: Resolved, place: Place | None, *, fit: bool, budget: Budget | None) -> None:

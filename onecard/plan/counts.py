@@ -13,7 +13,7 @@ class Params:
     """Trainable parameters; the tied input and output embedding counts once."""
 
     total: int
-    nanogpt: int  # as nanoGPT prints them: without the position embeddings
+    nanogpt: int  # as nanoGPT prints them: without GPT-2's position embeddings
     decayed: int  # those to which weight decay applies: matrices and embeddings, or Muon's matrices
     decayed_tensors: int
 
@@ -26,7 +26,7 @@ def count_params(config: RunConfig) -> Params:
     total = sum(kind.numel * count for kind, count in kinds.items())
     return Params(
         total=total,
-        nanogpt=total - config.block_size * config.n_embd,
+        nanogpt=total - (config.block_size * config.n_embd if config.model == "gpt2" else 0),
         decayed=sum(kind.numel * count for kind, count in decayed.items()),
         decayed_tensors=sum(decayed.values()),
     )
@@ -35,7 +35,8 @@ def count_params(config: RunConfig) -> Params:
 def flops_per_token(config: RunConfig) -> int:
     """FLOPs of forward and backward for one token (PaLM appendix B, as nanoGPT counts them)."""
     attention = 12 * config.n_layer * config.n_embd * config.block_size
-    return 6 * count_params(config).nanogpt + attention
+    looked_up = 0 if config.model == "gpt2" else config.vocab_size * config.n_embd  # GPT-2's embedding is its head, too
+    return 6 * (count_params(config).nanogpt - looked_up) + attention
 
 
 def needed_flops_per_token(config: RunConfig) -> int:
