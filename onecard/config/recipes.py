@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from onecard.config.schema import KEYS
 
+FAST = "fast"
 NANOGPT = "nanogpt"  # the recipe of a config that names none: the default of every key
 
 
@@ -25,7 +26,7 @@ class SameAs:
 RECIPES: Mapping[str, Mapping[str, object]] = {
     NANOGPT: {},
     # docs/explain/recipe.md says why, and where each is from.
-    "fast": {
+    FAST: {
         "model": "nanochat",
         "optimizer": "muon",
         "learning_rate": 0.3,  # of the embedding
