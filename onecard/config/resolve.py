@@ -257,6 +257,7 @@ def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list
     name = values.get("init_from")
     if not isinstance(name, str) or name not in _GPT2_LAYERS_HEADS_WIDTH:
         return []
+    _check_model(values, origins, held="gpt2", by=f"init_from={name}")
     n_layer, n_head, n_embd = _GPT2_LAYERS_HEADS_WIDTH[name]
     shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257, "bias": True}
     warnings = _set_in_vain(shape, values, origins, origin=f"init_from={name}")
@@ -268,6 +269,7 @@ def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list
 def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) -> Resolved:
     """The config with the shape of the weights it starts from; a shorter block_size stays, as in nanoGPT."""
     config = resolved.config
+    _check_model(config.model_dump(), resolved.origins, held=shape.get("model", "gpt2"), by=origin)
     fixed = {key: value for key, value in shape.items() if key != "block_size"}
     longest = shape["block_size"]
     if _is_unasked(resolved.origins["block_size"]) and isinstance(longest, int) and config.block_size > longest:
@@ -278,6 +280,18 @@ def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) 
         config=checked({**config.model_dump(), **fixed}, {**resolved.origins, **dict.fromkeys(fixed, origin)}),
         origins={**resolved.origins, **dict.fromkeys(fixed, origin)},
         warnings=(*resolved.warnings, *warnings),
+    )
+
+
+def _check_model(values: Mapping[str, object], origins: Mapping[str, str], *, held: object, by: str) -> None:
+    """ConfigError where the recipe's model is another than the one that weights are of."""
+    if values.get("model", "gpt2") == held or not origins["model"].startswith("recipe "):
+        return
+    raise ConfigError(
+        f"recipe={values['recipe']} trains model={values['model']}, and {by} is a {held}",
+        why="a recipe's rates are for its own model, from random weights on",
+        fix="--recipe=nanogpt, or a run from scratch: --init_from=scratch",
+        name="keys-do-not-fit",
     )
 
 

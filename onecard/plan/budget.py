@@ -31,8 +31,8 @@ EVALUATED_TOKENS = 524_288  # of a split: a standard error of 0.02
 LEAST_EVAL_BATCHES = EVAL_BATCHES  # from there on an evaluation takes the same memory
 FEWEST_STEPS = 100  # below this a run shows nothing
 WITHOUT_NANOGPT = (
-    "the fast recipe trains another model: it is exported to Hugging Face (transformers has it as nanochat), not to "
-    "nanoGPT. Its file: the same command with --recipe=fast"
+    "the fast recipe trains another model: it can be exported to Hugging Face, where transformers has it as nanochat, "
+    "and not to nanoGPT; for its config file: the same command with --recipe=fast"
 )
 SMALLER_SHARE = 0.55  # the smaller model has at most this share of the parameters
 LARGER_SHARE = 1.8  # and the larger model that is mentioned has at least this
@@ -133,7 +133,7 @@ def _under_fast_recipe(
     if why_no_forecast(_decided_by_budget(fast)):
         return []
     best = next(iter(_proposals(fast, budget, means, asked)), None)
-    return [replace(best, name=f"{best.name}, fast recipe", note=WITHOUT_NANOGPT)] if best else []
+    return [replace(best, name="the fast recipe", note=WITHOUT_NANOGPT)] if best else []
 
 
 def _models(base: RunConfig) -> list[RunConfig]:
