@@ -22,7 +22,7 @@ from onecard.plan.ladder import Means, shapes
 from onecard.plan.loss import forecast_loss, optimal_params_for_tokens, params_of_law, why_no_forecast
 from onecard.plan.proposal import Proposal, settled_proposal
 from onecard.plan.speed import TrainerName, predict_speed
-from onecard.plan.token_worth import FAR_TOKENS, FAST_TOKENS, is_gpt2_with_adamw, worth_of
+from onecard.plan.token_worth import FAST_TOKENS, is_gpt2_with_adamw, known_tokens, worth_of
 
 RUN_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
 EVALUATION_SHARE = 0.03  # of the run, for evaluations and the checkpoints that go with them
@@ -150,9 +150,10 @@ def _with_public_length(config: RunConfig) -> RunConfig:
 
 def _where_law_holds(budget: Budget, base: RunConfig) -> Budget:
     """The budget with no more tokens than the recipe's loss is known for."""
-    if is_gpt2_with_adamw(base):
+    _, known = known_tokens(base)
+    if known == math.inf:
         return budget
-    most = math.floor(FAR_TOKENS * FAST_TOKENS.likely / base.block_size) * base.block_size
+    most = math.floor(known / base.block_size) * base.block_size
     return replace(budget, tokens=most if budget.tokens is None else min(most, budget.tokens))
 
 
@@ -172,12 +173,13 @@ def least_budget(
     means = Means(card=card, available_bytes=available_bytes, trainer=trainer)
     base = _base(config, means, asked)
     sequences = recipe.sequences_per_step(base.block_size)[0]
-    least_seconds = math.inf
-    for shape in sorted(shapes(base), key=means.least_seconds_per_token):
-        if means.least_seconds_per_token(shape) * FEWEST_STEPS * sequences * base.block_size > least_seconds:
+    least_seconds, update_tokens = math.inf, sequences * base.block_size
+    fewest = max(FEWEST_STEPS, math.ceil(known_tokens(base)[0] / update_tokens))
+    for shape in sorted(_models(base), key=means.least_seconds_per_token):
+        if means.least_seconds_per_token(shape) * fewest * update_tokens > least_seconds:
             break
         if way := means.way(shape, sequences):
-            training = FEWEST_STEPS * _step_seconds(way, means)
+            training = fewest * _step_seconds(way, means)
             whole = max(training / (1 - EVALUATION_SHARE), training + _between(way, means, LEAST_EVAL_BATCHES, 1))
             least_seconds = min(least_seconds, whole / RUN_SHARE)
     if least_seconds == math.inf:
@@ -186,7 +188,7 @@ def least_budget(
     if seconds is not None:
         seconds = max(seconds, 3600 * _rounded_up(least_seconds / 3600))
     if tokens is not None:
-        tokens = max(tokens, round(_rounded_up(FEWEST_STEPS * sequences * base.block_size)))
+        tokens = max(tokens, round(_rounded_up(fewest * update_tokens)))
     return Budget(seconds=seconds, tokens=tokens)
 
 
@@ -204,7 +206,8 @@ def _decided_by_budget(config: RunConfig) -> RunConfig:
 
 def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfig:
     """The config that proposals start from, without what a budget decides; UsageError where no law covers it."""
-    if why := why_no_forecast(_decided_by_budget(config)):
+    decided = _decided_by_budget(config)
+    if why := why_no_forecast(decided):
         raise UsageError(
             "no run can be proposed for a budget",
             why=f"runs are chosen by their predicted loss, and there is no prediction here: {why}",
@@ -214,6 +217,7 @@ def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfi
     names = [name for name, key in KEYS.items() if "name" in key.kind and name not in asked]  # of the given run
     unsaid = ("init_from", "eval_only", "eval_iters", *names)
     made: dict[str, Any] = {key: KEYS[key].default for key in unsaid} | {"compile": True}
+    made |= {"learning_rate": decided.learning_rate, "warmup_iters": 0}  # until they are settled, any usual ones
     if "dropout" not in asked:
         made["dropout"] = 0.0
     if means.trainer == "nanogpt" and config.dtype == "float32":

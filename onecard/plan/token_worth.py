@@ -8,7 +8,7 @@ docs/explain/loss.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import hypot, log
+from math import hypot, inf, log
 
 from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
@@ -80,12 +80,18 @@ def why_unknown_worth(config: RunConfig) -> str:
         )
     if config.block_size < SHORTEST:
         return f"the public runs of {name} have 1,024 tokens of context, this one {config.block_size}"
-    if not 1 / FAR_TOKENS <= config.total_tokens / FAST_TOKENS.likely <= FAR_TOKENS and config.model != "gpt2":
+    least, most = known_tokens(config)
+    if not least <= config.total_tokens <= most:
         return (
             f"the public runs of {name} have about {FAST_TOKENS.likely / 1e9:g}B tokens, "
             f"this one {config.total_tokens / 1e9:,.2g}B"
         )
     return ""
+
+
+def known_tokens(config: RunConfig) -> tuple[float, float]:
+    """The fewest and the most tokens for which the loss of a recipe is known."""
+    return (0.0, inf) if config.model == "gpt2" else (FAST_TOKENS.likely / FAR_TOKENS, FAST_TOKENS.likely * FAR_TOKENS)
 
 
 def is_gpt2_with_adamw(config: RunConfig) -> bool:
