@@ -25,27 +25,41 @@ def has_kernel(device_type: str) -> bool:
     return device_type == "cuda" and find_spec("triton") is not None
 
 
-def write_losses(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
-    """Fill `losses_n` in nats, 0 for ignored targets; with `gradient` the logits become the gradient of their sum."""
+def write_losses(
+    logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool, soft_cap: float | None = None
+) -> None:
+    """Fill `losses_n` in nats, 0 for ignored targets; with `gradient` the logits become the gradient of their sum.
+
+    With `soft_cap` the losses are those of soft_cap · tanh(x / soft_cap) instead of the logits x.
+    """
     if has_kernel(logits_nV.device.type):
         from onecard.train import softmax_kernel
 
-        softmax_kernel.write_losses(logits_nV, targets_n, losses_n, ignored=IGNORED, gradient=gradient)
+        softmax_kernel.write_losses(
+            logits_nV, targets_n, losses_n, ignored=IGNORED, gradient=gradient, soft_cap=soft_cap
+        )
         return
     rows = whole_tiles(SLICE_BYTES // (4 * logits_nV.shape[1]))
     parts = (torch.split(part, rows) for part in (logits_nV, targets_n, losses_n))
     for part in zip(*parts, strict=True):
-        _write_losses_of_slice(*part, gradient=gradient)
+        _write_losses_of_slice(*part, gradient=gradient, soft_cap=soft_cap)
 
 
-def _write_losses_of_slice(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
+def _write_losses_of_slice(
+    logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool, soft_cap: float | None
+) -> None:
     """The same in plain torch, which makes float32 copies: so only a few rows at a time."""
     counts_n = targets_n != IGNORED
     targets_n1 = targets_n.clamp(min=0)[:, None]
-    log_probabilities_nV = functional.log_softmax(logits_nV, dim=1, dtype=losses_n.dtype)
+    capped_nV = logits_nV
+    if soft_cap:
+        share_nV = torch.tanh(logits_nV.to(losses_n.dtype) / soft_cap)
+        capped_nV = soft_cap * share_nV
+    log_probabilities_nV = functional.log_softmax(capped_nV, dim=1, dtype=losses_n.dtype)
     torch.mul(-log_probabilities_nV.gather(1, targets_n1)[:, 0], counts_n, out=losses_n)
     if gradient:
         probabilities_nV = log_probabilities_nV.exp_()
         # p - 1 of the target, from the loss: near p = 1, subtracting rounded numbers would lose it
         probabilities_nV.scatter_(1, targets_n1, torch.expm1(-losses_n)[:, None])
-        logits_nV.copy_(probabilities_nV.mul_(counts_n[:, None]))
+        gradients_nV = probabilities_nV.mul_(counts_n[:, None])
+        logits_nV.copy_(gradients_nV.mul_(1 - share_nV * share_nV) if soft_cap else gradients_nV)
