@@ -11,7 +11,7 @@ from onecard.errors import ConfigError
 from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.run_on_paper import PaperRun
 from onecard.paper.device import H200
-from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.onecard.tape import onecard_tape
 
 TINY = RunConfig(n_layer=1, n_head=2, n_embd=64, block_size=64, vocab_size=256, batch_size=2, eval_iters=4)
 

@@ -8,7 +8,7 @@ from onecard.models.run_on_paper import PaperRun
 from onecard.models.ways import compiles_blocks, records_graph
 from onecard.paper.device import Device
 from onecard.paper.tape import Tape
-from onecard.plan.memory.onecard.compiled.run import CompiledRun
+from onecard.plan.memory.onecard.compiled.blocks import CompiledRun
 
 
 def onecard_tape(config: RunConfig, device: Device, *, ranks: Ranks = ONE_RANK, rounds: int | None = None) -> Tape:

@@ -14,9 +14,9 @@ from onecard.paper.kernels import LONG
 from onecard.paper.tags import ATTENTION
 from onecard.paper.tensor import Layer, Parameter, Storage, Tensor
 from onecard.plan.memory.inductor.calls import IN_FLIGHT, CompiledGraphs
-from onecard.plan.memory.inductor.graph import Traced
-from onecard.plan.memory.nanogpt.compiled.run import graph_name
+from onecard.plan.memory.inductor.kernel_graph import Traced
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
+from onecard.plan.memory.nanogpt.compiled.tape import graph_name
 from onecard.plan.memory.onecard.compiled.backward import backward, last_norm_backward
 from onecard.plan.memory.onecard.compiled.forward import forward, last_norm
 
