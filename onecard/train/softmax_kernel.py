@@ -101,7 +101,8 @@ def _rows(  # type: ignore[no-untyped-def]
     if GRADIENT:
         log2_sum = top * LOG2_E + tl.log2(sum_of_row)
         tl.debug_barrier()  # all threads have read the target's logit before one of them overwrites it
-        tl.store(logits + WHOLE + columns, (exp2(x * LOG2_E - log2_sum) * _slope(x, SOFT_CAP)).to(dtype), mask=rest)
+        slope = _slope(tl.where(rest, x, 0.0), SOFT_CAP)
+        tl.store(logits + WHOLE + columns, (exp2(x * LOG2_E - log2_sum) * slope).to(dtype), mask=rest)
         for start in range(0, WHOLE, BLOCK):
             x = _capped(tl.load(logits + start + columns).to(tl.float32), SOFT_CAP)
             tl.store(logits + start + columns, (exp2(x * LOG2_E - log2_sum) * _slope(x, SOFT_CAP)).to(dtype))
