@@ -61,17 +61,17 @@ OF_SPEED, OF_LOSS = (
 @click.option(
     "--against", type=click.Choice(["adamw", "nanogpt"]), help="With --loss, the other side: AdamW here, or nanoGPT."
 )
-@click.option("--tokens", type=CountType(), metavar="N", help="Its tokens; default: those of max_iters.")
-@click.option("--seconds", type=float, metavar="S", help="Or as many tokens as it trains on in S seconds.")
+@click.option("--tokens", type=CountType(), metavar="N", help="Tokens of the other side; default: those of max_iters.")
+@click.option("--seconds", type=float, metavar="S", help="Or as many as it reads in S seconds of training.")
 @click.option(
-    "--seeds", default=2, type=click.IntRange(min=1), metavar="K", show_default=True, help="Runs of each, by seed."
+    "--seeds", default=2, type=click.IntRange(min=1), metavar="K", show_default=True, help="Seeds of each run."
 )
 @click.option(
     "--lengths",
     default="0.4,0.5,0.65,1",
     metavar="A,B,…",
     show_default=True,
-    help="Our runs, as shares of its tokens: each complete, with its own schedule.",
+    help="Our runs, as shares of those tokens: each complete, with its own schedule.",
 )
 @click.option("--set", "ours", multiple=True, metavar="KEY=A,B,…", help="Try these values on our side.")
 @click.option(

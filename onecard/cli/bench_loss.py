@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from onecard.cli.flags import Flag
 from onecard.cli.library import console, needs_torch
 from onecard.cli.signals import INTERRUPTED
 from onecard.cli.worker import worker_lines
-from onecard.errors import OnecardError, UsageError
+from onecard.errors import OnecardError, UsageError, out_of_memory
 from onecard.inputs.before_run import check_data, check_keys
 from onecard.inputs.config import config_named, open_data
 
@@ -64,13 +64,9 @@ def bench_loss(flags: list[Flag], /, **options: Any) -> int:
     learned: list[Learned] = []
     stopped: KeyboardInterrupt | OnecardError | None = None
     try:
-        tokens = options["tokens"] or found[0].config.total_tokens
-        if options["seconds"]:
-            talk.print(f"measuring the speed of {found[0].name}, for --seconds", soft_wrap=True)
-            speed = measured_here(found[0].trainer, found[0].config, checkout, SPEED_UPDATES).tokens_per_second
-            tokens = options["seconds"] * (speed or 0.0)
+        tokens = _tokens_in(options["seconds"], found[0], checkout) if options["seconds"] else options["tokens"]
         jobs = jobs_of(found, tokens=tokens, lengths=lengths, seeds=options["seeds"])
-        learned.extend(_runs(jobs, checkout))  # run by run: what is complete when it stops is kept
+        _learn(jobs, checkout, learned)
     except (KeyboardInterrupt, OnecardError) as problem:
         stopped = problem
     if stopped and not learned:
@@ -98,8 +94,8 @@ def _tell(learned: list[Learned], found: Sequence[Contender], *, plot: str | Non
         print_losses(learned, said, cautions(found, said.theirs, said.ours), console())
 
 
-def _runs(jobs: Sequence[Job], checkout: Path | None) -> Iterator[Learned]:
-    """The runs, one after another: two at once would slow each other."""
+def _learn(jobs: Sequence[Job], checkout: Path | None, learned: list[Learned]) -> None:
+    """Add the runs to `learned`, one after another: two at once would slow each other."""
     from onecard.runs.learned import from_json
 
     talk = console(stderr=True)
@@ -118,10 +114,19 @@ def _runs(jobs: Sequence[Job], checkout: Path | None) -> Iterator[Learned]:
                 if status:
                     status.update(f"{job.words}: update {updates} of {job.config.max_iters}, {left}")
         run = from_json(line)
+        learned.append(run)
         tokens_done += job.config.total_tokens
         took = f"loss {run.final_loss:.4f} in {units.duration(run.seconds)}"
         talk.print(f"{number}/{len(jobs)}  {job.words}: {took}; {left}", soft_wrap=True)
-        yield run
+
+
+def _tokens_in(seconds: float, of: Contender, checkout: Path | None) -> float:
+    """Tokens that the other side reads in so many seconds of training: measured first, so that its end is declared."""
+    console(stderr=True).print(f"measuring how many tokens {of.name} reads in {units.duration(seconds)}")
+    speed = measured_here(of.trainer, of.config, checkout, SPEED_UPDATES).tokens_per_second
+    if speed is None:
+        raise out_of_memory(MemoryError(f"while the speed of {of.name} was measured"))
+    return seconds * speed
 
 
 def _lengths(text: str) -> list[float]:

@@ -220,9 +220,13 @@ def _check(found: Sequence[Contender], against: TrainerName) -> None:
         )
 
 
-def jobs_of(found: Sequence[Contender], *, tokens: float, lengths: Sequence[float], seeds: int) -> list[Job]:
-    """All runs in their order: of each seed the other side's, then ours by length, so that every seed is an answer."""
+def jobs_of(found: Sequence[Contender], *, tokens: float | None, lengths: Sequence[float], seeds: int) -> list[Job]:
+    """All runs in their order: of each seed the other side's, then ours by length, so that every seed is an answer.
+
+    `tokens` are those of the other side; None for those of its config.
+    """
     theirs = found[0].config
+    tokens = theirs.total_tokens if tokens is None else tokens
     window_tokens = min(one.config.eval_length for one in found)
     windows = max(1, eval_tokens(theirs) // window_tokens)
     jobs = [

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean
 
 from rich.console import Console
 from rich.table import Table
 
 from onecard import units
-from onecard.report.chart import DASHES, LINE_COLOURS, Frame, loss_bounds, picture, words_at
+from onecard.report.chart import DASHES, LINE_COLOURS, SOFT, Frame, loss_bounds, picture, words_at
 from onecard.report.markup import Markup, element
 from onecard.report.strict import strict
 from onecard.report.tables import print_table
@@ -78,11 +78,9 @@ def verdict_line(found: Sequence[Learned], said: Verdict) -> str:
         )
     start = f"{said.ours} reaches {said.theirs}'s final loss {said.mark:.3f} in"
     if place := said.reached:
-        tokens, seconds = (
-            _share(place.tokens_ratio, place.tokens_error),
-            _share(place.seconds_ratio, place.seconds_error),
-        )
-        return f"{start} {'at most ' if place.at_most else ''}{tokens} of its tokens and {seconds} of its seconds"
+        tokens = f"{place.tokens_ratio:.2f} of its tokens{_give_or_take(place.tokens_error)}"
+        seconds = f"{place.seconds_ratio:.2f} of its seconds{_give_or_take(place.seconds_error)}"
+        return f"{start} {'at most ' if place.at_most else ''}{tokens} and {seconds}"
     share, runs = list(by_length(run for run in found if run.name == said.ours).items())[-1]
     loss = mean_final_loss(runs)
     above = f"{loss:.3f}, {loss - said.mark:.3f} above" if math.isfinite(loss) else "no number"
@@ -90,8 +88,8 @@ def verdict_line(found: Sequence[Learned], said: Verdict) -> str:
     return f"{start.replace('reaches', 'does not reach')} {tokens}: its loss is {above}"
 
 
-def _share(ratio: float, error: float | None) -> str:
-    return f"{ratio:.2f}" + (f" (± {error:.2f})" if error is not None else "")
+def _give_or_take(error: float | None) -> str:
+    return "" if error is None else f" (± {error:.2f})"
 
 
 def _notes(found: Sequence[Learned], said: Verdict) -> Iterator[str]:
@@ -133,48 +131,58 @@ def _cells(runs: Sequence[Learned]) -> list[str]:
 
 def loss_plot(found: Sequence[Learned], said: Verdict) -> str:
     """An SVG: losses over tokens on the left, over training seconds on the right; a dot ends each complete run."""
-    names = list(dict.fromkeys(run.name for run in found))
-    body = [words_at(LEFT, 26, verdict_line(found, said), size=14, weight="bold")]
-    axes: list[tuple[str, int, Callable[[float], str]]] = [
-        ("tokens", 0, units.count),
-        ("seconds of training", 1, lambda seconds: f"{seconds:g}"),
+    styles = {name: _style(number) for number, name in enumerate(dict.fromkeys(run.name for run in found))}
+    body = [
+        words_at(LEFT, 22, "Validation loss", size=16, weight="bold"),
+        words_at(LEFT, 40, verdict_line(found, said)),
     ]
-    for panel, (label, axis, shown) in enumerate(axes):
-        body += _panel(found, names, axis, label, shown, left=LEFT + panel * (PANEL + GAP))
-    for number, name in enumerate(names):
+    body += _panel(found, said, styles, 0, "tokens", units.count, left=LEFT)
+    body += _panel(found, said, styles, 1, "seconds of training", lambda x: f"{x:g}", left=LEFT + PANEL + GAP)
+    for number, (name, style) in enumerate(styles.items()):
         row, column = divmod(number, 2)
-        style = f" ({'dashed' if DASHES[number % len(DASHES)] else 'solid'})"
-        place = LEFT + column * (PANEL + GAP), HEIGHT - 16 + NAME_HEIGHT * row
-        body.append(words_at(*place, name + style, fill=LINE_COLOURS[number % len(LINE_COLOURS)]))
-    height = HEIGHT + NAME_HEIGHT * ((len(names) + 1) // 2)
+        x, y = LEFT + column * (PANEL + GAP), HEIGHT - 12 + NAME_HEIGHT * row
+        body.append(element("line", x1=x, x2=x + 36, y1=y - 4, y2=y - 4, stroke_width=2, **style))
+        body.append(words_at(x + 44, y, name))
+    height = HEIGHT + NAME_HEIGHT * ((len(styles) + 1) // 2)
     return f"{picture(*body, width=WIDTH, height=height, label=verdict_line(found, said))}\n"
 
 
+def _style(number: int) -> dict[str, str | None]:
+    dashes = DASHES[number % len(DASHES)]
+    return {"stroke": LINE_COLOURS[number % len(LINE_COLOURS)], "stroke_dasharray": dashes or None}
+
+
 def _panel(
-    found: Sequence[Learned], names: Sequence[str], axis: int, label: str, shown: Callable[[float], str], *, left: int
+    found: Sequence[Learned],
+    said: Verdict,
+    styles: Mapping[str, dict[str, str | None]],
+    axis: int,
+    label: str,
+    shown: Callable[[float], str],
+    *,
+    left: int,
 ) -> Iterator[Markup]:
-    lines = {
-        run: [(float(point[axis]), point.val_loss) for point in run.points if math.isfinite(point.val_loss)]
+    lines = [
+        (run, [(float(point[axis]), point.val_loss) for point in run.points if math.isfinite(point.val_loss)])
         for run in found
-    }
-    points = [point for line in lines.values() for point in line]
+    ]
+    points = [point for _, line in lines for point in line]
     right, floor = left + PANEL, HEIGHT - BOTTOM
     yield words_at((left + right) / 2, floor + 38, label, anchor="middle")
     if not points:
         yield words_at((left + right) / 2, (TOP + floor) / 2, "no loss is a number", anchor="middle")
         return
-    furthest = max(x for x, _ in points)
-    frame = Frame(
-        left=left, top=TOP, right=right, floor=floor, x=(0.0, furthest), y=loss_bounds(loss for _, loss in points)
-    )
+    across, losses = (0.0, max(x for x, _ in points)), loss_bounds(loss for _, loss in points)
+    frame = Frame(left=left, top=TOP, right=right, floor=floor, x=across, y=losses)
     yield from frame.rows(lambda value: f"{value:.4g}")
     yield from frame.columns(shown)
     drawn = []
-    for run, line in lines.items():
-        number = names.index(run.name)
-        colour, dashes = LINE_COLOURS[number % len(LINE_COLOURS)], DASHES[number % len(DASHES)]
-        title = element("title", f"{run.name}, seed {run.seed}")
-        drawn.append(frame.line(line, title, fill="none", stroke=colour, stroke_dasharray=dashes or None))
+    if said.mark is not None:  # what ours has to reach
+        (x1, y), (x2, _) = (frame.at(x, said.mark) for x in across)
+        drawn.append(element("line", x1=f"{x1:.1f}", x2=f"{x2:.1f}", y1=f"{y:.1f}", y2=f"{y:.1f}", stroke=SOFT))
+    for run, line in lines:
+        style = styles[run.name]
+        drawn.append(frame.line(line, element("title", f"{run.name}, seed {run.seed}"), fill="none", **style))
         for x, y in (frame.at(*end) for end in line[-1:]):
-            drawn.append(element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill=colour))
+            drawn.append(element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill=style["stroke"]))
     yield frame.inside(*drawn)

@@ -172,7 +172,7 @@ def test_when_interrupted_it_tells_what_is_complete(tmp_path: Path) -> None:
         (["--loss", "--against", "adamw", "--set", "learning_rat=0.1"], "unknown-key", "--set learning_rate=0.1"),
         (["--loss", "--against", "adamw", "--set", "log_interval=1,2"], "does-not-vary", "--set learning_rate="),
         (["--loss", "--against", "adamw"], "nothing-to-compare", "--set learning_rate="),
-        (["--loss", "--against", "adamw", "--dataset=nowhere"], "no-data", "onecard data prepare"),
+        (["--loss", "--against", "adamw", "--dataset=nowhere"], "no-such-dataset", ""),
         (["--loss", "--against", "adamw", "--set", "beta2=0.9", "--tokens", "100"], "too-short", "--tokens"),
     ],
 )

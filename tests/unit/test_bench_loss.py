@@ -127,7 +127,7 @@ def test_the_first_line_is_the_verdict() -> None:
     print_losses(found, verdict(found), ["a caution"], Console(file=shown, width=100))
     first, *rest = shown.getvalue().splitlines()
     assert (
-        first == "fast reaches adamw's final loss 4.000 in 0.50 (± 0.00) of its tokens and 1.00 (± 0.00) of its seconds"
+        first == "fast reaches adamw's final loss 4.000 in 0.50 of its tokens (± 0.00) and 1.00 of its seconds (± 0.00)"
     )
     assert rest[-1] == "a caution"
     row = next(line.split() for line in rest if line.startswith("adamw "))
