@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from onecard.config.schema import RunConfig
-from onecard.models.gpt2 import structure
+from onecard.models.architectures import structure_of
 from onecard.models.structure import shape_counts
 
 
@@ -22,7 +22,7 @@ class Params:
 
 def count_params(config: RunConfig) -> Params:
     """The parameters of the model that `config` describes: sums over its layers."""
-    shapes = shape_counts(structure(config))
+    shapes = shape_counts(structure_of(config))
     matrices = {shape: count for shape, count in shapes.items() if len(shape) > 1}
     total = sum(prod(shape) * count for shape, count in shapes.items())
     return Params(

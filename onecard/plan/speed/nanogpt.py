@@ -8,7 +8,7 @@ did not decide (docs/explain/speed.md). Operations outside the tensor cores are 
 from __future__ import annotations
 
 from onecard.config.schema import RunConfig
-from onecard.models.gpt2 import structure
+from onecard.models.architectures import structure_of
 from onecard.models.optimizers import optimizer_of
 from onecard.models.structure import shape_counts
 from onecard.plan.counts import count_params
@@ -66,7 +66,7 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
 
 def tensors(config: RunConfig) -> int:
     """Parameter tensors."""
-    return sum(shape_counts(structure(config)).values())
+    return sum(shape_counts(structure_of(config)).values())
 
 
 def accumulation(config: RunConfig) -> Work:
