@@ -19,7 +19,7 @@ from onecard.runs.learned import Learned, Verdict, by_length, mean_final_loss, s
 WIDTH, HEIGHT = 1100, 420
 PANEL, LEFT, TOP, BOTTOM, GAP = 430, 64, 56, 76, 110
 NAME_HEIGHT = 16
-COLUMNS = ("share", "tokens", "updates", "training", "val loss", "ms/update", "optimizer")
+COLUMNS = ("params", "share", "tokens", "training", "val loss", "ms/update", "optimizer")
 COUNTED = "Only the loss after the last update of a complete run counts; each has its own schedule, made as long as it."
 
 
@@ -63,11 +63,11 @@ def print_losses(found: Sequence[Learned], said: Verdict, notes: Sequence[str], 
         table.add_column(column, justify="right" if column in COLUMNS else "left")
     for name in dict.fromkeys(run.name for run in found):
         for number, (share, runs) in enumerate(by_length(run for run in found if run.name == name).items()):
-            table.add_row("" if number else name, f"{share:g}", *_cells(runs))
+            table.add_row("" if number else name, units.count(runs[0].parameters), f"{share:g}", *_cells(runs))
     print_table(table, console)
     console.print()
     for note in (COUNTED, *_notes(found, said), *notes):
-        console.print(note, soft_wrap=True)
+        console.print(note)
 
 
 def verdict_line(found: Sequence[Learned], said: Verdict) -> str:
@@ -121,7 +121,6 @@ def _cells(runs: Sequence[Learned]) -> list[str]:
     shares = [run.optimizer_share for run in runs if run.optimizer_share is not None]
     return [
         units.count(mean(run.tokens for run in runs)),
-        f"{runs[0].updates:,}",
         units.duration(mean(run.seconds for run in runs)),
         f"{mean(losses):.4f}" + ("" if error is None else f" ± {error:.4f}"),
         f"{1e3 * mean(run.step_seconds for run in runs):,.1f}",

@@ -131,7 +131,7 @@ def test_the_first_line_is_the_verdict() -> None:
     )
     assert rest[-1] == "a caution"
     row = next(line.split() for line in rest if line.startswith("adamw "))
-    assert row == ["adamw", "1", "1,000", "1,000", "10.0", "s", "4.0000", "±", "0.0000", "10.0", "25%"]
+    assert row == ["adamw", "10", "1", "1,000", "10.0", "s", "4.0000", "±", "0.0000", "10.0", "25%"]
     assert "Only the loss after the last update" in shown.getvalue()
 
 
