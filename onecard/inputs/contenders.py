@@ -135,7 +135,7 @@ def _our_name(resolved: Resolved) -> str:
     """`fast`, `muon`: what was asked for of a recipe, in words; else `ours`."""
     words = {
         key: value
-        for key, value in resolved.asked.items()
+        for key, value in resolved.set_by_user.items()
         if key in RECIPE_KEYS and isinstance(value, str) and value != KEYS[key].default
     }
     return words.get("recipe") or " ".join(words.values()) or "ours"
