@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from onecard.config.schema import RunConfig
-from onecard.models.gpt2 import structure
+from onecard.models.architectures import structure_of
 from onecard.models.muon import Orthogonalisation, Shape, orthogonalisation
 from onecard.models.structure import Kind, Role, kind_counts
 
@@ -100,7 +100,7 @@ class Optimizer:
 def optimizer_of(config: RunConfig) -> Optimizer:
     """The optimizer of a run of our trainer."""
     groups = _muon_groups(config) if config.optimizer == "muon" else _adamw_groups(config)
-    return Optimizer(title=RULES[config.optimizer].title, groups=groups, kinds=kind_counts(structure(config)))
+    return Optimizer(title=RULES[config.optimizer].title, groups=groups, kinds=kind_counts(structure_of(config)))
 
 
 def nanogpt_optimizer(config: RunConfig) -> Optimizer:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from onecard.config.schema import RunConfig
+from onecard.models.architectures import architecture_of
 from onecard.models.evaluation import eval_batch_size, eval_sequences
-from onecard.models.gpt2 import GPT2, structure
-from onecard.models.gpt2_passes import Passes
 from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
 from onecard.models.optimizers import optimizer_of
 from onecard.models.structure import kinds_of
@@ -27,9 +27,10 @@ class PaperRun:
         self.config = config
         self.ops = ops = PaperOperations(device, half=config.dtype != "float32", deterministic=config.deterministic)
         ops.starts()
-        layers = structure(config)
+        architecture = architecture_of(config)
+        layers = architecture.structure(config)
         self.p = p = weights_on_paper(layers, ops)
-        self.model = model = GPT2(ops, config)
+        self.model = model = architecture.model(ops, config)
         self.connect(p, model)
         self.steps = Steps(
             ops,
@@ -39,17 +40,16 @@ class PaperRun:
             parameters=p.parameters,
             optimizer=optimizer_on_paper(ops, p.parameters, optimizer_of(config), kinds_of(layers)),
             scaler=GradScaler(ops, enabled=config.dtype == "float16"),
-            passes=Passes(ops, model, p, ops.compute_dtype) if fuses(config) else None,
+            passes=architecture.passes(ops, model, p, ops.compute_dtype) if fuses(config) else None,
             records=records_graph(config),
         )
         whole, rest = divmod(eval_sequences(config), eval_batch_size(config))
         self.eval_batches = [eval_batch_size(config)] * min(whole, EVAL_BATCHES) + [rest] * (rest > 0)
 
-    def connect(self, p: Named, model: GPT2) -> None:
-        """Say what calling a block or the last norm does."""
-        for block in p.transformer.h:
-            block.run = partial(model.block, block)
-        p.transformer.ln_f.run = partial(model.last_norm, p.transformer.ln_f)
+    def connect(self, p: Named, model: Any) -> None:
+        """Say what calling a part of the model does."""
+        for part, run in model.called(p):
+            part.run = partial(run, part)
 
     def update(self) -> None:
         """One update."""

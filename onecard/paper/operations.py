@@ -19,6 +19,7 @@ from onecard.paper.remembered import Remembered
 from onecard.paper.scratch import WORKSPACE_BYTES, norm_programs
 from onecard.paper.tags import (
     ACTIVATIONS,
+    ATTENTION,
     GRADIENTS,
     GRADIENTS_IN_FLIGHT,
     LOGITS_AND_LOSS,
@@ -27,7 +28,7 @@ from onecard.paper.tags import (
     WORKSPACE,
 )
 from onecard.paper.tape import DEFAULT_POOL, EMPTY_CACHE
-from onecard.paper.tensor import Parameter, Shape, Storage, Tensor
+from onecard.paper.tensor import Layer, Parameter, Shape, Storage, Tensor
 
 MicroBatch = Callable[[Tensor, Tensor], None]
 
@@ -119,6 +120,34 @@ class PaperOperations(Paper):
             head_VC.slot = 1
         return rows_BTC, head_VC
 
+    def normed_embedding(self, tokens_BT: Tensor, layer: Layer) -> Tensor:
+        """Rows of a weight, normed by the kernel that reads them."""
+        weight_VC = layer.weight
+        node = self.record([weight_VC], weight_VC, tokens_BT)
+        out = self.new((*tokens_BT.shape, weight_VC.shape[1]), self.compute_dtype, ACTIVATIONS)
+        return self.result(node, out, lambda _gs, _: [self.gradient(weight_VC.shape, FLOAT)])
+
+    def rms_norm(self, x: Tensor) -> Tensor:
+        """A norm without weights, which keeps its result and a number per row."""
+        node = self.record([x])
+        shape, dtype = x.shape, x.dtype
+        out, scale = self.new(shape, dtype, ACTIVATIONS), self.new((x.numel // shape[-1],), FLOAT, ACTIVATIONS)
+        self.save(node, out, scale)
+        return self.result(node, out, lambda _gs, _: [self.gradient(shape, dtype)])
+
+    def rotated(self, qkv_BTE: Tensor, heads: int) -> Tensor:
+        """Queries and keys rotated and normed in place; a number per head is new."""
+        node = self.record([qkv_BTE])
+        scale = self.rotate(qkv_BTE.like(qkv_BTE.numel // qkv_BTE.shape[-1], qkv_BTE.shape[-1]), batch=1, heads=heads)
+        self.save(node, qkv_BTE, scale)
+        return self.result(node, qkv_BTE.detach(), lambda gs, _: [gs[0]])
+
+    def relu_squared(self, x: Tensor) -> Tensor:
+        """ReLU² in place, forward and backward."""
+        node = self.record([x])
+        self.save(node, x)
+        return self.result(node, x.detach(), lambda gs, _: [gs[0]])
+
     # the loss
 
     def logits(self, hidden_nC: Tensor, weight_VC: Tensor) -> Tensor:
@@ -133,8 +162,20 @@ class PaperOperations(Paper):
     def add_product(self, total: Tensor, a: Tensor, b: Tensor) -> None:
         """total += a @ b."""
 
-    def write_losses(self, logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
+    def write_losses(
+        self,
+        logits_nV: Tensor,
+        targets_n: Tensor,
+        losses_n: Tensor,
+        *,
+        gradient: bool,
+        soft_cap: float | None = None,
+    ) -> None:
         """The losses of logits, which become their own gradient: one kernel, in place."""
+
+    def soft_capped(self, logits: Tensor, soft_cap: float) -> Tensor:
+        """soft_cap · tanh(logits / soft_cap) in float32."""
+        return self.new(logits.shape, FLOAT, LOGITS_AND_LOSS)
 
     def counted(self, targets_N: Tensor) -> Tensor:
         """How many targets count: (targets != -1).sum()."""
@@ -206,6 +247,44 @@ class PaperOperations(Paper):
     def activated_backward(self, d_value: Tensor, x: Tensor, *, again: bool = False) -> Tensor | None:
         """`d_value` becomes the gradient of x; with `again` GELU is also computed again and returned."""
         return self.activated(x) if again else None
+
+    def rms_normed(self, x_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """A norm without weights, and the factor of each row."""
+        return self.norm(x_NC, x_NC), self.new((len(x_NC),), FLOAT, ACTIVATIONS)
+
+    def rms_norm_backward(
+        self,
+        d_normed_NC: Tensor,
+        normed_NC: Tensor,
+        scale_N: Tensor,
+        *,
+        d_x_NC: Tensor | None,
+        factor: Tensor | None = None,
+    ) -> Tensor:
+        """The gradient of x, in the memory of one that is there."""
+        return d_normed_NC if d_x_NC is None else d_x_NC
+
+    def rotate(self, qkv_NE: Tensor, *, batch: int, heads: int) -> Tensor:
+        """Queries and keys rotated and normed in place; the factor of each head."""
+        return self.new((len(qkv_NE), 2 * heads), FLOAT, ATTENTION)
+
+    def rotate_backward(
+        self, d_qk: Sequence[Tensor], qkv_NE: Tensor, scale_NG: Tensor, *, batch: int, heads: int
+    ) -> None:
+        """Their gradients, in place."""
+
+    def square_relu(self, x: Tensor) -> None:
+        """ReLU², in place."""
+
+    def square_relu_backward(self, d_value: Tensor, value: Tensor) -> None:
+        """Its gradient, in place."""
+
+    def normed_rows(self, tokens_BT: Tensor, weight_VC: Tensor, dtype: int) -> Tensor:
+        """The tokens' rows of a weight, normed."""
+        return self.new((tokens_BT.numel, weight_VC.shape[1]), dtype, ACTIVATIONS)
+
+    def normed_rows_backward(self, d_NC: Tensor, tokens_BT: Tensor, weight_VC: Tensor, d_weight_VC: Tensor) -> None:
+        """Add to the gradient of the weight: one kernel, which adds in any order."""
 
     def multiply(
         self,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.config.schema import SHAPE_KEYS, RunConfig
+from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
 from onecard.data.dataset import Dataset, open_dataset
 from onecard.data.tokens import Tokens
 from onecard.data.windows import EvalWindows
@@ -163,7 +163,7 @@ def _nanogpt(
     from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
     torch.manual_seed(config.seed)
-    keys = (*SHAPE_KEYS, "dropout")
+    keys = (*GPT2_SHAPE_KEYS, "dropout")
     plain: Any = GPT(GPTConfig(**{key: getattr(config, key) for key in keys})).to(device)
     betas = (config.beta1, config.beta2)
     optimizer = plain.configure_optimizers(config.weight_decay, config.learning_rate, betas, device.type)

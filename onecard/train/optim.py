@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from onecard.config.schema import RunConfig
-from onecard.models.gpt2 import structure
+from onecard.models.architectures import structure_of
 from onecard.models.muon import OrthogonalUpdates
 from onecard.models.optimizers import ADAMW, MUON, Rule, optimizer_of
 from onecard.models.structure import kinds_of
@@ -22,7 +22,7 @@ FUSED_DEVICES = ("cuda", "cpu", "mps")  # where torch has optimizers as one kern
 
 def parameter_groups(model: nn.Module, config: RunConfig) -> Iterator[dict[str, Any]]:
     """The groups that have parameters, as torch wants them; each says its rule and its highest rate."""
-    kinds = kinds_of(structure(config))
+    kinds = kinds_of(structure_of(config))
     for group in optimizer_of(config).groups:
         named = {name: each for name, each in model.named_parameters() if kinds[name].role in group.roles}
         if named:

@@ -73,7 +73,7 @@ class Trainer:
         passes = None
         if on_card and fuses(config, half=precision.dtype != torch.float32) and can_write_out():
             passes = self.model.passes(precision.dtype)
-        elif on_card and config.compile:
+        elif on_card and config.compile and config.model == "gpt2":
             self.model.compile_blocks()
         self.steps = Steps(
             DeviceOperations(device, precision),

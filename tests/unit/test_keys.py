@@ -16,6 +16,7 @@ RUNS = [
 OTHER = {
     "dtype": "float32",
     "grad_checkpoint": "full",
+    "model": "nanochat",
     "optimizer": "muon",
     "head_learning_rate": 0.1,
     "schedule": "wsd",

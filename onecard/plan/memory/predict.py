@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache, partial
 
 from onecard.config.schema import RunConfig
 from onecard.models.nanogpt import eager_tape
-from onecard.models.ways import fuses, records_graph
+from onecard.models.ways import compiles_blocks, fuses, records_graph
 from onecard.paper.device import DRIVER_BYTES, Device
 from onecard.paper.kernels import FLOAT
 from onecard.paper.scratch import WORKSPACE_BYTES
@@ -345,7 +345,7 @@ def _onecard_assumptions(config: RunConfig, device: Device, card: Card | None) -
         workspaces = "four" if records_graph(config) else "two"
         yield f"{workspaces} cuBLAS workspaces of {device.cublas_workspace_bytes / MIB:.4g} MiB"
     yield "expandable segments" if config.expandable_segments else "default allocator settings"
-    if config.compile and not fuses(config):
+    if compiles_blocks(config):
         yield from _not_modelled(config, device)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onecard.config.schema import RunConfig
 from onecard.models.run_on_paper import PaperRun
-from onecard.models.ways import fuses, records_graph
+from onecard.models.ways import compiles_blocks, records_graph
 from onecard.paper.device import Device
 from onecard.paper.tape import Tape
 from onecard.plan.memory.onecard.compiled.run import CompiledRun
@@ -16,5 +16,5 @@ def onecard_tape(config: RunConfig, device: Device, *, rounds: int | None = None
     The default is as many rounds as bring something new. When a micro-batch is recorded for the second time, the cuBLAS
     workspaces that the first recording left behind exist from its start.
     """
-    run = CompiledRun if config.compile and not fuses(config) else PaperRun
+    run = CompiledRun if compiles_blocks(config) else PaperRun
     return run(config, device).tape(rounds or (2 if records_graph(config) else 1))
