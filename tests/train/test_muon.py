@@ -30,7 +30,7 @@ from onecard.models.structure import Embedding, Linear, head, kinds_of  # noqa: 
 from onecard.paper.device import Device  # noqa: E402
 from onecard.paper.operations import PaperOperations  # noqa: E402
 from onecard.paper.tags import OPTIMIZER_TEMPORARIES, WORKSPACE  # noqa: E402
-from onecard.plan.memory.onecard.run import onecard_tape  # noqa: E402
+from onecard.plan.memory.onecard.tape import onecard_tape  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
 from onecard.runs.records import Eval, Oom, Record, Step  # noqa: E402
 from onecard.train import optim  # noqa: E402

@@ -15,8 +15,8 @@ RUNS = [
 ]
 OTHER = {
     "dtype": "float32",
-    "grad_checkpoint": "full",
     "model": "nanochat",
+    "grad_checkpoint": "full",
     "optimizer": "muon",
     "head_learning_rate": 0.1,
     "schedule": "wsd",
