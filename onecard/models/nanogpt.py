@@ -13,7 +13,8 @@ from typing import ParamSpec, TypeVar
 from onecard.config.schema import RunConfig
 from onecard.models.gpt2 import structure
 from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
-from onecard.models.optimizers import ADAMW
+from onecard.models.optimizers import nanogpt_optimizer
+from onecard.models.structure import kinds_of
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, MICRO_BATCHES, UPDATES
 from onecard.paper.attention import attention, heads, joined
 from onecard.paper.device import Device
@@ -137,7 +138,7 @@ class Train:
     def tape(self) -> Tape:
         """Evaluate, update three times, evaluate; the tape ends while the loop's variables are still alive."""
         paper, config = self.paper, self.config
-        optimizer = optimizer_on_paper(paper, self.parameters, ADAMW)
+        optimizer = optimizer_on_paper(paper, self.parameters, nanogpt_optimizer(config), kinds_of(structure(config)))
         variables: Variables = [*self.get_batch(), None, None]
         paper.loads("copy")
         paper.tape.phase("eval0")

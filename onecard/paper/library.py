@@ -55,7 +55,7 @@ class GradScaler:
             node, paper.new(x.shape, FLOAT, LOGITS_AND_LOSS), lambda gs, _: [paper.gradient(gs[0].shape, FLOAT)]
         )
 
-    def unscale_(self, _optimizer: FusedOptimizer) -> None:
+    def unscale_(self, _optimizer: object) -> None:
         """All gradients by 1 / scale, which is computed in float64, and a flag for infinities."""
         if not self.enabled:
             return
@@ -73,9 +73,10 @@ class GradScaler:
         return flag_copy
 
     def step(self, optimizer: FusedOptimizer) -> None:
-        """The optimizer's step, which also gets the scale if nobody has unscaled; the flags are summed."""
-        if not self.enabled:
+        """The optimizer's step. One kernel also gets the scale if nobody has unscaled; the flags are summed for it."""
+        if not self.enabled or not optimizer.reads_flags:
             optimizer.step()
+            self._found_inf = None
             return
         has_unscaled = self._found_inf is not None
         if not has_unscaled:
@@ -92,20 +93,27 @@ class GradScaler:
 class FusedOptimizer:
     """An optimizer of torch in one kernel: its step changes everything in place, and its state is made by the first.
 
-    `numbers` and `moments`: how many numbers, and tensors of its shape, each parameter has.
+    `state_elements`: how many elements each tensor of its state has, in order.
     """
 
-    def __init__(self, paper: Paper, parameters: list[Parameter], *, numbers: int, moments: int) -> None:
+    reads_flags = True  # the kernel itself skips the step where the scaler has found infinities
+
+    def __init__(self, paper: Paper, parameters: list[Parameter], state_elements: list[int]) -> None:
         self.paper, self.parameters = paper, parameters
-        self._numbers, self._moments = numbers, moments
+        self._state_elements = state_elements
 
     def make_state(self) -> None:
         """What the first step makes."""
         if not self.paper.first_use("optimizer state"):
             return
-        for parameter in self.parameters:
-            for elements in [1] * self._numbers + [parameter.numel] * self._moments:
-                self.paper.hold(elements * FLOAT, OPTIMIZER_STATE)
+        for elements in self._state_elements:
+            self.paper.hold(elements * FLOAT, OPTIMIZER_STATE)
+
+    def make_workspace(self) -> None:
+        """One kernel needs none."""
+
+    def free_workspace(self) -> None:
+        """There is none."""
 
     def step(self) -> None:
         """Everything else happens in place."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from onecard.config.schema import RunConfig
-from onecard.models.architectures import structure_of
-from onecard.models.structure import shape_counts
+from onecard.models.optimizers import optimizer_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,20 +14,21 @@ class Params:
 
     total: int
     nanogpt: int  # as nanoGPT prints them: without the position embeddings
-    decayed: int  # in matrices and embeddings, to which weight decay applies
+    decayed: int  # those to which weight decay applies: matrices and embeddings, or Muon's matrices
     decayed_tensors: int
 
 
 def count_params(config: RunConfig) -> Params:
     """The parameters of the model that `config` describes: sums over its layers."""
-    shapes = shape_counts(structure_of(config))
-    matrices = {shape: count for shape, count in shapes.items() if len(shape) > 1}
-    total = sum(prod(shape) * count for shape, count in shapes.items())
+    optimizer = optimizer_of(config)
+    kinds = optimizer.kinds
+    decayed = {kind: count for kind, count in kinds.items() if optimizer.group_of(kind).decays}
+    total = sum(kind.numel * count for kind, count in kinds.items())
     return Params(
         total=total,
         nanogpt=total - config.block_size * config.n_embd,
-        decayed=sum(prod(shape) * count for shape, count in matrices.items()),
-        decayed_tensors=sum(matrices.values()),
+        decayed=sum(kind.numel * count for kind, count in decayed.items()),
+        decayed_tensors=sum(decayed.values()),
     )
 
 

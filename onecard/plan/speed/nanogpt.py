@@ -8,9 +8,7 @@ did not decide (docs/explain/speed.md). Operations outside the tensor cores are 
 from __future__ import annotations
 
 from onecard.config.schema import RunConfig
-from onecard.models.architectures import structure_of
-from onecard.models.optimizers import optimizer_of
-from onecard.models.structure import shape_counts
+from onecard.models.optimizers import Optimizer, nanogpt_optimizer, optimizer_of
 from onecard.plan.counts import count_params
 from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 
@@ -24,7 +22,7 @@ def nanogpt_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
         evaluations=evaluations(config),
         checkpoints=checkpoints(config),
         accumulation=accumulation(config),
-        update=update(config),
+        update=update(config, nanogpt_optimizer(config), dtype),
         tensors=tensors(config),
         sequences=config.batch_size,
         stumbles=_stumbles(config, dtype),
@@ -66,7 +64,7 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
 
 def tensors(config: RunConfig) -> int:
     """Parameter tensors."""
-    return sum(shape_counts(structure_of(config)).values())
+    return sum(optimizer_of(config).kinds.values())
 
 
 def accumulation(config: RunConfig) -> Work:
@@ -74,11 +72,18 @@ def accumulation(config: RunConfig) -> Work:
     return Work(moved_bytes=12 * count_params(config).total, kernels=tensors(config))
 
 
-def update(config: RunConfig) -> Work:
-    """Gradient clipping and the optimizer in one kernel for several tensors."""
+def update(config: RunConfig, optimizer: Optimizer, dtype: str) -> Work:
+    """Gradient clipping and the optimizer, in one kernel for several tensors; and the products of Muon."""
     clipping = 12 if config.grad_clip else 0  # the norm reads 4 bytes a parameter, the scaling reads and writes 4
-    stepping = optimizer_of(config).moved_bytes
-    return Work(moved_bytes=(clipping + stepping) * count_params(config).total, kernels=20 + tensors(config) / 6)
+    muon = optimizer.orthogonalisation
+    return Work(
+        tensor_flops=muon.flops,
+        moved_bytes=clipping * count_params(config).total
+        + optimizer.moved_bytes
+        + muon.moved_elements * (4 if dtype == "float32" else 2),
+        kernels=20 + tensors(config) / 6 + muon.kernels,
+        products=muon.products,
+    )
 
 
 def padded_vocabulary(config: RunConfig) -> bool:

@@ -19,6 +19,7 @@ from math import lcm
 from onecard.config.schema import RunConfig
 from onecard.models.chunks import default_chunk_tokens
 from onecard.models.evaluation import eval_sequences
+from onecard.models.optimizers import optimizer_of
 from onecard.models.ways import fuses, records_graph
 from onecard.plan.counts import count_params
 from onecard.plan.speed import nanogpt
@@ -35,7 +36,7 @@ def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
         evaluations=evaluations(config),
         checkpoints=checkpoints(config),
         accumulation=Work() if _written_out(config, costs) else nanogpt.accumulation(config),  # products add them up
-        update=_update(config, costs),
+        update=_update(config, dtype, costs),
         tensors=nanogpt.tensors(config),
         sequences=0,
         recorded=records_graph(config),
@@ -81,10 +82,10 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
     )
 
 
-def _update(config: RunConfig, costs: Costs) -> Work:
-    """Clipping and AdamW. For a recorded micro-batch the gradients are set to zero, several tensors per kernel."""
+def _update(config: RunConfig, dtype: str, costs: Costs) -> Work:
+    """Clipping and the optimizer. For a recorded micro-batch the gradients are set to zero."""
     params, tensors = count_params(config).total, nanogpt.tensors(config)
-    found = nanogpt.update(config)
+    found = nanogpt.update(config, optimizer_of(config), dtype)
     if records_graph(config):
         found += Work(moved_bytes=4 * params, kernels=tensors / 6)
     if _written_out(config, costs):  # the weights' casts
