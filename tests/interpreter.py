@@ -2,7 +2,8 @@
 
 An address outside the tensors that a kernel was given is an error: on a card it may read garbage, or write it. At the
 end of the session, the file that ONECARD_LAUNCHES names gets what ran: each function's arguments that are not tensors,
-as the truth values that they had. tests/train/test_kernels_interpreted.py starts the process.
+as the truth values that they had; and the kinds of arguments that each kernel was started with, for a compiler.
+tests/train/test_kernels_interpreted.py starts the process.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
-Launches = dict[str, dict[str, list[bool]]]  # "module.function" -> argument -> truth values
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
 
+_started: dict[str, dict[str, Any]] = {}  # a kernel and its kinds of arguments -> those arguments
 _seen: dict[str, dict[str, set[bool]]] = defaultdict(lambda: defaultdict(set))
 _inside: list[tuple[int, int]] = []  # first and last byte + 1 of each tensor of the kernel that runs
 
@@ -31,6 +33,24 @@ def _note(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plain = getattr(value, "value", value)  # of a constexpr
         if isinstance(plain, bool | int | float | str | None):
             seen[name].add(bool(plain))
+
+
+def _note_start(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A kernel's arguments as a compiler needs them: types of pointers and numbers, and the values of constants."""
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    constants, types = {}, {}
+    for name, annotation in inspect.get_annotations(function).items():
+        if "constexpr" in str(annotation):
+            constants[name] = getattr(given[name], "value", given[name])
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            types[name] = POINTERS[value.dtype]
+        elif name not in constants:
+            constants |= {name: None} if value is None else {}
+            types |= {} if value is None else {name: "i32"}
+    name = f"{function.__globals__['__name__']}.{function.__name__}"
+    switches = {key: value for key, value in constants.items() if isinstance(value, bool) or value is None}
+    _started.setdefault(f"{name} {types} {switches}", {"kernel": name, "types": types, "constants": constants})
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
@@ -45,6 +65,7 @@ _call = interpreter.InterpretedFunction.__call__
 def launch(self: Any, *args: Any, **kwargs: Any) -> None:
     given = {name: value for name, value in kwargs.items() if name in self.arg_names}
     _note(self.fn, args, given)
+    _note_start(self.fn, args, given)
     tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor)]
     _inside[:] = [_extent(tensor) for tensor in tensors]
     _launch(self, *args, **kwargs)
@@ -89,5 +110,5 @@ interpreter.InterpretedFunction.__call__ = call
 
 def pytest_sessionfinish() -> None:
     if path := os.environ.get("ONECARD_LAUNCHES"):
-        launches = {function: {name: sorted(of) for name, of in seen.items()} for function, seen in _seen.items()}
-        Path(path).write_text(json.dumps(launches))
+        seen = {function: {name: sorted(of) for name, of in each.items()} for function, each in _seen.items()}
+        Path(path).write_text(json.dumps({"seen": seen, "started": list(_started.values())}))

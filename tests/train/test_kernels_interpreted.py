@@ -12,7 +12,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "onecard"
 TESTS = sorted(Path(__file__).parent.glob("test_*_kernels.py"))
 
-Launches = dict[str, dict[str, list[bool]]]  # as tests/interpreter.py writes them
+Seen = dict[str, dict[str, list[bool]]]  # as tests/interpreter.py writes them: "module.function" -> argument -> values
 
 
 def kernels(source: str) -> Iterator[ast.FunctionDef]:
@@ -52,7 +54,7 @@ def switches(kernel: ast.FunctionDef) -> set[str]:
     return chosen
 
 
-def never_ran(module: str, source: str, launches: Launches) -> list[str]:
+def never_ran(module: str, source: str, launches: Seen) -> list[str]:
     """What of a module's kernels did not run: whole functions, or a switch that was only on or only off."""
     missing = []
     for kernel in kernels(source):
@@ -76,17 +78,69 @@ def run_interpreted(*tests: Path, launches: Path) -> subprocess.CompletedProcess
 for_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Triton is for Linux")
 
 
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Any]:
+    """All tests of kernels in the interpreter, and what they started."""
+    launches = tmp_path_factory.mktemp("launches") / "launches.json"
+    done = run_interpreted(*TESTS, launches=launches)
+    return done, json.loads(launches.read_text())
+
+
 @pytest.mark.slow
 @for_linux
-def test_every_kernel_and_every_branch_of_it_is_right_in_tritons_interpreter(tmp_path: Path) -> None:
-    done = run_interpreted(*TESTS, launches=tmp_path / "launches.json")
+def test_every_kernel_and_every_branch_of_it_is_right_in_tritons_interpreter(interpreted: Any) -> None:
+    done, launches = interpreted
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    launches = json.loads((tmp_path / "launches.json").read_text())
+    launches = launches["seen"]
     missing = []
     for path in sorted(PACKAGE.rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         missing += never_ran(module, path.read_text(), launches)
     assert not missing, "write tests for these in tests/train/test_*_kernels.py:\n" + "\n".join(missing)
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> None:
+    """Compile a kernel for a card (compute capability 8.6) as far as PTX; none is needed for that."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    compile(ASTSource(fn=kernel, signature=signature, constexprs=constants), target=GPUTarget("cuda", 86, 32))
+
+
+@pytest.mark.slow
+@for_linux
+def test_every_kernel_compiles_for_a_card_as_the_tests_start_it(interpreted: Any) -> None:
+    """The interpreter runs Python that the compiler refuses, such as a function with results of two types."""
+    failed = []
+    for each in interpreted[1]["started"]:
+        if "*fp16" in each["types"].values():
+            continue  # as with bfloat16, which cards of 8.6 have
+        module, _, name = each["kernel"].rpartition(".")
+        try:
+            compiled(getattr(import_module(module), name), each["types"], each["constants"])
+        except Exception as error:
+            failed.append(f"{each}: {error!s:.500}")
+    assert not failed, "\n".join(failed)
+    assert len(interpreted[1]["started"]) > 20
+
+
+def test_what_only_the_interpreter_runs_does_not_compile() -> None:
+    triton = pytest.importorskip("triton", reason="Triton is for Linux")
+    language = triton.language
+
+    @triton.jit
+    def _twice(x, y, CAP: language.constexpr):  # type: ignore[no-untyped-def]
+        if CAP:
+            language.store(y, language.load(x) * CAP)
+
+    for cap, compiles in ((2, True), (2.0, False)):
+        failure = None
+        try:
+            compiled(_twice, {"x": "*fp32", "y": "*fp32"}, {"CAP": cap})
+        except Exception as error:
+            failure = str(error)
+        assert (failure is None) == compiles
 
 
 STRAY = """
@@ -116,7 +170,7 @@ def test_a_load_or_store_outside_a_kernels_tensors_fails_its_test(tmp_path: Path
     done = run_interpreted(tmp_path / "test_stray_kernels.py", launches=tmp_path / "launches.json")
     assert "2 failed, 1 passed" in done.stdout, done.stdout[-3000:]
     assert "3 of 8 addresses are outside the kernel's tensors" in done.stdout
-    assert json.loads((tmp_path / "launches.json").read_text()) == {
+    assert json.loads((tmp_path / "launches.json").read_text())["seen"] == {
         "test_stray_kernels._copy": {"count": [True], "IN": [False, True], "OUT": [False, True]}
     }
 
@@ -138,7 +192,7 @@ def _double(x, N: tl.constexpr, AGAIN: tl.constexpr, HALF: tl.constexpr):
 
 def test_a_kernel_or_a_branch_without_a_test_is_named() -> None:
     both = [False, True]
-    whole: Launches = {"m._shift": {}, "m._double": {"N": [True], "AGAIN": both, "HALF": both}}
+    whole: Seen = {"m._shift": {}, "m._double": {"N": [True], "AGAIN": both, "HALF": both}}
     assert never_ran("m", MADE_UP, whole) == []
     assert never_ran("m", MADE_UP, {"m._double": whole["m._double"]}) == ["m._shift"]
     once = whole | {"m._double": {"N": [True], "AGAIN": [True], "HALF": both}}
