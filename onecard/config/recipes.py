@@ -1,4 +1,4 @@
-"""Recipes: named sets of values. Each value is a key like any other: `plan --explain` shows it, a file or a flag changes it.
+"""Recipes: named sets of values. Each is a key like any other: `plan --explain` shows it, a file or a flag changes it.
 
 defaults < recipe < file < flags. A file is written for one recipe: the one it names, else nanoGPT's. If a flag names
 another, the file's values for the keys of both recipes do not count, because they would be right for the other alone:

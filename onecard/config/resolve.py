@@ -47,9 +47,9 @@ class Resolved:
     without_recipe: Mapping[str, object] = field(default_factory=dict)  # the recipe's keys as nanoGPT's recipe has them
 
     @property
-    def asked(self) -> dict[str, object]:
+    def set_by_user(self) -> dict[str, object]:
         """The values that somebody set, in the file or with a flag."""
-        return {key: getattr(self.config, key) for key, origin in self.origins.items() if not _is_unasked(origin)}
+        return {key: getattr(self.config, key) for key, origin in self.origins.items() if not _nobody_set(origin)}
 
     @property
     def typed(self) -> dict[str, object]:
@@ -149,7 +149,8 @@ def _replaced(file: ConfigFile, shown: str, recipe: str, values: Mapping[str, ob
         return []
     first = next(iter(lost))
     listed = ", ".join(f"{key}={typed(key, said)}" for key, said in lost.items())
-    return [f"--recipe={recipe} replaces {listed} of {shown}; to keep one, type it: --{first}={typed(first, lost[first])}"]
+    keep = f"--{first}={typed(first, lost[first])}"
+    return [f"--recipe={recipe} replaces {listed} of {shown}; to keep one, type it: {keep}"]
 
 
 def _read(text: str, shown: str) -> ConfigFile:
@@ -272,7 +273,7 @@ def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) 
     _check_model(config.model_dump(), resolved.origins, held=shape.get("model", "gpt2"), by=origin)
     fixed = {key: value for key, value in shape.items() if key != "block_size"}
     longest = shape["block_size"]
-    if _is_unasked(resolved.origins["block_size"]) and isinstance(longest, int) and config.block_size > longest:
+    if _nobody_set(resolved.origins["block_size"]) and isinstance(longest, int) and config.block_size > longest:
         fixed["block_size"] = longest
     warnings = _set_in_vain(fixed, config.model_dump(), resolved.origins, origin=origin)
     return replace(
@@ -298,13 +299,13 @@ def _check_model(values: Mapping[str, object], origins: Mapping[str, str], *, he
 def _set_in_vain(
     shape: Mapping[str, object], values: Mapping[str, object], origins: Mapping[str, str], *, origin: str
 ) -> list[str]:
-    asked = [key for key in shape if origins[key] != origin and not _is_unasked(origins[key])]
+    asked = [key for key in shape if origins[key] != origin and not _nobody_set(origins[key])]
     keys = [key for key in asked if values[key] != shape[key]]
     verb = "has" if len(keys) == 1 else "have"
     return [f"{origin} fixes the shape: {', '.join(keys)} {verb} no effect"] if keys else []
 
 
-def _is_unasked(origin: str) -> bool:
+def _nobody_set(origin: str) -> bool:
     """Whether nobody set a value with this origin."""
     return origin.partition(_OVER)[0] in ("default", PACKAGED_DEFAULT, *(f"recipe {name}" for name in RECIPES))
 

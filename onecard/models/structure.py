@@ -68,7 +68,8 @@ class LayerNorm:
         return {"weight": (self.channels,), **({"bias": (self.channels,)} if self.bias else {})}
 
 
-Structure = Mapping[str, Union[Linear, Embedding, LayerNorm, "Structure", list["Structure"]]]
+Layer = Linear | Embedding | LayerNorm
+Structure = Mapping[str, Union[Layer, "Structure", list["Structure"]]]
 
 
 def head(channels: int, vocab_size: int, *, tied_to: str = "") -> Linear:
@@ -76,32 +77,32 @@ def head(channels: int, vocab_size: int, *, tied_to: str = "") -> Linear:
     return Linear(channels, vocab_size, part=LOGITS_AND_LOSS, tied_to=tied_to)
 
 
-def layers_of(structure: Structure, within: str = "") -> Iterator[tuple[str, Linear | Embedding | LayerNorm]]:
+def layers_of(structure: Structure, within: str = "") -> Iterator[tuple[str, Layer]]:
     """Every layer with its full name, in order."""
+    for name, layer, _ in _placed(structure, within, in_block=False):
+        yield name, layer
+
+
+def kinds_of(structure: Structure) -> dict[str, Kind]:
+    """What every parameter is, by name in the model's order; a shared weight counts once."""
+    return {
+        f"{name}.{of}": _kind(layer, shape, in_block)
+        for name, layer, in_block in _placed(structure, "", in_block=False)
+        for of, shape in layer.shapes.items()
+    }
+
+
+def _placed(structure: Structure, within: str, *, in_block: bool) -> Iterator[tuple[str, Layer, bool]]:
+    """Every layer with its full name, and whether it is in a block: blocks are what is in lists."""
     for name, part in structure.items():
         full = f"{within}{name}"
-        if isinstance(part, Linear | Embedding | LayerNorm):
-            yield full, part
+        if isinstance(part, Layer):
+            yield full, part, in_block
         elif isinstance(part, list):
             for index, each in enumerate(part):
-                yield from layers_of(each, f"{full}.{index}.")
+                yield from _placed(each, f"{full}.{index}.", in_block=True)
         else:
-            yield from layers_of(part, f"{full}.")
-
-
-def kinds_of(structure: Structure, *, in_block: bool = False) -> dict[str, Kind]:
-    """What every parameter is, by name in the model's order; a shared weight counts once. Lists are the blocks."""
-    found: dict[str, Kind] = {}
-    for name, part in structure.items():
-        if isinstance(part, Linear | Embedding | LayerNorm):
-            found |= {f"{name}.{of}": _kind(part, shape, in_block) for of, shape in part.shapes.items()}
-        elif isinstance(part, list):
-            for index, block in enumerate(part):
-                inner = kinds_of(block, in_block=True)
-                found |= {f"{name}.{index}.{each}": kind for each, kind in inner.items()}
-        else:
-            found |= {f"{name}.{each}": kind for each, kind in kinds_of(part, in_block=in_block).items()}
-    return found
+            yield from _placed(part, f"{full}.", in_block=in_block)
 
 
 def parameters_of(structure: Structure) -> dict[str, Shape]:
@@ -109,7 +110,7 @@ def parameters_of(structure: Structure) -> dict[str, Shape]:
     return {name: kind.shape for name, kind in kinds_of(structure).items()}
 
 
-def _kind(layer: Linear | Embedding | LayerNorm, shape: Shape, in_block: bool) -> Kind:
+def _kind(layer: Layer, shape: Shape, in_block: bool) -> Kind:
     if len(shape) < 2:
         return Kind(shape, "vector")
     if isinstance(layer, Linear):
@@ -121,7 +122,7 @@ def kind_counts(structure: Structure, *, in_block: bool = False) -> Counter[Kind
     """How many parameters of each kind there are. Blocks that repeat are counted once and multiplied."""
     found: Counter[Kind] = Counter()
     for part in structure.values():
-        if isinstance(part, Linear | Embedding | LayerNorm):
+        if isinstance(part, Layer):
             found.update(_kind(part, shape, in_block) for shape in part.shapes.values())
             continue
         blocks = part if isinstance(part, list) else [part]

@@ -76,7 +76,7 @@ def to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
 
 
 def without_recipe(plan: Plan) -> WithoutRecipe | None:
-    """The run under nanoGPT's recipe, to see what the recipe brings; None where it has none, or nothing like it works."""
+    """The run under nanoGPT's recipe, to see what its own brings; None where it has no other, or that cannot run."""
     given = plan.resolved.without_recipe
     if not given:
         return None

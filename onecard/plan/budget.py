@@ -20,7 +20,7 @@ from onecard.plan.counts import count_params
 from onecard.plan.data import MANY_EPOCHS, DataSizes
 from onecard.plan.ladder import Means, shapes
 from onecard.plan.loss import forecast_loss, optimal_params_for_tokens, params_of_law, why_no_forecast
-from onecard.plan.proposal import Proposal, settled_proposal
+from onecard.plan.proposal import Proposal, proposal_for
 from onecard.plan.speed import TrainerName, predict_speed
 from onecard.plan.token_worth import FAST_TOKENS, is_gpt2_with_adamw, known_tokens, worth_of
 
@@ -110,7 +110,7 @@ def _proposals(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str
     if best is None:
         return []
     params = count_params(best).total
-    first = settled_proposal(best, name, why, means, asked)
+    first = proposal_for(best, name, why, means, asked)
     if budget.seconds is None:
         first = replace(first, note=_larger(models, params, budget, means))
     smaller = _lowest([m for m in models if count_params(m).total <= SMALLER_SHARE * params], budget, means)
@@ -118,12 +118,10 @@ def _proposals(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str
         return [first]
     name = _name_of_smaller(smaller, best, budget)
     why = f"lowest predicted loss of models at most {SMALLER_SHARE * 100:.0f} % as large"
-    return [first, settled_proposal(smaller, name, why, means, asked)]
+    return [first, proposal_for(smaller, name, why, means, asked)]
 
 
-def _under_fast_recipe(
-    base: RunConfig, budget: Budget, means: Means, asked: Mapping[str, Any]
-) -> list[Proposal]:
+def _under_fast_recipe(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str, Any]) -> list[Proposal]:
     """The best run under the fast recipe; [] where its loss is not known, or a key that was asked for excludes it."""
     values = {key: value for key, value in recipe_values(FAST, base.model_dump()).items() if key not in asked}
     try:

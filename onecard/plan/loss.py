@@ -153,7 +153,8 @@ def _reached(config: RunConfig, params: float, tokens: float, *, unfinished: flo
 def _by_law(params: float, tokens: float, dataset: Dataset, spread: float, worth: Worth) -> Range:
     """The law's range for tokens of this worth. What is uncertain in them has nothing to do with the rest."""
     likely, best, worst = (
-        law(params, tokens * each) + dataset.offset for each in (worth.tokens.likely, worth.tokens.high, worth.tokens.low)
+        law(params, tokens * each) + dataset.offset
+        for each in (worth.tokens.likely, worth.tokens.high, worth.tokens.low)
     )
     spread = math.hypot(spread, worth.spread)
     return Range(

@@ -20,7 +20,6 @@ from onecard.plan.recipe import Setting
 from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
-
 # the keys that a budget decides; a typed value is ignored, with a warning
 DECIDED = frozenset(
     "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
@@ -47,7 +46,7 @@ class Proposal:
         return self.speed.total_seconds
 
 
-def settled_proposal(run: RunConfig, name: str, why: str, means: Means, asked: Mapping[str, Any]) -> Proposal:
+def proposal_for(run: RunConfig, name: str, why: str, means: Means, asked: Mapping[str, Any]) -> Proposal:
     """The proposal for a run: its recipe, and the source of every value. `why` says why it has its shape."""
     if sequences := smaller_eval_batch(run):  # nanoGPT has no such key; with it the run also fits under onecard
         run = run.model_copy(update={"eval_batch_size": sequences})
@@ -139,8 +138,8 @@ def _is_default(run: RunConfig, key: str) -> bool:
 
 
 def config_text(proposal: Proposal) -> str:
-    """The text of a config file, each key with its reason. nanoGPT can run it too, and ignores onecard's own keys, unless
-    the run has another recipe."""
+    """The text of a config file, each key with its reason. nanoGPT can run it too, unless it is of another recipe: it
+    ignores onecard's own keys."""
     unit, seconds = ("hours", 3600) if proposal.seconds.likely >= 3600 else ("minutes", 60)
     low, likely, high = (f"{each / seconds:,.1f}" for each in astuple(proposal.seconds))
     lines = [

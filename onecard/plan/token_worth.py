@@ -1,7 +1,7 @@
 """What a token is worth: how many tokens of GPT-2's shape under AdamW one token of another recipe stands for.
 
-The scaling law is of runs with AdamW. Public runs state how many tokens other recipes need for the same loss at the same
-size; divided, they give a factor in tokens. It holds near those runs, and nothing is said elsewhere. Sources:
+The scaling law is of runs with AdamW. Public runs state how many tokens other recipes need for the same loss at the
+same size; divided, they give a factor in tokens. It holds near those runs, and nothing is said elsewhere. Sources:
 docs/explain/loss.md.
 """
 
@@ -16,10 +16,12 @@ from onecard.plan.ranges import Range
 
 LAW_TOKENS = 7.25e9  # with which the law gives 3.28, the mark of the public runs, for 124M on FineWeb
 PUBLIC_PARAMS = 124e6  # of GPT-2's shape: 12 layers of 768
-# Tokens to 3.28 by modded-nanogpt's records: 4,578 updates of 524,288 with Muon, rotary positions, ReLU², normed queries
-# and keys, zero projections and an untied head; 3,250 in its later track with every rate tuned; 6,200 with Muon alone.
+# Tokens to 3.28 by modded-nanogpt's records: 4,578 updates of 524,288 with Muon, rotary positions, ReLU², normed
+# queries and keys, zero projections and an untied head; 3,250 in its later track with every rate tuned; 6,200 with Muon
+# and rotary positions alone.
 FAST_TOKENS = Range(low=1.70e9, likely=2.40e9, high=3.25e9)
-# Muon against tuned AdamW: 1.4 times at 0.1B and 1.1 times at 1.2B (arXiv 2509.02046); 1.73 in modded-nanogpt's track 3.
+# Muon against tuned AdamW: 1.4 times at 0.1B and 1.1 times at 1.2B (arXiv 2509.02046); at most the 1.73 of
+# modded-nanogpt's track 3, whose AdamW is said to be undertuned.
 MUON_AT = ((1e8, 1.4), (1.2e9, 1.1))
 LEAST_OF_MUON, MOST_OF_MUON = 1.0, 1.73
 SIZES = 2  # times smaller or larger than the public runs, at most
@@ -51,9 +53,7 @@ def worth_of(config: RunConfig) -> Worth | None:
         share = min(1.0, max(0.0, log(shape_params(config) / small) / log(large / small)))
         likely = at_small + share * (at_large - at_small)
         tokens = Range(low=LEAST_OF_MUON, likely=likely, high=MOST_OF_MUON)
-        return Worth(
-            tokens=tokens, spread=0.0, source=f"Muon: {likely:.1f} times AdamW's tokens (arXiv 2509.02046)"
-        )
+        return Worth(tokens=tokens, spread=0.0, source=f"Muon: {likely:.1f} times AdamW's tokens (arXiv 2509.02046)")
     tokens = FAST_TOKENS.mapped(lambda needed: LAW_TOKENS / needed)
     away = hypot(_doublings(shape_params(config), PUBLIC_PARAMS), _doublings(config.total_tokens, FAST_TOKENS.likely))
     return Worth(

@@ -105,7 +105,8 @@ def _forecast_notes(comparison: Comparison) -> Iterator[str]:
 def _changes_in_brief(comparison: Comparison) -> str:
     """`n_embd 384 → 768, dropout 0.1 → 0.0`: the settings with an effect, the model's shape first; of two recipes
     their names."""
-    brought = keys_between(*recipes) if len(recipes := {*comparison.config_diff.get("recipe", ())}) == 2 else ()
+    recipes = [str(recipe) for recipe in dict.fromkeys(comparison.config_diff.get("recipe", ()))]
+    brought = keys_between(recipes[0], recipes[1]) if len(recipes) == 2 else ()
     keys = sorted(comparison.together, key=lambda key: (key != "recipe", key not in SHAPE_KEYS))
     keys = [key for key in keys if key not in brought]
     rows = [(key, comparison.config_diff[key]) for key in keys]
@@ -316,7 +317,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
     console.print(Text("what changed", style="bold"))
     print_table(_changes_table(comparison), console)
     _print_together(comparison, console)
-    for run, effects in comparison.alone.items():
+    for run, effects in comparison.single_changes.items():
         if effects:
             console.print()
             title = f"predicted, not measured: what each change from A to {run_letter(run)} would do to A alone"
@@ -324,7 +325,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
             print_table(_alone_table(effects), console)
             for why in _reasons_without_loss(effects):
                 console.print(Text(f"no prediction of the loss: {why}"), soft_wrap=True)
-    if any(effect.needs_card for effects in comparison.alone.values() for effect in effects):
+    if any(effect.needs_card for effects in comparison.single_changes.values() for effect in effects):
         console.print("?: needs the card: --gpu NAME", markup=False, soft_wrap=True)
 
 

@@ -6,6 +6,7 @@ Letters: n tokens of a chunk, V vocab_size.
 from __future__ import annotations
 
 import functools
+import os
 from importlib.util import find_spec
 
 import torch
@@ -21,8 +22,12 @@ SLICE_BYTES = 64 * MIB  # of float32 logits, made for one slice of a chunk at a 
 
 @functools.cache
 def has_kernel(device_type: str) -> bool:
-    """Whether our Triton kernel computes losses: on CUDA, if Triton is installed (on Linux it comes with torch)."""
-    return device_type == "cuda" and find_spec("triton") is not None
+    """Whether our Triton kernels compute: on CUDA, if Triton is installed (on Linux it comes with torch).
+
+    In Triton's interpreter (`TRITON_INTERPRET=1`, for tests) they compute on the CPU.
+    """
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return (device_type == "cuda" or interpreted) and find_spec("triton") is not None
 
 
 def write_losses(

@@ -15,13 +15,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from onecard.train.loss import has_kernel
+
 RMS_EPSILON = 1e-6  # as transformers' nanochat has it
 ROTATION_BASE = 10_000.0
 
 
 def rms_normed(x_NC: Tensor) -> tuple[Tensor, Tensor]:
     """Rows divided by their root mean square, in x's type, and the factor of each row."""
-    if x_NC.is_cuda:
+    if has_kernel(x_NC.device.type):
         from onecard.train import nanochat_kernels_triton
 
         return nanochat_kernels_triton.rms_normed(x_NC, RMS_EPSILON)
@@ -43,7 +45,7 @@ def rms_norm_backward(
     Where nothing bypassed it, it is written over `d_normed_NC`.
     """
     result_NC = d_normed_NC if d_x_NC is None else d_x_NC
-    if d_normed_NC.is_cuda:
+    if has_kernel(d_normed_NC.device.type):
         from onecard.train import nanochat_kernels_triton
 
         nanochat_kernels_triton.rms_norm_backward(
@@ -58,7 +60,7 @@ def rms_norm_backward(
 
 def rotate(qkv_NE: Tensor, *, batch: int, heads: int) -> Tensor:
     """Queries and keys become rotated by their position and normed; returns the factor of each head's norm, (N, G)."""
-    if qkv_NE.is_cuda:
+    if has_kernel(qkv_NE.device.type):
         from onecard.train import nanochat_kernels_triton
 
         return nanochat_kernels_triton.rotate(qkv_NE, batch=batch, heads=heads, epsilon=RMS_EPSILON, base=ROTATION_BASE)
@@ -71,7 +73,7 @@ def rotate(qkv_NE: Tensor, *, batch: int, heads: int) -> Tensor:
 
 def rotate_backward(d_qk: Sequence[Tensor], qkv_NE: Tensor, scale_NG: Tensor, *, batch: int, heads: int) -> None:
     """The gradients of queries and of keys, (N, C) each, become those before `rotate`, in place."""
-    if qkv_NE.is_cuda:
+    if has_kernel(qkv_NE.device.type):
         from onecard.train import nanochat_kernels_triton
 
         nanochat_kernels_triton.rotate_backward(d_qk, qkv_NE, scale_NG, batch=batch, heads=heads, base=ROTATION_BASE)
@@ -86,7 +88,7 @@ def rotate_backward(d_qk: Sequence[Tensor], qkv_NE: Tensor, scale_NG: Tensor, *,
 
 def square_relu(x: Tensor) -> None:
     """x becomes the square of what is above zero."""
-    if x.is_cuda:
+    if has_kernel(x.device.type):
         from onecard.train import nanochat_kernels_triton
 
         nanochat_kernels_triton.square_relu(x)
@@ -96,7 +98,7 @@ def square_relu(x: Tensor) -> None:
 
 def square_relu_backward(d_value: Tensor, value: Tensor) -> None:
     """`d_value` becomes the gradient of x, whose square is `value`: the slope is 2x."""
-    if d_value.is_cuda:
+    if has_kernel(d_value.device.type):
         from onecard.train import nanochat_kernels_triton
 
         nanochat_kernels_triton.square_relu_backward(d_value, value)
@@ -106,7 +108,7 @@ def square_relu_backward(d_value: Tensor, value: Tensor) -> None:
 
 def normed_rows(tokens_BT: Tensor, weight_VC: Tensor, dtype: torch.dtype) -> Tensor:
     """The tokens' rows of a weight divided by their root mean square, x_NC."""
-    if tokens_BT.is_cuda:
+    if has_kernel(tokens_BT.device.type):
         from onecard.train import nanochat_kernels_triton
 
         return nanochat_kernels_triton.normed_rows(tokens_BT, weight_VC, dtype, RMS_EPSILON)
@@ -116,7 +118,9 @@ def normed_rows(tokens_BT: Tensor, weight_VC: Tensor, dtype: torch.dtype) -> Ten
 
 def normed_rows_backward(d_NC: Tensor, tokens_BT: Tensor, weight_VC: Tensor, d_weight_VC: Tensor) -> None:
     """Add to the gradient of the weight."""
-    if tokens_BT.is_cuda and not torch.are_deterministic_algorithms_enabled():  # the kernel adds in any order
+    if (
+        has_kernel(tokens_BT.device.type) and not torch.are_deterministic_algorithms_enabled()
+    ):  # the kernel adds in any order
         from onecard.train import nanochat_kernels_triton
 
         nanochat_kernels_triton.normed_rows_backward(d_NC, tokens_BT, weight_VC, d_weight_VC, RMS_EPSILON)

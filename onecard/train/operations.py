@@ -22,10 +22,10 @@ from torch.utils.checkpoint import (
 from onecard.models.training import MicroBatch
 from onecard.paper.tags import Section
 from onecard.train import block_kernels, gelu, loss, nanochat_kernels
-from onecard.train.graph import RecordedMicroBatch, zero_gradients
 from onecard.train.oom import release_memory
 from onecard.train.precision import Precision
 from onecard.train.products import multiply
+from onecard.train.recorded_micro_batch import RecordedMicroBatch, zero_gradients
 
 SMALLEST_NORM = 1e-7  # of a gradient that is made orthogonal: smaller ones stay small
 

@@ -17,10 +17,10 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
 from onecard.train import nanochat_kernels, products  # noqa: E402
-from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.precision import choose_precision  # noqa: E402
 from onecard.train.products import multiply  # noqa: E402
+from onecard.train.recorded_micro_batch import zero_gradients  # noqa: E402
 from onecard.train.trainer import Trainer  # noqa: E402
 
 pytestmark = [
@@ -262,7 +262,7 @@ def test_updates_are_recorded_and_are_those_of_float32(dataset: Dataset, archite
     for keys in ({"dtype": "bfloat16"}, {"dtype": "float32", "compile": False}):
         trainer = trainer_of(dataset, model=architecture, **keys)
         updates = [trainer.update(lambda shrunk: pytest.fail(str(shrunk))) for _ in range(4)]
-        assert trainer.graph_failure is None
+        assert trainer.steps.graph_failure is None
         assert (trainer.steps.recorded is not None) == (trainer.steps.passes is not None)
         with trainer.evaluating() as sequence_losses:
             loss = float(sequence_losses(*batch(EVEN)).mean())

@@ -30,7 +30,7 @@ from onecard.models.structure import Embedding, Linear, head, kinds_of  # noqa: 
 from onecard.paper.device import Device  # noqa: E402
 from onecard.paper.operations import PaperOperations  # noqa: E402
 from onecard.paper.tags import OPTIMIZER_TEMPORARIES, WORKSPACE  # noqa: E402
-from onecard.plan.memory.onecard.run import onecard_tape  # noqa: E402
+from onecard.plan.memory.onecard.tape import onecard_tape  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
 from onecard.runs.records import Eval, Oom, Record, Step  # noqa: E402
 from onecard.train import optim  # noqa: E402
@@ -183,7 +183,7 @@ def test_smaller_batches_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_queries_keys_values_and_projections_go_through_the_products_together() -> None:
-    kinds = [kind for kind in kinds_of(optimizers.structure(TINY)).values() if kind.role == "block matrix"]
+    kinds = [kind for kind in kinds_of(optimizers.structure_of(TINY)).values() if kind.role == "block matrix"]
     found = batches([(kind.shape, kind.parts) for kind in kinds])
     assert [(each.matrices, each.rows, each.columns) for each in found] == [(8, 32, 32), (2, 128, 32), (2, 32, 128)]
     assert [each.scale for each in found] == [1.0, 2.0, 1.0]
@@ -213,8 +213,8 @@ def test_the_structure_says_which_parameters_are_matrices_of_blocks(monkeypatch:
     """Also with a head of its own, and other names than GPT-2's."""
     block = {"attn": {"c_q": Linear(8, 8), "c_k": Linear(8, 8)}, "mlp": {"c_fc": Linear(8, 32, bias=True)}}
     layers = {"wte": Embedding(20, 8), "h": [block] * 2, "lm_head": head(8, 20)}
-    monkeypatch.setattr(optimizers, "structure", lambda _: layers)
-    monkeypatch.setattr(optim, "structure", lambda _: layers)
+    monkeypatch.setattr(optimizers, "structure_of", lambda _: layers)
+    monkeypatch.setattr(optim, "structure_of", lambda _: layers)
     model = nn.Module()
     for name, kind in kinds_of(layers).items():
         *path, last = name.split(".")
@@ -310,7 +310,9 @@ def test_a_step_takes_and_gives_back_what_paper_says(keys: dict[str, Any], monke
 
 
 def _matrices(config: RunConfig) -> dict[str, Any]:
-    return {name: kind for name, kind in kinds_of(optimizers.structure(config)).items() if kind.role == "block matrix"}
+    return {
+        name: kind for name, kind in kinds_of(optimizers.structure_of(config)).items() if kind.role == "block matrix"
+    }
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
@@ -319,8 +321,8 @@ def test_a_run_on_paper_has_one_moment_for_matrices_and_a_workspace_in_each_step
     config = TINY.replace({"grad_checkpoint": mode, "compile": compile, "dtype": "bfloat16", "batch_size": 2})
     tape = onecard_tape(config, Device(capability=(9, 0), multiprocessors=132))
     matrices = sum(kind.numel for kind in _matrices(config).values())
-    all_parameters = sum(kind.numel for kind in kinds_of(optimizers.structure(config)).values())
-    others = len(kinds_of(optimizers.structure(config))) - 8
+    all_parameters = sum(kind.numel for kind in kinds_of(optimizers.structure_of(config)).values())
+    others = len(kinds_of(optimizers.structure_of(config))) - 8
     state = sum(size for size, tag in zip(tape.sizes, tape.tags, strict=True) if tag == "optimizer state")
     assert state == 4 * (matrices + 2 * (all_parameters - matrices) + others)
     largest = 2 * 8 * 32 * 32
@@ -519,3 +521,13 @@ def test_a_run_is_exported_without_its_moments(
 
 def test_the_rule_of_matrices_is_one_moment() -> None:
     assert (MUON.moments, MUON.numbers) == (("momentum_buffer",), ())
+
+
+def test_nanochat_has_a_rate_for_its_head_and_learns(dataset: Dataset, tmp_path: Path) -> None:
+    length = {"max_iters": 40, "lr_decay_iters": 40, "warmup_iters": 2, "eval_interval": 40}
+    rates = {"learning_rate": 0.01, "head_learning_rate": 0.004, "min_lr": 0.001}
+    config = tiny(model="nanochat", **length, **rates)
+    found = [(len(group["params"]), group["lr"]) for group in make_optimizer(GPT(config), config).param_groups]
+    assert found == [(8, 0.02), (1, 0.01), (1, 0.004)]
+    run(config, dataset, tmp_path / "run")
+    assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0] - 1.5

@@ -15,6 +15,7 @@ RUNS = [
 ]
 OTHER = {
     "dtype": "float32",
+    "model": "nanochat",
     "grad_checkpoint": "full",
     "optimizer": "muon",
     "head_learning_rate": 0.1,

@@ -37,11 +37,25 @@ warmup_iters = 250
 weight_decay = 0.1
 """
 FAST_KEYS = sorted(RECIPES[FAST])
-OTHERS: dict[str, Any] = {  # a value of each key that is not the recipe's
-    **{"model": "gpt2", "optimizer": "adamw", "learning_rate": 0.2, "head_learning_rate": 0.02},
-    **{"muon_learning_rate": 0.03, "muon_momentum": 0.9, "beta1": 0.8, "beta2": 0.99, "weight_decay": 0.05},
-    **{"grad_clip": 1.0, "schedule": "cosine", "decay_share": 0.5, "decay_lr": False, "lr_decay_iters": 3000},
-    **{"min_lr": 0.01, "warmup_iters": 40, "dropout": 0.0, "bias": False},
+OTHERS: dict[str, Any] = {  # values that are not the recipe's; its model has neither dropout nor biases
+    "model": "gpt2",
+    "optimizer": "adamw",
+    "learning_rate": 0.2,
+    "head_learning_rate": 0.02,
+    "muon_learning_rate": 0.03,
+    "muon_momentum": 0.9,
+    "beta1": 0.8,
+    "beta2": 0.99,
+    "weight_decay": 0.05,
+    "grad_clip": 1.0,
+    "schedule": "cosine",
+    "decay_share": 0.5,
+    "decay_lr": False,
+    "lr_decay_iters": 3000,
+    "min_lr": 0.01,
+    "warmup_iters": 40,
+    "dropout": 0.0,
+    "bias": False,
 }
 
 
@@ -69,7 +83,8 @@ class TestWhoseValueCounts:
         values = {**OTHERS, "recipe": FAST}
         said = {key: values[key] for key in sorted(in_file)}
         typed = {key: RECIPES[FAST].get(key, FAST) for key in as_flags if key != "lr_decay_iters"}
-        resolved = resolve_mapping({"max_iters": 4000, **said}, flags=[(key, str(value)) for key, value in typed.items()])
+        flags = [(key, str(value)) for key, value in typed.items()]
+        resolved = resolve_mapping({"max_iters": 4000, **said}, flags=flags)
         recipe = FAST if "recipe" in in_file | as_flags else NANOGPT
         made = recipe_values(recipe, {"max_iters": 4000})
         file_counts = recipe == NANOGPT or "recipe" in in_file
@@ -123,11 +138,11 @@ class TestWhoseValueCounts:
         assert fast("").config.lr_decay_iters == KEYS["max_iters"].default
 
     def test_a_recipes_values_are_not_what_somebody_asked_for(self) -> None:
-        assert set(fast(muon_momentum=0.9).asked) >= {"recipe", "muon_momentum", "max_iters"}
-        assert not set(fast().asked) & set(FAST_KEYS)
+        assert set(fast(muon_momentum=0.9).set_by_user) >= {"recipe", "muon_momentum", "max_iters"}
+        assert not set(fast().set_by_user) & set(FAST_KEYS)
 
     def test_a_file_named_like_a_recipe_is_a_file(self) -> None:
-        assert "n_layer" in resolve("n_layer = 6\n", filename="recipe fast.py").asked
+        assert "n_layer" in resolve("n_layer = 6\n", filename="recipe fast.py").set_by_user
 
     def test_the_default_without_a_config_takes_the_recipe(self) -> None:
         resolved = resolve(None, flags=[("recipe", FAST)])

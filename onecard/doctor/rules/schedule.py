@@ -31,7 +31,7 @@ def lr_out_of_range(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A learning rate far from what models of this size are trained with.
 
     What it sees: AdamW's learning_rate above four times or below a quarter of GPT-3's (table 2.1: 6e-4 at 125M, 3e-4
-    at 350M, 2.5e-4 at 760M, 2e-4 at 1.3B, interpolated), which grows with the square root of a batch beyond 0.5M. In a run with
+    at 350M, 2.5e-4 at 760M, 2e-4 at 1.3B, interpolated), which grows with the square root of a batch beyond 0.5M. With
     Muon: muon_learning_rate above ten times or below a tenth of 0.02.
 
     Why it matters: too low wastes tokens, too high makes the loss spike or diverge.

@@ -8,9 +8,7 @@ did not decide (docs/explain/speed.md). Operations outside the tensor cores are 
 from __future__ import annotations
 
 from onecard.config.schema import RunConfig
-from onecard.models.architectures import structure_of
-from onecard.models.optimizers import Optimizer, nanogpt_optimizer
-from onecard.models.structure import kind_counts
+from onecard.models.optimizers import Optimizer, nanogpt_optimizer, optimizer_of
 from onecard.plan.counts import count_params
 from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
 
@@ -66,7 +64,7 @@ def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool)
 
 def tensors(config: RunConfig) -> int:
     """Parameter tensors."""
-    return sum(kind_counts(structure_of(config)).values())
+    return sum(optimizer_of(config).kinds.values())
 
 
 def accumulation(config: RunConfig) -> Work:
