@@ -174,8 +174,11 @@ def print_proposals(plan: Plan, console: Console) -> None:
             str(proposal.loss.final) if proposal.loss else "?",
         )
     print_table(table, console)
-    for note in filter(None, (proposal.note for proposal in proposals)):
-        console.print(Text(note))
+    for proposal in proposals:
+        other = proposal.config.recipe if proposal.config.recipe != first.config.recipe else ""
+        file = f"; for its config file: the same command with --recipe={other}" if other else ""
+        if proposal.note:
+            console.print(Text(proposal.note + file))
     if first.trainer == "nanogpt" and (condition := vocabulary_condition(first.config.vocab_size)):
         console.print(Text.assemble(("nanoGPT", "bold"), f": {condition}"))
     console.print()

@@ -108,7 +108,9 @@ def test_a_proposal_answers_whatever_the_given_config_needs(onecard: Command) ->
 
 def test_what_for_a_weekend_on_a_4070(onecard: Command) -> None:
     plan = onecard("plan", "--json", *DESKTOP, "--hours", "48").json
-    best, smaller = plan["proposals"]
+    best, smaller, fast = plan["proposals"]
+    assert (fast["name"], fast["config"]["recipe"]) == ("the fast recipe", "fast")
+    assert set(fast["config"]) == set(fast["sources"])
     assert best["seconds"] <= 48 * 3600
     assert best["params"] > smaller["params"]
     assert best["tokens"] < smaller["tokens"]

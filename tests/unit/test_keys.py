@@ -15,6 +15,7 @@ RUNS = [
 ]
 OTHER = {
     "dtype": "float32",
+    "recipe": "fast",
     "model": "nanochat",
     "grad_checkpoint": "full",
     "optimizer": "muon",

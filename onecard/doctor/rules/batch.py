@@ -196,12 +196,12 @@ def few_large_updates(case: Case, config: RunConfig) -> Iterator[Finding]:
     if advised > accumulation / 2:
         return
     more = accumulation / advised
-    lengths = ("max_iters", "lr_decay_iters", "warmup_iters")
     beta2 = recipe.beta2(round(TARGET_TOKENS / more), config.beta2 or recipe.USUAL_BETA2).value
     patch: dict[str, object] = {
         "gradient_accumulation_steps": advised,
         "beta2": beta2,
-        **{key: round(getattr(config, key) * more) for key in lengths},
+        **{key: round(getattr(config, key) * more) for key in ("max_iters", "lr_decay_iters")},
+        "warmup_iters": recipe.warmup(round(updates * more)).value,
     }
     yield Finding(
         rule="few-large-updates",
@@ -211,7 +211,7 @@ def few_large_updates(case: Case, config: RunConfig) -> Iterator[Finding]:
         why=f"AdamW learns as well from smaller updates, and {round(updates * more):,} of {advised * micro_batch:,} "
         "tokens read the same text (arXiv 2507.07101)",
         fix=f"{flags_of(patch)}: the same tokens in {more:.3g} times as many updates",
-        seen=said(case, "gradient_accumulation_steps", "max_iters", "beta2"),
+        seen=said(case, "batch_size", "gradient_accumulation_steps", "block_size", "max_iters", "beta2"),
         patch=patch,
     )
 

@@ -244,7 +244,7 @@ class TestTheBatch:
             "beta2": 0.9825,  # 0.95 ^ (22 / 64)
             "max_iters": 2909,
             "lr_decay_iters": 2909,
-            "warmup_iters": 291,
+            "warmup_iters": 100,
         }
         assert not found("accumulation-for-target", case(short)), "the two would contradict each other"
 
