@@ -52,6 +52,7 @@ class LayerNorm:
         return {"weight": (self.channels,), **({"bias": (self.channels,)} if self.bias else {})}
 
 
+Layer = Linear | Embedding | LayerNorm
 Structure = Mapping[str, Union[Linear, Embedding, LayerNorm, "Structure", list["Structure"]]]
 
 
@@ -71,6 +72,21 @@ def layers_of(structure: Structure, within: str = "") -> Iterator[tuple[str, Lin
                 yield from layers_of(each, f"{full}.{index}.")
         else:
             yield from layers_of(part, f"{full}.")
+
+
+def outside_blocks(structure: Structure, within: str = "") -> Iterator[tuple[str, Layer]]:
+    """Every layer that is not in a block, with its full name, in order."""
+    for name, part in structure.items():
+        if isinstance(part, Linear | Embedding | LayerNorm):
+            yield f"{within}{name}", part
+        elif not isinstance(part, list):
+            yield from outside_blocks(part, f"{within}{name}.")
+
+
+def tied_layers(structure: Structure) -> dict[str, str]:
+    """The layers that have another layer's weight, and whose."""
+    layers = outside_blocks(structure)
+    return {name: layer.tied_to for name, layer in layers if isinstance(layer, Linear) and layer.tied_to}
 
 
 def parameters_of(structure: Structure) -> dict[str, Shape]:

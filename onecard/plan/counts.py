@@ -7,36 +7,43 @@ from math import prod
 
 from onecard.config.schema import RunConfig
 from onecard.models.architectures import structure_of
-from onecard.models.structure import shape_counts
+from onecard.models.structure import Embedding, outside_blocks, shape_counts, tied_layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """Trainable parameters; the tied input and output embedding counts once."""
+    """Trainable parameters; a tied input and output embedding counts once."""
 
     total: int
-    nanogpt: int  # as nanoGPT prints them: without the position embeddings
+    nanogpt: int  # as nanoGPT prints them: without the position embeddings, where the model has any
+    multiplied: int  # with every token, so that they cost FLOPs: all but embeddings that are only looked up
     decayed: int  # in matrices and embeddings, to which weight decay applies
     decayed_tensors: int
 
 
 def count_params(config: RunConfig) -> Params:
     """The parameters of the model that `config` describes: sums over its layers."""
-    shapes = shape_counts(structure_of(config))
+    structure = structure_of(config)
+    shapes = shape_counts(structure)
     matrices = {shape: count for shape, count in shapes.items() if len(shape) > 1}
     total = sum(prod(shape) * count for shape, count in shapes.items())
+    tables = {
+        name: layer.rows * layer.channels for name, layer in outside_blocks(structure) if isinstance(layer, Embedding)
+    }
+    heads = set(tied_layers(structure).values())  # embeddings that are multiplied, too: as the head
     return Params(
         total=total,
-        nanogpt=total - config.block_size * config.n_embd,
+        nanogpt=total - tables.get("transformer.wpe", 0),
+        multiplied=total - sum(size for name, size in tables.items() if name not in heads),
         decayed=sum(prod(shape) * count for shape, count in matrices.items()),
         decayed_tensors=sum(matrices.values()),
     )
 
 
 def flops_per_token(config: RunConfig) -> int:
-    """FLOPs of forward and backward for one token (PaLM appendix B, as nanoGPT counts them)."""
+    """FLOPs of forward and backward for one token (PaLM appendix B; of a GPT-2 as nanoGPT counts them)."""
     attention = 12 * config.n_layer * config.n_embd * config.block_size
-    return 6 * count_params(config).nanogpt + attention
+    return 6 * count_params(config).multiplied + attention
 
 
 def needed_flops_per_token(config: RunConfig) -> int:
