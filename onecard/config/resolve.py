@@ -187,7 +187,8 @@ def _refuse_unknown(given: Mapping[str, str], *, sign: str = "") -> None:
 def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list[str]:
     warnings = []
     unused = _unused(file)
-    ignored = [key for key in unused if key in KEYS]
+    is_gpt2 = given.get("model", file.values.get("model", "gpt2")) == "gpt2"
+    ignored = [key for key in unused if key in KEYS and is_gpt2]  # no other model is nanoGPT's to run
     unknown = [key for key in unused if key not in KEYS]
     if ignored or unknown:
         said = []

@@ -55,10 +55,10 @@ def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Reso
 def _said_in_json(text: str, name: str) -> str:
     """A run's config.json as a config file says it, but for our own keys that say nothing new."""
     from onecard.config.resolve import assignments
-    from onecard.config.schema import KEYS, NANOGPT_KEYS, SHAPE_KEYS
+    from onecard.config.schema import GPT2_SHAPE_KEYS, KEYS, NANOGPT_KEYS
     from onecard.runs.folder import without_former_keys
 
-    unsaid = {name: key.default for name, key in KEYS.items() if name not in {*NANOGPT_KEYS, *SHAPE_KEYS}}
+    unsaid = {name: key.default for name, key in KEYS.items() if name not in {*NANOGPT_KEYS, *GPT2_SHAPE_KEYS}}
     try:
         said = without_former_keys(mapping_of(scalar)(parsed(text.encode())))
         found = {key: value for key, value in said.items() if key.isidentifier()}

@@ -43,6 +43,21 @@ def test_flops_per_token_by_hand() -> None:
     assert flops_per_token(shape(12, 12, 768)) == 6 * 123_587_328 + 12 * 12 * 768 * 1024
 
 
+def test_all_that_gpt2_multiplies_is_what_nanogpt_counts() -> None:
+    for config in (shape(12, 12, 768), shape(6, 6, 384, 256, vocab_size=65, bias=True)):
+        params = count_params(config)
+        assert params.multiplied == params.nanogpt
+
+
+def test_nanochats_embedding_is_looked_up_and_its_head_multiplied() -> None:
+    config = shape(12, 12, 768, model="nanochat")
+    table, blocks = 50304 * 768, 12 * 12 * 768**2
+    params = count_params(config)
+    assert params.total == params.nanogpt == 2 * table + blocks, "rotary positions and its norms have no weights"
+    assert params.multiplied == table + blocks
+    assert flops_per_token(config) == 6 * (table + blocks) + 12 * 12 * 768 * 1024
+
+
 def test_mfu_is_of_this_card() -> None:
     # 134.1k tokens/s with 40.56M parameters on an RTX 4070 (58.3 TFLOP/s): 69 %, which nanoGPT prints as 12.9 %
     config = shape(12, 12, 384)
