@@ -134,7 +134,7 @@ class Train:
         self.paper.backward(scaled)
         return [X, Y, logits, loss]
 
-    def run(self) -> Tape:
+    def tape(self) -> Tape:
         """Evaluate, update three times, evaluate; the tape ends while the loop's variables are still alive."""
         paper, config = self.paper, self.config
         optimizer = optimizer_on_paper(paper, self.parameters, ADAMW)
@@ -162,4 +162,4 @@ def eager_tape(config: RunConfig, device: Device, *, returns_logits: bool = True
     paper = Paper(device, half=config.dtype != "float32")
     paper.starts()
     p = weights_on_paper(structure(config), paper)
-    return Train(paper, config, GPT(paper, config, p, returns_logits=returns_logits), p.parameters).run()
+    return Train(paper, config, GPT(paper, config, p, returns_logits=returns_logits), p.parameters).tape()

@@ -10,6 +10,7 @@ from onecard.models.architectures import architecture_of
 from onecard.models.evaluation import eval_batch_size, eval_sequences
 from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
 from onecard.models.optimizers import optimizer_of
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, UPDATES, Steps, split_loss
 from onecard.models.ways import fuses, records_graph
 from onecard.paper.device import Device
@@ -20,9 +21,9 @@ from onecard.paper.tensor import tape_of
 
 
 class PaperRun:
-    """A model and its training steps on paper."""
+    """A model and its training steps on paper, as one of `ranks` runs them."""
 
-    def __init__(self, config: RunConfig, device: Device) -> None:
+    def __init__(self, config: RunConfig, device: Device, *, ranks: Ranks = ONE_RANK) -> None:
         self.config = config
         self.ops = ops = PaperOperations(device, half=config.dtype != "float32", deterministic=config.deterministic)
         ops.starts()
@@ -40,9 +41,12 @@ class PaperRun:
             scaler=GradScaler(ops, enabled=config.dtype == "float16"),
             passes=architecture.passes(ops, model, p, ops.compute_dtype) if fuses(config) else None,
             records=records_graph(config),
+            ranks=ranks,
         )
         whole, rest = divmod(eval_sequences(config), eval_batch_size(config))
-        self.eval_batches = [eval_batch_size(config)] * min(whole, EVAL_BATCHES) + [rest] * (rest > 0)
+        mine = ranks.share(range(whole + (rest > 0)))  # the last batch has the rest
+        full = len(ranks.share(range(whole)))
+        self.eval_batches = [eval_batch_size(config)] * min(full, EVAL_BATCHES) + [rest] * (len(mine) - full)
 
     def connect(self, p: Named, model: Any) -> None:
         """Say what calling a part of the model does."""

@@ -22,11 +22,11 @@ from torch.utils.checkpoint import (
 from onecard.models.training import MicroBatch
 from onecard.paper.tags import Section
 from onecard.train import block_kernels, gelu, loss, nanochat_kernels
-from onecard.train.graph import RecordedMicroBatch, zero_gradients
 from onecard.train.oom import release_memory
 from onecard.train.optim import clip_gradients
 from onecard.train.precision import Precision
 from onecard.train.products import multiply
+from onecard.train.recorded_micro_batch import RecordedMicroBatch, zero_gradients
 
 _PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
 

@@ -44,7 +44,7 @@ def _taken_in(highest, total, x):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _capped(x, SOFT_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
     """SOFT_CAP · tanh(x / SOFT_CAP), or x where there is no cap."""
-    if SOFT_CAP:
+    if SOFT_CAP is not None:
         bell = exp2(tl.abs(x) * (-2 * LOG2_E / SOFT_CAP))  # never overflows
         share = (1 - bell) / (1 + bell)
         return tl.where(x >= 0, share, -share) * SOFT_CAP
@@ -52,12 +52,12 @@ def _capped(x, SOFT_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _slope(capped, SOFT_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The derivative of `_capped`, from its value."""
-    if SOFT_CAP:
+def _behind_cap(gradient, capped, SOFT_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient of x from that of `capped` = `_capped(x)`, which it came through."""
+    if SOFT_CAP is not None:
         share = capped / SOFT_CAP
-        return 1 - share * share
-    return 1.0
+        return gradient * (1 - share * share)
+    return gradient
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -69,7 +69,7 @@ def _rows(  # type: ignore[no-untyped-def]
     V: tl.constexpr,
     IGNORED: tl.constexpr,
     GRADIENT: tl.constexpr,
-    SOFT_CAP: tl.constexpr,  # 0: none
+    SOFT_CAP: tl.constexpr,  # None where there is none
     BLOCK: tl.constexpr,
 ):
     WHOLE: tl.constexpr = V // BLOCK * BLOCK  # up to here no mask is needed
@@ -101,15 +101,16 @@ def _rows(  # type: ignore[no-untyped-def]
     if GRADIENT:
         log2_sum = top * LOG2_E + tl.log2(sum_of_row)
         tl.debug_barrier()  # all threads have read the target's logit before one of them overwrites it
-        slope = _slope(tl.where(rest, x, 0.0), SOFT_CAP)
-        tl.store(logits + WHOLE + columns, (exp2(x * LOG2_E - log2_sum) * slope).to(dtype), mask=rest)
+        gradient = _behind_cap(exp2(x * LOG2_E - log2_sum), tl.where(rest, x, 0.0), SOFT_CAP)
+        tl.store(logits + WHOLE + columns, gradient.to(dtype), mask=rest)
         for start in range(0, WHOLE, BLOCK):
             x = _capped(tl.load(logits + start + columns).to(tl.float32), SOFT_CAP)
-            tl.store(logits + start + columns, (exp2(x * LOG2_E - log2_sum) * _slope(x, SOFT_CAP)).to(dtype))
+            gradient = _behind_cap(exp2(x * LOG2_E - log2_sum), x, SOFT_CAP)
+            tl.store(logits + start + columns, gradient.to(dtype))
         tl.debug_barrier()  # the target's probability has been written, and is now overwritten
         # p - 1 of the target, from the loss: near p = 1, subtracting rounded numbers would lose it
         at_target = tl.where(loss < 1e-3, loss * (0.5 * loss - 1.0), tl.exp(-loss) - 1.0)
-        tl.store(logits + target, (at_target * _slope(of_target, SOFT_CAP)).to(dtype))
+        tl.store(logits + target, _behind_cap(at_target, of_target, SOFT_CAP).to(dtype))
 
 
 def write_losses(
@@ -133,7 +134,7 @@ def write_losses(
         V=vocab_size,
         IGNORED=ignored,
         GRADIENT=gradient,
-        SOFT_CAP=soft_cap or 0.0,
+        SOFT_CAP=soft_cap,
         BLOCK=block,
         num_warps=max(1, block // LOGITS_PER_WARP),
     )

@@ -17,10 +17,10 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
 from onecard.train import nanochat_kernels, products  # noqa: E402
-from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.precision import choose_precision  # noqa: E402
 from onecard.train.products import multiply  # noqa: E402
+from onecard.train.recorded_micro_batch import zero_gradients  # noqa: E402
 from onecard.train.trainer import Trainer  # noqa: E402
 
 pytestmark = [

@@ -15,8 +15,8 @@ from torch.nn import functional  # noqa: E402
 from onecard.config.resolve import resolve  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.errors import ConfigError  # noqa: E402
-from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
+from onecard.train.recorded_micro_batch import zero_gradients  # noqa: E402
 
 TINY = RunConfig(model="nanochat", n_layer=3, n_head=2, n_embd=32, block_size=16, vocab_size=65)
 MODES = ("none", "selective", "full")

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'one
 from torch.nn import functional  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
-from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
+from onecard.train.recorded_micro_batch import zero_gradients  # noqa: E402
 
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=20, block_size=7, vocab_size=37, loss_chunk=5)
 

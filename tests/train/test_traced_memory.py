@@ -33,11 +33,11 @@ from onecard.models.nanogpt import eager_tape  # noqa: E402
 from onecard.paper.device import Device  # noqa: E402
 from onecard.paper.tags import OPTIMIZER_STATE, WORKSPACE  # noqa: E402
 from onecard.paper.tape import Tape  # noqa: E402
-from onecard.plan.memory.onecard.run import onecard_tape  # noqa: E402
+from onecard.plan.memory.onecard.tape import onecard_tape  # noqa: E402
 from onecard.train import nanochat_kernels  # noqa: E402
-from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.operations import TensorOperations  # noqa: E402
+from onecard.train.recorded_micro_batch import zero_gradients  # noqa: E402
 
 RTX_4070 = Device(capability=(8, 9), multiprocessors=46)  # flash attention: the one with a fake CPU kernel
 aten = torch.ops.aten

@@ -15,8 +15,8 @@ from onecard.paper.kernels import FLOAT
 from onecard.paper.scratch import WORKSPACE_BYTES
 from onecard.paper.tape import Tape, parts_at
 from onecard.plan.cards import Card, device_of
-from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
-from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.nanogpt.compiled.tape import compiled_tape
+from onecard.plan.memory.onecard.tape import onecard_tape
 from onecard.plan.memory.replay import RanOut, Replay, ReservedPeak, replay
 from onecard.plan.memory.why import item_bytes, why_nanogpt, why_onecard
 from onecard.plan.speed.work import TrainerName

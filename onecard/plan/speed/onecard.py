@@ -1,6 +1,6 @@
 """What a step of onecard's own trainer asks of a card: nanoGPT's model, with another loss, sum and recomputation.
 
-Letters as in nanogpt.py. What differs from nanoGPT (models/gpt2.py, chunked_loss.py, train/graph.py):
+Letters as in nanogpt.py. What differs from nanoGPT (models/gpt2.py, chunked_loss.py, train/recorded_micro_batch.py):
 
 - the loss goes through the head one chunk of tokens at a time, reads and writes each logit once, and adds every chunk's
   gradient of the head's weight in float32;

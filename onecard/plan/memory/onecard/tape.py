@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from onecard.config.schema import RunConfig
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.run_on_paper import PaperRun
 from onecard.models.ways import compiles_blocks, records_graph
 from onecard.paper.device import Device
 from onecard.paper.tape import Tape
-from onecard.plan.memory.onecard.compiled.run import CompiledRun
+from onecard.plan.memory.onecard.compiled.blocks import CompiledRun
 
 
-def onecard_tape(config: RunConfig, device: Device, *, rounds: int | None = None) -> Tape:
-    """All of a run's allocations and frees: phases "init", "eval0", then `rounds` times "train" and "eval".
+def onecard_tape(config: RunConfig, device: Device, *, ranks: Ranks = ONE_RANK, rounds: int | None = None) -> Tape:
+    """All of a rank's allocations and frees: phases "init", "eval0", then `rounds` times "train" and "eval".
 
     The default is as many rounds as bring something new. When a micro-batch is recorded for the second time, the cuBLAS
     workspaces that the first recording left behind exist from its start.
     """
     run = CompiledRun if compiles_blocks(config) else PaperRun
-    return run(config, device).tape(rounds or (2 if records_graph(config) else 1))
+    return run(config, device, ranks=ranks).tape(rounds or (2 if records_graph(config) else 1))
