@@ -7,7 +7,7 @@ from math import prod
 
 from onecard.config.schema import RunConfig
 from onecard.models.architectures import structure_of
-from onecard.models.structure import Embedding, outside_blocks, shape_counts, tied_layers
+from onecard.models.structure import Embedding, Structure, outside_blocks, shape_counts, tied_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,6 @@ class Params:
 
     total: int
     nanogpt: int  # as nanoGPT prints them: without the position embeddings, where the model has any
-    multiplied: int  # with every token, so that they cost FLOPs: all but embeddings that are only looked up
     decayed: int  # in matrices and embeddings, to which weight decay applies
     decayed_tensors: int
 
@@ -27,23 +26,35 @@ def count_params(config: RunConfig) -> Params:
     shapes = shape_counts(structure)
     matrices = {shape: count for shape, count in shapes.items() if len(shape) > 1}
     total = sum(prod(shape) * count for shape, count in shapes.items())
-    tables = {
-        name: layer.rows * layer.channels for name, layer in outside_blocks(structure) if isinstance(layer, Embedding)
-    }
-    heads = set(tied_layers(structure).values())  # embeddings that are multiplied, too: as the head
     return Params(
         total=total,
-        nanogpt=total - tables.get("transformer.wpe", 0),
-        multiplied=total - sum(size for name, size in tables.items() if name not in heads),
+        nanogpt=total - _embeddings(structure).get("transformer.wpe", 0),
         decayed=sum(prod(shape) * count for shape, count in matrices.items()),
         decayed_tensors=sum(matrices.values()),
     )
 
 
+def multiplied_params(config: RunConfig) -> int:
+    """The parameters that cost FLOPs: all but embeddings that are only looked up. A tied one is multiplied as the head.
+
+    Of a GPT-2 these are the ones that nanoGPT counts.
+    """
+    structure = structure_of(config)
+    heads = set(tied_layers(structure).values())
+    looked_up = sum(size for name, size in _embeddings(structure).items() if name not in heads)
+    return count_params(config).total - looked_up
+
+
+def _embeddings(structure: Structure) -> dict[str, int]:
+    """The parameters of every embedding, by name."""
+    outside = outside_blocks(structure)
+    return {name: layer.rows * layer.channels for name, layer in outside if isinstance(layer, Embedding)}
+
+
 def flops_per_token(config: RunConfig) -> int:
     """FLOPs of forward and backward for one token (PaLM appendix B; of a GPT-2 as nanoGPT counts them)."""
     attention = 12 * config.n_layer * config.n_embd * config.block_size
-    return 6 * count_params(config).multiplied + attention
+    return 6 * multiplied_params(config) + attention
 
 
 def needed_flops_per_token(config: RunConfig) -> int:

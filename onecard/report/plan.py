@@ -13,6 +13,7 @@ from rich.text import Text
 from onecard import units
 from onecard.config.known_data import EMBEDDED
 from onecard.config.schema import KEYS
+from onecard.plan.counts import multiplied_params
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.plan import Plan, TrainerPlan
@@ -98,7 +99,8 @@ def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
     )
     if details:
         positions = " with position embeddings" if params.total > params.nanogpt else ""
-        looked_up = f", {params.multiplied:,} multiplied" if params.multiplied < params.nanogpt else ""
+        multiplied = multiplied_params(config)
+        looked_up = f", {multiplied:,} multiplied" if multiplied < params.nanogpt else ""
         yield (
             "",
             f"{params.total:,} parameters{positions}{looked_up}, {params.decayed:,} of them decayed, in "

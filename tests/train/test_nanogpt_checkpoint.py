@@ -215,7 +215,7 @@ def test_the_prefixes_of_compile_and_ddp_are_taken_off(content: Any, tmp_path: P
 
 def test_shape_step_loss_and_settings_are_read(content: Any, tmp_path: Path) -> None:
     found = read(content, tmp_path)
-    assert found.shape == {**SHAPE, "bias": True}
+    assert found.shape == {"model": "gpt2", **SHAPE, "bias": True}
     assert (found.step, found.val_loss, found.notes) == (4, 3.25, ())
     assert found.config["beta2"] == 0.99
 

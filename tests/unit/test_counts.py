@@ -3,7 +3,7 @@
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.counts import count_params, flops_per_token, mfu, shape_for_count
+from onecard.plan.counts import count_params, flops_per_token, mfu, multiplied_params, shape_for_count
 
 
 def shape(n_layer: int, n_head: int, n_embd: int, block_size: int = 1024, **more: object) -> RunConfig:
@@ -45,8 +45,7 @@ def test_flops_per_token_by_hand() -> None:
 
 def test_all_that_gpt2_multiplies_is_what_nanogpt_counts() -> None:
     for config in (shape(12, 12, 768), shape(6, 6, 384, 256, vocab_size=65, bias=True)):
-        params = count_params(config)
-        assert params.multiplied == params.nanogpt
+        assert multiplied_params(config) == count_params(config).nanogpt
 
 
 def test_nanochats_embedding_is_looked_up_and_its_head_multiplied() -> None:
@@ -54,7 +53,7 @@ def test_nanochats_embedding_is_looked_up_and_its_head_multiplied() -> None:
     table, blocks = 50304 * 768, 12 * 12 * 768**2
     params = count_params(config)
     assert params.total == params.nanogpt == 2 * table + blocks, "rotary positions and its norms have no weights"
-    assert params.multiplied == table + blocks
+    assert multiplied_params(config) == table + blocks
     assert flops_per_token(config) == 6 * (table + blocks) + 12 * 12 * 768 * 1024
 
 
