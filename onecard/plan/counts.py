@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onecard.config.schema import RunConfig
+from onecard.models.architectures import structure_of
 from onecard.models.optimizers import optimizer_of
+from onecard.models.structure import Embedding, Structure, outside_blocks, tied_layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """Trainable parameters; the tied input and output embedding counts once."""
+    """Trainable parameters; a tied input and output embedding counts once."""
 
     total: int
-    nanogpt: int  # as nanoGPT prints them: without the position embeddings
+    nanogpt: int  # as nanoGPT prints them: without the position embeddings, where the model has any
     decayed: int  # those to which weight decay applies: matrices and embeddings, or Muon's matrices
     decayed_tensors: int
 
@@ -26,16 +28,33 @@ def count_params(config: RunConfig) -> Params:
     total = sum(kind.numel * count for kind, count in kinds.items())
     return Params(
         total=total,
-        nanogpt=total - config.block_size * config.n_embd,
+        nanogpt=total - _embeddings(structure_of(config)).get("transformer.wpe", 0),
         decayed=sum(kind.numel * count for kind, count in decayed.items()),
         decayed_tensors=sum(decayed.values()),
     )
 
 
+def multiplied_params(config: RunConfig) -> int:
+    """The parameters that cost FLOPs: all but embeddings that are only looked up. A tied one is multiplied as the head.
+
+    Of a GPT-2 these are the ones that nanoGPT counts.
+    """
+    structure = structure_of(config)
+    heads = set(tied_layers(structure).values())
+    looked_up = sum(size for name, size in _embeddings(structure).items() if name not in heads)
+    return count_params(config).total - looked_up
+
+
+def _embeddings(structure: Structure) -> dict[str, int]:
+    """The parameters of every embedding, by name."""
+    outside = outside_blocks(structure)
+    return {name: layer.rows * layer.channels for name, layer in outside if isinstance(layer, Embedding)}
+
+
 def flops_per_token(config: RunConfig) -> int:
-    """FLOPs of forward and backward for one token (PaLM appendix B, as nanoGPT counts them)."""
+    """FLOPs of forward and backward for one token (PaLM appendix B; of a GPT-2 as nanoGPT counts them)."""
     attention = 12 * config.n_layer * config.n_embd * config.block_size
-    return 6 * count_params(config).nanogpt + attention
+    return 6 * multiplied_params(config) + attention
 
 
 def needed_flops_per_token(config: RunConfig) -> int:
