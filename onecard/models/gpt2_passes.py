@@ -215,11 +215,12 @@ class Passes:
             for block in self.blocks:
                 x_NC, of_block = block.forward_keeping(x_NC, batch)
                 kept.append(of_block)
+                del of_block
             loss, d_hidden_NC, factor = self._loss_and_gradient(x_NC, targets_BT.flatten(), scale)
             ops.moment("backward pass of the blocks")
             weight_C = self._p.transformer.ln_f.weight
             d_NC, _ = ops.norm_backward(d_hidden_NC, x_NC, weight_C, _gradient(weight_C), d_x_NC=None, factor=factor)
-            del x_NC, d_hidden_NC, of_block
+            del x_NC, d_hidden_NC
             for block in reversed(self.blocks):
                 d_NC = block.backward(d_NC, kept.pop(), batch)
             ops.moment("backward pass of the embeddings")

@@ -68,4 +68,10 @@ def _layer(part: Linear | Embedding | LayerNorm, paper: Paper, made: dict[str, L
 def optimizer_on_paper(paper: Paper, parameters: list[Parameter], optimizer: Optimizer) -> FusedOptimizer:
     """The optimizer of a run; as in nanoGPT, its first group has matrices and embeddings, its second vectors."""
     grouped = sorted(parameters, key=lambda parameter: len(parameter.shape) < 2)
-    return FusedOptimizer(paper, grouped, numbers=len(optimizer.numbers), moments=len(optimizer.moments))
+    return FusedOptimizer(
+        paper,
+        grouped,
+        numbers=len(optimizer.numbers),
+        moments=len(optimizer.moments),
+        moved_bytes=optimizer.moved_bytes,
+    )

@@ -9,6 +9,11 @@ from onecard.paper.kernels import FLOAT, LONG
 from onecard.paper.paper import Paper
 from onecard.paper.tags import LOGITS_AND_LOSS, OPTIMIZER_STATE, OPTIMIZER_TEMPORARIES
 from onecard.paper.tensor import Parameter, Tensor
+from onecard.paper.work import UPDATE
+
+
+CLIPPING_KERNELS = 20  # with the host's reading of loss and norm (profiled)
+TENSORS_PER_KERNEL = 6  # in operations on lists of tensors (profiled)
 
 
 def clip_grad_norm(paper: Paper, parameters: Sequence[Parameter], max_norm: float) -> Tensor:
@@ -24,6 +29,8 @@ def clip_grad_norm(paper: Paper, parameters: Sequence[Parameter], max_norm: floa
     stacked = paper.new((len(norms),), FLOAT, OPTIMIZER_TEMPORARIES)
     total = scalar()
     del stacked, norms
+    values = sum(elements) * (3 if max_norm else 1)  # read for the norm; read and written to be scaled
+    paper.work.add(UPDATE, values=values, moved_bytes=values * FLOAT, kernels=CLIPPING_KERNELS)
     if max_norm:
         plus_epsilon, reciprocal, coefficient = scalar(), scalar(), scalar()
         del reciprocal, plus_epsilon
@@ -92,12 +99,15 @@ class GradScaler:
 class FusedOptimizer:
     """An optimizer of torch in one kernel: its step changes everything in place, and its state is made by the first.
 
-    `numbers` and `moments`: how many numbers, and tensors of its shape, each parameter has.
+    `numbers` and `moments`: how many numbers, and tensors of its shape, each parameter has. `moved_bytes`: per element of
+    a parameter, by a step.
     """
 
-    def __init__(self, paper: Paper, parameters: list[Parameter], *, numbers: int, moments: int) -> None:
+    def __init__(
+        self, paper: Paper, parameters: list[Parameter], *, numbers: int, moments: int, moved_bytes: int
+    ) -> None:
         self.paper, self.parameters = paper, parameters
-        self._numbers, self._moments = numbers, moments
+        self._numbers, self._moments, self._moved_bytes = numbers, moments, moved_bytes
 
     def make_state(self) -> None:
         """What the first step makes."""
@@ -110,6 +120,9 @@ class FusedOptimizer:
     def step(self) -> None:
         """Everything else happens in place."""
         self.make_state()
+        elements = sum(parameter.numel for parameter in self.parameters)
+        launches = len(self.parameters) / TENSORS_PER_KERNEL
+        self.paper.work.add(UPDATE, moved_bytes=elements * self._moved_bytes, kernels=launches)
 
     def zero_grad(self) -> None:
         """zero_grad(set_to_none=True)."""

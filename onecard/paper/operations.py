@@ -13,7 +13,7 @@ from onecard.paper import attention as of_attention
 from onecard.paper.autograd import run_backward
 from onecard.paper.device import Device
 from onecard.paper.kernels import FLOAT, LONG
-from onecard.paper.library import clip_grad_norm
+from onecard.paper.library import TENSORS_PER_KERNEL, clip_grad_norm
 from onecard.paper.paper import Paper
 from onecard.paper.remembered import Remembered
 from onecard.paper.scratch import WORKSPACE_BYTES, norm_programs
@@ -28,9 +28,11 @@ from onecard.paper.tags import (
 )
 from onecard.paper.tape import DEFAULT_POOL, EMPTY_CACHE
 from onecard.paper.tensor import Parameter, Shape, Storage, Tensor
+from onecard.paper.work import HEAD, LOSS_WORK, MATMULS, MEMORY_BOUND, UPDATE
 
 MicroBatch = Callable[[Tensor, Tensor], None]
 
+ATOMIC_ADDITION = 2  # times as long as a read and a write: set, not measured
 DOUBLE = 8  # bytes of a float64
 STREAM = "capture-stream"  # the pool of the stream on which graphs are recorded
 
@@ -47,7 +49,15 @@ class PaperOperations(Paper):
 
     def repeated(self, items: range, *, enough: int) -> Iterator[int]:
         """Items that are treated alike: of many, the first and the last, `enough` in all; those between repeat them."""
-        return iter(items if len(items) <= enough else [*items[: enough - 1], items[-1]])
+        skipped = len(items) - enough
+        if skipped <= 0:
+            yield from items
+            return
+        yield from items[: enough - 2]
+        before = self.work.so_far()
+        yield items[enough - 2]
+        self.work.repeat(self.work.since(before), skipped)
+        yield items[-1]
 
     def remembered(self, function: Callable[..., Any], parameters: Sequence[Parameter] = ()) -> Remembered:
         """The function; its events are copied when it runs again on inputs of the same shapes."""
@@ -59,7 +69,11 @@ class PaperOperations(Paper):
         """A new tensor. `part` is what it is for."""
         return self.new(shape, dtype, part)
 
-    zeros = empty
+    def zeros(self, shape: Shape, *, dtype: int, like: Tensor, part: str) -> Tensor:
+        """A new tensor of zeros."""
+        out = self.new(shape, dtype, part)
+        self.work.moves(LOSS_WORK, out)
+        return out
 
     def wide_type(self, x: Tensor) -> int:
         """The type of sums: at least float32."""
@@ -76,6 +90,7 @@ class PaperOperations(Paper):
 
     def copy_all(self, copies: Sequence[Tensor], originals: Sequence[Tensor]) -> None:
         """Tensors copied into others, in place."""
+        self.work.moves(UPDATE, *copies, *originals, kernels=len(copies) / TENSORS_PER_KERNEL)
 
     # the model
 
@@ -89,8 +104,15 @@ class PaperOperations(Paper):
         rows_BTC = self.new((*tokens_BT.shape, weight_VC.shape[1]), FLOAT, ACTIVATIONS)
         self.loads("embedding")
         head_VC = weight_VC.like(*weight_VC.shape)
+        self.work.moves(MEMORY_BOUND, rows_BTC, rows_BTC)  # read and written
         if node is not None:
-            node.results, node.backward = 2, lambda gs, _: [gs[1]]
+            values = rows_BTC.numel
+
+            def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+                self.work.add(MEMORY_BOUND, values=3 * values, moved_bytes=3 * values * FLOAT, kernels=1)
+                return [gs[1]]
+
+            node.results, node.backward = 2, backward
             rows_BTC.node = head_VC.node = node
             head_VC.slot = 1
         return rows_BTC, head_VC
@@ -100,17 +122,21 @@ class PaperOperations(Paper):
     def logits(self, hidden_nC: Tensor, weight_VC: Tensor) -> Tensor:
         """hidden @ weight.t()."""
         out = self.new((len(hidden_nC), len(weight_VC)), hidden_nC.dtype, LOGITS_AND_LOSS)
+        self.work.multiplies(HEAD, *hidden_nC.shape, len(weight_VC), out.dtype)
         self.cublas()
         return out
 
     def product_into(self, out: Tensor, a: Tensor, b: Tensor) -> None:
         """out = a @ b."""
+        self.work.multiplies(HEAD, *a.shape, b.shape[1], out.dtype)
 
     def add_product(self, total: Tensor, a: Tensor, b: Tensor) -> None:
         """total += a @ b."""
+        self.work.multiplies(HEAD, *a.shape, b.shape[1], b.dtype, result=2 * total.dtype)
 
     def write_losses(self, logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
         """The losses of logits, which become their own gradient: one kernel, in place."""
+        self.work.moves(LOSS_WORK, *[logits_nV] * (2 if gradient else 1))
 
     def counted(self, targets_N: Tensor) -> Tensor:
         """How many targets count: (targets != -1).sum()."""
@@ -118,6 +144,7 @@ class PaperOperations(Paper):
         count = self.new((), LONG, LOGITS_AND_LOSS)
         self.scratch(targets_N.numel * LONG)  # as int64, for the sum
         del is_counted
+        self.work.add(LOSS_WORK, kernels=3)
         return count
 
     def with_own_gradients(
@@ -135,6 +162,7 @@ class PaperOperations(Paper):
 
         def backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
             self.gradient((), FLOAT)  # the factor
+            self.work.moves(LOSS_WORK, *gradients, *gradients, kernels=2)
             return gradients
 
         return self.result(node, loss, backward)
@@ -143,11 +171,17 @@ class PaperOperations(Paper):
 
     def embedded(self, tokens_BT: Tensor, of_tokens_VC: Tensor, of_positions_TC: Tensor, dtype: int) -> Tensor:
         """The sum of both embeddings x_NC."""
-        return self.new((tokens_BT.numel, of_tokens_VC.shape[1]), dtype, ACTIVATIONS)
+        out = self.new((tokens_BT.numel, of_tokens_VC.shape[1]), dtype, ACTIVATIONS)
+        values = out.numel
+        self.work.add(MEMORY_BOUND, values=2 * values, moved_bytes=values * (FLOAT + dtype), kernels=1)
+        return out
 
     def embedded_backward(self, d_NC: Tensor, tokens_BT: Tensor, d_of_tokens: Tensor, d_of_positions: Tensor) -> None:
         """Add to the gradients of both embeddings: one kernel each, which adds in any order."""
         if not self.deterministic:
+            values = 2 * d_NC.numel  # for either embedding: read, and added to what is there
+            moved = d_NC.dtype + ATOMIC_ADDITION * 2 * FLOAT
+            self.work.add(MEMORY_BOUND, values=3 * values, moved_bytes=values * moved, kernels=2)
             return
         (N, C), (V, _) = d_NC.shape, d_of_tokens.shape
         wide_NC = self.gradient((N, C), FLOAT)
@@ -156,7 +190,9 @@ class PaperOperations(Paper):
 
     def norm(self, x_NC: Tensor, weight_C: Tensor) -> Tensor:
         """LayerNorm of the rows, in x's type."""
-        return self.new(x_NC.shape, x_NC.dtype, ACTIVATIONS)
+        out = self.new(x_NC.shape, x_NC.dtype, ACTIVATIONS)
+        self.work.moves(MEMORY_BOUND, x_NC, out)
+        return out
 
     def norm_backward(
         self,
@@ -170,18 +206,26 @@ class PaperOperations(Paper):
         again: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The gradient of x, in the memory of one that is there; partial sums of the weight's."""
-        normed_NC = self.norm(x_NC, weight_C) if again else None
+        normed_NC = self.new(x_NC.shape, x_NC.dtype, ACTIVATIONS) if again else None
+        others = [part for part in (d_x_NC, normed_NC) if part is not None]
+        # d_normed and x are read, a gradient of x is written; the second kernel sums the weight's gradients.
+        self.work.moves(MEMORY_BOUND, d_normed_NC, x_NC, x_NC, *others, kernels=2)
+        del others
         rows, channels = x_NC.shape
         self.scratch(norm_programs(rows, channels, self.device.multiprocessors) * channels * FLOAT)
         return d_normed_NC if d_x_NC is None else d_x_NC, normed_NC
 
     def activated(self, x: Tensor) -> Tensor:
         """GELU."""
-        return self.new(x.shape, x.dtype, ACTIVATIONS)
+        out = self.new(x.shape, x.dtype, ACTIVATIONS)
+        self.work.moves(MEMORY_BOUND, x, out)
+        return out
 
     def activated_backward(self, d_value: Tensor, x: Tensor, *, again: bool = False) -> Tensor | None:
         """`d_value` becomes the gradient of x; with `again` GELU is also computed again and returned."""
-        return self.activated(x) if again else None
+        value = self.new(x.shape, x.dtype, ACTIVATIONS) if again else None
+        self.work.moves(MEMORY_BOUND, d_value, x, d_value, *([] if value is None else [value]))
+        return value
 
     def multiply(
         self,
@@ -193,6 +237,10 @@ class PaperOperations(Paper):
         factor: Tensor | None = None,
     ) -> None:
         """out = factor · a @ b + added. The first product of a process makes the workspace."""
+        part = HEAD if LOGITS_AND_LOSS in (a_MK.storage.tag, out_MN.storage.tag) else MATMULS
+        self.work.multiplies(
+            part, *a_MK.shape, b_KN.shape[1], a_MK.dtype, result=2 * out_MN.dtype if factor is not None else 0
+        )
         if self.first_use("products"):
             self.hold(WORKSPACE_BYTES)
         if factor is not None and self.first_use("scaled products"):  # the numbers used to time them
@@ -234,6 +282,7 @@ class PaperOperations(Paper):
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = self.new(parameter.shape, FLOAT, GRADIENTS)
+        self.work.moves(UPDATE, *parameters, kernels=len(parameters) / TENSORS_PER_KERNEL)
 
     def release_memory(self) -> None:
         """torch.cuda.empty_cache()."""

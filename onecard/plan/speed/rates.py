@@ -89,7 +89,7 @@ H200_RATES = Rates(
         loss_flops=126,
         attention_flops=191,
         dropout_flops=597,
-        written_out_byte=0.64,  # fitted with `power`
+        written_out_byte=0.4923,  # fitted with `power`
     ),
     # With these and `written_out_byte`, the steps of our twenty rows, and of both trainers in `onecard bench` at 124M,
     # are predicted within 4 % (bench/onecard_speed.py). At 690 of 700 W the clock falls from 1,980 MHz to 1,470.
