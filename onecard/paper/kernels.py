@@ -134,7 +134,6 @@ def norm_partial_rows(device: Device, tokens: int, width: int) -> int:
 
 
 EMBEDDING_SORT_FROM = 3072  # more indices than this are sorted first (Embedding.cu, embedding_dense_backward_cuda)
-EMBEDDING_SORT_KERNELS = 10  # with the sort's and the sums' own
 
 
 def sort_scratch(items: int) -> int:

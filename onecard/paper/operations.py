@@ -28,7 +28,7 @@ from onecard.paper.tags import (
 )
 from onecard.paper.tape import DEFAULT_POOL, EMPTY_CACHE
 from onecard.paper.tensor import Parameter, Shape, Storage, Tensor
-from onecard.paper.work import HEAD, LOSS_WORK, MATMULS, MEMORY_BOUND, UPDATE
+from onecard.paper.work import EMBEDDINGS_WORK, HEAD, LOSS_WORK, MATMULS, MEMORY_BOUND, UPDATE
 
 MicroBatch = Callable[[Tensor, Tensor], None]
 
@@ -46,6 +46,7 @@ class PaperOperations(Paper):
         super().__init__(device, half=half)
         self.deterministic = deterministic
         self.recordings = 0
+        self._multiplied = -1, -1  # the blocks of the last product's second operand and result
 
     def repeated(self, items: range, *, enough: int) -> Iterator[int]:
         """Items that are treated alike: of many, the first and the last, `enough` in all; those between repeat them."""
@@ -104,12 +105,12 @@ class PaperOperations(Paper):
         rows_BTC = self.new((*tokens_BT.shape, weight_VC.shape[1]), FLOAT, ACTIVATIONS)
         self.loads("embedding")
         head_VC = weight_VC.like(*weight_VC.shape)
-        self.work.moves(MEMORY_BOUND, rows_BTC, rows_BTC)  # read and written
+        self.work.moves(EMBEDDINGS_WORK, rows_BTC, rows_BTC)  # read and written
         if node is not None:
             values = rows_BTC.numel
 
             def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
-                self.work.add(MEMORY_BOUND, values=3 * values, moved_bytes=3 * values * FLOAT, kernels=1)
+                self.work.add(EMBEDDINGS_WORK, moved_bytes=3 * values * FLOAT, kernels=1)
                 return [gs[1]]
 
             node.results, node.backward = 2, backward
@@ -136,7 +137,7 @@ class PaperOperations(Paper):
 
     def write_losses(self, logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
         """The losses of logits, which become their own gradient: one kernel, in place."""
-        self.work.moves(LOSS_WORK, *[logits_nV] * (2 if gradient else 1))
+        self.work.computes(LOSS_WORK, *[logits_nV] * (2 if gradient else 1))
 
     def counted(self, targets_N: Tensor) -> Tensor:
         """How many targets count: (targets != -1).sum()."""
@@ -172,8 +173,7 @@ class PaperOperations(Paper):
     def embedded(self, tokens_BT: Tensor, of_tokens_VC: Tensor, of_positions_TC: Tensor, dtype: int) -> Tensor:
         """The sum of both embeddings x_NC."""
         out = self.new((tokens_BT.numel, of_tokens_VC.shape[1]), dtype, ACTIVATIONS)
-        values = out.numel
-        self.work.add(MEMORY_BOUND, values=2 * values, moved_bytes=values * (FLOAT + dtype), kernels=1)
+        self.work.add(EMBEDDINGS_WORK, moved_bytes=out.numel * (FLOAT + dtype), kernels=1)
         return out
 
     def embedded_backward(self, d_NC: Tensor, tokens_BT: Tensor, d_of_tokens: Tensor, d_of_positions: Tensor) -> None:
@@ -181,7 +181,7 @@ class PaperOperations(Paper):
         if not self.deterministic:
             values = 2 * d_NC.numel  # for either embedding: read, and added to what is there
             moved = d_NC.dtype + ATOMIC_ADDITION * 2 * FLOAT
-            self.work.add(MEMORY_BOUND, values=3 * values, moved_bytes=values * moved, kernels=2)
+            self.work.add(EMBEDDINGS_WORK, moved_bytes=values * moved, kernels=2)
             return
         (N, C), (V, _) = d_NC.shape, d_of_tokens.shape
         wide_NC = self.gradient((N, C), FLOAT)
@@ -191,7 +191,7 @@ class PaperOperations(Paper):
     def norm(self, x_NC: Tensor, weight_C: Tensor) -> Tensor:
         """LayerNorm of the rows, in x's type."""
         out = self.new(x_NC.shape, x_NC.dtype, ACTIVATIONS)
-        self.work.moves(MEMORY_BOUND, x_NC, out)
+        self.work.computes(MEMORY_BOUND, x_NC, out)
         return out
 
     def norm_backward(
@@ -209,7 +209,7 @@ class PaperOperations(Paper):
         normed_NC = self.new(x_NC.shape, x_NC.dtype, ACTIVATIONS) if again else None
         others = [part for part in (d_x_NC, normed_NC) if part is not None]
         # d_normed and x are read, a gradient of x is written; the second kernel sums the weight's gradients.
-        self.work.moves(MEMORY_BOUND, d_normed_NC, x_NC, x_NC, *others, kernels=2)
+        self.work.computes(MEMORY_BOUND, d_normed_NC, x_NC, x_NC, *others, kernels=2)
         del others
         rows, channels = x_NC.shape
         self.scratch(norm_programs(rows, channels, self.device.multiprocessors) * channels * FLOAT)
@@ -218,13 +218,13 @@ class PaperOperations(Paper):
     def activated(self, x: Tensor) -> Tensor:
         """GELU."""
         out = self.new(x.shape, x.dtype, ACTIVATIONS)
-        self.work.moves(MEMORY_BOUND, x, out)
+        self.work.computes(MEMORY_BOUND, x, out)
         return out
 
     def activated_backward(self, d_value: Tensor, x: Tensor, *, again: bool = False) -> Tensor | None:
         """`d_value` becomes the gradient of x; with `again` GELU is also computed again and returned."""
         value = self.new(x.shape, x.dtype, ACTIVATIONS) if again else None
-        self.work.moves(MEMORY_BOUND, d_value, x, d_value, *([] if value is None else [value]))
+        self.work.computes(MEMORY_BOUND, d_value, x, d_value, *([] if value is None else [value]))
         return value
 
     def multiply(
@@ -237,15 +237,28 @@ class PaperOperations(Paper):
         factor: Tensor | None = None,
     ) -> None:
         """out = factor · a @ b + added. The first product of a process makes the workspace."""
-        part = HEAD if LOGITS_AND_LOSS in (a_MK.storage.tag, out_MN.storage.tag) else MATMULS
-        self.work.multiplies(
-            part, *a_MK.shape, b_KN.shape[1], a_MK.dtype, result=2 * out_MN.dtype if factor is not None else 0
-        )
+        self._multiplies(a_MK, b_KN, out_MN, is_scaled=factor is not None)
         if self.first_use("products"):
             self.hold(WORKSPACE_BYTES)
         if factor is not None and self.first_use("scaled products"):  # the numbers used to time them
             self.hold(FLOAT)
             self.hold(FLOAT)
+
+    def _multiplies(self, a: Tensor, b: Tensor, out: Tensor, *, is_scaled: bool) -> None:
+        """The work of a product. Bytes are counted as the rates were fitted, which is nanoGPT's way.
+
+        The head's gradient, which is scaled, is read and written in float32; others are written once in the type of
+        their operands. The parts for queries, keys and values count as one product: what it reads or writes is moved
+        once.
+        """
+        if LOGITS_AND_LOSS in (a.storage.tag, out.storage.tag):
+            return self.work.multiplies(HEAD, *a.shape, b.shape[1], a.dtype, result=2 * out.dtype if is_scaled else 0)
+        self.work.multiplies(MATMULS, *a.shape, b.shape[1], a.dtype)
+        sizes, before = self.tape.sizes, self._multiplied
+        self._multiplied = b.storage.block, out.storage.block
+        for tensor, block, same in zip((b, out), self._multiplied, before, strict=True):
+            if block == same and sizes[block] == tensor.numel * tensor.dtype:  # not only some rows of it
+                self.work.add(MATMULS, moved_bytes=-tensor.numel * a.dtype)
 
     def separate_attention(self, qkv_NE: Tensor, *, batch: int, heads: int, trains: bool) -> SeparateAttention:
         """Attention with its own backward pass."""

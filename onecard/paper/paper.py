@@ -28,7 +28,7 @@ from onecard.paper.tags import (
 )
 from onecard.paper.tape import Tape
 from onecard.paper.tensor import Layer, Parameter, Shape, Storage, Tensor
-from onecard.paper.work import DROPOUT, HEAD, LOSS_WORK, MATMULS, MEMORY_BOUND, Ledger
+from onecard.paper.work import DROPOUT, EMBEDDINGS_WORK, HEAD, LOSS_WORK, MATMULS, MEMORY_BOUND, Ledger
 
 T = TypeVar("T")
 
@@ -314,12 +314,12 @@ class Paper:
         out = self.new(shape, FLOAT, ACTIVATIONS)
         mean, rstd = (self.new(shape[:-1], FLOAT, ACTIVATIONS) for _ in range(2))
         self.save(node, mean, rstd)
-        self.work.moves(MEMORY_BOUND, x, out)
+        self.work.computes(MEMORY_BOUND, x, out)
 
         def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
             d_x = self.gradient(shape, FLOAT)
             of_out = gs[0]  # read, like x, for the gradient of x, and again for those of weight and bias
-            self.work.moves(MEMORY_BOUND, of_out, d_x, d_x, of_out, d_x, kernels=2)
+            self.work.computes(MEMORY_BOUND, of_out, d_x, d_x, of_out, d_x, kernels=2)
             del of_out
             of_affine = [self.gradient((channels,), FLOAT) for _ in affine]
             rows = kernels.norm_partial_rows(self.device, prod(shape[:-1]), channels)
@@ -336,11 +336,11 @@ class Paper:
         node = self.record([x], x)
         shape, dtype = x.shape, x.dtype
         out = self.new(shape, dtype, ACTIVATIONS)
-        self.work.moves(MEMORY_BOUND, x, out)
+        self.work.computes(MEMORY_BOUND, x, out)
 
         def backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
             d_x = self.gradient(shape, dtype)
-            self.work.moves(MEMORY_BOUND, d_x, d_x, d_x)  # that of the output, x, and its own
+            self.work.computes(MEMORY_BOUND, d_x, d_x, d_x)  # that of the output, x, and its own
             return [d_x]
 
         return self.result(node, out, backward)
@@ -395,16 +395,14 @@ class Paper:
         indices, rows = ids.numel, weight.shape[0]
         out = self.new((*ids.shape, weight.shape[1]), FLOAT, ACTIVATIONS)
         self.loads("embedding")
-        self.work.moves(MEMORY_BOUND, out, out)  # its rows are read, and written
+        self.work.moves(EMBEDDINGS_WORK, out, out)  # its rows are read, and written
         return self.result(node, out, lambda gs, _: [self.embedding_gradient(indices, rows, gs[0].shape[-1])])
 
     def embedding_gradient(self, indices: int, rows: int, channels: int) -> Tensor:
         """embedding_dense_backward: zeros of the weight's shape, and buffers for sorting if there are many indices."""
-        sorts = indices > kernels.EMBEDDING_SORT_FROM
-        values = rows * channels + 3 * indices * channels  # zeros; read, added to
-        launches = kernels.EMBEDDING_SORT_KERNELS if sorts else 2
-        self.work.add(MEMORY_BOUND, values=values, moved_bytes=values * FLOAT, kernels=launches)
-        if not sorts:
+        moved = (rows + 3 * indices) * channels * FLOAT  # zeros; read, added to
+        self.work.add(EMBEDDINGS_WORK, moved_bytes=moved, kernels=2)
+        if indices <= kernels.EMBEDDING_SORT_FROM:
             return self.gradient((rows, channels), FLOAT)
 
         def scratch(elements: int) -> Tensor:
