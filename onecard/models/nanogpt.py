@@ -163,7 +163,8 @@ class Train:
         for parameter in self.parameters:
             parameter.grad = self.paper.gradient(parameter.shape, parameter.dtype)
         self._micro_step([*self.get_batch(), None, None])
-        clip_grad_norm(self.paper, self.parameters, self.config.grad_clip)
+        if self.config.grad_clip:
+            clip_grad_norm(self.paper, self.parameters, self.config.grad_clip)
         optimizer.step()
         return self.paper.work.taken()
 

@@ -12,7 +12,6 @@ from onecard.paper.tensor import Parameter, Tensor
 from onecard.paper.work import UPDATE
 
 
-CLIPPING_KERNELS = 20  # with the host's reading of loss and norm (profiled)
 TENSORS_PER_KERNEL = 6  # in operations on lists of tensors (profiled)
 
 
@@ -30,7 +29,7 @@ def clip_grad_norm(paper: Paper, parameters: Sequence[Parameter], max_norm: floa
     total = scalar()
     del stacked, norms
     values = sum(elements) * (3 if max_norm else 1)  # read for the norm; read and written to be scaled
-    paper.work.add(UPDATE, values=values, moved_bytes=values * FLOAT, kernels=CLIPPING_KERNELS)
+    paper.work.add(UPDATE, moved_bytes=values * FLOAT)
     if max_norm:
         plus_epsilon, reciprocal, coefficient = scalar(), scalar(), scalar()
         del reciprocal, plus_epsilon

@@ -5,8 +5,8 @@ Work has no seconds: what a value or a byte costs depends on the card, and is fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -94,6 +94,12 @@ class Ledger:
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}  # in the order of Work's fields, as far as operations know them
 
+    def _of(self, part: str) -> list[float]:
+        sums = self._sums.get(part)
+        if sums is None:
+            sums = self._sums[part] = [0.0] * 5
+        return sums
+
     def add(
         self,
         part: str,
@@ -105,45 +111,54 @@ class Ledger:
         products: float = 0.0,
     ) -> None:
         """An operation's work."""
-        self._add(part, (tensor_flops, values, moved_bytes, kernels, products))
-
-    def _add(self, part: str, more: Iterable[float]) -> None:
-        sums = self._sums.get(part)
-        self._sums[part] = [*more] if sums is None else [one + other for one, other in zip(sums, more, strict=True)]
+        sums = self._of(part)
+        sums[0] += tensor_flops
+        sums[1] += values
+        sums[2] += moved_bytes
+        sums[3] += kernels
+        sums[4] += products
 
     def moves(self, part: str, *tensors: Tensor, kernels: float = 1.0) -> None:
         """A kernel that reads or writes these tensors, each once, and computes little: casts, sums, copies."""
-        self._add(part, (0.0, 0.0, sum(tensor.numel * tensor.dtype for tensor in tensors), kernels, 0.0))
+        sums = self._of(part)
+        for tensor in tensors:
+            sums[2] += prod(tensor.shape) * tensor.dtype
+        sums[3] += kernels
 
     def computes(self, part: str, *tensors: Tensor, kernels: float = 1.0) -> None:
         """A kernel that reads or writes these tensors, each once, and computes much: norms, activations, softmax."""
-        values = sum(tensor.numel for tensor in tensors)
-        self._add(part, (0.0, values, sum(tensor.numel * tensor.dtype for tensor in tensors), kernels, 0.0))
+        sums = self._of(part)
+        for tensor in tensors:
+            values = prod(tensor.shape)
+            sums[1] += values
+            sums[2] += values * tensor.dtype
+        sums[3] += kernels
 
     def multiplies(self, part: str, rows: int, inner: int, columns: int, element: int, *, result: int = 0) -> None:
         """A product of (rows, inner) and (inner, columns), whose elements have `element` bytes.
 
         The result is written once in the same type, unless `result` says how many bytes of each element are moved.
         """
-        moved = element * (rows * inner + inner * columns) + (result or element) * rows * columns
-        self._add(part, (2.0 * rows * inner * columns, 0.0, moved, 0.0, 1.0))
+        sums = self._of(part)
+        sums[0] += 2.0 * rows * inner * columns
+        sums[2] += element * inner * (rows + columns) + (result or element) * rows * columns
+        sums[4] += 1
 
     def so_far(self) -> dict[str, list[float]]:
         """The sums, to be subtracted from later ones."""
-        return dict(self._sums)
+        return {part: sums[:] for part, sums in self._sums.items()}
 
     def since(self, before: dict[str, list[float]]) -> dict[str, list[float]]:
         """What was added after `so_far`."""
         return {
-            part: [one - other for one, other in zip(sums, before[part], strict=True)] if part in before else sums
+            part: [one - other for one, other in zip(sums, before.get(part, [0.0] * 5), strict=True)]
             for part, sums in self._sums.items()
-            if sums is not before.get(part)
         }
 
     def repeat(self, stretch: dict[str, list[float]], times: int = 1) -> None:
         """The work of a stretch again, which did not run again."""
-        for part, sums in stretch.items():
-            self._add(part, [times * each for each in sums])
+        for part, more in stretch.items():
+            self._sums[part] = [one + times * other for one, other in zip(self._of(part), more, strict=True)]
 
     def taken(self) -> Parts:
         """All work since the last time this was asked."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
+from operator import attrgetter
+from typing import Any
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.models.gpt2 import structure
 from onecard.models.structure import shape_counts
 
@@ -18,10 +21,20 @@ class Params:
     nanogpt: int  # as nanoGPT prints them: without the position embeddings
     decayed: int  # in matrices and embeddings, to which weight decay applies
     decayed_tensors: int
+    tensors: int
 
 
 def count_params(config: RunConfig) -> Params:
     """The parameters of the model that `config` describes: sums over its layers."""
+    return _params(_shape_of(config))
+
+
+_shape_of = attrgetter(*SHAPE_KEYS)
+
+
+@lru_cache(maxsize=4096)
+def _params(values: tuple[Any, ...]) -> Params:
+    config = RunConfig().model_copy(update=dict(zip(SHAPE_KEYS, values, strict=True)))
     shapes = shape_counts(structure(config))
     matrices = {shape: count for shape, count in shapes.items() if len(shape) > 1}
     total = sum(prod(shape) * count for shape, count in shapes.items())
@@ -30,6 +43,7 @@ def count_params(config: RunConfig) -> Params:
         nanogpt=total - config.block_size * config.n_embd,
         decayed=sum(prod(shape) * count for shape, count in matrices.items()),
         decayed_tensors=sum(matrices.values()),
+        tensors=sum(shapes.values()),
     )
 
 

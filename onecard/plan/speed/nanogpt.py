@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onecard.config.schema import RunConfig
-from onecard.models.gpt2 import structure
-from onecard.models.structure import shape_counts
 from onecard.paper.work import ACCUMULATION, UPDATE, Parts, Work
 from onecard.plan.counts import count_params
 from onecard.plan.speed.on_paper import (
@@ -26,16 +24,17 @@ from onecard.plan.speed.work import Costs, MicroBatch, StepWork
 
 def nanogpt_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
     """The work of one step of nanoGPT; `dtype` is the type it really runs in."""
-    parts = update_on_paper(nanogpts, config)
+    parts, half = update_on_paper(nanogpts, config), dtype != "float32"
+    in_evaluation = evaluation_batch_on_paper(nanogpts, config)
     return StepWork(
-        micro_batch=_micro_batch(config, dtype, costs, backward=True),
-        evaluation_batch=_micro_batch(config, dtype, costs, backward=False),
+        micro_batch=_micro_batch(parts, config, costs, half=half, backward=True),
+        evaluation_batch=_micro_batch(in_evaluation, config, costs, half=half, backward=False),
         evaluation_batches=2 * config.eval_iters,
         evaluations=evaluations(config),
         checkpoints=checkpoints(config),
         accumulation=parts[ACCUMULATION],
         update=parts[UPDATE],
-        tensors=tensors(config),
+        tensors=count_params(config).tensors,
         sequences=config.batch_size,
         stumbles=_stumbles(config, dtype),
     )
@@ -65,16 +64,14 @@ def checkpoints(config: RunConfig) -> int:
     return 0 if config.eval_only else config.max_iters // config.eval_interval
 
 
-def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool) -> MicroBatch:
-    parts = update_on_paper(nanogpts, config) if backward else evaluation_batch_on_paper(nanogpts, config)
-    half = dtype != "float32"
+def _micro_batch(parts: Parts, config: RunConfig, costs: Costs, *, half: bool, backward: bool) -> MicroBatch:
     if not config.compile:
         return in_eager_mode(with_odd_vocabulary(parts, config), config, costs, half=half, backward=backward)
     found = micro_batch(parts, costs)
     return replace(
         found,
         memory_bound=memory_bound(config, half=half, costs=costs, backward=backward),
-        loss=_loss(config, dtype, costs, backward),
+        loss=_loss(config, half=half, costs=costs, backward=backward),
     )
 
 
@@ -90,11 +87,6 @@ def in_eager_mode(parts: Parts, config: RunConfig, costs: Costs, *, half: bool, 
     unseen = (3 + config.bias) * config.n_layer + 11 if half else 17
     more = Work(kernels=unseen, splits=splits(config, half) * config.n_layer) if backward else Work()
     return replace(found, memory_bound=found.memory_bound + more)
-
-
-def tensors(config: RunConfig) -> int:
-    """Parameter tensors."""
-    return sum(shape_counts(structure(config)).values())
 
 
 def memory_bound(config: RunConfig, *, half: bool, costs: Costs, backward: bool) -> Work:
@@ -132,10 +124,10 @@ def splits(config: RunConfig, half: bool) -> float:
     return min(16.0, tokens / 512) if not half and not config.compile else min(8.0, tokens / 2048)
 
 
-def _loss(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
+def _loss(config: RunConfig, *, half: bool, costs: Costs, backward: bool) -> Work:
     """Compiled cross-entropy over the logits; backward also the zero gradient of nanoGPT's returned logits."""
     N, V = config.batch_size * config.block_size, config.vocab_size
-    element = 4 if dtype == "float32" else 2
+    element = 2 if half else 4
     logit_bytes = element * (5 if backward else 1)  # softmax reads; gradient reads, reads zeros, writes; zeros written
     if V % 8:  # copies to padded rows, and unaligned reads: 124M batch 8 with 50257, 1.3 ms a micro-batch
         logit_bytes += element * (8 if backward else 2)

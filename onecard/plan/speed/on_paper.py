@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol
 
 from onecard.config.schema import RunConfig, keys_that_affect
 from onecard.models.nanogpt import eager_run
 from onecard.models.run_on_paper import PaperRun
-from onecard.paper.device import Device
 from onecard.paper.work import (
     ATTENTION_WORK,
     DROPOUT,
@@ -19,6 +19,7 @@ from onecard.paper.work import (
     MATMULS,
     MEMORY_BOUND,
     NOTHING,
+    UPDATE,
     Parts,
     Work,
 )
@@ -34,7 +35,7 @@ class Run(Protocol):
     def work_of_evaluation_batch(self) -> Parts: ...
 
 
-Make = Callable[[RunConfig, Device], Run]
+Make = Callable[[RunConfig], Run]
 
 # A vocabulary that is not a multiple of 8 keeps eager products off the fast kernels. This is an estimate: padding 50257
 # to 50304 made all of nanoGPT 25 % faster (Karpathy on Twitter, February 2023) with 31 % of its FLOPs in that product,
@@ -44,49 +45,68 @@ ODD_VOCABULARY_SLOWDOWN = 2.0
 _VALUES_OF_A_LAYER = 32
 _READS_OF_LOGITS = 4  # by nanoGPT's two kernels: what loss_flops is for
 
-_KEYS = {*keys_that_affect("memory", "speed"), "grad_clip"} - {"memory_limit", "expandable_segments"}
-_NO_DEVICE = device_of(None)  # work does not depend on it
+# Profiles show more kernels in an update than its operations have: numbers, flags, the host's reading of loss and norm.
+_MORE_KERNELS = Work(kernels=20)
+
+_KEYS = keys_that_affect("memory", "speed") + ("grad_clip",)
+_IRRELEVANT = {"gradient_accumulation_steps", "eval_batch_size", "eval_block_size", "memory_limit", "expandable_segments"}
+_FOR_UPDATES = tuple(key for key in _KEYS if key not in _IRRELEVANT | {"compile", "n_layer"})
+_FOR_EVALUATIONS = tuple(key for key in _FOR_UPDATES if key != "grad_checkpoint")
+_of_updates, _of_evaluations = attrgetter(*_FOR_UPDATES), attrgetter(*_FOR_EVALUATIONS)
+_ONE_MICRO_BATCH = RunConfig(gradient_accumulation_steps=1)
+_ANY_DEVICE = device_of(None)  # work does not depend on it
+
+
+def ours(config: RunConfig) -> Run:
+    """A run of onecard's trainer, compiled: written out where it can be."""
+    return PaperRun(config, _ANY_DEVICE)
+
+
+def ours_eager(config: RunConfig) -> Run:
+    """A run of onecard's trainer, one operation after the other."""
+    return PaperRun(config.model_copy(update={"compile": False}), _ANY_DEVICE)
+
+
+def nanogpts(config: RunConfig) -> Run:
+    """A run of nanoGPT without torch.compile."""
+    return eager_run(config, _ANY_DEVICE)
 
 
 def update_on_paper(make: Make, config: RunConfig) -> Parts:
     """The work of a micro-batch, of adding its gradients to others, and of an update."""
-    return _by_layers(make, _alike(config, gradient_accumulation_steps=1), False)
+    parts = _by_layers(*_in_an_update(make, _of_updates(config)), config.n_layer)
+    parts[UPDATE] += _MORE_KERNELS
+    return parts
 
 
 def evaluation_batch_on_paper(make: Make, config: RunConfig) -> Parts:
     """The work of an evaluation batch of `batch_size` sequences."""
-    size = {"eval_batch_size": None, "eval_block_size": None, "gradient_accumulation_steps": 1}
-    return _by_layers(make, _alike(config, **size, grad_checkpoint="none"), True)
+    return _by_layers(*_in_an_evaluation(make, _of_evaluations(config)), config.n_layer)
 
 
-def ours(config: RunConfig, device: Device) -> Run:
-    """A run of onecard's trainer."""
-    return PaperRun(config, device)
-
-
-def nanogpts(config: RunConfig, device: Device) -> Run:
-    """A run of nanoGPT without torch.compile."""
-    return eager_run(config, device)
-
-
-def _alike(config: RunConfig, **changes: object) -> RunConfig:
-    """A config of the same work; others of that work give the same one."""
-    return _PLAIN.model_copy(update={key: getattr(config, key) for key in _KEYS} | changes)
-
-
-_PLAIN = RunConfig()
+def _by_layers(none: Parts, one: Parts, layers: int) -> Parts:
+    """The work of a model whose layers are alike: that of none, and for each what one adds."""
+    return {part: none.get(part, NOTHING) * (1 - layers) + one[part] * layers for part in one}
 
 
 @lru_cache(maxsize=4096)
-def _by_layers(make: Make, config: RunConfig, evaluates: bool) -> Parts:
-    """The work of a model whose layers are alike: without layers, and `n_layer` times what one adds."""
+def _in_an_update(make: Make, values: tuple[Any, ...]) -> tuple[Parts, Parts]:
+    """The work of an update of a model without layers, and with one."""
+    without, with_one = (make(config) for config in _shallow(_FOR_UPDATES, values))
+    return without.work_of_update(), with_one.work_of_update()
 
-    def work(layers: int) -> Parts:
-        run = make(config.model_copy(update={"n_layer": layers}), _NO_DEVICE)
-        return run.work_of_evaluation_batch() if evaluates else run.work_of_update()
 
-    none, one = work(0), work(1)
-    return {part: none.get(part, NOTHING) * (1 - config.n_layer) + one[part] * config.n_layer for part in one}
+@lru_cache(maxsize=4096)
+def _in_an_evaluation(make: Make, values: tuple[Any, ...]) -> tuple[Parts, Parts]:
+    """The work of an evaluation batch of a model without layers, and with one."""
+    without, with_one = (make(config) for config in _shallow(_FOR_EVALUATIONS, values))
+    return without.work_of_evaluation_batch(), with_one.work_of_evaluation_batch()
+
+
+def _shallow(keys: tuple[str, ...], values: tuple[Any, ...]) -> Iterator[RunConfig]:
+    """The config with these values, without layers and with one."""
+    for layers in range(2):
+        yield _ONE_MICRO_BATCH.model_copy(update=dict(zip(keys, values, strict=True), n_layer=layers))
 
 
 def micro_batch(parts: Parts, costs: Costs, *, byte: float = 1.0, value: float = 1.0) -> MicroBatch:

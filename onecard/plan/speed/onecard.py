@@ -21,13 +21,14 @@ from onecard.config.schema import RunConfig
 from onecard.models.evaluation import eval_batch_size, eval_sequences
 from onecard.models.ways import fuses, records_graph
 from onecard.paper.library import TENSORS_PER_KERNEL
-from onecard.paper.work import ACCUMULATION, MATMULS, NOTHING, UPDATE, Work
+from onecard.paper.work import ACCUMULATION, MATMULS, NOTHING, UPDATE, Parts, Work
 from onecard.plan.counts import count_params
 from onecard.plan.speed import nanogpt
 from onecard.plan.speed.on_paper import (
     evaluation_batch_on_paper,
     micro_batch,
     ours,
+    ours_eager,
     update_on_paper,
     with_odd_vocabulary,
 )
@@ -36,15 +37,19 @@ from onecard.plan.speed.work import Costs, MicroBatch, StepWork
 
 def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
     """The work of one step of onecard's trainer; `dtype` is the type it really runs in."""
+    half, is_counted = dtype != "float32", _written_out(config, costs) is not None
+    run = ours if is_counted else ours_eager  # compiled blocks have the products of eager ones
+    evaluated = _evaluated(config)
+    parts, in_evaluation = update_on_paper(run, config), evaluation_batch_on_paper(run, evaluated)
     return StepWork(
-        micro_batch=_micro_batch(config, dtype, costs, backward=True),
-        evaluation_batch=_micro_batch(_evaluated(config), dtype, costs, backward=False),
-        evaluation_batches=2 * -(-eval_sequences(config) // eval_batch_size(config)),
+        micro_batch=_micro_batch(parts, config, costs, half=half, backward=True),
+        evaluation_batch=_micro_batch(in_evaluation, evaluated, costs, half=half, backward=False),
+        evaluation_batches=2 * -(-eval_sequences(config) // evaluated.batch_size),
         evaluations=evaluations(config),
         checkpoints=checkpoints(config),
-        accumulation=_accumulation(config, costs),
-        update=_update(config, costs),
-        tensors=nanogpt.tensors(config),
+        accumulation=parts.get(ACCUMULATION, NOTHING),  # written out, products add gradients up
+        update=_update(parts, config, is_counted=is_counted),
+        tensors=count_params(config).tensors,
         sequences=0,
         recorded=records_graph(config),
         reruns=config.n_layer if _reruns_in_python(config) else 0,
@@ -73,48 +78,29 @@ def checkpoints(config: RunConfig) -> int:
 
 def _evaluated(config: RunConfig) -> RunConfig:
     """The config with the batch and block of its evaluations."""
-    shape = {"batch_size": config.eval_batch_size, "block_size": config.eval_block_size}
-    return config.model_copy(update={key: value for key, value in shape.items() if value})
+    return config.model_copy(update={"batch_size": eval_batch_size(config), "block_size": config.eval_length})
 
 
-def _accumulation(config: RunConfig, costs: Costs) -> Work:
-    """Adding gradients to others; written out, products do it."""
-    counted = config if _written_out(config, costs) else _eager(config)
-    return update_on_paper(ours, counted).get(ACCUMULATION, NOTHING)
-
-
-def _update(config: RunConfig, costs: Costs) -> Work:
+def _update(parts: Parts, config: RunConfig, *, is_counted: bool) -> Work:
     """Clipping and the optimizer. For a recorded micro-batch the gradients are set to zero, several at a time."""
-    is_counted = _written_out(config, costs) is not None
-    found = update_on_paper(ours, config if is_counted else _eager(config))[UPDATE]
-    if records_graph(config) and not is_counted:
-        params, tensors = count_params(config).total, nanogpt.tensors(config)
-        found += Work(moved_bytes=4 * params, kernels=tensors / TENSORS_PER_KERNEL)
-    return found
+    if is_counted or not records_graph(config):
+        return parts[UPDATE]
+    params = count_params(config)
+    return parts[UPDATE] + Work(moved_bytes=4 * params.total, kernels=params.tensors / TENSORS_PER_KERNEL)
 
 
-def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool) -> MicroBatch:
-    byte = _written_out(config, costs)
-    counted = config if byte else _eager(config)
-    parts = update_on_paper(ours, counted) if backward else evaluation_batch_on_paper(ours, counted)
-    if backward and config.compile and config.dropout and config.grad_checkpoint == "full":  # eagerly the last product runs again
-        parts |= {MATMULS: update_on_paper(ours, counted.model_copy(update={"dropout": 0.0}))[MATMULS]}
+def _micro_batch(parts: Parts, config: RunConfig, costs: Costs, *, half: bool, backward: bool) -> MicroBatch:
     parts = with_odd_vocabulary(parts, config)  # the head is never compiled
-    half = dtype != "float32"
     if not config.compile:
         return nanogpt.in_eager_mode(parts, config, costs, half=half, backward=backward)
-    if byte:
+    if byte := _written_out(config, costs):
         found = micro_batch(parts, costs, byte=byte, value=_OUR_VALUE)
         splits = nanogpt.splits(config, half) * config.n_layer if backward else 0.0
         return replace(found, memory_bound=found.memory_bound + Work(splits=splits))
-    return replace(
-        micro_batch(parts, costs), memory_bound=_compiled(config, costs, half=half, backward=backward)
-    )
-
-
-def _eager(config: RunConfig) -> RunConfig:
-    """The config whose operations are those of compiled blocks, one by one."""
-    return config.model_copy(update={"compile": False})
+    if backward and config.dropout and config.grad_checkpoint == "full":  # eagerly, the last product runs again
+        without = config.model_copy(update={"dropout": 0.0})
+        parts = parts | {MATMULS: update_on_paper(ours_eager, without)[MATMULS]}
+    return replace(micro_batch(parts, costs), memory_bound=_compiled(config, costs, half=half, backward=backward))
 
 
 # Compiled half precision passes x from block to block in that precision: by reading the kernels 84 bytes a token, layer
