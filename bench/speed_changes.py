@@ -1,7 +1,7 @@
 """How much predicted speeds differ between two checkouts: both trainers, measured configs and random ones, all cards.
 
-    python bench/speed_changes.py --write before.json     # in one checkout
-    python bench/speed_changes.py before.json             # in the other
+python bench/speed_changes.py --write before.json     # in one checkout
+python bench/speed_changes.py before.json             # in the other
 """
 
 from __future__ import annotations

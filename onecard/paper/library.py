@@ -11,7 +11,6 @@ from onecard.paper.tags import LOGITS_AND_LOSS, OPTIMIZER_STATE, OPTIMIZER_TEMPO
 from onecard.paper.tensor import Parameter, Tensor
 from onecard.paper.work import UPDATE
 
-
 TENSORS_PER_KERNEL = 6  # in operations on lists of tensors (profiled)
 
 
@@ -98,8 +97,8 @@ class GradScaler:
 class FusedOptimizer:
     """An optimizer of torch in one kernel: its step changes everything in place, and its state is made by the first.
 
-    `numbers` and `moments`: how many numbers, and tensors of its shape, each parameter has. `moved_bytes`: per element of
-    a parameter, by a step.
+    `numbers` and `moments`: how many numbers, and tensors of its shape, each parameter has. `moved_bytes` by a step, per
+    element of a parameter.
     """
 
     def __init__(

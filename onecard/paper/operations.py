@@ -252,7 +252,8 @@ class PaperOperations(Paper):
         once.
         """
         if LOGITS_AND_LOSS in (a.storage.tag, out.storage.tag):
-            return self.work.multiplies(HEAD, *a.shape, b.shape[1], a.dtype, result=2 * out.dtype if is_scaled else 0)
+            self.work.multiplies(HEAD, *a.shape, b.shape[1], a.dtype, result=2 * out.dtype if is_scaled else 0)
+            return
         self.work.multiplies(MATMULS, *a.shape, b.shape[1], a.dtype)
         sizes, before = self.tape.sizes, self._multiplied
         self._multiplied = b.storage.block, out.storage.block

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -10,7 +11,7 @@ from typing import Any
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.models.gpt2 import structure
-from onecard.models.structure import shape_counts
+from onecard.models.structure import Shape, shape_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,6 @@ class Params:
     nanogpt: int  # as nanoGPT prints them: without the position embeddings
     decayed: int  # in matrices and embeddings, to which weight decay applies
     decayed_tensors: int
-    tensors: int
 
 
 def count_params(config: RunConfig) -> Params:
@@ -29,21 +29,31 @@ def count_params(config: RunConfig) -> Params:
     return _params(_shape_of(config))
 
 
+def count_tensors(config: RunConfig) -> int:
+    """Tensors of parameters."""
+    return sum(_shapes(_shape_of(config)).values())
+
+
 _shape_of = attrgetter(*SHAPE_KEYS)
 
 
 @lru_cache(maxsize=4096)
-def _params(values: tuple[Any, ...]) -> Params:
+def _shapes(values: tuple[Any, ...]) -> Counter[Shape]:
+    """How many parameters of each shape a model has, by the values of SHAPE_KEYS."""
     config = RunConfig().model_copy(update=dict(zip(SHAPE_KEYS, values, strict=True)))
-    shapes = shape_counts(structure(config))
+    return shape_counts(structure(config))
+
+
+@lru_cache(maxsize=4096)
+def _params(values: tuple[Any, ...]) -> Params:
+    shapes, of = _shapes(values), dict(zip(SHAPE_KEYS, values, strict=True))
     matrices = {shape: count for shape, count in shapes.items() if len(shape) > 1}
     total = sum(prod(shape) * count for shape, count in shapes.items())
     return Params(
         total=total,
-        nanogpt=total - config.block_size * config.n_embd,
+        nanogpt=total - of["block_size"] * of["n_embd"],
         decayed=sum(prod(shape) * count for shape, count in matrices.items()),
         decayed_tensors=sum(matrices.values()),
-        tensors=sum(shapes.values()),
     )
 
 

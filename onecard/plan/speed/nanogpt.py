@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from onecard.config.schema import RunConfig
 from onecard.paper.work import ACCUMULATION, UPDATE, Parts, Work
-from onecard.plan.counts import count_params
+from onecard.plan.counts import count_params, count_tensors
 from onecard.plan.speed.on_paper import (
     evaluation_batch_on_paper,
     micro_batch,
@@ -34,7 +34,7 @@ def nanogpt_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
         checkpoints=checkpoints(config),
         accumulation=parts[ACCUMULATION],
         update=parts[UPDATE],
-        tensors=count_params(config).tensors,
+        tensors=count_tensors(config),
         sequences=config.batch_size,
         stumbles=_stumbles(config, dtype),
     )

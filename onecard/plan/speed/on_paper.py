@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Protocol
@@ -48,11 +48,25 @@ _READS_OF_LOGITS = 4  # by nanoGPT's two kernels: what loss_flops is for
 # Profiles show more kernels in an update than its operations have: numbers, flags, the host's reading of loss and norm.
 _MORE_KERNELS = Work(kernels=20)
 
-_KEYS = keys_that_affect("memory", "speed") + ("grad_clip",)
-_IRRELEVANT = {"gradient_accumulation_steps", "eval_batch_size", "eval_block_size", "memory_limit", "expandable_segments"}
-_FOR_UPDATES = tuple(key for key in _KEYS if key not in _IRRELEVANT | {"compile", "n_layer"})
-_FOR_EVALUATIONS = tuple(key for key in _FOR_UPDATES if key != "grad_checkpoint")
-_of_updates, _of_evaluations = attrgetter(*_FOR_UPDATES), attrgetter(*_FOR_EVALUATIONS)
+
+class Keys:
+    """The keys that decide work, in a model with layers; and around them."""
+
+    def __init__(self, all_keys: Iterable[str]) -> None:
+        self.all = tuple(all_keys)
+        self.around = tuple(key for key in self.all if key not in ("n_head", "grad_checkpoint"))
+        self.values, self.values_around = attrgetter(*self.all), attrgetter(*self.around)
+
+
+_IRRELEVANT = {
+    "gradient_accumulation_steps",
+    "eval_batch_size",
+    "eval_block_size",
+    "memory_limit",
+    "expandable_segments",
+}
+_FOR_UPDATES = Keys({*keys_that_affect("memory", "speed"), "grad_clip"} - _IRRELEVANT - {"compile", "n_layer"})
+_FOR_EVALUATIONS = Keys(key for key in _FOR_UPDATES.all if key != "grad_checkpoint")
 _ONE_MICRO_BATCH = RunConfig(gradient_accumulation_steps=1)
 _ANY_DEVICE = device_of(None)  # work does not depend on it
 
@@ -74,39 +88,36 @@ def nanogpts(config: RunConfig) -> Run:
 
 def update_on_paper(make: Make, config: RunConfig) -> Parts:
     """The work of a micro-batch, of adding its gradients to others, and of an update."""
-    parts = _by_layers(*_in_an_update(make, _of_updates(config)), config.n_layer)
+    parts = _by_layers(_in_an_update, _FOR_UPDATES, make, config)
     parts[UPDATE] += _MORE_KERNELS
     return parts
 
 
 def evaluation_batch_on_paper(make: Make, config: RunConfig) -> Parts:
     """The work of an evaluation batch of `batch_size` sequences."""
-    return _by_layers(*_in_an_evaluation(make, _of_evaluations(config)), config.n_layer)
+    return _by_layers(_in_an_evaluation, _FOR_EVALUATIONS, make, config)
 
 
-def _by_layers(none: Parts, one: Parts, layers: int) -> Parts:
+def _by_layers(work: Callable[..., Parts], keys: Keys, make: Make, config: RunConfig) -> Parts:
     """The work of a model whose layers are alike: that of none, and for each what one adds."""
+    layers = config.n_layer
+    none = work(make, keys.around, keys.values_around(config), 0)
+    one = work(make, keys.all, keys.values(config), 1)
     return {part: none.get(part, NOTHING) * (1 - layers) + one[part] * layers for part in one}
 
 
 @lru_cache(maxsize=4096)
-def _in_an_update(make: Make, values: tuple[Any, ...]) -> tuple[Parts, Parts]:
-    """The work of an update of a model without layers, and with one."""
-    without, with_one = (make(config) for config in _shallow(_FOR_UPDATES, values))
-    return without.work_of_update(), with_one.work_of_update()
+def _in_an_update(make: Make, keys: tuple[str, ...], values: tuple[Any, ...], layers: int) -> Parts:
+    return make(_shallow(keys, values, layers)).work_of_update()
 
 
 @lru_cache(maxsize=4096)
-def _in_an_evaluation(make: Make, values: tuple[Any, ...]) -> tuple[Parts, Parts]:
-    """The work of an evaluation batch of a model without layers, and with one."""
-    without, with_one = (make(config) for config in _shallow(_FOR_EVALUATIONS, values))
-    return without.work_of_evaluation_batch(), with_one.work_of_evaluation_batch()
+def _in_an_evaluation(make: Make, keys: tuple[str, ...], values: tuple[Any, ...], layers: int) -> Parts:
+    return make(_shallow(keys, values, layers)).work_of_evaluation_batch()
 
 
-def _shallow(keys: tuple[str, ...], values: tuple[Any, ...]) -> Iterator[RunConfig]:
-    """The config with these values, without layers and with one."""
-    for layers in range(2):
-        yield _ONE_MICRO_BATCH.model_copy(update=dict(zip(keys, values, strict=True), n_layer=layers))
+def _shallow(keys: tuple[str, ...], values: tuple[Any, ...], layers: int) -> RunConfig:
+    return _ONE_MICRO_BATCH.model_copy(update=dict(zip(keys, values, strict=True), n_layer=layers))
 
 
 def micro_batch(parts: Parts, costs: Costs, *, byte: float = 1.0, value: float = 1.0) -> MicroBatch:

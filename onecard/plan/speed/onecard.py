@@ -22,7 +22,7 @@ from onecard.models.evaluation import eval_batch_size, eval_sequences
 from onecard.models.ways import fuses, records_graph
 from onecard.paper.library import TENSORS_PER_KERNEL
 from onecard.paper.work import ACCUMULATION, MATMULS, NOTHING, UPDATE, Parts, Work
-from onecard.plan.counts import count_params
+from onecard.plan.counts import count_params, count_tensors
 from onecard.plan.speed import nanogpt
 from onecard.plan.speed.on_paper import (
     evaluation_batch_on_paper,
@@ -49,7 +49,7 @@ def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
         checkpoints=checkpoints(config),
         accumulation=parts.get(ACCUMULATION, NOTHING),  # written out, products add gradients up
         update=_update(parts, config, is_counted=is_counted),
-        tensors=count_params(config).tensors,
+        tensors=count_tensors(config),
         sequences=0,
         recorded=records_graph(config),
         reruns=config.n_layer if _reruns_in_python(config) else 0,
@@ -85,8 +85,8 @@ def _update(parts: Parts, config: RunConfig, *, is_counted: bool) -> Work:
     """Clipping and the optimizer. For a recorded micro-batch the gradients are set to zero, several at a time."""
     if is_counted or not records_graph(config):
         return parts[UPDATE]
-    params = count_params(config)
-    return parts[UPDATE] + Work(moved_bytes=4 * params.total, kernels=params.tensors / TENSORS_PER_KERNEL)
+    zeros = Work(moved_bytes=4 * count_params(config).total, kernels=count_tensors(config) / TENSORS_PER_KERNEL)
+    return parts[UPDATE] + zeros
 
 
 def _micro_batch(parts: Parts, config: RunConfig, costs: Costs, *, half: bool, backward: bool) -> MicroBatch:

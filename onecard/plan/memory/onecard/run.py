@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from onecard.config.schema import RunConfig
 from onecard.models.run_on_paper import PaperRun
 from onecard.models.ways import fuses, records_graph
@@ -10,6 +12,7 @@ from onecard.paper.tape import Tape
 from onecard.plan.memory.onecard.compiled.run import CompiledRun
 
 
+@lru_cache(maxsize=4)
 def onecard_tape(config: RunConfig, device: Device, *, rounds: int | None = None) -> Tape:
     """All of a run's allocations and frees: phases "init", "eval0", then `rounds` times "train" and "eval".
 
