@@ -97,8 +97,8 @@ class GradScaler:
 class FusedOptimizer:
     """An optimizer of torch in one kernel: its step changes everything in place, and its state is made by the first.
 
-    `numbers` and `moments`: how many numbers, and tensors of its shape, each parameter has. `moved_bytes` by a step, per
-    element of a parameter.
+    `numbers` and `moments`: how many numbers, and tensors of its shape, each parameter has. `moved_bytes`: by a step,
+    per element of a parameter.
     """
 
     def __init__(

@@ -123,17 +123,17 @@ class PaperOperations(Paper):
     def logits(self, hidden_nC: Tensor, weight_VC: Tensor) -> Tensor:
         """hidden @ weight.t()."""
         out = self.new((len(hidden_nC), len(weight_VC)), hidden_nC.dtype, LOGITS_AND_LOSS)
-        self.work.multiplies(HEAD, *hidden_nC.shape, len(weight_VC), out.dtype)
+        self.work.multiplies(HEAD, hidden_nC.shape, len(weight_VC), out.dtype)
         self.cublas()
         return out
 
     def product_into(self, out: Tensor, a: Tensor, b: Tensor) -> None:
         """out = a @ b."""
-        self.work.multiplies(HEAD, *a.shape, b.shape[1], out.dtype)
+        self.work.multiplies(HEAD, a.shape, b.shape[1], out.dtype)
 
     def add_product(self, total: Tensor, a: Tensor, b: Tensor) -> None:
         """total += a @ b."""
-        self.work.multiplies(HEAD, *a.shape, b.shape[1], b.dtype, result=2 * total.dtype)
+        self.work.multiplies(HEAD, a.shape, b.shape[1], b.dtype, result=2 * total.dtype)
 
     def write_losses(self, logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
         """The losses of logits, which become their own gradient: one kernel, in place."""
@@ -252,9 +252,10 @@ class PaperOperations(Paper):
         once.
         """
         if LOGITS_AND_LOSS in (a.storage.tag, out.storage.tag):
-            self.work.multiplies(HEAD, *a.shape, b.shape[1], a.dtype, result=2 * out.dtype if is_scaled else 0)
+            self.work.multiplies(HEAD, a.shape, b.shape[1], a.dtype, result=2 * out.dtype if is_scaled else 0)
+            self._multiplied = -1, -1
             return
-        self.work.multiplies(MATMULS, *a.shape, b.shape[1], a.dtype)
+        self.work.multiplies(MATMULS, a.shape, b.shape[1], a.dtype)
         sizes, before = self.tape.sizes, self._multiplied
         self._multiplied = b.storage.block, out.storage.block
         for tensor, block, same in zip((b, out), self._multiplied, before, strict=True):

@@ -274,13 +274,13 @@ class Paper:
         part, tokens = HEAD if layer.part == LOGITS_AND_LOSS else MATMULS, prod(shape[:-1])
 
         def multiply_backward() -> None:
-            self.work.multiplies(part, tokens, outs, ins, dtype)
-            self.work.multiplies(part, outs, tokens, ins, dtype)
+            self.work.multiplies(part, (tokens, outs), ins, dtype)
+            self.work.multiplies(part, (outs, tokens), ins, dtype)
 
         if bias is None:
             node = self.record([weight, x], weight, x)
             out = self.new((*shape[:-1], outs), dtype, layer.part)
-            self.work.multiplies(part, tokens, ins, outs, dtype)
+            self.work.multiplies(part, (tokens, ins), outs, dtype)
             self.cublas()
 
             def backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
@@ -293,7 +293,7 @@ class Paper:
             return self.result(node, out, backward)
         node = self.record([x, weight, bias], x, weight)
         out = self.new((*shape[:-1], outs), dtype, layer.part)
-        self.work.multiplies(part, tokens, ins, outs, dtype)
+        self.work.multiplies(part, (tokens, ins), outs, dtype)
         self.cublas(with_lt=True)
 
         def backward_with_bias(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onecard.paper.tensor import Tensor
+    from onecard.paper.tensor import Shape, Tensor
 
 MATMULS = "matmuls"  # of the blocks
 HEAD = "head"  # products with the logits
@@ -134,12 +134,13 @@ class Ledger:
             sums[2] += values * tensor.dtype
         sums[3] += kernels
 
-    def multiplies(self, part: str, rows: int, inner: int, columns: int, element: int, *, result: int = 0) -> None:
-        """A product of (rows, inner) and (inner, columns), whose elements have `element` bytes.
+    def multiplies(self, part: str, shape: Shape, columns: int, element: int, *, result: int = 0) -> None:
+        """A product of (..., inner), of this shape, and (inner, columns), whose elements have `element` bytes.
 
         The result is written once in the same type, unless `result` says how many bytes of each element are moved.
         """
-        sums = self._of(part)
+        *outer, inner = shape
+        rows, sums = prod(outer), self._of(part)
         sums[0] += 2.0 * rows * inner * columns
         sums[2] += element * inner * (rows + columns) + (result or element) * rows * columns
         sums[4] += 1

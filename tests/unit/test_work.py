@@ -1,4 +1,4 @@
-"""The work of operations on paper: FLOPs, bytes and launches that are worked out by hand, and a model without a formula."""
+"""The work of operations on paper: FLOPs, bytes and launches by hand, and a model without a formula."""
 
 from functools import partial
 
@@ -99,7 +99,7 @@ def test_what_is_remembered_or_repeated_counts_as_often_as_it_would_run() -> Non
 
 def test_a_product_moves_its_operands_and_its_result() -> None:
     work = Ledger()
-    work.multiplies(MATMULS, 3, 5, 7, 2)
+    work.multiplies(MATMULS, (3, 5), 7, 2)
     found = work.taken()[MATMULS]
     assert (found.tensor_flops, found.moved_bytes, found.products) == (2 * 3 * 5 * 7, 2 * (15 + 35 + 21), 1)
     assert work.taken() == {}

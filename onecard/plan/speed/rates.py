@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from onecard.paper.work import Work
 from onecard.plan.cards import Card
-from onecard.plan.speed.work import Costs, Work
+from onecard.plan.speed.work import Costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
