@@ -35,7 +35,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from onecard.data.blocks import Block, read_blocks
+from onecard.data.blocks import DocumentBlock, read_blocks
 from onecard.data.downloads import Fetcher
 from onecard.data.encode import Encoding, encode_block
 from onecard.data.sources import local_source
@@ -136,16 +136,16 @@ def share_by_block(ranks: bytes, file: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         said = keep_tokenizer(tokenizer, Path(name))
         how = Encoding(folder=Path(name), said=said, column="text", end_first=False).opened()
-        warm = Block([b'{"text": "ready"}'], [(0, 0)], is_json=True, disk_bytes=0)
+        warm = DocumentBlock([b'{"text": "ready"}'], [(0, 0)], is_json=True, disk_bytes=0)
         encode_block(warm, how)
 
-        def onecard(block: Block) -> None:
+        def onecard(block: DocumentBlock) -> None:
             started = time.process_time()
             encoded = encode_block(pickle.loads(pickle.dumps(block)), how)
             pickle.loads(pickle.dumps(encoded))
             spent["onecard"] += time.process_time() - started
 
-        def alone(block: Block) -> None:
+        def alone(block: DocumentBlock) -> None:
             texts = [json.loads(line)["text"] if block.is_json else line.decode() for line in block.documents]
             started = time.process_time()
             for text in texts:

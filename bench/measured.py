@@ -16,7 +16,7 @@ from pathlib import Path
 from onecard.config.schema import RunConfig
 from onecard.paper.tape import Tape
 from onecard.plan.cards import device_of, find_card
-from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.onecard.tape import onecard_tape
 from onecard.plan.memory.predict import PHASES, context_of_onecard, nanogpt_tape
 from onecard.plan.memory.replay import Replay, replay
 from onecard.units import GIB

@@ -142,7 +142,7 @@ def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace:
             found |= {"ok": False, "oom_phase": phase}
         mark("end")
         found["micro_batch"] = trainer.batch_size
-        found["note"] = trainer.graph_failure or ""
+        found["note"] = trainer.steps.graph_failure or ""
         if trace:
             write_trace(trace, torch.cuda.memory._snapshot(), boundaries, row)
         if speed:

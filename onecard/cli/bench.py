@@ -1,14 +1,16 @@
-"""onecard bench: nanoGPT and onecard in turn on this machine, with the same data, limit and tokens per update."""
+"""onecard bench: nanoGPT and onecard in turn on this machine, with the same data, limit and tokens per update.
+
+With --loss it compares recipes by what they learn: bench_loss.py.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,11 @@ import click
 
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
-from onecard.cli.library import KeyCommand, console, json_option, needs_torch
+from onecard.cli.library import CountType, KeyCommand, console, json_option, needs_torch
 from onecard.cli.signals import INTERRUPTED
+from onecard.cli.worker import worker_lines
 from onecard.errors import ConfigError, OnecardError, UsageError
-from onecard.inputs.before_run import check_data, check_keys, torch_environment
+from onecard.inputs.before_run import check_data, check_keys
 from onecard.inputs.config import config_named, open_data, with_vocabulary
 
 if TYPE_CHECKING:
@@ -31,7 +34,15 @@ TIMED = 10  # updates to time at least; their median counts
 WARM_UP = 5  # updates before that: compiling, recording, settling
 
 
-@click.command(cls=KeyCommand, short_help="Measure speed and memory here, beside nanoGPT if you name its folder.")
+OF_SPEED, OF_LOSS = (
+    ("batches", "repeat", "updates"),
+    ("against", "tokens", "seconds", "seeds", "lengths", "ours", "theirs"),
+)
+
+
+@click.command(
+    cls=KeyCommand, short_help="Measure speed, memory or what recipes learn here, beside nanoGPT if you like."
+)
 @click.argument("config", required=False, type=PathType())
 @click.option("--nanogpt", type=PathType(), metavar="DIR", help="A nanoGPT checkout; its model.py is imported and run.")
 @click.option(
@@ -46,17 +57,45 @@ WARM_UP = 5  # updates before that: compiling, recording, settling
     help="Measure each this many times, with a different seed each time.",
 )
 @click.option("--updates", default=WARM_UP + 2 * TIMED, show_default=True, help="Updates per measurement.")
-@click.option("--plot", type=PathType(), metavar="FILE", help="Draw the losses at equal tokens (SVG).")
+@click.option("--loss", is_flag=True, help="Compare recipes: train both sides to the end, and compare their losses.")
+@click.option(
+    "--against", type=click.Choice(["adamw", "nanogpt"]), help="With --loss, the other side: AdamW here, or nanoGPT."
+)
+@click.option("--tokens", type=CountType(), metavar="N", help="Tokens of the other side; default: those of max_iters.")
+@click.option("--seconds", type=float, metavar="S", help="Or as many as it reads in S seconds of training.")
+@click.option(
+    "--seeds", default=2, type=click.IntRange(min=1), metavar="K", show_default=True, help="Seeds of each run."
+)
+@click.option(
+    "--lengths",
+    default="0.4,0.5,0.65,1",
+    metavar="A,B,…",
+    show_default=True,
+    help="Our runs, as shares of those tokens: each complete, with its own schedule.",
+)
+@click.option("--set", "ours", multiple=True, metavar="KEY=A,B,…", help="Try these values on our side.")
+@click.option(
+    "--against-set", "theirs", multiple=True, metavar="KEY=A,B,…", help="Try these on the other; its best counts."
+)
+@click.option("--plot", type=PathType(), metavar="FILE", help="Draw the losses (SVG).")
 @json_option
 @click.pass_obj
-def bench(flags: list[Flag], /, **options: Any) -> int:
+@click.pass_context
+def bench(context: click.Context, flags: list[Flag], /, **options: Any) -> int:
     """\b
     Example:
       onecard bench train_gpt2.py --nanogpt ../nanoGPT --batches 8,16,32 --memory_limit=12GiB
+      onecard bench --loss train_gpt2.py --against adamw --set learning_rate=0.001,0.002
+                    --against-set learning_rate=0.0005,0.001,0.002 --tokens 20M --plot losses.svg
 
     Measures tokens per second, memory and loss on this machine, each measurement in its own process.
 
     Every trainer runs every micro-batch until one is too large; without --nanogpt onecard is measured alone.
+
+    --loss compares recipes: CONFIG as typed, and the same config with nanoGPT's recipe, under our trainer (adamw) or
+    nanoGPT's own model and loop (nanogpt). It answers in which share of the other's tokens and seconds ours reaches
+    the other's final loss. --key=value is for both sides, --set for ours, --against-set for the other; the best of
+    each side counts. Only losses at the end of a complete run count. Runs are not kept.
     """
     from onecard.cli.files import check_svg
     from onecard.data.home import home_note
@@ -64,6 +103,11 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
 
     if options["plot"]:
         check_svg(options["plot"], option="--plot")
+    _one_question(context, loss=options["loss"])
+    if options["loss"]:
+        from onecard.cli.bench_loss import bench_loss
+
+        return bench_loss(flags, **options)
     needs_torch("a benchmark trains a model")
     if options["updates"] < WARM_UP + TIMED:
         raise UsageError(
@@ -80,7 +124,7 @@ def bench(flags: list[Flag], /, **options: Any) -> int:
 
     print_findings(check_data(config, dataset), console(stderr=True))
     configs = [config.in_micro_batches(size) for size in _sizes(options["batches"], config)]
-    checkout = _checkout(options["nanogpt"])
+    checkout = nanogpt_folder(options["nanogpt"])
     found: list[Measured] = []
     stopped: KeyboardInterrupt | OnecardError | None = None
     talk = console(stderr=True)
@@ -127,7 +171,7 @@ def _measurements(configs: list[RunConfig], checkout: Path | None, *, repeat: in
                     continue
                 seeded = config.replace({"seed": config.seed + number})
                 with talk.status(f"{_job(trainer, seeded)}: {updates} updates") if talk.is_terminal else nullcontext():
-                    measured = _run(trainer, seeded, checkout, updates)
+                    measured = measured_here(trainer, seeded, checkout, updates)
                 if measured.out_of_memory:
                     too_large[trainer] = config.batch_size
                 yield measured
@@ -143,7 +187,8 @@ def _in_words(measured: Measured) -> str:
     return f"{measured.tokens_per_second:,.0f} tokens/s" if measured.tokens_per_second else "no figures"
 
 
-def _run(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates: int) -> Measured:
+def measured_here(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates: int) -> Measured:
+    """What a process of its own measures."""
     from onecard.runs.measured import from_json
 
     job = {
@@ -153,26 +198,22 @@ def _run(trainer: TrainerName, config: RunConfig, checkout: Path | None, updates
         "updates": updates,
         "timed": updates - WARM_UP,
     }
-    as_published = config.replace({"expandable_segments": trainer == "onecard" and config.expandable_segments})
-    environment = os.environ | torch_environment(as_published, os.environ)
-    command = [sys.executable, "-m", "onecard.train.bench", json.dumps(job)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        raise OnecardError(
-            f"{trainer} at batch {config.batch_size} stopped with an error",
-            why=last[0] if last else f"its process ended with code {done.returncode}",
-            fix="run it alone to see the whole error: onecard train"
-            if trainer == "onecard"
-            else "try its own train.py",
-            name="bench-failed",
-        )
-    answer = json.loads(done.stdout.splitlines()[-1])
-    if "error" in answer:
-        problem = OnecardError(**answer["error"])
-        problem.exit_code = answer["exit_code"]
-        raise problem
+    with closing(worker_lines("onecard.train.bench", job, trainer, config)) as lines:
+        (answer,) = lines
     return from_json(answer)
+
+
+def _one_question(context: click.Context, *, loss: bool) -> None:
+    """Refuse options of the other question: they would do nothing."""
+    for name in OF_SPEED if loss else OF_LOSS:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            option = next(one.opts[0] for one in context.command.params if one.name == name)
+            raise UsageError(
+                f"{option} has no meaning {'with' if loss else 'without'} --loss",
+                why="--loss compares what recipes learn; without it speed and memory are measured",
+                fix=f"leave {option} out" if loss else f"--loss --against adamw, with {option}",
+                name="two-questions",
+            )
 
 
 def _sizes(text: str | None, config: RunConfig) -> list[int]:
@@ -197,7 +238,7 @@ def _working_sizes(config: RunConfig) -> list[int]:
     return [size for size in range(1, 65) if config.sequences_per_step % size == 0][-4:]
 
 
-def _checkout(folder: str | None) -> Path | None:
+def nanogpt_folder(folder: str | None) -> Path | None:
     if folder is None:
         return None
     path = Path(folder).resolve()

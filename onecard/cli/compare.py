@@ -67,12 +67,12 @@ def compare(flags: list[Flag], /, **typed: object) -> int:
     options = Options(**typed)  # type: ignore[arg-type]  # click made them by these names
     no_flags(flags, "compare")
     _check(options)
-    cases, talk = _cases(options)
+    cases, notes = _cases(options)
     comparison = compare_runs(cases)
     if options.plot is not None:
         _plot(comparison, Path(options.plot))
-        talk.append(f"wrote {options.plot}")
-    _show(comparison, talk, details=options.details, as_json=options.as_json)
+        notes.append(f"wrote {options.plot}")
+    _show(comparison, notes, details=options.details, as_json=options.as_json)
     return 0
 
 
@@ -112,11 +112,11 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
     if len(named) == 1:
         named *= len(options.path)
     cases: list[Case] = []
-    talk: list[str] = []
+    notes: list[str] = []
     for number, path in enumerate(options.path):
         stated = named[number] if named else None
         made, found = cases_at(path, stated, card=card, data=DataSizes(), command="compare")
-        talk += [f"config of {path}: {found.note}"] if found.note else []
+        notes += [f"config of {path}: {found.note}"] if found.note else []
         cases += made
         if len(cases) > MOST_RUNS:
             raise UsageError(
@@ -133,7 +133,7 @@ def _cases(options: Options) -> tuple[list[Case], list[str]]:
             fix=f"onecard compare {first} ANOTHER   (onecard doctor {first} looks at one run)",
             name="one-run",
         )
-    return cases, talk
+    return cases, notes
 
 
 def _plot(comparison: Comparison, path: Path) -> None:
@@ -149,7 +149,7 @@ def _plot(comparison: Comparison, path: Path) -> None:
             write_bytes(path, plot_png(comparison), option="--plot")
 
 
-def _show(comparison: Comparison, talk: list[str], *, details: bool, as_json: bool) -> None:
+def _show(comparison: Comparison, notes: list[str], *, details: bool, as_json: bool) -> None:
     from rich.text import Text
 
     from onecard.report.compare import print_comparison
@@ -160,7 +160,7 @@ def _show(comparison: Comparison, talk: list[str], *, details: bool, as_json: bo
         click.echo(json.dumps(comparison_json(comparison), allow_nan=False))
         return
     stderr = console(stderr=True)
-    for sentence in talk:
+    for sentence in notes:
         stderr.print(Text(sentence), soft_wrap=True)
     warnings = {w: None for case in comparison.cases if case.resolved for w in case.resolved.warnings}
     print_warnings(warnings, stderr)

@@ -89,13 +89,13 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
 
     options = Options(**typed)  # type: ignore[arg-type]  # click made them by these names
     _check(options)
-    seen = _seen(options)
-    made = _make(options, flags, seen)
+    driver = _driver(options)
+    made = _make(options, flags, driver)
     _write_files(options, made)
     if options.as_json:
-        click.echo(json.dumps(plan_json(made, seen=seen)))
+        click.echo(json.dumps(plan_json(made, driver=driver)))
     else:
-        _show(options, made, seen)
+        _show(options, made, driver)
     return made.exit_code
 
 
@@ -152,10 +152,10 @@ def _place_typed(options: Options) -> list[str]:
     return [f"{option} {quote(word)}" for option, word in words.items() if word]
 
 
-def _make(options: Options, flags: list[Flag], seen: DriverFigures | None) -> Plan:
+def _make(options: Options, flags: list[Flag], driver: DriverFigures | None) -> Plan:
     from onecard.inputs.make_plan import plan_named
 
-    shown = seen.place if seen and options.gpu is None and options.vram is None else None
+    shown = driver.place if driver and options.gpu is None and options.vram is None else None
     return plan_named(
         options.config,
         flags,
@@ -185,12 +185,12 @@ def _write_files(options: Options, made: Plan) -> None:
         write_text(Path(options.write), text, option="--write", overwrite=False)
 
 
-def _show(options: Options, made: Plan, seen: DriverFigures | None) -> None:
+def _show(options: Options, made: Plan, driver: DriverFigures | None) -> None:
     from onecard.report.messages import print_warnings
     from onecard.report.plan import print_plan
 
     print_warnings(made.resolved.warnings, console(stderr=True))
-    print_plan(made, console(), explain=options.explain, details=options.details, seen=seen)
+    print_plan(made, console(), explain=options.explain, details=options.details, driver=driver)
     if made.proposals == ():
         console().print(f"  fix: {_enough(options, made)}", soft_wrap=True, markup=False)
     for written in (options.timeline, options.write if made.proposals else None):
@@ -220,7 +220,7 @@ def _enough(options: Options, made: Plan) -> str:
     return f"{' '.join(_budget(larger))} is enough for one"
 
 
-def _seen(options: Options) -> DriverFigures | None:
+def _driver(options: Options) -> DriverFigures | None:
     """What the driver showed, as typed or as nvidia-smi printed it."""
     nvidia_smi = options.nvidia_smi
     if nvidia_smi is None and options.seen is None:

@@ -116,7 +116,7 @@ def train(
     if fit:
         raise _ignored("init_from=resume", "--fit", _folder_of(resolved), flag_values(flags))
     print_warnings(resolved.warnings, console(stderr=True))
-    return _go_on(_folder_of(resolved), resolved.asked, resolved.origins, files)
+    return _go_on(_folder_of(resolved), resolved.set_by_user, resolved.origins, files)
 
 
 def _check_same_run(run: Path, asked: Mapping[str, object]) -> None:

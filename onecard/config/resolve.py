@@ -19,7 +19,7 @@ from onecard.errors import ConfigError
 # Without these a plan would describe another run, so a file must state them, and not leave them to code.
 NEEDED_KEYS = frozenset({*PLANNED_KEYS, *keys_that_affect("tokens")})
 PACKAGED_DEFAULT = "packaged default"
-_UNASKED = ("default", PACKAGED_DEFAULT)  # origins of values that nobody set
+_NOT_SET = ("default", PACKAGED_DEFAULT)  # origins of values that nobody set
 
 # With init_from=gpt2-xl, nanoGPT takes the shape from OpenAI's weights, whatever the config says.
 _GPT2_LAYERS_HEADS_WIDTH = {
@@ -44,9 +44,9 @@ class Resolved:
     unused: tuple[str, ...] = ()  # keys the file sets and nanoGPT does not have
 
     @property
-    def asked(self) -> dict[str, object]:
+    def set_by_user(self) -> dict[str, object]:
         """The values that somebody set, in the file or with a flag."""
-        return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin not in _UNASKED}
+        return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin not in _NOT_SET}
 
     @property
     def typed(self) -> dict[str, object]:
@@ -244,7 +244,7 @@ def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) 
     config = resolved.config
     fixed = {key: value for key, value in shape.items() if key != "block_size"}
     longest = shape["block_size"]
-    if resolved.origins["block_size"] in _UNASKED and isinstance(longest, int) and config.block_size > longest:
+    if resolved.origins["block_size"] in _NOT_SET and isinstance(longest, int) and config.block_size > longest:
         fixed["block_size"] = longest
     warnings = _set_in_vain(fixed, config.model_dump(), resolved.origins, origin=origin)
     return replace(
@@ -258,7 +258,7 @@ def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) 
 def _set_in_vain(
     shape: Mapping[str, object], values: Mapping[str, object], origins: Mapping[str, str], *, origin: str
 ) -> list[str]:
-    keys = [key for key, value in shape.items() if origins[key] not in (*_UNASKED, origin) and values[key] != value]
+    keys = [key for key, value in shape.items() if origins[key] not in (*_NOT_SET, origin) and values[key] != value]
     verb = "has" if len(keys) == 1 else "have"
     return [f"{origin} fixes the shape: {', '.join(keys)} {verb} no effect"] if keys else []
 

@@ -171,6 +171,7 @@ class NanoGPTConfig(BaseModel):
 class RunConfig(NanoGPTConfig):
     """Everything that defines a run: nanoGPT's keys and our own. `replace` makes a changed copy, checked again."""
 
+    model: Literal["gpt2", "nanochat"] = key("gpt2", "gpt2, or a modern one: nanochat, as transformers has it", "shape")
     vocab_size: Count = key(50304, "tokens the model knows; from the data unless given", "shape measure")
     eval_batch_size: Count | None = key(
         None, "sequences per evaluation batch; default: chosen", "memory", resume="rounding"
@@ -208,6 +209,8 @@ class RunConfig(NanoGPTConfig):
                 keys=("n_head", "n_embd"),
                 fix=f"--n_head={self.n_embd // 64}, heads of 64, or {fix}" if self.n_embd % 64 == 0 else fix,
             )
+        if self.model == "nanochat":
+            self._fits_nanochat()
         if self.eval_block_size is not None and self.eval_block_size > self.block_size:
             raise KeysDoNotFit(
                 f"eval_block_size={self.eval_block_size} is longer than block_size={self.block_size}",
@@ -224,6 +227,19 @@ class RunConfig(NanoGPTConfig):
                 "--batch_size=8 --gradient_accumulation_steps=64 --block_size=1024",
             )
         return self
+
+    def _fits_nanochat(self) -> None:
+        for key, without in (("dropout", 0.0), ("bias", False)):
+            if getattr(self, key):
+                raise KeysDoNotFit(
+                    f"model=nanochat has no {key}", keys=("model", key), fix=f"--{key}={without}, or --model=gpt2"
+                )
+        if self.head_size % 2:
+            raise KeysDoNotFit(
+                f"model=nanochat rotates pairs of numbers, and heads of {self.head_size} have an odd one",
+                keys=("n_head", "n_embd"),
+                fix=f"--n_embd={self.n_head * (self.head_size + 1)}, heads of {self.head_size + 1}",
+            )
 
     @property
     def sequences_per_step(self) -> int:
@@ -304,6 +320,7 @@ def keys_that_affect(*effects: Effect) -> tuple[str, ...]:
 
 NANOGPT_KEYS = frozenset(NanoGPTConfig.model_fields)
 SHAPE_KEYS = keys_that_affect("shape")
+GPT2_SHAPE_KEYS = tuple(name for name in SHAPE_KEYS if name != "model")  # the shape of one that is GPT-2
 SCHEDULE_KEYS = keys_that_affect("schedule")
 # What a plan reads of a run of nanoGPT's, which has its vocabulary from the data.
 PLANNED_KEYS = tuple(

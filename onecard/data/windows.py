@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onecard.data.tokens import Array, Tokens
+from onecard.models.ranks import ONE_RANK, Ranks
 
 Batch = tuple[Array, Array]  # x and y, each [sequences, block_size]; y is x one token later
 
@@ -36,11 +37,9 @@ class Windows:
         """Sequences first, …, first + count - 1: contiguous int64 arrays x and y, [count, block_size] each."""
         return _batch(self.tokens, self.starts(first, count), self.block_size)
 
-    def batches(self, first: int, count: int) -> Iterator[Batch]:
-        """Endless batches of `count` sequences, starting at `first`."""
-        while True:
-            yield self.batch(first, count)
-            first += count
+    def batches(self, first: int, count: int, *, ranks: Ranks = ONE_RANK) -> Iterator[Batch]:
+        """A rank's batches of `count` sequences, without end; those of all ranks are the sequences from `first` on."""
+        return (self.batch(start, count) for start in ranks.turns(first, count))
 
     def starts(self, first: int, count: int) -> Array:
         """Positions in the data where these sequences begin, [count]."""
@@ -88,10 +87,9 @@ class EvalWindows:
         numbers = np.arange(first, min(first + count, self._count), dtype=np.int64)
         return _batch(self.tokens, numbers * self._available // max(1, self._count) * self.block_size, self.block_size)
 
-    def batches(self, count: int) -> Iterator[Batch]:
-        """All of them, `count` at a time."""
-        for first in range(0, self._count, count):
-            yield self.batch(first, count)
+    def batches(self, count: int, *, ranks: Ranks = ONE_RANK) -> Iterator[Batch]:
+        """A rank's share of them, `count` at a time; without ranks all."""
+        return (self.batch(first, count) for first in ranks.share(range(0, self._count, count)))
 
 
 def _batch(tokens: Tokens, starts: Array, block_size: int) -> Batch:

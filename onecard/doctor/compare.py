@@ -109,7 +109,7 @@ class Comparison:
     passings: tuple[Passing, ...]
     standings: Mapping[str, Standing]  # by metric
     predicted_process_bytes: tuple[int | None, ...]  # as `onecard plan` says; without a card, without its context
-    alone: Mapping[int, tuple[SingleChange, ...]]  # by run: its changes against run 0, each predicted by itself
+    single_changes: Mapping[int, tuple[SingleChange, ...]]  # by run: its changes against run 0, predicted one by one
     cautions: tuple[str, ...]
     brief_cautions: tuple[str, ...]  # the same in a few words each
     why_not_comparable: str  # the losses must not be compared, for this reason; empty where they may be
@@ -161,7 +161,7 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
         passings=tuple(_passings(cases, compared, ended)),
         standings=_standings(cases, measure, compared, ended, by_tokens, by_seconds),
         predicted_process_bytes=tuple(_predicted_bytes(case) for case in cases),
-        alone=_alone(cases),
+        single_changes=_single_changes(cases),
         cautions=tuple(caution.text for caution in found),
         brief_cautions=tuple(caution.brief for caution in found),
         why_not_comparable=why_not_comparable,
@@ -272,7 +272,7 @@ def _predicted_bytes(case: Case) -> int | None:
     return memory_of(case, config, case.card, available_bytes=room).process_bytes
 
 
-def _alone(cases: Sequence[Case]) -> dict[int, tuple[SingleChange, ...]]:
+def _single_changes(cases: Sequence[Case]) -> dict[int, tuple[SingleChange, ...]]:
     first = cases[0].resolved
     if first is None:
         return {}

@@ -9,7 +9,7 @@ from onecard.doctor.case import Case
 from onecard.doctor.evidence import known
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import Memory, predict_memory
-from onecard.plan.precision import settled
+from onecard.plan.precision import with_dtype
 from onecard.plan.repair import Repair, make_whole
 from onecard.plan.speed import TrainerName
 
@@ -38,7 +38,7 @@ def trainer_of(case: Case) -> TrainerName:
 
 def memory_of(case: Case, config: RunConfig, card: Card | None, *, available_bytes: int | None = None) -> Memory:
     """The memory a config needs under the trainer of the case."""
-    return predict_memory(settled(config, card), card, trainer_of(case), available_bytes=available_bytes)
+    return predict_memory(with_dtype(config, card), card, trainer_of(case), available_bytes=available_bytes)
 
 
 def next_folder(case: Case, config: RunConfig) -> str:

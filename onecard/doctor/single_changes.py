@@ -10,7 +10,7 @@ from onecard.config.shown import same_value
 from onecard.plan.cards import Card
 from onecard.plan.loss import forecast_loss, guessing, why_no_forecast
 from onecard.plan.memory.predict import Memory, predict_memory
-from onecard.plan.precision import settled
+from onecard.plan.precision import with_dtype
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 from onecard.units import listed
 
@@ -46,7 +46,7 @@ def single_effects(
     """
     if cardless:  # both trainers compute in float32 then
         before, after = (config.replace({"dtype": "float32"}) for config in (before, after))
-    before, after = settled(before, card), settled(after, card)
+    before, after = with_dtype(before, card), with_dtype(after, card)
     planner = _Planner(before=before, card=card, trainer=trainer, cardless=cardless)
     return tuple(planner.effect({key: getattr(after, key) for key in group}) for group in _groups(before, after))
 

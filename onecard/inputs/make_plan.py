@@ -110,12 +110,12 @@ def _check_trainer(trainer: str) -> None:
 
 def _check_card(resolved: Resolved, place: Place | None, *, fit: bool, budget: Budget | None) -> None:
     """UsageError where a question needs a card, or the speed of one, and none is known."""
-    from onecard.plan.precision import settled
+    from onecard.plan.precision import with_dtype
     from onecard.plan.speed import predict_speed
 
     if (fit or budget) and place is None:
         raise _needs_a_card("--fit" if fit else "a budget")
-    if budget and place and predict_speed(settled(resolved.config, place.card), place.card) is None:
+    if budget and place and predict_speed(with_dtype(resolved.config, place.card), place.card) is None:
         raise _needs_a_card("a budget", "its speed is not known")
 
 

@@ -91,12 +91,14 @@ def _roughly(seconds: float) -> str:
 def predicted(config: RunConfig) -> Memory | None:
     """The memory a run will take on this machine's card; None without a card."""
     from onecard.plan.memory.predict import predict_onecard
-    from onecard.plan.precision import settled
+    from onecard.plan.precision import with_dtype
 
     place = place_of_run(config)
     if place is None:
         return None
-    return predict_onecard(settled(config, place.card), place.card, available_bytes=place.available_bytes_for(config))
+    return predict_onecard(
+        with_dtype(config, place.card), place.card, available_bytes=place.available_bytes_for(config)
+    )
 
 
 def checked(config: RunConfig, *, fit: bool, source: str | None, typed: Flags = ()) -> tuple[RunConfig, Memory | None]:
@@ -132,9 +134,9 @@ def checked(config: RunConfig, *, fit: bool, source: str | None, typed: Flags = 
 def _fitted(config: RunConfig, place: Place, free: int) -> RunConfig | None:
     """The fastest settings that fit, with the same tokens per update; None if nothing fits."""
     from onecard.plan.fit import fit_onecard
-    from onecard.plan.precision import settled
+    from onecard.plan.precision import with_dtype
 
-    found = fit_onecard(settled(config, place.card), place.card, free)
+    found = fit_onecard(with_dtype(config, place.card), place.card, free)
     if found.best is None:
         return None
     return config.replace(found.best.patch)

@@ -94,9 +94,9 @@ def changed_since(path: Path, resolved: Resolved, *, fit: bool) -> dict[str, obj
             fix=f"{resume_command(run)}   (or begin another run with --out_dir=PATH)",
             name="resume-mismatch",
         )
-    asked = resolved.asked if resolved.source is None else resolved.config.model_dump()
+    asked = resolved.set_by_user if resolved.source is None else resolved.config.model_dump()
     taken = set(_by_rule("which run"))
-    if "vocab_size" not in resolved.asked:
+    if "vocab_size" not in resolved.set_by_user:
         taken.add("vocab_size")
     if resolved.config.starts_pretrained:
         taken.update(SHAPE_KEYS)

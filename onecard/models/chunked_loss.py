@@ -39,30 +39,59 @@ def new_losses(ops: Any, hidden_NC: Tensor) -> Tensor:
     return ops.empty((len(hidden_NC),), dtype=ops.wide_type(hidden_NC), like=hidden_NC, part=LOGITS_AND_LOSS)
 
 
-def token_losses(ops: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_tokens: int) -> Tensor:
-    """Cross-entropy losses_N in nats (float32), 0 where the target is -1; without gradients."""
+def token_losses(
+    ops: Any,
+    hidden_NC: Tensor,
+    weight_VC: Tensor,
+    targets_N: Tensor,
+    chunk_tokens: int,
+    *,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Cross-entropy losses_N in nats (float32), 0 where the target is -1; without gradients.
+
+    With `soft_cap` the logits are soft_cap · tanh(x / soft_cap).
+    """
     with ops.no_grad():
         narrow_VC = ops.cast(weight_VC, hidden_NC.dtype)
         losses_N = new_losses(ops, hidden_NC)
         starts = chunk_starts(len(targets_N), chunk_tokens)
         for start in ops.repeated(starts, enough=CHUNKS):
             rows = slice(start, start + starts.step)
-            ops.write_losses(ops.logits(hidden_NC[rows], narrow_VC), targets_N[rows], losses_N[rows], gradient=False)
+            logits_nV = ops.logits(hidden_NC[rows], narrow_VC)
+            ops.write_losses(logits_nV, targets_N[rows], losses_N[rows], gradient=False, soft_cap=soft_cap)
+            del logits_nV
         return losses_N
 
 
-def mean_loss(ops: Any, hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunk_tokens: int) -> Tensor:
+def mean_loss(
+    ops: Any,
+    hidden_NC: Tensor,
+    weight_VC: Tensor,
+    targets_N: Tensor,
+    chunk_tokens: int,
+    *,
+    soft_cap: float | None = None,
+) -> Tensor:
     """Mean cross-entropy in nats (float32 scalar) over targets other than -1; NaN if all are -1, as in torch.
 
     Its backward pass may run only once: it scales the kept gradients in place. Where gradients are off, none are made.
     """
 
     def without_gradients() -> Tensor:
-        return token_losses(ops, hidden_NC, weight_VC, targets_N, chunk_tokens).sum() / ops.counted(targets_N)
+        losses_N = token_losses(ops, hidden_NC, weight_VC, targets_N, chunk_tokens, soft_cap=soft_cap)
+        return losses_N.sum() / ops.counted(targets_N)
 
     def made(hidden_NC: Tensor, weight_VC: Tensor, *, of_hidden: bool, of_weight: bool) -> LossAndGradients:
         return mean_loss_and_gradients(
-            ops, hidden_NC, weight_VC, targets_N, chunk_tokens, of_hidden=of_hidden, of_weight=of_weight
+            ops,
+            hidden_NC,
+            weight_VC,
+            targets_N,
+            chunk_tokens,
+            soft_cap=soft_cap,
+            of_hidden=of_hidden,
+            of_weight=of_weight,
         )
 
     return ops.with_own_gradients(made, without_gradients, hidden_NC, weight_VC)
@@ -75,6 +104,7 @@ def mean_loss_and_gradients(
     targets_N: Tensor,
     chunk_tokens: int,
     *,
+    soft_cap: float | None = None,
     of_hidden: bool = True,
     of_weight: bool = True,
 ) -> LossAndGradients:
@@ -90,7 +120,7 @@ def mean_loss_and_gradients(
     for start in ops.repeated(starts, enough=CHUNKS):
         rows = slice(start, start + starts.step)
         logits_nV = ops.logits(hidden_NC[rows], narrow_VC)
-        ops.write_losses(logits_nV, targets_N[rows], losses_N[rows], gradient=True)
+        ops.write_losses(logits_nV, targets_N[rows], losses_N[rows], gradient=True, soft_cap=soft_cap)
         if d_hidden_NC is not None:
             ops.product_into(d_hidden_NC[rows], logits_nV, narrow_VC)
         if d_weight_VC is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from dataclasses import dataclass
+from math import nan, sqrt
 
 from onecard.config.schema import RunConfig
 
@@ -10,6 +11,34 @@ from onecard.config.schema import RunConfig
 # 3.3M tokens of a split; their losses are 0.007 to 0.013 off their curves, or 0.3 to 0.6 per window. A window holds
 # few documents, so the error falls with the number of windows, not of tokens.
 WINDOW_SPREAD, WINDOW_TOKENS = 0.45, 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitLosses:
+    """Losses of sequences of a split, in nats per token. Those of several ranks add up to those of all."""
+
+    mean: float = nan
+    spread: float = nan  # standard deviation; of one sequence there is none
+    sequences: int = 0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return self.spread / sqrt(self.sequences)
+
+    def __add__(self, other: SplitLosses) -> SplitLosses:
+        """Those of both, by Chan, Golub and LeVeque's formula for variances of parts (1979)."""
+        if not (self.sequences and other.sequences):
+            return self if self.sequences else other
+        sequences, apart = self.sequences + other.sequences, other.mean - self.mean
+        squares = self._squares + other._squares + apart**2 * self.sequences * other.sequences / sequences
+        mean = self.mean + apart * other.sequences / sequences
+        return SplitLosses(mean=mean, spread=sqrt(squares / (sequences - 1)), sequences=sequences)
+
+    @property
+    def _squares(self) -> float:
+        """Sum of the squared distances from the mean."""
+        return self.spread**2 * (self.sequences - 1) if self.sequences > 1 else 0.0
 
 
 def eval_batch_size(config: RunConfig) -> int:

@@ -63,6 +63,10 @@ class GPT2:
         self.chunk_tokens = config.loss_chunk or default_chunk_tokens(config.vocab_size)  # whose logits exist at a time
         self.narrow_stream = False  # whether x passes between blocks in the type of products
 
+    def called(self, p: Layers) -> Iterable[tuple[Layers, Callable[..., Any]]]:
+        """The parts that are called, and what calling them runs."""
+        return [*((block, self.block) for block in p.transformer.h), (p.transformer.ln_f, self.last_norm)]
+
     def set_first_weights(self, layers: Iterable[Layers], parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Draw the weights in nanoGPT's order, so that the same seed gives the same model in both.
 
@@ -146,6 +150,10 @@ class GPT2:
         """The norm after the last block, in the type that the head multiplies in."""
         x_BTC = x_BTC + added_BTC
         return self.ops.in_compute_type(self.ops.layer_norm(x_BTC, p))
+
+    def logits(self, p: Layers, x: Tensor) -> Tensor:
+        """The logits (..., V) of hidden states (..., C)."""
+        return self.ops.linear(x, p.lm_head)
 
     def loss(self, p: Layers, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token (float32) over targets other than -1, in chunks as the config says."""

@@ -1,15 +1,10 @@
-"""Forward and backward pass of GPT-2, written out kernel by kernel, for the setup that almost everybody trains.
+"""GPT-2's forward and backward pass written out, kernel by kernel, for the setup that almost everybody trains.
 
-In half precision, without dropout and biases, a block is eight kernels forward and twice as many backward. Written out,
-they do what autograd and a compiler cannot: products add directly to the residual stream and to the gradients, and use
-the fastest kernel of this card; weights are cast once per update; only a few small Triton kernels are compiled. All
-other setups use gpt2.py and torch.compile. Why we wrote this ourselves: docs/adr/0012.
-
-Parameters and gradients are the model's own. The mathematics is that of `gpt2.py` under autocast, with x in half
+All other setups use gpt2.py and torch.compile. The mathematics is that of `gpt2.py` under autocast, with x in half
 precision (docs/adr/0011); `tests/train/test_fused.py` compares the two.
 
 `ops` are the operations of torch, or of paper. Letters: B sequences, T tokens of a sequence, N = B·T, C n_embd, E = 3C,
-F = 4C, H n_head, D = C / H, V vocab_size.
+F = 4C, H n_head, D = C / H.
 """
 
 from __future__ import annotations
@@ -17,53 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from onecard.models.chunked_loss import CHUNKS
-from onecard.models.chunks import chunk_starts
+from onecard.models import written_out
 from onecard.models.gpt2 import GPT2
-from onecard.paper.tags import ACTIVATIONS, ATTENTION, GRADIENTS_IN_FLIGHT, LOGITS_AND_LOSS
-
-Tensor = Any  # of torch, or on paper
-Layers = Any  # a module of torch, or weights on paper
-
-ALL = slice(None)
-
-
-class Weight:
-    """The weight of a linear layer, or some of its rows, with a copy in the type used for products.
-
-    `part` is what its output is for.
-    """
-
-    def __init__(self, ops: Any, parameter: Tensor, narrow_OI: Tensor, part: str, rows: slice = ALL) -> None:
-        self.ops, self.parameter, self.narrow_OI, self.part = ops, parameter, narrow_OI, part
-        self._rows = rows
-
-    @property
-    def thirds(self) -> list[Weight]:
-        """The parts for queries, keys and values, of a weight that makes all three."""
-        third = len(self.narrow_OI) // 3
-        rows = [slice(start, start + third) for start in (0, third, 2 * third)]
-        return [Weight(self.ops, self.parameter, self.narrow_OI[each], self.part, each) for each in rows]
-
-    def times(self, x_NI: Tensor, *, added_NO: Tensor | None = None) -> Tensor:
-        """The layer's output for x, plus `added_NO`."""
-        out_NO = self.ops.empty((len(x_NI), len(self.narrow_OI)), dtype=x_NI.dtype, like=x_NI, part=self.part)
-        self.ops.multiply(x_NI, self.narrow_OI.t(), out_NO, added_MN=added_NO)
-        return out_NO
-
-    def backward(self, d_out_NO: Tensor, *, added_NI: Tensor | None = None) -> Tensor:
-        """The gradient of x; where `added_NI` is given, added to it in place."""
-        d_x_NI = added_NI
-        if d_x_NI is None:
-            shape = len(d_out_NO), self.narrow_OI.shape[1]
-            d_x_NI = self.ops.empty(shape, dtype=d_out_NO.dtype, like=d_out_NO, part=GRADIENTS_IN_FLIGHT)
-        self.ops.multiply(d_out_NO, self.narrow_OI, d_x_NI, added_MN=added_NI)
-        return d_x_NI
-
-    def learn(self, d_out_NO: Tensor, x_NI: Tensor, *, factor: Tensor | None = None) -> None:
-        """Add to the weight's gradient, which must already exist."""
-        gradient_OI = _gradient(self.parameter)[self._rows]
-        self.ops.multiply(d_out_NO.t(), x_NI, gradient_OI, added_MN=gradient_OI, factor=factor)
+from onecard.models.written_out import Layers, Tensor, Weight, gradient_of, with_copy
+from onecard.paper.tags import ACTIVATIONS, ATTENTION
 
 
 @dataclass(slots=True)
@@ -86,7 +38,7 @@ class BlockPasses:
         self.ops = ops
         self.norms = [p.ln_1.weight, p.ln_2.weight]
         parts = [(p.attn.c_attn, ATTENTION)] + [(p, ACTIVATIONS) for p in (p.attn.c_proj, p.mlp.c_fc, p.mlp.c_proj)]
-        self.weights = [_with_copy(ops, layer, part, dtype) for layer, part in parts]
+        self.weights = [with_copy(ops, layer, part, dtype) for layer, part in parts]
         self.heads = model.heads
         self.recompute = model.recompute
 
@@ -164,7 +116,7 @@ class BlockPasses:
             d_normed_NC = linear.backward(d_out_NO, added_NI=d_normed_NC)
         weight_C = self.norms[index]
         _, again_NC = self.ops.norm_backward(
-            d_normed_NC, x_NC, weight_C, _gradient(weight_C), d_x_NC=d_NC, again=normed_NC is None
+            d_normed_NC, x_NC, weight_C, gradient_of(weight_C), d_x_NC=d_NC, again=normed_NC is None
         )
         del d_normed_NC
         read_NC = again_NC if normed_NC is None else normed_NC
@@ -172,108 +124,29 @@ class BlockPasses:
             linear.learn(d_out_NO, read_NC)
 
 
-class Passes:
-    """A model's losses and gradients, computed by the written-out passes. `dtype` is that of products."""
+class Passes(written_out.Passes):
+    """GPT-2's losses and gradients."""
 
     def __init__(self, ops: Any, model: GPT2, p: Layers, dtype: Any) -> None:
-        self.ops, self._p, self._dtype = ops, p, dtype
-        self._chunk_tokens, self._longest = model.chunk_tokens, model.block_size
-        self.blocks = [BlockPasses(ops, model, block, dtype) for block in p.transformer.h]
-        self._head = _with_copy(ops, p.lm_head, LOGITS_AND_LOSS, dtype)
-        weights = [self._head, *(weight for block in self.blocks for weight in block.weights)]
-        self._narrow = [each for each in weights if each.narrow_OI.dtype != each.parameter.dtype]
-
-    def refresh(self) -> None:
-        """Cast the weights again, after they have changed."""
-        if self._narrow:
-            self.ops.copy_all([each.narrow_OI for each in self._narrow], [each.parameter for each in self._narrow])
-
-    def token_losses(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Cross-entropy losses_BT in nats (float32), 0 where the target is -1."""
-        ops = self.ops
-        with ops.no_grad():
-            ops.moment("forward pass")
-            x_NC = self._embedded(tokens_BT)
-            for block in self.blocks:
-                x_NC = block.forward(x_NC, len(tokens_BT))
-            hidden_NC = ops.norm(x_NC, self._p.transformer.ln_f.weight)
-            del x_NC
-            ops.moment("loss")
-            targets_N = targets_BT.flatten()
-            losses_N = self._new_losses(hidden_NC)
-            for rows in self._chunks(targets_N):
-                ops.write_losses(self._logits(hidden_NC[rows]), targets_N[rows], losses_N[rows], gradient=False)
-            return losses_N.view_as(targets_BT)
-
-    def add_gradients(self, tokens_BT: Tensor, targets_BT: Tensor, *, scale: Tensor) -> Tensor:
-        """The mean loss over targets other than -1; `scale` times its gradient is added to the parameters'."""
-        ops, batch = self.ops, len(tokens_BT)
-        with ops.no_grad():
-            ops.moment("forward pass")
-            x_NC = self._embedded(tokens_BT)
-            kept = []
-            for block in self.blocks:
-                x_NC, of_block = block.forward_keeping(x_NC, batch)
-                kept.append(of_block)
-                del of_block
-            loss, d_hidden_NC, factor = self._loss_and_gradient(x_NC, targets_BT.flatten(), scale)
-            ops.moment("backward pass of the blocks")
-            weight_C = self._p.transformer.ln_f.weight
-            d_NC, _ = ops.norm_backward(d_hidden_NC, x_NC, weight_C, _gradient(weight_C), d_x_NC=None, factor=factor)
-            del x_NC, d_hidden_NC
-            for block in reversed(self.blocks):
-                d_NC = block.backward(d_NC, kept.pop(), batch)
-            ops.moment("backward pass of the embeddings")
-            ops.embedded_backward(d_NC, tokens_BT, *map(_gradient, self._embeddings))
-            return loss
+        blocks = [BlockPasses(ops, model, block, dtype) for block in p.transformer.h]
+        super().__init__(ops, model, p, dtype, blocks)
 
     @property
     def _embeddings(self) -> tuple[Tensor, Tensor]:
         """The embeddings of tokens and of positions."""
-        return self._p.transformer.wte.weight, self._p.transformer.wpe.weight
+        return self.p.transformer.wte.weight, self.p.transformer.wpe.weight
 
-    def _embedded(self, tokens_BT: Tensor) -> Tensor:
-        length = tokens_BT.shape[1]
-        assert length <= self._longest, f"{length} tokens do not fit block_size={self._longest}"
-        return self.ops.embedded(tokens_BT, *self._embeddings, self._dtype)
+    def embedded(self, tokens_BT: Tensor) -> Tensor:
+        return self.ops.embedded(tokens_BT, *self._embeddings, self.dtype)
 
-    def _chunks(self, targets_N: Tensor) -> Any:
-        starts = chunk_starts(len(targets_N), self._chunk_tokens)
-        return (slice(start, start + starts.step) for start in self.ops.repeated(starts, enough=CHUNKS))
+    def embedded_backward(self, d_NC: Tensor, tokens_BT: Tensor) -> None:
+        self.ops.embedded_backward(d_NC, tokens_BT, *map(gradient_of, self._embeddings))
 
-    def _new_losses(self, hidden_NC: Tensor) -> Tensor:
-        return self.ops.empty((len(hidden_NC),), dtype=self.ops.float32, like=hidden_NC, part=LOGITS_AND_LOSS)
+    def last_norm(self, x_NC: Tensor) -> tuple[Tensor, Tensor]:
+        return self.ops.norm(x_NC, self.p.transformer.ln_f.weight), x_NC
 
-    def _logits(self, hidden_nC: Tensor) -> Tensor:
-        return self._head.times(hidden_nC)
-
-    def _loss_and_gradient(self, x_NC: Tensor, targets_N: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean loss, the gradient of the losses' sum for the last norm's output, and the factor it still needs.
-
-        As in chunked_loss.py: before the division, gradients of logits are about as large as weights, which suits
-        float16.
-        """
-        ops = self.ops
-        ops.moment("loss")
-        hidden_NC = ops.norm(x_NC, self._p.transformer.ln_f.weight)
-        losses_N = self._new_losses(hidden_NC)
-        d_hidden_NC = ops.empty(hidden_NC.shape, dtype=hidden_NC.dtype, like=hidden_NC, part=GRADIENTS_IN_FLIGHT)
-        count = ops.counted(targets_N)
-        factor = scale / count
-        for rows in self._chunks(targets_N):
-            logits_nV = self._logits(hidden_NC[rows])
-            ops.write_losses(logits_nV, targets_N[rows], losses_N[rows], gradient=True)
-            ops.multiply(logits_nV, self._head.narrow_OI, d_hidden_NC[rows])
-            self._head.learn(logits_nV, hidden_NC[rows], factor=factor)
-            del logits_nV  # free them before the next chunk's are made
-        return losses_N.sum() / count, d_hidden_NC, factor
-
-
-def _with_copy(ops: Any, layer: Layers, part: str, dtype: Any) -> Weight:
-    """A layer's weight with its own copy, unless the parameter already has that type."""
-    return Weight(ops, layer.weight, ops.cast(layer.weight.detach(), dtype), part)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+    def last_norm_backward(self, d_hidden_NC: Tensor, x_NC: Tensor, factor: Tensor) -> Tensor:
+        weight_C = self.p.transformer.ln_f.weight
+        gradient_C = gradient_of(weight_C)
+        d_NC, _ = self.ops.norm_backward(d_hidden_NC, x_NC, weight_C, gradient_C, d_x_NC=None, factor=factor)
+        return d_NC

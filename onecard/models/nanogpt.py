@@ -135,7 +135,7 @@ class Train:
         self.paper.backward(scaled)
         return [X, Y, logits, loss]
 
-    def run(self) -> Tape:
+    def tape(self) -> Tape:
         """Evaluate, update three times, evaluate; the tape ends while the loop's variables are still alive."""
         paper, config = self.paper, self.config
         optimizer = optimizer_on_paper(paper, self.parameters, ADAMW)
@@ -185,4 +185,4 @@ def eager_run(config: RunConfig, device: Device, *, returns_logits: bool = True)
 
 def eager_tape(config: RunConfig, device: Device, *, returns_logits: bool = True) -> Tape:
     """All of a run's allocations and frees: phases "init", "eval0", "train", "eval", in nanoGPT's order."""
-    return eager_run(config, device, returns_logits=returns_logits).run()
+    return eager_run(config, device, returns_logits=returns_logits).tape()

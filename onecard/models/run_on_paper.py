@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from onecard.config.schema import RunConfig
+from onecard.models.architectures import architecture_of
 from onecard.models.evaluation import eval_batch_size, eval_sequences
-from onecard.models.gpt2 import GPT2, structure
-from onecard.models.gpt2_passes import Passes
 from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
 from onecard.models.optimizers import optimizer_of
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, UPDATES, Steps, split_loss
 from onecard.models.ways import fuses, records_graph
 from onecard.paper.device import Device
@@ -21,14 +22,15 @@ from onecard.paper.work import Parts
 
 
 class PaperRun:
-    """A model and its training steps on paper."""
+    """A model and its training steps on paper, as one of `ranks` runs them."""
 
-    def __init__(self, config: RunConfig, device: Device) -> None:
+    def __init__(self, config: RunConfig, device: Device, *, ranks: Ranks = ONE_RANK) -> None:
         self.config = config
         self.ops = ops = PaperOperations(device, half=config.dtype != "float32", deterministic=config.deterministic)
         ops.starts()
-        self.p = p = weights_on_paper(structure(config), ops)
-        self.model = model = GPT2(ops, config)
+        architecture = architecture_of(config)
+        self.p = p = weights_on_paper(architecture.structure(config), ops)
+        self.model = model = architecture.model(ops, config)
         self.connect(p, model)
         self.steps = Steps(
             ops,
@@ -38,17 +40,19 @@ class PaperRun:
             parameters=p.parameters,
             optimizer=optimizer_on_paper(ops, p.parameters, optimizer_of(config)),
             scaler=GradScaler(ops, enabled=config.dtype == "float16"),
-            passes=Passes(ops, model, p, ops.compute_dtype) if fuses(config) else None,
+            passes=architecture.passes(ops, model, p, ops.compute_dtype) if fuses(config) else None,
             records=records_graph(config),
+            ranks=ranks,
         )
         whole, rest = divmod(eval_sequences(config), eval_batch_size(config))
-        self.eval_batches = [eval_batch_size(config)] * min(whole, EVAL_BATCHES) + [rest] * (rest > 0)
+        mine = ranks.share(range(whole + (rest > 0)))  # the last batch has the rest
+        full = len(ranks.share(range(whole)))
+        self.eval_batches = [eval_batch_size(config)] * min(full, EVAL_BATCHES) + [rest] * (len(mine) - full)
 
-    def connect(self, p: Named, model: GPT2) -> None:
-        """Say what calling a block or the last norm does."""
-        for block in p.transformer.h:
-            block.run = partial(model.block, block)
-        p.transformer.ln_f.run = partial(model.last_norm, p.transformer.ln_f)
+    def connect(self, p: Named, model: Any) -> None:
+        """Say what calling a part of the model does."""
+        for part, run in model.called(p):
+            part.run = partial(run, part)
 
     def update(self) -> None:
         """One update."""

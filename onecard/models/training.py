@@ -7,10 +7,12 @@ thrown away and done again with smaller micro-batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import nan
 from typing import Any
 
 from onecard.config.schema import RunConfig
 from onecard.errors import first_line
+from onecard.models.ranks import ONE_RANK, Ranks
 
 # How much of a run is enough to see all that happens in it: of many, paper runs only these.
 UPDATES = 3  # the optimizer's state exists from the second on; the third is the steady state
@@ -37,8 +39,9 @@ class Steps:
         scaler: Any,
         passes: Any | None,
         records: bool,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
-        self.ops, self.config = ops, config
+        self.ops, self.config, self.ranks = ops, config, ranks
         self.parameters, self.optimizer, self.scaler, self.passes = parameters, optimizer, scaler, passes
         self.records = records  # whether micro-batches are recorded as a CUDA graph
         self.batch_size = config.batch_size
@@ -52,10 +55,19 @@ class Steps:
 
     @property
     def accumulation(self) -> int:
-        return self.config.sequences_per_step // self.batch_size
+        """Micro-batches of an update on this rank."""
+        return self.ranks.sequences_per_step(self.config) // self.batch_size
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of an update on all ranks together: each is one part of the gradients and of the loss."""
+        return self.accumulation * self.ranks.world_size
 
     def gradients(self, next_batch: Callable[[], tuple[Tensor, Tensor]], before: Callable[[int, int], None]) -> None:
-        """Gradients of a whole update, added up over its micro-batches. `before(done, total)` is called before each."""
+        """This rank's part of an update's gradients: their sum over all ranks is the update's. The same for the loss.
+
+        They are added up over the micro-batches that `next_batch` gives. `before(done, total)` is called before each.
+        """
         ops = self.ops
         ops.set_to_zero(self._loss)
         if self.records and self.warm and self.recorded is None:
@@ -72,13 +84,13 @@ class Steps:
         self.warm = True
 
     def micro_batch(self, x_BT: Tensor, y_BT: Tensor) -> None:
-        ops, accumulation = self.ops, self.accumulation
+        ops, parts = self.ops, self.micro_batches
         if self.passes:
-            scale = self.scaler.scale(ops.share(accumulation))
-            self._loss += self.passes.add_gradients(x_BT, y_BT, scale=scale) / accumulation
+            scale = self.scaler.scale(ops.share(parts))
+            self._loss += self.passes.add_gradients(x_BT, y_BT, scale=scale) / parts
             return
         with ops.autocast():
-            loss = self._mean_loss(x_BT, y_BT) / accumulation
+            loss = self._mean_loss(x_BT, y_BT) / parts
         ops.backward(self.scaler.scale(loss))
         self._loss += loss.detach()
 
@@ -139,11 +151,13 @@ def split_loss(
 ) -> tuple[float, float, int]:
     """Mean and spread of the losses of a split's sequences, and how many there are.
 
-    `batches` are functions that bring x_BT and y_BT to the card.
+    `batches` are functions that bring x_BT and y_BT to the card; of fewer than there are ranks, some have none.
     """
     means = []
     for to_device in batches:
         x_BT, y_BT = to_device()
         means.append(sequence_losses(x_BT, y_BT))
+    if not means:
+        return nan, nan, 0
     sequences = ops.joined_in_double(means)
     return ops.mean_and_spread(sequences)  # type: ignore[no-any-return]

@@ -6,17 +6,24 @@ from onecard.config.schema import RunConfig
 
 
 def records_graph(config: RunConfig) -> bool:
-    """Whether a micro-batch is recorded as a CUDA graph: where blocks are compiled.
+    """Whether a micro-batch is recorded as a CUDA graph: where it is compiled or written out.
 
     The exception is full recomputation with dropout: a graph cannot draw the same mask again.
     """
-    return config.compile and not (config.grad_checkpoint == "full" and config.dropout > 0)
+    if config.grad_checkpoint == "full" and config.dropout > 0:
+        return False
+    return fuses(config) or compiles_blocks(config)
 
 
 def fuses(config: RunConfig, *, half: bool | None = None) -> bool:
-    """Whether the passes are written out (gpt2_passes.py): compiled, in half precision, without dropout and biases.
+    """Whether the passes are written out (models/*_passes.py): compiled, half precision, no dropout, no biases.
 
     `half`: whether products run in half precision, if that is known; otherwise the config decides, for a card.
     """
     is_half = config.dtype != "float32" if half is None else half
     return config.compile and is_half and not config.dropout and not config.bias
+
+
+def compiles_blocks(config: RunConfig, *, half: bool | None = None) -> bool:
+    """Whether torch compiles the blocks: GPT-2's, where they are not written out. Others then run eagerly."""
+    return config.compile and config.model == "gpt2" and not fuses(config, half=half)

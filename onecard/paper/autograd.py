@@ -48,7 +48,7 @@ class Recomputation:
     """
 
     def __init__(self, again: Callable[[], object]) -> None:
-        self.again: Callable[[], object] | None = again
+        self.again = again  # its input stays as long as something of the part is still to be asked for
         self.count = 0  # of the tensors kept in the first run
         self.remade: list[Storage | None] | None = None  # those of the second run
 
@@ -76,9 +76,7 @@ class Remade:
         part = self.part
         if part.remade is None:
             part.remade = []
-            again, part.again = part.again, None
-            assert again is not None
-            paper.run_again(part, again)
+            paper.run_again(part, part.again)
         storage = part.remade[self.index]
         part.remade[self.index] = None
         assert storage is not None

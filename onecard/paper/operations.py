@@ -19,6 +19,7 @@ from onecard.paper.remembered import Remembered
 from onecard.paper.scratch import WORKSPACE_BYTES, norm_programs
 from onecard.paper.tags import (
     ACTIVATIONS,
+    ATTENTION,
     GRADIENTS,
     GRADIENTS_IN_FLIGHT,
     LOGITS_AND_LOSS,
@@ -27,7 +28,7 @@ from onecard.paper.tags import (
     WORKSPACE,
 )
 from onecard.paper.tape import DEFAULT_POOL, EMPTY_CACHE
-from onecard.paper.tensor import Parameter, Shape, Storage, Tensor
+from onecard.paper.tensor import Layer, Parameter, Shape, Storage, Tensor
 from onecard.paper.work import EMBEDDINGS_WORK, HEAD, LOSS_WORK, MATMULS, MEMORY_BOUND, UPDATE
 
 MicroBatch = Callable[[Tensor, Tensor], None]
@@ -46,7 +47,7 @@ class PaperOperations(Paper):
         super().__init__(device, half=half)
         self.deterministic = deterministic
         self.recordings = 0
-        self._multiplied = -1, -1  # the blocks of the last product's second operand and result
+        self._multiplied = [(-1, -1)] * 2  # blocks of the last two products' second operands and results
 
     def repeated(self, items: range, *, enough: int) -> Iterator[int]:
         """Items that are treated alike: of many, the first and the last, `enough` in all; those between repeat them."""
@@ -118,6 +119,69 @@ class PaperOperations(Paper):
             head_VC.slot = 1
         return rows_BTC, head_VC
 
+    def normed_embedding(self, tokens_BT: Tensor, layer: Layer) -> Tensor:
+        """Rows of a weight, normed by the kernel that reads them."""
+        weight_VC = layer.weight
+        node = self.record([weight_VC], weight_VC, tokens_BT)
+        out = self.new((*tokens_BT.shape, weight_VC.shape[1]), self.compute_dtype, ACTIVATIONS)
+        shape, values, dtype = weight_VC.shape, out.numel, out.dtype
+        self._reads_rows(values, dtype)
+
+        def backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            gradient = self.gradient(shape, FLOAT)
+            self.work.moves(EMBEDDINGS_WORK, gradient)  # zeros
+            self._adds_to_rows(values, dtype)
+            return [gradient]
+
+        return self.result(node, out, backward)
+
+    def _reads_rows(self, values: int, dtype: int) -> None:
+        self.work.add(EMBEDDINGS_WORK, moved_bytes=values * (FLOAT + dtype), kernels=1)
+
+    def _adds_to_rows(self, values: int, dtype: int) -> None:
+        """The work of a kernel that reads rows and their gradients, and adds to the rows' gradients in any order."""
+        moved = dtype + FLOAT + ATOMIC_ADDITION * 2 * FLOAT
+        self.work.add(EMBEDDINGS_WORK, moved_bytes=values * moved, kernels=1)
+
+    def rms_norm(self, x: Tensor) -> Tensor:
+        """A norm without weights, which keeps its result and a number per row."""
+        node = self.record([x])
+        shape, dtype = x.shape, x.dtype
+        out, scale = self.new(shape, dtype, ACTIVATIONS), self.new((x.numel // shape[-1],), FLOAT, ACTIVATIONS)
+        self.save(node, out, scale)
+        self.work.computes(MEMORY_BOUND, x, out)
+
+        def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            d_x = self.gradient(shape, dtype)
+            self.work.computes(MEMORY_BOUND, gs[0], d_x, d_x)  # that of the output, the result, and its own
+            return [d_x]
+
+        return self.result(node, out, backward)
+
+    def rotated(self, qkv_BTE: Tensor, heads: int) -> Tensor:
+        """Queries and keys rotated and normed in place; a number per head is new."""
+        node = self.record([qkv_BTE])
+        scale = self.rotate(qkv_BTE.like(qkv_BTE.numel // qkv_BTE.shape[-1], qkv_BTE.shape[-1]), batch=1, heads=heads)
+        self.save(node, qkv_BTE, scale)
+
+        def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            self._rotates(gs[0], 3)
+            return [gs[0]]
+
+        return self.result(node, qkv_BTE.detach(), backward)
+
+    def relu_squared(self, x: Tensor) -> Tensor:
+        """ReLU² in place, forward and backward."""
+        node = self.record([x])
+        self.save(node, x)
+        self.square_relu(x)
+
+        def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            self.square_relu_backward(gs[0], gs[0])
+            return [gs[0]]
+
+        return self.result(node, x.detach(), backward)
+
     # the loss
 
     def logits(self, hidden_nC: Tensor, weight_VC: Tensor) -> Tensor:
@@ -135,9 +199,23 @@ class PaperOperations(Paper):
         """total += a @ b."""
         self.work.multiplies(HEAD, a.shape, b.shape[1], b.dtype, result=2 * total.dtype)
 
-    def write_losses(self, logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
+    def write_losses(
+        self,
+        logits_nV: Tensor,
+        targets_n: Tensor,
+        losses_n: Tensor,
+        *,
+        gradient: bool,
+        soft_cap: float | None = None,
+    ) -> None:
         """The losses of logits, which become their own gradient: one kernel, in place."""
         self.work.computes(LOSS_WORK, *[logits_nV] * (2 if gradient else 1))
+
+    def soft_capped(self, logits: Tensor, soft_cap: float) -> Tensor:
+        """soft_cap · tanh(logits / soft_cap) in float32."""
+        out = self.new(logits.shape, FLOAT, LOGITS_AND_LOSS)
+        self.work.computes(LOSS_WORK, logits, out)
+        return out
 
     def counted(self, targets_N: Tensor) -> Tensor:
         """How many targets count: (targets != -1).sum()."""
@@ -227,6 +305,59 @@ class PaperOperations(Paper):
         self.work.computes(MEMORY_BOUND, d_value, x, d_value, *([] if value is None else [value]))
         return value
 
+    def rms_normed(self, x_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """A norm without weights, and the factor of each row."""
+        return self.norm(x_NC, x_NC), self.new((len(x_NC),), FLOAT, ACTIVATIONS)
+
+    def rms_norm_backward(
+        self,
+        d_normed_NC: Tensor,
+        normed_NC: Tensor,
+        scale_N: Tensor,
+        *,
+        d_x_NC: Tensor | None,
+        factor: Tensor | None = None,
+    ) -> Tensor:
+        """The gradient of x, in the memory of one that is there."""
+        others = [] if d_x_NC is None else [d_x_NC]
+        self.work.computes(MEMORY_BOUND, d_normed_NC, normed_NC, normed_NC, *others)  # the second is as large as d_x
+        del others
+        return d_normed_NC if d_x_NC is None else d_x_NC
+
+    def rotate(self, qkv_NE: Tensor, *, batch: int, heads: int) -> Tensor:
+        """Queries and keys rotated and normed in place; the factor of each head."""
+        self._rotates(qkv_NE, 2)
+        return self.new((len(qkv_NE), 2 * heads), FLOAT, ATTENTION)
+
+    def _rotates(self, qkv: Tensor, times: int) -> None:
+        """The work of a kernel that reads or writes the queries and keys of a tensor so many times."""
+        values = times * qkv.numel * 2 // 3
+        self.work.add(MEMORY_BOUND, values=values, moved_bytes=values * qkv.dtype, kernels=1)
+
+    def rotate_backward(
+        self, d_qk: Sequence[Tensor], qkv_NE: Tensor, scale_NG: Tensor, *, batch: int, heads: int
+    ) -> None:
+        """Their gradients, in place."""
+        self._rotates(qkv_NE, 3)  # queries and keys are read, their gradients read and written
+
+    def square_relu(self, x: Tensor) -> None:
+        """ReLU², in place."""
+        self.work.computes(MEMORY_BOUND, x, x)
+
+    def square_relu_backward(self, d_value: Tensor, value: Tensor) -> None:
+        """Its gradient, in place."""
+        self.work.computes(MEMORY_BOUND, d_value, value, d_value)
+
+    def normed_rows(self, tokens_BT: Tensor, weight_VC: Tensor, dtype: int) -> Tensor:
+        """The tokens' rows of a weight, normed."""
+        out = self.new((tokens_BT.numel, weight_VC.shape[1]), dtype, ACTIVATIONS)
+        self._reads_rows(out.numel, dtype)
+        return out
+
+    def normed_rows_backward(self, d_NC: Tensor, tokens_BT: Tensor, weight_VC: Tensor, d_weight_VC: Tensor) -> None:
+        """Add to the gradient of the weight: one kernel, which adds in any order."""
+        self._adds_to_rows(d_NC.numel, d_NC.dtype)
+
     def multiply(
         self,
         a_MK: Tensor,
@@ -253,13 +384,13 @@ class PaperOperations(Paper):
         """
         if LOGITS_AND_LOSS in (a.storage.tag, out.storage.tag):
             self.work.multiplies(HEAD, a.shape, b.shape[1], a.dtype, result=2 * out.dtype if is_scaled else 0)
-            self._multiplied = -1, -1
+            self._multiplied = [(-1, -1)] * 2
             return
         self.work.multiplies(MATMULS, a.shape, b.shape[1], a.dtype)
-        sizes, before = self.tape.sizes, self._multiplied
-        self._multiplied = b.storage.block, out.storage.block
-        for tensor, block, same in zip((b, out), self._multiplied, before, strict=True):
-            if block == same and sizes[block] == tensor.numel * tensor.dtype:  # not only some rows of it
+        now, earlier = (b.storage.block, out.storage.block), zip(*self._multiplied, strict=True)
+        self._multiplied = [self._multiplied[1], now]
+        for tensor, block, before in zip((b, out), now, earlier, strict=True):
+            if block in before and self.tape.sizes[block] == tensor.numel * tensor.dtype:  # not only some rows of it
                 self.work.add(MATMULS, moved_bytes=-tensor.numel * a.dtype)
 
     def separate_attention(self, qkv_NE: Tensor, *, batch: int, heads: int, trains: bool) -> SeparateAttention:

@@ -19,7 +19,7 @@ from onecard.plan.counts import count_params
 from onecard.plan.data import MANY_EPOCHS, DataSizes
 from onecard.plan.ladder import Means, shapes
 from onecard.plan.loss import forecast_loss, optimal_params_for_tokens, why_no_forecast
-from onecard.plan.proposal import Proposal, settled_proposal
+from onecard.plan.proposal import Proposal, proposal_for
 from onecard.plan.speed import TrainerName, predict_speed
 
 RUN_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
@@ -101,7 +101,7 @@ def propose(
     if best is None:
         return []
     params = count_params(best).total
-    first = settled_proposal(best, name, why, means, asked)
+    first = proposal_for(best, name, why, means, asked)
     if budget.seconds is None:
         first = replace(first, note=_larger(models, params, budget, means))
     smaller = _lowest([m for m in models if count_params(m).total <= SMALLER_SHARE * params], budget, means)
@@ -109,7 +109,7 @@ def propose(
         return [first]
     name = _name_of_smaller(smaller, best, budget)
     why = f"lowest predicted loss of models at most {SMALLER_SHARE * 100:.0f} % as large"
-    return [first, settled_proposal(smaller, name, why, means, asked)]
+    return [first, proposal_for(smaller, name, why, means, asked)]
 
 
 def least_budget(

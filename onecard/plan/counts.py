@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
-from onecard.models.gpt2 import structure
+from onecard.models.architectures import structure_of
 from onecard.models.structure import Shape, shape_counts
 
 
@@ -41,7 +41,7 @@ _shape_of = attrgetter(*SHAPE_KEYS)
 def _shapes(values: tuple[Any, ...]) -> Counter[Shape]:
     """How many parameters of each shape a model has, by the values of SHAPE_KEYS."""
     config = RunConfig().model_copy(update=dict(zip(SHAPE_KEYS, values, strict=True)))
-    return shape_counts(structure(config))
+    return shape_counts(structure_of(config))
 
 
 @lru_cache(maxsize=4096)

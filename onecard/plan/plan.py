@@ -22,7 +22,7 @@ from onecard.plan.intent import intent_findings
 from onecard.plan.loss import LossForecast, forecast_loss
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
-from onecard.plan.precision import settled
+from onecard.plan.precision import with_dtype
 from onecard.plan.proposal import Proposal
 from onecard.plan.repair import is_planned, make_whole, with_whole_patch
 from onecard.plan.run_to_fix import is_roomy
@@ -68,7 +68,7 @@ class Plan:
     """What is known of a run before it starts, and the answers to what else was asked."""
 
     resolved: Resolved
-    config: RunConfig  # with dtype=auto settled for the card
+    config: RunConfig  # dtype=auto replaced by what it means on the card
     place: Place | None
     available_bytes: int | None  # what the driver may show for the process; None where no card is known
     room_bytes: int | None  # the same beside a desktop, where nobody said what other programs hold
@@ -185,7 +185,7 @@ def plan_run(
 
     `data` has the sizes of the config's dataset.
     """
-    config = settled(resolved.config, place.card if place else None)
+    config = with_dtype(resolved.config, place.card if place else None)
     return Plan(
         resolved=resolved,
         config=config,

@@ -6,7 +6,7 @@ from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
 
 
-def settled(config: RunConfig, card: Card | None) -> RunConfig:
+def with_dtype(config: RunConfig, card: Card | None) -> RunConfig:
     """The config with dtype=auto replaced by what it means on the card."""
     if config.dtype != "auto":
         return config

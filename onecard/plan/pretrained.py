@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onecard.config.resolve import resolve
-from onecard.config.schema import SHAPE_KEYS, RunConfig
+from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
 
 OPENAI_WEIGHTS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # smallest first
-OF_WEIGHTS = tuple(key for key in SHAPE_KEYS if key != "block_size")  # a run may use a shorter context
+OF_WEIGHTS = tuple(key for key in GPT2_SHAPE_KEYS if key != "block_size")  # a run may use a shorter context
 
 
 def smaller_weights(config: RunConfig) -> Iterator[RunConfig]:

@@ -39,7 +39,7 @@ class Proposal:
         return self.speed.total_seconds
 
 
-def settled_proposal(run: RunConfig, name: str, why: str, means: Means, asked: Mapping[str, Any]) -> Proposal:
+def proposal_for(run: RunConfig, name: str, why: str, means: Means, asked: Mapping[str, Any]) -> Proposal:
     """The proposal for a run: its recipe, and the source of every value. `why` says why it has its shape."""
     if sequences := smaller_eval_batch(run):  # nanoGPT has no such key; with it the run also fits under onecard
         run = run.model_copy(update={"eval_batch_size": sequences})

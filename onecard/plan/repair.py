@@ -17,7 +17,7 @@ from onecard.plan.fit import fit_config
 from onecard.plan.loss import forecast_loss, loss_at
 from onecard.plan.memory.predict import predict_memory
 from onecard.plan.place import Place
-from onecard.plan.precision import settled
+from onecard.plan.precision import with_dtype
 from onecard.plan.ranges import Range
 from onecard.plan.speed import TrainerName, predict_speed
 
@@ -88,7 +88,7 @@ def make_whole(
     expandable = False
     card = place.card if place else None
     if place:
-        changed = settled(changed, card)
+        changed = with_dtype(changed, card)
         available_bytes = place.available_bytes_for(changed)
         rooms = dict.fromkeys(room for room in (place.beside_desktop_for(changed), available_bytes) if room is not None)
         memory = predict_memory(changed, card, trainer, available_bytes=next(iter(rooms)))

@@ -312,7 +312,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
     console.print(Text("what changed", style="bold"))
     print_table(_changes_table(comparison), console)
     _print_together(comparison, console)
-    for run, effects in comparison.alone.items():
+    for run, effects in comparison.single_changes.items():
         if effects:
             console.print()
             title = f"predicted, not measured: what each change from A to {run_letter(run)} would do to A alone"
@@ -320,7 +320,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
             print_table(_alone_table(effects), console)
             for why in _reasons_without_loss(effects):
                 console.print(Text(f"no prediction of the loss: {why}"), soft_wrap=True)
-    if any(effect.needs_card for effects in comparison.alone.values() for effect in effects):
+    if any(effect.needs_card for effects in comparison.single_changes.values() for effect in effects):
         console.print("?: needs the card: --gpu NAME", markup=False, soft_wrap=True)
 
 

@@ -45,7 +45,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "winners": comparison.winners,
         "standings": {metric: _standing_json(standing) for metric, standing in comparison.standings.items()},
         "predicted_alone": {
-            str(run): [_alone_json(effect) for effect in effects] for run, effects in comparison.alone.items()
+            str(run): [_alone_json(effect) for effect in effects] for run, effects in comparison.single_changes.items()
         },
         "cautions": list(comparison.cautions),
     }

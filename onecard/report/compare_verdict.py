@@ -167,7 +167,11 @@ def _config_file(case: Case) -> str | None:
 def _experiment(comparison: Comparison) -> str | None:
     """The run that would show which of several changes did it; None where a prediction explains it."""
     other = explained_run(comparison)
-    effects = [effect for effect in comparison.alone.get(other, ()) if effect.changes.keys() & set(comparison.together)]
+    effects = [
+        effect
+        for effect in comparison.single_changes.get(other, ())
+        if effect.changes.keys() & set(comparison.together)
+    ]
     file = _config_file(comparison.cases[0])
     if len(effects) < 2 or file is None or main_cause(comparison, effects, other):
         return None

@@ -48,7 +48,7 @@ def why(comparison: Comparison) -> str:
         known = all(case.resolved is not None for case in comparison.cases)
         return "no setting differs: only seed, data order and noise" if known else "not known without the configs"
     other = explained_run(comparison)
-    effects = comparison.alone.get(other, ())
+    effects = comparison.single_changes.get(other, ())
     if cause := main_cause(comparison, effects, other):
         return f"{change_words(cause)}: alone, predicted {', '.join(_effect_words(cause))}"
     if not comparison.together:
@@ -72,12 +72,12 @@ def _why_no_loss(effects: Sequence[SingleChange]) -> str:
 def why_mfu(comparison: Comparison) -> str:
     """Why the MFU of the run rose or fell against A's, by what is predicted of each change; "" where it did not."""
     other, winner = explained_run(comparison), comparison.winners.get("mfu")
-    if winner is None or other not in comparison.alone or len(comparison.cases) > 2:
+    if winner is None or other not in comparison.single_changes or len(comparison.cases) > 2:
         return ""
     rose = winner == other
     moves = [
         (math.log(effect.mfu[1] / effect.mfu[0]), effect)
-        for effect in comparison.alone[other]
+        for effect in comparison.single_changes[other]
         if effect.mfu and min(effect.mfu) > 0
     ]
     ordered = sorted((move for move in moves if abs(move[0]) >= LEAST_MFU_CHANGE), key=lambda move: -abs(move[0]))

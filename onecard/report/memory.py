@@ -106,28 +106,28 @@ def print_sensitivity(changes: Sequence[Change], console: Console) -> None:
     )
 
 
-def print_seen(seen: DriverFigures, memory: Memory, console: Console) -> None:
+def print_driver_figures(driver: DriverFigures, memory: Memory, console: Console) -> None:
     """What the driver showed beside what was predicted."""
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("the driver showed")
     table.add_column("MiB", justify="right")
     table.add_column("")
-    shown = seen.process_bytes
+    shown = driver.process_bytes
     not_told = "not shown per process here (N/A, as on Windows), only for the whole card"
     table.add_row("this process", "?" if shown is None else _mib(shown), not_told if shown is None else _WITH_CONTEXT)
     missing = "" if memory.knows_context else "without the card's context: name the card with --gpu to compare"
     table.add_row("  predicted", _mib(memory.process_bytes), missing)
-    if shown and (unexplained := seen.unexplained_bytes(memory)) is not None:
+    if shown and (unexplained := driver.unexplained_bytes(memory)) is not None:
         table.add_row("  unexplained", f"{unexplained / units.MIB:+,.0f}", f"{unexplained / shown:+.1%} of the process")
-    if shown is None and memory.knows_context and seen.used_bytes is not None:
-        rest = (seen.used_bytes - memory.process_bytes) / units.MIB
+    if shown is None and memory.knows_context and driver.used_bytes is not None:
+        rest = (driver.used_bytes - memory.process_bytes) / units.MIB
         table.add_row("all minus predicted", f"{rest:+,.0f}", "the desktop and other programs, and what is unexplained")
-    if seen.other_bytes is not None:
+    if driver.other_bytes is not None:
         why = "the desktop and others; this process's own CUDA context is in its figure above"
-        table.add_row("other programs", _mib(seen.other_bytes), why)
-    if seen.used_bytes is not None:
-        table.add_row("in all", _mib(seen.used_bytes), f"of {_mib(seen.total_bytes)}" if seen.total_bytes else "")
+        table.add_row("other programs", _mib(driver.other_bytes), why)
+    if driver.used_bytes is not None:
+        table.add_row("in all", _mib(driver.used_bytes), f"of {_mib(driver.total_bytes)}" if driver.total_bytes else "")
     print_table(table, console)
 
 

@@ -17,7 +17,7 @@ from onecard.config.schema import KEYS
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.plan import Plan, TrainerPlan
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
-from onecard.report.memory import print_memory, print_parts, print_seen, print_sensitivity
+from onecard.report.memory import print_driver_figures, print_memory, print_parts, print_sensitivity
 from onecard.report.messages import print_findings
 from onecard.report.summary import (
     TRAINER_NAMES,
@@ -38,13 +38,13 @@ MORE = "more: --details (every fix with its command, sources), --explain (every 
 
 
 def print_plan(
-    plan: Plan, console: Console, *, explain: bool = False, details: bool = False, seen: DriverFigures | None = None
+    plan: Plan, console: Console, *, explain: bool = False, details: bool = False, driver: DriverFigures | None = None
 ) -> None:
     """The plan as a person reads it; with --hours or --tokens, what it proposes instead of what was given."""
     if plan.proposals is not None:
         print_proposals(plan, console)
         return
-    print_lines(summary_lines(plan, seen=seen), console)
+    print_lines(summary_lines(plan, driver=driver), console)
     console.print()
     print_lines([*_run_lines(plan, details=details), *_data_lines(plan), *_place_lines(plan)], console)
     if plan.nanogpt and (condition := vocabulary_condition(plan.nanogpt.told_vocabulary)):
@@ -65,8 +65,8 @@ def print_plan(
         print_fit(plan.fit, plan, console)
     if plan.sensitivity is not None:
         print_sensitivity(plan.sensitivity, console)
-    if seen:
-        print_seen(seen, plan.first.memory, console)
+    if driver:
+        print_driver_figures(driver, plan.first.memory, console)
     print_findings(plan.findings, console, details=details)
     if explain:
         console.print()

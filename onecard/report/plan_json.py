@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-def plan_json(plan: Plan, *, seen: DriverFigures | None = None) -> dict[str, Any]:
+def plan_json(plan: Plan, *, driver: DriverFigures | None = None) -> dict[str, Any]:
     """The plan of the contract, with what --fit, --hours, --sensitivity and --seen add."""
     params = plan.params
     made: dict[str, Any] = {
@@ -54,13 +54,13 @@ def plan_json(plan: Plan, *, seen: DriverFigures | None = None) -> dict[str, Any
         made["proposals"] = [_proposal_json(proposal) for proposal in plan.proposals]
     if plan.sensitivity is not None:
         made["sensitivity"] = [asdict(change) for change in plan.sensitivity]
-    if seen is not None:
+    if driver is not None:
         memory = plan.first.memory
-        made["seen"] = asdict(seen) | {
-            "other_bytes": seen.other_bytes,
+        made["seen"] = asdict(driver) | {
+            "other_bytes": driver.other_bytes,
             "predicted_bytes": memory.process_bytes,
             "predicted_with_context": memory.knows_context,
-            "unexplained_bytes": seen.unexplained_bytes(memory),
+            "unexplained_bytes": driver.unexplained_bytes(memory),
         }
     return made
 

@@ -28,10 +28,10 @@ HIGH_MFU = 0.9  # from here on the share of causal attention alone is given as w
 Line = tuple[str, str]  # a label, and what it says; an empty label goes on with the line above
 
 
-def summary_lines(plan: Plan, *, seen: DriverFigures | None = None) -> Iterator[Line]:
-    """The lines, in the order of the questions; `seen` is what nvidia-smi showed."""
-    if seen:
-        yield "seen", _seen_words(plan, seen)
+def summary_lines(plan: Plan, *, driver: DriverFigures | None = None) -> Iterator[Line]:
+    """The lines, in the order of the questions; `driver` is what it showed."""
+    if driver:
+        yield "seen", _driver_words(plan, driver)
     if plan.fit:
         yield from _fit_lines(plan.fit, plan)
         return
@@ -274,7 +274,7 @@ def _fit_words(fit: Fit, plan: Plan) -> str:
     )
 
 
-def _seen_words(plan: Plan, seen: DriverFigures) -> str:
+def _driver_words(plan: Plan, driver: DriverFigures) -> str:
     memory = plan.first.memory
     name = TRAINER_NAMES["nanogpt" if plan.nanogpt else "onecard"]
     parts = sorted(
@@ -282,10 +282,10 @@ def _seen_words(plan: Plan, seen: DriverFigures) -> str:
     )
     largest = ", ".join(f"{part.name} {part.size_bytes / units.MIB:,.0f}" for part in parts[:4])
     predicted = f"predicted {memory.process_bytes / units.MIB:,.0f} for {name}: {largest}"
-    if seen.process_bytes is None:
+    if driver.process_bytes is None:
         return predicted
-    shown = f"the driver shows {units.mib(seen.process_bytes)}; {predicted}"
-    off = (seen.process_bytes - memory.process_bytes) / seen.process_bytes
+    shown = f"the driver shows {units.mib(driver.process_bytes)}; {predicted}"
+    off = (driver.process_bytes - memory.process_bytes) / driver.process_bytes
     if memory.knows_context and off > FAR_OFF:
         return f"{shown}. Is that the whole card? nvidia-smi lists this process below, with its own figure"
     return shown

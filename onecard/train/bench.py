@@ -3,7 +3,7 @@
 `python -m onecard.train.bench JOB` is started by `onecard bench` for every measurement, because memory limits, compile
 caches and peaks belong to a process. JOB is JSON; the last line of output is a `Measured`, or the error that `onecard
 bench` is to tell as its own. nanoGPT's code is imported from the folder the user named, and run: that is what comparing
-with it means.
+with it means. bench_loss.py trains to the end with the same two trainers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onecard.config.schema import SHAPE_KEYS, RunConfig
+from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
 from onecard.data.dataset import Dataset, open_dataset
 from onecard.data.tokens import Tokens
 from onecard.data.windows import EvalWindows
@@ -44,14 +44,7 @@ FIRST_EVAL_BATCHES = 3  # of each split, before the first update: the allocator 
 def measure(job: dict[str, Any]) -> Measured:
     """What the job asks for: `trainer`, `config`, `updates`, of which the last `timed` are timed, and `nanogpt`."""
     config = RunConfig.model_validate(job["config"])
-    device = choose_device(config)
-    precision = choose_precision(config, device)
-    allow_tf32(device)
-    torch.use_deterministic_algorithms(config.deterministic)
-    if config.memory_limit and device.type == "cuda":
-        card = card_of(device)
-        context_bytes = context_of_onecard(config, card) if job["trainer"] == "onecard" and card else 0
-        cap_memory(device, config.memory_limit, context_bytes=context_bytes or (card.context_bytes if card else 0))
+    device = device_for(job, config)
     dataset = open_dataset(config.dataset, environ=os.environ)
     windows = EvalWindows(dataset.val, block_size=config.block_size, count=EVAL_WINDOWS)
     empty = Measured(
@@ -66,10 +59,7 @@ def measure(job: dict[str, Any]) -> Measured:
     )
     began = time.perf_counter()
     try:
-        if job["trainer"] == "onecard":
-            run = _onecard(config, dataset, device, precision, windows)
-        else:
-            run = _nanogpt(Path(job["nanogpt"]), config, dataset, device, precision, windows)
+        run = begin(job, config, dataset, device)
         run.evaluate_first()
         losses, seconds = [], []
         for number in range(job["updates"]):
@@ -85,8 +75,9 @@ def measure(job: dict[str, Any]) -> Measured:
             first_step_seconds=first,
         )
         found = _with_memory(found, device)  # before the validation, whose memory is not the trainer's
-        mean, error = run.validate()
-        return replace(found, val_loss=mean, val_loss_error=error)
+        each = torch.tensor(run.window_losses(windows))
+        run.close()
+        return replace(found, val_loss=float(each.mean()), val_loss_error=float(each.std()) / math.sqrt(len(each)))
     except Exception as problem:
         if isinstance(problem, OutOfMemory) or is_out_of_memory(problem):
             return replace(empty, out_of_memory=True)
@@ -107,8 +98,28 @@ def _with_memory(found: Measured, device: torch.device) -> Measured:
     )
 
 
+def device_for(job: dict[str, Any], config: RunConfig) -> torch.device:
+    """The device of a job, with its settings and under its limit."""
+    device = choose_device(config)
+    allow_tf32(device)
+    torch.use_deterministic_algorithms(config.deterministic)
+    if config.memory_limit and device.type == "cuda":
+        card = card_of(device)
+        context_bytes = context_of_onecard(config, card) if job["trainer"] == "onecard" and card else 0
+        cap_memory(device, config.memory_limit, context_bytes=context_bytes or (card.context_bytes if card else 0))
+    return device
+
+
+def begin(job: dict[str, Any], config: RunConfig, dataset: Dataset, device: torch.device) -> Running:
+    """The trainer that a job names, before its first update."""
+    precision = choose_precision(config, device)
+    if job["trainer"] == "onecard":
+        return _onecard(config, dataset, device, precision)
+    return _nanogpt(Path(job["nanogpt"]), config, dataset, device, precision)
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class Running:
     """A trainer under way.
 
     Both evaluate before their first update, and the blocks that this leaves decide how much the updates reserve: of
@@ -117,22 +128,17 @@ class _Run:
 
     evaluate_first: Callable[[], object]
     step: Callable[[int], float]  # the loss of the update with this number
-    validate: Callable[[], tuple[float, float]]  # mean and standard error
+    window_losses: Callable[[EvalWindows], list[float]]  # the mean loss of each window, in nats per token
+    close: Callable[[], object]
+    optimizer: torch.optim.Optimizer
+    parameters: int
 
 
-def _onecard(
-    config: RunConfig, dataset: Dataset, device: torch.device, precision: Precision, windows: EvalWindows
-) -> _Run:
+def _onecard(config: RunConfig, dataset: Dataset, device: torch.device, precision: Precision) -> Running:
     trainer = Trainer(config, dataset, device, precision)
 
     def ran_out(_: object) -> None:
         raise OutOfMemory("a benchmark does not shrink the micro-batch")
-
-    def evaluated(train: EvalWindows, val: EvalWindows, batch_size: int) -> Evaluation:
-        with trainer.evaluating() as sequence_losses:
-            return evaluate(
-                sequence_losses, train=train, val=val, batch_size=batch_size, device=device, on_oom=lambda *_: None
-            )
 
     def evaluate_first() -> Evaluation:
         batch_size, block_size = eval_batch_size(config), config.eval_length
@@ -140,14 +146,27 @@ def _onecard(
             EvalWindows(tokens, block_size=block_size, count=FIRST_EVAL_BATCHES * batch_size)
             for tokens in (dataset.train, dataset.val)
         )
-        return evaluated(train, val, batch_size)
+        with trainer.evaluating() as sequence_losses:
+            return evaluate(
+                sequence_losses, train=train, val=val, batch_size=batch_size, device=device, on_oom=lambda *_: None
+            )
 
-    def validate() -> tuple[float, float]:
-        found = evaluated(windows, windows, config.batch_size)
-        trainer.close()
-        return found.val.mean, found.val.error
+    @torch.no_grad()
+    def window_losses(windows: EvalWindows) -> list[float]:
+        losses: list[float] = []
+        with trainer.evaluating() as sequence_losses:
+            for x, y in windows.batches(eval_batch_size(config)):
+                losses += sequence_losses(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)).tolist()
+        return losses
 
-    return _Run(evaluate_first=evaluate_first, step=lambda _: trainer.update(ran_out).loss, validate=validate)
+    return Running(
+        evaluate_first=evaluate_first,
+        step=lambda _: trainer.update(ran_out).loss,
+        window_losses=window_losses,
+        close=trainer.close,
+        optimizer=trainer.optimizer,
+        parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
+    )
 
 
 def _nanogpt(
@@ -156,14 +175,13 @@ def _nanogpt(
     dataset: Dataset,
     device: torch.device,
     precision: Precision,
-    windows: EvalWindows,
-) -> _Run:
+) -> Running:
     """nanoGPT's model under nanoGPT's training loop: random windows, the next batch fetched behind the forward pass."""
     sys.path.insert(0, str(checkout))
     from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
     torch.manual_seed(config.seed)
-    keys = (*SHAPE_KEYS, "dropout")
+    keys = (*GPT2_SHAPE_KEYS, "dropout")
     plain: Any = GPT(GPTConfig(**{key: getattr(config, key) for key in keys})).to(device)
     betas = (config.beta1, config.beta2)
     optimizer = plain.configure_optimizers(config.weight_decay, config.learning_rate, betas, device.type)
@@ -213,16 +231,23 @@ def _nanogpt(
         return total.item()
 
     @torch.no_grad()
-    def validate() -> tuple[float, float]:
+    def window_losses(windows: EvalWindows) -> list[float]:
         plain.eval()
         losses = []
         for x, y in windows.batches(1):
             with precision.autocast():
                 losses.append(plain(torch.from_numpy(x).to(device), torch.from_numpy(y).to(device))[1].item())
-        each = torch.tensor(losses)
-        return float(each.mean()), float(each.std()) / math.sqrt(len(each))
+        plain.train()
+        return losses
 
-    return _Run(evaluate_first=evaluate_first, step=step, validate=validate)
+    return Running(
+        evaluate_first=evaluate_first,
+        step=step,
+        window_losses=window_losses,
+        close=lambda: None,
+        optimizer=optimizer,
+        parameters=sum(parameter.numel() for parameter in plain.parameters()),
+    )
 
 
 def answer(job: dict[str, Any]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """The steps between a GPT's matrix products as Triton kernels: embeddings, LayerNorm without biases, GELU.
 
 All of them forward and backward. Each kernel reads and writes every tensor once and computes in float32 in registers.
-Off CUDA the functions are plain torch, so that what is built on them can be tested.
+Where there are no kernels the functions are plain torch, so that what is built on them can be tested.
 
 Letters: B sequences, T tokens of a sequence, N = B·T, C n_embd, V vocab_size.
 """
@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from onecard.train.gelu import phi_and_bell
+from onecard.train.loss import has_kernel
 
 EPSILON = 1e-5  # as in nn.LayerNorm
 
 
 def embedded(tokens_BT: Tensor, of_tokens_VC: Tensor, of_positions_TC: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum of both embeddings x_NC, added in their own type."""
-    if tokens_BT.is_cuda:
+    if has_kernel(tokens_BT.device.type):
         from onecard.train import block_kernels_triton
 
         return block_kernels_triton.embedded(tokens_BT, of_tokens_VC, of_positions_TC, dtype)
@@ -31,7 +32,9 @@ def embedded(tokens_BT: Tensor, of_tokens_VC: Tensor, of_positions_TC: Tensor, d
 
 def embedded_backward(d_NC: Tensor, tokens_BT: Tensor, d_of_tokens_VC: Tensor, d_of_positions_TC: Tensor) -> None:
     """Add to the gradients of both embeddings."""
-    if tokens_BT.is_cuda and not torch.are_deterministic_algorithms_enabled():  # the kernel adds in any order
+    if (
+        has_kernel(tokens_BT.device.type) and not torch.are_deterministic_algorithms_enabled()
+    ):  # the kernel adds in any order
         from onecard.train import block_kernels_triton
 
         block_kernels_triton.embedded_backward(d_NC, tokens_BT, d_of_tokens_VC, d_of_positions_TC)
@@ -44,7 +47,7 @@ def embedded_backward(d_NC: Tensor, tokens_BT: Tensor, d_of_tokens_VC: Tensor, d
 
 def norm(x_NC: Tensor, weight_C: Tensor) -> Tensor:
     """LayerNorm of the rows, in x's type."""
-    if x_NC.is_cuda:
+    if has_kernel(x_NC.device.type):
         from onecard.train import block_kernels_triton
 
         return block_kernels_triton.norm(x_NC, weight_C, EPSILON)
@@ -65,7 +68,7 @@ def norm_backward(
 
     The weight's gradient is added to `d_weight_C`. With `again` the norm is also computed again and returned.
     """
-    if x_NC.is_cuda:
+    if has_kernel(x_NC.device.type):
         from onecard.train import block_kernels_triton
 
         return block_kernels_triton.norm_backward(
@@ -82,7 +85,7 @@ def norm_backward(
 
 def gelu(x: Tensor) -> Tensor:
     """The exact GELU, to the precision of half types: train/gelu.py."""
-    if x.is_cuda:
+    if has_kernel(x.device.type):
         from onecard.train import block_kernels_triton
 
         return block_kernels_triton.gelu(x)
@@ -91,7 +94,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def gelu_backward(d_value: Tensor, x: Tensor, *, again: bool = False) -> Tensor | None:
     """`d_value` becomes the gradient of x; with `again` GELU is also computed again and returned."""
-    if x.is_cuda:
+    if has_kernel(x.device.type):
         from onecard.train import block_kernels_triton
 
         return block_kernels_triton.gelu_backward(d_value, x, again=again)

@@ -197,7 +197,7 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor | None]:
     """block_kernels.norm_backward."""
     rows, channels = x_NC.shape
-    programs = norm_programs(rows, channels, _multiprocessors(x_NC.device.index))
+    programs = norm_programs(rows, channels, _multiprocessors(x_NC.device))
     out_NC = d_normed_NC if d_x_NC is None else d_x_NC
     normed_NC = torch.empty_like(x_NC) if again else None
     partial_PC = weight_C.new_empty(programs, channels)
@@ -249,5 +249,8 @@ def _tile(channels: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _multiprocessors(device: int) -> int:
+def _multiprocessors(device: torch.device) -> int:
+    """Of a card; Triton's interpreter runs one program at a time."""
+    if device.type != "cuda":
+        return 1
     return torch.cuda.get_device_properties(device).multi_processor_count

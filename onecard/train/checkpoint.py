@@ -318,15 +318,20 @@ def _check_identity(
     was = content["data_fingerprint"]
     known = None not in (was, data_fingerprint)
     differ = [
-        f"{key} was {saved.get(key)!s:.60} and is {getattr(config, key)}"
+        f"{key} was {_saved(saved, key)!s:.60} and is {getattr(config, key)}"
         for key in keys
-        if saved.get(key) != getattr(config, key)
+        if _saved(saved, key) != getattr(config, key)
         and not (key == "dataset" and was in (None, data_fingerprint))  # no data yet, or the same at another place
     ]
     if not weights_only and known and was != data_fingerprint:
         differ.append(f"the token files have changed (fingerprint {was} then, {data_fingerprint} now)")
     if differ:
         raise _mismatch(path, differ)
+
+
+def _saved(saved: Mapping[str, Any], key: str) -> Any:
+    """What a checkpoint says of a key; one that was saved before there were several models holds a GPT-2."""
+    return saved.get(key, "gpt2" if key == "model" else None)
 
 
 def _check_weights(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,25 +13,19 @@ from torch import Tensor
 
 from onecard.data.windows import Batch, EvalWindows
 from onecard.errors import first_line, is_out_of_memory
+from onecard.models.evaluation import SplitLosses
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.training import Losses, split_loss
 from onecard.train.oom import OutOfMemory, release_memory
 from onecard.train.operations import TORCH
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitLoss:
-    """Mean loss of a split in nats per token, and its standard error over the sequences read."""
-
-    mean: float
-    error: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One evaluation of both splits."""
+    """One evaluation of both splits, or a rank's part of it."""
 
-    train: SplitLoss
-    val: SplitLoss
+    train: SplitLosses
+    val: SplitLosses
     tokens_read: int  # of both splits
     seconds: float
     batch_size: int  # what fitted
@@ -47,17 +40,22 @@ def evaluate(
     device: torch.device,
     on_oom: Callable[[int, int | None, str], None],
     before_batch: Callable[[int, int], None] = lambda _done, _total: None,
+    ranks: Ranks = ONE_RANK,
 ) -> Evaluation:
-    """Losses on the same windows every time. Out of memory: `on_oom(before, after, why)`, half the batch, again.
+    """Losses on the same windows every time; each rank reads its share of them.
 
+    Out of memory: `on_oom(before, after, why)`, half the batch, again.
     `before_batch(done, total)` counts the batches of both splits; what it raises ends the evaluation.
     """
     began = time.perf_counter()
     while True:
-        total = sum(-(-len(windows) // batch_size) for windows in (train, val))
+        total = sum(len(ranks.share(range(0, len(windows), batch_size))) for windows in (train, val))
         step = partial(_count, before_batch, itertools.count(), total)
         try:
-            losses = [_split(sequence_losses, windows, batch_size, device, step) for windows in (train, val)]
+            losses = [
+                _split(sequence_losses, windows.batches(batch_size, ranks=ranks), device, step)
+                for windows in (train, val)
+            ]
             break
         except Exception as error:
             if not is_out_of_memory(error):
@@ -84,16 +82,14 @@ def _count(before_batch: Callable[[int, int], None], done: Iterator[int], total:
 
 def _split(
     sequence_losses: Losses,
-    windows: EvalWindows,
-    batch_size: int,
+    batches: Iterator[Batch],
     device: torch.device,
     before_batch: Callable[[], None],
-) -> SplitLoss:
+) -> SplitLosses:
     def brought(batch: Batch) -> tuple[Tensor, Tensor]:
         before_batch()
         x, y = batch
         return torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
 
-    batches = (partial(brought, batch) for batch in windows.batches(batch_size))
-    mean, spread, sequences = split_loss(TORCH, sequence_losses, batches)
-    return SplitLoss(mean=mean, error=spread / math.sqrt(sequences))
+    mean, spread, sequences = split_loss(TORCH, sequence_losses, (partial(brought, batch) for batch in batches))
+    return SplitLosses(mean=mean, spread=spread, sequences=sequences)

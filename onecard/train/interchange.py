@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from onecard.config.schema import SHAPE_KEYS, RunConfig
+from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError
 from onecard.files import free_name
 from onecard.runs.checkpoint_state import (
@@ -86,7 +86,7 @@ def _read_checkpoint(path: Path, folder: Path, notes: tuple[str, ...], *, use_be
     check_plain(folder, tensors)
     if wrong := next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None):
         raise not_numbers(path, folder, why=f"{wrong:.60} has NaN or infinity in it", use_best=use_best)
-    stated = Stated(where=STATE, shape={key: saved.get(key) for key in SHAPE_KEYS})
+    stated = Stated(where=STATE, shape={key: saved.get(key) for key in GPT2_SHAPE_KEYS})
     shape, weights = checked_weights(folder, tensors, stated)
     moments: dict[str, dict[str, torch.Tensor]] = {}
     if saved.get("optimizer") == "adamw":

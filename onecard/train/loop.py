@@ -21,6 +21,7 @@ from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import MachineError, OnecardError, first_line, is_out_of_memory
 from onecard.models.evaluation import eval_batch_size
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
 from onecard.plan.memory.predict import context_of_onecard
@@ -115,7 +116,17 @@ class _Heard:
     on_progress: OnProgress
 
 
+_SILENCE = _Heard(
+    on_record=lambda _: None,
+    on_note=lambda _: None,
+    on_interrupt=lambda _: None,
+    on_progress=lambda _doing, _done, _total: None,
+)
+
+
 class _Loop:
+    """The loop of one rank; only the first writes and is heard."""
+
     def __init__(
         self,
         config: RunConfig,
@@ -125,10 +136,12 @@ class _Loop:
         heard: _Heard,
         after_step: Callable[[], None],
         snapshot: MemorySnapshot,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
         self.config = config
         self.folder = folder
-        self.heard = heard
+        self.ranks = ranks
+        self.heard = heard = heard if ranks.writes else _SILENCE
         self.after_step = after_step
         self.snapshot = snapshot
         self.device = choose_device(config)
@@ -141,7 +154,7 @@ class _Loop:
         if config.memory_limit and self.device.type == "cuda":
             context_bytes = context_of_onecard(config, self.card) if self.card else 0
             cap_memory(self.device, config.memory_limit, context_bytes=context_bytes)
-        self.trainer = Trainer(config, dataset, self.device, self.precision)
+        self.trainer = Trainer(config, dataset, self.device, self.precision, ranks=ranks)
         self.trainer.before_micro_batch = partial(heard.on_progress, "updating")
         self.saving = Saving(config, folder, self.trainer, heard.on_note)
         self.peaks = Peaks(self.device)
@@ -149,14 +162,14 @@ class _Loop:
         self.without_loss = 0  # updates in a row whose loss was NaN or infinite
         self.evaluating = False
         self.interrupt = Interrupt(lambda: heard.on_interrupt(self._what_follows()))
-        self.watched = LiveFindings(config, self.card, dataset)
+        self.live_findings = LiveFindings(config, self.card, dataset)
         self.bytes_per_token = bytes_per_token(dataset.val, dataset.tokenizer) if dataset.tokenizer else None
 
     def run(self, *, resume: bool, predicted_process_bytes: int | None) -> Finished:
         resumed_from = self._resume() if resume else None
-        if not self.config.eval_only:
+        if not self.config.eval_only and self.ranks.writes:
             self.saving.check_space()
-        if resume:  # every check has passed: the run continues with these settings
+        if resume and self.ranks.writes:  # every check has passed: the run continues with these settings
             self.folder.write_config(self.config.model_dump())
         self._record_start(resumed_from, predicted_process_bytes)
         try:
@@ -205,7 +218,8 @@ class _Loop:
         stopped = isinstance(error, KeyboardInterrupt)
         end = self._end("interrupted") if stopped else self._end("error", {"error": first_line(error, LONGEST_ERROR)})
         with suppress(OnecardError):
-            self.folder.append(end)
+            if self.ranks.writes:
+                self.folder.append(end)
 
     def _steps(self, began: float) -> EndReason:
         trainer, config = self.trainer, self.config
@@ -235,7 +249,7 @@ class _Loop:
         trainer = self.trainer
         update = trainer.update(self._shrunk)
         self.without_loss = 0 if math.isfinite(update.loss) else self.without_loss + 1
-        rate = self.config.tokens_per_step / update.seconds
+        rate, cards = self.config.tokens_per_step / update.seconds, self.ranks.world_size
         peak = self.card.peak_flops if self.card else None
         self._record(
             Step(
@@ -247,7 +261,7 @@ class _Loop:
                 seconds=update.seconds,
                 elapsed_seconds=trainer.elapsed_seconds,
                 tokens_per_second=rate,
-                mfu=mfu(self.config, tokens_per_second=rate, peak_flops=peak) if peak else None,
+                mfu=mfu(self.config, tokens_per_second=rate, peak_flops=peak * cards) if peak else None,
                 allocated_bytes=self.peaks.allocated_in_training(),
                 reserved_bytes=self.peaks.reserved_in_run(),
                 data_wait_seconds=update.data_wait_seconds,
@@ -288,6 +302,7 @@ class _Loop:
                 device=self.device,
                 on_oom=self._eval_shrunk,
                 before_batch=self._before_eval_batch,
+                ranks=self.ranks,
             )
             self.evaluating = False
         self.eval_batch_size = found.batch_size
@@ -309,8 +324,9 @@ class _Loop:
         )
         self._check_peak(self.peaks.allocated())
         self.peaks.begin()
-        self.saving.evaluated(found.val.mean)
-        for finding in self.watched.new_findings():
+        if self.ranks.writes:
+            self.saving.evaluated(found.val.mean)
+        for finding in self.live_findings.new_findings():
             self._record(FindingRecord(step=trainer.step, finding=finding))
 
     def _before_eval_batch(self, done: int, total: int) -> None:
@@ -352,14 +368,14 @@ class _Loop:
 
     def _save(self, reason: str) -> None:
         """Save, unless the loss is NaN: never replace a good checkpoint with NaN weights."""
-        if not self.without_loss:
+        if not self.without_loss and self.ranks.writes:
             self._record(self.saving.save(reason))
 
     def _resume(self) -> str | None:
         before = self.folder.read()
         resumed_from = self.saving.resume(before)
         if resumed_from:  # how the earlier part ended is already known
-            self.watched.add_all(record for record in before.records if not isinstance(record, End))
+            self.live_findings.add_all(record for record in before.records if not isinstance(record, End))
         return resumed_from
 
     def _record_start(self, resumed_from: str | None, predicted_process_bytes: int | None) -> None:
@@ -378,6 +394,7 @@ class _Loop:
         )
 
     def _record(self, record: Record) -> None:
-        self.folder.append(record)
-        self.watched.add(record)
+        if self.ranks.writes:
+            self.folder.append(record)
+        self.live_findings.add(record)
         self.heard.on_record(record)

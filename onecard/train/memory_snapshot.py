@@ -18,7 +18,7 @@ REST = "activations and the rest"
 # The functions that ask for logits and losses, by file.
 _LOGITS = {
     "train/operations.py": {"logits"},
-    "models/gpt2_passes.py": {"_logits", "_new_losses"},
+    "models/written_out.py": {"_logits", "_new_losses"},
     "models/chunked_loss.py": {"new_losses"},
 }
 

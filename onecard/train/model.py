@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from onecard.config.schema import RunConfig
-from onecard.models.gpt2 import GPT2, structure
-from onecard.models.gpt2_passes import Passes
-from onecard.models.structure import Embedding, LayerNorm, Linear, Structure
+from onecard.models.architectures import architecture_of
+from onecard.models.structure import Embedding, LayerNorm, Linear, Structure, layers_of
+from onecard.models.written_out import Passes
 from onecard.train.operations import TORCH
 
 COMPILED_SIZES = 64  # of batches, each with its own graphs: every out-of-memory halves the batch again
@@ -59,13 +59,17 @@ class GPT(nn.Module):
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         self.config = config
-        self.architecture = model = GPT2(TORCH, config)
-        parts: Any = modules_of(structure(config))
+        architecture = architecture_of(config)
+        self.architecture = model = architecture.model(TORCH, config)
+        self._passes = architecture.passes
+        structure = architecture.structure(config)
+        parts: Any = modules_of(structure)
         self.transformer, self.lm_head = parts.transformer, parts.lm_head
-        self.transformer.wte.weight = self.lm_head.weight
-        for block in self.transformer.h:
-            block.run = model.block
-        self.transformer.ln_f.run = model.last_norm
+        for name, layer in layers_of(structure):
+            if isinstance(layer, Linear) and layer.tied_to:
+                self.get_submodule(layer.tied_to).weight = self.get_submodule(name).weight
+        for part, run in model.called(self):
+            part.run = run
         layers = [module for module in self.modules() if isinstance(module, nn.Linear | nn.Embedding)]
         model.set_first_weights(layers, self.named_parameters())
 
@@ -76,7 +80,7 @@ class GPT(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """The logits (..., V) of hidden states (..., C): pass the positions you need, not a whole batch."""
-        return self.lm_head(x)  # type: ignore[no-any-return]
+        return self.architecture.logits(self, x)  # type: ignore[no-any-return]
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token (float32) over targets other than -1, in chunks as the config says."""
@@ -90,7 +94,8 @@ class GPT(nn.Module):
 
     def passes(self, dtype: torch.dtype) -> Passes:
         """Its forward and backward pass, written out, with products in `dtype`."""
-        return Passes(TORCH, self.architecture, self, dtype)
+        passes: Passes = self._passes(TORCH, self.architecture, self, dtype)
+        return passes
 
     def compile_blocks(self) -> None:
         """Compile the repeated block, and the last norm, in place.
@@ -105,5 +110,5 @@ class GPT(nn.Module):
         logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
         torch._dynamo.config.recompile_limit = COMPILED_SIZES
         self.architecture.narrow_stream = True
-        for part in (*self.transformer.h, self.transformer.ln_f):
+        for part, _ in self.architecture.called(self):
             part.compile(dynamic=False)

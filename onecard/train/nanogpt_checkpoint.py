@@ -20,7 +20,7 @@ from torch import Tensor
 
 from onecard import units
 from onecard.config.resolve import assignments
-from onecard.config.schema import KEYS, NANOGPT_KEYS, SHAPE_KEYS, RunConfig
+from onecard.config.schema import GPT2_SHAPE_KEYS, KEYS, NANOGPT_KEYS, RunConfig
 from onecard.files import MAKE_ROOM, check_space, half_written, sync_file, sync_folder, writing
 from onecard.train.snapshot import (
     FLOATS,
@@ -83,10 +83,10 @@ def _snapshot(path: Path, content: dict[str, Any]) -> Snapshot:
 
 def _stated(model_args: Mapping[str, object], config: Mapping[str, object]) -> Stated:
     """The shape as the file states it. A resume by nanoGPT keeps model_args and ignores a changed `config`."""
-    shape = {key: model_args[key] for key in SHAPE_KEYS if key in model_args}
+    shape = {key: model_args[key] for key in GPT2_SHAPE_KEYS if key in model_args}
     if shape.keys() - {"n_head"}:
         return Stated(where="model_args", shape={"n_head": config.get("n_head"), **shape})
-    return Stated(where="config", shape={**{key: config.get(key) for key in SHAPE_KEYS}, **shape})
+    return Stated(where="config", shape={**{key: config.get(key) for key in GPT2_SHAPE_KEYS}, **shape})
 
 
 def _unwrapped(name: str) -> str:
@@ -191,7 +191,7 @@ def write(path: Path, snapshot: Snapshot, config: RunConfig, *, fused: bool) -> 
     content = {
         "model": {**snapshot.weights, "lm_head.weight": snapshot.weights["transformer.wte.weight"]},
         "optimizer": _optimizer(snapshot, config, fused=fused),
-        "model_args": {key: getattr(config, key) for key in (*SHAPE_KEYS, "dropout")},
+        "model_args": {key: getattr(config, key) for key in (*GPT2_SHAPE_KEYS, "dropout")},
         "iter_num": snapshot.step,
         "best_val_loss": NO_LOSS if snapshot.val_loss is None else snapshot.val_loss,
         "config": nanogpt_config(config),

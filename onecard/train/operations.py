@@ -21,12 +21,12 @@ from torch.utils.checkpoint import (
 
 from onecard.models.training import MicroBatch
 from onecard.paper.tags import Section
-from onecard.train import block_kernels, gelu, loss
-from onecard.train.graph import RecordedMicroBatch, zero_gradients
+from onecard.train import block_kernels, gelu, loss, nanochat_kernels
 from onecard.train.oom import release_memory
 from onecard.train.optim import clip_gradients
 from onecard.train.precision import Precision
 from onecard.train.products import multiply
+from onecard.train.recorded_micro_batch import RecordedMicroBatch, zero_gradients
 
 _PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
 
@@ -116,6 +116,22 @@ class TensorOperations:
     def torch_gelu(self, x: Tensor) -> Tensor:
         return functional.gelu(x)
 
+    def normed_embedding(self, tokens_BT: Tensor, layer: nn.Embedding) -> Tensor:
+        """Rows of the weight, divided by their root mean square, in the type that linear layers return."""
+        return _NormedEmbedding.apply(layer.weight, tokens_BT, _compute_dtype(layer.weight))  # type: ignore[no-untyped-call, no-any-return]
+
+    def rms_norm(self, x: Tensor) -> Tensor:
+        """x divided by its root mean square."""
+        return _RmsNorm.apply(x)  # type: ignore[no-untyped-call, no-any-return]
+
+    def rotated(self, qkv_BTE: Tensor, heads: int) -> Tensor:
+        """Queries and keys rotated by their position and normed, in place."""
+        return _Rotated.apply(qkv_BTE, heads)  # type: ignore[no-untyped-call, no-any-return]
+
+    def relu_squared(self, x: Tensor) -> Tensor:
+        """The square of what is above zero, in place."""
+        return _ReluSquared.apply(x)  # type: ignore[no-untyped-call, no-any-return]
+
     def thirds(self, x: Tensor) -> Sequence[Tensor]:
         """Three views of the last dimension."""
         return x.chunk(3, dim=-1)
@@ -171,8 +187,19 @@ class TensorOperations:
         else:
             total.addmm_(a.to(total.dtype), b.to(total.dtype))
 
-    def write_losses(self, logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, gradient: bool) -> None:
-        loss.write_losses(logits_nV, targets_n, losses_n, gradient=gradient)
+    def write_losses(
+        self,
+        logits_nV: Tensor,
+        targets_n: Tensor,
+        losses_n: Tensor,
+        *,
+        gradient: bool,
+        soft_cap: float | None = None,
+    ) -> None:
+        loss.write_losses(logits_nV, targets_n, losses_n, gradient=gradient, soft_cap=soft_cap)
+
+    def soft_capped(self, logits: Tensor, soft_cap: float) -> Tensor:
+        return soft_cap * torch.tanh(logits.float() / soft_cap)
 
     def counted(self, targets_N: Tensor) -> Tensor:
         """How many targets count."""
@@ -211,6 +238,14 @@ class TensorOperations:
     activated = staticmethod(block_kernels.gelu)
     activated_backward = staticmethod(block_kernels.gelu_backward)
     multiply = staticmethod(multiply)
+    normed_rows = staticmethod(nanochat_kernels.normed_rows)
+    normed_rows_backward = staticmethod(nanochat_kernels.normed_rows_backward)
+    rms_normed = staticmethod(nanochat_kernels.rms_normed)
+    rms_norm_backward = staticmethod(nanochat_kernels.rms_norm_backward)
+    rotate = staticmethod(nanochat_kernels.rotate)
+    rotate_backward = staticmethod(nanochat_kernels.rotate_backward)
+    square_relu = staticmethod(nanochat_kernels.square_relu)
+    square_relu_backward = staticmethod(nanochat_kernels.square_relu_backward)
 
     def separate_attention(self, qkv_NE: Tensor, *, batch: int, heads: int, trains: bool) -> SeparateAttention:
         return SeparateAttention(qkv_NE, batch=batch, heads=heads, trains=trains)
@@ -280,6 +315,80 @@ class _TiedEmbedding(torch.autograd.Function):
             rows_VC = torch.ops.aten.embedding_dense_backward(d_rows_BTC, tokens_BT, len(d_weight_VC), -1, False)
             return d_weight_VC.add_(rows_VC), None
         return d_weight_VC.index_add_(0, tokens_BT.flatten(), d_rows_BTC.flatten(0, 1)), None
+
+
+class _NormedEmbedding(torch.autograd.Function):
+    """Rows of a weight, normed; neither the rows nor their norms are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, weight_VC: Tensor, tokens_BT: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(weight_VC, tokens_BT)
+        return nanochat_kernels.normed_rows(tokens_BT, weight_VC, dtype).view(*tokens_BT.shape, -1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_BTC: Tensor) -> tuple[Tensor, None, None]:
+        weight_VC, tokens_BT = ctx.saved_tensors
+        d_weight_VC = torch.zeros_like(weight_VC)
+        nanochat_kernels.normed_rows_backward(d_BTC.flatten(0, 1), tokens_BT, weight_VC, d_weight_VC)
+        return d_weight_VC, None, None
+
+
+class _RmsNorm(torch.autograd.Function):
+    """A norm that keeps its result, which the product after it keeps anyway, and a number per row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        normed_NC, scale_N = nanochat_kernels.rms_normed(x.flatten(0, -2))
+        normed = normed_NC.view_as(x)
+        ctx.save_for_backward(normed, scale_N)
+        return normed
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_normed: Tensor) -> Tensor:
+        normed, scale_N = ctx.saved_tensors
+        d_x = d_normed.clone()  # the gradient it was given may also be somebody else's
+        nanochat_kernels.rms_norm_backward(d_x.flatten(0, -2), normed.flatten(0, -2), scale_N, d_x_NC=None)
+        return d_x
+
+
+class _Rotated(torch.autograd.Function):
+    """Queries and keys rotated and normed where the product has written them; their gradients likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv_BTE: Tensor, heads: int) -> Tensor:
+        ctx.mark_dirty(qkv_BTE)
+        scale_NG = nanochat_kernels.rotate(qkv_BTE.flatten(0, 1), batch=len(qkv_BTE), heads=heads)
+        ctx.save_for_backward(qkv_BTE, scale_NG)
+        ctx.heads = heads
+        return qkv_BTE
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_BTE: Tensor) -> tuple[Tensor, None]:
+        qkv_BTE, scale_NG = ctx.saved_tensors
+        parts = d_BTE.flatten(0, 1).chunk(3, dim=1)[:2]  # just joined from three, so nobody else's
+        nanochat_kernels.rotate_backward(parts, qkv_BTE.flatten(0, 1), scale_NG, batch=len(d_BTE), heads=ctx.heads)
+        return d_BTE, None
+
+
+class _ReluSquared(torch.autograd.Function):
+    """ReLU² in place: its result is all that its gradient needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        nanochat_kernels.square_relu(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_x: Tensor) -> Tensor:
+        (squared,) = ctx.saved_tensors
+        nanochat_kernels.square_relu_backward(d_x, squared)  # made by the product after it, so nobody else's
+        return d_x
 
 
 class _OwnGradients(torch.autograd.Function):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onecard import units
-from onecard.config.schema import SHAPE_KEYS, RunConfig
+from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError, first_line
 from onecard.train.model import GPT
 
@@ -24,7 +24,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class Snapshot:
     """A model, checked to be a GPT-2, under nanoGPT's names."""
 
-    shape: Mapping[str, Any]  # the keys of schema.SHAPE_KEYS
+    shape: Mapping[str, Any]  # the keys of schema.GPT2_SHAPE_KEYS
     weights: Mapping[str, Tensor]  # float32, by nanoGPT's names; the tied head once, as transformer.wte.weight
     moments: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # AdamW's, by parameter; {}: none yet
     step: int = 0
@@ -35,7 +35,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What a file says about the shape of its tensors: `shape` has some of schema.SHAPE_KEYS, or all."""
+    """What a file says about the shape of its tensors: `shape` has some of schema.GPT2_SHAPE_KEYS, or all."""
 
     where: str  # config.json, model_args
     shape: Mapping[str, object]
@@ -90,7 +90,7 @@ def _check_stated(source: Path, shape: Mapping[str, Any], layers: set[str], stat
     """Refuse tensors of another shape than the file states: a part is missing, or they belong to another config."""
     differ = [
         f"{stated.where} says {key}={_shown(said)}, and the tensors say {shape[key]}"
-        for key in SHAPE_KEYS
+        for key in GPT2_SHAPE_KEYS
         if (said := stated.shape.get(key)) is not None and said != shape[key]
     ]
     said = stated.shape.get("n_layer")

@@ -42,6 +42,25 @@ def _taken_in(highest, total, x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _capped(x, SOFT_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """SOFT_CAP · tanh(x / SOFT_CAP), or x where there is no cap."""
+    if SOFT_CAP is not None:
+        bell = exp2(tl.abs(x) * (-2 * LOG2_E / SOFT_CAP))  # never overflows
+        share = (1 - bell) / (1 + bell)
+        return tl.where(x >= 0, share, -share) * SOFT_CAP
+    return x
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _behind_cap(gradient, capped, SOFT_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient of x from that of `capped` = `_capped(x)`, which it came through."""
+    if SOFT_CAP is not None:
+        share = capped / SOFT_CAP
+        return gradient * (1 - share * share)
+    return gradient
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _rows(  # type: ignore[no-untyped-def]
     logits,
     targets,
@@ -50,6 +69,7 @@ def _rows(  # type: ignore[no-untyped-def]
     V: tl.constexpr,
     IGNORED: tl.constexpr,
     GRADIENT: tl.constexpr,
+    SOFT_CAP: tl.constexpr,  # None where there is none
     BLOCK: tl.constexpr,
 ):
     WHOLE: tl.constexpr = V // BLOCK * BLOCK  # up to here no mask is needed
@@ -67,11 +87,12 @@ def _rows(  # type: ignore[no-untyped-def]
                 tl.store(logits + start + columns, zeros)
             tl.store(logits + WHOLE + columns, zeros, mask=rest)
         return
-    of_target = tl.load(logits + target).to(tl.float32)
+    of_target = _capped(tl.load(logits + target).to(tl.float32), SOFT_CAP)
     highest, total = tl.full((BLOCK,), LOWEST, tl.float32), tl.zeros((BLOCK,), tl.float32)
     for start in range(0, WHOLE, BLOCK):
-        highest, total = _taken_in(highest, total, tl.load(logits + start + columns).to(tl.float32))
-    x = tl.load(logits + WHOLE + columns, mask=rest, other=-float("inf")).to(tl.float32)
+        highest, total = _taken_in(highest, total, _capped(tl.load(logits + start + columns).to(tl.float32), SOFT_CAP))
+    x = _capped(tl.load(logits + WHOLE + columns, mask=rest, other=0.0).to(tl.float32), SOFT_CAP)
+    x = tl.where(rest, x, -float("inf"))
     highest, total = _taken_in(highest, total, x)
     top = tl.max(highest, axis=0)
     sum_of_row = tl.sum(total * exp2((highest - top) * LOG2_E), axis=0)
@@ -80,17 +101,27 @@ def _rows(  # type: ignore[no-untyped-def]
     if GRADIENT:
         log2_sum = top * LOG2_E + tl.log2(sum_of_row)
         tl.debug_barrier()  # all threads have read the target's logit before one of them overwrites it
-        tl.store(logits + WHOLE + columns, exp2(x * LOG2_E - log2_sum).to(dtype), mask=rest)
+        gradient = _behind_cap(exp2(x * LOG2_E - log2_sum), tl.where(rest, x, 0.0), SOFT_CAP)
+        tl.store(logits + WHOLE + columns, gradient.to(dtype), mask=rest)
         for start in range(0, WHOLE, BLOCK):
-            x = tl.load(logits + start + columns).to(tl.float32)
-            tl.store(logits + start + columns, exp2(x * LOG2_E - log2_sum).to(dtype))
+            x = _capped(tl.load(logits + start + columns).to(tl.float32), SOFT_CAP)
+            gradient = _behind_cap(exp2(x * LOG2_E - log2_sum), x, SOFT_CAP)
+            tl.store(logits + start + columns, gradient.to(dtype))
         tl.debug_barrier()  # the target's probability has been written, and is now overwritten
         # p - 1 of the target, from the loss: near p = 1, subtracting rounded numbers would lose it
         at_target = tl.where(loss < 1e-3, loss * (0.5 * loss - 1.0), tl.exp(-loss) - 1.0)
-        tl.store(logits + target, at_target.to(dtype))
+        tl.store(logits + target, _behind_cap(at_target, of_target, SOFT_CAP).to(dtype))
 
 
-def write_losses(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, ignored: int, gradient: bool) -> None:
+def write_losses(
+    logits_nV: Tensor,
+    targets_n: Tensor,
+    losses_n: Tensor,
+    *,
+    ignored: int,
+    gradient: bool,
+    soft_cap: float | None = None,
+) -> None:
     """Fill `losses_n` (float32), 0 where the target is `ignored`; with `gradient`, the logits become the gradient."""
     assert all(tensor.stride(-1) == 1 for tensor in (logits_nV, targets_n, losses_n))
     rows, vocab_size = logits_nV.shape
@@ -103,6 +134,7 @@ def write_losses(logits_nV: Tensor, targets_n: Tensor, losses_n: Tensor, *, igno
         V=vocab_size,
         IGNORED=ignored,
         GRADIENT=gradient,
+        SOFT_CAP=soft_cap,
         BLOCK=block,
         num_warps=max(1, block // LOGITS_PER_WARP),
     )

@@ -20,6 +20,7 @@ from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
 from onecard.errors import first_line, is_out_of_memory
 from onecard.models.evaluation import eval_sequences
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.training import Losses, Steps
 from onecard.models.ways import fuses, records_graph
 from onecard.plan.schedule import learning_rate
@@ -63,17 +64,30 @@ def can_write_out() -> bool:
 class Trainer:
     """Weights, optimizer and data position of a run, and the update that moves them on."""
 
-    def __init__(self, config: RunConfig, dataset: Dataset, device: torch.device, precision: Precision) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        dataset: Dataset,
+        device: torch.device,
+        precision: Precision,
+        *,
+        ranks: Ranks = ONE_RANK,
+    ) -> None:
+        ranks.check(config)
         self.config = config
+        self.ranks = ranks
         self.device = device
         self.precision = precision
         torch.manual_seed(config.seed)
         self.model = GPT(config).to(device)
+        dropout_seed = ranks.dropout_seed(config.seed)  # the weights are the same on all ranks, dropout is not
+        if dropout_seed is not None:
+            torch.manual_seed(dropout_seed)
         on_card = device.type == "cuda"
         passes = None
         if on_card and fuses(config, half=precision.dtype != torch.float32) and can_write_out():
             passes = self.model.passes(precision.dtype)
-        elif on_card and config.compile:
+        elif on_card and config.compile and config.model == "gpt2":
             self.model.compile_blocks()
         self.steps = Steps(
             DeviceOperations(device, precision),
@@ -85,6 +99,7 @@ class Trainer:
             scaler=precision.grad_scaler(),
             passes=passes,
             records=on_card and records_graph(config),
+            ranks=ranks,
         )
         self.windows = Windows(dataset.train, block_size=config.block_size, seed=config.seed)
         self.dataset = dataset
@@ -123,7 +138,7 @@ class Trainer:
 
     @property
     def tokens(self) -> int:
-        """Tokens read so far."""
+        """Tokens read so far, by all ranks."""
         return self.step * self.config.tokens_per_step
 
     @property
@@ -175,7 +190,8 @@ class Trainer:
     def _next_batch(self) -> tuple[Tensor, Tensor]:
         if self._batches is None:
             first = self.step * self.config.sequences_per_step
-            self._batches = Prefetcher(map(self._pinned, self.windows.batches(first, self.batch_size)))
+            batches = self.windows.batches(first, self.batch_size, ranks=self.ranks)
+            self._batches = Prefetcher(map(self._pinned, batches))
         x_BT, y_BT = next(self._batches)
         return x_BT.to(self.device, non_blocking=True), y_BT.to(self.device, non_blocking=True)
 
@@ -191,13 +207,13 @@ class Trainer:
         steps.scaler = self._same_scaler()
         self.close()
         release_memory(self.device)
-        smaller = smaller_micro_batch(self.batch_size, self.config.sequences_per_step)
+        smaller = smaller_micro_batch(self.batch_size, self.ranks.sequences_per_step(self.config))
         after = self.config.sequences_per_step // smaller if smaller else None
         on_shrink(
             Shrunk(
                 before=self.batch_size,
                 after=smaller,
-                accumulation_before=steps.accumulation,
+                accumulation_before=steps.micro_batches,
                 accumulation_after=after,
                 message=message,
             )
@@ -243,11 +259,16 @@ class Trainer:
         self.elapsed_seconds = state.elapsed_seconds
         self.best_val_loss = state.best_val_loss
         self.eval_sequences = state.eval_sequences or self.eval_sequences
-        if state.micro_batches and state.micro_batches[0] == self.config.batch_size:
-            self.steps.batch_size = state.micro_batches[1]  # unless the user has asked for another
+        if state.micro_batches and self._goes_on_in(*state.micro_batches):
+            self.steps.batch_size = state.micro_batches[1]
         if state.scaler:
             self.scaler.load_state_dict(dict(state.scaler))
         self.close()
+
+    def _goes_on_in(self, asked: int, micro_batch: int) -> bool:
+        """Whether the micro-batch of the checkpoint is used: not if the user has asked for another, or if it does not
+        divide what a rank now reads."""
+        return asked == self.config.batch_size and self.ranks.sequences_per_step(self.config) % micro_batch == 0
 
     def close(self) -> None:
         """Stop reading ahead."""

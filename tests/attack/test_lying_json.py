@@ -362,13 +362,14 @@ def test_a_setting_of_another_kind_is_refused(
 
 PARSERS = {  # who may parse JSON without untrusted_json, and why
     "untrusted_json.py": "it is the reader",
-    "cli/bench.py": "what our own process printed",
+    "cli/worker.py": "what our own process printed",
     "train/bench.py": "what our own process was given",
+    "train/bench_loss.py": "what our own process was given",
     "train/checkpoint_files.py": "what was written a line before",
     "data/encode.py": "a row of somebody's text: what is too deep is skipped",
     "data/gpt2_ranks.py": "a download, whose checksum is known",
     "data/tokenizer_json.py": "a library reads the same text, and any failure is an error",
-    "runs/foreign/trainer.py": "one entry without braces inside, of a bounded file",
+    "runs/foreign/hf_trainer.py": "one entry without braces inside, of a bounded file",
 }
 
 

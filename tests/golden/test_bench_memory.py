@@ -13,7 +13,7 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.models.nanogpt import Train
 from onecard.plan.cards import device_of, find_card
-from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
+from onecard.plan.memory.nanogpt.compiled.tape import compiled_tape
 from onecard.plan.memory.predict import predict_nanogpt
 from onecard.plan.memory.replay import Replay, replay
 from onecard.units import GIB, MIB

@@ -19,7 +19,7 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.paper.device import H200
 from onecard.paper.tape import Tape, peaks
-from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
+from onecard.plan.memory.nanogpt.compiled.tape import compiled_tape
 from onecard.plan.memory.replay import Replay, replay
 
 FOLDER = Path(__file__).parent

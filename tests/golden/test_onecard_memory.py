@@ -24,8 +24,8 @@ import pytest
 from bench.measured import CARD, GOLDEN, Errors, Measured, measured_rows
 from onecard.paper.device import H200
 from onecard.paper.tape import Tape
-from onecard.plan.memory.onecard.compiled.run import CompiledRun
-from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.onecard.compiled.blocks import CompiledRun
+from onecard.plan.memory.onecard.tape import onecard_tape
 from onecard.plan.memory.predict import PHASES, predict_onecard
 from onecard.plan.memory.replay import replay
 from onecard.units import GIB, MIB, parse_bytes

@@ -10,8 +10,8 @@ import pytest
 
 from bench.measured import CARD, GOLDEN, Errors, Measured, measured_rows
 from onecard.plan.cards import device_of
-from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
 from onecard.plan.memory.nanogpt.compiled.shape import Padding, Shape
+from onecard.plan.memory.nanogpt.compiled.tape import compiled_tape
 from onecard.plan.memory.predict import PHASES
 from onecard.plan.memory.replay import Replay, replay
 

@@ -11,7 +11,7 @@ import pytest
 
 from bench.measured import CARD, GOLDEN, Errors, Measured, measured_rows
 from onecard.plan.cards import device_of
-from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
+from onecard.plan.memory.nanogpt.compiled.tape import compiled_tape
 from onecard.plan.memory.replay import replay
 
 CHECK = measured_rows(GOLDEN / "nanogpt_h200_check.csv")

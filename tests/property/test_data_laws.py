@@ -16,6 +16,7 @@ from onecard.data.nanogpt_meta import read_meta
 from onecard.data.tokens import TokenFile, Tokens
 from onecard.data.windows import EvalWindows, Windows
 from onecard.errors import ConfigError
+from onecard.models.ranks import Ranks
 
 blocks = st.integers(1, 20)
 seeds = st.integers(0, 2**63 - 1)
@@ -62,6 +63,30 @@ def test_a_batch_is_its_sequences_one_by_one(block_size: int, more: int, seed: i
         one_x, one_y = again.batch(first + number, 1)
         assert np.array_equal(one_x[0], x[number])
         assert np.array_equal(one_y[0], y[number])
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(0, 3))
+def test_the_ranks_of_an_update_read_its_sequences_whatever_the_micro_batch(
+    world_size: int, micro_batch: int, micro_batches: int, updates_done: int
+) -> None:
+    """Each rank's micro-batches of two updates, next to those of one rank that reads one sequence at a time."""
+    windows = Windows(Counted(300), block_size=4, seed=1)
+    sequences = world_size * micro_batch * micro_batches
+    first = updates_done * sequences
+    read = [windows.batches(first, micro_batch, ranks=Ranks(rank=r, world_size=world_size)) for r in range(world_size)]
+    one_by_one = windows.batches(first, 1)
+    for _ in range(2):
+        update = [next(batches)[0] for batches in read for _ in range(micro_batches)]
+        found = sorted(row.tolist() for x_BT in update for row in x_BT)
+        assert found == sorted(next(one_by_one)[0][0].tolist() for _ in range(sequences))
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 6))
+def test_the_ranks_of_an_evaluation_read_its_windows(count: int, batch: int, world_size: int) -> None:
+    windows = EvalWindows(Counted(200), block_size=3, count=count)
+    shares = [windows.batches(batch, ranks=Ranks(rank=rank, world_size=world_size)) for rank in range(world_size)]
+    found = sorted(row.tolist() for batches in shares for x_BT, _ in batches for row in x_BT)
+    assert found == windows.batch(0, count)[0].tolist()
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.data())

@@ -25,8 +25,8 @@ from onecard.paper.tags import (
 )
 from onecard.paper.tape import changes, live_blocks, parts_at, peaks
 from onecard.plan.cards import Card, find_card
-from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory
-from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
+from onecard.plan.memory.allocator import CachingAllocator, LimitReached
+from onecard.plan.memory.nanogpt.compiled.tape import compiled_tape
 from onecard.plan.memory.predict import PHASES, PROCESS, nanogpt_tape, predict_nanogpt
 from onecard.plan.memory.replay import replay
 
@@ -242,7 +242,7 @@ def test_random_programs_never_make_the_allocator_lose_bytes(
     for size, choice in program:
         try:
             live.append(allocator.malloc(size))
-        except OutOfMemory:
+        except LimitReached:
             assert limited
         if choice >= 4 and live:
             allocator.free(live.pop(size % len(live)))

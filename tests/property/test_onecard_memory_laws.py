@@ -12,7 +12,7 @@ from onecard.paper.device import H200, Device
 from onecard.paper.tags import GRADIENTS, LOGITS_AND_LOSS, OPTIMIZER_STATE, WEIGHTS, WORKSPACE
 from onecard.paper.tape import live_blocks, parts_at, peaks
 from onecard.plan.cards import find_card
-from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.onecard.tape import onecard_tape
 from onecard.plan.memory.predict import PHASES, PROCESS, predict_onecard
 from onecard.plan.memory.replay import replay
 

@@ -23,9 +23,9 @@ from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import open_dataset  # noqa: E402
 from onecard.models.gpt2_passes import BlockPasses, Passes  # noqa: E402
 from onecard.models.ways import fuses  # noqa: E402
-from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.precision import Precision  # noqa: E402
+from onecard.train.recorded_micro_batch import zero_gradients  # noqa: E402
 from onecard.train.trainer import Trainer  # noqa: E402
 
 TINY = RunConfig(n_layer=3, n_head=2, n_embd=32, block_size=16, vocab_size=65)

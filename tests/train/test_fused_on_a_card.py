@@ -16,11 +16,11 @@ torch = pytest.importorskip("torch", reason="needs torch")
 
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
-from onecard.train import products  # noqa: E402
-from onecard.train.graph import zero_gradients  # noqa: E402
+from onecard.train import nanochat_kernels, products  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.precision import choose_precision  # noqa: E402
 from onecard.train.products import multiply  # noqa: E402
+from onecard.train.recorded_micro_batch import zero_gradients  # noqa: E402
 from onecard.train.trainer import Trainer  # noqa: E402
 
 pytestmark = [
@@ -34,6 +34,12 @@ HALF = [torch.bfloat16, torch.float16]
 BITS = [False, True]
 EVEN = RunConfig(n_layer=2, n_head=4, n_embd=256, block_size=128, vocab_size=1000, loss_chunk=100)
 ODD = EVEN.replace({"n_head": 5, "n_embd": 100, "vocab_size": 257})
+CONFIGS = {
+    "even": EVEN,
+    "odd": ODD,
+    "nanochat": EVEN.replace({"model": "nanochat"}),
+    "nanochat-odd": ODD.replace({"model": "nanochat"}),
+}
 SCALE = 1024.0  # as GradScaler's: small gradients of float16 must not vanish
 
 
@@ -41,12 +47,12 @@ SCALE = 1024.0  # as GradScaler's: small gradients of float16 must not vanish
 
 
 def made(config: RunConfig) -> GPT:
-    """A model on the card, its norms not all one."""
+    """A model on the card, its norms not all one and nothing zero."""
     torch.manual_seed(1)
     model = GPT(config).to(DEVICE)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or not parameter.any():
                 parameter += 0.1 * torch.randn_like(parameter)
     return model
 
@@ -72,7 +78,7 @@ def written_out(model: GPT, dtype: Any, tokens_BT: Any, targets_BT: Any) -> tupl
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("config", [EVEN, ODD], ids=["even", "odd"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_gradients_are_about_as_near_to_float32_as_autocasts(config: RunConfig, dtype: Any) -> None:
     model, (tokens_BT, targets_BT) = made(config), batch(config)
     true_loss = model.loss(tokens_BT, targets_BT)
@@ -85,8 +91,7 @@ def test_gradients_are_about_as_near_to_float32_as_autocasts(config: RunConfig, 
 
     allowed = 1.5 * max(errors(usual).values()) + 0.002
     for mode in MODES:
-        for block in model.transformer.h:
-            block.recompute = mode
+        model.architecture.recompute = mode
         loss, found = written_out(model, dtype, tokens_BT, targets_BT)
         assert float(loss) == pytest.approx(float(true_loss.detach()), rel=2e-3)
         too_far = {name: error for name, error in errors(found).items() if not error <= allowed}
@@ -94,7 +99,7 @@ def test_gradients_are_about_as_near_to_float32_as_autocasts(config: RunConfig, 
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("config", [EVEN, ODD], ids=["even", "odd"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_losses_of_tokens_are_those_of_autocast(config: RunConfig, dtype: Any) -> None:
     model, (tokens_BT, targets_BT) = made(config), batch(config)
     with torch.autocast(DEVICE, dtype):
@@ -204,9 +209,12 @@ def deterministic(no_kernel_known: None, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("mode", MODES)
-def test_a_deterministic_update_has_the_same_bits_again(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("architecture", ["gpt2", "nanochat"])
+def test_a_deterministic_update_has_the_same_bits_again(
+    mode: Any, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(products._Product, "_milliseconds", lambda *_: pytest.fail("times differ from run to run"))
-    model, (tokens_BT, targets_BT) = made(EVEN.replace({"grad_checkpoint": mode})), batch(EVEN)
+    model, (tokens_BT, targets_BT) = made(EVEN.replace({"grad_checkpoint": mode, "model": architecture})), batch(EVEN)
     tokens_BT %= 4  # each has a hundred rows that add to its gradient
     first_loss, first = written_out(model, torch.bfloat16, tokens_BT, targets_BT)
     for _ in range(3):
@@ -248,12 +256,13 @@ def test_the_trainer_uses_the_model_where_they_do_not_fit(dataset: Dataset, keys
     assert trainer_of(dataset, **{"dtype": "bfloat16", **keys}).steps.passes is None
 
 
-def test_updates_are_recorded_and_are_those_of_float32(dataset: Dataset) -> None:
+@pytest.mark.parametrize("architecture", ["gpt2", "nanochat"])
+def test_updates_are_recorded_and_are_those_of_float32(dataset: Dataset, architecture: str) -> None:
     found = []
     for keys in ({"dtype": "bfloat16"}, {"dtype": "float32", "compile": False}):
-        trainer = trainer_of(dataset, **keys)
+        trainer = trainer_of(dataset, model=architecture, **keys)
         updates = [trainer.update(lambda shrunk: pytest.fail(str(shrunk))) for _ in range(4)]
-        assert trainer.graph_failure is None
+        assert trainer.steps.graph_failure is None
         assert (trainer.steps.recorded is not None) == (trainer.steps.passes is not None)
         with trainer.evaluating() as sequence_losses:
             loss = float(sequence_losses(*batch(EVEN)).mean())
@@ -263,3 +272,50 @@ def test_updates_are_recorded_and_are_those_of_float32(dataset: Dataset) -> None
     assert ours[0] == pytest.approx(exact[0], rel=2e-3), "the same weights and data"
     assert ours == pytest.approx(exact, rel=0.02), "roundings grow from step to step"
     assert ours[3] < ours[0] - 0.5
+
+
+# nanochat's kernels beside plain torch
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
+@pytest.mark.parametrize(("heads", "half", "batch_size"), [(12, 32, 3), (5, 7, 2), (1, 128, 1)])
+def test_nanochats_kernels_do_what_plain_torch_does(heads: int, half: int, batch_size: int, dtype: Any) -> None:
+    generator = torch.Generator().manual_seed(2)
+    C, N, V = 2 * half * heads, batch_size * 37, 50
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype != torch.float32 else {"rtol": 1e-4, "atol": 1e-4}
+
+    def drawn(*shape: int, dtype: Any = dtype) -> Any:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    x_NC, d_NC, bypass_NC, qkv_NE = drawn(N, C), drawn(N, C), drawn(N, C), drawn(N, 3 * C)
+    weight_VC = drawn(V, C, dtype=torch.float32)
+    tokens_BT = torch.randint(V, (batch_size, 37), generator=generator)
+
+    def everything(device: str) -> dict[str, Any]:
+        def here(x: Any) -> Any:
+            return x.to(device, copy=True)
+
+        normed_NC, scale_N = nanochat_kernels.rms_normed(here(x_NC))
+        added_NC = nanochat_kernels.rms_norm_backward(here(d_NC), normed_NC, scale_N, d_x_NC=here(bypass_NC))
+        factor = torch.tensor(0.3, device=device)
+        alone_NC = nanochat_kernels.rms_norm_backward(here(d_NC), normed_NC, scale_N, d_x_NC=None, factor=factor)
+        turned_NE, d_qk = here(qkv_NE), [here(d_NC), here(bypass_NC)]
+        scale_NG = nanochat_kernels.rotate(turned_NE, batch=batch_size, heads=heads)
+        nanochat_kernels.rotate_backward(d_qk, turned_NE, scale_NG, batch=batch_size, heads=heads)
+        squared_NC, d_squared_NC = here(x_NC), here(d_NC)
+        nanochat_kernels.square_relu(squared_NC)
+        nanochat_kernels.square_relu_backward(d_squared_NC, squared_NC)
+        rows_NC = nanochat_kernels.normed_rows(here(tokens_BT), here(weight_VC), dtype)
+        d_weight_VC = torch.ones(V, C, device=device)
+        nanochat_kernels.normed_rows_backward(here(d_NC), here(tokens_BT), here(weight_VC), d_weight_VC)
+        found = dict(locals())
+        return {name: found[name] for name in found if isinstance(found[name], torch.Tensor)} | {
+            "q": d_qk[0],
+            "k": d_qk[1],
+        }
+
+    on_card, plain = everything(DEVICE), everything("cpu")
+    for name, expected in plain.items():
+        torch.testing.assert_close(
+            on_card[name].cpu(), expected, **tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )

@@ -16,9 +16,9 @@ from onecard.config.resolve import resolve  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.plan.memory.predict import predict_onecard  # noqa: E402
 from onecard.report.memory_snapshot import snapshot_json  # noqa: E402
-from onecard.train.graph import zero_gradients  # noqa: E402
 from onecard.train.memory_snapshot import REST, MemorySnapshot, holds_logits, live_at_peak  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
+from onecard.train.recorded_micro_batch import zero_gradients  # noqa: E402
 
 
 def event(action: str, address: int, size: int) -> dict[str, Any]:

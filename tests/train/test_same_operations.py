@@ -15,7 +15,7 @@ from onecard.paper.operations import PaperOperations
 from onecard.train.operations import DeviceOperations
 
 MODELS = Path(onecard.models.__file__).parent
-SHARED = ("chunked_loss", "gpt2", "gpt2_passes", "training")
+SHARED = ("chunked_loss", "gpt2", "gpt2_passes", "nanochat", "nanochat_passes", "training", "written_out")
 
 
 def operations_in(source: str) -> set[str]:

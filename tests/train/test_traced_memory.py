@@ -28,13 +28,16 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.models.gpt2 import GPT2  # noqa: E402
+from onecard.models.nanochat import Nanochat  # noqa: E402
 from onecard.models.nanogpt import eager_tape  # noqa: E402
 from onecard.paper.device import Device  # noqa: E402
 from onecard.paper.tags import OPTIMIZER_STATE, WORKSPACE  # noqa: E402
 from onecard.paper.tape import Tape  # noqa: E402
-from onecard.plan.memory.onecard.run import onecard_tape  # noqa: E402
+from onecard.plan.memory.onecard.tape import onecard_tape  # noqa: E402
+from onecard.train import nanochat_kernels  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.operations import TensorOperations  # noqa: E402
+from onecard.train.recorded_micro_batch import zero_gradients  # noqa: E402
 
 RTX_4070 = Device(capability=(8, 9), multiprocessors=46)  # flash attention: the one with a fake CPU kernel
 aten = torch.ops.aten
@@ -120,7 +123,7 @@ def cuda_attention(q: Any, k: Any, v: Any, dropout_p: float) -> Any:
         return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, True)[0]
 
 
-def cuda_attention_of_functional(q: Any, k: Any, v: Any, *, dropout_p: float, is_causal: bool) -> Any:
+def cuda_attention_of_functional(q: Any, k: Any, v: Any, *, is_causal: bool, dropout_p: float = 0.0) -> Any:
     assert is_causal
     return cuda_attention(q, k, v, dropout_p)
 
@@ -131,13 +134,45 @@ def cuda_dropout_of_functional(x: Any, p: float, training: bool, inplace: bool =
     return cuda_dropout(x, p)
 
 
-def cuda_write_losses(*_arguments: Any, gradient: bool) -> None:
+def cuda_write_losses(*_arguments: Any, gradient: bool, soft_cap: float | None) -> None:
     """The kernel works in place."""
     assert gradient
 
 
 def cuda_add_product_(*_arguments: Any) -> None:
     """So does the product that adds."""
+
+
+def with_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nanochat's kernels: what each makes; the others work in place."""
+
+    def in_place(*_arguments: Any, **_keys: Any) -> None:
+        """Nothing is made."""
+
+    def normed_rows(tokens_BT: Any, weight_VC: Any, dtype: Any) -> Any:
+        return weight_VC.new_empty(tokens_BT.numel(), weight_VC.shape[1], dtype=dtype)
+
+    def rms_normed(x_NC: Any) -> Any:
+        return torch.empty_like(x_NC), x_NC.new_empty(len(x_NC), dtype=torch.float32)
+
+    def rms_norm_backward(d_normed_NC: Any, *_arguments: Any, d_x_NC: Any, **_keys: Any) -> Any:
+        return d_normed_NC if d_x_NC is None else d_x_NC
+
+    def rotate(qkv_NE: Any, *, batch: int, heads: int) -> Any:
+        return qkv_NE.new_empty(len(qkv_NE), 2 * heads, dtype=torch.float32)
+
+    made = {
+        "normed_rows": normed_rows,
+        "rms_normed": rms_normed,
+        "rms_norm_backward": rms_norm_backward,
+        "rotate": rotate,
+        **dict.fromkeys(("normed_rows_backward", "rotate_backward", "square_relu", "square_relu_backward"), in_place),
+    }
+    for name, kernel in made.items():
+        monkeypatch.setattr(nanochat_kernels, name, kernel)
+        monkeypatch.setattr(TensorOperations, name, staticmethod(kernel))
+    for model in (GPT2, Nanochat):
+        monkeypatch.setattr(model, "set_first_weights", lambda *_: None)
 
 
 def cuda_cross_entropy(logits: Any, targets: Any) -> Any:
@@ -273,7 +308,7 @@ def traced_micro_batches(c: RunConfig, micro_batches: int, monkeypatch: pytest.M
     monkeypatch.setattr(functional, "dropout", cuda_dropout_of_functional)
     monkeypatch.setattr(TensorOperations, "write_losses", cuda_write_losses)
     monkeypatch.setattr(TensorOperations, "add_product", cuda_add_product_)
-    monkeypatch.setattr(GPT2, "set_first_weights", lambda *_: None)
+    with_cuda_kernels(monkeypatch)
     FULL[0] = c.dtype == "float32"
     trace = Trace()
     with FakeTensorMode(), no_initialisation():
@@ -363,6 +398,15 @@ OWN_CASES = CASES | {
     "chunks": {"dtype": "bfloat16", "loss_chunk": 200},
     "chunks-float32": {"dtype": "float32", "loss_chunk": 128},
 }
+NANOCHAT = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float16": {"dtype": "float16"},
+    "float32": {"dtype": "float32"},
+    "one-layer-batch-1": {"dtype": "bfloat16", "n_layer": 1, "batch_size": 1},
+    "odd-head-size": {"dtype": "bfloat16", "n_embd": 66},
+    "chunks": {"dtype": "float16", "loss_chunk": 200, "vocab_size": 1013},
+}
+OWN_CASES |= {f"nanochat-{name}": {"model": "nanochat", **keys} for name, keys in NANOCHAT.items()}
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
@@ -374,6 +418,49 @@ def test_two_micro_batches_of_our_own_trainer_allocate_and_free_as_traced(
     config = RunConfig().replace(SMALL | keys | OWN_CASES[case])
     ours = canonical(written_micro_batches(config))
     real = canonical(traced_micro_batches(config, 2, monkeypatch))
+    for index, (mine, theirs) in enumerate(zip(ours, real, strict=False)):
+        assert mine == theirs, f"event {index} of {len(real)}"
+    assert len(ours) == len(real)
+
+
+def traced_passes(c: RunConfig, micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    """Events of the first update's micro-batches with written-out passes."""
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", cuda_attention_of_functional)
+    monkeypatch.setattr(TensorOperations, "write_losses", cuda_write_losses)
+    monkeypatch.setattr(TensorOperations, "multiply", lambda *_arguments, **_keys: None)
+    with_cuda_kernels(monkeypatch)
+    FULL[0] = False
+    trace = Trace()
+    with FakeTensorMode(), no_initialisation():
+        model = GPT(c)
+        passes = model.passes(getattr(torch, c.dtype))
+        with trace:
+            for weight in [*model.parameters(), *(each.narrow_OI for each in passes._narrow)]:
+                trace.track(weight)
+            scale = torch.empty(()) if c.dtype == "float16" else None
+            start = len(trace.events)
+            zero_gradients(model.parameters())
+            for _ in range(micro_batches):
+                x_BT, y_BT = (torch.empty(c.batch_size, c.block_size, dtype=torch.long) for _ in "xy")
+
+                share = torch.full((), 0.5)
+                share = share if scale is None else share * scale
+                passes.add_gradients(x_BT, y_BT, scale=share) / micro_batches
+                del share
+            del x_BT, y_BT
+            events = trace.events[start:]
+    return events
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("case", [name for name, keys in NANOCHAT.items() if keys["dtype"] != "float32"])
+def test_two_written_out_micro_batches_allocate_and_free_as_traced(
+    case: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"model": "nanochat", "gradient_accumulation_steps": 2, "grad_checkpoint": mode}
+    config = RunConfig().replace(SMALL | keys | NANOCHAT[case])
+    ours = canonical(first_update(onecard_tape(config, RTX_4070)))
+    real = canonical(traced_passes(config, 2, monkeypatch))
     for index, (mine, theirs) in enumerate(zip(ours, real, strict=False)):
         assert mine == theirs, f"event {index} of {len(real)}"
     assert len(ours) == len(real)

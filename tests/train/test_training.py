@@ -21,11 +21,11 @@ from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
 from onecard.doctor.diagnose import diagnose  # noqa: E402
 from onecard.errors import MachineError, OnecardError  # noqa: E402
-from onecard.models.evaluation import eval_tokens  # noqa: E402
+from onecard.models.evaluation import SplitLosses, eval_tokens  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step  # noqa: E402
 from onecard.train import checkpoint, loop, operations  # noqa: E402
-from onecard.train.evaluate import Evaluation, SplitLoss  # noqa: E402
+from onecard.train.evaluate import Evaluation  # noqa: E402
 from onecard.train.loop import _Loop, train  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.oom import smaller_micro_batch  # noqa: E402
@@ -589,8 +589,8 @@ def test_a_graph_that_cannot_be_recorded_is_told_at_once_and_once(
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     class Recording(Trainer):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
             self.steps.records = True
 
     monkeypatch.setattr("onecard.train.operations.RecordedMicroBatch", failing)
@@ -615,8 +615,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
 
     def at_its_step(self: Any) -> None:
         found = Evaluation(
-            train=SplitLoss(mean=1.0, error=0.1),
-            val=SplitLoss(mean=said[self.trainer.step], error=0.1),
+            train=SplitLosses(mean=1.0, spread=0.1, sequences=1),
+            val=SplitLosses(mean=said[self.trainer.step], spread=0.1, sequences=1),
             tokens_read=1,
             seconds=0.0,
             batch_size=1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onecard.paper.tape import Tape, changes, parts_at, peaks, rounded
-from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory, segment_bytes
+from onecard.plan.memory.allocator import CachingAllocator, LimitReached, segment_bytes
 from onecard.plan.memory.replay import replay
 
 KIB, MIB = 2**10, 2**20
@@ -110,7 +110,7 @@ def test_a_segment_in_use_cannot_be_given_back() -> None:
     allocator = CachingAllocator(limit_bytes=100 * MIB)
     rest = [allocator.malloc(8 * MIB), allocator.malloc(8 * MIB)]
     allocator.free(rest[0])  # 12 of 20 MiB are free, but not all
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(LimitReached):
         allocator.malloc(82 * MIB)
     allocator.free(rest[1])
     assert allocator.malloc(82 * MIB).size == 82 * MIB
@@ -149,7 +149,7 @@ def test_at_the_limit_expandable_segments_give_back_whole_free_pages() -> None:
     assert allocator.reserved_bytes == 82 * MIB
     allocator.free(small)
     allocator.free(kept)
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(LimitReached):
         allocator.malloc(80 * MIB)
     assert allocator.reserved_bytes == 80 * MIB  # the small pool's page went back; 0-10 is not a whole page
 
@@ -167,7 +167,7 @@ def test_all_of_a_request_counts_against_the_limit_of_expandable_segments_also_w
     assert free.reserved_bytes == 80 * MIB
     assert free.peak_asked_bytes == 90 * MIB
     assert grown(90 * MIB).reserved_bytes == 80 * MIB
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(LimitReached):
         grown(88 * MIB)
 
 
@@ -183,7 +183,7 @@ def test_expandable_pages_are_counted_from_the_start_of_their_own_range() -> Non
     allocator.malloc(512)
     allocator.free(allocator.malloc(60 * MIB))
     kept = allocator.malloc(MIB + 512)
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(LimitReached):
         allocator.malloc(80 * MIB)
     assert allocator.reserved_bytes == 22 * MIB  # the first page holds a block, the other two went back
     assert kept.allocated

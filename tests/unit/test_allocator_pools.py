@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onecard.paper.tape import DEFAULT_POOL, EMPTY_CACHE, Tape
-from onecard.plan.memory.allocator import CachingAllocator, OutOfMemory
+from onecard.plan.memory.allocator import CachingAllocator, LimitReached
 from onecard.plan.memory.replay import replay
 
 MIB = 2**20
@@ -82,5 +82,5 @@ def test_a_limit_holds_for_all_pools_together() -> None:
     allocator = CachingAllocator(limit_bytes=100 * MIB)
     allocator.malloc(60 * MIB)
     allocator.obey("pool graph")
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(LimitReached):
         allocator.malloc(60 * MIB)

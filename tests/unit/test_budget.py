@@ -356,6 +356,6 @@ def test_what_the_file_says_is_written_but_for_what_is_of_that_run() -> None:
     for trainer in get_args(TrainerName):
         plan = make_plan(resolve(text, filename="c.py"), place, trainer=trainer, budget=budget)
         assert plan.proposals
-        written = resolve(config_text(plan.proposals[0]), filename="w.py").asked
+        written = resolve(config_text(plan.proposals[0]), filename="w.py").set_by_user
         kept = written.keys() & {"weight_decay", "loss_chunk", "wandb_run_name", "eval_only"}
         assert kept == {"weight_decay", "loss_chunk"}

@@ -23,7 +23,7 @@ from onecard.doctor.single_changes import SingleChange, single_effects
 from onecard.errors import MachineError
 from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
-from onecard.plan.precision import settled
+from onecard.plan.precision import with_dtype
 from onecard.plan.speed import TrainerName
 from onecard.report.compare import _alone_table, passing_sentence, print_comparison
 from onecard.report.compare_json import comparison_json
@@ -687,13 +687,13 @@ def test_values_are_shown_as_they_are_typed() -> None:
 def test_the_last_bits_of_a_setting_are_no_change() -> None:
     comparison = compare_runs([own(0.0, min_lr=0.0012 / 10), own(0.03, min_lr=0.00012)])
     assert comparison.config_diff == {}
-    assert comparison.alone[1] == ()
+    assert comparison.single_changes[1] == ()
 
 
 def test_a_type_that_the_card_chooses_anyway_is_no_change() -> None:
     comparison = compare_runs([own(0.0, card="H200", dtype="bfloat16"), own(0.03, card="H200", dtype="auto")])
     assert comparison.config_diff == {"dtype": ("bfloat16", "auto")}
-    assert (comparison.together, comparison.alone[1]) == ((), ())
+    assert (comparison.together, comparison.single_changes[1]) == ((), ())
     assert re.search(r"dtype +bfloat16 +auto +\(no effect: bfloat16 in both\)", shown(comparison))
     assert strictly(comparison)["changed_without_effect"] == {"dtype": "no effect: bfloat16 in both"}
     for first, second, card in (
@@ -709,7 +709,7 @@ def test_without_a_card_every_run_computes_in_float32() -> None:
     first, second = own(0.0, device="cpu", dtype="float32"), own(0.03, device="cpu", dtype="auto")
     comparison = compare_runs([first, second])
     assert comparison.idle == {"dtype": "no effect: float32 in both"}
-    assert comparison.alone[1] == ()
+    assert comparison.single_changes[1] == ()
 
 
 def test_a_limit_that_no_run_reached_changed_nothing() -> None:
@@ -745,7 +745,7 @@ def test_settings_that_changed_together_are_told_from_the_first_run_whose_config
 def test_a_run_that_only_evaluates_is_not_like_one_that_trains() -> None:
     comparison = compare_runs([own(0.0), own(0.03, eval_only=True)])
     assert (comparison.together, comparison.idle) == (("eval_only",), {})
-    (alone,) = comparison.alone[1]
+    (alone,) = comparison.single_changes[1]
     effects = (alone.tokens_per_second_ratio, alone.process_bytes_difference, alone.final_loss_difference)
     assert effects == (None, None, None)
 
@@ -825,7 +825,7 @@ def test_memory_is_predicted_for_the_trainer_of_each_run_and_named_by_it() -> No
     assert re.search(r"MiB for onecard +[\d,]+ MiB for nanoGPT, without the card's context +\?$", mixed)
     comparison = compare_runs([ours, foreign("RTX 4070")])
     planned = [
-        predict(settled(each.resolved.config, each.card), each.card).process_bytes
+        predict(with_dtype(each.resolved.config, each.card), each.card).process_bytes
         for predict, each in zip((predict_onecard, predict_nanogpt), comparison.cases, strict=True)
         if each.resolved
     ]
@@ -875,7 +875,7 @@ def test_a_change_that_cannot_stand_alone_says_so() -> None:
 def test_each_change_is_planned_under_the_trainer_of_the_first_run() -> None:
     ours, wider = (own(0.0, card="RTX 4070", n_embd=width) for width in (256, 512))
     theirs = case(evaluated(10.0, 5.0, 4.0), dataset="fineweb")
-    (by_onecard,), (by_nanogpt,) = (compare_runs([first, wider]).alone[1] for first in (ours, theirs))
+    (by_onecard,), (by_nanogpt,) = (compare_runs([first, wider]).single_changes[1] for first in (ours, theirs))
     assert by_onecard.changes == by_nanogpt.changes == {"n_embd": (256, 512)}
     assert by_onecard.process_bytes_difference != by_nanogpt.process_bytes_difference
     assert by_onecard.tokens_per_second_ratio != by_nanogpt.tokens_per_second_ratio
@@ -905,7 +905,7 @@ def test_a_limit_changes_nothing_by_itself(trainer: TrainerName) -> None:
 def test_a_limit_below_what_a_run_needs_is_told() -> None:
     card = find_card("RTX 4070")
     first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
-    needed = predict_onecard(settled(first, card), card).process_bytes
+    needed = predict_onecard(with_dtype(first, card), card).process_bytes
     (tight,) = single_effects(first, first.replace({"memory_limit": needed // 2}), card, "onecard")
     assert (tight.fits, tight.tokens_per_second_ratio, tight.process_bytes_difference) == (False, None, None)
     assert tight.final_loss_difference == 0.0, "the same updates, in smaller micro-batches"
@@ -918,7 +918,7 @@ def test_a_limit_below_what_a_run_needs_is_told() -> None:
 def test_a_limit_that_binds_or_that_nobody_can_judge_has_an_unknown_effect() -> None:
     card = find_card("RTX 4070")
     first = resolve("\n".join(made.nanogpt_config(**SMALL, dataset="fineweb"))).config
-    needed = predict_onecard(settled(first, card), card).process_bytes
+    needed = predict_onecard(with_dtype(first, card), card).process_bytes
 
     def effect(before: int | None, after: int | None, *, named: bool = True, cardless: bool = False) -> SingleChange:
         configs = [first.replace({"memory_limit": limit}) for limit in (before, after)]
@@ -976,7 +976,7 @@ def test_what_changes_no_update_changes_no_loss() -> None:
 def test_of_runs_on_the_cpu_nothing_is_predicted_of_a_card() -> None:
     on_cpu = [own(0.0, device="cpu"), own(0.0, device="cpu", n_embd=512, learning_rate=1e-3)]
     comparison = compare_runs(on_cpu)
-    width, rate = comparison.alone[1]
+    width, rate = comparison.single_changes[1]
     assert (width.tokens_per_second_ratio, width.process_bytes_difference) == (None, None)
     assert (rate.tokens_per_second_ratio, rate.process_bytes_difference) == (1.0, 0)
     assert comparison.predicted_process_bytes == (None, None)

@@ -7,7 +7,7 @@ import pytest
 from onecard.paper.device import H200, Device
 from onecard.paper.tags import ACTIVATIONS
 from onecard.paper.tape import Tape
-from onecard.plan.memory.inductor.graph import Graph
+from onecard.plan.memory.inductor.kernel_graph import KernelGraph
 from onecard.plan.memory.inductor.tuning import is_timed, loop_is_timed
 from onecard.plan.memory.inductor.wrapper import Program, compiled
 
@@ -16,7 +16,7 @@ RTX_4070 = Device(capability=(8, 9), multiprocessors=46)
 
 def one_kernel(result_bytes: int, input_bytes: int, kind: str = "half", *, borrowed: bool = False) -> Program:
     """A kernel that may write its result (of halves) over its one input."""
-    graph = Graph()
+    graph = KernelGraph()
     x = graph.input(input_bytes, ACTIVATIONS, kind=kind)
     y = graph.buffer(result_bytes, "half", ACTIVATIONS)
     if borrowed:
@@ -47,7 +47,7 @@ def test_a_result_may_be_five_percent_smaller_than_what_it_is_written_over(resul
 
 
 def test_an_input_is_not_kept_for_a_later_buffer_of_its_size() -> None:
-    graph = Graph()
+    graph = KernelGraph()
     x = graph.input(4096, ACTIVATIONS, kind="half")
     y, z = (graph.buffer(size, "half", ACTIVATIONS) for size in (8192, 4096))
     graph.kernel("widen", (x,), (y,))

@@ -15,6 +15,7 @@ RUNS = [
 ]
 OTHER = {
     "dtype": "float32",
+    "model": "nanochat",
     "grad_checkpoint": "full",
     "schedule": "wsd",
     "log_style": "plain",

@@ -6,6 +6,7 @@ import pytest
 
 from onecard.config.schema import RunConfig
 from onecard.models.chunks import chunk_slices, default_chunk_tokens
+from onecard.paper.work import Work
 from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
 from onecard.plan.speed import predict_speed
@@ -20,7 +21,6 @@ from onecard.plan.speed.rates import (
     OTHER_MAKERS_RATES,
     WORKSTATION_RATES,
 )
-from onecard.paper.work import Work
 from onecard.plan.speed.work import StepWork, TrainerName
 
 H200, RTX_4070 = find_card("H200"), find_card("RTX 4070")

@@ -19,7 +19,7 @@ from onecard.paper.remembered import Remembered
 from onecard.paper.tags import ACTIVATIONS, GRADIENTS
 from onecard.paper.tape import Tape
 from onecard.paper.tensor import Layer, Tensor
-from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.onecard.tape import onecard_tape
 
 TINY = RunConfig(
     n_layer=2, n_head=2, n_embd=16, block_size=8, batch_size=2, vocab_size=32, dtype="float32", eval_iters=5

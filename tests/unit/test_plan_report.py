@@ -17,7 +17,7 @@ from onecard.plan.place import Place
 from onecard.plan.plan import Plan
 from onecard.report.advice import print_fixes, print_proposals
 from onecard.report.command import changed_command
-from onecard.report.memory import print_seen
+from onecard.report.memory import print_driver_figures
 from onecard.report.plan import print_plan
 from onecard.report.plan_json import plan_json
 from onecard.report.summary import loss_change, speed_change
@@ -107,33 +107,33 @@ def test_a_proposal_for_nanogpt_says_what_its_vocabulary_needs() -> None:
 
 
 def test_without_a_card_the_driver_and_the_plan_are_not_compared() -> None:
-    seen = DriverFigures(process_bytes=4464 * MIB)
+    driver = DriverFigures(process_bytes=4464 * MIB)
     plan = planned("n_embd = 384", None)
     console = paper(120)
-    print_seen(seen, plan.first.memory, console)
+    print_driver_figures(driver, plan.first.memory, console)
     assert "unexplained" not in written(console)
     assert "name the card with --gpu" in written(console)
-    said = plan_json(plan, seen=seen)["seen"]
+    said = plan_json(plan, driver=driver)["seen"]
     assert (said["unexplained_bytes"], said["predicted_with_context"]) == (None, False)
 
 
 def test_with_a_card_what_is_unexplained_is_the_difference() -> None:
     plan = planned("n_embd = 384")
-    seen = DriverFigures(process_bytes=plan.first.memory.process_bytes + 20 * MIB)
+    driver = DriverFigures(process_bytes=plan.first.memory.process_bytes + 20 * MIB)
     console = paper(120)
-    print_seen(seen, plan.first.memory, console)
+    print_driver_figures(driver, plan.first.memory, console)
     assert "+20" in written(console)
-    assert plan_json(plan, seen=seen)["seen"]["unexplained_bytes"] == 20 * MIB
+    assert plan_json(plan, driver=driver)["seen"]["unexplained_bytes"] == 20 * MIB
 
 
 def test_where_no_process_is_told_the_whole_card_is_compared() -> None:
     plan = planned("n_embd = 384")
-    seen = DriverFigures(used_bytes=plan.first.memory.process_bytes + 500 * MIB, total_bytes=12282 * MIB)
+    driver = DriverFigures(used_bytes=plan.first.memory.process_bytes + 500 * MIB, total_bytes=12282 * MIB)
     console = paper(120)
-    print_seen(seen, plan.first.memory, console)
+    print_driver_figures(driver, plan.first.memory, console)
     assert "not shown per process" in written(console)
     assert "+500" in written(console)
-    assert plan_json(plan, seen=seen)["seen"]["unexplained_bytes"] is None
+    assert plan_json(plan, driver=driver)["seen"]["unexplained_bytes"] is None
 
 
 def test_the_card_that_a_text_named_is_said_to_be_so() -> None:

@@ -18,6 +18,7 @@ from onecard.paper.tensor import Parameter, Tensor
 from onecard.paper.work import ATTENTION_WORK, HEAD, MATMULS, MEMORY_BOUND, UPDATE, Ledger, Parts
 from onecard.plan.cards import device_of, find_card
 from onecard.plan.counts import count_params
+from onecard.plan.speed import predict_speed
 from onecard.plan.speed.on_paper import (
     evaluation_batch_on_paper,
     micro_batch,
@@ -26,6 +27,7 @@ from onecard.plan.speed.on_paper import (
     ours_eager,
     update_on_paper,
 )
+from onecard.plan.speed.onecard import onecard_step
 from onecard.plan.speed.rates import H200_RATES, matmul_flops_per_second, work_seconds
 
 CARD = find_card("H200")
@@ -154,3 +156,17 @@ def test_a_new_model_has_a_speed_without_a_formula() -> None:
     seconds = work_seconds(micro_batch(parts, H200_RATES.costs).whole, CARD, H200_RATES, products)
     flops = parts[MATMULS].tensor_flops + parts[HEAD].tensor_flops
     assert flops / products < seconds < 10 * flops / products
+
+
+@pytest.mark.parametrize("keys", [{}, {"compile": False}, {"grad_checkpoint": "full"}])
+def test_nanochat_has_no_formula_and_a_speed_near_gpt2s(keys: dict[str, object]) -> None:
+    gpt2, nanochat = (GPT2.replace({"model": name, **keys}) for name in ("gpt2", "nanochat"))
+    for card in (CARD, find_card("RTX 4070")):
+        new, known = (predict_speed(config, card, "onecard") for config in (nanochat, gpt2))
+        assert new
+        assert known
+        assert 0.85 < new.tokens_per_second.likely / known.tokens_per_second.likely < 1.35
+    run = onecard_step(nanochat, "bfloat16", H200_RATES.costs).micro_batch
+    products = 6 * (12 * L * C * C + V * C) * N
+    if nanochat.grad_checkpoint == "none":
+        assert run.matmuls.tensor_flops == products

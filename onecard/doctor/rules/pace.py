@@ -15,7 +15,7 @@ from onecard.doctor.facts import elapsed_seconds, plain_steps
 from onecard.doctor.needs import CARD, needs, needs_settings
 from onecard.doctor.repair import trainer_of
 from onecard.findings import Finding
-from onecard.plan.precision import settled
+from onecard.plan.precision import with_dtype
 from onecard.plan.speed import predict_speed
 from onecard.runs.records import Step
 
@@ -110,7 +110,7 @@ def slower_than_planned(case: Case, config: RunConfig) -> Iterator[Finding]:
     measured = case.facts.tokens_per_second
     if case.card is None or case.cardless is not None or not measured or (case.run.world_size or 1) > 1:
         return
-    speed = predict_speed(settled(config, case.card), case.card, trainer_of(case))
+    speed = predict_speed(with_dtype(config, case.card), case.card, trainer_of(case))
     if speed is None or measured * OFF_PLAN >= speed.tokens_per_second.low:
         return
     expected = speed.tokens_per_second

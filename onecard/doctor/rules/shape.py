@@ -16,7 +16,7 @@ from onecard.findings import Finding
 from onecard.plan.counts import count_params
 from onecard.plan.intent import PARAMS_TOLERANCE, head_size_finding, intent_findings
 from onecard.plan.memory.predict import predict_nanogpt
-from onecard.plan.precision import settled
+from onecard.plan.precision import with_dtype
 from onecard.plan.remedies import free_remedies
 from onecard.plan.run_to_fix import RunToFix
 
@@ -241,7 +241,7 @@ def _saved_by_returning_only_the_loss(case: Case, config: RunConfig, *, vocabula
         copy_bytes = each * config.batch_size * config.block_size * vocabulary_size
         sizes = f"{each} bytes x {config.batch_size} x {config.block_size:,} tokens x {vocabulary_size:,}"
         return copy_bytes, f"at least: one copy of the logits is {sizes}; the shape is not known, so it is not planned"
-    config, card = settled(planned, case.card), case.card
+    config, card = with_dtype(planned, case.card), case.card
     room, available = (
         (case.place.room_bytes_for(config), case.place.available_bytes_for(config)) if case.place else (None, None)
     )

@@ -28,10 +28,12 @@ _ADDRESS_BITS = 62  # a free block's sort key is size << 62 | address: one whole
 _RANGE_BYTES = LARGE_SEGMENT_BYTES << 30  # address space of an expandable segment: whole pages, beyond any card
 
 
-class Block:
+class MemoryBlock:
     __slots__ = ("address", "allocated", "mapped", "next", "pool", "prev", "size")
 
-    def __init__(self, address: int, size: int, pool: _Pool, prev: Block | None, next: Block | None) -> None:
+    def __init__(
+        self, address: int, size: int, pool: _Pool, prev: MemoryBlock | None, next: MemoryBlock | None
+    ) -> None:
         self.address = address
         self.size = size
         self.pool = pool
@@ -54,15 +56,15 @@ class _Pool:
         self.is_small = is_small
         self.page_bytes = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
         self.keys: list[int] = []
-        self.blocks: dict[int, Block] = {}
-        self.unmapped: list[Block] = []  # expandable only, by address
+        self.blocks: dict[int, MemoryBlock] = {}
+        self.unmapped: list[MemoryBlock] = []  # expandable only, by address
 
-    def insert(self, block: Block) -> None:
+    def insert(self, block: MemoryBlock) -> None:
         key = block.size << _ADDRESS_BITS | block.address
         insort(self.keys, key)
         self.blocks[key] = block
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: MemoryBlock) -> None:
         key = block.size << _ADDRESS_BITS | block.address
         del self.keys[bisect_left(self.keys, key)]
         del self.blocks[key]
@@ -106,7 +108,7 @@ class _AddressSpace:
         insort(self.holes, (address, size))
 
 
-class OutOfMemory(Exception):
+class LimitReached(Exception):
     """A request exceeds the limit, even after cached segments were given back."""
 
 
@@ -150,11 +152,11 @@ class CachingAllocator:
             assert verb == "let go", order
             self.held.remove(name)
 
-    def malloc(self, size_bytes: int) -> Block:
-        """A block of at least `size_bytes`; raises OutOfMemory at the limit."""
+    def malloc(self, size_bytes: int) -> MemoryBlock:
+        """A block of at least `size_bytes`; raises LimitReached at the limit."""
         return self.malloc_rounded(rounded(size_bytes))
 
-    def malloc_rounded(self, size: int) -> Block:
+    def malloc_rounded(self, size: int) -> MemoryBlock:
         """The same for a size that is already rounded."""
         pool = self.small if size <= SMALL_BYTES else self.large
         keys = pool.keys
@@ -168,7 +170,7 @@ class CachingAllocator:
         left = block.size - size
         # should_split: expandable blocks can always be cut; a large one only if more than 1 MiB is left
         if left > SMALL_BYTES or (left >= ROUND_BYTES and (pool.is_small or self.expandable)):
-            rest = Block(block.address + size, left, pool, block, block.next)
+            rest = MemoryBlock(block.address + size, left, pool, block, block.next)
             if block.next is not None:
                 block.next.prev = rest
             block.next = rest
@@ -178,14 +180,14 @@ class CachingAllocator:
         self.allocated_bytes += block.size
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         """Back into the cache, merged with free neighbours."""
         self.allocated_bytes -= block.size
         block.allocated = False
         self._merge(block)
         block.pool.insert(block)
 
-    def _merge(self, block: Block) -> None:
+    def _merge(self, block: MemoryBlock) -> None:
         """try_merge_blocks with both neighbours: in the same segment, free, and both mapped or both not."""
         before = block.prev
         if before is not None and not before.allocated and before.mapped is block.mapped:
@@ -203,13 +205,13 @@ class CachingAllocator:
             if block.next is not None:
                 block.next.prev = block
 
-    def _forget(self, block: Block) -> None:
+    def _forget(self, block: MemoryBlock) -> None:
         if block.mapped:
             block.pool.remove(block)
         else:
             block.pool.unmapped.remove(block)
 
-    def _new_block(self, pool: _Pool, size: int) -> Block:
+    def _new_block(self, pool: _Pool, size: int) -> MemoryBlock:
         """alloc_block, and once more after release_cached_blocks."""
         for attempt in (1, 2):
             block = self._expand(pool, size) if self.expandable else self._new_segment(pool, size)
@@ -217,7 +219,7 @@ class CachingAllocator:
                 return block
             if attempt == 1:
                 self._release_cached()
-        raise OutOfMemory
+        raise LimitReached
 
     def _may_ask(self, size: int) -> bool:
         """Count a whole request, with what free pages of an expandable segment hold; False if it exceeds the limit."""
@@ -234,12 +236,12 @@ class CachingAllocator:
         if self.reserved_bytes > self.peak_reserved_bytes:
             self.peak_reserved_bytes = self.reserved_bytes
 
-    def _new_segment(self, pool: _Pool, size: int) -> Block | None:
+    def _new_segment(self, pool: _Pool, size: int) -> MemoryBlock | None:
         wanted = segment_bytes(size)
         if not self._may_ask(wanted):
             return None
         self._reserve(wanted)
-        return Block(self._space.place(wanted), wanted, pool, None, None)
+        return MemoryBlock(self._space.place(wanted), wanted, pool, None, None)
 
     def _release_cached(self) -> None:
         """release_cached_blocks: wholly free segments, or wholly free pages, go back to the driver."""
@@ -268,13 +270,13 @@ class CachingAllocator:
             at += 1
         return at
 
-    def _expand(self, pool: _Pool, size: int) -> Block | None:
+    def _expand(self, pool: _Pool, size: int) -> MemoryBlock | None:
         """try_allocate_expandable_block: map pages at the lowest address that then has `size` free bytes in a row."""
         if not self._may_ask(segment_bytes(size)):
             return None
         block = next(_places(pool, size), None)
         if block is None:
-            block = Block(self._next_range, _RANGE_BYTES, pool, None, None)
+            block = MemoryBlock(self._next_range, _RANGE_BYTES, pool, None, None)
             block.mapped = False
             pool.unmapped.append(block)
             self._next_range += _RANGE_BYTES
@@ -288,13 +290,13 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _map(self, block: Block, size: int) -> None:
+    def _map(self, block: MemoryBlock, size: int) -> None:
         pool = block.pool
         mapped = -(-size // pool.page_bytes) * pool.page_bytes
         pool.unmapped.remove(block)
         block.mapped = True
         if mapped < block.size:
-            rest = Block(block.address + mapped, block.size - mapped, pool, block, block.next)
+            rest = MemoryBlock(block.address + mapped, block.size - mapped, pool, block, block.next)
             rest.mapped = False
             if block.next is not None:
                 block.next.prev = rest
@@ -305,7 +307,7 @@ class CachingAllocator:
         pool.insert(block)
         self._reserve(mapped)
 
-    def _unmap(self, block: Block) -> None:
+    def _unmap(self, block: MemoryBlock) -> None:
         pool = block.pool
         start = -(-block.address // pool.page_bytes) * pool.page_bytes
         end = (block.address + block.size) // pool.page_bytes * pool.page_bytes
@@ -313,13 +315,13 @@ class CachingAllocator:
             return
         pool.remove(block)
         if start > block.address:
-            before = Block(block.address, start - block.address, pool, block.prev, block)
+            before = MemoryBlock(block.address, start - block.address, pool, block.prev, block)
             if block.prev is not None:
                 block.prev.next = before
             block.prev = before
             pool.insert(before)
         if end < block.address + block.size:
-            after = Block(end, block.address + block.size - end, pool, block, block.next)
+            after = MemoryBlock(end, block.address + block.size - end, pool, block, block.next)
             if block.next is not None:
                 block.next.prev = after
             block.next = after
@@ -330,13 +332,13 @@ class CachingAllocator:
         insort(pool.unmapped, block, key=lambda unmapped: unmapped.address)
 
 
-def _reach(block: Block) -> int:
+def _reach(block: MemoryBlock) -> int:
     """Bytes that an expandable block can grow to."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def _places(pool: _Pool, size: int) -> Iterator[Block]:
+def _places(pool: _Pool, size: int) -> Iterator[MemoryBlock]:
     """find_expandable_block: free blocks that mapping can grow to `size` bytes, lowest address first."""
     for unmapped in pool.unmapped:
         start = unmapped.prev if unmapped.prev is not None and not unmapped.prev.allocated else unmapped

@@ -9,14 +9,14 @@ from functools import cached_property, lru_cache, partial
 
 from onecard.config.schema import RunConfig
 from onecard.models.nanogpt import eager_tape
-from onecard.models.ways import fuses, records_graph
+from onecard.models.ways import compiles_blocks, fuses, records_graph
 from onecard.paper.device import Device
 from onecard.paper.kernels import FLOAT
 from onecard.paper.scratch import WORKSPACE_BYTES
 from onecard.paper.tape import Tape, parts_at
 from onecard.plan.cards import Card, device_of
-from onecard.plan.memory.nanogpt.compiled.run import compiled_tape
-from onecard.plan.memory.onecard.run import onecard_tape
+from onecard.plan.memory.nanogpt.compiled.tape import compiled_tape
+from onecard.plan.memory.onecard.tape import onecard_tape
 from onecard.plan.memory.replay import RanOut, Replay, ReservedPeak, replay
 from onecard.plan.memory.why import item_bytes, why_nanogpt, why_onecard
 from onecard.plan.speed.work import TrainerName
@@ -352,7 +352,7 @@ def _onecard_assumptions(config: RunConfig, device: Device, card: Card | None) -
         workspaces = "four" if records_graph(config) else "two"
         yield f"{workspaces} cuBLAS workspaces of {device.cublas_workspace_bytes / MIB:.4g} MiB"
     yield "expandable segments" if config.expandable_segments else "default allocator settings"
-    if config.compile and not fuses(config):
+    if compiles_blocks(config):
         yield from _not_modelled(config, device)
 
 

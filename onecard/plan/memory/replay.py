@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from onecard.paper.tape import Peak, Tape, rounded
-from onecard.plan.memory.allocator import Block, CachingAllocator, OutOfMemory
+from onecard.plan.memory.allocator import CachingAllocator, LimitReached, MemoryBlock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | 
     """What the allocator holds in each phase of the tape, in bytes; `limit_bytes` bounds what it may reserve."""
     allocator = CachingAllocator(expandable_segments=expandable_segments, limit_bytes=limit_bytes)
     malloc, free = allocator.malloc_rounded, allocator.free
-    handles: dict[int, Block] = {}
+    handles: dict[int, MemoryBlock] = {}
     sizes, events = [rounded(size) for size in tape.sizes], tape.events
     found: dict[str, ReservedPeak] = {}
     for start, end, name, taken, orders in _stretches(tape):
@@ -60,7 +60,7 @@ def replay(tape: Tape, *, expandable_segments: bool = False, limit_bytes: int | 
                 continue
             try:
                 handles[event] = malloc(sizes[event])
-            except OutOfMemory:
+            except LimitReached:
                 ran_out = RanOut(name, index, tape.sizes[event])
                 return Replay(found, ran_out, allocator.peak_reserved_bytes, allocator.peak_asked_bytes)
             if allocator.allocated_bytes > best:

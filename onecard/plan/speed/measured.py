@@ -6,7 +6,7 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-from onecard.config.schema import SHAPE_KEYS, RunConfig
+from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
 from onecard.plan.cards import Card, find_card
 from onecard.plan.counts import count_params
 from onecard.plan.speed.work import TrainerName
@@ -43,7 +43,7 @@ class MeasuredRun(NamedTuple):
     @property
     def params(self) -> int:
         """Parameters as nanoGPT counts them."""
-        return count_params(RunConfig.model_validate({key: getattr(self, key) for key in SHAPE_KEYS})).nanogpt
+        return count_params(RunConfig.model_validate({key: getattr(self, key) for key in GPT2_SHAPE_KEYS})).nanogpt
 
     @property
     def tokens(self) -> int:

@@ -1,6 +1,6 @@
 """What a step of onecard's own trainer asks of a card: nanoGPT's model, with another loss, sum and recomputation.
 
-Letters as in nanogpt.py. What differs from nanoGPT (models/gpt2.py, chunked_loss.py, train/graph.py):
+Letters as in nanogpt.py. What differs from nanoGPT (models/gpt2.py, chunked_loss.py, train/recorded_micro_batch.py):
 
 - the loss goes through the head one chunk of tokens at a time, reads and writes each logit once, and adds every chunk's
   gradient of the head's weight in float32;
@@ -19,7 +19,7 @@ from math import lcm
 
 from onecard.config.schema import RunConfig
 from onecard.models.evaluation import eval_batch_size, eval_sequences
-from onecard.models.ways import fuses, records_graph
+from onecard.models.ways import compiles_blocks, fuses, records_graph
 from onecard.paper.library import TENSORS_PER_KERNEL
 from onecard.paper.work import ACCUMULATION, MATMULS, NOTHING, UPDATE, Parts, Work
 from onecard.plan.counts import count_params, count_tensors
@@ -58,7 +58,7 @@ def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
 
 def _reruns_in_python(config: RunConfig) -> bool:
     """Whether Python runs blocks again, or the recomputed parts of them, launch by launch."""
-    return config.grad_checkpoint != "none" and not config.compile
+    return config.grad_checkpoint != "none" and not fuses(config) and not compiles_blocks(config)
 
 
 def evaluations(config: RunConfig) -> int:
@@ -91,7 +91,7 @@ def _update(parts: Parts, config: RunConfig, *, is_counted: bool) -> Work:
 
 def _micro_batch(parts: Parts, config: RunConfig, costs: Costs, *, half: bool, backward: bool) -> MicroBatch:
     parts = with_odd_vocabulary(parts, config)  # the head is never compiled
-    if not config.compile:
+    if not fuses(config) and not compiles_blocks(config):
         return nanogpt.in_eager_mode(parts, config, costs, half=half, backward=backward)
     if byte := _written_out(config, costs):
         found = micro_batch(parts, costs, byte=byte, value=_OUR_VALUE)
@@ -108,6 +108,7 @@ def _micro_batch(parts: Parts, config: RunConfig, costs: Costs, *, half: bool, b
 _NARROW_STREAM = 84 / 108
 # The arithmetic of norms and GELU with ours (train/gelu.py), as a share of torch's: fitted to 12 profiled rows.
 _OUR_GELU = 0.5
+_UNTIMED_BYTE = 1.2  # 78 bytes of compiled GPT-2 per token, layer and n_embd, where written out it counts 64
 _OUR_VALUE = 0.53  # the same for a value that passes through the written-out passes' kernels
 # Norms, GELU and sums once more, as a share of all such work. Measured on an H200 with an earlier trainer, in kernels
 # of 124M at batch 16 and 32; rows of this trainer agree (tests/golden/test_onecard_speed.py).
@@ -128,5 +129,10 @@ def _compiled(config: RunConfig, costs: Costs, *, half: bool, backward: bool) ->
 
 
 def _written_out(config: RunConfig, costs: Costs) -> float | None:
-    """Cost of a byte of written-out passes, divided by nanoGPT's; None if they are not, or were never timed."""
-    return costs.written_out_byte if fuses(config) else None
+    """Cost of a byte of written-out passes, divided by nanoGPT's; None where they count as compiled blocks.
+
+    On a card where nobody has timed them, those of a model that is never compiled cost as much as compiled GPT-2's.
+    """
+    if not fuses(config):
+        return None
+    return costs.written_out_byte if config.model == "gpt2" else costs.written_out_byte or _UNTIMED_BYTE

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from onecard.errors import OnecardError
-from onecard.runs.foreign import card_names, llmc, messages, minimal, modded, nanochat, nanogpt, trainer
+from onecard.runs.foreign import card_names, hf_trainer, llmc, messages, minimal, modded, nanochat, nanogpt
 from onecard.runs.foreign.draft import Draft
 from onecard.runs.foreign.shapes import RecordShape, StatementShape, shape
 from onecard.runs.foreign.text import LONGEST_LINE_BYTES, decimals, segments, whole
@@ -20,14 +20,14 @@ RECORDS: tuple[RecordShape, ...] = (
     *llmc.RECORDS,
     *modded.RECORDS,
     *nanochat.RECORDS,
-    *trainer.RECORDS,
+    *hf_trainer.RECORDS,
     *minimal.RECORDS,
 )
 STATEMENTS: tuple[StatementShape, ...] = (
     *nanogpt.STATEMENTS,
     *llmc.STATEMENTS,
     *nanochat.STATEMENTS,
-    *trainer.STATEMENTS,
+    *hf_trainer.STATEMENTS,
     *card_names.STATEMENTS,
 )
 
@@ -54,9 +54,11 @@ _SAVED = shape(r"saving checkpoint to (\S{1,4096})")
 def read_logs(lines: Iterable[bytes], *, source: str) -> tuple[LoggedRun, ...]:
     """The runs in a log, in order; OnecardError if nothing in it can be read."""
     beginning = list(islice(lines := iter(lines), _LINES_AT_ONCE))
-    if trainer.is_state(b"".join(beginning)):
-        text = b"".join(_first_bytes(chain(beginning, lines), trainer.LARGEST_STATE_BYTES)).decode("utf-8", "replace")
-        if run := trainer.state_run(text, source=source):
+    if hf_trainer.is_state(b"".join(beginning)):
+        text = b"".join(_first_bytes(chain(beginning, lines), hf_trainer.LARGEST_STATE_BYTES)).decode(
+            "utf-8", "replace"
+        )
+        if run := hf_trainer.state_run(text, source=source):
             return (run,)
         beginning = text.encode().splitlines(keepends=True)
     if beginning and holds_record(beginning[0]):

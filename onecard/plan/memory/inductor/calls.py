@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from onecard.paper.paper import Paper
 from onecard.paper.tags import GRADIENTS, GRADIENTS_IN_FLIGHT
 from onecard.paper.tensor import Parameter, Shape, Storage, Tensor
-from onecard.plan.memory.inductor.graph import Traced
+from onecard.plan.memory.inductor.kernel_graph import Traced
 from onecard.plan.memory.inductor.launch import time_configurations
 from onecard.plan.memory.inductor.wrapper import Program, compiled
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from onecard.plan.memory.inductor.graph import ITEM, Graph
+from onecard.plan.memory.inductor.kernel_graph import ITEM, KernelGraph
 
 NEVER = 1 << 60  # the last use of a graph output
 NO_SIZE = 1 << 200  # more bytes than any buffer has, however absurd the config
@@ -35,7 +35,7 @@ class Order(NamedTuple):
 class Schedule:
     """Dependencies and sizes of a graph's kernels, and the four orders Inductor tries (memory.py)."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: KernelGraph) -> None:
         kernels, buffers = graph.kernels, range(len(graph.sizes))
         count = len(kernels)
         self.count = count

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from onecard.paper.tags import WORKSPACE
 from onecard.paper.tape import Tape
-from onecard.plan.memory.inductor.graph import ITEM, Graph, Kernel
+from onecard.plan.memory.inductor.kernel_graph import ITEM, Kernel, KernelGraph
 from onecard.plan.memory.inductor.order import NEVER, Order, Schedule, peak_of
 
 First = tuple[int, str, list[int]]  # index into operations, what runs there for the first time, bytes it overwrites
@@ -87,7 +87,7 @@ def _line(retag: Retag) -> int:
     return retag[0]
 
 
-def compiled(graph: Graph) -> Program:
+def compiled(graph: KernelGraph) -> Program:
     """The graph as Inductor runs it: ordered, with dead buffers reused."""
     schedule = Schedule(graph)
     plan = _Plan(graph, schedule, schedule.best_order())
@@ -99,7 +99,7 @@ def compiled(graph: Graph) -> Program:
 class _Plan:
     """The wrapper's lines, written kernel by kernel: allocate or reuse, run, free (codegen/wrapper.py)."""
 
-    def __init__(self, graph: Graph, schedule: Schedule, order: Order) -> None:
+    def __init__(self, graph: KernelGraph, schedule: Schedule, order: Order) -> None:
         self.graph, self.schedule, self.order = graph, schedule, order.kernels
         self.last, self.peak = order.last_uses, order.peak
         self.alive = order.alive  # kept up to date: a buffer that is reused later lives until then

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from onecard.paper import kernels, tags
 from onecard.paper.kernels import FLOAT, LONG
-from onecard.plan.memory.inductor.graph import Traced
+from onecard.plan.memory.inductor.kernel_graph import Traced
 from onecard.plan.memory.inductor.splits import outer_parts
 from onecard.plan.memory.inductor.tuning import is_timed
 from onecard.plan.memory.nanogpt.compiled.builder import REALIZE_READS, Builder, matrix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onecard.paper import kernels, tags
 from onecard.paper.kernels import FLOAT, LONG
-from onecard.plan.memory.inductor.graph import Graph, Traced
+from onecard.plan.memory.inductor.kernel_graph import KernelGraph, Traced
 from onecard.plan.memory.inductor.splits import inner_parts
 from onecard.plan.memory.inductor.tuning import is_timed
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
@@ -24,7 +24,7 @@ class Builder:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.graph = Graph()
+        self.graph = KernelGraph()
         self.named: dict[str, int] = {}
 
     # -- buffers -------------------------------------------------------------------------------------------------

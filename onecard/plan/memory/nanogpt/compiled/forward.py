@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from onecard.paper import tags
 from onecard.paper.kernels import FLOAT, LONG
-from onecard.plan.memory.inductor.graph import Traced
+from onecard.plan.memory.inductor.kernel_graph import Traced
 from onecard.plan.memory.inductor.tuning import loop_is_timed
 from onecard.plan.memory.nanogpt.compiled.builder import REALIZE_READS, Builder
 from onecard.plan.memory.nanogpt.compiled.shape import Shape

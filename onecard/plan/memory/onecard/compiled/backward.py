@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from onecard.paper import kernels, tags
 from onecard.paper.kernels import FLOAT
-from onecard.plan.memory.inductor.graph import Kernel, Traced
+from onecard.plan.memory.inductor.kernel_graph import Kernel, Traced
 from onecard.plan.memory.inductor.splits import outer_parts
 from onecard.plan.memory.nanogpt.compiled.backward import BackwardBuilder
 from onecard.plan.memory.nanogpt.compiled.builder import Builder, matrix

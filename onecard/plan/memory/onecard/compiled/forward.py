@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from onecard.paper import tags
 from onecard.paper.kernels import FLOAT, LONG
-from onecard.plan.memory.inductor.graph import Traced
+from onecard.plan.memory.inductor.kernel_graph import Traced
 from onecard.plan.memory.nanogpt.compiled.builder import Builder
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
 from onecard.plan.memory.onecard.compiled.keeps import Mode, kept_of_stream

@@ -29,7 +29,7 @@ class Kernel:
 
 
 @dataclass
-class Graph:
+class KernelGraph:
     """Buffers and kernels of one `call(args)`, in program order."""
 
     sizes: list[int] = field(default_factory=list)  # bytes, by buffer
@@ -143,5 +143,5 @@ class Graph:
 class Traced:
     """A graph, with the numbers of the buffers that the loop needs by name."""
 
-    graph: Graph
+    graph: KernelGraph
     named: dict[str, int]

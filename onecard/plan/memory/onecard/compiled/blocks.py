@@ -7,15 +7,16 @@ from functools import partial
 from onecard.config.schema import RunConfig
 from onecard.models.gpt2 import GPT2
 from onecard.models.on_paper import Named
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.run_on_paper import PaperRun
 from onecard.paper.device import Device
 from onecard.paper.kernels import LONG
 from onecard.paper.tags import ATTENTION
 from onecard.paper.tensor import Layer, Parameter, Storage, Tensor
 from onecard.plan.memory.inductor.calls import IN_FLIGHT, CompiledGraphs
-from onecard.plan.memory.inductor.graph import Traced
-from onecard.plan.memory.nanogpt.compiled.run import graph_name
+from onecard.plan.memory.inductor.kernel_graph import Traced
 from onecard.plan.memory.nanogpt.compiled.shape import Shape
+from onecard.plan.memory.nanogpt.compiled.tape import graph_name
 from onecard.plan.memory.onecard.compiled.backward import backward, last_norm_backward
 from onecard.plan.memory.onecard.compiled.forward import forward, last_norm
 
@@ -23,9 +24,9 @@ from onecard.plan.memory.onecard.compiled.forward import forward, last_norm
 class CompiledRun(PaperRun):
     """Blocks are three graphs (evaluation, forward, backward), each compiled when it is first called."""
 
-    def __init__(self, config: RunConfig, device: Device, *, cold: bool = True) -> None:
+    def __init__(self, config: RunConfig, device: Device, *, ranks: Ranks = ONE_RANK, cold: bool = True) -> None:
         self.cold = cold
-        super().__init__(config, device)
+        super().__init__(config, device, ranks=ranks)
 
     def connect(self, p: Named, model: GPT2) -> None:
         """Blocks and the last norm are graphs; x passes between them in the type of products."""

@@ -16,7 +16,7 @@ from onecard.paper.tags import LOGITS_AND_LOSS, WORKSPACE
 from onecard.paper.tape import Tape
 from onecard.paper.tensor import Parameter, Storage, Tensor
 from onecard.plan.memory.inductor.calls import IN_FLIGHT, CompiledGraphs
-from onecard.plan.memory.inductor.graph import Traced
+from onecard.plan.memory.inductor.kernel_graph import Traced
 from onecard.plan.memory.nanogpt.compiled.backward import backward
 from onecard.plan.memory.nanogpt.compiled.forward import forward, inference
 from onecard.plan.memory.nanogpt.compiled.shape import Padding, Shape
@@ -41,7 +41,7 @@ def compiled_tape(
     paper.starts()
     p = weights_on_paper(structure(config), paper)
     shape = Shape(config, device, returns_logits=returns_logits, padding=padding)
-    return train(paper, config, CompiledGPT(paper, shape, p.parameters, cold=cold), p.parameters).run()
+    return train(paper, config, CompiledGPT(paper, shape, p.parameters, cold=cold), p.parameters).tape()
 
 
 class CompiledGPT:

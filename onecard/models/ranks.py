@@ -1,0 +1,81 @@
+"""The ranks of a run: processes with a card each that share the work of every update and evaluation.
+
+Every command runs as one rank today. What is divided among ranks is divided here, for any number of them: the
+sequences of an update, the batches of an evaluation, random numbers, and who writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+
+from onecard.config.command import flags_of
+from onecard.config.schema import RunConfig
+from onecard.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Which rank this process is, and of how many."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.rank < self.world_size
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the run folder and prints."""
+        return self.rank == 0
+
+    def share(self, whole: range) -> range:
+        """Every world_size-th of them: together the ranks have all, each once."""
+        return whole[self.rank :: self.world_size]
+
+    def turns(self, first: int, size: int) -> Iterator[int]:
+        """Where this rank's micro-batches of `size` sequences begin, without end: from `first` on, ranks take turns."""
+        return islice(count(first, size), self.rank, None, self.world_size)
+
+    def sequences_per_step(self, config: RunConfig) -> int:
+        """Sequences of an update that each rank reads."""
+        return config.sequences_per_step // self.world_size
+
+    def dropout_seed(self, seed: int) -> int | None:
+        """The seed of this rank's dropout; None for rank 0, which goes on where drawing the weights has stopped."""
+        if self.rank == 0:
+            return None
+        key = hashlib.sha256(f"onecard dropout {seed} {self.rank}".encode()).digest()
+        return int.from_bytes(key[:8], "little") >> 1  # torch's seeds have a sign
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse an update whose sequences cannot be divided equally among the ranks, in whole micro-batches."""
+        sequences, size = config.sequences_per_step, config.batch_size
+        if sequences % (self.world_size * size) == 0:
+            return
+        each, rest = divmod(sequences, self.world_size)
+        if rest:
+            micros = max(1, round(config.gradient_accumulation_steps / self.world_size)) * self.world_size
+            nearest = f"{micros * size:,} sequences per update: the nearest that divides"
+            fix = f"{flags_of({'gradient_accumulation_steps': micros})}   ({nearest})"
+        else:
+            fitting = config.in_micro_batches(_nearest_divisor(each, size))
+            patch = {key: getattr(fitting, key) for key in ("batch_size", "gradient_accumulation_steps")}
+            fix = f"{flags_of(patch)}   (the same {sequences:,} sequences per update)"
+        raise ConfigError(
+            f"{sequences:,} sequences per update, {size} at a time, do not divide among {self.world_size} ranks",
+            why="an update is divided equally: every rank reads the same number of whole micro-batches",
+            fix=fix,
+            name="ranks-do-not-divide",
+        )
+
+
+ONE_RANK = Ranks()
+
+
+def _nearest_divisor(of: int, size: int) -> int:
+    """The divisor of `of` that is nearest to `size`; of two, the smaller, which needs less memory."""
+    near = (size + sign * distance for distance in range(size) for sign in (-1, 1))
+    return next(each for each in near if of % each == 0)
