@@ -11,7 +11,7 @@ from typing import Any
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.models.architectures import structure_of
-from onecard.models.structure import Shape, shape_counts
+from onecard.models.structure import Embedding, Linear, Shape, layers_of, shape_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,16 @@ def _shapes(values: tuple[Any, ...]) -> Counter[Shape]:
 
 
 @lru_cache(maxsize=4096)
+def _looked_up(values: tuple[Any, ...]) -> int:
+    """Parameters in embeddings that no layer multiplies with."""
+    config = RunConfig().model_copy(update=dict(zip(SHAPE_KEYS, values, strict=True)) | {"n_layer": 0})
+    layers = dict(layers_of(structure_of(config)))
+    shared = {layer.tied_to for layer in layers.values() if isinstance(layer, Linear)}
+    alone = [layer for name, layer in layers.items() if isinstance(layer, Embedding) and name not in shared]
+    return sum(layer.rows * layer.channels for layer in alone)
+
+
+@lru_cache(maxsize=4096)
 def _params(values: tuple[Any, ...]) -> Params:
     shapes, of = _shapes(values), dict(zip(SHAPE_KEYS, values, strict=True))
     matrices = {shape: count for shape, count in shapes.items() if len(shape) > 1}
@@ -58,9 +68,12 @@ def _params(values: tuple[Any, ...]) -> Params:
 
 
 def flops_per_token(config: RunConfig) -> int:
-    """FLOPs of forward and backward for one token (PaLM appendix B, as nanoGPT counts them)."""
+    """FLOPs of forward and backward for one token (PaLM appendix B, as nanoGPT counts them).
+
+    Embeddings whose rows are only looked up multiply nothing: positions, and words where the head has its own weight.
+    """
     attention = 12 * config.n_layer * config.n_embd * config.block_size
-    return 6 * count_params(config).nanogpt + attention
+    return 6 * (count_params(config).total - _looked_up(_shape_of(config))) + attention
 
 
 def needed_flops_per_token(config: RunConfig) -> int:

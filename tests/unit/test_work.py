@@ -17,7 +17,7 @@ from onecard.paper.tags import ACTIVATIONS
 from onecard.paper.tensor import Parameter, Tensor
 from onecard.paper.work import ATTENTION_WORK, HEAD, MATMULS, MEMORY_BOUND, UPDATE, Ledger, Parts
 from onecard.plan.cards import device_of, find_card
-from onecard.plan.counts import count_params
+from onecard.plan.counts import count_params, flops_per_token
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.on_paper import (
     evaluation_batch_on_paper,
@@ -170,3 +170,8 @@ def test_nanochat_has_no_formula_and_a_speed_near_gpt2s(keys: dict[str, object])
     products = 6 * (12 * L * C * C + V * C) * N
     if nanochat.grad_checkpoint == "none":
         assert run.matmuls.tensor_flops == products
+
+
+def test_needed_flops_leave_out_what_is_only_looked_up() -> None:
+    nanochat = GPT2.replace({"model": "nanochat"})
+    assert flops_per_token(nanochat) == 6 * (12 * L * C * C + V * C) + 12 * L * C * T
