@@ -156,7 +156,9 @@ def _to_nanogpt(target: Path, snapshot: Snapshot, config: RunConfig, run: Run, t
             "nanoGPT's sample.py expects GPT-2's tokens, but this run has others: its train.py can continue "
             "it; to make text use onecard sample, or --to hf"
         )
-    if not snapshot.moments:
+    if config.optimizer == "muon":
+        notes.append("this run's optimizer is Muon, which nanoGPT has not: it goes on with AdamW, from fresh moments")
+    elif not snapshot.moments:
         notes.append("this run has no AdamW moments: nanoGPT starts with fresh ones")
     return Exported(path=target, files=tuple(files), next=tuple(commands), notes=tuple(notes))
 

@@ -65,6 +65,7 @@ Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=2**63)]
 YesNo = Annotated[bool, BeforeValidator(_yes_or_no)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Hours = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=4096)]
 Checkpointing = Annotated[Literal["none", "selective", "full"], BeforeValidator(_checkpointing)]
@@ -150,7 +151,7 @@ class NanoGPTConfig(BaseModel):
     bias: YesNo = key(False, "biases in linear layers and norms", "shape")
     learning_rate: Rate = key(6e-4, "highest learning rate", "schedule")
     max_iters: Steps = key(600_000, "total updates (nanoGPT makes one more)", "tokens", resume="schedule")
-    weight_decay: Rate = key(0.1, "weight decay of matrices and embeddings", "loss")
+    weight_decay: Rate = key(0.1, "weight decay of matrices and embeddings; with muon of its matrices alone", "loss")
     beta1: Fraction = key(0.9, "AdamW's first moment decay", "loss")
     beta2: Fraction = key(0.95, "AdamW's second moment decay", "loss")
     grad_clip: Rate = key(1.0, "largest gradient norm; 0 turns clipping off", "loss")
@@ -194,8 +195,18 @@ class RunConfig(NanoGPTConfig):
     )
     expandable_segments: YesNo = key(True, "PyTorch allocator setting of onecard's own trainer", "memory", resume="yes")
     max_hours: Hours | None = key(None, "stop after this long", "loss", kind="limit", resume="yes")
-    optimizer: Literal["adamw"] = key("adamw", "update rule", "memory speed loss")
+    optimizer: Literal["adamw", "muon"] = key(
+        "adamw", "update rule; muon: for the blocks' matrices, with AdamW for the rest", "memory speed loss"
+    )
+    muon_learning_rate: Rate = key(0.02, "highest learning rate of Muon's matrices", "schedule")
+    muon_momentum: Fraction = key(0.95, "decay of Muon's momentum", "loss")
+    head_learning_rate: Rate | None = key(
+        None, "highest learning rate of a head with weights of its own; default: learning_rate", "schedule"
+    )
     schedule: Literal["cosine", "wsd"] = key("cosine", "cosine, or warm-up, stable, decay", "schedule")
+    decay_share: Share = key(
+        0.2, "share of lr_decay_iters in which wsd falls to min_lr; 1 is a straight line", "schedule"
+    )
     loggers: Text = key("", "also log to: tensorboard, wandb, trackio", "nothing", resume="yes")
     log_style: Literal["auto", "plain", "nanogpt"] = key("auto", "how progress is printed", "nothing", resume="yes")
 

@@ -25,7 +25,7 @@ def structure(config: RunConfig) -> Structure:
     C, bias = config.n_embd, config.bias
     block: Structure = {
         "ln_1": LayerNorm(C, bias),
-        "attn": {"c_attn": Linear(C, 3 * C, bias, part=ATTENTION), "c_proj": Linear(C, C, bias)},
+        "attn": {"c_attn": Linear(C, 3 * C, bias, part=ATTENTION, parts=3), "c_proj": Linear(C, C, bias)},
         "ln_2": LayerNorm(C, bias),
         "mlp": {"c_fc": Linear(C, 4 * C, bias), "c_proj": Linear(4 * C, C, bias)},
     }

@@ -32,7 +32,7 @@ def structure(config: RunConfig) -> Structure:
     """The layers, with nanoGPT's names."""
     C = config.n_embd
     block: Structure = {
-        "attn": {"c_attn": Linear(C, 3 * C, part=ATTENTION), "c_proj": Linear(C, C)},
+        "attn": {"c_attn": Linear(C, 3 * C, part=ATTENTION, parts=3), "c_proj": Linear(C, C)},
         "mlp": {"c_fc": Linear(C, 4 * C), "c_proj": Linear(4 * C, C)},
     }
     return {

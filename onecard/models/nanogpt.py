@@ -13,7 +13,8 @@ from typing import ParamSpec, TypeVar
 from onecard.config.schema import RunConfig
 from onecard.models.gpt2 import structure
 from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
-from onecard.models.optimizers import ADAMW
+from onecard.models.optimizers import nanogpt_optimizer
+from onecard.models.structure import kinds_of
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, MICRO_BATCHES, UPDATES
 from onecard.paper.attention import attention, heads, joined
 from onecard.paper.device import Device
@@ -138,7 +139,7 @@ class Train:
     def tape(self) -> Tape:
         """Evaluate, update three times, evaluate; the tape ends while the loop's variables are still alive."""
         paper, config = self.paper, self.config
-        optimizer = optimizer_on_paper(paper, self.parameters, ADAMW)
+        optimizer = optimizer_on_paper(paper, self.parameters, nanogpt_optimizer(config), kinds_of(structure(config)))
         variables: Variables = [*self.get_batch(), None, None]
         paper.loads("copy")
         paper.tape.phase("eval0")
@@ -159,7 +160,8 @@ class Train:
 
     def work_of_update(self) -> Parts:
         """The work of an update of one micro-batch, whose gradients are added to others."""
-        optimizer = optimizer_on_paper(self.paper, self.parameters, ADAMW)
+        of_config = nanogpt_optimizer(self.config)
+        optimizer = optimizer_on_paper(self.paper, self.parameters, of_config, kinds_of(structure(self.config)))
         for parameter in self.parameters:
             parameter.grad = self.paper.gradient(parameter.shape, parameter.dtype)
         self._micro_step([*self.get_batch(), None, None])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from onecard.models.optimizers import Optimizer
-from onecard.models.structure import Embedding, LayerNorm, Linear, Structure
+from onecard.models.muon import OrthogonalUpdates
+from onecard.models.optimizers import MUON, Optimizer, Rule
+from onecard.models.structure import Embedding, Kind, LayerNorm, Linear, Structure
+from onecard.paper.kernels import FLOAT
 from onecard.paper.library import FusedOptimizer
 from onecard.paper.paper import Paper
 from onecard.paper.tags import ACTIVATIONS
@@ -65,13 +67,51 @@ def _layer(part: Linear | Embedding | LayerNorm, paper: Paper, made: dict[str, L
     return Layer(weight, found.get("bias"), part.part if isinstance(part, Linear) else ACTIVATIONS)
 
 
-def optimizer_on_paper(paper: Paper, parameters: list[Parameter], optimizer: Optimizer) -> FusedOptimizer:
-    """The optimizer of a run; as in nanoGPT, its first group has matrices and embeddings, its second vectors."""
-    grouped = sorted(parameters, key=lambda parameter: len(parameter.shape) < 2)
-    return FusedOptimizer(
-        paper,
-        grouped,
-        numbers=len(optimizer.numbers),
-        moments=len(optimizer.moments),
-        moved_bytes=optimizer.moved_bytes,
-    )
+class MuonOnPaper(FusedOptimizer):
+    """AdamW in one kernel, and Muon's updates of some matrices. The host decides whether a step is skipped."""
+
+    reads_flags = False
+
+    def __init__(
+        self,
+        paper: Paper,
+        parameters: list[Parameter],
+        state_elements: list[int],
+        moved_bytes: int,
+        updates: OrthogonalUpdates,
+    ) -> None:
+        super().__init__(paper, parameters, state_elements, moved_bytes)
+        self._updates = updates
+
+    def make_workspace(self) -> None:
+        self._updates.make_workspace()
+
+    def free_workspace(self) -> None:
+        self._updates.free_workspace()
+
+    def step(self) -> None:
+        super().step()
+        self._updates.step(self._updates.weights, rate=0.0, momentum=0.0, decay=0.0)
+
+
+def optimizer_on_paper(
+    paper: Paper, parameters: list[Parameter], optimizer: Optimizer, kinds: Mapping[str, Kind]
+) -> FusedOptimizer:
+    """The optimizer of a run. Its state is made group by group."""
+    ordered: list[tuple[Parameter, Rule]] = [
+        (parameter, group.rule)
+        for group in optimizer.groups
+        for parameter in parameters
+        if kinds[parameter.name].role in group.roles
+    ]
+    state_elements = [
+        elements
+        for parameter, rule in ordered
+        for elements in [1] * len(rule.numbers) + [parameter.numel] * len(rule.moments)
+    ]
+    matrices = [(parameter, kinds[parameter.name].parts) for parameter, rule in ordered if rule == MUON]
+    if not matrices:
+        return FusedOptimizer(paper, parameters, state_elements, optimizer.moved_bytes)
+    dtype = 2 if paper.half and paper.device.has_bfloat16 else FLOAT
+    updates = OrthogonalUpdates(paper, matrices, dtype)
+    return MuonOnPaper(paper, parameters, state_elements, optimizer.moved_bytes, updates)

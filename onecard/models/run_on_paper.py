@@ -11,6 +11,7 @@ from onecard.models.evaluation import eval_batch_size, eval_sequences
 from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
 from onecard.models.optimizers import optimizer_of
 from onecard.models.ranks import ONE_RANK, Ranks
+from onecard.models.structure import kinds_of
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, UPDATES, Steps, split_loss
 from onecard.models.ways import fuses, records_graph
 from onecard.paper.device import Device
@@ -29,7 +30,8 @@ class PaperRun:
         self.ops = ops = PaperOperations(device, half=config.dtype != "float32", deterministic=config.deterministic)
         ops.starts()
         architecture = architecture_of(config)
-        self.p = p = weights_on_paper(architecture.structure(config), ops)
+        layers = architecture.structure(config)
+        self.p = p = weights_on_paper(layers, ops)
         self.model = model = architecture.model(ops, config)
         self.connect(p, model)
         self.steps = Steps(
@@ -38,7 +40,7 @@ class PaperRun:
             loss=partial(model.loss, p),
             token_losses=partial(model.token_losses, p),
             parameters=p.parameters,
-            optimizer=optimizer_on_paper(ops, p.parameters, optimizer_of(config)),
+            optimizer=optimizer_on_paper(ops, p.parameters, optimizer_of(config), kinds_of(layers)),
             scaler=GradScaler(ops, enabled=config.dtype == "float16"),
             passes=architecture.passes(ops, model, p, ops.compute_dtype) if fuses(config) else None,
             records=records_graph(config),

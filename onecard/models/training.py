@@ -115,12 +115,14 @@ class Steps:
         self.scaler.unscale_(self.optimizer)
         norm = self.ops.clip_gradients(self.parameters, max_norm=self.config.grad_clip)
         self.optimizer.make_state()
+        self.optimizer.make_workspace()
         return norm
 
     def step(self, norm: Tensor) -> Any:
         """The optimizer's step; returns the update's mean loss and the norm."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.optimizer.free_workspace()
         if self.recorded is None:
             self.optimizer.zero_grad()
         return self.ops.figures(self._loss, norm)

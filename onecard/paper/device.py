@@ -30,6 +30,11 @@ class Device:
     multiprocessors: int  # streaming multiprocessors: some kernels split their work by their number
 
     @property
+    def has_bfloat16(self) -> bool:
+        """Whether it multiplies bfloat16 in hardware: Ampere and later."""
+        return self.capability >= (8, 0)
+
+    @property
     def threads_per_multiprocessor(self) -> int:
         """Resident threads of a multiprocessor. Source: CUDA programming guide, technical specifications."""
         if self.capability < (8, 0):

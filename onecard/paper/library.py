@@ -60,7 +60,7 @@ class GradScaler:
             node, paper.new(x.shape, FLOAT, LOGITS_AND_LOSS), lambda gs, _: [paper.gradient(gs[0].shape, FLOAT)]
         )
 
-    def unscale_(self, _optimizer: FusedOptimizer) -> None:
+    def unscale_(self, _optimizer: object) -> None:
         """All gradients by 1 / scale, which is computed in float64, and a flag for infinities."""
         if not self.enabled:
             return
@@ -78,9 +78,10 @@ class GradScaler:
         return flag_copy
 
     def step(self, optimizer: FusedOptimizer) -> None:
-        """The optimizer's step, which also gets the scale if nobody has unscaled; the flags are summed."""
-        if not self.enabled:
+        """The optimizer's step. One kernel also gets the scale if nobody has unscaled; the flags are summed for it."""
+        if not self.enabled or not optimizer.reads_flags:
             optimizer.step()
+            self._found_inf = None
             return
         has_unscaled = self._found_inf is not None
         if not has_unscaled:
@@ -97,30 +98,33 @@ class GradScaler:
 class FusedOptimizer:
     """An optimizer of torch in one kernel: its step changes everything in place, and its state is made by the first.
 
-    `numbers` and `moments`: how many numbers, and tensors of its shape, each parameter has. `moved_bytes`: by a step,
-    per element of a parameter.
+    `state_elements`: how many elements each tensor of its state has, in order. `moved_bytes`: by a step.
     """
 
-    def __init__(
-        self, paper: Paper, parameters: list[Parameter], *, numbers: int, moments: int, moved_bytes: int
-    ) -> None:
+    reads_flags = True  # the kernel itself skips the step where the scaler has found infinities
+
+    def __init__(self, paper: Paper, parameters: list[Parameter], state_elements: list[int], moved_bytes: int) -> None:
         self.paper, self.parameters = paper, parameters
-        self._numbers, self._moments, self._moved_bytes = numbers, moments, moved_bytes
+        self._state_elements, self._moved_bytes = state_elements, moved_bytes
 
     def make_state(self) -> None:
         """What the first step makes."""
         if not self.paper.first_use("optimizer state"):
             return
-        for parameter in self.parameters:
-            for elements in [1] * self._numbers + [parameter.numel] * self._moments:
-                self.paper.hold(elements * FLOAT, OPTIMIZER_STATE)
+        for elements in self._state_elements:
+            self.paper.hold(elements * FLOAT, OPTIMIZER_STATE)
+
+    def make_workspace(self) -> None:
+        """One kernel needs none."""
+
+    def free_workspace(self) -> None:
+        """There is none."""
 
     def step(self) -> None:
         """Everything else happens in place."""
         self.make_state()
-        elements = sum(parameter.numel for parameter in self.parameters)
         launches = len(self.parameters) / TENSORS_PER_KERNEL
-        self.paper.work.add(UPDATE, moved_bytes=elements * self._moved_bytes, kernels=launches)
+        self.paper.work.add(UPDATE, moved_bytes=self._moved_bytes, kernels=launches)
 
     def zero_grad(self) -> None:
         """zero_grad(set_to_none=True)."""

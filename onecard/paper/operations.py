@@ -94,6 +94,30 @@ class PaperOperations(Paper):
         """Tensors copied into others, in place."""
         self.work.moves(UPDATE, *copies, *originals, kernels=len(copies) / TENSORS_PER_KERNEL)
 
+    # Muon's updates
+
+    def move_towards(self, tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float) -> None:
+        """A share of the way to other tensors, in place."""
+
+    def multiply_batch(
+        self,
+        a_nMK: Tensor,
+        b_nKN: Tensor,
+        out_nMN: Tensor,
+        *,
+        added: Tensor | None = None,
+        factor: float = 1.0,
+        share: float = 0.0,
+    ) -> None:
+        """out = factor · a @ b + share · added, all matrices at once."""
+        self.cublas()
+
+    def normalise(self, x_nRC: Tensor, gram_nSS: Tensor, norms_n: Tensor, *, safety: float) -> None:
+        """x and its Gram matrix divided by norms, in place."""
+
+    def add_updates(self, weights: Sequence[Tensor], updates: Sequence[Tensor], *, kept: float, by: float) -> None:
+        """weight = kept · weight + by · update, in place."""
+
     # the model
 
     heads, joined, attention = of_attention.heads, of_attention.joined, of_attention.attention  # as methods

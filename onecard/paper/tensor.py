@@ -86,6 +86,14 @@ class Tensor:
     def t(self) -> Tensor:
         return self.like(*reversed(self.shape))
 
+    @property
+    def mT(self) -> Tensor:
+        *outer, rows, columns = self.shape
+        return self.like(*outer, columns, rows)
+
+    def view(self, *shape: int) -> Tensor:
+        return self.like(*shape)
+
     def detach(self) -> Tensor:
         return self.like(*self.shape)
 

@@ -19,7 +19,10 @@ from onecard.plan.counts import count_params
 
 FACTOR = 4  # above and below the table of learning rates
 FAR = 16  # times: no run of the law's was so far from it
-HIGHEST_RATE = 0.1  # of any optimizer
+HIGHEST_RATE = 0.1  # of AdamW for a whole model
+HIGHEST_RATE_BESIDE_MUON = 1.0  # of AdamW for embeddings and norms alone: published recipes have up to 0.7
+USUAL_MUON_RATE = 0.02  # Muon's own first recipe, and nanochat's
+MUON_FACTOR = 10  # above and below it
 LONGEST_WARMUP = 0.1  # of the run
 HIGHEST_WEIGHT_DECAY = 1.0  # ten times the usual 0.1
 USUAL_WEIGHT_DECAY = 0.1  # GPT-3, appendix B; nanoGPT's default
@@ -48,7 +51,7 @@ def condition_findings(resolved: Resolved) -> Iterator[Finding]:
         return
     found = (
         lr_out_of_range(
-            config, count_params(config).total, config.tokens_per_step, seen=stated(resolved, "learning_rate")
+            config, count_params(config).total, config.tokens_per_step, seen=stated(resolved, rate_key(config))
         ),
         warmup_length(config, seen=stated(resolved, "warmup_iters", "max_iters")),
         weight_decay_out_of_range(config, seen=stated(resolved, "weight_decay")),
@@ -62,10 +65,13 @@ def why_outside(config: RunConfig) -> str:
     rate = _rate_over_usual(config)
     if not config.learning_rate:
         return "learning_rate=0: nothing is learned"
-    if config.learning_rate > HIGHEST_RATE or (rate is not None and not 1 / FAR <= rate <= FAR):
+    highest = HIGHEST_RATE_BESIDE_MUON if config.optimizer == "muon" else HIGHEST_RATE
+    if config.learning_rate > highest or (rate is not None and not 1 / FAR <= rate <= FAR):
         return f"learning_rate={config.learning_rate:g} is far from what scaling laws were fitted on" + (
             f" ({_times(rate)} times the usual)" if rate is not None else ""
         )
+    if config.optimizer == "muon" and _muon_rate_is_odd(config):
+        return f"muon_learning_rate={config.muon_learning_rate:g} is far from the usual {USUAL_MUON_RATE:g}"
     if config.decay_lr and config.warmup_iters >= config.max_iters:
         return (
             f"the warm-up of {config.warmup_iters:,} updates is not over when the run ends after {config.max_iters:,}"
@@ -109,8 +115,10 @@ def usual_rates(params: int, tokens_per_step: int | None) -> tuple[float, float]
 def lr_out_of_range(
     config: RunConfig, params: int, tokens_per_step: int | None, *, seen: tuple[str, ...]
 ) -> Finding | None:
-    """The finding about a learning rate more than four times above or below the usual; None for others."""
-    if config.optimizer != "adamw" or not config.learning_rate:
+    """The finding about a learning rate far above or below the usual; None for others."""
+    if config.optimizer == "muon":
+        return _muon_rate_out_of_range(config, seen)
+    if not config.learning_rate:
         return None
     rate, (low, usual) = config.learning_rate, usual_rates(params, tokens_per_step)
     if not _above(rate, FACTOR * usual) and not _above(low / FACTOR, rate):
@@ -124,6 +132,33 @@ def lr_out_of_range(
         what=f"learning_rate={rate:g} for {units.count(params)} parameters; {advised:g} is usual",
         why=f"{_times(rate / usual)} times GPT-3's for this size: "
         + ("such a rate wastes tokens" if rate < usual else "such a rate risks spikes and divergence"),
+        fix=flags_of(patch),
+        seen=seen,
+        patch=patch,
+    )
+
+
+def rate_key(config: RunConfig) -> str:
+    """The key of the learning rate that most of the model follows."""
+    return "muon_learning_rate" if config.optimizer == "muon" else "learning_rate"
+
+
+def _muon_rate_is_odd(config: RunConfig) -> bool:
+    over = config.muon_learning_rate / USUAL_MUON_RATE
+    return _above(over, MUON_FACTOR) or _above(1 / MUON_FACTOR, over)
+
+
+def _muon_rate_out_of_range(config: RunConfig, seen: tuple[str, ...]) -> Finding | None:
+    if not _muon_rate_is_odd(config):
+        return None
+    rate, patch = config.muon_learning_rate, {"muon_learning_rate": USUAL_MUON_RATE}
+    low = "the matrices of blocks hardly learn" if rate < USUAL_MUON_RATE else "such a rate risks divergence"
+    return Finding(
+        rule="lr-out-of-range",
+        severity="warn",
+        sure="medium",
+        what=f"muon_learning_rate={rate:g}; {USUAL_MUON_RATE:g} is usual for models of any size",
+        why=f"every update of a matrix has singular values of about this size; {low}",
         fix=flags_of(patch),
         seen=seen,
         patch=patch,
@@ -164,13 +199,13 @@ def weight_decay_out_of_range(config: RunConfig, *, seen: tuple[str, ...]) -> Fi
     if config.weight_decay <= HIGHEST_WEIGHT_DECAY:
         return None
     patch = {"weight_decay": USUAL_WEIGHT_DECAY}
+    taken = min(1.0, config.weight_decay * getattr(config, rate_key(config)))
     return Finding(
         rule="weight-decay-out-of-range",
         severity="warn",
         sure="medium",
         what=f"weight_decay={config.weight_decay:g}; {USUAL_WEIGHT_DECAY:g} is usual",
-        why=f"each update takes {min(1.0, config.weight_decay * config.learning_rate):.2g} of every weight away: the "
-        "weights go to zero faster than they learn",
+        why=f"each update takes {taken:.2g} of every weight away: the weights go to zero faster than they learn",
         fix=flags_of(patch),
         seen=seen,
         patch=patch,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from operator import attrgetter
 from typing import Any
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.models.architectures import structure_of
-from onecard.models.structure import Embedding, Linear, Shape, layers_of, shape_counts
+from onecard.models.optimizers import optimizer_of
+from onecard.models.structure import Embedding, Kind, Linear, kind_counts, layers_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,35 +20,38 @@ class Params:
 
     total: int
     nanogpt: int  # as nanoGPT prints them: without the position embeddings
-    decayed: int  # in matrices and embeddings, to which weight decay applies
+    decayed: int  # those to which weight decay applies: matrices and embeddings, or Muon's matrices
     decayed_tensors: int
 
 
 def count_params(config: RunConfig) -> Params:
     """The parameters of the model that `config` describes: sums over its layers."""
-    return _params(_shape_of(config))
+    return _params(_kept(config))
 
 
 def count_tensors(config: RunConfig) -> int:
     """Tensors of parameters."""
-    return sum(_shapes(_shape_of(config)).values())
+    return sum(_kinds(_kept(config)).values())
 
 
-_shape_of = attrgetter(*SHAPE_KEYS)
+_KEYS = (*SHAPE_KEYS, "optimizer")  # all that decides parameters and their weight decay
+_kept = attrgetter(*_KEYS)
+
+
+def _with(values: tuple[Any, ...]) -> RunConfig:
+    return RunConfig().model_copy(update=dict(zip(_KEYS, values, strict=True)))
 
 
 @lru_cache(maxsize=4096)
-def _shapes(values: tuple[Any, ...]) -> Counter[Shape]:
-    """How many parameters of each shape a model has, by the values of SHAPE_KEYS."""
-    config = RunConfig().model_copy(update=dict(zip(SHAPE_KEYS, values, strict=True)))
-    return shape_counts(structure_of(config))
+def _kinds(values: tuple[Any, ...]) -> Counter[Kind]:
+    """How many parameters of each kind a model has, by the values of its keys."""
+    return kind_counts(structure_of(_with(values)))
 
 
 @lru_cache(maxsize=4096)
 def _looked_up(values: tuple[Any, ...]) -> int:
     """Parameters in embeddings that no layer multiplies with."""
-    config = RunConfig().model_copy(update=dict(zip(SHAPE_KEYS, values, strict=True)) | {"n_layer": 0})
-    layers = dict(layers_of(structure_of(config)))
+    layers = dict(layers_of(structure_of(_with(values).model_copy(update={"n_layer": 0}))))
     shared = {layer.tied_to for layer in layers.values() if isinstance(layer, Linear)}
     alone = [layer for name, layer in layers.items() if isinstance(layer, Embedding) and name not in shared]
     return sum(layer.rows * layer.channels for layer in alone)
@@ -56,14 +59,15 @@ def _looked_up(values: tuple[Any, ...]) -> int:
 
 @lru_cache(maxsize=4096)
 def _params(values: tuple[Any, ...]) -> Params:
-    shapes, of = _shapes(values), dict(zip(SHAPE_KEYS, values, strict=True))
-    matrices = {shape: count for shape, count in shapes.items() if len(shape) > 1}
-    total = sum(prod(shape) * count for shape, count in shapes.items())
+    config, kinds = _with(values), _kinds(values)
+    optimizer = optimizer_of(config)
+    decayed = {kind: count for kind, count in kinds.items() if optimizer.group_of(kind).decays}
+    total = sum(kind.numel * count for kind, count in kinds.items())
     return Params(
         total=total,
-        nanogpt=total - of["block_size"] * of["n_embd"],
-        decayed=sum(prod(shape) * count for shape, count in matrices.items()),
-        decayed_tensors=sum(matrices.values()),
+        nanogpt=total - config.block_size * config.n_embd,
+        decayed=sum(kind.numel * count for kind, count in decayed.items()),
+        decayed_tensors=sum(decayed.values()),
     )
 
 
@@ -73,7 +77,7 @@ def flops_per_token(config: RunConfig) -> int:
     Embeddings whose rows are only looked up multiply nothing: positions, and words where the head has its own weight.
     """
     attention = 12 * config.n_layer * config.n_embd * config.block_size
-    return 6 * (count_params(config).total - _looked_up(_shape_of(config))) + attention
+    return 6 * (count_params(config).total - _looked_up(_kept(config))) + attention
 
 
 def needed_flops_per_token(config: RunConfig) -> int:

@@ -277,7 +277,7 @@ def _compiled(config: RunConfig, card: Card | None) -> RunConfig:
 def held_bytes(config: RunConfig, card: Card | None) -> int:
     """Bytes that every update holds, whatever the micro-batch and the trainer: no run of `config` takes less."""
     context_bytes = min(card.context_bytes, context_of_onecard(config, card)) if card else 0
-    return optimizer_of(config).held_bytes * count_params(config).total + context_bytes
+    return optimizer_of(config).held_bytes + context_bytes
 
 
 def is_hopeless(config: RunConfig, card: Card | None, available_bytes: int) -> bool:

@@ -6,7 +6,6 @@ import math
 
 from onecard.config.schema import KEYS, SCHEDULE_KEYS, RunConfig
 
-DECAY_SHARE = 0.2  # of lr_decay_iters, the last part of warm-up-stable-decay (Hägele et al. 2024, arXiv 2405.18392)
 RATE_KEYS = tuple(key for key in SCHEDULE_KEYS if KEYS[key].nanogpt)  # what says the rate in a run of nanoGPT's
 
 
@@ -16,14 +15,20 @@ def learning_rate(config: RunConfig, step: int) -> float:
     nanoGPT's warm-up starts above zero: update 0 has 1 / (warmup_iters + 1) of the full rate, and update warmup_iters
     is the first with the full rate.
     """
+    return scheduled(config.learning_rate, config, step)
+
+
+def scheduled(highest: float, config: RunConfig, step: int) -> float:
+    """The same for parameters with another highest rate: all rates rise and fall in proportion."""
     if not config.decay_lr:
-        return config.learning_rate
+        return highest
     if step < config.warmup_iters:
-        return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
+        return highest * (step + 1) / (config.warmup_iters + 1)
+    lowest = config.min_lr * (highest / config.learning_rate if config.learning_rate else 1.0)
     if step >= config.lr_decay_iters:  # at lr_decay_iters the cosine is already at its end, so nanoGPT's > is the same
-        return config.min_lr
+        return lowest
     share = _cosine_share(config, step) if config.schedule == "cosine" else _stable_decay_share(config, step)
-    return config.min_lr + share * (config.learning_rate - config.min_lr)
+    return lowest + share * (highest - lowest)
 
 
 def _cosine_share(config: RunConfig, step: int) -> float:
@@ -33,8 +38,11 @@ def _cosine_share(config: RunConfig, step: int) -> float:
 
 
 def _stable_decay_share(config: RunConfig, step: int) -> float:
-    """1 until the last fifth of lr_decay_iters (or the end of a longer warm-up), then a straight line to 0."""
-    start = max(config.warmup_iters, config.lr_decay_iters - round(DECAY_SHARE * config.lr_decay_iters))
+    """1 until the last part of lr_decay_iters (or the end of a longer warm-up), then a straight line to 0.
+
+    A fifth is usual: Hägele et al. 2024, arXiv 2405.18392.
+    """
+    start = max(config.warmup_iters, config.lr_decay_iters - round(config.decay_share * config.lr_decay_iters))
     if step <= start:
         return 1.0
     return (config.lr_decay_iters - step) / (config.lr_decay_iters - start)

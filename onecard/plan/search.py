@@ -52,5 +52,5 @@ def _rough_bytes(config: RunConfig, trainer: TrainerName) -> float:
     logits = tokens * config.vocab_size * _LOGIT_BYTES
     if trainer == "onecard":
         logits = min(tokens * config.vocab_size * 2, CHUNK_BYTES)
-    state = (optimizer_of(config).held_bytes + _CAST_BYTES) * count_params(config).total
+    state = optimizer_of(config).held_bytes + _CAST_BYTES * count_params(config).total
     return state + wide * (tokens * kept + logits)

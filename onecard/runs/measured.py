@@ -10,7 +10,6 @@ from typing import Any
 
 from onecard.config.schema import RunConfig
 from onecard.models.optimizers import optimizer_of
-from onecard.plan.counts import count_params
 from onecard.plan.speed.work import TrainerName
 
 
@@ -76,7 +75,7 @@ class Summary:
 
 def summaries(found: Iterable[Measured], config: RunConfig) -> list[Summary]:
     """A summary of each trainer and micro-batch, by name and size."""
-    state_bytes = optimizer_of(config).held_bytes * count_params(config).total
+    state_bytes = optimizer_of(config).held_bytes
     ordered = sorted(found, key=_setting)
     return [_summary(list(group), state_bytes) for _, group in groupby(ordered, key=_setting)]
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import MachineError, OnecardError
 from onecard.files import MAKE_ROOM, sync_folder, write_atomically, writing
-from onecard.models.optimizers import ADAMW, Optimizer
+from onecard.models.optimizers import Rule
 from onecard.runs.checkpoint_state import (
     MODEL,
     OPTIMIZER,
@@ -35,7 +35,7 @@ from onecard.runs.checkpoint_state import (
 from onecard.runs.folder import checkpoint_name
 from onecard.train import checkpoint_files
 from onecard.train.checkpoint_files import BEST
-from onecard.train.optim import WithStateFirst
+from onecard.train.optim import AdamW
 from onecard.train.snapshot import FLOATS
 from onecard.untrusted_json import BadJson, count, field, number, read_object
 
@@ -102,7 +102,7 @@ def save(
     folder: Path,
     *,
     model: nn.Module,
-    optimizer: WithStateFirst,
+    optimizer: AdamW,
     state: TrainingState,
     config: RunConfig,
 ) -> Path:
@@ -272,7 +272,7 @@ def load(
     path: Path,
     *,
     model: nn.Module,
-    optimizer: WithStateFirst | None,
+    optimizer: AdamW | None,
     config: RunConfig,
     data_fingerprint: str | None = None,
 ) -> TrainingState:
@@ -360,7 +360,7 @@ def _mismatch(path: Path, differ: list[str]) -> ResumeMismatch:
 # The optimizer: its tensors by the names of their parameters
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: WithStateFirst) -> dict[str, Tensor]:
+def _optimizer_tensors(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
     return {
         f"{key}/{name}": value
         for name, parameter in model.named_parameters()
@@ -368,7 +368,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: WithStateFirst) -> dict[str,
     }
 
 
-def _restore_optimizer(path: Path, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: WithStateFirst) -> None:
+def _restore_optimizer(path: Path, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: AdamW) -> None:
     """Hand the tensors to the optimizer under its own numbering; its rates and decays stay those of the config."""
     by_name: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in tensors.items():
@@ -376,7 +376,8 @@ def _restore_optimizer(path: Path, tensors: Mapping[str, Tensor], model: nn.Modu
         by_name.setdefault(name, {})[key] = tensor
     names = {parameter: name for name, parameter in model.named_parameters()}
     numbered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    check_moments(path, by_name, dict(model.named_parameters()), rule=optimizer.rule)
+    rules = optimizer.rules()
+    check_moments(path, by_name, dict(model.named_parameters()), {names[each]: rule for each, rule in rules.items()})
     # safetensors maps the file into memory; what stays on the CPU is copied, so that the file may be deleted.
     state = {
         number: {key: value.clone() if parameter.is_cpu or not value.dim() else value for key, value in moments.items()}
@@ -390,16 +391,16 @@ def check_moments(
     path: Path,
     by_name: Mapping[str, Mapping[str, Tensor]],
     parameters: Mapping[str, Tensor],
-    *,
-    rule: Optimizer = ADAMW,
+    rules: Mapping[str, Rule],
 ) -> None:
-    """Refuse moments that the optimizer cannot have made: of another size or type than their parameters, or missing."""
+    """Refuse moments that the rules of parameters cannot have made: of another size or type, or missing."""
     if unknown := sorted(by_name.keys() - parameters.keys()):
         raise bad(path, f"{OPTIMIZER} is for {unknown[0] or 'nothing':.60}, and the model has no such part")
     for name, parameter in parameters.items():
         moments = by_name.get(name)
         if moments is None:  # before its first update, or a parameter that had no gradient yet
             continue
+        rule = rules[name]
         sizes: dict[str, tuple[int, ...]] = dict.fromkeys(rule.numbers, ())
         sizes |= dict.fromkeys(rule.moments, tuple(parameter.shape))
         have = {key: tuple(tensor.shape) for key, tensor in moments.items()}
@@ -410,8 +411,9 @@ def check_moments(
             said = _said(None if found is None else (tuple(found.shape), found.dtype))
             must = f"{list(sizes[wrong[0]])} float32" if wrong[0] in sizes else "absent"
             raise bad(path, f"{OPTIMIZER}: {wrong[0]:.40} of {name} is {said} and must be {must}")
-        if not 0 <= moments["step"].item() < math.inf:
-            raise bad(path, f"{OPTIMIZER}: step of {name} is {moments['step'].item()}")
+        for each in rule.numbers:
+            if not 0 <= moments[each].item() < math.inf:
+                raise bad(path, f"{OPTIMIZER}: {each} of {name} is {moments[each].item()}")
 
 
 # Random numbers

@@ -12,6 +12,7 @@ import torch
 from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError
 from onecard.files import free_name
+from onecard.models.optimizers import ADAMW
 from onecard.runs.checkpoint_state import (
     MODEL,
     OPTIMIZER,
@@ -93,7 +94,7 @@ def _read_checkpoint(path: Path, folder: Path, notes: tuple[str, ...], *, use_be
         for full_name, tensor in checkpoint_files.tensors_in(folder, OPTIMIZER).items():
             key, _, name = full_name.partition("/")
             moments.setdefault(name, {})[key] = tensor
-        checkpoint.check_moments(folder, moments, tensors)
+        checkpoint.check_moments(folder, moments, tensors, dict.fromkeys(tensors, ADAMW))
     measured = [record.val_loss for record in run.evals if record.step == state["step"]]
     return Snapshot(
         shape=shape,

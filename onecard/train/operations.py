@@ -23,10 +23,11 @@ from onecard.models.training import MicroBatch
 from onecard.paper.tags import Section
 from onecard.train import block_kernels, gelu, loss, nanochat_kernels
 from onecard.train.oom import release_memory
-from onecard.train.optim import clip_gradients
 from onecard.train.precision import Precision
 from onecard.train.products import multiply
 from onecard.train.recorded_micro_batch import RecordedMicroBatch, zero_gradients
+
+SMALLEST_NORM = 1e-7  # of a gradient that is made orthogonal: smaller ones stay small
 
 _PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
 
@@ -88,6 +89,42 @@ class TensorOperations:
         """Tensors copied into others, in place."""
         with torch.no_grad():
             torch._foreach_copy_(copies, originals)
+
+    # Muon's updates
+
+    def move_towards(self, tensors: list[Tensor], ends: list[Tensor], share: float) -> None:
+        """A share of the way to other tensors, in place."""
+        torch._foreach_lerp_(tensors, ends, share)
+
+    def multiply_batch(
+        self,
+        a_nMK: Tensor,
+        b_nKN: Tensor,
+        out_nMN: Tensor,
+        *,
+        added: Tensor | None = None,
+        factor: float = 1.0,
+        share: float = 0.0,
+    ) -> None:
+        """out = factor · a @ b + share · added, all matrices at once; `out` is none of the others."""
+        if added is None:
+            torch.bmm(a_nMK, b_nKN, out=out_nMN)
+        else:
+            torch.baddbmm(added, a_nMK, b_nKN, alpha=factor, beta=share, out=out_nMN)
+
+    def normalise(self, x_nRC: Tensor, gram_nSS: Tensor, norms_n: Tensor, *, safety: float) -> None:
+        """x divided by `safety` times its norm, and its Gram matrix with it; the norm's square is the Gram's trace."""
+        torch.sum(gram_nSS.diagonal(dim1=1, dim2=2), dim=1, dtype=norms_n.dtype, out=norms_n)
+        norms_n.mul_(safety**2).add_(SMALLEST_NORM**2).rsqrt_()
+        factors_n11 = norms_n[:, None, None]
+        x_nRC.mul_(factors_n11)
+        gram_nSS.mul_(factors_n11).mul_(factors_n11)
+
+    def add_updates(self, weights: list[Tensor], updates: list[Tensor], *, kept: float, by: float) -> None:
+        """weight = kept · weight + by · update, in place."""
+        if kept != 1:
+            torch._foreach_mul_(weights, kept)
+        torch._foreach_add_(weights, updates, alpha=by)
 
     # layers
 
@@ -289,6 +326,15 @@ class DeviceOperations(TensorOperations):
 
 
 TORCH = TensorOperations()
+
+
+def clip_gradients(parameters: Iterable[Tensor], *, max_norm: float) -> Tensor:
+    """The norm of all gradients before clipping, still on the device; 0 as `max_norm` only measures it."""
+    parameters = list(parameters)
+    if max_norm > 0:
+        return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return nn.utils.get_total_norm(gradients, foreach=True)
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:

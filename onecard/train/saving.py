@@ -11,6 +11,7 @@ from pathlib import Path
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.files import check_space
+from onecard.models.optimizers import optimizer_of
 from onecard.runs.checkpoint_state import checkpoints
 from onecard.runs.folder import CHECKPOINTS, Run, RunFolder, checkpoint_name
 from onecard.runs.records import Checkpoint
@@ -43,8 +44,7 @@ class Saving:
     def check_space(self) -> None:
         """Refuse a disk without room for the first checkpoint, before an hour of training is lost."""
         if not checkpoints(self._folder):
-            weights = sum(parameter.nbytes for parameter in self._trainer.model.parameters())
-            check_space(self._folder, needed_bytes=3 * weights + units.MIB)  # and two moments
+            check_space(self._folder, needed_bytes=optimizer_of(self._config).saved_bytes + units.MIB)
 
     @property
     def due(self) -> bool:

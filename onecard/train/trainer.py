@@ -29,7 +29,7 @@ from onecard.train.loss import has_kernel
 from onecard.train.model import GPT
 from onecard.train.oom import OutOfMemory, release_memory, smaller_micro_batch
 from onecard.train.operations import DeviceOperations
-from onecard.train.optim import WithStateFirst, make_optimizer, set_learning_rate
+from onecard.train.optim import AdamW, make_optimizer, set_rates
 from onecard.train.precision import Precision
 from onecard.train.products import has_products
 
@@ -112,8 +112,8 @@ class Trainer:
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
 
     @property
-    def optimizer(self) -> WithStateFirst:
-        optimizer: WithStateFirst = self.steps.optimizer
+    def optimizer(self) -> AdamW:
+        optimizer: AdamW = self.steps.optimizer
         return optimizer
 
     @property
@@ -162,7 +162,7 @@ class Trainer:
                 message = first_line(error)  # not the error itself: its frames hold what must be freed
             self._set_random_state(random)  # also where shrinking ends the run: it is saved as before this update
             self._shrink(message, on_shrink)
-        set_learning_rate(self.optimizer, rate)
+        set_rates(self.optimizer, self.config, self.step)
         figures = self.steps.step(norm)
         self.step += 1
         self.updates_here += 1

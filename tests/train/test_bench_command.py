@@ -170,7 +170,7 @@ def test_a_card_that_is_not_there_is_the_machines_fault(bench: Bench, monkeypatc
         (["--batches", "many"], "must divide"),
         (["--nanogpt", "nowhere"], "no model.py"),
         (["--vocab_size=100"], "token-out-of-range"),
-        (["--optimizer=muon"], "bad-value"),
+        (["--optimizer=adamw8bit"], "bad-value"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_at_once(bench: Bench, arguments: list[str], words: str) -> None:

@@ -41,7 +41,7 @@ def saved_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "name"),
     [
-        (("train", "--optimizer=muon"), 2, "bad-value"),
+        (("train", "--optimizer=adamw8bit"), 2, "bad-value"),
         (("train", "--loggers=wanb"), 2, "unknown-logger"),
         (("train", "--device=gpu"), 2, "bad-config"),
         (("train", "--out_dir=/proc/no-such-place/run"), 3, "cannot-write"),

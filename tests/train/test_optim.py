@@ -10,7 +10,8 @@ from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.plan.counts import count_params  # noqa: E402
 from onecard.train import precision  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
-from onecard.train.optim import clip_gradients, make_optimizer, parameter_groups, set_learning_rate  # noqa: E402
+from onecard.train.operations import clip_gradients  # noqa: E402
+from onecard.train.optim import make_optimizer, parameter_groups, set_rates  # noqa: E402
 
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65, bias=True)
 CPU = torch.device("cpu")
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 
 def test_matrices_and_embeddings_decay_and_nothing_else() -> None:
     model = GPT(TINY)
-    decayed, plain = parameter_groups(model, weight_decay=0.1)
+    decayed, plain = parameter_groups(model, TINY)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     assert {names[id(p)].split(".")[-1] for p in plain["params"]} == {"weight", "bias"}
@@ -44,8 +45,11 @@ def test_an_update_is_adamws_formula() -> None:
 
 def test_the_rate_reaches_both_groups() -> None:
     optimizer = make_optimizer(GPT(TINY), TINY)
-    set_learning_rate(optimizer, 3e-5)
-    assert [group["lr"] for group in optimizer.param_groups] == [3e-5, 3e-5]
+    config = TINY.replace({"decay_lr": False, "learning_rate": 3e-5})
+    set_rates(make_optimizer(GPT(config), config), config, 0)
+    set_rates(optimizer, TINY, 0)
+    first = 6e-4 / 2001
+    assert [group["lr"] for group in optimizer.param_groups] == [first, first]
 
 
 def test_adamw_is_one_kernel() -> None:

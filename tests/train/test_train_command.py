@@ -148,7 +148,7 @@ def test_no_gpu_is_exit_3(tmp_path: Path, finish: Finish) -> None:
 @pytest.mark.parametrize(
     ("flag", "name"),
     [
-        ("--optimizer=muon", "bad-value"),
+        ("--optimizer=adamw8bit", "bad-value"),
         ("--offload=optimizer", "unknown-key"),
         ("--loggers=wanb", "unknown-logger"),
         ("--init_from=gpt2-huge", "weights-not-here"),

@@ -10,8 +10,8 @@ from onecard.config.schema import RunConfig
 from onecard.models import nanogpt, training
 from onecard.models.gpt2 import structure
 from onecard.models.on_paper import weights_on_paper
-from onecard.models.optimizers import ADAMW, Optimizer
-from onecard.models.structure import parameters_of, shape_counts
+from onecard.models.optimizers import ADAMW, Rule
+from onecard.models.structure import kind_counts, parameters_of
 from onecard.paper.device import H200
 from onecard.paper.operations import PaperOperations
 from onecard.paper.paper import Paper
@@ -99,7 +99,7 @@ def test_paper_runs_of_many_micro_batches_only_as_many_as_bring_something_new() 
 
 def test_a_structure_is_counted_as_it_is_made() -> None:
     shapes = parameters_of(structure(TINY.replace({"bias": True})))
-    assert sum(shape_counts(structure(TINY.replace({"bias": True}))).values()) == len(shapes)
+    assert sum(kind_counts(structure(TINY.replace({"bias": True}))).values()) == len(shapes)
     paper = Paper(H200, half=False)
     made = weights_on_paper(structure(TINY.replace({"bias": True})), paper).parameters
     assert {each.name: each.shape for each in made} == shapes
@@ -107,5 +107,5 @@ def test_a_structure_is_counted_as_it_is_made() -> None:
 
 def test_an_optimizers_bytes_follow_from_its_moments() -> None:
     assert (ADAMW.held_bytes, ADAMW.saved_bytes, ADAMW.moved_bytes) == (16, 12, 28)
-    momentum = Optimizer(title="SGD", moments=("momentum_buffer",))
+    momentum = Rule(title="SGD", moments=("momentum_buffer",))
     assert (momentum.held_bytes, momentum.saved_bytes, momentum.moved_bytes) == (12, 8, 20)

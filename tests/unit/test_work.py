@@ -6,12 +6,11 @@ import pytest
 
 from onecard.config.schema import RunConfig
 from onecard.models.nanogpt import eager_run
-from onecard.models.on_paper import optimizer_on_paper, weights_on_paper
-from onecard.models.optimizers import ADAMW
+from onecard.models.on_paper import weights_on_paper
 from onecard.models.run_on_paper import PaperRun
 from onecard.models.structure import Embedding, LayerNorm, Linear, Structure, head
 from onecard.models.training import Steps
-from onecard.paper.library import GradScaler
+from onecard.paper.library import FusedOptimizer, GradScaler
 from onecard.paper.operations import PaperOperations
 from onecard.paper.tags import ACTIVATIONS
 from onecard.paper.tensor import Parameter, Tensor
@@ -136,7 +135,7 @@ def work_of_toy() -> tuple[Parts, list[Parameter]]:
         loss=loss,
         token_losses=loss,
         parameters=p.parameters,
-        optimizer=optimizer_on_paper(ops, p.parameters, ADAMW),
+        optimizer=FusedOptimizer(ops, p.parameters, [], 28 * sum(each.numel for each in p.parameters)),
         scaler=GradScaler(ops, enabled=False),
         passes=None,
         records=False,

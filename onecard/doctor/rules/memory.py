@@ -14,6 +14,8 @@ from onecard.doctor.needs import PARAMETERS, Need, needs
 from onecard.doctor.oom import Cause, FailedAllocation, cause, out_of_memory, tensor_of
 from onecard.doctor.repair import memory_of, repaired
 from onecard.findings import Finding, Severity
+from onecard.models.optimizers import optimizer_of
+from onecard.plan.counts import count_params
 
 STATE_BYTES_PER_PARAM = 16  # float32 weights, gradients and Adam's two moments
 CAST_BYTES_PER_PARAM = 2  # autocast's copies
@@ -363,8 +365,8 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
 def states_do_not_fit(case: Case) -> Iterator[Finding]:
     """Weights and optimizer states that fill the card alone.
 
-    What it sees: 16 bytes a parameter (weights, gradients and two moments in float32), and 2 for autocast's copies in
-    half precision, above nine tenths of the card.
+    What it sees: 16 bytes a parameter (weights, gradients and two moments in float32; less with Muon), and 2 for
+    autocast's copies in half precision, above nine tenths of the card.
 
     Why it matters: no batch is small enough.
 
@@ -379,7 +381,10 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
     if params is None or room is None or sharded:
         return
     half = config is None or config.dtype != "float32"
-    each = STATE_BYTES_PER_PARAM + (CAST_BYTES_PER_PARAM if half else 0)
+    state, moments = float(STATE_BYTES_PER_PARAM), "Adam's two moments"
+    if config and config.optimizer == "muon":
+        state, moments = optimizer_of(config).held_bytes / count_params(config).total, "Muon's and AdamW's moments"
+    each = state + (CAST_BYTES_PER_PARAM if half else 0)
     if each * params <= ROOM * room:
         return
     most = ROOM * room / each
@@ -396,8 +401,8 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
         rule="states-do-not-fit",
         severity="fatal",
         sure="high",
-        what=f"{units.count(params)} parameters need {units.gib(each * params)} before the first token; {left}",
-        why=f"{each} bytes a parameter: float32 weights, gradients, Adam's two moments"
+        what=f"{units.count(params)} parameters need {units.gib(round(each * params))} before the first token; {left}",
+        why=f"{each:.3g} bytes a parameter: float32 weights, gradients, {moments}"
         + (", and autocast's copies" if half else ""),
         fix=fix,
         seen=(f"{params:,} parameters", f"{room:,} bytes left on the card"),

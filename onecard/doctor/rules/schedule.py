@@ -12,7 +12,7 @@ from onecard.doctor.needs import Need, needs, needs_settings
 from onecard.doctor.predict import final_loss
 from onecard.findings import Finding
 from onecard.plan import conditions, recipe
-from onecard.plan.schedule import DECAY_SHARE, learning_rate
+from onecard.plan.schedule import learning_rate
 
 HIGHEST_END = 0.2  # of the peak
 UNFINISHED = 0.9  # of the schedule
@@ -31,11 +31,12 @@ def lr_out_of_range(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A learning rate far from what models of this size are trained with.
 
     What it sees: AdamW's learning_rate above four times or below a quarter of GPT-3's (table 2.1: 6e-4 at 125M, 3e-4
-    at 350M, 2.5e-4 at 760M, 2e-4 at 1.3B, interpolated), which grows with the square root of a batch beyond 0.5M.
+    at 350M, 2.5e-4 at 760M, 2e-4 at 1.3B, interpolated), which grows with the square root of a batch beyond 0.5M. With
+    Muon: muon_learning_rate above ten times or below a tenth of 0.02.
 
     Why it matters: too low wastes tokens, too high makes the loss spike or diverge.
 
-    What to do: start from the table's value, with min_lr a tenth of it.
+    What to do: start from the table's value, with min_lr a tenth of it; with Muon from 0.02.
 
     When it is wrong: the high side is soft. Small models take more (1.2e-3 was the best of three we tried at 124M
     with 32,768 tokens per update), and other optimizers have other scales. Fine-tuning wants far less, so there it is
@@ -44,7 +45,8 @@ def lr_out_of_range(case: Case, config: RunConfig) -> Iterator[Finding]:
     params = case.facts.params_total or case.facts.params
     if not params:
         return
-    found = conditions.lr_out_of_range(config, params, case.facts.tokens_per_step, seen=said(case, "learning_rate"))
+    seen = said(case, conditions.rate_key(config))
+    found = conditions.lr_out_of_range(config, params, case.facts.tokens_per_step, seen=seen)
     if found:
         yield unless_fine_tuning(found, config)
 
@@ -54,8 +56,8 @@ def decay_horizon(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A learning rate that does not reach its end with the run.
 
     What it sees: lr_decay_iters differs from max_iters; or decay_lr is off; or min_lr is more than a fifth of
-    learning_rate. With onecard's schedule=wsd the rate falls only in the last fifth of lr_decay_iters: in a run that
-    ends before that, it never falls.
+    learning_rate. With onecard's schedule=wsd the rate falls only in the last part of lr_decay_iters (decay_share, by
+    default a fifth): in a run that ends before that, it never falls.
 
     Why it matters: the last stretch of falling learning rate is where much of the loss is gained. A cosine 25 % longer
     than the run is measurably worse (Chinchilla, appendix B).
@@ -103,7 +105,7 @@ def _falls(config: RunConfig) -> str:
     last = learning_rate(config, config.max_iters - 1)
     at_the_end = f", and ends at {last / config.learning_rate:.0%} of the full rate" if config.learning_rate else ""
     return (
-        f"the rate falls in the last {DECAY_SHARE:.0%} of {config.lr_decay_iters:,} updates, the run makes "
+        f"the rate falls in the last {config.decay_share:.0%} of {config.lr_decay_iters:,} updates, the run makes "
         f"{config.max_iters:,}{at_the_end}"
     )
 
@@ -137,14 +139,15 @@ def weight_decay_out_of_range(case: Case, config: RunConfig) -> Iterator[Finding
 
     What it sees: weight_decay above 1; 0.1 is usual (GPT-3, appendix B).
 
-    Why it matters: each update multiplies every weight by 1 - learning_rate x weight_decay. Far above the usual value
+    Why it matters: each update multiplies every weight by 1 - learning_rate x weight_decay (with Muon: those of
+    its matrices, by 1 - muon_learning_rate x weight_decay). Far above the usual value
     the weights go to zero faster than they learn.
 
     What to do: weight_decay=0.1.
 
     When it is wrong: with a very small learning rate the product may still be usual.
     """
-    found = conditions.weight_decay_out_of_range(config, seen=said(case, "weight_decay", "learning_rate"))
+    found = conditions.weight_decay_out_of_range(config, seen=said(case, "weight_decay", conditions.rate_key(config)))
     if found:
         yield unless_fine_tuning(found, config)
 

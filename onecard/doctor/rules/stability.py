@@ -98,6 +98,8 @@ def _calmer(case: Case) -> dict[str, object]:
     if params and config.optimizer == "adamw":
         rate = min(rate, recipe.learning_rate(params).value)
     patch: dict[str, object] = {"learning_rate": float(f"{rate:.3g}")}
+    if config.optimizer == "muon":
+        patch["muon_learning_rate"] = float(f"{config.muon_learning_rate / 2:.3g}")
     if not 0 < config.grad_clip <= 1:
         patch["grad_clip"] = 1.0
     if config.dtype == "float16" and case.card and case.card.native_bf16:

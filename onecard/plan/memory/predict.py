@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache, partial
 from onecard.config.schema import RunConfig
 from onecard.models.nanogpt import eager_tape
 from onecard.models.ways import compiles_blocks, fuses, records_graph
-from onecard.paper.device import Device
+from onecard.paper.device import DRIVER_BYTES, Device
 from onecard.paper.kernels import FLOAT
 from onecard.paper.scratch import WORKSPACE_BYTES
 from onecard.paper.tape import Tape, parts_at
@@ -260,7 +260,8 @@ def context_of_onecard(config: RunConfig, card: Card) -> int:
 
 def _more_context(config: RunConfig, card: Card) -> int:
     if fuses(config) and is_measured(card):
-        return FUSED_CONTEXT_BYTES
+        handle = sum(DRIVER_BYTES["cublas forward"]) if config.optimizer == "muon" else 0  # for its products
+        return FUSED_CONTEXT_BYTES + handle
     return GRAPH_CONTEXT_BYTES if records_graph(config) else 0
 
 

@@ -34,6 +34,9 @@ def why_onecard(config: RunConfig, tag: str, phase: str, moment: str, size_bytes
     if phase != TRAINING:
         sequences = min(eval_batch_size(config), eval_sequences(config))
         tokens = sequences * config.eval_length
+    if tag == tags.OPTIMIZER_STATE and config.optimizer == "muon":
+        params = count_params(config).total
+        return f"{size_bytes / params:.2g} bytes x {params:,} parameters: one moment of Muon, two of AdamW, float32"
     if tag != tags.LOGITS_AND_LOSS:
         return _why(config, tag, phase, size_bytes, tokens)
     chunk = min(tokens, chunk_starts(tokens, config.loss_chunk or default_chunk_tokens(config.vocab_size)).step)

@@ -19,6 +19,7 @@ from math import lcm
 
 from onecard.config.schema import RunConfig
 from onecard.models.evaluation import eval_batch_size, eval_sequences
+from onecard.models.optimizers import optimizer_of
 from onecard.models.ways import compiles_blocks, fuses, records_graph
 from onecard.paper.library import TENSORS_PER_KERNEL
 from onecard.paper.work import ACCUMULATION, MATMULS, NOTHING, UPDATE, Parts, Work
@@ -48,7 +49,7 @@ def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
         evaluations=evaluations(config),
         checkpoints=checkpoints(config),
         accumulation=parts.get(ACCUMULATION, NOTHING),  # written out, products add gradients up
-        update=_update(parts, config, is_counted=is_counted),
+        update=_update(parts, config, half=half, is_counted=is_counted),
         tensors=count_tensors(config),
         sequences=0,
         recorded=records_graph(config),
@@ -81,12 +82,24 @@ def _evaluated(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"batch_size": eval_batch_size(config), "block_size": config.eval_length})
 
 
-def _update(parts: Parts, config: RunConfig, *, is_counted: bool) -> Work:
-    """Clipping and the optimizer. For a recorded micro-batch the gradients are set to zero, several at a time."""
+def _update(parts: Parts, config: RunConfig, *, half: bool, is_counted: bool) -> Work:
+    """Clipping and the optimizer. For a recorded micro-batch the gradients are set to zero, several at a time.
+
+    Muon's products run over batches of all layers, so they are not what one layer adds times the layers.
+    """
+    found = parts[UPDATE]
+    if config.optimizer == "muon":
+        muon = optimizer_of(config).orthogonalisation
+        found += Work(
+            tensor_flops=muon.flops,
+            moved_bytes=muon.moved_elements * (2 if half else 4),
+            kernels=muon.kernels,
+            products=muon.products,
+        )
     if is_counted or not records_graph(config):
-        return parts[UPDATE]
+        return found
     zeros = Work(moved_bytes=4 * count_params(config).total, kernels=count_tensors(config) / TENSORS_PER_KERNEL)
-    return parts[UPDATE] + zeros
+    return found + zeros
 
 
 def _micro_batch(parts: Parts, config: RunConfig, costs: Costs, *, half: bool, backward: bool) -> MicroBatch:

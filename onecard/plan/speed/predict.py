@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from onecard.config.schema import RunConfig
-from onecard.models.optimizers import optimizer_of
+from onecard.models.optimizers import Optimizer, nanogpt_optimizer, optimizer_of
 from onecard.plan.cards import Card
-from onecard.plan.counts import count_params, mfu, needed_flops_per_token
+from onecard.plan.counts import mfu, needed_flops_per_token
 from onecard.plan.ranges import Range, within
 from onecard.plan.speed.measured import ONECARD_RUNS
 from onecard.plan.speed.nanogpt import nanogpt_step
@@ -99,7 +99,7 @@ def predict_speed(config: RunConfig, card: Card | None, trainer: TrainerName = "
         micro_batch_seconds=step_seconds.mapped(lambda seconds: seconds / config.gradient_accumulation_steps),
         step_seconds=step_seconds,
         total_seconds=step_seconds.mapped(lambda seconds: total * seconds / times.step),
-        parts=_parts(config, times),
+        parts=_parts(config, times, _optimizer(config, trainer)),
         basis="; ".join([known.basis, *doubts]),
         spread=spread,
         host_bound=times.host_bound,
@@ -164,10 +164,14 @@ def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName
         launches=waiting + pause,
         host_share=host_seconds / card_seconds,
         evaluation=work.evaluation_batches * _evaluation_batch_seconds(work, card, rates, dtype),
-        checkpoint=optimizer_of(config).saved_bytes * count_params(config).total / _CHECKPOINT_BYTES_PER_SECOND,
+        checkpoint=_optimizer(config, trainer).saved_bytes / _CHECKPOINT_BYTES_PER_SECOND,
         evaluations=work.evaluations,
         checkpoints=work.checkpoints,
     )
+
+
+def _optimizer(config: RunConfig, trainer: TrainerName) -> Optimizer:
+    return optimizer_of(config) if trainer == "onecard" else nanogpt_optimizer(config)
 
 
 def _host_seconds(work: StepWork, host: Host, *, micros: int) -> float:
@@ -179,7 +183,7 @@ def _host_seconds(work: StepWork, host: Host, *, micros: int) -> float:
 
 
 def host_update_seconds(work: StepWork, host: Host) -> float:
-    """Seconds the host needs for clipping and AdamW."""
+    """Seconds the host needs for clipping and the optimizer."""
     tensors = work.tensors * host.tensor_seconds
     return host.update_seconds + tensors + work.update.launches * host.launch_seconds
 
@@ -222,7 +226,7 @@ def _spent(batch: MicroBatch, card: Card, rates: Rates, dtype: str) -> _Spent:
     )
 
 
-def _parts(config: RunConfig, times: StepTimes) -> tuple[SpeedPart, ...]:
+def _parts(config: RunConfig, times: StepTimes, optimizer: Optimizer) -> tuple[SpeedPart, ...]:
     updates = max(1, config.max_iters)
     eager = "" if config.compile else ", one kernel per operation"
     named = (
@@ -230,7 +234,7 @@ def _parts(config: RunConfig, times: StepTimes) -> tuple[SpeedPart, ...]:
         ("attention", times.attention, "scores, softmax and values, forward and backward"),
         ("memory-bound parts", times.memory_bound, f"norms, GELU, residuals and casts: limited by bandwidth{eager}"),
         ("loss", times.loss, f"softmax over {config.vocab_size:,} logits per token, and its gradient"),
-        ("optimizer", times.optimizer, "summing gradients, clipping and AdamW"),
+        ("optimizer", times.optimizer, f"summing gradients, clipping and {optimizer.title}"),
         (
             "launches",
             times.launches,

@@ -61,6 +61,11 @@ def rate(value: float, **more: object) -> Case:
     return case(changed(learning_rate=value, min_lr=value / 10, **more))
 
 
+def muon(**keys: object) -> Case:
+    """A run of ours with Muon."""
+    return case(changed(optimizer="muon", **keys), log_format="onecard")
+
+
 def jump(to: float) -> Case:
     """Losses of 3.3 (3.3 + 0.3 is a hair below 3.6), and then others."""
     return case(records=steps([*[3.3] * 20, *[to] * 11]))
@@ -187,6 +192,11 @@ ROWS = [
     ("lr-out-of-range", rate(6e-4 / 4.001), WARN_MEDIUM),
     ("lr-out-of-range", rate(7.9 * USUAL, gradient_accumulation_steps=256), SILENT),  # four times the batch
     ("lr-out-of-range", rate(8.1 * USUAL, gradient_accumulation_steps=256), WARN_MEDIUM),
+    ("lr-out-of-range", muon(muon_learning_rate=0.21), WARN_MEDIUM),
+    ("lr-out-of-range", muon(muon_learning_rate=0.2), SILENT),
+    ("lr-out-of-range", muon(muon_learning_rate=0.002), SILENT),
+    ("lr-out-of-range", muon(muon_learning_rate=0.0019), WARN_MEDIUM),
+    ("lr-out-of-range", muon(learning_rate=0.3, min_lr=0.0), SILENT),  # of embeddings, beside Muon
     ("decay-horizon", case(changed(lr_decay_iters=9999)), WARN),
     ("decay-horizon", case(changed(lr_decay_iters=600_000, max_iters=25)), WARN),  # however short
     ("decay-horizon", case(changed(decay_lr=False)), WARN),
