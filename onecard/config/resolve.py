@@ -187,7 +187,8 @@ def _refuse_unknown(given: Mapping[str, str], *, sign: str = "") -> None:
 def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list[str]:
     warnings = []
     unused = _unused(file)
-    ignored = [key for key in unused if key in KEYS]
+    is_gpt2 = given.get("model", file.values.get("model", "gpt2")) == "gpt2"
+    ignored = [key for key in unused if key in KEYS and is_gpt2]  # no other model is nanoGPT's to run
     unknown = [key for key in unused if key not in KEYS]
     if ignored or unknown:
         said = []
@@ -232,7 +233,8 @@ def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list
     if not isinstance(name, str) or name not in _GPT2_LAYERS_HEADS_WIDTH:
         return []
     n_layer, n_head, n_embd = _GPT2_LAYERS_HEADS_WIDTH[name]
-    shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257, "bias": True}
+    sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257}
+    shape = {"model": "gpt2", **sizes, "bias": True}
     warnings = _set_in_vain(shape, values, origins, origin=f"init_from={name}")
     values |= shape
     origins |= dict.fromkeys(shape, f"init_from={name}")

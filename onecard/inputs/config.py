@@ -56,10 +56,10 @@ def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Reso
 def _said_in_json(text: str, name: str) -> str:
     """A run's config.json as a config file says it, but for our own keys that say nothing new."""
     from onecard.config.resolve import assignments
-    from onecard.config.schema import KEYS, NANOGPT_KEYS, SHAPE_KEYS
+    from onecard.config.schema import GPT2_SHAPE_KEYS, KEYS, NANOGPT_KEYS
     from onecard.runs.folder import without_former_keys
 
-    unsaid = {name: key.default for name, key in KEYS.items() if name not in {*NANOGPT_KEYS, *SHAPE_KEYS}}
+    unsaid = {name: key.default for name, key in KEYS.items() if name not in {*NANOGPT_KEYS, *GPT2_SHAPE_KEYS}}
     try:
         said = without_former_keys(mapping_of(scalar)(parsed(text.encode())))
         found = {key: value for key, value in said.items() if key.isidentifier()}
@@ -113,10 +113,10 @@ def _beside(config: Named, flags: Flags) -> Flags:
 
 
 def with_pretrained_shape(resolved: Resolved) -> Resolved:
-    """The config with the shape of the folder that init_from names, if it names one: a GPT-2's or a run's."""
+    """The config with the model and the shape of the folder that init_from names, if it names one."""
     if not resolved.config.starts_pretrained:
         return resolved
-    from onecard.config.hf_config import gpt2_shape
+    from onecard.config.hf_config import shape_of
     from onecard.config.paths import expanded
     from onecard.config.resolve import with_shape
     from onecard.config.schema import SHAPE_KEYS
@@ -128,13 +128,14 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
         return resolved
     try:
         said = read_object(folder / "config.json")
-        shape = {key: field(said, key, scalar) for key in SHAPE_KEYS} if is_run(folder) else gpt2_shape(said)
+        stated = {"model": "gpt2", **said} if is_run(folder) else shape_of(said)  # old runs are of GPT-2
+        shape = {key: field(stated, key, scalar) for key in SHAPE_KEYS}
     except (OSError, ValueError) as problem:
         raise ConfigError(
-            f"init_from={name} is not a GPT-2 that onecard can train",
+            f"init_from={name} is not a model that onecard can train",
             why=str(problem)[:160],
-            fix="give a Hugging Face folder whose config.json says model_type gpt2, a run folder, or a ckpt.pt",
-            name="not-gpt2",
+            fix="give a Hugging Face folder of model_type gpt2 or nanochat, a run folder, or a ckpt.pt",
+            name="not-a-model",
         ) from problem
     return with_shape(resolved, shape, origin=f"init_from={name}")
 

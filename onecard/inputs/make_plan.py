@@ -17,6 +17,7 @@ from onecard.plan.data import NO_SIZES, DataSizes
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
+    from onecard.config.schema import RunConfig
     from onecard.plan.budget import Budget
     from onecard.plan.place import Place
     from onecard.plan.plan import Plan
@@ -85,6 +86,7 @@ def make_plan(
     from onecard.plan.plan import plan_run
 
     _check_trainer(trainer)
+    trainer = _trainer_of_model(resolved.config, trainer)
     if params is not None:
         resolved = _reshaped(resolved, params, fit=fit)
     warnings = *resolved.warnings, *ignored(resolved, place, budget, trainer=trainer, fit=fit)
@@ -106,6 +108,20 @@ def _check_trainer(trainer: str) -> None:
     if trainer not in get_args(Trainers):
         named = " or ".join(map(repr, get_args(Trainers)))
         raise UsageError(f"{trainer!r} is not a trainer", why=f"a plan is for {named}", fix="trainer='both'")
+
+
+def _trainer_of_model(config: RunConfig, trainer: Trainers) -> Trainers:
+    """The trainers that can train the model, of those asked for: nanoGPT trains GPT-2 alone."""
+    if config.model == "gpt2":
+        return trainer
+    if trainer == "nanogpt":
+        raise UsageError(
+            f"nanoGPT cannot train model={config.model}",
+            why="its model.py has GPT-2's layers and no others",
+            fix="--trainer onecard, or --model=gpt2",
+            name="not-nanogpts-model",
+        )
+    return "onecard"
 
 
 def _check_card(resolved: Resolved, place: Place | None, *, fit: bool, budget: Budget | None) -> None:

@@ -13,7 +13,6 @@ from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import UsageError
 from onecard.models.training import EVAL_BATCHES
 from onecard.plan import recipe
-from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.data import MANY_EPOCHS, DataSizes
@@ -176,7 +175,7 @@ def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfi
         made["dropout"] = 0.0
     if means.trainer == "nanogpt" and config.dtype == "float32":
         made["dtype"] = means.card.best_dtype()
-    return config.replace({**made, "grad_checkpoint": RECOMPUTATION[0]})
+    return config.replace({**made, "grad_checkpoint": "none"})
 
 
 def _for_tokens(models: Sequence[RunConfig], budget: Budget, means: Means) -> tuple[RunConfig | None, str, str]:

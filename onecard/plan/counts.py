@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -10,16 +9,16 @@ from typing import Any
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.models.architectures import structure_of
-from onecard.models.optimizers import optimizer_of
-from onecard.models.structure import Embedding, Kind, Linear, kind_counts, layers_of
+from onecard.models.optimizers import kinds_in, optimizer_of
+from onecard.models.structure import Embedding, Structure, outside_blocks, tied_layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Params:
-    """Trainable parameters; the tied input and output embedding counts once."""
+    """Trainable parameters; a tied input and output embedding counts once."""
 
     total: int
-    nanogpt: int  # as nanoGPT prints them: without the position embeddings
+    nanogpt: int  # as nanoGPT prints them: without the position embeddings, where the model has any
     decayed: int  # those to which weight decay applies: matrices and embeddings, or Muon's matrices
     decayed_tensors: int
 
@@ -31,7 +30,7 @@ def count_params(config: RunConfig) -> Params:
 
 def count_tensors(config: RunConfig) -> int:
     """Tensors of parameters."""
-    return sum(_kinds(_kept(config)).values())
+    return sum(kinds_in(config).values())
 
 
 _KEYS = (*SHAPE_KEYS, "optimizer")  # all that decides parameters and their weight decay
@@ -43,41 +42,45 @@ def _with(values: tuple[Any, ...]) -> RunConfig:
 
 
 @lru_cache(maxsize=4096)
-def _kinds(values: tuple[Any, ...]) -> Counter[Kind]:
-    """How many parameters of each kind a model has, by the values of its keys."""
-    return kind_counts(structure_of(_with(values)))
-
-
-@lru_cache(maxsize=4096)
-def _looked_up(values: tuple[Any, ...]) -> int:
-    """Parameters in embeddings that no layer multiplies with."""
-    layers = dict(layers_of(structure_of(_with(values).model_copy(update={"n_layer": 0}))))
-    shared = {layer.tied_to for layer in layers.values() if isinstance(layer, Linear)}
-    alone = [layer for name, layer in layers.items() if isinstance(layer, Embedding) and name not in shared]
-    return sum(layer.rows * layer.channels for layer in alone)
-
-
-@lru_cache(maxsize=4096)
 def _params(values: tuple[Any, ...]) -> Params:
-    config, kinds = _with(values), _kinds(values)
-    optimizer = optimizer_of(config)
+    config = _with(values)
+    optimizer, kinds = optimizer_of(config), kinds_in(config)
     decayed = {kind: count for kind, count in kinds.items() if optimizer.group_of(kind).decays}
     total = sum(kind.numel * count for kind, count in kinds.items())
     return Params(
         total=total,
-        nanogpt=total - config.block_size * config.n_embd,
+        nanogpt=total - _embeddings(structure_of(config)).get("transformer.wpe", 0),
         decayed=sum(kind.numel * count for kind, count in decayed.items()),
         decayed_tensors=sum(decayed.values()),
     )
 
 
-def flops_per_token(config: RunConfig) -> int:
-    """FLOPs of forward and backward for one token (PaLM appendix B, as nanoGPT counts them).
+def multiplied_params(config: RunConfig) -> int:
+    """The parameters that cost FLOPs: all but embeddings that are only looked up. A tied one is multiplied as the head.
 
-    Embeddings whose rows are only looked up multiply nothing: positions, and words where the head has its own weight.
+    Of a GPT-2 these are the ones that nanoGPT counts.
     """
+    return _multiplied(_kept(config))
+
+
+@lru_cache(maxsize=4096)
+def _multiplied(values: tuple[Any, ...]) -> int:
+    structure = structure_of(_with(values))
+    heads = set(tied_layers(structure).values())
+    looked_up = sum(size for name, size in _embeddings(structure).items() if name not in heads)
+    return _params(values).total - looked_up
+
+
+def _embeddings(structure: Structure) -> dict[str, int]:
+    """The parameters of every embedding, by name."""
+    outside = outside_blocks(structure)
+    return {name: layer.rows * layer.channels for name, layer in outside if isinstance(layer, Embedding)}
+
+
+def flops_per_token(config: RunConfig) -> int:
+    """FLOPs of forward and backward for one token (PaLM appendix B; of a GPT-2 as nanoGPT counts them)."""
     attention = 12 * config.n_layer * config.n_embd * config.block_size
-    return 6 * (count_params(config).total - _looked_up(_kept(config))) + attention
+    return 6 * multiplied_params(config) + attention
 
 
 def needed_flops_per_token(config: RunConfig) -> int:

@@ -14,6 +14,7 @@ from rich.text import Text
 from onecard import units
 from onecard.config.known_data import EMBEDDED
 from onecard.config.schema import KEYS
+from onecard.plan.counts import multiplied_params
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.plan import Plan, TrainerPlan
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
@@ -92,16 +93,20 @@ LABEL_WIDTH = 9
 def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
     config, params = plan.config, plan.params
     extras = (", biases" if config.bias else "") + (f", dropout {config.dropout:g}" if config.dropout else "")
+    named = "" if config.model == "gpt2" else f"{config.model}, "
     yield (
         "model",
-        f"{units.things(config.n_layer, 'layer')}, {units.things(config.n_head, 'head')} of {config.head_size}, "
+        f"{named}{units.things(config.n_layer, 'layer')}, {units.things(config.n_head, 'head')} of {config.head_size}, "
         f"width {config.n_embd}, context {config.block_size:,}, vocabulary {config.vocab_size:,}{extras}: "
         f"{units.count(params.nanogpt)} parameters",
     )
     if details:
+        positions = " with position embeddings" if params.total > params.nanogpt else ""
+        multiplied = multiplied_params(config)
+        looked_up = f", {multiplied:,} multiplied" if multiplied < params.nanogpt else ""
         yield (
             "",
-            f"{params.total:,} parameters with position embeddings, {params.decayed:,} of them decayed, in "
+            f"{params.total:,} parameters{positions}{looked_up}, {params.decayed:,} of them decayed, in "
             f"{params.decayed_tensors} tensors",
         )
     yield (

@@ -12,7 +12,7 @@ ENOUGH = 3  # keys that make a list
 OF_ONE_FUNCTION = {
     "onecard/cli/sample.py TAKEN": "keys of nanoGPT's sample.py",
     "onecard/config/hf_config.py _GPT2": "transformers' names",
-    "onecard/config/hf_config.py _SIZES": "transformers' names",
+    "onecard/config/hf_config.py _NANOCHAT": "transformers' names",
     "onecard/doctor/diagnose.py DRAWN_BY_CARD": "what the default for a card chooses",
     "onecard/doctor/rules/resume.py RATES_SHOWN": "the lines that a finding shows",
     "onecard/plan/budget.py DECIDED": "what a budget decides",
