@@ -1,4 +1,4 @@
-"""defaults < file < --key=value: one checked RunConfig, and where each of its values came from."""
+"""defaults < recipe < file < --key=value: one checked RunConfig, and where each of its values came from."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from onecard.config.names import nearest
 from onecard.config.paths import expanded, refuse_empty
 from onecard.config.plain import plain
 from onecard.config.reader import MAX_NUMBER, ConfigFile, NotAConfig, Value, is_too_large, read_config, read_value
+from onecard.config.recipes import NANOGPT, RECIPES, keys_between, recipe_values
 from onecard.config.schema import KEYS, NANOGPT_KEYS, PLANNED_KEYS, KeysDoNotFit, RunConfig, keys_that_affect
+from onecard.config.shown import typed
 from onecard.errors import ConfigError
 
 # Without these a plan would describe another run, so a file must state them, and not leave them to code.
 NEEDED_KEYS = frozenset({*PLANNED_KEYS, *keys_that_affect("tokens")})
 PACKAGED_DEFAULT = "packaged default"
-_NOT_SET = ("default", PACKAGED_DEFAULT)  # origins of values that nobody set
+_OVER = ", over "  # between the origin of a value and that of the one it replaces
 
 # With init_from=gpt2-xl, nanoGPT takes the shape from OpenAI's weights, whatever the config says.
 _GPT2_LAYERS_HEADS_WIDTH = {
@@ -35,18 +37,19 @@ class Resolved:
     """A config with its history."""
 
     config: RunConfig
-    origins: Mapping[str, str]  # key -> "default", "train_gpt2.py:12", "--batch_size"
+    origins: Mapping[str, str]  # key -> "default", "recipe fast", "train_gpt2.py:12", "--batch_size"
     warnings: tuple[str, ...] = ()  # sentences about what has no effect, or was not read
     source: str | None = None  # the file's name as shown; None for the packaged default
     comments: Mapping[int, str] = field(default_factory=dict)  # of the file, by line
     lines: Mapping[str, int] = field(default_factory=dict)  # where the file sets each name
     overridden: Mapping[str, object] = field(default_factory=dict)  # what the file said where a flag says otherwise
     unused: tuple[str, ...] = ()  # keys the file sets and nanoGPT does not have
+    without_recipe: Mapping[str, object] = field(default_factory=dict)  # the recipe's keys as nanoGPT's recipe has them
 
     @property
     def set_by_user(self) -> dict[str, object]:
         """The values that somebody set, in the file or with a flag."""
-        return {key: getattr(self.config, key) for key, origin in self.origins.items() if origin not in _NOT_SET}
+        return {key: getattr(self.config, key) for key, origin in self.origins.items() if not _nobody_set(origin)}
 
     @property
     def typed(self) -> dict[str, object]:
@@ -104,16 +107,28 @@ def resolve_mapping(keys: Mapping[str, object], *, flags: Iterable[tuple[str, st
 
 def _under_flags(file: ConfigFile, flags: Iterable[tuple[str, str]], *, shown: str, packaged: bool = False) -> Resolved:
     given = flag_values(flags)
+    written_for = str(file.values.get("recipe", NANOGPT))
+    recipe = str(given.get("recipe", written_for))
+    replaced = keys_between(recipe, written_for)
+    stated = {key: value for key, value in file.values.items() if key not in replaced}
+    of_recipe = recipe_values(recipe, {**stated, **given})
     values: dict[str, object] = {}
     origins = dict.fromkeys(KEYS, "default")
     for key in KEYS:
+        in_file = shown if packaged else f"{shown}:{file.lines.get(key)}"
         if key in given:
             values[key], origins[key] = given[key], f"--{key}"
-        elif key in file.values:
-            values[key], origins[key] = file.values[key], shown if packaged else f"{shown}:{file.lines[key]}"
-    warnings = [] if packaged else _warnings(file, shown, given)
+        elif key in stated:
+            values[key], origins[key] = stated[key], in_file
+        elif key in of_recipe:
+            over = f"{_OVER}{in_file}" if key in file.values and not packaged else ""
+            values[key], origins[key] = of_recipe[key], f"recipe {recipe}{over}"
+    warnings = [] if packaged else _warnings(file, shown, {**dict.fromkeys(replaced), **of_recipe, **given})
+    if not packaged:
+        warnings += _replaced(file, shown, recipe, {key: values.get(key, KEYS[key].default) for key in replaced})
     warnings += _take_gpt2_shape(values, origins)
     config = checked(values, origins)
+    without = {key: file.values.get(key, KEYS[key].default) for key in keys_between(recipe, NANOGPT)}
     return Resolved(
         config,
         origins,
@@ -121,9 +136,21 @@ def _under_flags(file: ConfigFile, flags: Iterable[tuple[str, str]], *, shown: s
         source=None if packaged else shown,
         comments=file.comments,
         lines=file.lines,
-        overridden={key: file.values[key] for key in given if key in file.values},
+        overridden={key: file.values[key] for key in file.values if key in given or key in replaced},
         unused=() if packaged else tuple(_unused(file)),
+        without_recipe=without if written_for == NANOGPT else {key: KEYS[key].default for key in without},
     )
+
+
+def _replaced(file: ConfigFile, shown: str, recipe: str, values: Mapping[str, object]) -> list[str]:
+    """A warning that names the file's values that a flag's recipe replaces."""
+    lost = {key: said for key, said in file.values.items() if key in values and said != values[key] and key != "recipe"}
+    if not lost:
+        return []
+    first = next(iter(lost))
+    listed = ", ".join(f"{key}={typed(key, said)}" for key, said in lost.items())
+    keep = f"--{first}={typed(first, lost[first])}"
+    return [f"--recipe={recipe} replaces {listed} of {shown}; to keep one, type it: {keep}"]
 
 
 def _read(text: str, shown: str) -> ConfigFile:
@@ -232,6 +259,7 @@ def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list
     name = values.get("init_from")
     if not isinstance(name, str) or name not in _GPT2_LAYERS_HEADS_WIDTH:
         return []
+    _check_model(values, origins, held="gpt2", by=f"init_from={name}")
     n_layer, n_head, n_embd = _GPT2_LAYERS_HEADS_WIDTH[name]
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257}
     shape = {"model": "gpt2", **sizes, "bias": True}
@@ -244,9 +272,10 @@ def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list
 def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) -> Resolved:
     """The config with the shape of the weights it starts from; a shorter block_size stays, as in nanoGPT."""
     config = resolved.config
+    _check_model(config.model_dump(), resolved.origins, held=shape.get("model", "gpt2"), by=origin)
     fixed = {key: value for key, value in shape.items() if key != "block_size"}
     longest = shape["block_size"]
-    if resolved.origins["block_size"] in _NOT_SET and isinstance(longest, int) and config.block_size > longest:
+    if _nobody_set(resolved.origins["block_size"]) and isinstance(longest, int) and config.block_size > longest:
         fixed["block_size"] = longest
     warnings = _set_in_vain(fixed, config.model_dump(), resolved.origins, origin=origin)
     return replace(
@@ -257,12 +286,30 @@ def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) 
     )
 
 
+def _check_model(values: Mapping[str, object], origins: Mapping[str, str], *, held: object, by: str) -> None:
+    """ConfigError where the recipe's model is another than the one that weights are of."""
+    if values.get("model", "gpt2") == held or not origins["model"].startswith("recipe "):
+        return
+    raise ConfigError(
+        f"recipe={values['recipe']} trains model={values['model']}, and {by} is a {held}",
+        why="a recipe's rates are for its own model, from random weights on",
+        fix="--recipe=nanogpt, or a run from scratch: --init_from=scratch",
+        name="keys-do-not-fit",
+    )
+
+
 def _set_in_vain(
     shape: Mapping[str, object], values: Mapping[str, object], origins: Mapping[str, str], *, origin: str
 ) -> list[str]:
-    keys = [key for key, value in shape.items() if origins[key] not in (*_NOT_SET, origin) and values[key] != value]
+    asked = [key for key in shape if origins[key] != origin and not _nobody_set(origins[key])]
+    keys = [key for key in asked if values[key] != shape[key]]
     verb = "has" if len(keys) == 1 else "have"
     return [f"{origin} fixes the shape: {', '.join(keys)} {verb} no effect"] if keys else []
+
+
+def _nobody_set(origin: str) -> bool:
+    """Whether nobody set a value with this origin."""
+    return origin.partition(_OVER)[0] in ("default", PACKAGED_DEFAULT, *(f"recipe {name}" for name in RECIPES))
 
 
 def _unused(file: ConfigFile) -> list[str]:

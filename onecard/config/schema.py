@@ -172,6 +172,9 @@ class NanoGPTConfig(BaseModel):
 class RunConfig(NanoGPTConfig):
     """Everything that defines a run: nanoGPT's keys and our own. `replace` makes a changed copy, checked again."""
 
+    recipe: Literal["nanogpt", "fast"] = key(
+        "nanogpt", "a named set of values: nanogpt, or fast, which needs far fewer tokens", "memory speed loss"
+    )
     model: Literal["gpt2", "nanochat"] = key("gpt2", "gpt2, or a modern one: nanochat, as transformers has it", "shape")
     vocab_size: Count = key(50304, "tokens the model knows; from the data unless given", "shape measure")
     eval_batch_size: Count | None = key(

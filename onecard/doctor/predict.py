@@ -20,6 +20,7 @@ from onecard.doctor.evidence import from_scratch, known, noise, of_words, planne
 from onecard.doctor.facts import step_times
 from onecard.plan.loss import SETTLED_STEPS, forecast_loss, law
 from onecard.plan.ranges import Range
+from onecard.plan.token_worth import is_gpt2_with_adamw, why_unknown_worth
 from onecard.runs.records import Eval
 
 LAST_EVALUATIONS = 3
@@ -27,7 +28,7 @@ SPREAD = 0.06  # nats, from 30 % of the run on
 LATE_FALL = 0.06  # nats more that a rate which falls only at the end may bring
 EARLY = 0.3  # share of the run before which the range widens as the share shrinks
 BEGINNING = 0.15  # of a run too short for SETTLED_STEPS
-PLAN_KEYS = (*keys_that_affect("shape", "tokens"), "dataset")  # what the scaling law reads
+PLAN_KEYS = (*keys_that_affect("shape", "tokens"), "dataset", "optimizer")  # what the scaling law reads
 STEADY = 0.02  # a step time nobody disturbs still varies by this share
 
 
@@ -55,6 +56,8 @@ def predict_end(case: Case) -> Forecast | None:
 def loss_at(case: Case, step: int) -> float | None:
     """The likely validation loss at a later step; None where the scaling law does not cover this run."""
     params, step_tokens = case.facts.params_total, case.facts.tokens_per_step
+    if case.resolved and not is_gpt2_with_adamw(case.resolved.config):
+        return None  # nobody has published how such a run falls; what it ends at, the plan may know
     last = _settled(case)[-LAST_EVALUATIONS:]
     if not of_words(case) or params is None or step_tokens is None or len(last) < LAST_EVALUATIONS:
         return None
@@ -115,6 +118,8 @@ def _together(seen: Range, told: Range) -> Range:
 
 
 def _missing(case: Case) -> str:
+    if case.resolved and (why := why_unknown_worth(case.resolved.config)):
+        return why
     if len(_settled(case)) < LAST_EVALUATIONS:
         return f"fewer than {LAST_EVALUATIONS} evaluations after the beginning"
     if case.facts.params_total is None or case.facts.tokens_per_step is None:

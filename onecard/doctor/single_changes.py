@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from onecard.config.recipes import keys_between
 from onecard.config.schema import KEYS, PLANNED_KEYS, RunConfig, keys_that_affect
 from onecard.config.shown import same_value
 from onecard.plan.cards import Card
@@ -31,6 +32,11 @@ class SingleChange:
     fits: bool | None = None  # with the change, on the card and under memory_limit; None if it did not fit before
     needs_card: bool = False  # a known card would allow more predictions
 
+    @property
+    def named(self) -> Mapping[str, tuple[object, object]]:
+        """The changes by which people know it: of another recipe that alone, which brings the others."""
+        return {key: values for key, values in self.changes.items() if key == "recipe" or "recipe" not in self.changes}
+
 
 def counts(key: str) -> bool:
     """Whether a key changes what a run computes."""
@@ -52,9 +58,13 @@ def single_effects(
 
 
 def _groups(before: RunConfig, after: RunConfig) -> Iterator[Sequence[str]]:
-    """Keys that changed, grouped where one alone would mean something else: the same batch cut differently, or heads
-    that go with a width."""
+    """Keys that changed, grouped where one alone would mean something else: a recipe, the same batch cut differently,
+    or heads that go with a width."""
     changed = [key for key in KEYS if counts(key) and not same_value(getattr(before, key), getattr(after, key))]
+    if "recipe" in changed:
+        together = {"recipe", *keys_between(before.recipe, after.recipe)}
+        yield [key for key in changed if key in together]
+        changed = [key for key in changed if key not in together]
     if before.sequences_per_step == after.sequences_per_step and _BATCH[0] in changed:
         yield _BATCH
         changed = [key for key in changed if key not in _BATCH]

@@ -55,13 +55,15 @@ def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Reso
 
 def _said_in_json(text: str, name: str) -> str:
     """A run's config.json as a config file says it, but for our own keys that say nothing new."""
+    from onecard.config.recipes import RECIPES
     from onecard.config.resolve import assignments
     from onecard.config.schema import GPT2_SHAPE_KEYS, KEYS, NANOGPT_KEYS
     from onecard.runs.folder import without_former_keys
 
-    unsaid = {name: key.default for name, key in KEYS.items() if name not in {*NANOGPT_KEYS, *GPT2_SHAPE_KEYS}}
     try:
         said = without_former_keys(mapping_of(scalar)(parsed(text.encode())))
+        new = {*NANOGPT_KEYS, *GPT2_SHAPE_KEYS, *RECIPES.get(str(said.get("recipe")), {})}
+        unsaid = {name: key.default for name, key in KEYS.items() if name not in new}
         found = {key: value for key, value in said.items() if key.isidentifier()}
         return assignments({key: value for key, value in found.items() if key not in unsaid or value != unsaid[key]})
     except ValueError as problem:

@@ -48,7 +48,7 @@ def ignored(
 
 def _decided(resolved: Resolved, trainer: Trainers) -> Iterator[str]:
     """Keys that were typed and that the budget overrides."""
-    from onecard.plan.budget import DECIDED
+    from onecard.plan.proposal import DECIDED
 
     config = resolved.config
     halved = {"dtype"} if config.dtype == "float32" and trainer != "onecard" else set()

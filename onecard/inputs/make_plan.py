@@ -82,7 +82,7 @@ def make_plan(
     With both trainers, onecard's run is fitted or proposed. Where nobody said what other programs hold, room for a
     desktop is left. Beside a budget nothing is fitted.
     """
-    from onecard.plan.answers import changes_of, fit_of, fixes_of, proposed_for
+    from onecard.plan.answers import changes_of, fit_of, fixes_of, proposed_for, without_recipe
     from onecard.plan.plan import plan_run
 
     _check_trainer(trainer)
@@ -98,6 +98,7 @@ def make_plan(
         fit=fit_of(plan, sized=params is not None) if fit and not budget else None,
         proposed=proposed_for(plan, budget) if budget else None,
         sensitivity=changes_of(plan) if sensitivity else None,
+        without_recipe=without_recipe(plan) if not budget else None,
     )
     return replace(plan, resolved=replace(plan.resolved, warnings=(*warnings, *cut_short(plan))))
 
@@ -112,13 +113,13 @@ def _check_trainer(trainer: str) -> None:
 
 def _trainer_of_model(config: RunConfig, trainer: Trainers) -> Trainers:
     """The trainers that can train the model, of those asked for: nanoGPT trains GPT-2 alone."""
-    if config.model == "gpt2":
+    if config.model == "gpt2" or trainer == "onecard":
         return trainer
     if trainer == "nanogpt":
         raise UsageError(
             f"nanoGPT cannot train model={config.model}",
             why="its model.py has GPT-2's layers and no others",
-            fix="--trainer onecard, or --model=gpt2",
+            fix="--trainer onecard, or " + ("--model=gpt2" if config.recipe == "nanogpt" else "--recipe=nanogpt"),
             name="not-nanogpts-model",
         )
     return "onecard"

@@ -37,7 +37,8 @@ def larger_default(
 
     place = place_of_run(config)
     asked = {key for key, _ in flags}
-    if place is None or not all(KEYS[key].affects <= {"chance"} or "limit" in KEYS[key].kind for key in asked):
+    as_it_is = (KEYS[key].affects <= {"chance"} or "limit" in KEYS[key].kind for key in asked - {"recipe"})
+    if place is None or not all(as_it_is):
         return config, None
     available = place.available_bytes_for(config)
     larger = first_run(config, place.card, available, train_tokens=train_tokens, val_tokens=val_tokens)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from onecard.config.recipes import NANOGPT
 from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
 from onecard.config.schema import KEYS, RunConfig
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.budget import Budget, least_budget, propose
 from onecard.plan.fit import Fit, fit_config
+from onecard.plan.loss import forecast_loss
+from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import DESKTOP_BYTES, Place
-from onecard.plan.plan import Plan, Proposed
+from onecard.plan.plan import Plan, Proposed, WithoutRecipe
 from onecard.plan.sensitivity import Change, single_changes
 from onecard.plan.shape import SHAPE_OF_SIZE
+from onecard.plan.speed import predict_speed
 
 
 def fixes_of(plan: Plan) -> tuple[Fix, ...]:
@@ -69,6 +73,24 @@ def to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
     packaged = [key for key, origin in resolved.origins.items() if origin == PACKAGED_DEFAULT]
     usual = {key: KEYS[key].default for key in packaged}
     return config.replace(usual | ({"dataset": "fineweb"} if "dataset" in usual else {}))
+
+
+def without_recipe(plan: Plan) -> WithoutRecipe | None:
+    """The run under nanoGPT's recipe, to see what its own brings; None where it has no other, or that cannot run."""
+    given = plan.resolved.without_recipe
+    if not given:
+        return None
+    try:
+        config = plan.config.replace({"recipe": NANOGPT, **given})
+    except ValueError:  # such as a micro-batch that was meant for the recipe alone
+        return None
+    card = plan.card
+    return WithoutRecipe(
+        config=config,
+        memory=predict_onecard(config, card, available_bytes=plan.available_bytes),
+        speed=predict_speed(config, card, "onecard"),
+        loss=forecast_loss(config),
+    )
 
 
 def changes_of(plan: Plan) -> tuple[Change, ...]:

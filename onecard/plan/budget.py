@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from onecard import units
+from onecard.config.recipes import FAST, NANOGPT, recipe_values
 from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import UsageError
 from onecard.models.training import EVAL_BATCHES
@@ -17,9 +18,10 @@ from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.data import MANY_EPOCHS, DataSizes
 from onecard.plan.ladder import Means, shapes
-from onecard.plan.loss import forecast_loss, optimal_params_for_tokens, why_no_forecast
+from onecard.plan.loss import forecast_loss, optimal_params_for_tokens, params_of_law, why_no_forecast
 from onecard.plan.proposal import Proposal, proposal_for
 from onecard.plan.speed import TrainerName, predict_speed
+from onecard.plan.token_worth import FAST_TOKENS, is_gpt2_with_adamw, known_tokens, worth_of
 
 RUN_SHARE = 0.97  # of the hours; the rest goes to starting and compiling
 EVALUATION_SHARE = 0.03  # of the run, for evaluations and the checkpoints that go with them
@@ -27,10 +29,9 @@ MOST_EVALUATIONS, FEWER_EVALUATIONS = 40, 10  # below the second, each reads les
 EVALUATED_TOKENS = 524_288  # of a split: a standard error of 0.02
 LEAST_EVAL_BATCHES = EVAL_BATCHES  # from there on an evaluation takes the same memory
 FEWEST_STEPS = 100  # below this a run shows nothing
-# the keys that a budget decides; a typed value is ignored, with a warning
-DECIDED = frozenset(
-    "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
-    "warmup_iters beta2 eval_interval eval_iters eval_only init_from grad_checkpoint compile".split()
+WITHOUT_NANOGPT = (
+    "the fast recipe trains another model: it can be exported to Hugging Face, where transformers has it as nanochat, "
+    "and not to nanoGPT; for its config file: the same command with --recipe=fast"
 )
 SMALLER_SHARE = 0.55  # the smaller model has at most this share of the parameters
 LARGER_SHARE = 1.8  # and the larger model that is mentioned has at least this
@@ -91,8 +92,16 @@ def propose(
     """
     means = Means(card=card, available_bytes=available_bytes, trainer=trainer)
     base = _base(config, means, asked)
-    budget = budget.in_whole_steps(base.block_size)
-    models = shapes(base)
+    found = _proposals(base, budget, means, asked)
+    if found and trainer == "onecard" and base.recipe == NANOGPT and "recipe" not in asked:
+        found += _under_fast_recipe(base, budget, means, asked)
+    return found
+
+
+def _proposals(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str, Any]) -> list[Proposal]:
+    """The best run from a base and one of a smaller model."""
+    budget = _where_law_holds(budget.in_whole_steps(base.block_size), base)
+    models = _models(base)
     if budget.seconds is None and budget.tokens is not None:
         best, name, why = _for_tokens(models, budget, means)
     else:
@@ -111,6 +120,40 @@ def propose(
     return [first, proposal_for(smaller, name, why, means, asked)]
 
 
+def _under_fast_recipe(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str, Any]) -> list[Proposal]:
+    """The best run under the fast recipe; [] where its loss is not known, or a key that was asked for excludes it."""
+    values = {key: value for key, value in recipe_values(FAST, base.model_dump()).items() if key not in asked}
+    try:
+        fast = base.replace({"recipe": FAST, **values})
+    except ValueError:  # such as --bias=True, which its model does not have
+        return []
+    if why_no_forecast(_decided_by_budget(fast)):
+        return []
+    best = next(iter(_proposals(fast, budget, means, asked)), None)
+    return [replace(best, name="the fast recipe", note=WITHOUT_NANOGPT)] if best else []
+
+
+def _models(base: RunConfig) -> list[RunConfig]:
+    """The shapes to choose from: those whose loss can be predicted."""
+    if is_gpt2_with_adamw(base):
+        return shapes(base)
+    return [shape for shape in shapes(base) if not why_no_forecast(_with_public_length(shape))]
+
+
+def _with_public_length(config: RunConfig) -> RunConfig:
+    """The config with as many tokens as the public runs of its recipe."""
+    return config.model_copy(update={"max_iters": math.ceil(FAST_TOKENS.likely / config.tokens_per_step)})
+
+
+def _where_law_holds(budget: Budget, base: RunConfig) -> Budget:
+    """The budget with no more tokens than the recipe's loss is known for."""
+    _, known = known_tokens(base)
+    if known == math.inf:
+        return budget
+    most = math.floor(known / base.block_size) * base.block_size
+    return replace(budget, tokens=most if budget.tokens is None else min(most, budget.tokens))
+
+
 def least_budget(
     config: RunConfig,
     card: Card,
@@ -127,12 +170,13 @@ def least_budget(
     means = Means(card=card, available_bytes=available_bytes, trainer=trainer)
     base = _base(config, means, asked)
     sequences = recipe.sequences_per_step(base.block_size)[0]
-    least_seconds = math.inf
-    for shape in sorted(shapes(base), key=means.least_seconds_per_token):
-        if means.least_seconds_per_token(shape) * FEWEST_STEPS * sequences * base.block_size > least_seconds:
+    least_seconds, update_tokens = math.inf, sequences * base.block_size
+    fewest = max(FEWEST_STEPS, math.ceil(known_tokens(base)[0] / update_tokens))
+    for shape in sorted(_models(base), key=means.least_seconds_per_token):
+        if means.least_seconds_per_token(shape) * fewest * update_tokens > least_seconds:
             break
         if way := means.way(shape, sequences):
-            training = FEWEST_STEPS * _step_seconds(way, means)
+            training = fewest * _step_seconds(way, means)
             whole = max(training / (1 - EVALUATION_SHARE), training + _between(way, means, LEAST_EVAL_BATCHES, 1))
             least_seconds = min(least_seconds, whole / RUN_SHARE)
     if least_seconds == math.inf:
@@ -141,7 +185,7 @@ def least_budget(
     if seconds is not None:
         seconds = max(seconds, 3600 * _rounded_up(least_seconds / 3600))
     if tokens is not None:
-        tokens = max(tokens, round(_rounded_up(FEWEST_STEPS * sequences * base.block_size)))
+        tokens = max(tokens, round(_rounded_up(fewest * update_tokens)))
     return Budget(seconds=seconds, tokens=tokens)
 
 
@@ -153,15 +197,14 @@ def _rounded_up(amount: float) -> float:
 
 def _decided_by_budget(config: RunConfig) -> RunConfig:
     """The config with usual values where a budget decides: what is wrong with the given ones does not matter."""
-    rate = recipe.usual_learning_rate(count_params(config).total)
-    return config.replace(
-        {"max_iters": 1, "warmup_iters": 0, "learning_rate": rate, "min_lr": recipe.min_lr(rate).value}
-    )
+    shaped = _with_public_length(config.replace({"n_layer": 12, "n_head": 12, "n_embd": 768}))
+    return shaped.replace({key: setting.value for key, setting in recipe.settings_of_training(shaped).items()})
 
 
 def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfig:
     """The config that proposals start from, without what a budget decides; UsageError where no law covers it."""
-    if why := why_no_forecast(_decided_by_budget(config)):
+    decided = _decided_by_budget(config)
+    if why := why_no_forecast(decided):
         raise UsageError(
             "no run can be proposed for a budget",
             why=f"runs are chosen by their predicted loss, and there is no prediction here: {why}",
@@ -171,6 +214,7 @@ def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfi
     names = [name for name, key in KEYS.items() if "name" in key.kind and name not in asked]  # of the given run
     unsaid = ("init_from", "eval_only", "eval_iters", *names)
     made: dict[str, Any] = {key: KEYS[key].default for key in unsaid} | {"compile": True}
+    made |= {"learning_rate": decided.learning_rate, "warmup_iters": 0}  # until they are settled, any usual ones
     if "dropout" not in asked:
         made["dropout"] = 0.0
     if means.trainer == "nanogpt" and config.dtype == "float32":
@@ -180,14 +224,15 @@ def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfi
 
 def _for_tokens(models: Sequence[RunConfig], budget: Budget, means: Means) -> tuple[RunConfig | None, str, str]:
     """The run nearest in size to the compute-optimal one for the budget's tokens, its name, and why it was chosen."""
-    optimal = optimal_params_for_tokens(budget.tokens or 1)
-    off = {model: math.log(count_params(model).total / optimal) for model in models}
+    worth = worth_of(_with_public_length(models[0])) if models else None
+    optimal = optimal_params_for_tokens((budget.tokens or 1) * (worth.tokens.likely if worth else 1.0))
+    off = {model: math.log(params_of_law(model) / optimal) for model in models}
     runs = (_run(model, budget, means) for model in sorted(models, key=lambda model: abs(off[model])))
     best = next(filter(None, runs), None)
     meant = f"{units.count(round(optimal))} parameters are compute-optimal for the tokens (arXiv 2404.10102)"
     if best is None:
         return None, "", ""
-    share = count_params(best).total / optimal
+    share = params_of_law(best) / optimal
     if share > NEAR_OPTIMAL:
         return best, "smallest", f"the smallest shape there is: {meant}"
     if share < 1 / NEAR_OPTIMAL:
@@ -227,7 +272,7 @@ def _lowest(models: Sequence[RunConfig], budget: Budget, means: Means) -> RunCon
         if best and hoped[model] >= _likely(best):
             break
         run = _run(model, budget, means)
-        if run and (best is None or _likely(run) < _likely(best)):
+        if run and _likely(run) < (_likely(best) if best else math.inf):
             best = run
     return best
 

@@ -10,6 +10,7 @@ from math import isclose, sqrt
 
 from onecard import units
 from onecard.config.command import flags_of
+from onecard.config.recipes import FAST, recipe_values
 from onecard.config.resolve import Resolved
 from onecard.config.schema import RunConfig
 from onecard.config.shown import shown
@@ -72,6 +73,8 @@ def why_outside(config: RunConfig) -> str:
         )
     if config.optimizer == "muon" and _muon_rate_is_odd(config):
         return f"muon_learning_rate={config.muon_learning_rate:g} is far from the usual {USUAL_MUON_RATE:g}"
+    if config.model == "nanochat" and (key := _far_from_recipe(config)):
+        return f"{key}={shown(key, getattr(config, key))} is far from recipe=fast, whose loss is known"
     if config.decay_lr and config.warmup_iters >= config.max_iters:
         return (
             f"the warm-up of {config.warmup_iters:,} updates is not over when the run ends after {config.max_iters:,}"
@@ -143,6 +146,18 @@ def rate_key(config: RunConfig) -> str:
     return "muon_learning_rate" if config.optimizer == "muon" else "learning_rate"
 
 
+def _far_from_recipe(config: RunConfig) -> str:
+    """The key of a rate of AdamW's part that is far from the recipe's; empty where none is."""
+    of_recipe = recipe_values(FAST, config.model_dump())
+    for key in ("learning_rate", "head_learning_rate"):
+        usual = of_recipe[key]
+        assert isinstance(usual, float)
+        rate = config.learning_rate if getattr(config, key) is None else getattr(config, key)
+        if not usual / FAR <= rate <= usual * FAR:
+            return key
+    return ""
+
+
 def _muon_rate_is_odd(config: RunConfig) -> bool:
     over = config.muon_learning_rate / USUAL_MUON_RATE
     return _above(over, MUON_FACTOR) or _above(1 / MUON_FACTOR, over)
@@ -170,6 +185,8 @@ def warmup_length(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None
     run ends. None for others."""
     if not config.decay_lr or not config.max_iters:
         return None
+    if config.optimizer == "muon" and not config.warmup_iters:
+        return None  # its updates have one size from the first on: published recipes have none
     share = config.warmup_iters / config.max_iters
     if config.warmup_iters >= 100 and share <= LONGEST_WARMUP:
         return None

@@ -52,16 +52,11 @@ def first_run(
         enough = min(in_time, most_steps) * TOKENS_PER_STEP >= TOKENS_PER_PARAMETER * params
         if not enough and (n_layer, n_head, n_embd, block_size) != SHAPES[-1]:
             continue
-        rate = recipe.learning_rate(params).value
-        return fit.best.config.replace(
+        run = fit.best.config.replace({"max_iters": steps})
+        return run.replace(
             {
                 "dtype": config.dtype,
-                "max_iters": steps,
-                "lr_decay_iters": steps,
-                "warmup_iters": recipe.warmup(steps).value,
-                "learning_rate": rate,
-                "min_lr": recipe.min_lr(rate).value,
-                "beta2": recipe.beta2(TOKENS_PER_STEP).value,
+                **{key: setting.value for key, setting in recipe.settings_of_training(run).items()},
                 "eval_interval": ceil(steps / INTERVALS),
                 "eval_iters": _eval_iters(fit.best.config, steps, val_tokens),
                 "log_interval": max(1, steps // 40),

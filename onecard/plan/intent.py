@@ -50,6 +50,7 @@ def intent_findings(resolved: Resolved) -> list[Finding]:
 def _params_said(resolved: Resolved) -> Iterator[Finding]:
     config = resolved.config
     params = count_params(config)
+    counted = (params.total, params.nanogpt, count_params(config.model_copy(update={"model": "gpt2"})).total)
     if any(resolved.origins[key].startswith("--") for key in ("n_layer", "n_embd", "vocab_size")):
         return  # a size that was typed is meant, whatever the comments say
     free_to_choose = not config.starts_pretrained
@@ -69,7 +70,7 @@ def _params_said(resolved: Resolved) -> Iterator[Finding]:
                 said.setdefault(round(float(number) * 1e6), []).append((who, f"{key} = {text!r}"))
     by = resolved.origins["n_embd"].removeprefix("in ")  # of a run folder
     for wanted, witnesses in said.items():
-        if any(abs(count - wanted) <= PARAMS_TOLERANCE * wanted for count in (params.total, params.nanogpt)):
+        if any(abs(count - wanted) <= PARAMS_TOLERANCE * wanted for count in counted):
             continue
         patch = shape_for_count(config, wanted)
         reached = count_params(config.replace(patch)).nanogpt

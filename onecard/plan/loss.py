@@ -2,7 +2,8 @@
 
 L(N, D) = E + A/N^alpha + B/D^beta, the Chinchilla law as refitted by Besiroglu et al. (arXiv 2404.10102), N all
 parameters and D tokens read, plus an offset per dataset from published GPT-2-sized runs. It is a law of compute-
-optimal runs with a finished schedule; far from them the range widens.
+optimal runs with a finished schedule; far from them the range widens. Under another recipe than AdamW for GPT-2's shape
+a token is worth several of D, near the public runs that say how many (token_worth.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from onecard.config.schema import RunConfig
 from onecard.plan.conditions import caution, why_outside
 from onecard.plan.counts import count_params
-from onecard.plan.ranges import Range, around
+from onecard.plan.ranges import Range
+from onecard.plan.token_worth import AS_GPT2, Worth, is_gpt2_with_adamw, shape_params, why_unknown_worth, worth_of
 
 E, A, B, ALPHA, BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
 LAW_SOURCE = "the Chinchilla law, refitted (arXiv 2404.10102)"
@@ -75,8 +77,8 @@ def law(params: float, tokens: float) -> float:
 
 def forecast_loss(config: RunConfig) -> LossForecast | None:
     """The loss of a run; None where no law covers it; why_no_forecast says why."""
-    tokens, params = config.total_tokens, count_params(config).total
-    if why_no_forecast(config):
+    tokens, params, worth = config.total_tokens, params_of_law(config), worth_of(config)
+    if why_no_forecast(config) or worth is None:
         return None
     name, dataset = dataset_of(config.dataset)
     final = _reached(config, params, tokens)
@@ -86,7 +88,7 @@ def forecast_loss(config: RunConfig) -> LossForecast | None:
         double_params=_plus_minus_half(final.likely - _reached(config, 2 * params, tokens).likely),
         milestones={step: at for step in _milestones(config) if (at := loss_at(config, step)) is not None},
         dataset=name,
-        sources=(LAW_SOURCE, f"{name}: {dataset.source}"),
+        sources=tuple(filter(None, (LAW_SOURCE, f"{name}: {dataset.source}", worth.source))),
         caution=_caution(config, final),
     )
 
@@ -103,7 +105,26 @@ def why_no_forecast(config: RunConfig) -> str:
                 f"the scaling law was fitted on BPE tokens, this data has characters (vocab_size={config.vocab_size})"
             )
         return f"the scaling law was fitted on larger vocabularies than vocab_size={config.vocab_size}"
-    return why_outside(config)
+    if not is_gpt2_with_adamw(config):
+        if config.vocab_size not in GPT2_SIZES:
+            return f"the public runs of this recipe have GPT-2's vocabulary, not one of {config.vocab_size:,}"
+        if dataset_of(config.dataset)[1] is UNKNOWN:
+            return f"no public run of this recipe is on data like dataset={config.dataset}"
+    return why_unknown_worth(config) or why_outside(config)
+
+
+def params_of_law(config: RunConfig) -> int:
+    """N of the law: all parameters; for other models those of GPT-2 in the same shape."""
+    return count_params(config).total if config.model == "gpt2" else shape_params(config)
+
+
+def expected_loss(config: RunConfig, tokens: int) -> float | None:
+    """The loss in nats that a run reaches with `tokens` and a finished schedule; None where no law covers it."""
+    whole = config.model_copy(update={"max_iters": max(1, round(tokens / config.tokens_per_step))})
+    worth = worth_of(whole)
+    if worth is None or why_no_forecast(whole):
+        return None
+    return law(params_of_law(config), tokens * worth.tokens.likely) + dataset_of(config.dataset)[1].offset
 
 
 def guessing(config: RunConfig) -> float:
@@ -121,12 +142,24 @@ def _reached(config: RunConfig, params: float, tokens: float, *, unfinished: flo
     spread = _spread(dataset, tokens / params) + unfinished
     if config.vocab_size not in GPT2_SIZES:
         spread += OTHER_TOKENIZER_SPREAD
-    lawful = around(law(params, tokens) + dataset.offset, spread)
+    lawful = _by_law(params, tokens, dataset, spread, worth_of(config) or AS_GPT2)
     most = guessing(config)
     if lawful.likely >= most:
         return Range(low=min(most, law(params, math.inf) + dataset.offset - dataset.spread), likely=most, high=most)
     high = most if config.block_size < SHORTEST_CONTEXT else min(lawful.high, most)
     return Range(low=lawful.low, likely=lawful.likely, high=high)
+
+
+def _by_law(params: float, tokens: float, dataset: Dataset, spread: float, worth: Worth) -> Range:
+    """The law's range for tokens of this worth. What is uncertain in them has nothing to do with the rest."""
+    likely, best, worst = (
+        law(params, tokens * each) + dataset.offset
+        for each in (worth.tokens.likely, worth.tokens.high, worth.tokens.low)
+    )
+    spread = math.hypot(spread, worth.spread)
+    return Range(
+        low=likely - math.hypot(spread, likely - best), likely=likely, high=likely + math.hypot(spread, worst - likely)
+    )
 
 
 def _caution(config: RunConfig, final: Range) -> str:
@@ -146,7 +179,9 @@ def loss_at(config: RunConfig, step: int) -> Range | None:
     """The validation loss after `step` updates; None during warm-up and shortly after."""
     if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or why_no_forecast(config):
         return None
-    tokens, params = step * config.tokens_per_step, count_params(config).total
+    if step < config.max_iters and not is_gpt2_with_adamw(config):
+        return None  # no public run says how far above its end such a run is
+    tokens, params = step * config.tokens_per_step, params_of_law(config)
     return _reached(config, params, tokens, unfinished=MID_RUN_SPREAD if step < config.max_iters else 0.0)
 
 

@@ -64,6 +64,16 @@ class Proposed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WithoutRecipe:
+    """The same run under nanoGPT's recipe, with onecard's trainer."""
+
+    config: RunConfig
+    memory: Memory
+    speed: Speed | None
+    loss: LossForecast | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is known of a run before it starts, and the answers to what else was asked."""
 
@@ -81,6 +91,7 @@ class Plan:
     fit: Fit | None = None  # None if not asked for
     proposed: Proposed | None = None  # None without a budget
     sensitivity: tuple[Change, ...] | None = None  # None if not asked for
+    without_recipe: WithoutRecipe | None = None  # None where the run has nanoGPT's recipe
 
     def __repr__(self) -> str:
         """One line: the size, the card, whether it fits, how fast, how good."""

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from onecard import units
+from onecard.config.recipes import default_of
 from onecard.config.schema import KEYS, RunConfig
 from onecard.models.evaluation import eval_tokens, smaller_eval_batch, standard_error
 from onecard.models.training import MICRO_BATCHES
@@ -18,6 +19,12 @@ from onecard.plan.ranges import Range
 from onecard.plan.recipe import Setting
 from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import Speed, TrainerName, predict_speed
+
+# the keys that a budget decides; a typed value is ignored, with a warning
+DECIDED = frozenset(
+    "n_layer n_head n_embd batch_size gradient_accumulation_steps learning_rate min_lr max_iters lr_decay_iters "
+    "warmup_iters beta2 eval_interval eval_iters eval_only init_from grad_checkpoint compile".split()
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +75,8 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
         return Setting(value=value, source="as asked" if asked.get(key) == value else source)
 
     params, steps = count_params(run).total, run.max_iters
-    rate = recipe.learning_rate(params)
+    training = recipe.settings_of_training(run)
+    of_recipe = {key: kept(key, setting.source) for key, setting in training.items() if key not in DECIDED}
     recomputation = {}
     if run.grad_checkpoint != "none":
         why = "makes room for the fastest micro-batch; nanoGPT ignores this key"
@@ -87,17 +95,18 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
         "gradient_accumulation_steps": Setting(value=run.gradient_accumulation_steps, source=per_step),
         **recomputation,
         "dropout": kept("dropout", "not needed when pretraining for under four epochs (arXiv 2305.16264)"),
-        "learning_rate": rate,
-        "min_lr": recipe.min_lr(rate.value),
+        "learning_rate": training["learning_rate"],
+        "min_lr": training["min_lr"],
         "max_iters": Setting(value=steps, source="as many as the budget allows"),
-        "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
-        "warmup_iters": recipe.warmup(steps),
+        "lr_decay_iters": training["lr_decay_iters"],
+        "warmup_iters": training["warmup_iters"],
         "eval_interval": Setting(value=run.eval_interval, source=_interval_source(run, means)),
-        "beta2": recipe.beta2(run.tokens_per_step),
+        "beta2": training["beta2"],
         "dtype": kept("dtype", "the fastest on this card"),
         "compile": Setting(value=True, source="faster, and needs less memory"),
         "eval_iters": Setting(value=run.eval_iters, source=_iters_source(run, means)),
     }
+    made |= {"recipe": kept("recipe", f"nanoGPT has no {run.model}"), **of_recipe} if of_recipe else {}
     rest = [key for key in KEYS if key not in made.keys() | {"dataset", "out_dir"}]
     sources = {"eval_batch_size": "the config's, or less if that does not fit"}
     return made | {
@@ -125,7 +134,7 @@ def _marked(key: str, setting: Setting, run: RunConfig) -> Setting:
 
 
 def _is_default(run: RunConfig, key: str) -> bool:
-    return bool(getattr(run, key) == KEYS[key].default)
+    return bool(getattr(run, key) == default_of(key, run.model_dump()))
 
 
 def config_text(proposal: Proposal) -> str:

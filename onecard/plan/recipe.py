@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 from typing import Any
 
+from onecard.config.recipes import recipe_values
+from onecard.config.schema import RunConfig
+from onecard.plan.counts import count_params
+
 # GPT-3 (arXiv 2005.14165), table 2.1: parameters and learning rate, half a million tokens per update
 GPT3_LEARNING_RATES = ((125e6, 6e-4), (350e6, 3e-4), (760e6, 2.5e-4), (1.3e9, 2e-4))
 HIGHEST_LEARNING_RATE = 1.2e-3  # best of three tried at 124M with 32,768 tokens per update
@@ -23,6 +27,21 @@ class Setting:
 
     value: Any
     source: str
+
+
+def settings_of_training(config: RunConfig) -> dict[str, Setting]:
+    """Rates, schedule and averages: what the run's recipe says; under nanoGPT's, what suits its size and length."""
+    of_recipe = recipe_values(config.recipe, config.model_dump())
+    if of_recipe:
+        return {key: Setting(value=value, source=f"recipe {config.recipe}") for key, value in of_recipe.items()}
+    rate, steps = learning_rate(count_params(config).total), config.max_iters
+    return {
+        "learning_rate": rate,
+        "min_lr": min_lr(rate.value),
+        "lr_decay_iters": Setting(value=steps, source="equal to max_iters (Chinchilla, appendix B)"),
+        "warmup_iters": warmup(steps),
+        "beta2": beta2(config.tokens_per_step),
+    }
 
 
 def learning_rate(params: int) -> Setting:

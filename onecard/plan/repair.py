@@ -8,6 +8,7 @@ from typing import Any
 
 from onecard import units
 from onecard.config.command import flags_of
+from onecard.config.recipes import RECIPES
 from onecard.config.schema import PLANNED_KEYS, SHAPE_KEYS, RunConfig
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -131,11 +132,11 @@ def _with_what_a_new_shape_needs(
     config: RunConfig, patch: Mapping[str, Any], *, train_tokens: int | None
 ) -> dict[str, Any]:
     """The patch with a learning rate for the size (a lower one in the patch stays) and without needless dropout."""
-    changed = config.replace(patch)
-    rate = recipe.learning_rate(count_params(changed).total).value
-    if "learning_rate" in patch:
-        rate = min(rate, patch["learning_rate"])
-    whole = {**patch, "learning_rate": rate, "min_lr": recipe.min_lr(rate).value}
+    changed, whole = config.replace(patch), dict(patch)
+    if "learning_rate" not in RECIPES[config.recipe]:  # which has rates for every size
+        rate = recipe.learning_rate(count_params(changed).total).value
+        rate = min(rate, patch.get("learning_rate", rate))
+        whole |= {"learning_rate": rate, "min_lr": recipe.min_lr(rate).value}
     reads_once = train_tokens is None or changed.total_tokens < train_tokens
     if changed.dropout and reads_once and "dropout" not in patch:
         whole["dropout"] = 0.0

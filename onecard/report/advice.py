@@ -174,7 +174,7 @@ def print_proposals(plan: Plan, console: Console) -> None:
             str(proposal.loss.final) if proposal.loss else "?",
         )
     print_table(table, console)
-    if note := first.note:
+    for note in filter(None, (proposal.note for proposal in proposals)):
         console.print(Text(note))
     if first.trainer == "nanogpt" and (condition := vocabulary_condition(first.config.vocab_size)):
         console.print(Text.assemble(("nanoGPT", "bold"), f": {condition}"))

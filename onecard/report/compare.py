@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
+from onecard.config.recipes import keys_between
 from onecard.config.schema import SHAPE_KEYS
 from onecard.config.shown import shown
 from onecard.doctor.case import Case
@@ -102,8 +103,12 @@ def _forecast_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _changes_in_brief(comparison: Comparison) -> str:
-    """`n_embd 384 → 768, dropout 0.1 → 0.0`: the settings with an effect, the model's shape first."""
-    keys = sorted(comparison.together, key=lambda key: key not in SHAPE_KEYS)
+    """`n_embd 384 → 768, dropout 0.1 → 0.0`: the settings with an effect, the model's shape first; of two recipes
+    their names."""
+    recipes = [str(recipe) for recipe in dict.fromkeys(comparison.config_diff.get("recipe", ()))]
+    brought = keys_between(recipes[0], recipes[1]) if len(recipes) == 2 else ()
+    keys = sorted(comparison.together, key=lambda key: (key != "recipe", key not in SHAPE_KEYS))
+    keys = [key for key in keys if key not in brought]
     rows = [(key, comparison.config_diff[key]) for key in keys]
     return ", ".join(f"{key} {' → '.join(_value(key, value) for value in values)}" for key, values in rows)
 

@@ -177,7 +177,7 @@ def _experiment(comparison: Comparison) -> str | None:
         return None
     first = comparison.cases[0]
     assert first.resolved
-    patch = {key: after for key, (_, after) in effects[0].changes.items()}
+    patch = {key: after for key, (_, after) in effects[0].named.items()}
     patch["out_dir"] = next_folder(first, first.resolved.config)
     command = train_command(file, patch, trainer=trainer_of(first))
     return f"{command}   (A with one change)"

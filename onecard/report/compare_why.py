@@ -159,9 +159,9 @@ def _effect_words(effect: SingleChange) -> Iterator[str]:
 
 def _direction(effect: SingleChange) -> tuple[str, bool]:
     """The key that names a change, and whether its value grew."""
-    for key in (*CHANGED, *effect.changes):
-        if key in effect.changes:
-            before, after = effect.changes[key]
+    for key in (*CHANGED, *effect.named):
+        if key in effect.named:
+            before, after = effect.named[key]
             grew = isinstance(before, int | float) and isinstance(after, int | float) and after > before
             return key, grew
     raise AssertionError("a change has a key")

@@ -46,7 +46,7 @@ def standing_words(standing: Standing) -> str:
 
 def change_words(effect: SingleChange) -> str:
     """`batch_size 16 → 8, gradient_accumulation_steps 32 → 64`"""
-    changes = effect.changes.items()
+    changes = effect.named.items()
     return ", ".join(f"{key} {shown(key, before)} → {shown(key, after)}" for key, (before, after) in changes)
 
 

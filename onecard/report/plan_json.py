@@ -52,6 +52,14 @@ def plan_json(plan: Plan, *, driver: DriverFigures | None = None) -> dict[str, A
         made["fit"] = _fit_json(plan.fit, plan)
     if plan.proposals is not None:
         made["proposals"] = [_proposal_json(proposal) for proposal in plan.proposals]
+    if without := plan.without_recipe:
+        made["without_recipe"] = {
+            "config": without.config.model_dump(),
+            "process_bytes": without.memory.process_bytes,
+            "tokens_per_second": _whole(without.speed.tokens_per_second) if without.speed else None,
+            "seconds_total": round(without.speed.total_seconds.likely) if without.speed else None,
+            "loss": asdict(without.loss.final) if without.loss else None,
+        }
     if plan.sensitivity is not None:
         made["sensitivity"] = [asdict(change) for change in plan.sensitivity]
     if driver is not None:

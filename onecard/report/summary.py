@@ -15,7 +15,7 @@ from onecard.plan.fit import Fit
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.memory.predict import PROCESS, Memory
 from onecard.plan.place import DESKTOP_BYTES
-from onecard.plan.plan import NANOGPT_VOCABULARY, Plan, TrainerPlan
+from onecard.plan.plan import NANOGPT_VOCABULARY, Plan, TrainerPlan, WithoutRecipe
 from onecard.plan.speed import Speed, TrainerName
 from onecard.report.command import changed_command, start_command
 
@@ -41,6 +41,8 @@ def summary_lines(plan: Plan, *, driver: DriverFigures | None = None) -> Iterato
     if any(planned.speed for planned in plan.trainers.values()):
         yield "time", _each(plan, _time_words)
     yield "loss", loss_words(plan)
+    if plan.without_recipe:
+        yield "without", _without_words(plan.without_recipe)
     yield from _next_lines(plan)
 
 
@@ -178,6 +180,17 @@ def loss_words(plan: Plan) -> str:
     return (
         f"{end}; 2x tokens: {-loss.double_tokens.likely:.2f}, 2x parameters: {-loss.double_params.likely:.2f} (±50 %)"
     )
+
+
+def _without_words(without: WithoutRecipe) -> str:
+    """`nanoGPT's recipe, the same length: 5,182 MiB, 60.7k tokens/s, 9.1 h, loss 3.59 (3.48 to 3.70)`"""
+    said = [units.mib(without.memory.process_bytes)]
+    if without.speed:
+        said.append(f"{without.speed.tokens_per_second.likely / 1000:,.1f}k tokens/s")
+        said.append(units.duration(without.speed.total_seconds.likely))
+    if without.loss:
+        said.append(f"loss {without.loss.final}")
+    return f"nanoGPT's recipe, the same length: {', '.join(said)}"
 
 
 def needs_room(plan: Plan) -> bool:

@@ -38,7 +38,7 @@ STEP_COLUMNS = (
 EVAL_COLUMNS = ("train_loss", "val_loss", "train_loss_error", "val_loss_error", "bits_per_byte", "block_size")
 _CHECKPOINT = re.compile(r"step-(\d{8,18})", re.ASCII)
 _LONGEST_RECORD_BYTES = 2**20
-_FORMER_KEYS = frozenset("param_dtype offload recipe tokenizer".split())  # always at their defaults
+_FORMER_KEYS = frozenset("param_dtype offload tokenizer".split())  # always at their defaults
 
 
 @dataclass(frozen=True)
@@ -426,7 +426,8 @@ def config_in(path: Path) -> dict[str, object] | None:
 
 def without_former_keys(settings: Mapping[str, object]) -> dict[str, object]:
     """The settings of a run without keys that only earlier versions had."""
-    return {key: value for key, value in settings.items() if key not in _FORMER_KEYS}
+    no_recipe = ("recipe", None)  # as earlier versions said nanoGPT's
+    return {key: value for key, value in settings.items() if key not in _FORMER_KEYS and (key, value) != no_recipe}
 
 
 def _read_settings(path: Path) -> dict[str, object]:

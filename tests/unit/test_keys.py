@@ -16,6 +16,7 @@ RUNS = [
 OTHER = {
     "dtype": "float32",
     "model": "nanochat",
+    "muon_momentum_warmup": 100,
     "grad_checkpoint": "full",
     "optimizer": "muon",
     "head_learning_rate": 0.1,

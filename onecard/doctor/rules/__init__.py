@@ -76,6 +76,7 @@ RULES: tuple[Rule, ...] = (
     schedule.stopped_early,
     speed.mfu_mislabelled,
     data.val_below_train,
+    batch.few_large_updates,
     batch.accumulation_for_target,
     shape.stale_comment,
     schedule.warmup_length,

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onecard import units
+from onecard.config.command import flags_of
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import NANOGPT_LIKE, known, printed, said, unless_fine_tuning, vocabulary
+from onecard.doctor.evidence import (
+    NANOGPT_LIKE,
+    from_scratch,
+    known,
+    of_words,
+    printed,
+    said,
+    unless_fine_tuning,
+    vocabulary,
+)
 from onecard.doctor.needs import PARAMETERS, TOKENS_PER_UPDATE, needs, needs_settings
 from onecard.doctor.rules.shape import params_mismatch
 from onecard.findings import Finding
@@ -18,6 +28,7 @@ TARGET_TOKENS = recipe.USUAL_TOKENS_PER_STEP
 SMALL_TOKENS = 131_072
 LARGE_TOKENS = 2 * 2**20
 LARGE_BATCH_PARAMS = 350e6
+FEWEST_UPDATES = 100  # fewer are a test
 
 
 @needs_settings("batch_size", "block_size", "gradient_accumulation_steps")
@@ -69,9 +80,10 @@ def accumulation_for_target(case: Case, config: RunConfig) -> Iterator[Finding]:
     What to do: set gradient_accumulation_steps when you change batch_size; the number of updates for the same tokens
     stays the same.
 
-    When it is wrong: when another batch is meant. Character and byte models, which are small, are not checked.
+    When it is wrong: when another batch is meant. Character and byte models, which are small, are not checked, nor runs
+    too short for such updates (few-large-updates).
     """
-    if (vocabulary(case) or SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
+    if (vocabulary(case) or SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY or any(few_large_updates(case)):
         return
     batch_size, because = config.batch_size, ""
     for finding in params_mismatch(case):
@@ -152,6 +164,56 @@ def small_batch_betas(case: Case, config: RunConfig) -> Iterator[Finding]:
         patch={"beta2": beta2},
     )
     yield unless_fine_tuning(finding, config)
+
+
+@needs_settings(
+    "batch_size", "block_size", "gradient_accumulation_steps", "max_iters", "lr_decay_iters", "warmup_iters", "beta2"
+)
+def few_large_updates(case: Case, config: RunConfig) -> Iterator[Finding]:
+    """A short run that adds up many micro-batches for each of its few updates.
+
+    What it sees: AdamW, a run from scratch of 100 to 1,500 updates on words, and a gradient_accumulation_steps that
+    could be half or less and still make updates of 32,768 tokens or more.
+
+    Why it matters: a short run is short of updates. AdamW learns as well from small batches, down to single sequences,
+    if beta2 averages over as many tokens as before (arXiv 2507.07101). Accumulation then only makes updates fewer. It
+    saves no memory and hardly any time.
+
+    What to do: fewer micro-batches an update, for about 3,000 updates on the same tokens, with the beta2 of the same
+    half-life in tokens.
+
+    When it is wrong: with Muon, whose edge grows with the batch; in a test of a few updates; in a run that is compared
+    with another at the same batch.
+    """
+    updates, accumulation = config.max_iters, config.gradient_accumulation_steps
+    if config.optimizer != "adamw" or not FEWEST_UPDATES <= updates <= recipe.ENOUGH_STEPS // 2:
+        return
+    if not from_scratch(case) or not of_words(case) or (case.run.world_size or 1) > 1:
+        return
+    micro_batch = config.batch_size * config.block_size
+    wanted = max(recipe.SMALLEST_TOKENS_PER_STEP, config.total_tokens // recipe.ENOUGH_STEPS)
+    advised = -(-wanted // micro_batch)
+    if advised > accumulation / 2:
+        return
+    more = accumulation / advised
+    lengths = ("max_iters", "lr_decay_iters", "warmup_iters")
+    beta2 = recipe.beta2(round(TARGET_TOKENS / more), config.beta2 or recipe.USUAL_BETA2).value
+    patch: dict[str, object] = {
+        "gradient_accumulation_steps": advised,
+        "beta2": beta2,
+        **{key: round(getattr(config, key) * more) for key in lengths},
+    }
+    yield Finding(
+        rule="few-large-updates",
+        severity="info",
+        sure="medium",
+        what=f"{updates:,} updates of {config.tokens_per_step:,} tokens, each of {accumulation} micro-batches",
+        why=f"AdamW learns as well from smaller updates, and {round(updates * more):,} of {advised * micro_batch:,} "
+        "tokens read the same text (arXiv 2507.07101)",
+        fix=f"{flags_of(patch)}: the same tokens in {more:.3g} times as many updates",
+        seen=said(case, "gradient_accumulation_steps", "max_iters", "beta2"),
+        patch=patch,
+    )
 
 
 @needs(TOKENS_PER_UPDATE, PARAMETERS)

@@ -207,6 +207,7 @@ SICK: dict[str, Callable[[], Case]] = {
     "batch-arithmetic": lambda: case(printed_tokens_per_step=491_520),
     "accumulation-for-target": lambda: case(changed(gradient_accumulation_steps=40)),
     "small-batch-betas": lambda: case(changed(gradient_accumulation_steps=4)),
+    "few-large-updates": lambda: case(changed(max_iters=1000, lr_decay_iters=1000, warmup_iters=100)),
     "batch-too-large": lambda: case(changed(gradient_accumulation_steps=512)),
     "lr-out-of-range": lambda: case(changed(learning_rate=3e-3, min_lr=3e-4)),
     "decay-horizon": lambda: case(changed(lr_decay_iters=20_000)),
@@ -281,6 +282,7 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     "batch-arithmetic": lambda: case(printed_tokens_per_step=TOKENS),
     "accumulation-for-target": lambda: case(None, printed_tokens_per_step=TOKENS),  # nothing to multiply
     "small-batch-betas": lambda: case(changed(gradient_accumulation_steps=4, beta2=0.99)),
+    "few-large-updates": lambda: case(changed(max_iters=3000, lr_decay_iters=3000, warmup_iters=100)),
     "batch-too-large": lambda: case(),
     "lr-out-of-range": lambda: case(changed(learning_rate=1.2e-3, min_lr=1.2e-4)),
     "decay-horizon": lambda: case(),

@@ -66,6 +66,7 @@ TABLE = {
     "batch-arithmetic": "error",
     "accumulation-for-target": "info",
     "small-batch-betas": "warn info",
+    "few-large-updates": "info",
     "batch-too-large": "warn",
     "lr-out-of-range": "warn",
     "decay-horizon": "warn info",
@@ -235,6 +236,17 @@ class TestTheBatch:
         other = the("small-batch-betas", case(changed(gradient_accumulation_steps=4, beta2=0.9)))
         assert other.patch == {"beta2": 0.9934}  # 0.9 ^ (1 / 16)
         assert "(0.9 ^ (32,768 / 524,288))" in other.fix
+
+    def test_a_short_run_gets_more_and_smaller_updates_of_the_same_tokens(self) -> None:
+        short = changed(max_iters=1000, lr_decay_iters=1000, warmup_iters=100)
+        assert the("few-large-updates", case(short)).patch == {
+            "gradient_accumulation_steps": 22,  # 1000 x 524,288 tokens / 3,000 updates is 21.3 micro-batches of 8,192
+            "beta2": 0.9825,  # 0.95 ^ (22 / 64)
+            "max_iters": 2909,
+            "lr_decay_iters": 2909,
+            "warmup_iters": 291,
+        }
+        assert not found("accumulation-for-target", case(short)), "the two would contradict each other"
 
     @pytest.mark.parametrize(("batch", "beta2", "advised"), [(8, 0.95, 0.9992), (1, 0.95, 0.9999), (8, 0.0, 0.9992)])
     def test_the_smallest_batches_get_a_beta2_that_can_be_set(self, batch: int, beta2: float, advised: float) -> None:

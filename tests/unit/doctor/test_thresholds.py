@@ -184,6 +184,13 @@ ROWS = [
     ("small-batch-betas", case(changed(batch_size=1, gradient_accumulation_steps=128)), SILENT),
     ("small-batch-betas", case(changed(gradient_accumulation_steps=1, beta2=0.9501)), SILENT),
     ("small-batch-betas", case(changed(gradient_accumulation_steps=1, beta2=0.95, max_iters=25)), WARN_MEDIUM),
+    ("few-large-updates", case(changed(max_iters=1500, lr_decay_iters=1500)), INFO_MEDIUM),
+    ("few-large-updates", case(changed(max_iters=1501, lr_decay_iters=1501)), SILENT),
+    ("few-large-updates", case(changed(max_iters=100, lr_decay_iters=100)), INFO_MEDIUM),
+    ("few-large-updates", case(changed(max_iters=99, lr_decay_iters=99)), SILENT),  # a test
+    ("few-large-updates", case(changed(max_iters=1000, gradient_accumulation_steps=7)), SILENT),  # 28,672 a half
+    ("few-large-updates", case(changed(max_iters=1000, gradient_accumulation_steps=8)), INFO_MEDIUM),
+    ("few-large-updates", case(changed(max_iters=1000, optimizer="muon")), SILENT),
     ("batch-too-large", case(changed(gradient_accumulation_steps=256)), SILENT),
     ("batch-too-large", case(changed(gradient_accumulation_steps=257)), WARN_MEDIUM),
     ("lr-out-of-range", rate(4.0001 * USUAL), WARN_MEDIUM),
