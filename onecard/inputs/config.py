@@ -34,12 +34,13 @@ def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Reso
     The shape is init_from's. `otherwise` is what to do where there is no such file.
     """
     from onecard.config.resolve import resolve, resolve_mapping
-    from onecard.runs.folder import CONFIG
 
     if config is None:
         return with_pretrained_shape(resolve(None, flags=flags))
     if not isinstance(config, str):
         return with_pretrained_shape(resolve_mapping(config, flags=flags))
+    from onecard.runs.folder import CONFIG
+
     path = Path(config)
     if path.is_dir() and (path / CONFIG).is_file():
         path /= CONFIG
@@ -103,16 +104,20 @@ def _with_allocator_settings(resolved: Resolved, environ: Mapping[str, str]) -> 
 
 def _beside(config: Named, flags: Flags) -> Flags:
     """A folder for a new run like the one in the folder that was named: commands to paste do not start that again."""
+    if not isinstance(config, str):
+        return []
     from onecard.files import free_path
     from onecard.runs.folder import is_run
 
-    if not isinstance(config, str) or not is_run(Path(config)) or "out_dir" in dict(flags):
+    if not is_run(Path(config)) or "out_dir" in dict(flags):
         return []
     return [("out_dir", str(free_path(Path(config))))]
 
 
 def with_pretrained_shape(resolved: Resolved) -> Resolved:
     """The config with the model and the shape of the folder that init_from names, if it names one."""
+    if not resolved.config.starts_pretrained:
+        return resolved
     from onecard.config.hf_config import shape_of
     from onecard.config.paths import expanded
     from onecard.config.resolve import with_shape
@@ -121,7 +126,7 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
 
     name = resolved.config.init_from
     folder = Path(expanded(name))
-    if not resolved.config.starts_pretrained or not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         return resolved
     try:
         said = read_object(folder / "config.json")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.models.architectures import structure_of
-from onecard.models.optimizers import optimizer_of
+from onecard.models.optimizers import kinds_in, optimizer_of
 from onecard.models.structure import Embedding, Structure, outside_blocks, tied_layers
 
 
@@ -22,8 +25,26 @@ class Params:
 
 def count_params(config: RunConfig) -> Params:
     """The parameters of the model that `config` describes: sums over its layers."""
-    optimizer = optimizer_of(config)
-    kinds = optimizer.kinds
+    return _params(_kept(config))
+
+
+def count_tensors(config: RunConfig) -> int:
+    """Tensors of parameters."""
+    return sum(kinds_in(config).values())
+
+
+_KEYS = (*SHAPE_KEYS, "optimizer")  # all that decides parameters and their weight decay
+_kept = attrgetter(*_KEYS)
+
+
+def _with(values: tuple[Any, ...]) -> RunConfig:
+    return RunConfig().model_copy(update=dict(zip(_KEYS, values, strict=True)))
+
+
+@lru_cache(maxsize=4096)
+def _params(values: tuple[Any, ...]) -> Params:
+    config = _with(values)
+    optimizer, kinds = optimizer_of(config), kinds_in(config)
     decayed = {kind: count for kind, count in kinds.items() if optimizer.group_of(kind).decays}
     total = sum(kind.numel * count for kind, count in kinds.items())
     return Params(
@@ -39,10 +60,15 @@ def multiplied_params(config: RunConfig) -> int:
 
     Of a GPT-2 these are the ones that nanoGPT counts.
     """
-    structure = structure_of(config)
+    return _multiplied(_kept(config))
+
+
+@lru_cache(maxsize=4096)
+def _multiplied(values: tuple[Any, ...]) -> int:
+    structure = structure_of(_with(values))
     heads = set(tied_layers(structure).values())
     looked_up = sum(size for name, size in _embeddings(structure).items() if name not in heads)
-    return count_params(config).total - looked_up
+    return _params(values).total - looked_up
 
 
 def _embeddings(structure: Structure) -> dict[str, int]:

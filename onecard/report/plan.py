@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +16,6 @@ from onecard.config.known_data import EMBEDDED
 from onecard.config.schema import KEYS
 from onecard.plan.counts import multiplied_params
 from onecard.plan.loss import why_no_forecast
-from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.plan import Plan, TrainerPlan
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
 from onecard.report.memory import print_driver_figures, print_memory, print_parts, print_sensitivity
@@ -31,6 +31,9 @@ from onecard.report.summary import (
     vocabulary_condition,
 )
 from onecard.report.tables import print_table
+
+if TYPE_CHECKING:
+    from onecard.plan.nvidia_smi import DriverFigures
 
 MORE = "more: --details (every fix with its command, sources), --explain (every key), --json"
 

@@ -22,6 +22,7 @@ from onecard.plan.memory.why import item_bytes, why_nanogpt, why_onecard
 from onecard.plan.speed.work import TrainerName
 from onecard.units import MIB
 
+TAPES = 4  # that are kept: of a run, and of the changes to it that a plan proposes; they are large
 PHASES = ("eval0", "train", "eval")  # both trainers evaluate first, then train, then evaluate again
 PROCESS = "process"  # the phase of parts that belong to no single phase: cache and context
 ROUNDING = "block rounding"
@@ -83,7 +84,14 @@ class Description:
     def replayed(self, tape: Tape, *, available_bytes: int | None = None) -> Replay:
         """The tape replayed through the allocator, which gets what is available to the process minus its context."""
         limit = None if available_bytes is None else max(0, available_bytes - self.context.size_bytes)
+        if limit is None:
+            return _without_limit(tape, self.expandable_segments)
         return replay(tape, expandable_segments=self.expandable_segments, limit_bytes=limit)
+
+
+@lru_cache(maxsize=TAPES)
+def _without_limit(tape: Tape, expandable_segments: bool) -> Replay:
+    return replay(tape, expandable_segments=expandable_segments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +168,7 @@ class Memory:
         return sorted((p for p in self.parts if p.phase == phase), key=lambda part: -part.size_bytes)
 
 
-@lru_cache(maxsize=2)  # a tape is large, and expandable segments do not change it
+@lru_cache(maxsize=TAPES)  # neither expandable segments nor other programs change it
 def nanogpt_tape(config: RunConfig, device: Device, *, cold: bool = True, returns_logits: bool = True) -> Tape:
     """Every allocation and free of nanoGPT's model under nanoGPT's loop.
 
