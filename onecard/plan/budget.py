@@ -31,7 +31,7 @@ LEAST_EVAL_BATCHES = EVAL_BATCHES  # from there on an evaluation takes the same 
 FEWEST_STEPS = 100  # below this a run shows nothing
 WITHOUT_NANOGPT = (
     "the fast recipe trains another model: it can be exported to Hugging Face, where transformers has it as nanochat, "
-    "and not to nanoGPT; for its config file: the same command with recipe=fast"
+    "and not to nanoGPT; its config file comes with recipe=fast"
 )
 SMALLER_SHARE = 0.55  # the smaller model has at most this share of the parameters
 LARGER_SHARE = 1.8  # and the larger model that is mentioned has at least this
