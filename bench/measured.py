@@ -42,11 +42,12 @@ class Measured:
     @cached_property
     def config(self) -> RunConfig:
         row = self.columns
-        switches = {key: row[key] == "True" for key in ("bias", "compile")}
-        rest: dict[str, object] = {"dtype": row["dtype"], "dropout": float(row["dropout"])}
+        switches = {key: row.get(key) == "True" for key in ("bias", "compile")}
+        rest: dict[str, object] = {"dtype": row["dtype"], "dropout": float(row.get("dropout") or 0.0)}
         if self.is_onecard:
             rest |= {"grad_checkpoint": row["grad_checkpoint"], "expandable_segments": self.expandable}
             rest |= {key: int(row[key]) for key in _ONECARD if row.get(key)} | {"eval_iters": EVAL_ITERS}
+            rest |= {key: row[key] for key in ("model", "optimizer") if row.get(key)}
         return RunConfig().replace({key: int(row[key]) for key in _WHOLE} | switches | rest)
 
     @property
@@ -55,7 +56,12 @@ class Measured:
         extras = [f"dropout {c.dropout:g}"] * bool(c.dropout) + ["bias"] * c.bias + ["expandable"] * self.expandable
         extras += [f"cap {cap} GiB" for cap in [self.columns.get("cap_gib")] if cap]
         if self.is_onecard:
-            extras = [c.grad_checkpoint, *[f"chunk {c.loss_chunk}"] * bool(c.loss_chunk), *extras]
+            extras = [
+                *{c.model, c.optimizer} - {"gpt2", "adamw"},
+                c.grad_checkpoint,
+                *[f"chunk {c.loss_chunk}"] * bool(c.loss_chunk),
+                *extras,
+            ]
         shape = f"{c.n_layer}/{c.n_head}/{c.n_embd} T{c.block_size} B{c.batch_size}x{c.gradient_accumulation_steps}"
         return " ".join([f"{shape} V{c.vocab_size} {c.dtype} {mode}", *extras])
 
@@ -65,7 +71,7 @@ class Measured:
 
     @property
     def expandable(self) -> bool:
-        return self.columns.get("expandable_segments") == "True"
+        return self.columns.get("expandable_segments", str(self.is_onecard)) == "True"
 
     @property
     def limit_bytes(self) -> int | None:

@@ -123,6 +123,13 @@ def bench(context: click.Context, flags: list[Flag], /, **options: Any) -> int:
     import onecard.train  # noqa: F401  # a broken torch is reported here, not by each measurement
 
     print_findings(check_data(config, dataset), console(stderr=True))
+    if options["nanogpt"] and config.model != "gpt2":
+        raise UsageError(
+            f"nanoGPT cannot be measured with model={config.model}",
+            why="its model.py has GPT-2's layers and no others",
+            fix="leave --nanogpt out (onecard alone), or --model=gpt2 (both)",
+            name="not-nanogpts-model",
+        )
     configs = [config.in_micro_batches(size) for size in _sizes(options["batches"], config)]
     checkout = nanogpt_folder(options["nanogpt"])
     found: list[Measured] = []

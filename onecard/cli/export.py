@@ -65,6 +65,7 @@ def export(
 
     nanogpt: a ckpt.pt for nanoGPT's sample.py, with AdamW's moments, and a config with which its train.py continues.
     hf: config, safetensors, tokenizer and a model card, as transformers loads them. Nothing is uploaded without --push.
+    A run with model=nanochat has no nanogpt format.
     """
     no_flags(flags, "export")
     _check_push(kind, push, private)
@@ -74,6 +75,13 @@ def export(
 
     found = load_run(Path(run))
     config = config_of(found.path, found.config)
+    if kind == "nanogpt" and config.model != "gpt2":
+        raise ConfigError(
+            f"{run} cannot be exported to nanoGPT",
+            why=f"its model is {config.model}, and nanoGPT's model.py has GPT-2's layers and no others",
+            fix=f"onecard export {quote(run)} --to hf",
+            name="not-nanogpts-model",
+        )
     from onecard.train import hf_hub  # import torch only now, so that a missing run is reported at once
     from onecard.train.interchange import read_run
 

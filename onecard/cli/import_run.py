@@ -1,4 +1,4 @@
-"""onecard import: make a run folder from a nanoGPT checkpoint or a Hugging Face GPT-2."""
+"""onecard import: make a run folder from a nanoGPT checkpoint or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onecard.train.snapshot import Snapshot
 
 
-@click.command("import", cls=KeyCommand, short_help="A run from a nanoGPT checkpoint or a Hugging Face GPT-2.")
+@click.command("import", cls=KeyCommand, short_help="A run from a nanoGPT checkpoint or a Hugging Face folder.")
 @click.argument("source", metavar="CKPT_OR_FOLDER", type=PathType())
 @click.option("--download", is_flag=True, help="Fetch a model by its name from the Hugging Face hub.")
 @json_option
@@ -35,7 +35,7 @@ def import_run(flags: list[Flag], /, source: str, download: bool, as_json: bool)
     Example:
       onecard import out/ckpt.pt --dataset=data/fineweb --out_dir=runs/mine
 
-    Makes a run folder from nanoGPT's ckpt.pt, or from a GPT-2 folder as transformers writes it.
+    Makes a run folder from nanoGPT's ckpt.pt, or from a folder of a GPT-2 or nanochat as transformers writes it.
 
     `train --resume` continues it, with AdamW's moments, and `sample` makes text from it. No code in the file is run.
     Keys set what the file does not say, such as --dataset; the shape comes from the file.

@@ -222,12 +222,14 @@ def _enough(options: Options, made: Plan) -> str:
 
 def _driver(options: Options) -> DriverFigures | None:
     """What the driver showed, as typed or as nvidia-smi printed it."""
+    nvidia_smi = options.nvidia_smi
+    if nvidia_smi is None and options.seen is None:
+        return None
     from onecard.inputs.text import read_text
     from onecard.plan.nvidia_smi import DriverFigures, read_nvidia_smi
 
-    nvidia_smi = options.nvidia_smi
     if nvidia_smi is None:
-        return None if options.seen is None else DriverFigures(process_bytes=options.seen)
+        return DriverFigures(process_bytes=options.seen)
     piped = "nvidia-smi | onecard plan CONFIG --nvidia-smi -"
     source = sys.stdin.buffer if nvidia_smi == "-" else Path(nvidia_smi)
     text = read_text(source, kind="nvidia-smi output", otherwise=piped)

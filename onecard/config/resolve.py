@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 
@@ -123,7 +123,7 @@ def _under_flags(file: ConfigFile, flags: Iterable[tuple[str, str]], *, shown: s
         elif key in of_recipe:
             over = f"{_OVER}{in_file}" if key in file.values and not packaged else ""
             values[key], origins[key] = of_recipe[key], f"recipe {recipe}{over}"
-    warnings = [] if packaged else _warnings(file, shown, {*given, *replaced})
+    warnings = [] if packaged else _warnings(file, shown, {**dict.fromkeys(replaced), **of_recipe, **given})
     if not packaged:
         warnings += _replaced(file, shown, recipe, {key: values.get(key, KEYS[key].default) for key in replaced})
     warnings += _take_gpt2_shape(values, origins)
@@ -211,10 +211,11 @@ def _refuse_unknown(given: Mapping[str, str], *, sign: str = "") -> None:
     )
 
 
-def _warnings(file: ConfigFile, shown: str, given: Collection[str]) -> list[str]:
+def _warnings(file: ConfigFile, shown: str, given: Mapping[str, object]) -> list[str]:
     warnings = []
     unused = _unused(file)
-    ignored = [key for key in unused if key in KEYS]
+    is_gpt2 = given.get("model", file.values.get("model", "gpt2")) == "gpt2"
+    ignored = [key for key in unused if key in KEYS and is_gpt2]  # no other model is nanoGPT's to run
     unknown = [key for key in unused if key not in KEYS]
     if ignored or unknown:
         said = []
@@ -260,7 +261,8 @@ def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list
         return []
     _check_model(values, origins, held="gpt2", by=f"init_from={name}")
     n_layer, n_head, n_embd = _GPT2_LAYERS_HEADS_WIDTH[name]
-    shape = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257, "bias": True}
+    sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "vocab_size": 50257}
+    shape = {"model": "gpt2", **sizes, "bias": True}
     warnings = _set_in_vain(shape, values, origins, origin=f"init_from={name}")
     values |= shape
     origins |= dict.fromkeys(shape, f"init_from={name}")

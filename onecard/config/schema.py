@@ -203,6 +203,7 @@ class RunConfig(NanoGPTConfig):
     )
     muon_learning_rate: Rate = key(0.02, "highest learning rate of Muon's matrices", "schedule")
     muon_momentum: Fraction = key(0.95, "decay of Muon's momentum", "loss")
+    muon_momentum_warmup: Steps = key(0, "updates over which Muon's momentum rises from 0.85", "loss")
     head_learning_rate: Rate | None = key(
         None, "highest learning rate of a head with weights of its own; default: learning_rate", "schedule"
     )

@@ -14,7 +14,7 @@ from onecard.doctor.case import Case, DataSizes, Facts
 from onecard.doctor.config_in_log import card_in_log, config_in_log, config_under_log
 from onecard.doctor.noise import evaluation_noise, sampling_error, validation
 from onecard.plan.cards import Card
-from onecard.plan.counts import count_params
+from onecard.plan.counts import count_params, flops_per_token
 from onecard.runs.logged import LoggedRun
 from onecard.runs.records import Eval, Start, Step
 
@@ -222,6 +222,8 @@ def _flops_per_token(run: LoggedRun, resolved: Resolved | None, params: int | No
     """Forward and backward for one token: 6·N + 12·L·C·T (PaLM appendix B), or as the program itself printed."""
     if run.printed_flops_per_token:
         return run.printed_flops_per_token
+    if resolved and params == count_params(resolved.config).nanogpt:
+        return flops_per_token(resolved.config)
     config: Mapping[str, object] = resolved.config.model_dump() if resolved else run.config
     L, C, T = (config.get(key) for key in ("n_layer", "n_embd", "block_size"))
     if params is None or not (isinstance(L, int) and isinstance(C, int) and isinstance(T, int)):

@@ -34,12 +34,13 @@ def config_named(config: Named, flags: Flags, *, otherwise: str = THERE) -> Reso
     The shape is init_from's. `otherwise` is what to do where there is no such file.
     """
     from onecard.config.resolve import resolve, resolve_mapping
-    from onecard.runs.folder import CONFIG
 
     if config is None:
         return with_pretrained_shape(resolve(None, flags=flags))
     if not isinstance(config, str):
         return with_pretrained_shape(resolve_mapping(config, flags=flags))
+    from onecard.runs.folder import CONFIG
+
     path = Path(config)
     if path.is_dir() and (path / CONFIG).is_file():
         path /= CONFIG
@@ -56,12 +57,12 @@ def _said_in_json(text: str, name: str) -> str:
     """A run's config.json as a config file says it, but for our own keys that say nothing new."""
     from onecard.config.recipes import RECIPES
     from onecard.config.resolve import assignments
-    from onecard.config.schema import KEYS, NANOGPT_KEYS, SHAPE_KEYS
+    from onecard.config.schema import GPT2_SHAPE_KEYS, KEYS, NANOGPT_KEYS
     from onecard.runs.folder import without_former_keys
 
     try:
         said = without_former_keys(mapping_of(scalar)(parsed(text.encode())))
-        new = {*NANOGPT_KEYS, *SHAPE_KEYS, *RECIPES.get(str(said.get("recipe")), {})}
+        new = {*NANOGPT_KEYS, *GPT2_SHAPE_KEYS, *RECIPES.get(str(said.get("recipe")), {})}
         unsaid = {name: key.default for name, key in KEYS.items() if name not in new}
         found = {key: value for key, value in said.items() if key.isidentifier()}
         return assignments({key: value for key, value in found.items() if key not in unsaid or value != unsaid[key]})
@@ -103,17 +104,21 @@ def _with_allocator_settings(resolved: Resolved, environ: Mapping[str, str]) -> 
 
 def _beside(config: Named, flags: Flags) -> Flags:
     """A folder for a new run like the one in the folder that was named: commands to paste do not start that again."""
+    if not isinstance(config, str):
+        return []
     from onecard.files import free_path
     from onecard.runs.folder import is_run
 
-    if not isinstance(config, str) or not is_run(Path(config)) or "out_dir" in dict(flags):
+    if not is_run(Path(config)) or "out_dir" in dict(flags):
         return []
     return [("out_dir", str(free_path(Path(config))))]
 
 
 def with_pretrained_shape(resolved: Resolved) -> Resolved:
-    """The config with the shape of the folder that init_from names, if it names one: a GPT-2's or a run's."""
-    from onecard.config.hf_config import gpt2_shape
+    """The config with the model and the shape of the folder that init_from names, if it names one."""
+    if not resolved.config.starts_pretrained:
+        return resolved
+    from onecard.config.hf_config import shape_of
     from onecard.config.paths import expanded
     from onecard.config.resolve import with_shape
     from onecard.config.schema import SHAPE_KEYS
@@ -121,17 +126,18 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
 
     name = resolved.config.init_from
     folder = Path(expanded(name))
-    if not resolved.config.starts_pretrained or not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         return resolved
     try:
         said = read_object(folder / "config.json")
-        shape = {key: field(said, key, scalar) for key in SHAPE_KEYS} if is_run(folder) else gpt2_shape(said)
+        stated = {"model": "gpt2", **said} if is_run(folder) else shape_of(said)  # old runs are of GPT-2
+        shape = {key: field(stated, key, scalar) for key in SHAPE_KEYS}
     except (OSError, ValueError) as problem:
         raise ConfigError(
-            f"init_from={name} is not a GPT-2 that onecard can train",
+            f"init_from={name} is not a model that onecard can train",
             why=str(problem)[:160],
-            fix="give a Hugging Face folder whose config.json says model_type gpt2, a run folder, or a ckpt.pt",
-            name="not-gpt2",
+            fix="give a Hugging Face folder of model_type gpt2 or nanochat, a run folder, or a ckpt.pt",
+            name="not-a-model",
         ) from problem
     return with_shape(resolved, shape, origin=f"init_from={name}")
 

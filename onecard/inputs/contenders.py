@@ -49,7 +49,8 @@ class Contender:
         config = self.config
         updates = max(1, round(tokens / config.tokens_per_step))
         share = updates / max(1, config.max_iters)
-        changes = {key: round(share * getattr(config, key)) for key in ("warmup_iters", "lr_decay_iters")}
+        of_schedule = ("warmup_iters", "lr_decay_iters", "muon_momentum_warmup")
+        changes = {key: round(share * getattr(config, key)) for key in of_schedule}
         return config.replace({**changes, "max_iters": updates})
 
 

@@ -86,7 +86,7 @@ def make_plan(
     from onecard.plan.plan import plan_run
 
     _check_trainer(trainer)
-    trainer = _able(trainer, resolved.config)
+    trainer = _trainer_of_model(resolved.config, trainer)
     if params is not None:
         resolved = _reshaped(resolved, params, fit=fit)
     warnings = *resolved.warnings, *ignored(resolved, place, budget, trainer=trainer, fit=fit)
@@ -111,16 +111,16 @@ def _check_trainer(trainer: str) -> None:
         raise UsageError(f"{trainer!r} is not a trainer", why=f"a plan is for {named}", fix="trainer='both'")
 
 
-def _able(trainer: Trainers, config: RunConfig) -> Trainers:
-    """The trainers that have the config's model, of those asked for; UsageError for nanoGPT alone."""
+def _trainer_of_model(config: RunConfig, trainer: Trainers) -> Trainers:
+    """The trainers that can train the model, of those asked for: nanoGPT trains GPT-2 alone."""
     if config.model == "gpt2" or trainer == "onecard":
         return trainer
     if trainer == "nanogpt":
         raise UsageError(
-            f"nanoGPT has no model={config.model}",
-            why="its train.py builds GPT-2 alone, so it has no memory and no speed for this run",
-            fix="--trainer onecard, or --recipe=nanogpt" if config.recipe != "nanogpt" else "--trainer onecard",
-            name="not-nanogpt",
+            f"nanoGPT cannot train model={config.model}",
+            why="its model.py has GPT-2's layers and no others",
+            fix="--trainer onecard, or " + ("--model=gpt2" if config.recipe == "nanogpt" else "--recipe=nanogpt"),
+            name="not-nanogpts-model",
         )
     return "onecard"
 
@@ -147,6 +147,7 @@ def _needs_a_card(option: str, why: str = "no card is known here") -> UsageError
 
 def _reshaped(resolved: Resolved, params: int, *, fit: bool) -> Resolved:
     """The same run with a shape of about `params` parameters."""
+    from onecard.config.recipes import following
     from onecard.plan.counts import count_params
     from onecard.plan.shape import SHAPE_OF_SIZE, shape_for_params
 
@@ -181,6 +182,7 @@ def _reshaped(resolved: Resolved, params: int, *, fit: bool) -> Resolved:
             fix=f"--fit --params {units.count(nearest)}",
             name="params-out-of-reach",
         )
+    config = config.replace(following(resolved.config.model_dump(), config.model_dump()))
     typed = [key for key in SHAPE_OF_SIZE if key in resolved.typed]
     said = (f"{key}={getattr(resolved.config, key)} is ignored: --params decides the shape" for key in typed)
     origins = dict(resolved.origins) | dict.fromkeys(SHAPE_OF_SIZE, "--params")

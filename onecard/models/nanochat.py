@@ -12,7 +12,6 @@ T tokens of a sequence, N = B·T, C n_embd, E = 3C, F = 4C, H n_head, D = C / H,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import sqrt
 from typing import Any
 
 from onecard.config.schema import RunConfig
@@ -26,6 +25,7 @@ Layers = Any  # a module of torch, or weights on paper
 
 SOFT_CAP = 15.0  # logits are 15 · tanh(x / 15): none can run away
 HEAD_STD = 0.001  # of the head's first weights: the first loss is ln V
+MATRIX_STD = 0.02  # of the blocks' matrices: smaller than usual, so that Muon's first updates count
 
 
 def structure(config: RunConfig) -> Structure:
@@ -73,7 +73,7 @@ class Nanochat:
             elif name.startswith("lm_head"):
                 self.ops.draw_normal(parameter, std=HEAD_STD)
             else:
-                self.ops.draw_normal(parameter, std=1 / sqrt(parameter.shape[1]))
+                self.ops.draw_normal(parameter, std=MATRIX_STD)
 
     # a block
 

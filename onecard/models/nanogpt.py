@@ -25,6 +25,7 @@ from onecard.paper.remembered import Remembered, Variables
 from onecard.paper.tags import BLOCKS, EMBEDDINGS, HEAD_AND_LOSS, TOKEN_IDS
 from onecard.paper.tape import Tape
 from onecard.paper.tensor import Parameter, Tensor, tape_of
+from onecard.paper.work import Parts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -157,10 +158,33 @@ class Train:
         self.estimate_loss()
         return tape_of(paper)
 
+    def work_of_update(self) -> Parts:
+        """The work of an update of one micro-batch, whose gradients are added to others."""
+        of_config = nanogpt_optimizer(self.config)
+        optimizer = optimizer_on_paper(self.paper, self.parameters, of_config, kinds_of(structure(self.config)))
+        for parameter in self.parameters:
+            parameter.grad = self.paper.gradient(parameter.shape, parameter.dtype)
+        self._micro_step([*self.get_batch(), None, None])
+        if self.config.grad_clip:
+            clip_grad_norm(self.paper, self.parameters, self.config.grad_clip)
+        optimizer.step()
+        return self.paper.work.taken()
 
-def eager_tape(config: RunConfig, device: Device, *, returns_logits: bool = True) -> Tape:
-    """All of a run's allocations and frees: phases "init", "eval0", "train", "eval", in nanoGPT's order."""
+    def work_of_evaluation_batch(self) -> Parts:
+        """The work of an evaluation batch."""
+        with self.paper.no_grad():
+            self._eval_step([None] * 4)
+        return self.paper.work.taken()
+
+
+def eager_run(config: RunConfig, device: Device, *, returns_logits: bool = True) -> Train:
+    """nanoGPT without torch.compile on a card, before its first batch."""
     paper = Paper(device, half=config.dtype != "float32")
     paper.starts()
     p = weights_on_paper(structure(config), paper)
-    return Train(paper, config, GPT(paper, config, p, returns_logits=returns_logits), p.parameters).tape()
+    return Train(paper, config, GPT(paper, config, p, returns_logits=returns_logits), p.parameters)
+
+
+def eager_tape(config: RunConfig, device: Device, *, returns_logits: bool = True) -> Tape:
+    """All of a run's allocations and frees: phases "init", "eval0", "train", "eval", in nanoGPT's order."""
+    return eager_run(config, device, returns_logits=returns_logits).tape()

@@ -73,9 +73,14 @@ class MuonOnPaper(FusedOptimizer):
     reads_flags = False
 
     def __init__(
-        self, paper: Paper, parameters: list[Parameter], state_elements: list[int], updates: OrthogonalUpdates
+        self,
+        paper: Paper,
+        parameters: list[Parameter],
+        state_elements: list[int],
+        moved_bytes: int,
+        updates: OrthogonalUpdates,
     ) -> None:
-        super().__init__(paper, parameters, state_elements)
+        super().__init__(paper, parameters, state_elements, moved_bytes)
         self._updates = updates
 
     def make_workspace(self) -> None:
@@ -106,6 +111,7 @@ def optimizer_on_paper(
     ]
     matrices = [(parameter, kinds[parameter.name].parts) for parameter, rule in ordered if rule == MUON]
     if not matrices:
-        return FusedOptimizer(paper, parameters, state_elements)
+        return FusedOptimizer(paper, parameters, state_elements, optimizer.moved_bytes)
     dtype = 2 if paper.half and paper.device.has_bfloat16 else FLOAT
-    return MuonOnPaper(paper, parameters, state_elements, OrthogonalUpdates(paper, matrices, dtype))
+    updates = OrthogonalUpdates(paper, matrices, dtype)
+    return MuonOnPaper(paper, parameters, state_elements, optimizer.moved_bytes, updates)

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.models.architectures import structure_of
 from onecard.models.muon import Orthogonalisation, Shape, orthogonalisation
 from onecard.models.structure import Kind, Role, kind_counts
@@ -97,10 +100,23 @@ class Optimizer:
                 yield from [(kind.shape, kind.parts)] * count
 
 
+_shape = attrgetter(*SHAPE_KEYS)
+
+
+def kinds_in(config: RunConfig) -> Counter[Kind]:
+    """How many parameters of each kind a config's model has; a plan asks a thousand times."""
+    return _kinds(_shape(config))
+
+
+@lru_cache(maxsize=4096)
+def _kinds(values: tuple[Any, ...]) -> Counter[Kind]:
+    return kind_counts(structure_of(RunConfig().model_copy(update=dict(zip(SHAPE_KEYS, values, strict=True)))))
+
+
 def optimizer_of(config: RunConfig) -> Optimizer:
     """The optimizer of a run of our trainer."""
     groups = _muon_groups(config) if config.optimizer == "muon" else _adamw_groups(config)
-    return Optimizer(title=RULES[config.optimizer].title, groups=groups, kinds=kind_counts(structure_of(config)))
+    return Optimizer(title=RULES[config.optimizer].title, groups=groups, kinds=kinds_in(config))
 
 
 def nanogpt_optimizer(config: RunConfig) -> Optimizer:

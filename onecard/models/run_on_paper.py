@@ -19,6 +19,7 @@ from onecard.paper.library import GradScaler
 from onecard.paper.operations import PaperOperations
 from onecard.paper.tape import Tape
 from onecard.paper.tensor import tape_of
+from onecard.paper.work import Parts
 
 
 class PaperRun:
@@ -67,6 +68,19 @@ class PaperRun:
         for _ in range(EVAL_SPLITS):
             batches = [partial(self.ops.batch, sequences, self.config.eval_length) for sequences in self.eval_batches]
             split_loss(self.ops, self.steps.sequence_losses, batches)
+
+    def work_of_update(self) -> Parts:
+        """The work of an update of one micro-batch, whose gradients are added to others."""
+        self.ops.zero_gradients(self.p.parameters)
+        self.ops.work.taken()
+        self.update()
+        return self.ops.work.taken()
+
+    def work_of_evaluation_batch(self) -> Parts:
+        """The work of an evaluation batch."""
+        self.ops.work.taken()
+        self.steps.sequence_losses(*self.ops.batch(self.eval_batches[0], self.config.eval_length))
+        return self.ops.work.taken()
 
     def tape(self, rounds: int) -> Tape:
         """All of a run: phases "init", "eval0", then `rounds` times "train" and "eval"."""

@@ -105,6 +105,21 @@ def _placed(structure: Structure, within: str, *, in_block: bool) -> Iterator[tu
             yield from _placed(part, f"{full}.", in_block=in_block)
 
 
+def outside_blocks(structure: Structure, within: str = "") -> Iterator[tuple[str, Layer]]:
+    """Every layer that is not in a block, with its full name, in order."""
+    for name, part in structure.items():
+        if isinstance(part, Layer):
+            yield f"{within}{name}", part
+        elif not isinstance(part, list):
+            yield from outside_blocks(part, f"{within}{name}.")
+
+
+def tied_layers(structure: Structure) -> dict[str, str]:
+    """The layers that have another layer's weight, and whose."""
+    layers = outside_blocks(structure)
+    return {name: layer.tied_to for name, layer in layers if isinstance(layer, Linear) and layer.tied_to}
+
+
 def parameters_of(structure: Structure) -> dict[str, Shape]:
     """The shape of every parameter in the model's order."""
     return {name: kind.shape for name, kind in kinds_of(structure).items()}

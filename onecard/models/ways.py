@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from onecard.config.schema import RunConfig
 
+RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: less and less memory, more and more work
+
+
+def recomputations(config: RunConfig) -> tuple[str, ...]:
+    """The values of grad_checkpoint that differ for a model: nanochat keeps nothing that selective would drop."""
+    return ("none", "full") if config.model == "nanochat" else RECOMPUTATION
+
 
 def records_graph(config: RunConfig) -> bool:
     """Whether a micro-batch is recorded as a CUDA graph: where it is compiled or written out.

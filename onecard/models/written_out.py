@@ -146,6 +146,7 @@ class Passes:
             for block in self.blocks:
                 x_NC, of_block = block.forward_keeping(x_NC, batch)
                 kept.append(of_block)
+                del of_block
             ops.moment("loss")
             hidden_NC, of_norm = self.last_norm(x_NC)
             del x_NC
@@ -153,7 +154,7 @@ class Passes:
             del hidden_NC
             ops.moment("backward pass of the blocks")
             d_NC = self.last_norm_backward(d_hidden_NC, of_norm, factor)
-            del d_hidden_NC, of_norm, of_block
+            del d_hidden_NC, of_norm
             for block in reversed(self.blocks):
                 d_NC = block.backward(d_NC, kept.pop(), batch)
             ops.moment("backward pass of the embeddings")

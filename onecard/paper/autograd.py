@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from onecard.paper.tags import GRADIENTS, Section
 from onecard.paper.tensor import Parameter, Shape, Storage, Tensor
+from onecard.paper.work import ACCUMULATION, MEMORY_BOUND
 
 if TYPE_CHECKING:
     from onecard.paper.paper import Paper
@@ -148,7 +149,9 @@ def _gradients(paper: Paper, node: Node, received: list[Tensor | None]) -> list[
         if len(grad.shape) > len(shape) and grad.shape[-len(shape) :] == shape:  # a bias, positions: one for all
             grad = paper.summed(grad, shape)
         if grad.dtype != dtype:
-            grad = paper.gradient(grad.shape, dtype)
+            narrow, grad = grad, paper.gradient(grad.shape, dtype)
+            paper.work.moves(MEMORY_BOUND, narrow, grad)
+            del narrow
         made[slot] = grad
     return made
 
@@ -158,14 +161,19 @@ def _add(paper: Paper, slots: list[Tensor | None], at: int, grad: Tensor) -> Non
     before = slots[at]
     if before is None:
         slots[at] = grad
-    elif before.transposed:
+        return
+    paper.work.moves(MEMORY_BOUND, before, grad, before)
+    if before.transposed:
         slots[at] = paper.gradient(before.shape, before.dtype)
 
 
 def _accumulate(paper: Paper, parameter: Parameter, received: list[Tensor | None]) -> None:
     """The first gradient of a parameter is kept as it is, or as a copy if somebody else holds it; others are added."""
     grad = received.pop()
-    if parameter.grad is not None or grad is None:
+    if grad is None:
+        return
+    if parameter.grad is not None:
+        paper.work.moves(ACCUMULATION, parameter.grad, grad, parameter.grad)
         return
     held_by_others = getrefcount(grad.storage) > 2  # more than the tensor and this call
     parameter.grad = paper.gradient(grad.shape, grad.dtype) if held_by_others else grad

@@ -9,6 +9,9 @@ from onecard.paper.kernels import FLOAT, LONG
 from onecard.paper.paper import Paper
 from onecard.paper.tags import LOGITS_AND_LOSS, OPTIMIZER_STATE, OPTIMIZER_TEMPORARIES
 from onecard.paper.tensor import Parameter, Tensor
+from onecard.paper.work import UPDATE
+
+TENSORS_PER_KERNEL = 6  # in operations on lists of tensors (profiled)
 
 
 def clip_grad_norm(paper: Paper, parameters: Sequence[Parameter], max_norm: float) -> Tensor:
@@ -24,6 +27,8 @@ def clip_grad_norm(paper: Paper, parameters: Sequence[Parameter], max_norm: floa
     stacked = paper.new((len(norms),), FLOAT, OPTIMIZER_TEMPORARIES)
     total = scalar()
     del stacked, norms
+    values = sum(elements) * (3 if max_norm else 1)  # read for the norm; read and written to be scaled
+    paper.work.add(UPDATE, moved_bytes=values * FLOAT)
     if max_norm:
         plus_epsilon, reciprocal, coefficient = scalar(), scalar(), scalar()
         del reciprocal, plus_epsilon
@@ -93,14 +98,14 @@ class GradScaler:
 class FusedOptimizer:
     """An optimizer of torch in one kernel: its step changes everything in place, and its state is made by the first.
 
-    `state_elements`: how many elements each tensor of its state has, in order.
+    `state_elements`: how many elements each tensor of its state has, in order. `moved_bytes`: by a step.
     """
 
     reads_flags = True  # the kernel itself skips the step where the scaler has found infinities
 
-    def __init__(self, paper: Paper, parameters: list[Parameter], state_elements: list[int]) -> None:
+    def __init__(self, paper: Paper, parameters: list[Parameter], state_elements: list[int], moved_bytes: int) -> None:
         self.paper, self.parameters = paper, parameters
-        self._state_elements = state_elements
+        self._state_elements, self._moved_bytes = state_elements, moved_bytes
 
     def make_state(self) -> None:
         """What the first step makes."""
@@ -118,6 +123,8 @@ class FusedOptimizer:
     def step(self) -> None:
         """Everything else happens in place."""
         self.make_state()
+        launches = len(self.parameters) / TENSORS_PER_KERNEL
+        self.paper.work.add(UPDATE, moved_bytes=self._moved_bytes, kernels=launches)
 
     def zero_grad(self) -> None:
         """zero_grad(set_to_none=True)."""

@@ -28,6 +28,7 @@ from onecard.paper.tags import (
 )
 from onecard.paper.tape import Tape
 from onecard.paper.tensor import Layer, Parameter, Shape, Storage, Tensor
+from onecard.paper.work import DROPOUT, EMBEDDINGS_WORK, HEAD, LOSS_WORK, MATMULS, MEMORY_BOUND, Ledger
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ class Paper:
 
     def __init__(self, device: Device, *, half: bool) -> None:
         self.tape = Tape()
+        self.work = Ledger()
         self.device = device
         self.half = half
         self.compute_dtype = 2 if half else FLOAT  # of matrix products
@@ -219,7 +221,15 @@ class Paper:
         of_gradient = LOGITS_AND_LOSS if is_logits else GRADIENTS_IN_FLIGHT
         node = self.record([x])
         out = self.new(x.shape, dtype, tag)
-        return self.result(node, out, lambda gs, _: [self.gradient(gs[0].shape, before, of_gradient)])
+        part = LOSS_WORK if is_logits else MEMORY_BOUND
+        self.work.moves(part, x, out)
+
+        def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            gradient = self.gradient(gs[0].shape, before, of_gradient)
+            self.work.moves(part, gs[0], gradient)
+            return [gradient]
+
+        return self.result(node, out, backward)
 
     def cast_once(self, parameter: Parameter) -> Tensor:
         """A parameter as autocast casts it: once, until the context ends."""
@@ -232,6 +242,7 @@ class Paper:
         node = self.record([a, b])
         shape = a.shape if a.numel >= b.numel else b.shape
         out = self.new(shape, max(a.dtype, b.dtype), ACTIVATIONS)
+        self.work.moves(MEMORY_BOUND, a, b, out)
         return self.result(node, out, lambda gs, _: [gs[0], gs[0].detach()])
 
     def summed(self, x: Tensor, shape: Shape, tag: str = GRADIENTS_IN_FLIGHT) -> Tensor:
@@ -240,12 +251,14 @@ class Paper:
         columns = prod(shape)
         if buffers := kernels.column_sum_buffers(self.device, x.numel // columns, columns):
             self.scratch(*buffers)
+        self.work.moves(MEMORY_BOUND, x, out)
         return out
 
     def divided(self, x: Tensor, _by: object) -> Tensor:
         """x / a number."""
         node = self.record([x])
         out = self.new(x.shape, FLOAT, x.storage.tag)
+        self.work.moves(LOSS_WORK, x, out, kernels=1 if node is None else 2)  # both ways
         return self.result(node, out, lambda gs, _: [self.gradient(gs[0].shape, FLOAT)])
 
     def linear(self, x: Tensor, layer: Layer) -> Tensor:
@@ -258,25 +271,35 @@ class Paper:
             weight = self.cast_once(layer.weight)
             x = self.cast(given, self.compute_dtype)
         (outs, ins), shape, dtype = weight.shape, x.shape, x.dtype
+        part, tokens = HEAD if layer.part == LOGITS_AND_LOSS else MATMULS, prod(shape[:-1])
+
+        def multiply_backward() -> None:
+            self.work.multiplies(part, (tokens, outs), ins, dtype)
+            self.work.multiplies(part, (outs, tokens), ins, dtype)
+
         if bias is None:
             node = self.record([weight, x], weight, x)
             out = self.new((*shape[:-1], outs), dtype, layer.part)
+            self.work.multiplies(part, (tokens, ins), outs, dtype)
             self.cublas()
 
             def backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
                 d_weight = self.gradient((outs, ins), dtype)
                 d_weight.transposed = True
                 self.cublas()
+                multiply_backward()
                 return [d_weight, self.gradient(shape, dtype)]
 
             return self.result(node, out, backward)
         node = self.record([x, weight, bias], x, weight)
         out = self.new((*shape[:-1], outs), dtype, layer.part)
+        self.work.multiplies(part, (tokens, ins), outs, dtype)
         self.cublas(with_lt=True)
 
         def backward_with_bias(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
             d_x = self.gradient(shape, dtype)
             self.cublas()
+            multiply_backward()
             return [d_x, self.gradient((outs, ins), dtype), gs[0]]  # the engine sums the bias's
 
         return self.result(node, out, backward_with_bias)
@@ -291,9 +314,13 @@ class Paper:
         out = self.new(shape, FLOAT, ACTIVATIONS)
         mean, rstd = (self.new(shape[:-1], FLOAT, ACTIVATIONS) for _ in range(2))
         self.save(node, mean, rstd)
+        self.work.computes(MEMORY_BOUND, x, out)
 
-        def backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+        def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
             d_x = self.gradient(shape, FLOAT)
+            of_out = gs[0]  # read, like x, for the gradient of x, and again for those of weight and bias
+            self.work.computes(MEMORY_BOUND, of_out, d_x, d_x, of_out, d_x, kernels=2)
+            del of_out
             of_affine = [self.gradient((channels,), FLOAT) for _ in affine]
             rows = kernels.norm_partial_rows(self.device, prod(shape[:-1]), channels)
             if rows:  # a first pass over parts of the tokens, whose sums replace the gradients
@@ -308,7 +335,15 @@ class Paper:
         """F.gelu."""
         node = self.record([x], x)
         shape, dtype = x.shape, x.dtype
-        return self.result(node, self.new(shape, dtype, ACTIVATIONS), lambda _gs, _: [self.gradient(shape, dtype)])
+        out = self.new(shape, dtype, ACTIVATIONS)
+        self.work.computes(MEMORY_BOUND, x, out)
+
+        def backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            d_x = self.gradient(shape, dtype)
+            self.work.computes(MEMORY_BOUND, d_x, d_x, d_x)  # that of the output, x, and its own
+            return [d_x]
+
+        return self.result(node, out, backward)
 
     def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
         """F.dropout: CUDA makes the mask first."""
@@ -319,7 +354,17 @@ class Paper:
         mask = self.new(shape, 1, ACTIVATIONS)
         out = self.new(shape, dtype, ACTIVATIONS)
         self.save(node, mask)
-        return self.result(node, out, lambda _gs, _: [self.gradient(shape, dtype)])
+        moved = out.numel * (1 + 2 * dtype)
+        self.work.add(DROPOUT, values=out.numel)
+        self.work.add(MEMORY_BOUND, moved_bytes=moved, kernels=1)
+
+        def backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            d_x = self.gradient(shape, dtype)
+            # The mask is cast, scaled and multiplied, each by a kernel.
+            self.work.add(MEMORY_BOUND, moved_bytes=d_x.numel * (1 + 6 * dtype), kernels=3)
+            return [d_x]
+
+        return self.result(node, out, backward)
 
     def thirds(self, x: Tensor) -> list[Tensor]:
         """The three views of a tensor's last dimension; their gradients are joined in a new tensor."""
@@ -327,13 +372,20 @@ class Paper:
         parts = [x.like(*outer, channels // 3) for _ in range(3)]
         node, shape, dtype = self.record([x]), x.shape, x.dtype
         if node is not None:
-            node.results, node.backward = 3, lambda _gs, _: [self.gradient(shape, dtype)]
+
+            def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+                joined = self.gradient(shape, dtype)
+                self.work.moves(MEMORY_BOUND, *gs, joined)
+                return [joined]
+
+            node.results, node.backward = 3, backward
             for slot, part in enumerate(parts):
                 part.node, part.slot = node, slot
         return parts
 
     def positions(self, tokens: Tensor) -> Tensor:
         """torch.arange: the positions of a sequence's tokens."""
+        self.work.add(MEMORY_BOUND, kernels=1)
         return self.new((tokens.shape[1],), LONG, TOKEN_IDS)
 
     def embedding(self, ids: Tensor, layer: Layer) -> Tensor:
@@ -343,10 +395,13 @@ class Paper:
         indices, rows = ids.numel, weight.shape[0]
         out = self.new((*ids.shape, weight.shape[1]), FLOAT, ACTIVATIONS)
         self.loads("embedding")
+        self.work.moves(EMBEDDINGS_WORK, out, out)  # its rows are read, and written
         return self.result(node, out, lambda gs, _: [self.embedding_gradient(indices, rows, gs[0].shape[-1])])
 
     def embedding_gradient(self, indices: int, rows: int, channels: int) -> Tensor:
         """embedding_dense_backward: zeros of the weight's shape, and buffers for sorting if there are many indices."""
+        moved = (rows + 3 * indices) * channels * FLOAT  # zeros; read, added to
+        self.work.add(EMBEDDINGS_WORK, moved_bytes=moved, kernels=2)
         if indices <= kernels.EMBEDDING_SORT_FROM:
             return self.gradient((rows, channels), FLOAT)
 
@@ -379,9 +434,23 @@ class Paper:
         node = self.record([logits])
         log_softmax = self.new(shape, dtype, LOGITS_AND_LOSS)
         self.save(node, log_softmax)
-        self.result(node, log_softmax, lambda _gs, _: [self.gradient(shape, dtype, LOGITS_AND_LOSS)])
+        logits_read = 2 * logits.numel  # by either of the two kernels of softmax, for the sum and for the result
+        self.work.add(LOSS_WORK, values=logits_read, moved_bytes=1.5 * dtype * logits_read, kernels=1)
+
+        def softmax_backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            self.work.add(LOSS_WORK, values=logits_read, moved_bytes=2.5 * dtype * logits_read, kernels=1)
+            return [self.gradient(shape, dtype, LOGITS_AND_LOSS)]
+
+        self.result(node, log_softmax, softmax_backward)
         wide = self.cast(log_softmax, FLOAT)
         node = self.record([wide], wide, targets)
         loss, total_weight = (self.new((), FLOAT, LOGITS_AND_LOSS) for _ in range(2))
         self.save(node, total_weight)
-        return self.result(node, loss, lambda _gs, _: [self.gradient(shape, FLOAT, LOGITS_AND_LOSS)])
+        self.work.add(LOSS_WORK, kernels=1)
+
+        def loss_backward(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            gradient = self.gradient(shape, FLOAT, LOGITS_AND_LOSS)
+            self.work.add(LOSS_WORK, moved_bytes=gradient.numel * FLOAT, kernels=2)  # zeros, and one value a token
+            return [gradient]
+
+        return self.result(node, loss, loss_backward)

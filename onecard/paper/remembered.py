@@ -39,6 +39,7 @@ class Past:
     retags: list[tuple[int, int, str]]
     results: list[Result | None]
     gradients: list[tuple[Parameter, Result]]  # that parameters got
+    work: dict[str, list[float]]
 
     def again(self, paper: Paper, taken: Sequence[int]) -> Variables:
         """Write it once more, with other tensors taken over; returns its results."""
@@ -53,6 +54,7 @@ class Past:
         tape.retags += [(since + index, first + block, tag) for index, block, tag in self.retags]
         for parameter, result in self.gradients:
             parameter.grad = result.made(paper, first)
+        paper.work.repeat(self.work)
         return [None if result is None else result.made(paper, first) for result in self.results]
 
 
@@ -102,6 +104,7 @@ class _Here:
         tape = paper.tape
         self.block, self.event, self.moment = len(tape.sizes), len(tape.events), len(tape.moments)
         self.retag = len(tape.retags)
+        self.work = paper.work.so_far()
         self.once = self._once(paper)
 
     @staticmethod
@@ -127,6 +130,7 @@ class _Here:
             retags=[(index - self.event, block - first, tag) for index, block, tag in tape.retags[self.retag :]],
             results=[None if result is None else _result(result, first) for result in results],
             gradients=[(each, _result(grad, first)) for each, grad in gradients if grad is not None],
+            work=paper.work.since(self.work),
         )
 
 

@@ -15,7 +15,7 @@ DEFAULT_POOL = "default"
 ROUND_BYTES = 512  # every CUDA block is a multiple of this (CUDACachingAllocator: kMinBlockSize)
 
 
-@dataclass
+@dataclass(eq=False)  # each is itself: what was found out about one is remembered
 class Tape:
     """Blocks are numbered as they are allocated; an event is a block's number, or its complement (~) when freed."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onecard.config.recipes import NANOGPT
+from onecard.config.recipes import NANOGPT, following
 from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
 from onecard.config.schema import KEYS, RunConfig
 from onecard.plan.advice import Fix, ranked_fixes
@@ -72,7 +72,8 @@ def to_propose_from(resolved: Resolved, config: RunConfig) -> RunConfig:
     """The config; values from the packaged default become nanoGPT's defaults, and its dataset FineWeb."""
     packaged = [key for key, origin in resolved.origins.items() if origin == PACKAGED_DEFAULT]
     usual = {key: KEYS[key].default for key in packaged}
-    return config.replace(usual | ({"dataset": "fineweb"} if "dataset" in usual else {}))
+    base = config.replace(usual | ({"dataset": "fineweb"} if "dataset" in usual else {}))
+    return base.replace(following(config.model_dump(), base.model_dump()))
 
 
 def without_recipe(plan: Plan) -> WithoutRecipe | None:

@@ -9,12 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from onecard import units
-from onecard.config.recipes import FAST, NANOGPT, recipe_values
+from onecard.config.recipes import FAST, NANOGPT, following, recipe_values
 from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import UsageError
 from onecard.models.training import EVAL_BATCHES
 from onecard.plan import recipe
-from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.data import MANY_EPOCHS, DataSizes
@@ -109,6 +108,7 @@ def _proposals(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str
         best, name, why = _lowest(models, budget, means), "lowest loss", "lowest predicted loss for the budget"
     if best is None:
         return []
+    best = _at_its_rates(best, base)
     params = count_params(best).total
     first = proposal_for(best, name, why, means, asked)
     if budget.seconds is None:
@@ -118,7 +118,12 @@ def _proposals(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str
         return [first]
     name = _name_of_smaller(smaller, best, budget)
     why = f"lowest predicted loss of models at most {SMALLER_SHARE * 100:.0f} % as large"
-    return [first, proposal_for(smaller, name, why, means, asked)]
+    return [first, proposal_for(_at_its_rates(smaller, base), name, why, means, asked)]
+
+
+def _at_its_rates(run: RunConfig, base: RunConfig) -> RunConfig:
+    """The run with the values that its recipe has for its shape, its batch and its length."""
+    return run.replace(following(base.model_dump(), run.model_dump()))
 
 
 def _under_fast_recipe(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str, Any]) -> list[Proposal]:
@@ -220,7 +225,7 @@ def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfi
         made["dropout"] = 0.0
     if means.trainer == "nanogpt" and config.dtype == "float32":
         made["dtype"] = means.card.best_dtype()
-    return config.replace({**made, "grad_checkpoint": RECOMPUTATION[0]})
+    return config.replace({**made, "grad_checkpoint": "none"})
 
 
 def _for_tokens(models: Sequence[RunConfig], budget: Budget, means: Means) -> tuple[RunConfig | None, str, str]:

@@ -9,11 +9,10 @@ from typing import Any
 from onecard import units
 from onecard.config.command import EXPANDABLE
 from onecard.config.schema import RunConfig
+from onecard.models.ways import RECOMPUTATION
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import Memory
 from onecard.plan.speed import Speed, TrainerName, predict_speed
-
-RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: less and less memory, more and more work
 
 
 @dataclass(frozen=True, kw_only=True)

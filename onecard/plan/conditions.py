@@ -10,7 +10,7 @@ from math import isclose, sqrt
 
 from onecard import units
 from onecard.config.command import flags_of
-from onecard.config.recipes import FAST, RECIPES
+from onecard.config.recipes import FAST, recipe_values
 from onecard.config.resolve import Resolved
 from onecard.config.schema import RunConfig
 from onecard.config.shown import shown
@@ -148,8 +148,9 @@ def rate_key(config: RunConfig) -> str:
 
 def _far_from_recipe(config: RunConfig) -> str:
     """The key of a rate of AdamW's part that is far from the recipe's; empty where none is."""
+    of_recipe = recipe_values(FAST, config.model_dump())
     for key in ("learning_rate", "head_learning_rate"):
-        usual = RECIPES[FAST][key]
+        usual = of_recipe[key]
         assert isinstance(usual, float)
         rate = config.learning_rate if getattr(config, key) is None else getattr(config, key)
         if not usual / FAR <= rate <= usual * FAR:

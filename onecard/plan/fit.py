@@ -11,7 +11,8 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.models.evaluation import smaller_eval_batch
 from onecard.models.optimizers import optimizer_of
-from onecard.plan.candidate import RECOMPUTATION, Candidate, candidate_of, rank_of
+from onecard.models.ways import recomputations
+from onecard.plan.candidate import Candidate, candidate_of, rank_of
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.memory.predict import context_of_onecard, predict_memory, predict_nanogpt, predict_onecard
@@ -220,7 +221,7 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
     def search(enough: Callable[[Candidate], bool]) -> bool:
         """Whether any way passes `enough`; all that were planned are in `tried`."""
         best: Candidate | None = None
-        for mode in RECOMPUTATION:
+        for mode in recomputations(config):
             ways = [config.in_micro_batches(size).replace({"grad_checkpoint": mode}) for size in micro_batches(config)]
             ranks = {way.batch_size: rank_of(way, predict_speed(way, card, "onecard")) for way in ways}
             faster = [way for way in ways if best is None or ranks[way.batch_size] > best.rank]
@@ -234,7 +235,7 @@ def fit_onecard(config: RunConfig, card: Card | None, available_bytes: int) -> F
 
     if not is_hopeless(config, card, available_bytes):
         if search(_is_safe):
-            for mode in RECOMPUTATION:
+            for mode in recomputations(config):
                 modal = config.replace({"grad_checkpoint": mode})
                 ways = [modal.in_micro_batches(size) for size in micro_batches(config)]
                 for way in _as_fast(ways, tried.values(), card, "onecard")[:1]:
@@ -325,7 +326,7 @@ def _frugal(asked: RunConfig, card: Card | None, trainer: TrainerName) -> RunCon
     """The same run in as little memory as a trainer can: micro-batches of one sequence."""
     if trainer == "nanogpt":
         return _compiled(asked, card).in_micro_batches(1)
-    base = asked.in_micro_batches(1).replace({"grad_checkpoint": RECOMPUTATION[-1]})
+    base = asked.in_micro_batches(1).replace({"grad_checkpoint": recomputations(asked)[-1]})
     return base.replace({"eval_batch_size": 1}) if smaller_eval_batch(base) else base
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from onecard.config.schema import KEYS, RunConfig
 from onecard.models.evaluation import eval_batch_size, smaller_eval_batch
 from onecard.models.training import EVAL_BATCHES, MICRO_BATCHES
-from onecard.plan.candidate import RECOMPUTATION
+from onecard.models.ways import recomputations
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.fit import is_hopeless, micro_batches
@@ -64,7 +64,7 @@ class Means:
         express the result: it needs no setting that only the environment has.
         """
         best, best_seconds = None, float("inf")
-        for mode in RECOMPUTATION if self.trainer == "onecard" else RECOMPUTATION[:1]:
+        for mode in recomputations(shape) if self.trainer == "onecard" else ["none"]:
             ways = _ways(shape.model_copy(update={"grad_checkpoint": mode}), sequences)
             seconds = {way.batch_size: self.times(way).step for way in ways}
             faster = [way for way in ways if seconds[way.batch_size] < WORTH_MORE_WORK * best_seconds]
@@ -115,9 +115,10 @@ def _largest_micro_batch(means: Means, shape: RunConfig) -> int:
     recomputation is a lower bound, so the search goes up from there.
     """
     ways = _ways(shape, sequences_per_step(shape.block_size)[-1])
-    mode = RECOMPUTATION.index(shape.grad_checkpoint)
+    modes = recomputations(shape)
+    mode = modes.index(shape.grad_checkpoint)
     if mode:
-        less = shape.model_copy(update={"grad_checkpoint": RECOMPUTATION[mode - 1]})
+        less = shape.model_copy(update={"grad_checkpoint": modes[mode - 1]})
         largest = _largest_micro_batch(means, less)
         seconds = float("inf")
         for way in (way for way in ways if way.batch_size > largest):

@@ -172,7 +172,7 @@ def _caution(config: RunConfig, final: Range) -> str:
             f"a wide guess: a vocabulary of {config.vocab_size:,} is not GPT-2's, and nats per token depend on how "
             "much text a token holds"
         )
-    return caution(config)
+    return caution(config) or ("" if config.model == "gpt2" else f"the law was fitted on GPT-2s, not on {config.model}")
 
 
 def loss_at(config: RunConfig, step: int) -> Range | None:

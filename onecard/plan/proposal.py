@@ -110,7 +110,7 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
     rest = [key for key in KEYS if key not in made.keys() | {"dataset", "out_dir"}]
     sources = {"eval_batch_size": "the config's, or less if that does not fit"}
     return made | {
-        key: _marked(key, kept(key, sources.get(key, "the config's"))) for key in rest if not _is_default(run, key)
+        key: _marked(key, kept(key, sources.get(key, "the config's")), run) for key in rest if not _is_default(run, key)
     }
 
 
@@ -127,9 +127,9 @@ def _iters_source(run: RunConfig, means: Means) -> str:
     return f"{units.count(tokens)} tokens of each split: a standard error of about {standard_error(tokens):.1g}"
 
 
-def _marked(key: str, setting: Setting) -> Setting:
-    """The setting; if only onecard has the key, its source says that nanoGPT ignores it."""
-    ours = "" if KEYS[key].nanogpt else "; nanoGPT ignores this key"
+def _marked(key: str, setting: Setting, run: RunConfig) -> Setting:
+    """The setting; if only onecard has the key, its source says that nanoGPT ignores it, where it can train the run."""
+    ours = "" if KEYS[key].nanogpt or run.model != "gpt2" else "; nanoGPT ignores this key"
     return replace(setting, source=setting.source + ours)
 
 
@@ -138,8 +138,7 @@ def _is_default(run: RunConfig, key: str) -> bool:
 
 
 def config_text(proposal: Proposal) -> str:
-    """The text of a config file, each key with its reason. nanoGPT can run it too, unless it is of another recipe: it
-    ignores onecard's own keys."""
+    """The text of a config file, each key with its reason. nanoGPT can run a GPT-2's too: it ignores our own keys."""
     unit, seconds = ("hours", 3600) if proposal.seconds.likely >= 3600 else ("minutes", 60)
     low, likely, high = (f"{each / seconds:,.1f}" for each in astuple(proposal.seconds))
     lines = [

@@ -9,7 +9,7 @@ from typing import Any
 from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.models.evaluation import smaller_eval_batch
-from onecard.plan.candidate import RECOMPUTATION
+from onecard.models.ways import RECOMPUTATION, recomputations
 from onecard.plan.fit import SHORTEST_BLOCK, micro_batches
 from onecard.plan.run_to_fix import RunToFix
 from onecard.plan.search import largest, start_of_search
@@ -108,7 +108,9 @@ RECOMPUTED = {
 
 def recomputing(config: RunConfig) -> Iterator[Remedy]:
     """More recomputation than the config has; only onecard's trainer has the key."""
-    for mode in RECOMPUTATION[RECOMPUTATION.index(config.grad_checkpoint) + 1 :]:
+    for mode in recomputations(config):
+        if RECOMPUTATION.index(mode) <= RECOMPUTATION.index(config.grad_checkpoint):
+            continue
         what, why = RECOMPUTED[mode]
         yield Remedy(name=mode, what=what, why=why, patch={"grad_checkpoint": mode})
 

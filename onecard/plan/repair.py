@@ -8,7 +8,7 @@ from typing import Any
 
 from onecard import units
 from onecard.config.command import flags_of
-from onecard.config.recipes import RECIPES
+from onecard.config.recipes import RECIPES, following
 from onecard.config.schema import PLANNED_KEYS, SHAPE_KEYS, RunConfig
 from onecard.findings import Finding
 from onecard.plan import recipe
@@ -132,7 +132,8 @@ def _with_what_a_new_shape_needs(
     config: RunConfig, patch: Mapping[str, Any], *, train_tokens: int | None
 ) -> dict[str, Any]:
     """The patch with a learning rate for the size (a lower one in the patch stays) and without needless dropout."""
-    changed, whole = config.replace(patch), dict(patch)
+    changed = config.replace(patch)
+    whole = {**following(config.model_dump(), changed.model_dump()), **patch}
     if "learning_rate" not in RECIPES[config.recipe]:  # which has rates for every size
         rate = recipe.learning_rate(count_params(changed).total).value
         rate = min(rate, patch.get("learning_rate", rate))

@@ -1,4 +1,4 @@
-"""The learning rate of every update: a pure function of the config."""
+"""The learning rate and Muon's momentum of every update: pure functions of the config."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def scheduled(highest: float, config: RunConfig, step: int) -> float:
         return lowest
     share = _cosine_share(config, step) if config.schedule == "cosine" else _stable_decay_share(config, step)
     return lowest + share * (highest - lowest)
+
+
+FIRST_MOMENTUM = 0.85  # where a warm-up of Muon's momentum begins (modded-nanogpt, nanochat)
+
+
+def muon_momentum(config: RunConfig, step: int) -> float:
+    """Muon's momentum in the update from `step` to `step + 1`: old gradients mislead most while weights move fast."""
+    if step >= config.muon_momentum_warmup or config.muon_momentum <= FIRST_MOMENTUM:
+        return config.muon_momentum
+    return FIRST_MOMENTUM + (config.muon_momentum - FIRST_MOMENTUM) * step / config.muon_momentum_warmup
 
 
 def _cosine_share(config: RunConfig, step: int) -> float:

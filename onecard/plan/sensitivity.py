@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from onecard.config.schema import RunConfig
+from onecard.models.ways import recomputations
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.pretrained import OF_WEIGHTS
@@ -17,7 +18,6 @@ from onecard.plan.speed.work import Trainers
 
 SCALED = ("batch_size", "block_size", "n_embd", "n_layer", "vocab_size")
 SWITCHED: dict[str, tuple[Any, ...]] = {"dtype": ("bfloat16", "float16", "float32"), "compile": (True, False)}
-OUR_SWITCHES: dict[str, tuple[Any, ...]] = {"grad_checkpoint": ("none", "selective", "full")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,15 @@ def single_changes(
     def onecard(changed: RunConfig) -> int:
         return predict_onecard(changed, card).process_bytes
 
+    ours: dict[str, tuple[Any, ...]] = {"grad_checkpoint": recomputations(config)}
     match trainer:
         case "nanogpt":
             return _changes(config, "nanogpt", nanogpt, SWITCHED)
         case "onecard":
-            return _changes(config, "onecard", onecard, SWITCHED | OUR_SWITCHES)
+            return _changes(config, "onecard", onecard, SWITCHED | ours)
         case "both":
             theirs = _changes(config, "nanogpt", nanogpt, SWITCHED)
-            return [*theirs, *_changes(config, "onecard", onecard, OUR_SWITCHES, scaled=())]
+            return [*theirs, *_changes(config, "onecard", onecard, ours, scaled=())]
 
 
 def _changes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -10,12 +11,14 @@ from rich.text import Text
 
 from onecard import units
 from onecard.plan.memory.predict import PROCESS, Memory
-from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.plan import Plan, TrainerPlan
 from onecard.plan.sensitivity import Change
 from onecard.plan.speed import TrainerName
 from onecard.report.summary import TRAINER_NAMES, verdict
 from onecard.report.tables import print_table
+
+if TYPE_CHECKING:
+    from onecard.plan.nvidia_smi import DriverFigures
 
 BAR_CELLS = 40
 SMALL_SHARE = 0.01  # parts below it share a line

@@ -17,9 +17,11 @@ FRONT_MATTER = """\
 ---
 library_name: transformers
 pipeline_tag: text-generation
-tags: [gpt2, onecard]
+tags: [{model}, onecard]
 ---
 """
+KINDS = {"gpt2": "A GPT-2-shaped", "nanochat": "A nanochat-shaped"}  # by model
+NEEDS = {"nanochat": "transformers >= 5.0"}  # the first version with the model, where it is recent
 # Everything that the model comes from; its data and first weights are told among the facts, without a machine's paths.
 SHOWN_KEYS = [key for key in keys_that_affect("loss", "chance") if not KEYS[key].kind & {"path", "limit"}]
 
@@ -29,7 +31,9 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
 
     `place` is where transformers finds the model: its name on the hub, or its folder, starting with `./`.
     """
+    needs = NEEDS.get(config.model)
     program = [
+        *([f"# needs {needs}, the first version with this architecture"] if needs else []),
         "from transformers import AutoModelForCausalLM" + (", AutoTokenizer" if tokenizer else ""),
         "",
         f"model = AutoModelForCausalLM.from_pretrained({json.dumps(place)})",
@@ -38,10 +42,10 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
     facts = [f"| {fact} | {plain(value)} |" for fact, value in _facts(run, config, step, tokenizer)]
     keys = [f"{key} = {getattr(config, key)!r}" for key in SHOWN_KEYS]
     lines = [
-        FRONT_MATTER,
+        FRONT_MATTER.format(model=config.model),
         f"# {plain(name)}",
         "",
-        f"A GPT-2-shaped language model of {units.count(count_params(config).total)} parameters, "
+        f"{KINDS[config.model]} language model of {units.count(count_params(config).total)} parameters, "
         f"{_training(run.imported, config, step)}.",
         "",
         *fenced("python", program),
@@ -100,8 +104,9 @@ def _facts(run: Run, config: RunConfig, step: int, tokenizer: str | None) -> lis
     began = run.imported.step if run.imported else 0
     here = f", {step - began:,} of them since the import" if began else ""
     before = "; tokens read before the import: not known" if run.imported and not began else ""
+    without = f" ({params.nanogpt:,} without position embeddings)" if params.nanogpt < params.total else ""
     facts = [
-        ("parameters", f"{params.total:,} ({params.nanogpt:,} without position embeddings)"),
+        ("parameters", f"{params.total:,}{without}"),
         ("updates", f"{step:,} of {config.tokens_per_step:,} tokens{here}"),
         ("tokens read", f"{tokens:,} ({tokens / params.total:.1f} per parameter){before}"),
     ]

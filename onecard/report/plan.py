@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -13,8 +14,8 @@ from rich.text import Text
 from onecard import units
 from onecard.config.known_data import EMBEDDED
 from onecard.config.schema import KEYS
+from onecard.plan.counts import multiplied_params
 from onecard.plan.loss import why_no_forecast
-from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.plan import Plan, TrainerPlan
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
 from onecard.report.memory import print_driver_figures, print_memory, print_parts, print_sensitivity
@@ -30,6 +31,9 @@ from onecard.report.summary import (
     vocabulary_condition,
 )
 from onecard.report.tables import print_table
+
+if TYPE_CHECKING:
+    from onecard.plan.nvidia_smi import DriverFigures
 
 MORE = "more: --details (every fix with its command, sources), --explain (every key), --json"
 
@@ -89,16 +93,20 @@ LABEL_WIDTH = 9
 def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
     config, params = plan.config, plan.params
     extras = (", biases" if config.bias else "") + (f", dropout {config.dropout:g}" if config.dropout else "")
+    named = "" if config.model == "gpt2" else f"{config.model}, "
     yield (
         "model",
-        f"{units.things(config.n_layer, 'layer')}, {units.things(config.n_head, 'head')} of {config.head_size}, "
+        f"{named}{units.things(config.n_layer, 'layer')}, {units.things(config.n_head, 'head')} of {config.head_size}, "
         f"width {config.n_embd}, context {config.block_size:,}, vocabulary {config.vocab_size:,}{extras}: "
         f"{units.count(params.nanogpt)} parameters",
     )
     if details:
+        positions = " with position embeddings" if params.total > params.nanogpt else ""
+        multiplied = multiplied_params(config)
+        looked_up = f", {multiplied:,} multiplied" if multiplied < params.nanogpt else ""
         yield (
             "",
-            f"{params.total:,} parameters with position embeddings, {params.decayed:,} of them decayed, in "
+            f"{params.total:,} parameters{positions}{looked_up}, {params.decayed:,} of them decayed, in "
             f"{params.decayed_tensors} tensors",
         )
     yield (

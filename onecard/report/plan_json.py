@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onecard.plan.advice import Fix
 from onecard.plan.candidate import Candidate
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Fit
 from onecard.plan.loss import LossForecast, why_no_forecast
-from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.place import Place
 from onecard.plan.plan import Plan, TrainerPlan
 from onecard.plan.proposal import Proposal
@@ -18,6 +17,9 @@ from onecard.plan.ranges import Range
 from onecard.plan.speed import Speed
 from onecard.report.command import changed_command
 from onecard.report.summary import cautions, vocabulary_condition
+
+if TYPE_CHECKING:
+    from onecard.plan.nvidia_smi import DriverFigures
 
 SCHEMA = 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from onecard import units
 from onecard.config.command import EXPANDABLE, flags_of, train_command
@@ -13,11 +14,13 @@ from onecard.plan.advice import Fix
 from onecard.plan.fit import Fit
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.memory.predict import PROCESS, Memory
-from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.place import DESKTOP_BYTES
 from onecard.plan.plan import NANOGPT_VOCABULARY, Plan, TrainerPlan, WithoutRecipe
 from onecard.plan.speed import Speed, TrainerName
 from onecard.report.command import changed_command, start_command
+
+if TYPE_CHECKING:
+    from onecard.plan.nvidia_smi import DriverFigures
 
 TRAINER_NAMES: dict[TrainerName, str] = {"nanogpt": "nanoGPT", "onecard": "onecard"}
 FAR_OFF = 0.15  # of what the driver shows: more than a prediction is ever off

@@ -1,8 +1,4 @@
-"""A Hugging Face folder of a GPT-2, both ways: config.json and model.safetensors, as transformers reads them.
-
-transformers keeps GPT-2's linear layers as OpenAI did (Conv1D: inputs first), so four matrices a block are transposed;
-its GPT-2 always has biases, so a model without any is written with zeros, and marked: reading it back drops them again.
-"""
+"""A Hugging Face folder of a model, both ways: config.json and model.safetensors, as transformers reads them."""
 
 from __future__ import annotations
 
@@ -11,26 +7,20 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from onecard import units
-from onecard.config.hf_config import NO_BIAS, gpt2_shape
+from onecard.config.hf_config import NO_BIAS, hf_config_of, shape_of
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
 from onecard.files import allow_readers, sync_file, write_durably
+from onecard.models.architectures import structure_of
+from onecard.models.structure import parameters_of
 from onecard.train.checkpoint_files import as_os_error
-from onecard.train.snapshot import (
-    Snapshot,
-    Stated,
-    check_plain,
-    checked_weights,
-    load_tensors,
-    not_gpt2,
-    parameter_shapes,
-)
+from onecard.train.hf_weights import BUFFERS, from_hf, to_hf
+from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, load_tensors, not_a_model
 from onecard.untrusted_json import BadJson, field, mapping_of, read_object, text
 
 CONFIG, GENERATION, WEIGHTS, SHARDS, PICKLED = (
@@ -40,9 +30,7 @@ CONFIG, GENERATION, WEIGHTS, SHARDS, PICKLED = (
     "model.safetensors.index.json",
     "pytorch_model.bin",
 )
-_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 _LONGEST_INDEX_BYTES = 4 * units.MIB  # GPT-2 XL has 580 tensors, some 60 KB
-_BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask of old files
 
 
 # Reading
@@ -55,33 +43,27 @@ def is_hf_folder(path: Path) -> bool:
 def read(folder: Path) -> Snapshot:
     """The model in a folder that transformers' save_pretrained wrote, or that was downloaded from the hub."""
     config, shape = _config(folder)
-    tensors = {
-        name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": tensor
-        for name, tensor in _tensors(folder).items()
-        if not name.endswith(_BUFFERS)
-    }
+    tensors = {name: tensor for name, tensor in _tensors(folder).items() if not name.endswith(BUFFERS)}
     check_plain(folder, tensors)
-    for name in tensors:
-        if name.endswith(_TRANSPOSED) and tensors[name].dim() == 2:
-            tensors[name] = tensors[name].t().contiguous()
-    if not shape["bias"]:
+    tensors = from_hf(str(shape["model"]), tensors)
+    if shape["model"] == "gpt2" and not shape["bias"]:
         tensors = _without_zeros(folder, tensors)
     found, weights = checked_weights(folder, tensors, Stated(where=CONFIG, shape=shape))
-    approximate = config.get("activation_function", "gelu_new") != "gelu"
+    approximate = shape["model"] == "gpt2" and config.get("activation_function", "gelu_new") != "gelu"
     note = "its GELU was the tanh approximation, onecard's is the exact one, as nanoGPT's: logits differ slightly"
     return Snapshot(shape=found, weights=weights, notes=(note,) if approximate else ())
 
 
-def _config(folder: Path) -> tuple[Mapping[str, object], Mapping[str, int | bool]]:
+def _config(folder: Path) -> tuple[Mapping[str, object], Mapping[str, int | bool | str]]:
     """(config.json, the shape it states)."""
     try:
         config = read_object(folder / CONFIG)
     except (OSError, BadJson) as problem:
-        raise not_gpt2(folder, f"{CONFIG} cannot be read: {str(problem)[:120]}") from problem
+        raise not_a_model(folder, f"{CONFIG} cannot be read: {str(problem)[:120]}") from problem
     try:
-        return config, gpt2_shape(config)
+        return config, shape_of(config)
     except ValueError as problem:
-        raise not_gpt2(folder, str(problem)) from None
+        raise not_a_model(folder, str(problem)) from None
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -101,7 +83,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
     ):
-        raise not_gpt2(folder, f"{PICKLED} holds more than tensors")
+        raise not_a_model(folder, f"{PICKLED} holds more than tensors")
     return content
 
 
@@ -120,7 +102,7 @@ def _shards(folder: Path) -> list[str]:
 def _without_zeros(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     biases = [name for name in tensors if name.endswith(".bias")]
     if any(bool(tensors[name].any()) for name in biases):
-        raise not_gpt2(folder, f"{CONFIG} says {NO_BIAS}=false, and there are biases that are not zero")
+        raise not_a_model(folder, f"{CONFIG} says {NO_BIAS}=false, and there are biases that are not zero")
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(".bias")}
 
 
@@ -128,55 +110,25 @@ def _without_zeros(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def needed_bytes(config: RunConfig) -> int:
-    """What the folder of a model takes on the disk, at most: float32 weights, and biases even where it has none."""
-    with_biases = parameter_shapes(config.replace({"bias": True}))
+    """What the folder of a model takes on the disk, at most: float32 weights, and biases in every GPT-2."""
+    with_biases = parameters_of(structure_of(config.replace({"bias": config.model == "gpt2"})))
     return 4 * sum(math.prod(size) for size in with_biases.values()) + 2 * units.MIB
 
 
 def write(folder: Path, snapshot: Snapshot, config: RunConfig, *, end_of_text: int | None) -> None:
     """Put the model and its two configs into `folder`, which exists; OSError if the disk refuses."""
-    tensors = {name: _as_hf(name, tensor) for name, tensor in snapshot.weights.items()}
-    if not config.bias:
-        with_biases = parameter_shapes(config.replace({"bias": True}))
-        tensors |= {name: torch.zeros(size) for name, size in with_biases.items() if name not in tensors}
     try:
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        save_file(to_hf(config, snapshot.weights), folder / WEIGHTS, metadata={"format": "pt"})
     except SafetensorError as error:
         raise as_os_error(error) from error
     allow_readers(folder / WEIGHTS)
     sync_file(folder / WEIGHTS)
-    said = {CONFIG: _hf_config(config, end_of_text), GENERATION: _generation_config(config, end_of_text)}
+    said = {CONFIG: hf_config_of(config, end_of_text=end_of_text), GENERATION: _generation_config(config, end_of_text)}
     for name, content in said.items():
         write_durably(folder / name, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def _as_hf(name: str, tensor: Tensor) -> Tensor:
-    return tensor.t().contiguous() if name.endswith(_TRANSPOSED) else tensor.contiguous()
-
-
-def _hf_config(config: RunConfig, end_of_text: int | None) -> dict[str, object]:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
-        "n_embd": config.n_embd,
-        "n_positions": config.block_size,
-        "vocab_size": config.vocab_size,
-        "activation_function": "gelu",  # the exact one, which the model was trained with
-        "layer_norm_epsilon": 1e-5,
-        "resid_pdrop": config.dropout,
-        "embd_pdrop": config.dropout,
-        "attn_pdrop": config.dropout,
-        "tie_word_embeddings": True,
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
-        "torch_dtype": "float32",
-        **({} if config.bias else {NO_BIAS: False}),
-    }
-
-
 def _generation_config(config: RunConfig, end_of_text: int | None) -> dict[str, object]:
-    """What bounds generated text: the model has no position beyond its context, and transformers does not look."""
+    """What bounds generated text: the model knows no position beyond its context, and transformers does not look."""
     ends = {} if end_of_text is None else {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     return {"max_length": config.block_size, **ends}

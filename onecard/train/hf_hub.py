@@ -55,9 +55,9 @@ def not_cached(name: str) -> ConfigError:
     """The error for a name under which there is nothing on this machine."""
     meant = nearest(name, ("scratch", "resume", *OPENAI_MODELS))
     if name in OPENAI_MODELS or name.count("/") == 1:
-        fix = f"onecard import {name} --download   (or give the path of a ckpt.pt or of a GPT-2 folder)"
+        fix = f"onecard import {name} --download   (or give the path of a ckpt.pt or of such a folder)"
     else:
-        fix = f"did you mean {meant} ?" if meant else "give the path of a ckpt.pt, of a GPT-2 folder or of a run"
+        fix = f"did you mean {meant} ?" if meant else "give the path of a ckpt.pt, of a Hugging Face folder or of a run"
     return ConfigError(
         f"the weights of {name} are not on this machine",
         why="there is no such file or folder, and no model of that name in Hugging Face's cache; "

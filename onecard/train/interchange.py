@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError
 from onecard.files import free_name
 from onecard.models.optimizers import ADAMW
@@ -29,7 +29,7 @@ from onecard.train import checkpoint, checkpoint_files, hf_folder, nanogpt_check
 from onecard.train.checkpoint_files import BEST
 from onecard.train.model import GPT
 from onecard.train.optim import make_optimizer
-from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, not_gpt2
+from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, not_a_model
 
 T = TypeVar("T")
 
@@ -40,13 +40,13 @@ def read_snapshot(path: Path) -> Snapshot:
         return nanogpt_checkpoint.read(path)
     if is_run(path):
         best = quote(f"{path}-best")
-        exported = f"onecard export {quote(str(path))} --to nanogpt --best --out {best}"
+        exported = f"onecard export {quote(str(path))} --to hf --best --out {best}"
         return read_run(path, use_best=f"{exported}, and start from {best}")
     if hf_folder.is_hf_folder(path):
         return hf_folder.read(path)
     if (path / nanogpt_checkpoint.NAME).is_file():
         return nanogpt_checkpoint.read(path / nanogpt_checkpoint.NAME)
-    raise not_gpt2(path, f"it holds neither {nanogpt_checkpoint.NAME} nor config.json with weights")
+    raise not_a_model(path, f"it holds neither {nanogpt_checkpoint.NAME} nor config.json with weights")
 
 
 def holds_model(path: Path) -> bool:
@@ -87,7 +87,7 @@ def _read_checkpoint(path: Path, folder: Path, notes: tuple[str, ...], *, use_be
     check_plain(folder, tensors)
     if wrong := next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None):
         raise not_numbers(path, folder, why=f"{wrong:.60} has NaN or infinity in it", use_best=use_best)
-    stated = Stated(where=STATE, shape={key: saved.get(key) for key in GPT2_SHAPE_KEYS})
+    stated = Stated(where=STATE, shape={key: saved.get(key) for key in SHAPE_KEYS})
     shape, weights = checked_weights(folder, tensors, stated)
     moments: dict[str, dict[str, torch.Tensor]] = {}
     if saved.get("optimizer") == "adamw":

@@ -29,7 +29,7 @@ from onecard.train.snapshot import (
     check_plain,
     checked_weights,
     load_tensors,
-    not_gpt2,
+    not_a_model,
     not_plain,
 )
 from onecard.untrusted_json import BadJson, count, field, number, scalar
@@ -49,20 +49,20 @@ def read(path: Path) -> Snapshot:
     """The model, the moments and the progress in a ckpt.pt."""
     content = load_tensors(path)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise not_gpt2(
+        raise not_a_model(
             path, 'it has no "model": nanoGPT\'s ckpt.pt holds model, optimizer, model_args, iter_num, config'
         )
     try:
         return _snapshot(path, content)
     except BadJson as problem:
-        raise not_gpt2(path, f"its {problem}") from None
+        raise not_a_model(path, f"its {problem}") from None
 
 
 def _snapshot(path: Path, content: dict[str, Any]) -> Snapshot:
     """The content of a ckpt.pt, checked; BadJson names a field whose value is of another kind than nanoGPT's."""
     model_args, config = (_settings(content.get(name)) for name in ("model_args", "config"))
     if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content["model"].items()):
-        raise not_gpt2(path, 'its "model" holds more than tensors')
+        raise not_a_model(path, 'its "model" holds more than tensors')
     tensors = {_unwrapped(name): tensor for name, tensor in content["model"].items()}
     masks = [name for name in tensors if name.endswith(".attn.bias")]  # the causal mask, kept where flash is missing
     for name in masks:

@@ -13,7 +13,7 @@ from onecard.models.architectures import structure_of
 from onecard.models.muon import OrthogonalUpdates
 from onecard.models.optimizers import ADAMW, MUON, Rule, optimizer_of
 from onecard.models.structure import kinds_of
-from onecard.plan.schedule import scheduled
+from onecard.plan.schedule import muon_momentum, scheduled
 from onecard.train.operations import TORCH
 from onecard.train.precision import NATIVE_BFLOAT16
 
@@ -68,7 +68,7 @@ class Muon(AdamW):
     def __init__(self, groups: list[dict[str, Any]], *, momentum: float, dtype: torch.dtype, **adamw: Any) -> None:
         super().__init__(groups, **adamw)
         self._step_supports_amp_scaling = False  # a GradScaler then skips a step as a whole, not AdamW's half of it
-        self._momentum = momentum
+        self.momentum = momentum
         (matrices,) = (group for group in self.param_groups if group["rule"] == MUON)
         self._updates = OrthogonalUpdates(TORCH, list(zip(matrices["params"], matrices["parts"], strict=True)), dtype)
 
@@ -98,7 +98,7 @@ class Muon(AdamW):
             self.param_groups = groups
         (matrices,) = (group for group in groups if group["rule"] == MUON)
         moments = [self.state[parameter]["momentum_buffer"] for parameter in self._updates.weights]
-        self._updates.step(moments, rate=matrices["lr"], momentum=self._momentum, decay=matrices["weight_decay"])
+        self._updates.step(moments, rate=matrices["lr"], momentum=self.momentum, decay=matrices["weight_decay"])
 
 
 def _of_adamw(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -123,6 +123,8 @@ def _product_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
 
 
 def set_rates(optimizer: torch.optim.Optimizer, config: RunConfig, step: int) -> None:
-    """Give every group its learning rate for the update from `step` to `step + 1`."""
+    """Give every group its learning rate, and Muon its momentum, for the update from `step` to `step + 1`."""
     for group in optimizer.param_groups:
         group["lr"] = scheduled(group["highest_rate"], config, step)
+    if isinstance(optimizer, Muon):
+        optimizer.momentum = muon_momentum(config, step)

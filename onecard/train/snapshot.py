@@ -13,19 +13,20 @@ import torch
 from torch import Tensor
 
 from onecard import units
-from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError, first_line
-from onecard.train.model import GPT
+from onecard.models.architectures import ARCHITECTURES, structure_of
+from onecard.models.structure import Embedding, Structure, outside_blocks, parameters_of, tied_layers
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A model, checked to be a GPT-2, under nanoGPT's names."""
+    """A model, checked to be one of ours, under nanoGPT's names."""
 
-    shape: Mapping[str, Any]  # the keys of schema.GPT2_SHAPE_KEYS
-    weights: Mapping[str, Tensor]  # float32, by nanoGPT's names; the tied head once, as transformer.wte.weight
+    shape: Mapping[str, Any]  # the keys of schema.SHAPE_KEYS: the model, and its sizes
+    weights: Mapping[str, Tensor]  # float32, by nanoGPT's names; a tied head once, as transformer.wte.weight
     moments: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # AdamW's, by parameter; {}: none yet
     step: int = 0
     val_loss: float | None = None
@@ -35,62 +36,70 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What a file says about the shape of its tensors: `shape` has some of schema.GPT2_SHAPE_KEYS, or all."""
+    """What a file says about its tensors: `shape` has some of schema.SHAPE_KEYS, or all; without `model`, a GPT-2's."""
 
     where: str  # config.json, model_args
     shape: Mapping[str, object]
 
 
 def checked_weights(source: Path, tensors: Mapping[str, Tensor], stated: Stated) -> tuple[dict[str, Any], Any]:
-    """(shape, float32 weights): every name and size as GPT-2 has them, and as the file itself states them.
+    """(shape, float32 weights): every name and size as the model has them, and as the file itself states them.
 
-    The tensors must be plain (see `check_plain`). All but the number of heads can be seen from them; where the file
-    states something else, half a model was saved or the config belongs to another one.
+    The tensors must be plain (see `check_plain`). Most of the shape can be seen from them; where the file states
+    something else, half a model was saved or the config belongs to another one.
     """
     weights = dict(tensors)
     _check_numbers(source, weights)
-    _tie_head(source, weights)
-    try:
-        vocab_size, n_embd = weights["transformer.wte.weight"].shape
-        block_size, width = weights["transformer.wpe.weight"].shape
-    except (KeyError, ValueError):
-        raise not_gpt2(source, "it has no token and position embeddings (transformer.wte, transformer.wpe)") from None
-    if width != n_embd:
-        raise not_gpt2(source, f"its token embeddings are {n_embd} wide and its position embeddings {width}")
+    model = stated.shape.get("model") or "gpt2"
+    if not isinstance(model, str) or model not in ARCHITECTURES:
+        raise not_a_model(source, f"{stated.where} says model={_shown(model)}, not {' or '.join(ARCHITECTURES)}")
+    of_any_size = structure_of(RunConfig().replace({"model": model}))
+    _tie_layers(source, weights, tied_layers(of_any_size))
     layers = {name.split(".")[2] for name in weights if name.startswith("transformer.h.")}
-    n_layer, n_head = len(layers), stated.shape.get("n_head")
+    shape = {"model": model, "n_layer": len(layers), **_seen(source, weights, of_any_size)}
+    for key in ("n_head", "block_size"):  # what tensors may not show
+        shape.setdefault(key, stated.shape.get(key))
+    n_layer, n_embd, n_head = shape["n_layer"], shape["n_embd"], shape["n_head"]
     if type(n_head) is not int or n_head < 1 or n_embd < 1 or n_embd % n_head or n_layer < 1:
-        raise not_gpt2(source, f"{n_layer} layers of width {n_embd} with n_head={_shown(n_head)} are not a valid model")
-    shape = {
-        "n_layer": n_layer,
-        "n_head": n_head,
-        "n_embd": n_embd,
-        "block_size": block_size,
-        "vocab_size": vocab_size,
-        "bias": "transformer.ln_f.bias" in weights,
-    }
+        raise not_a_model(
+            source, f"{n_layer} layers of width {n_embd} with n_head={_shown(n_head)} are not a valid model"
+        )
     _check_stated(source, shape, layers, stated)
     try:
         config = RunConfig.model_validate(shape)
     except ValueError:
-        raise not_gpt2(source, f"{shape} is not a valid shape") from None
+        raise not_a_model(source, f"{shape} is not a valid shape") from None
     have = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    need = parameter_shapes(config)
+    need = parameters_of(structure_of(config))
     differ = sorted(name for name in have.keys() | need.keys() if have.get(name) != need.get(name))
     if differ:
         first = differ[0]
         more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
-        raise not_gpt2(
+        raise not_a_model(
             source, f"{first} is {have.get(first, 'absent')} and should be {need.get(first, 'absent')}{more}"
         )
     return shape, {name: weights[name].float() for name in need}
+
+
+def _seen(source: Path, weights: Mapping[str, Tensor], structure: Structure) -> dict[str, Any]:
+    """The sizes that the tensors show; the context is not among them where positions have no weights."""
+    tables = [f"{name}.weight" for name, layer in outside_blocks(structure) if isinstance(layer, Embedding)]
+    if missing := [name for name in tables if name not in weights or weights[name].dim() != 2]:
+        raise not_a_model(source, f"it has no {units.listed(missing)}")
+    vocab_size, n_embd = weights["transformer.wte.weight"].shape
+    sizes = {"n_embd": n_embd, "vocab_size": vocab_size, "bias": "transformer.ln_f.bias" in weights}
+    if "transformer.wpe.weight" in tables:
+        sizes["block_size"], width = weights["transformer.wpe.weight"].shape
+        if width != n_embd:
+            raise not_a_model(source, f"its token embeddings are {n_embd} wide and its position embeddings {width}")
+    return sizes
 
 
 def _check_stated(source: Path, shape: Mapping[str, Any], layers: set[str], stated: Stated) -> None:
     """Refuse tensors of another shape than the file states: a part is missing, or they belong to another config."""
     differ = [
         f"{stated.where} says {key}={_shown(said)}, and the tensors say {shape[key]}"
-        for key in GPT2_SHAPE_KEYS
+        for key in SHAPE_KEYS
         if (said := stated.shape.get(key)) is not None and said != shape[key]
     ]
     said = stated.shape.get("n_layer")
@@ -117,14 +126,14 @@ def check_plain(source: Path, tensors: Mapping[str, Tensor]) -> None:
     """Refuse tensors that are not plain floating-point numbers, all of them in the file, before one is touched."""
     for name, tensor in tensors.items():
         if problem := not_plain(tensor):
-            raise not_gpt2(source, f"{name:.60} {problem}")
+            raise not_a_model(source, f"{name:.60} {problem}")
     storages = {
         storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors.values())
     }
     claimed = sum(tensor.nbytes for name, tensor in tensors.items() if name != "lm_head.weight")  # tied: there twice
     if claimed > sum(storages.values()):
         held = units.size(sum(storages.values()))
-        raise not_gpt2(
+        raise not_a_model(
             source, f"its tensors share numbers: they claim {units.size(claimed)}, and the file holds {held}"
         )
 
@@ -152,24 +161,19 @@ def _short(name: object) -> str:
 
 
 def cropped(snapshot: Snapshot, block_size: int, *, source: Path) -> Snapshot:
-    """The weights for a shorter context: only the first `block_size` positions, at step 0 and without moments."""
+    """The model for a shorter context: only the first `block_size` positions, at step 0 and without moments."""
     longest = snapshot.shape["block_size"]
     if block_size > longest:
         raise ConfigError(
             f"block_size={block_size} is longer than the {longest} positions of {source}",
-            why="the model has learned no embedding for the positions beyond",
+            why="the model was not trained on the positions beyond",
             fix=f"--block_size={longest}",
             name="context-too-long",
         )
-    name = "transformer.wpe.weight"
-    weights = {**snapshot.weights, name: snapshot.weights[name][:block_size].contiguous()}
+    name, weights = "transformer.wpe.weight", dict(snapshot.weights)
+    if name in weights:  # rotary positions have no weights
+        weights[name] = weights[name][:block_size].contiguous()
     return Snapshot(shape={**snapshot.shape, "block_size": block_size}, weights=weights, notes=snapshot.notes)
-
-
-def parameter_shapes(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the model of `config`, in its order, with its sizes; nothing is allocated."""
-    with torch.device("meta"):
-        return {name: tuple(parameter.shape) for name, parameter in GPT(config).named_parameters()}
 
 
 def _check_numbers(source: Path, weights: Mapping[str, Tensor]) -> None:
@@ -183,21 +187,20 @@ def _check_numbers(source: Path, weights: Mapping[str, Tensor]) -> None:
             )
 
 
-def _tie_head(source: Path, weights: dict[str, Tensor]) -> None:
-    head = weights.pop("lm_head.weight", None)
-    if head is None:
-        return
-    embedding = weights.setdefault("transformer.wte.weight", head)
-    if not torch.equal(head, embedding):
-        raise not_gpt2(source, "its head has weights of its own, and GPT-2's head is its token embedding")
+def _tie_layers(source: Path, weights: dict[str, Tensor], tied: Mapping[str, str]) -> None:
+    """Drop the second copy of every weight that two layers share."""
+    for name, to in tied.items():
+        own = weights.pop(f"{name}.weight", None)
+        if own is not None and not torch.equal(own, weights.setdefault(f"{to}.weight", own)):
+            raise not_a_model(source, "its head has weights of its own, and GPT-2's head is its token embedding")
 
 
-def not_gpt2(source: Path, why: str) -> ConfigError:
+def not_a_model(source: Path, why: str) -> ConfigError:
     return ConfigError(
-        f"{source} is not a GPT-2 that onecard can train",
+        f"{source} is not a model that onecard can train",
         why=why,
-        fix="give a ckpt.pt of nanoGPT, or a Hugging Face folder whose config.json says model_type gpt2",
-        name="not-gpt2",
+        fix="give a ckpt.pt of nanoGPT, or a Hugging Face folder whose config.json says model_type gpt2 or nanochat",
+        name="not-a-model",
     )
 
 

@@ -12,11 +12,12 @@ ENOUGH = 3  # keys that make a list
 OF_ONE_FUNCTION = {
     "onecard/cli/sample.py TAKEN": "keys of nanoGPT's sample.py",
     "onecard/config/hf_config.py _GPT2": "transformers' names",
-    "onecard/config/hf_config.py _SIZES": "transformers' names",
+    "onecard/config/hf_config.py _NANOCHAT": "transformers' names",
     "onecard/doctor/diagnose.py DRAWN_BY_CARD": "what the default for a card chooses",
     "onecard/doctor/rules/resume.py RATES_SHOWN": "the lines that a finding shows",
     "onecard/plan/proposal.py DECIDED": "what a budget decides",
     "onecard/config/recipes.py RECIPES": "the values of each recipe",
+    "onecard/config/recipes.py _SIZES": "what a recipe's rates follow from",
     "onecard/plan/fit.py FITTED": "what --fit chooses",
     "onecard/plan/shape.py SHAPE_OF_SIZE": "what --params chooses",
     "onecard/plan/sensitivity.py SCALED": "what is halved and doubled",

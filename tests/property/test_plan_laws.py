@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.inputs.make_plan import make_plan
+from onecard.models.ways import RECOMPUTATION
 from onecard.plan.budget import Budget, propose
-from onecard.plan.candidate import RECOMPUTATION
 from onecard.plan.cards import find_card
 from onecard.plan.fit import fit_nanogpt, fit_onecard
 from onecard.plan.intent import intent_findings

@@ -13,13 +13,15 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from onecard.config.schema import RunConfig  # noqa: E402
+from onecard.config.schema import SHAPE_KEYS, RunConfig  # noqa: E402
 from onecard.errors import ConfigError  # noqa: E402
 from onecard.train import hf_folder  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.snapshot import Snapshot, cropped  # noqa: E402
 
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65, dropout=0.1)
+NANOCHAT = TINY.replace({"model": "nanochat", "dropout": 0.0})
+MODELS = [TINY, TINY.replace({"bias": True}), NANOCHAT]
 TOKENS_BT = torch.randint(65, (3, 16), generator=torch.Generator().manual_seed(2))
 
 
@@ -34,9 +36,8 @@ def shaken(config: RunConfig) -> GPT:
 
 
 def snapshot(model: GPT) -> Snapshot:
-    keys = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return Snapshot(shape={key: getattr(model.config, key) for key in keys}, weights=weights)
+    return Snapshot(shape={key: getattr(model.config, key) for key in SHAPE_KEYS}, weights=weights)
 
 
 def our_logits(found: Snapshot) -> Any:
@@ -66,9 +67,16 @@ def theirs(**changes: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_transformers_loads_an_export_and_gives_the_same_logits(tmp_path: Path, bias: bool) -> None:
-    config = TINY.replace({"bias": bias})
+def a_nanochat_of_theirs() -> Any:
+    """A nanochat made by transformers, every weight random."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "vocab_size": 65}
+    torch.manual_seed(4)
+    config = transformers.NanoChatConfig(**sizes, intermediate_size=128, max_position_embeddings=16)
+    return transformers.NanoChatForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("config", MODELS)
+def test_transformers_loads_an_export_and_gives_the_same_logits(tmp_path: Path, config: RunConfig) -> None:
     model = shaken(config)
     hf_folder.write(tmp_path, snapshot(model), config, end_of_text=None)
     with torch.no_grad():
@@ -84,9 +92,8 @@ def test_an_export_says_how_long_a_text_may_be(tmp_path: Path) -> None:
     assert model.generate(TOKENS_BT[:1, :2], do_sample=False, eos_token_id=None, pad_token_id=0).shape == (1, 16)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_an_export_comes_back_bit_for_bit(tmp_path: Path, bias: bool) -> None:
-    config = TINY.replace({"bias": bias})
+@pytest.mark.parametrize("config", MODELS)
+def test_an_export_comes_back_bit_for_bit(tmp_path: Path, config: RunConfig) -> None:
     before = snapshot(shaken(config))
     hf_folder.write(tmp_path, before, config, end_of_text=None)
     after = hf_folder.read(tmp_path)
@@ -101,6 +108,47 @@ def test_a_gpt2_of_transformers_is_read_with_its_logits(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(our_logits(hf_folder.read(tmp_path)), model(TOKENS_BT).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_nanochat_of_transformers_is_read_with_its_logits(tmp_path: Path) -> None:
+    model = a_nanochat_of_theirs()
+    model.save_pretrained(tmp_path)
+    found = hf_folder.read(tmp_path)
+    assert (found.shape["model"], found.notes) == ("nanochat", ())
+    with torch.no_grad():
+        torch.testing.assert_close(our_logits(found), model(TOKENS_BT).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "why"),
+    [
+        ("model.layers.1.self_attn.k_proj.weight", None, "attn.c_attn.weight is absent"),
+        ("model.layers.1.self_attn.k_proj.weight", (16, 32), "attn.c_attn.weight is absent"),
+        ("model.layers.0.mlp.fc1.weight", (64, 32), "mlp.c_fc.weight is (64, 32) and should be (128, 32)"),
+        ("model.embed_tokens.weight", None, "it has no transformer.wte.weight"),
+        ("model.norm.weight", (32,), "model.norm.weight is (32,) and should be absent"),
+    ],
+)
+def test_a_nanochat_with_other_tensors_is_refused(
+    tmp_path: Path, name: str, size: tuple[int, ...] | None, why: str
+) -> None:
+    a_nanochat_of_theirs().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors.pop(name, None)
+    save_file(tensors | ({} if size is None else {name: torch.ones(size)}), tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError) as refused:
+        hf_folder.read(tmp_path)
+    assert refused.value.name == "not-a-model"
+    assert why in refused.value.why
+
+
+def test_a_shorter_context_of_rotary_positions_keeps_every_weight(tmp_path: Path) -> None:
+    found = snapshot(shaken(NANOCHAT))
+    short = cropped(found, 8, source=tmp_path)
+    assert short.shape == {**found.shape, "block_size": 8}
+    assert all(torch.equal(short.weights[name], found.weights[name]) for name in found.weights)
+    with pytest.raises(ConfigError, match="longer than the 16 positions"):
+        cropped(found, 17, source=tmp_path)
 
 
 def test_openais_gelu_is_said_to_differ_a_little(tmp_path: Path) -> None:
@@ -160,7 +208,7 @@ def test_another_model_is_refused_with_what_differs(tmp_path: Path, change: dict
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ConfigError) as refused:
         hf_folder.read(tmp_path)
-    assert refused.value.name == "not-gpt2"
+    assert refused.value.name == "not-a-model"
     assert why in refused.value.why
 
 
@@ -180,7 +228,7 @@ def test_damaged_files_are_refused_in_three_lines(tmp_path: Path) -> None:
         hf_folder.read(tmp_path)
     assert "ln_2.weight is absent" in refused.value.why
     (tmp_path / "config.json").write_text("[")
-    with pytest.raises(ConfigError, match="not a GPT-2"):
+    with pytest.raises(ConfigError, match="not a model"):
         hf_folder.read(tmp_path)
 
 

@@ -23,12 +23,14 @@ from safetensors import SafetensorError  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from onecard.cli.main import run  # noqa: E402
+from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.files import HALF_WRITTEN  # noqa: E402
 from onecard.runs.checkpoint_state import MODEL, OPTIMIZER, STATE  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
 from onecard.train import checkpoint_files, hf_hub  # noqa: E402
 from onecard.train.interchange import read_run, read_snapshot  # noqa: E402
+from onecard.train.model import GPT  # noqa: E402
 from tests.loopback_models import ModelHub, serving  # noqa: E402
 
 TINY = [
@@ -285,6 +287,119 @@ def test_a_text_as_json_is_the_text_that_is_printed(onecard: Any, trained: Path)
         "device": "cpu",
         "notes": [],
     }
+
+
+# The model nanochat
+
+MODERN = [*TINY, "--model=nanochat"]
+
+
+@pytest.fixture(scope="module")
+def finished_nanochat(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
+    folder = tmp_path_factory.mktemp("finished_nanochat")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setenv("ONECARD_HOME", str(home))
+        assert run(["train", *MODERN, "--out_dir=n"]) == 0
+    return folder / "n"
+
+
+@pytest.fixture
+def nanochat(finished_nanochat: Path, here: Path) -> Path:
+    """A run of nanochat that is finished, in the folder to work in."""
+    shutil.copytree(finished_nanochat, here / "n", symlinks=True)
+    return Path("n")
+
+
+def test_a_nanochat_is_exported_with_its_logits_and_comes_back(onecard: Any, nanochat: Path) -> None:
+    assert onecard("export", "n", "--to", "hf", "--out", "published").code == 0
+    before = read_run(nanochat)
+    ours = GPT(RunConfig.model_validate(before.shape)).eval()
+    ours.load_state_dict(dict(before.weights))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained("published").eval()
+    assert type(theirs).__name__ == "NanoChatForCausalLM"
+    tokens_BT = torch.randint(256, (2, 32), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        logits = ours.logits(ours.hidden(tokens_BT))
+        torch.testing.assert_close(logits, theirs(tokens_BT).logits, rtol=0, atol=1e-4)
+    assert not torch.allclose(logits, logits.flip(0), atol=1e-2), "logits that are all alike would prove nothing"
+    card = Path("published/README.md").read_text()
+    assert "A nanochat-shaped language model" in card
+    assert "tags: [nanochat, onecard]" in card
+    assert "transformers >= 5.0" in card
+    assert "position embeddings" not in card
+    assert onecard("import", "published", "--dataset=python-stdlib", *TINY[4:]).code == 0
+    after = read_run(Path("runs/published"))
+    assert after.shape == before.shape
+    assert all(torch.equal(before.weights[name], after.weights[name]) for name in before.weights)
+    typed = ("--prompt", "def ", "--length", "8", "--temperature", "0")
+    assert onecard("sample", "n", *typed).out == onecard("sample", "runs/published", *typed).out
+
+
+def test_the_printed_command_makes_text_from_a_nanochat(onecard: Any, nanochat: Path, capsys: Any) -> None:
+    done = onecard("export", "n", "--to", "hf")
+    exec(shlex.split(done.next[0])[2], {})
+    assert re.search(r"generated_text': ['\"]The", capsys.readouterr().out)
+
+
+def test_a_run_begins_from_a_nanochat_whatever_model_it_names(onecard: Any, nanochat: Path) -> None:
+    onecard("export", "n", "--to", "hf", "--out", "published")
+    short = [*TINY[3:], "--block_size=16", "--init_from=published", "--out_dir=f"]
+    assert onecard("train", *short).code == 0
+    config = load_run("f").config
+    assert [config[key] for key in ("model", "n_embd", "block_size")] == ["nanochat", 32, 16]
+
+
+def test_nanogpt_gets_no_nanochat(onecard: Any, nanochat: Path) -> None:
+    done = onecard("export", "n", "--to", "nanogpt")
+    assert (done.code, done.error) == (2, "not-nanogpts-model")
+    assert not (nanochat / "export").exists()
+    assert onecard(*done.fix).code == 0
+    Path("model.py").touch()
+    done = onecard("bench", *MODERN, "--nanogpt", ".")
+    assert (done.code, done.error) == (2, "not-nanogpts-model")
+
+
+def test_a_text_longer_than_the_context_is_cut_to_it(onecard: Any, nanochat: Path) -> None:
+    prompt = "def f(self, x, y, z): return x + y + z\n"
+    assert len(prompt) > 32
+    typed = ("--length", "6", "--temperature", "0")
+    whole = onecard("sample", "n", "--prompt", prompt, *typed)
+    last = onecard("sample", "n", "--prompt", prompt[-32:], *typed)
+    assert whole.code == 0
+    assert whole.out == prompt[:-32] + last.out
+
+
+def test_a_resume_keeps_its_model(onecard: Any, nanochat: Path, trained: Path) -> None:
+    for folder, other in (("n", "gpt2"), ("r", "nanochat")):
+        done = onecard("train", "--resume", folder, "--max_iters=10", f"--model={other}")
+        assert (done.code, done.error) == (2, "resume-mismatch")
+        assert "model" in done.err.splitlines()[0]
+    assert onecard("train", "--resume", "n", "--max_iters=10").code == 0
+
+
+def of_before_models(run: Path) -> None:
+    """Make the run one of a version that had GPT-2 alone: nothing names its model."""
+    config = json.loads((run / "config.json").read_text())
+    del config["model"]
+    (run / "config.json").write_text(json.dumps(config))
+    for folder in (run / "checkpoints").glob("step-*"):
+        state = json.loads((folder / STATE).read_text())
+        files = {name: load_file(folder / name) for name in (MODEL, OPTIMIZER)}
+        shutil.rmtree(folder)
+        del state["config"]["model"]
+        said = {key: value for key, value in state.items() if key not in ("schema", "files", "sha256")}
+        checkpoint_files.write(folder, files, said)
+
+
+def test_a_run_that_names_no_model_is_of_gpt2(onecard: Any, trained: Path) -> None:
+    of_before_models(trained)
+    assert read_run(trained).shape["model"] == "gpt2"
+    done = onecard("train", "--resume", "r", "--max_iters=10", "--model=nanochat")
+    assert done.error == "resume-mismatch"
+    assert onecard("plan", "--init_from=r").code == 0
+    assert onecard("export", "r", "--to", "nanogpt").code == 0
+    assert onecard("train", "--resume", "r", "--max_iters=10").code == 0
 
 
 # nanoGPT's way of asking for a text

@@ -31,13 +31,14 @@ from onecard.paper.device import Device  # noqa: E402
 from onecard.paper.operations import PaperOperations  # noqa: E402
 from onecard.paper.tags import OPTIMIZER_TEMPORARIES, WORKSPACE  # noqa: E402
 from onecard.plan.memory.onecard.tape import onecard_tape  # noqa: E402
+from onecard.plan.schedule import muon_momentum  # noqa: E402
 from onecard.runs.folder import create_run, load_run, resume_run  # noqa: E402
 from onecard.runs.records import Eval, Oom, Record, Step  # noqa: E402
 from onecard.train import optim  # noqa: E402
 from onecard.train.loop import train  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.operations import TORCH  # noqa: E402
-from onecard.train.optim import Muon, make_optimizer  # noqa: E402
+from onecard.train.optim import Muon, make_optimizer, set_rates  # noqa: E402
 from onecard.train.precision import Precision  # noqa: E402
 from onecard.train.trainer import Trainer  # noqa: E402
 from tests.train.test_traced_memory import Trace, canonical  # noqa: E402
@@ -531,3 +532,14 @@ def test_nanochat_has_a_rate_for_its_head_and_learns(dataset: Dataset, tmp_path:
     assert found == [(8, 0.02), (1, 0.01), (1, 0.004)]
     run(config, dataset, tmp_path / "run")
     assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0] - 1.5
+
+
+def test_momentum_rises_over_its_warm_up_and_reaches_the_optimizer() -> None:
+    config = RunConfig(optimizer="muon", muon_momentum=0.95, muon_momentum_warmup=10)
+    assert [muon_momentum(config, step) for step in (0, 5, 10, 11)] == pytest.approx([0.85, 0.9, 0.95, 0.95])
+    low = config.replace({"muon_momentum": 0.8})
+    assert muon_momentum(low, 0) == 0.8, "a lower one has nowhere to rise from"
+    optimizer = make_optimizer(GPT(TINY), TINY)
+    assert isinstance(optimizer, Muon)
+    set_rates(optimizer, config, 5)
+    assert optimizer.momentum == pytest.approx(0.9)

@@ -215,7 +215,7 @@ def test_the_prefixes_of_compile_and_ddp_are_taken_off(content: Any, tmp_path: P
 
 def test_shape_step_loss_and_settings_are_read(content: Any, tmp_path: Path) -> None:
     found = read(content, tmp_path)
-    assert found.shape == {**SHAPE, "bias": True}
+    assert found.shape == {"model": "gpt2", **SHAPE, "bias": True}
     assert (found.step, found.val_loss, found.notes) == (4, 3.25, ())
     assert found.config["beta2"] == 0.99
 
@@ -325,7 +325,7 @@ def without(name: str) -> Any:
         (lambda content: content["model"], 'no "model"'),
         (lambda content: [1, 2], 'no "model"'),
         (other(model={"a": 1}), "more than tensors"),
-        (other(model={"a": torch.zeros(1)}), "no token and position embeddings"),
+        (other(model={"a": torch.zeros(1)}), "no transformer.wte.weight and transformer.wpe.weight"),
         (other(model_args={"n_head": 5}), "n_head=5"),
         (other(model_args={}, config={}), "n_head=None"),
         (untied, "a head|its head"),
@@ -339,7 +339,7 @@ def without(name: str) -> Any:
 def test_another_model_is_refused_with_what_differs(content: Any, tmp_path: Path, change: Any, why: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(change(content), tmp_path)
-    assert refused.value.name == "not-gpt2"
+    assert refused.value.name == "not-a-model"
     assert re.search(why, refused.value.why), refused.value.why
 
 

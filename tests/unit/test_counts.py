@@ -3,7 +3,7 @@
 import pytest
 
 from onecard.config.schema import RunConfig
-from onecard.plan.counts import count_params, flops_per_token, mfu, shape_for_count
+from onecard.plan.counts import count_params, flops_per_token, mfu, multiplied_params, shape_for_count
 
 
 def shape(n_layer: int, n_head: int, n_embd: int, block_size: int = 1024, **more: object) -> RunConfig:
@@ -41,6 +41,20 @@ def test_gpt2_has_the_parameters_openai_published() -> None:
 
 def test_flops_per_token_by_hand() -> None:
     assert flops_per_token(shape(12, 12, 768)) == 6 * 123_587_328 + 12 * 12 * 768 * 1024
+
+
+def test_all_that_gpt2_multiplies_is_what_nanogpt_counts() -> None:
+    for config in (shape(12, 12, 768), shape(6, 6, 384, 256, vocab_size=65, bias=True)):
+        assert multiplied_params(config) == count_params(config).nanogpt
+
+
+def test_nanochats_embedding_is_looked_up_and_its_head_multiplied() -> None:
+    config = shape(12, 12, 768, model="nanochat")
+    table, blocks = 50304 * 768, 12 * 12 * 768**2
+    params = count_params(config)
+    assert params.total == params.nanogpt == 2 * table + blocks, "rotary positions and its norms have no weights"
+    assert multiplied_params(config) == table + blocks
+    assert flops_per_token(config) == 6 * (table + blocks) + 12 * 12 * 768 * 1024
 
 
 def test_mfu_is_of_this_card() -> None:

@@ -76,6 +76,15 @@ def test_mfu_needs_a_card_and_counts_as_the_contract_says() -> None:
     assert facts.printed_mfu == pytest.approx(0.215)
 
 
+def test_the_mfu_of_nanochat_counts_no_table_that_is_only_looked_up() -> None:
+    facts = case(made.nanogpt(), config=f"{CONFIG}\nmodel = 'nanochat'\n", card="RTX 4070").facts
+    table, blocks = 50304 * 256, 4 * 12 * 256 * 256
+    peak = find_card("RTX 4070").peak_flops
+    assert peak is not None
+    assert facts.params == 2 * table + blocks
+    assert facts.mfu == pytest.approx((6 * (table + blocks) + 12 * 4 * 256 * 512) * (163_840 / 0.25) / peak)
+
+
 def test_the_card_may_come_from_the_log() -> None:
     assert case(["using NVIDIA GeForce RTX 4070", *made.nanogpt()], config=CONFIG).card == find_card("RTX 4070")
     assert case(["using NVIDIA GeForce RTX 9999", *made.nanogpt()], config=CONFIG).card is None

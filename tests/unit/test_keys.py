@@ -17,6 +17,7 @@ OTHER = {
     "dtype": "float32",
     "recipe": "fast",
     "model": "nanochat",
+    "muon_momentum_warmup": 100,
     "grad_checkpoint": "full",
     "optimizer": "muon",
     "head_learning_rate": 0.1,

@@ -6,6 +6,7 @@ import pytest
 
 from onecard.config.schema import RunConfig
 from onecard.models.chunks import chunk_slices, default_chunk_tokens
+from onecard.paper.work import Work
 from onecard.plan.cards import find_card
 from onecard.plan.counts import count_params
 from onecard.plan.speed import predict_speed
@@ -20,7 +21,7 @@ from onecard.plan.speed.rates import (
     OTHER_MAKERS_RATES,
     WORKSTATION_RATES,
 )
-from onecard.plan.speed.work import StepWork, TrainerName, Work
+from onecard.plan.speed.work import StepWork, TrainerName
 
 H200, RTX_4070 = find_card("H200"), find_card("RTX 4070")
 GPT2 = RunConfig(batch_size=8, gradient_accumulation_steps=64, max_iters=12_000, eval_interval=500, dtype="bfloat16")
@@ -45,12 +46,13 @@ def test_a_recorded_micro_batch_is_started_as_one_and_sums_into_what_exists() ->
     assert nanogpt_step(GPT2, "bfloat16", H200_RATES.costs).sums(64) == 63
 
 
-def test_zeroing_recorded_gradients_writes_four_bytes_a_parameter_and_casting_weights_moves_six() -> None:
+def test_zeroing_recorded_gradients_writes_four_bytes_a_parameter_and_casting_matrices_moves_six() -> None:
     eager, compiled, fused = (
         step_of(**keys).update.moved_bytes for keys in (COMPILED | {"compile": False}, COMPILED, {})
     )
     assert compiled - eager == 4 * count_params(GPT2).total
-    assert fused - compiled == 6 * count_params(GPT2).total
+    positions = GPT2.block_size * GPT2.n_embd  # added to x as they are
+    assert fused - compiled == 6 * (count_params(GPT2).decayed - positions)
 
 
 def test_where_nobody_has_timed_written_out_passes_they_count_as_compiled_blocks() -> None:
@@ -99,8 +101,11 @@ def test_chunks_are_counted_as_the_trainer_cuts_them(batch_size: int, chunk: int
 def test_logits_cross_the_bus_once_each_way_and_once_in_evaluation() -> None:
     training, evaluation = step_of().micro_batch.loss, step_of().evaluation_batch.loss
     assert evaluation.moved_bytes == 2 * N * V
-    assert training.moved_bytes == 4 * N * V
-    assert step_of(**COMPILED).micro_batch.loss.moved_bytes == 4 * N * V + 12 * V * C + 14 * N * C
+    numbers = 100  # bytes, at most
+    assert training.moved_bytes == pytest.approx(4 * N * V, abs=numbers)
+    # zeros for the gradient of the head, which is scaled in the backward pass, as is that of the hidden states
+    autograds = 4 * N * V + 12 * V * C + 4 * N * C
+    assert step_of(**COMPILED).micro_batch.loss.moved_bytes == pytest.approx(autograds, abs=numbers)
 
 
 def test_an_odd_vocabulary_is_slow_compiled_too_because_the_head_is_not() -> None:

@@ -9,12 +9,14 @@ from rich.console import Console
 
 from onecard.config.command import EXPANDABLE, train_command
 from onecard.config.resolve import resolve
+from onecard.errors import UsageError
 from onecard.inputs.make_plan import make_plan
 from onecard.plan.budget import Budget
 from onecard.plan.cards import find_card
 from onecard.plan.nvidia_smi import DriverFigures
 from onecard.plan.place import Place
 from onecard.plan.plan import Plan
+from onecard.plan.proposal import config_text
 from onecard.report.advice import print_fixes, print_proposals
 from onecard.report.command import changed_command
 from onecard.report.memory import print_driver_figures
@@ -242,3 +244,55 @@ def test_a_request_that_torch_refuses_at_its_limit_is_no_lack_of_memory() -> Non
 def test_a_command_names_a_size_as_it_is_typed() -> None:
     patch = {"batch_size": 8, "memory_limit": 12 * GIB}
     assert train_command("c.py", patch, trainer="onecard") == "onecard train c.py --batch_size=8 --memory_limit=12GiB"
+
+
+NANOCHAT = "model = 'nanochat'\nbatch_size = 16\ngradient_accumulation_steps = 32\ndataset = 'fineweb'\n"
+
+
+def nanochat(**asked: object) -> Plan:
+    resolved = resolve(NANOCHAT, filename="c.py")
+    return make_plan(resolved, Place(card=find_card("RTX 4070"), other_bytes=0), **asked)  # type: ignore[arg-type]
+
+
+def test_nanogpt_has_no_plan_of_a_model_that_it_has_not() -> None:
+    plan = nanochat()
+    assert plan_json(plan)["trainers"]["nanogpt"] is None  # type: ignore[index]
+    assert plan.exit_code == 0
+    said = printed_details(plan)
+    assert "nanochat, 12 layers" in said
+    for wrong in ("nanoGPT", "GELU", "position embeddings"):
+        assert wrong not in said
+    small = Place(card=find_card("RTX 4070"), other_bytes=8 * GIB)
+    assert make_plan(resolve(NANOCHAT, filename="c.py"), small).exit_code == 1, "onecard's verdict decides"
+    with pytest.raises(UsageError) as refused:
+        nanochat(trainer="nanogpt")
+    assert refused.value.name == "not-nanogpts-model"
+
+
+def test_what_saves_nanochat_no_memory_is_not_offered() -> None:
+    plan = nanochat(fit=True, sensitivity=True)
+    assert plan.fit
+    assert {each.config.grad_checkpoint for each in plan.fit.candidates} <= {"none", "full"}
+    assert plan.sensitivity
+    assert [each.value for each in plan.sensitivity if each.key == "grad_checkpoint"] == ["full"]
+    small = Place(card=find_card("RTX 4070"), other_bytes=8 * GIB)
+    tight = make_plan(resolve(NANOCHAT, filename="c.py"), small, fit=True)
+    assert tight.fit
+    assert tight.fit.best
+    assert tight.fit.best.config.grad_checkpoint in ("none", "full")
+    assert "selective" not in {fix.name for fix in tight.fixes}
+    assert "full" in {fix.name for fix in tight.fixes}
+
+
+def test_proposals_keep_the_model() -> None:
+    plan = nanochat(budget=Budget(seconds=24 * 3600))
+    assert plan.proposals
+    for proposal in plan.proposals:
+        assert proposal.config.model == "nanochat"
+        assert "nanoGPT" not in config_text(proposal)
+
+
+def printed_details(plan: Plan) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(plan, console, details=True)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]

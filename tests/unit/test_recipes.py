@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onecard.config.recipes import FAST, NANOGPT, RECIPES, SameAs, recipe_values
+from onecard.config.recipes import FAST, NANOGPT, RECIPES, From, recipe_values
 from onecard.config.resolve import Resolved, resolve, resolve_mapping
 from onecard.config.schema import KEYS, RunConfig
+from onecard.doctor.single_changes import single_effects
 from onecard.errors import ConfigError, UsageError
 from onecard.inputs.config import config_named
 from onecard.inputs.make_plan import make_plan
 from onecard.inputs.place import place_named
 from onecard.plan.budget import Budget
+from onecard.plan.cards import find_card
 from onecard.plan.conditions import condition_findings
 from onecard.plan.intent import intent_findings
 from onecard.plan.loss import forecast_loss, law, why_no_forecast
@@ -23,6 +25,8 @@ from onecard.plan.plan import Plan
 from onecard.plan.proposal import config_text
 from onecard.plan.token_worth import LAW_TOKENS
 from onecard.report.plan_json import plan_json
+from onecard.runs.records import Eval, Step
+from tests.unit.doctor.cases import case, evaluation, found, step
 
 NANOGPT_FILE = """\
 dataset = 'fineweb'
@@ -44,8 +48,9 @@ OTHERS: dict[str, Any] = {  # values that are not the recipe's; its model has ne
     "head_learning_rate": 0.02,
     "muon_learning_rate": 0.03,
     "muon_momentum": 0.9,
-    "beta1": 0.8,
-    "beta2": 0.99,
+    "muon_momentum_warmup": 7,
+    "beta1": 0.7,
+    "beta2": 0.98,
     "weight_decay": 0.05,
     "grad_clip": 1.0,
     "schedule": "cosine",
@@ -82,7 +87,7 @@ class TestWhoseValueCounts:
     def test_defaults_recipe_file_flags(self, in_file: set[str], as_flags: set[str]) -> None:
         values = {**OTHERS, "recipe": FAST}
         said = {key: values[key] for key in sorted(in_file)}
-        typed = {key: RECIPES[FAST].get(key, FAST) for key in as_flags if key != "lr_decay_iters"}
+        typed = {key: FAST if key == "recipe" else recipe_values(FAST, {"max_iters": 4000})[key] for key in as_flags}
         flags = [(key, str(value)) for key, value in typed.items()]
         resolved = resolve_mapping({"max_iters": 4000, **said}, flags=flags)
         recipe = FAST if "recipe" in in_file | as_flags else NANOGPT
@@ -134,7 +139,7 @@ class TestWhoseValueCounts:
     def test_the_schedule_ends_with_the_run(self) -> None:
         assert fast("max_iters = 2000\n").config.lr_decay_iters == 2000
         assert fast(max_iters=3000).config.lr_decay_iters == 3000
-        assert isinstance(RECIPES[FAST]["lr_decay_iters"], SameAs)
+        assert isinstance(RECIPES[FAST]["lr_decay_iters"], From)
         assert fast("").config.lr_decay_iters == KEYS["max_iters"].default
 
     def test_a_recipes_values_are_not_what_somebody_asked_for(self) -> None:
@@ -185,7 +190,7 @@ class TestPlan:
         assert plan_json(planned(resolve(NANOGPT_FILE))).get("without_recipe") is None
 
     def test_nanogpt_alone_cannot_run_it(self) -> None:
-        with pytest.raises(UsageError, match="nanoGPT has no model=nanochat"):
+        with pytest.raises(UsageError, match="nanoGPT cannot train model=nanochat"):
             planned(fast(), trainer="nanogpt")
 
     def test_nothing_about_its_settings_is_a_warning(self) -> None:
@@ -193,6 +198,12 @@ class TestPlan:
 
     def test_a_size_in_a_comment_is_of_gpt2s_shape_too(self) -> None:
         assert not intent_findings(fast("# a GPT of ~124M parameters\n" + NANOGPT_FILE))
+
+    def test_another_size_has_its_own_rates_unless_they_were_set(self) -> None:
+        sized = planned(fast(muon_learning_rate=0.03), fit=True, params=60_000_000).config
+        made = recipe_values(FAST, sized.model_dump())
+        assert sized.n_embd != 768
+        assert (sized.head_learning_rate, sized.muon_learning_rate) == (made["head_learning_rate"], 0.03)
 
 
 class TestLoss:
@@ -235,6 +246,42 @@ class TestLoss:
         assert why in why_no_forecast(config)
 
 
+class TestDoctorAndCompare:
+    FAST_RUN = (
+        "dataset = 'fineweb'\nbatch_size = 8\ngradient_accumulation_steps = 64\nmax_iters = 4578\nrecipe = 'fast'\n"
+    )
+
+    @pytest.mark.parametrize(
+        "rule",
+        [
+            *("lr-out-of-range", "decay-horizon", "warmup-length", "weight-decay-out-of-range", "small-batch-betas"),
+            *("few-large-updates", "capacity-or-data", "tokens-per-parameter"),
+        ],
+    )
+    def test_rules_about_adamw_and_its_law_say_nothing_of_it(self, rule: str) -> None:
+        assert not found(rule, case(self.FAST_RUN, records=ending(self.FAST_RUN, 3.28)))
+
+    @pytest.mark.parametrize(("val", "off"), [(3.28, False), (3.10, False), (3.55, True), (2.9, True)])
+    def test_its_loss_is_weighed_by_its_own_law(self, val: float, off: bool) -> None:
+        """3.28 after 2.4B tokens is 0.25 below what the law says of AdamW."""
+        assert bool(found("loss-off-expectation", case(self.FAST_RUN, records=ending(self.FAST_RUN, val)))) == off
+
+    def test_the_recipe_is_one_change(self) -> None:
+        before, after = resolve(NANOGPT_FILE).config, fast().config
+        (effect,) = single_effects(before, after, find_card("RTX 4070"), "onecard")
+        assert effect.named == {"recipe": (NANOGPT, FAST)}
+        assert effect.changes.keys() >= {"model", "optimizer", "learning_rate"}
+        assert effect.final_loss_difference is not None
+        assert effect.final_loss_difference < -0.1
+        assert effect.tokens_per_second_ratio
+
+
+def ending(text: str, val: float) -> list[Step | Eval]:
+    """Records of a run that ends at a validation loss."""
+    last = resolve(text).config.max_iters
+    return [step(last, val), evaluation(last, val, val)]
+
+
 class TestHours:
     def test_the_recipe_is_the_third_line(self) -> None:
         plan = planned(resolve(None), budget=Budget(seconds=48 * 3600))
@@ -252,6 +299,8 @@ class TestHours:
         assert plan.proposals
         first = plan.proposals[0]
         assert first.config.recipe == FAST
+        made = recipe_values(FAST, first.config.model_dump())
+        assert {key: getattr(first.config, key) for key in made} == made, "the rates are those of its own size"
         again = resolve(config_text(first), filename="weekend.py")
         assert again.config.replace({"out_dir": first.config.out_dir}) == first.config
         assert again.config.lr_decay_iters == again.config.max_iters

@@ -124,7 +124,8 @@ def test_launches_are_counted_operation_by_operation() -> None:
     assert launches_of({"dropout": 0.1}) == launches_of({})
     assert launches_of({"bias": True}) == 12 * (35 + 13) + 40
     assert launches_of({"dtype": "float32", "bias": True}) == 12 * (31 + 9) + 40
-    assert launches_of({"compile": False, "dropout": 0.1}) == 12 * (46 + 8) + 40
+    # a dropout is one kernel and three on the way back; the embeddings have one, too
+    assert launches_of({"compile": False, "dropout": 0.1}) == 12 * (46 + 8) + 40 + 4
     eager_float32 = {"compile": False, "dtype": "float32"}  # profiled: nothing is cast
     assert launches_of(eager_float32) == 12 * (12 + 4 + 13) + 40
     assert launches_of({**eager_float32, "bias": True}) == 12 * (12 + 4 + 13 + 4) + 40

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache, partial
 from onecard.config.schema import RunConfig
 from onecard.models.nanogpt import eager_tape
 from onecard.models.ways import compiles_blocks, fuses, records_graph
-from onecard.paper.device import DRIVER_BYTES, Device
+from onecard.paper.device import Device
 from onecard.paper.kernels import FLOAT
 from onecard.paper.scratch import WORKSPACE_BYTES
 from onecard.paper.tape import Tape, parts_at
@@ -22,6 +22,7 @@ from onecard.plan.memory.why import item_bytes, why_nanogpt, why_onecard
 from onecard.plan.speed.work import TrainerName
 from onecard.units import MIB
 
+TAPES = 4  # that are kept: of a run, and of the changes to it that a plan proposes; they are large
 PHASES = ("eval0", "train", "eval")  # both trainers evaluate first, then train, then evaluate again
 PROCESS = "process"  # the phase of parts that belong to no single phase: cache and context
 ROUNDING = "block rounding"
@@ -37,6 +38,9 @@ GRAPH_CONTEXT_BYTES = 70 * MIB
 # more. It was the same in 44 runs of 2 to 24 layers, and 2 MiB more or less in three (H200, CUDA 13, torch 2.11,
 # 2026-11-16). Its size on other cards is not known.
 FUSED_CONTEXT_BYTES = -56 * MIB
+
+# Muon's products make a cuBLAS handle in such a run: the same in 11 runs (H200, CUDA 13, torch 2.11, 2026-11-18).
+MUON_CONTEXT_BYTES = 64 * MIB
 
 # How far the prediction of what PyTorch reserves may be off. On the measured card, nine of ten processes in every set
 # of rows are within 1 % (docs/explain/memory.md). On other cards one run is known; it is within 2 %.
@@ -80,7 +84,14 @@ class Description:
     def replayed(self, tape: Tape, *, available_bytes: int | None = None) -> Replay:
         """The tape replayed through the allocator, which gets what is available to the process minus its context."""
         limit = None if available_bytes is None else max(0, available_bytes - self.context.size_bytes)
+        if limit is None:
+            return _without_limit(tape, self.expandable_segments)
         return replay(tape, expandable_segments=self.expandable_segments, limit_bytes=limit)
+
+
+@lru_cache(maxsize=TAPES)
+def _without_limit(tape: Tape, expandable_segments: bool) -> Replay:
+    return replay(tape, expandable_segments=expandable_segments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +168,7 @@ class Memory:
         return sorted((p for p in self.parts if p.phase == phase), key=lambda part: -part.size_bytes)
 
 
-@lru_cache(maxsize=2)  # a tape is large, and expandable segments do not change it
+@lru_cache(maxsize=TAPES)  # neither expandable segments nor other programs change it
 def nanogpt_tape(config: RunConfig, device: Device, *, cold: bool = True, returns_logits: bool = True) -> Tape:
     """Every allocation and free of nanoGPT's model under nanoGPT's loop.
 
@@ -252,8 +263,7 @@ def context_of_onecard(config: RunConfig, card: Card) -> int:
 
 def _more_context(config: RunConfig, card: Card) -> int:
     if fuses(config) and is_measured(card):
-        handle = sum(DRIVER_BYTES["cublas forward"]) if config.optimizer == "muon" else 0  # for its products
-        return FUSED_CONTEXT_BYTES + handle
+        return FUSED_CONTEXT_BYTES + (MUON_CONTEXT_BYTES if config.optimizer == "muon" else 0)
     return GRAPH_CONTEXT_BYTES if records_graph(config) else 0
 
 

@@ -221,6 +221,8 @@ def _differences(run: MeasuredRun, config: RunConfig, card: Card | None) -> str:
             found.append(f"{ratio:.2g}× the {what}")
     shape = () if found[:1] and "parameters" in found[0] else ("n_layer", "n_head", "n_embd")  # known already
     keys = (*shape, "vocab_size", "block_size", "dropout", "gradient_accumulation_steps")
+    if config.model != "gpt2":  # every measured run's
+        found.append(f"model {config.model}")
     found += [f"{key} {getattr(config, key)}" for key in keys if getattr(config, key) != getattr(run, key)]
     if (dtype := _dtype(config, card)) != run.dtype:
         found.append(dtype)

@@ -14,30 +14,43 @@ Letters as in nanogpt.py. What differs from nanoGPT (models/gpt2.py, chunked_los
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 
 from onecard.config.schema import RunConfig
-from onecard.models.chunks import default_chunk_tokens
-from onecard.models.evaluation import eval_sequences
+from onecard.models.evaluation import eval_batch_size, eval_sequences
 from onecard.models.optimizers import optimizer_of
-from onecard.models.ways import fuses, records_graph
-from onecard.plan.counts import count_params
+from onecard.models.ways import compiles_blocks, fuses, records_graph
+from onecard.paper.library import TENSORS_PER_KERNEL
+from onecard.paper.work import ACCUMULATION, MATMULS, NOTHING, UPDATE, Parts, Work
+from onecard.plan.counts import count_params, count_tensors
 from onecard.plan.speed import nanogpt
-from onecard.plan.speed.work import Costs, MicroBatch, StepWork, Work
+from onecard.plan.speed.on_paper import (
+    evaluation_batch_on_paper,
+    micro_batch,
+    ours,
+    ours_eager,
+    update_on_paper,
+    with_odd_vocabulary,
+)
+from onecard.plan.speed.work import Costs, MicroBatch, StepWork
 
 
 def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
     """The work of one step of onecard's trainer; `dtype` is the type it really runs in."""
+    half, is_counted = dtype != "float32", _written_out(config, costs) is not None
+    run = ours if is_counted else ours_eager  # compiled blocks have the products of eager ones
     evaluated = _evaluated(config)
+    parts, in_evaluation = update_on_paper(run, config), evaluation_batch_on_paper(run, evaluated)
     return StepWork(
-        micro_batch=_micro_batch(config, dtype, costs, backward=True),
-        evaluation_batch=_micro_batch(evaluated, dtype, costs, backward=False),
+        micro_batch=_micro_batch(parts, config, costs, half=half, backward=True),
+        evaluation_batch=_micro_batch(in_evaluation, evaluated, costs, half=half, backward=False),
         evaluation_batches=2 * -(-eval_sequences(config) // evaluated.batch_size),
         evaluations=evaluations(config),
         checkpoints=checkpoints(config),
-        accumulation=Work() if _written_out(config, costs) else nanogpt.accumulation(config),  # products add them up
-        update=_update(config, dtype, costs),
-        tensors=nanogpt.tensors(config),
+        accumulation=parts.get(ACCUMULATION, NOTHING),  # written out, products add gradients up
+        update=_update(parts, config, half=half, is_counted=is_counted),
+        tensors=count_tensors(config),
         sequences=0,
         recorded=records_graph(config),
         reruns=config.n_layer if _reruns_in_python(config) else 0,
@@ -46,7 +59,7 @@ def onecard_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
 
 def _reruns_in_python(config: RunConfig) -> bool:
     """Whether Python runs blocks again, or the recomputed parts of them, launch by launch."""
-    return config.grad_checkpoint != "none" and not config.compile
+    return config.grad_checkpoint != "none" and not fuses(config) and not compiles_blocks(config)
 
 
 def evaluations(config: RunConfig) -> int:
@@ -66,122 +79,73 @@ def checkpoints(config: RunConfig) -> int:
 
 def _evaluated(config: RunConfig) -> RunConfig:
     """The config with the batch and block of its evaluations."""
-    shape = {"batch_size": config.eval_batch_size, "block_size": config.eval_block_size}
-    return config.model_copy(update={key: value for key, value in shape.items() if value})
+    return config.model_copy(update={"batch_size": eval_batch_size(config), "block_size": config.eval_length})
 
 
-def _micro_batch(config: RunConfig, dtype: str, costs: Costs, *, backward: bool) -> MicroBatch:
-    attention = nanogpt.attention(config, dtype, costs, backward)
-    if backward and config.grad_checkpoint == "full":
-        attention += nanogpt.attention(config, dtype, costs, False)
-    return MicroBatch(
-        matmuls=_matmuls(config, dtype, costs, backward),
-        attention=attention,
-        memory_bound=_memory_bound(config, dtype, costs, backward),
-        loss=_loss(config, dtype, costs, backward),
-    )
+def _update(parts: Parts, config: RunConfig, *, half: bool, is_counted: bool) -> Work:
+    """Clipping and the optimizer. For a recorded micro-batch the gradients are set to zero, several at a time.
+
+    Muon's products run over batches of all layers, so they are not what one layer adds times the layers.
+    """
+    found = parts[UPDATE]
+    if config.optimizer == "muon":
+        muon = optimizer_of(config).orthogonalisation
+        found += Work(
+            tensor_flops=muon.flops,
+            moved_bytes=muon.moved_elements * (2 if half else 4),
+            kernels=muon.kernels,
+            products=muon.products,
+        )
+    if is_counted or not records_graph(config):
+        return found
+    zeros = Work(moved_bytes=4 * count_params(config).total, kernels=count_tensors(config) / TENSORS_PER_KERNEL)
+    return found + zeros
 
 
-def _update(config: RunConfig, dtype: str, costs: Costs) -> Work:
-    """Clipping and the optimizer. For a recorded micro-batch the gradients are set to zero."""
-    params, tensors = count_params(config).total, nanogpt.tensors(config)
-    found = nanogpt.update(config, optimizer_of(config), dtype)
-    if records_graph(config):
-        found += Work(moved_bytes=4 * params, kernels=tensors / 6)
-    if _written_out(config, costs):  # the weights' casts
-        found += Work(moved_bytes=6 * params, kernels=tensors / 6)
-    return found
+def _micro_batch(parts: Parts, config: RunConfig, costs: Costs, *, half: bool, backward: bool) -> MicroBatch:
+    parts = with_odd_vocabulary(parts, config)  # the head is never compiled
+    if not fuses(config) and not compiles_blocks(config):
+        return nanogpt.in_eager_mode(parts, config, costs, half=half, backward=backward)
+    if byte := _written_out(config, costs):
+        found = micro_batch(parts, costs, byte=byte, value=_OUR_VALUE)
+        splits = nanogpt.splits(config, half) * config.n_layer if backward else 0.0
+        return replace(found, memory_bound=found.memory_bound + Work(splits=splits))
+    if backward and config.dropout and config.grad_checkpoint == "full":  # eagerly, the last product runs again
+        without = config.model_copy(update={"dropout": 0.0})
+        parts = parts | {MATMULS: update_on_paper(ours_eager, without)[MATMULS]}
+    return replace(micro_batch(parts, costs), memory_bound=_compiled(config, costs, half=half, backward=backward))
 
-
-def _chunks(config: RunConfig) -> int:
-    """Pieces into which the tokens of a micro-batch go through the head."""
-    return -(-config.batch_size * config.block_size // (config.loss_chunk or default_chunk_tokens(config.vocab_size)))
-
-
-def _matmuls(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
-    N, C, L, V = config.batch_size * config.block_size, config.n_embd, config.n_layer, config.vocab_size
-    passes = 3 if backward else 1  # forward; gradients of inputs; gradients of weights
-    element = 4 if dtype == "float32" else 2
-    # The head is never compiled, so a vocabulary that tensor cores cannot read in place is always slow.
-    head_flops = (
-        passes * 2 * V * C * N * (1.0 if nanogpt.padded_vocabulary(config) else nanogpt.ODD_VOCABULARY_SLOWDOWN)
-    )
-    head_bytes = passes * element * N * (C + V)
-    # A chunk reads the weight for its logits and for the gradient of its inputs, and reads and writes the sum of the
-    # weight's gradients in float32.
-    chunk_bytes = V * C * (2 * element + 8 if backward else element)
-    remade = 16 if backward and config.grad_checkpoint == "full" else 0  # of 24: all but the product of 4C with C
-    remade_bytes = 11 if remade else 0  # C -> 3C, C -> C, C -> 4C: of 16
-    thirds = 4 if backward and _written_out(config, costs) else 0  # q's, k's and v's gradients, one by one
-    return Work(
-        tensor_flops=(passes * 24 + remade) * L * C * C * N + head_flops,
-        moved_bytes=element * L * C * (N * (passes * 16 + remade_bytes) + passes * 12 * C)
-        + head_bytes
-        + _chunks(config) * chunk_bytes,
-        products=(passes * 4 + thirds + (3 if remade else 0)) * L + passes * _chunks(config),
-    )
-
-
-# Written out, norms read and write 24 bytes per token, layer and n_embd, and GELU 40, of the 130 in nanoGPT's kernels.
-_WRITTEN_OUT_BYTES = 64 / 130
 
 # Compiled half precision passes x from block to block in that precision: by reading the kernels 84 bytes a token, layer
 # and n_embd, 108 with a float32 x.
 _NARROW_STREAM = 84 / 108
 # The arithmetic of norms and GELU with ours (train/gelu.py), as a share of torch's: fitted to 12 profiled rows.
 _OUR_GELU = 0.5
-
+_UNTIMED_BYTE = 1.2  # 78 bytes of compiled GPT-2 per token, layer and n_embd, where written out it counts 64
+_OUR_VALUE = 0.53  # the same for a value that passes through the written-out passes' kernels
 # Norms, GELU and sums once more, as a share of all such work. Measured on an H200 with an earlier trainer, in kernels
 # of 124M at batch 16 and 32; rows of this trainer agree (tests/golden/test_onecard_speed.py).
 _REMADE = {"none": 0.0, "selective": 0.10, "full": 0.17}
 
 
-def _memory_bound(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
-    """Norms, GELU, residuals, embeddings and casts."""
-    plain = nanogpt.memory_bound(config, dtype, costs, backward)
+def _compiled(config: RunConfig, costs: Costs, *, half: bool, backward: bool) -> Work:
+    """Norms, GELU, residuals, embeddings and casts of compiled blocks."""
+    plain = nanogpt.memory_bound(config, half=half, costs=costs, backward=backward)
     again = 1 + (_REMADE[config.grad_checkpoint] if backward else 0.0)
-    if byte := _written_out(config, costs):
-        return _in_our_kernels(config, plain, again, byte, backward)
-    is_narrow = config.compile and dtype != "float32"
-    flops = _OUR_GELU if is_narrow and not (backward and config.grad_checkpoint == "full") else 1.0  # full uses torch's
-    kernels = plain.kernels * again
-    if backward and config.grad_checkpoint == "full" and not config.compile:
-        kernels = plain.kernels + nanogpt.memory_bound(config, dtype, costs, False).kernels
+    flops = _OUR_GELU if half and not (backward and config.grad_checkpoint == "full") else 1.0  # full uses torch's
     return Work(
         vector_flops=plain.vector_flops * again * flops,
-        moved_bytes=plain.moved_bytes * again * (_NARROW_STREAM if is_narrow else 1.0),
-        kernels=kernels,
-        splits=plain.splits,
-    )
-
-
-def _in_our_kernels(config: RunConfig, plain: Work, again: float, byte: float, backward: bool) -> Work:
-    """The same, written out."""
-    N, C, L = config.batch_size * config.block_size, config.n_embd, config.n_layer
-    casts = count_params(config).total * (18 if backward else 6)  # nanoGPT makes these in every micro-batch
-    return Work(
-        vector_flops=plain.vector_flops * again * _OUR_GELU,
-        moved_bytes=(plain.moved_bytes - casts) * again * byte * _WRITTEN_OUT_BYTES + N * C * (24 if backward else 10),
-        kernels=(8 if backward else 3) * L + 12,
+        moved_bytes=plain.moved_bytes * again * (_NARROW_STREAM if half else 1.0),
+        kernels=plain.kernels * again,
         splits=plain.splits,
     )
 
 
 def _written_out(config: RunConfig, costs: Costs) -> float | None:
-    """Time of a byte where passes are written out, divided by nanoGPT's; None if they are not, or were never timed."""
-    return costs.written_out_byte if fuses(config) else None
+    """Cost of a byte of written-out passes, divided by nanoGPT's; None where they count as compiled blocks.
 
-
-def _loss(config: RunConfig, dtype: str, costs: Costs, backward: bool) -> Work:
-    """One kernel per chunk reads the logits and, for the backward pass, writes their gradient over them."""
-    N, C, V = config.batch_size * config.block_size, config.n_embd, config.vocab_size
-    element = 4 if dtype == "float32" else 2
-    passes = 2 if backward else 1
-    flops = costs.loss_flops / 4 * passes  # nanoGPT's two kernels read the logits four times
-    # The head's gradient starts at zero and is scaled; that of the hidden states is cast and scaled.
-    gradient_bytes = 12 * V * C + (element + 12) * N * C if backward and not _written_out(config, costs) else 0
-    return Work(
-        vector_flops=N * V * flops,
-        moved_bytes=passes * element * N * V + gradient_bytes,
-        kernels=_chunks(config) + (4 if backward else 0),
-    )
+    On a card where nobody has timed them, those of a model that is never compiled cost as much as compiled GPT-2's.
+    """
+    if not fuses(config):
+        return None
+    return costs.written_out_byte if config.model == "gpt2" else costs.written_out_byte or _UNTIMED_BYTE

@@ -229,10 +229,11 @@ def _spent(batch: MicroBatch, card: Card, rates: Rates, dtype: str) -> _Spent:
 def _parts(config: RunConfig, times: StepTimes, optimizer: Optimizer) -> tuple[SpeedPart, ...]:
     updates = max(1, config.max_iters)
     eager = "" if config.compile else ", one kernel per operation"
+    between = "norms, GELU, residuals" if config.model == "gpt2" else "norms, rotations, ReLU², residuals"
     named = (
         ("matmuls", times.matmuls, "matrix products of the blocks and the output layer"),
         ("attention", times.attention, "scores, softmax and values, forward and backward"),
-        ("memory-bound parts", times.memory_bound, f"norms, GELU, residuals and casts: limited by bandwidth{eager}"),
+        ("memory-bound parts", times.memory_bound, f"{between} and casts: limited by bandwidth{eager}"),
         ("loss", times.loss, f"softmax over {config.vocab_size:,} logits per token, and its gradient"),
         ("optimizer", times.optimizer, f"summing gradients, clipping and {optimizer.title}"),
         (

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from onecard.paper.work import Work
 from onecard.plan.cards import Card
-from onecard.plan.speed.work import Costs, Work
+from onecard.plan.speed.work import Costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +90,11 @@ H200_RATES = Rates(
         loss_flops=126,
         attention_flops=191,
         dropout_flops=597,
-        written_out_byte=0.64,  # fitted with `power`
+        written_out_byte=0.476,  # fitted with `power`
     ),
     # With these and `written_out_byte`, the steps of our twenty rows, and of both trainers in `onecard bench` at 124M,
     # are predicted within 4 % (bench/onecard_speed.py). At 690 of 700 W the clock falls from 1,980 MHz to 1,470.
-    power=Power(free_share=0.335, exponent=0.203, float16_exponent=0.285),
+    power=Power(free_share=0.332, exponent=0.202, float16_exponent=0.279),
 )
 
 # The RTX 4070's two public runs (134.1k and 56.1k tokens/s) fit one number: products at 1.15 of the published rate.

@@ -1,45 +1,14 @@
-"""The work of a step as a card and its host see it: each trainer describes its own (nanogpt.py, onecard.py)."""
+"""The work of a step as a card and its host see it: a run on paper says most of it (on_paper.py)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from onecard.paper.work import Work
+
 TrainerName = Literal["nanogpt", "onecard"]
 Trainers = Literal["both", "onecard", "nanogpt"]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One part of a step, as a card sees it."""
-
-    tensor_flops: float = 0.0  # matrix products
-    vector_flops: float = 0.0  # exponentials, normalization, random numbers: what tensor cores cannot do
-    moved_bytes: float = 0.0  # read from and written to the card's memory
-    kernels: float = 0.0  # launches of everything but products
-    products: float = 0.0  # launches of matrix products and attention
-    splits: float = 0.0  # zeros and sums of split products, which the product's own launch brings
-
-    @property
-    def launches(self) -> float:
-        """Everything the host starts on the card."""
-        return self.kernels + self.products
-
-    @property
-    def runs(self) -> float:
-        """Everything that runs on the card, whoever starts it."""
-        return self.launches + self.splits
-
-    def __add__(self, other: Work) -> Work:
-        """Both, one after the other."""
-        return Work(
-            tensor_flops=self.tensor_flops + other.tensor_flops,
-            vector_flops=self.vector_flops + other.vector_flops,
-            moved_bytes=self.moved_bytes + other.moved_bytes,
-            kernels=self.kernels + other.kernels,
-            products=self.products + other.products,
-            splits=self.splits + other.splits,
-        )
 
 
 @dataclass(frozen=True, slots=True)

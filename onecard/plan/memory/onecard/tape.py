@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from onecard.config.schema import RunConfig
 from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.run_on_paper import PaperRun
@@ -11,6 +13,7 @@ from onecard.paper.tape import Tape
 from onecard.plan.memory.onecard.compiled.blocks import CompiledRun
 
 
+@lru_cache(maxsize=4)
 def onecard_tape(config: RunConfig, device: Device, *, ranks: Ranks = ONE_RANK, rounds: int | None = None) -> Tape:
     """All of a rank's allocations and frees: phases "init", "eval0", then `rounds` times "train" and "eval".
 
