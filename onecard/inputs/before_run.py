@@ -41,10 +41,11 @@ def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:
     """The config of a run folder, from what its config.json says; keys of other versions are ignored."""
     from onecard.config.resolve import checked
     from onecard.config.schema import KEYS
-    from onecard.runs.folder import CONFIG, RECORDS
+    from onecard.runs.folder import CONFIG, RECORDS, without_former_keys
 
     try:
-        return checked({key: value for key, value in said.items() if key in KEYS}, dict.fromkeys(KEYS, CONFIG))
+        known = {key: value for key, value in without_former_keys(said).items() if key in KEYS}
+        return checked(known, dict.fromkeys(KEYS, CONFIG))
     except ConfigError as problem:
         raise ConfigError(
             f"{run / CONFIG} is damaged: {problem.what}",
