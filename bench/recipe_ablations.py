@@ -53,7 +53,9 @@ class Recipe:
     relu2: bool = False  # ReLU² instead of GELU
     zero_projections: bool = False  # first weights of both projections back to C are 0
     fan_in: bool = False  # first weights of matrices have standard deviation 1 / √C instead of 0.02
+    first_weights: float = 1.0  # matrices' first standard deviation relative to that
     tied: bool = True  # the head is the embedding
+    tied_until: float = 0.0  # share of the tokens in which an untied head is the embedding too, at the head's rate
     embedding_std: float = 0.02
     head_std: float = 0.02
     softcap: float = 0.0  # logits softcap · tanh(logits / softcap); 0: as they are
@@ -83,6 +85,7 @@ class Recipe:
     decay_share: float = 1.0  # share of the tokens in which a linear schedule falls
     final_rate: float = 0.1  # relative to the highest
     batch_ramp: str = ""  # "0.1:0.25,0.3:0.5": a quarter of the update's tokens until 0.1 of all, half until 0.3
+    ramp_power: float = 0.0  # rates while the batch grows: (share of the update's tokens) to this power
     context_ramp: str = ""  # "0.3:32": sequences of 32 tokens until 0.3 of all tokens
     seed: int = 1
 
@@ -200,7 +203,7 @@ class GPT(torch.nn.Module):
         def normal(*shape: int, std: float) -> torch.nn.Parameter:
             return torch.nn.Parameter(torch.randn(shape, generator=dice) * std)
 
-        std = C**-0.5 if recipe.fan_in else 0.02
+        std = recipe.first_weights * (C**-0.5 if recipe.fan_in else 0.02)
         projection_std = 0.0 if recipe.zero_projections else std / math.sqrt(2 * L)
         self.embedding_VC = normal(V, C, std=recipe.embedding_std)
         self.qkv_L3CC = normal(L, 3, C, C, std=std)
@@ -209,6 +212,8 @@ class GPT(torch.nn.Module):
         self.mlp_projection_LC4C = normal(L, C, 4 * C, std=projection_std)
         if not recipe.tied:
             self.head_VC = normal(V, C, std=recipe.head_std)
+        if recipe.tied_until:
+            self.head_VC = torch.nn.Parameter(self.embedding_VC.detach().clone())
         if not recipe.rotary:
             self.position_TC = normal(recipe.block_size, C, std=0.02)
         if not recipe.rms_norm:
@@ -313,8 +318,14 @@ class Optimizer:
     @torch.no_grad()
     def step(self, grads: tuple[Tensor, ...], now: Tensor) -> None:
         """Updates all parameters. `now` is what `changing` said."""
-        rates, (momentum, seen1, seen2) = now[:3], now[3:]
+        rates, (momentum, beta1, beta2, seen1, seen2, tied) = now[:3], now[3:]
         recipe = self.recipe
+        if recipe.tied_until:
+            embedding, head = (list(self.named).index(name) for name in ("embedding_VC", "head_VC"))
+            both = grads[embedding] + grads[head]
+            grads = tuple(
+                torch.lerp(grad, both, tied) if i in (embedding, head) else grad for i, grad in enumerate(grads)
+            )
         if recipe.grad_clip:
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
             factor = (recipe.grad_clip / (norm + 1e-6)).clamp(max=1)
@@ -325,8 +336,8 @@ class Optimizer:
                 update = self.muon(name, grad, average, momentum)
             else:
                 square = self.square[name]
-                average.lerp_(grad, 1 - recipe.beta1)
-                square.lerp_(grad.square(), 1 - recipe.beta2)
+                average.lerp_(grad, 1 - beta1)
+                square.lerp_(grad.square(), 1 - beta2)
                 update = (average / seen1) / ((square / seen2).sqrt() + recipe.epsilon)
             decay = recipe.weight_decay if name in MATRICES or (not recipe.muon and p.dim() == 2) else 0.0
             if decay:
@@ -346,13 +357,16 @@ class Optimizer:
 
 
 def changing(recipe: Recipe, update_number: int, share: float) -> list[float]:
-    """The learning rate, the matrices' and the head's, Muon's momentum, and how much Adam's two averages have seen."""
-    relative = schedule(recipe, share)
+    """The learning rate, the matrices' and the head's, Muon's momentum, Adam's betas, how much its averages have seen,
+    and whether the head is the embedding now."""
+    relative = schedule(recipe, share) * at(recipe.batch_ramp, share, 1.0) ** recipe.ramp_power
+    tied = share < recipe.tied_until
     momentum = 0.85 + (recipe.muon_momentum - 0.85) * min(1.0, update_number / max(1, recipe.momentum_warmup))
     matrix_rate = recipe.muon_learning_rate if recipe.muon else recipe.matrix_learning_rate
-    rates = (recipe.learning_rate, matrix_rate, recipe.head_learning_rate)
-    seen = (1 - beta**update_number for beta in (recipe.beta1, recipe.beta2))
-    return [*(relative * (rate or recipe.learning_rate) for rate in rates), momentum, *seen]
+    rates = (recipe.head_learning_rate if tied else recipe.learning_rate, matrix_rate, recipe.head_learning_rate)
+    betas = recipe.beta1, recipe.beta2
+    seen = (1 - beta**update_number for beta in betas)
+    return [*(relative * (rate or recipe.learning_rate) for rate in rates), momentum, *betas, *seen, float(tied)]
 
 
 def schedule(recipe: Recipe, share: float) -> float:
