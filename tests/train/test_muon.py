@@ -492,7 +492,7 @@ def test_sixty_updates_reach_a_lower_loss_than_adamws(dataset: Dataset, tmp_path
 
 
 @pytest.mark.parametrize(
-    "updates", [pytest.param(200, id="200"), pytest.param(2000, id="2000", marks=pytest.mark.slow)]
+    "updates", [pytest.param(200, id="200"), pytest.param(2000, id="2000", marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_half_and_twice_the_usual_rates_make_no_nan(
