@@ -244,11 +244,14 @@ class RunConfig(NanoGPTConfig):
         return self
 
     def _fits_nanochat(self) -> None:
-        for key, without in (("dropout", 0.0), ("bias", False)):
-            if getattr(self, key):
-                raise KeysDoNotFit(
-                    f"model=nanochat has no {key}", keys=("model", key), fix=f"--{key}={without}, or --model=gpt2"
-                )
+        absent = {key: without for key, without in (("dropout", 0.0), ("bias", False)) if getattr(self, key)}
+        if absent:
+            without_them = " ".join(f"--{key}={without}" for key, without in absent.items())
+            raise KeysDoNotFit(
+                f"model=nanochat has no {' and no '.join(absent)}",
+                keys=("model", *absent),
+                fix=f"{without_them}, or --model=gpt2",
+            )
         if self.head_size % 2:
             raise KeysDoNotFit(
                 f"model=nanochat rotates pairs of numbers, and heads of {self.head_size} have an odd one",

@@ -126,7 +126,8 @@ def where_it_stands(run: Run, config: RunConfig) -> tuple[bool, list[str]]:
         return False, [f"{_without_checkpoints(run)}: it starts again at step 0"]
     if not run.finished or run.last_step < config.max_iters:
         return False, []
-    longer = {**_typed(run, config), "max_iters": 2 * run.last_step or max(1, config.lr_decay_iters)}
+    updates = 2 * run.last_step or max(1, config.lr_decay_iters)
+    longer = {**_typed(run, config), **_longer(config, updates)}
     return True, [
         f"{run.path} is finished: step {run.last_step:,} of {config.max_iters:,}",
         f"to train longer: {resume_command(run, longer)}",
@@ -174,7 +175,7 @@ def instead_of_anew(
     elif max(now.max_iters, asked.max_iters) > reached:
         fix = f"{again} {free}   (or continue the one there: {resume_command(run, kept)})"
     else:
-        longer = resume_command(run, {**kept, "max_iters": 2 * reached})
+        longer = resume_command(run, {**kept, **_longer(now, 2 * reached)})
         fix = f"{again} {free}   (or train the one there longer: {longer})"
     return ConfigError(problem.what, why=why, fix=fix, name=problem.name)
 
@@ -305,9 +306,15 @@ def _already_beyond(before: RunConfig, after: RunConfig, run: Run, fixing: Mappi
     return ConfigError(
         f"a resumed run cannot end at step {after.max_iters:,}: it is already at step {reached:,}",
         why="max_iters counts all updates of a run from its start, and none can be undone",
-        fix=resume_command(run, {**fixing, "max_iters": longer}),
+        fix=resume_command(run, {**fixing, **_longer(before, longer)}),
         name="resume-mismatch",
     )
+
+
+def _longer(config: RunConfig, updates: int) -> dict[str, object]:
+    """The values that make a run longer: with its schedule where the rate has come to zero, or nothing is learned."""
+    at_zero = config.decay_lr and config.min_lr == 0 and config.lr_decay_iters < updates
+    return {"max_iters": updates, **({"lr_decay_iters": updates} if at_zero else {})}
 
 
 def step_reached(run: Run) -> int:

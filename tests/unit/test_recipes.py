@@ -310,7 +310,9 @@ class TestHours:
         assert first.config.recipe == FAST
         made = recipe_values(FAST, first.config.model_dump())
         assert {key: getattr(first.config, key) for key in made} == made, "the rates are those of its own size"
-        again = resolve(config_text(first), filename="weekend.py")
+        text = config_text(first)
+        assert f"heads of {first.config.head_size}" in text
+        again = resolve(text, filename="weekend.py")
         assert again.config.replace({"out_dir": first.config.out_dir}) == first.config
         assert again.config.lr_decay_iters == again.config.max_iters
 

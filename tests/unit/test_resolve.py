@@ -350,3 +350,9 @@ def test_a_refused_value_is_explained_by_the_keys_meaning() -> None:
     with pytest.raises(ConfigError) as refused:
         resolve(None, flags=[("n_layer", "0")])
     assert refused.value.why.startswith("n_layer is: transformer blocks")
+
+
+def test_all_that_a_model_does_not_have_is_said_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve("dropout = 0.1\nbias = True", flags=[("model", "nanochat")])
+    assert "--dropout=0.0 --bias=False" in (refused.value.fix or "")
