@@ -13,7 +13,7 @@ from onecard.config.names import nearest
 from onecard.config.paths import expanded, refuse_empty
 from onecard.config.plain import plain
 from onecard.config.reader import MAX_NUMBER, ConfigFile, NotAConfig, Value, is_too_large, read_config, read_value
-from onecard.config.recipes import NANOGPT, RECIPES, keys_between, recipe_values
+from onecard.config.recipes import NANOGPT, RECIPES, following, keys_between, recipe_values
 from onecard.config.schema import KEYS, NANOGPT_KEYS, PLANNED_KEYS, KeysDoNotFit, RunConfig, keys_that_affect
 from onecard.config.shown import typed
 from onecard.errors import ConfigError
@@ -278,9 +278,10 @@ def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) 
     if _nobody_set(resolved.origins["block_size"]) and isinstance(longest, int) and config.block_size > longest:
         fixed["block_size"] = longest
     warnings = _set_in_vain(fixed, config.model_dump(), resolved.origins, origin=origin)
+    shaped = checked({**config.model_dump(), **fixed}, {**resolved.origins, **dict.fromkeys(fixed, origin)})
     return replace(
         resolved,
-        config=checked({**config.model_dump(), **fixed}, {**resolved.origins, **dict.fromkeys(fixed, origin)}),
+        config=shaped.replace(following(config.model_dump(), shaped.model_dump())),
         origins={**resolved.origins, **dict.fromkeys(fixed, origin)},
         warnings=(*resolved.warnings, *warnings),
     )

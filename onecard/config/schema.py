@@ -26,7 +26,8 @@ class KeysDoNotFit(ValueError):
         self.keys, self.fix = keys, fix
 
 
-def _whole(value: object) -> object:
+def whole(value: object) -> object:
+    """A number without a fraction as an int, as in 6e5; other values as they are."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -38,7 +39,7 @@ def _yes_or_no(value: object) -> object:
 
 
 def _size(value: object) -> object:
-    size = _whole(value)
+    size = whole(value)
     if isinstance(value, str):
         try:
             size = units.parse_bytes(value)
@@ -56,11 +57,11 @@ def _checkpointing(value: object) -> object:
 
 # The upper bounds are far beyond any card; they keep a typo from becoming a plan that never ends.
 # A plan walks through every layer: 128 layers take 1 to 3 s, 1,024 took 18 to 100 s. Llama 3.1 405B has 126 layers.
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**24)]
-Layers = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=128)]
-Steps = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=2**40)]
-Interval = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**40)]
-Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)]
+Count = Annotated[int, BeforeValidator(whole), Field(ge=1, le=2**24)]
+Layers = Annotated[int, BeforeValidator(whole), Field(ge=1, le=128)]
+Steps = Annotated[int, BeforeValidator(whole), Field(ge=0, le=2**40)]
+Interval = Annotated[int, BeforeValidator(whole), Field(ge=1, le=2**40)]
+Seed = Annotated[int, BeforeValidator(whole), Field(ge=0, lt=2**63)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=2**63)]
 YesNo = Annotated[bool, BeforeValidator(_yes_or_no)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
