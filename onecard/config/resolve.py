@@ -128,6 +128,7 @@ def _under_flags(file: ConfigFile, flags: Iterable[tuple[str, str]], *, shown: s
         warnings += _replaced(file, shown, recipe, {key: values.get(key, KEYS[key].default) for key in replaced})
     warnings += _take_gpt2_shape(values, origins)
     config = checked(values, origins)
+    warnings += _idle(config, origins, of_recipe)
     without = {key: file.values.get(key, KEYS[key].default) for key in keys_between(recipe, NANOGPT)}
     return Resolved(
         config,
@@ -252,6 +253,26 @@ def _not_known(keys: Sequence[str], file: ConfigFile, shown: str) -> ConfigError
         + " ".join(f"--{key}={file.earlier.get(key, 'VALUE')}" for key in keys),
         name="unresolved-key",
     )
+
+
+def _idle(config: RunConfig, origins: Mapping[str, str], of_recipe: Mapping[str, object]) -> list[str]:
+    """Warnings about values that somebody set and that do nothing here; of `of_recipe` a run's config.json has some."""
+    new = {
+        key: value
+        for key, value in config.model_dump().items()
+        if not _nobody_set(origins[key]) and value != of_recipe.get(key, KEYS[key].default)
+    }
+    warnings = []
+    for key in new:
+        other, _, needed = KEYS[key].only_with.partition("=")
+        is_known = other != "model" or not config.starts_pretrained  # weights bring their own model
+        if other and is_known and getattr(config, other) != needed:
+            beside = f"{other}={getattr(config, other)}"
+            warnings.append(f"{key} has no effect with {beside}: it counts with {KEYS[key].only_with}")
+    if config.model == "nanochat" and new.get("grad_checkpoint") == "selective":
+        why = "its blocks keep nothing that could be left out"
+        warnings.append(f"grad_checkpoint=selective has no effect with model=nanochat: {why}")
+    return warnings
 
 
 def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list[str]:

@@ -19,6 +19,7 @@ OF_ONE_FUNCTION = {
     "onecard/config/recipes.py RECIPES": "the values of each recipe",
     "onecard/config/recipes.py _SIZES": "what a recipe's rates follow from",
     "onecard/plan/fit.py FITTED": "what --fit chooses",
+    "onecard/plan/speed/on_paper.py _FOR_UPDATES": "what the work of an update follows from",
     "onecard/plan/shape.py SHAPE_OF_SIZE": "what --params chooses",
     "onecard/plan/sensitivity.py SCALED": "what is halved and doubled",
     "onecard/report/compare_why.py CHANGED": "words for some changes",
