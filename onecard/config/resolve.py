@@ -302,7 +302,7 @@ def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) 
     shaped = checked({**config.model_dump(), **fixed}, {**resolved.origins, **dict.fromkeys(fixed, origin)})
     return replace(
         resolved,
-        config=shaped.replace(following(config.model_dump(), shaped.model_dump())),
+        config=shaped.replace({**following(config.model_dump(), shaped.model_dump()), **fixed}),
         origins={**resolved.origins, **dict.fromkeys(fixed, origin)},
         warnings=(*resolved.warnings, *warnings),
     )

@@ -501,7 +501,7 @@ def test_sixty_updates_reach_a_lower_loss_than_adamws(dataset: Dataset, tmp_path
     assert found["muon"] < found["adamw"] - 0.05, found
 
 
-UPDATES = [pytest.param(200, id="200"), pytest.param(2000, id="2000", marks=pytest.mark.slow)]
+UPDATES = [pytest.param(200, id="200"), pytest.param(2000, id="2000", marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("updates", UPDATES)

@@ -43,6 +43,7 @@ weight_decay = 0.1
 """
 FAST_KEYS = sorted(RECIPES[FAST])
 OTHERS: dict[str, Any] = {  # values that are not the recipe's; its model has neither dropout nor biases
+    "n_head": 8,
     "model": "gpt2",
     "optimizer": "adamw",
     "learning_rate": 0.2,
@@ -181,6 +182,14 @@ class TestWhoseValueCounts:
         config = resolve("recipe = 'fast'\noptimizer = 'adamw'\nschedule = 'cosine'\n").config
         (tmp_path / "config.json").write_text(json.dumps(config.model_dump()))
         assert config_named(str(tmp_path), []).config == config
+
+
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [(768, 6), (128, 2), (256, 2), (384, 3), (576, 4), (1024, 8), (100, 2), (6, 3), (7, 1), (2**24, 512)],
+)
+def test_heads_have_about_128_numbers_an_even_number_of_them(width: int, heads: int) -> None:
+    assert recipe_values(FAST, {"n_embd": width})["n_head"] == heads
 
 
 class TestPlan:
