@@ -31,10 +31,11 @@ def _by_rule(rule: str) -> list[str]:
 def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, str]) -> tuple[RunConfig, list[str]]:
     """The config to continue with, and what its changes do: the checkpoint's, then config.json's, then what was asked.
 
-    A value in config.json that differs from the checkpoint's was edited, and counts as typed. ConfigError for what must
-    not change. `origins` says where the values asked for came from.
+    A value in config.json that differs from the checkpoint's was edited, and counts as typed. A recipe's schedule
+    follows a new length. ConfigError for what must not change. `origins` says where the values asked for came from.
     """
     from onecard.config.loggers import logger_names
+    from onecard.config.recipes import following
     from onecard.config.resolve import checked
     from onecard.config.schema import KEYS, RESUMABLE_KEYS
     from onecard.runs.checkpoint_state import made_under
@@ -48,6 +49,8 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     edited = {key: getattr(now, key) for key in KEYS if key not in typed and getattr(now, key) != getattr(before, key)}
     sources = dict.fromkeys(KEYS, str(run.path / CONFIG)) | {key: origins[key] for key in typed}
     after = checked({**before.model_dump(), **edited, **typed}, sources)
+    follow = following(before.model_dump(), after.model_dump())  # a recipe's schedule ends with the run
+    after = after.replace({key: follow[key] for key in follow.keys() & RESUMABLE_KEYS - edited.keys() - typed.keys()})
     moved = made is not None and _moved(before, after, run, fingerprint=made.data_fingerprint)
     resumable = RESUMABLE_KEYS | {"dataset"} if moved else RESUMABLE_KEYS
     refused = [key for key in (*edited, *typed) if getattr(after, key) != getattr(before, key) and key not in resumable]
@@ -79,10 +82,11 @@ def changed_since(path: Path, resolved: Resolved, *, fit: bool) -> dict[str, obj
     """What a config, as `train` was given it, says differently from the run in its folder.
 
     Left out is what a new run does not take from the config: the vocabulary of the data, the shape of weights that it
-    starts from, what --fit chooses; without a config file, the default's own values (a card gets larger ones).
+    starts from, what --fit chooses; without a config file, the default's own values (a card gets larger ones). A run
+    keeps the values its recipe gave it, which follow from its length, or may be others by now.
     ConfigError where the run began from other weights.
     """
-    from onecard.config.schema import SHAPE_KEYS
+    from onecard.config.schema import RESUMABLE_KEYS, SHAPE_KEYS
     from onecard.runs.folder import load_run
 
     run = load_run(path)
@@ -95,7 +99,8 @@ def changed_since(path: Path, resolved: Resolved, *, fit: bool) -> dict[str, obj
             name="resume-mismatch",
         )
     asked = resolved.set_by_user if resolved.source is None else resolved.config.model_dump()
-    taken = set(_by_rule("which run"))
+    of_recipe = {key for key, origin in resolved.origins.items() if origin.startswith("recipe ")}
+    taken = {*_by_rule("which run"), *(of_recipe - RESUMABLE_KEYS)}
     if "vocab_size" not in resolved.set_by_user:
         taken.add("vocab_size")
     if resolved.config.starts_pretrained:
