@@ -95,7 +95,7 @@ class Measurement:
             sys.stderr.flush()
             os._exit(code)
         os.close(writing)
-        self.stdout = open(reading)
+        self.stdout = os.fdopen(reading)
 
     def __enter__(self) -> "Measurement":
         return self
