@@ -59,7 +59,13 @@ export function chart(holder, make) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   holder.tabIndex = 0;
   holder.addEventListener("keydown", (event) => plot && keys(event, plot));
-  const made = { draw, refresh, get plot() { return plot; } };
+  const made = {
+    draw,
+    refresh,
+    get plot() {
+      return plot;
+    },
+  };
   charts.push(made);
   return made;
 }
@@ -184,5 +190,10 @@ export function saves(name, plot, columns) {
   };
   const button = (kind, action, label) =>
     h("button", { class: "mini", type: "button", "aria-label": label, onclick: action }, icon("save"), kind);
-  return h("span", { class: "saves" }, button("PNG", png, `Save ${name} as PNG`), button("CSV", csv, `Save the data of ${name} as CSV`));
+  return h(
+    "span",
+    { class: "saves" },
+    button("PNG", png, `Save ${name} as PNG`),
+    button("CSV", csv, `Save the data of ${name} as CSV`),
+  );
 }

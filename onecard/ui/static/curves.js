@@ -15,7 +15,9 @@ const most = (values) => Math.max(...known(values));
 /** Events worth a flag: all but the start, and of the checkpoints the last. */
 function flagged(events) {
   const last = events.findLastIndex((event) => event.kind === "checkpoint");
-  return events.filter((event, i) => !["start", "end"].includes(event.kind) && (event.kind !== "checkpoint" || i === last)).slice(-SHOWN_EVENTS);
+  return events
+    .filter((event, i) => !["start", "end"].includes(event.kind) && (event.kind !== "checkpoint" || i === last))
+    .slice(-SHOWN_EVENTS);
 }
 
 /** Nodes that show `run` (an answer of /api/runs/ID), and `update(run)` for the next answer. */
@@ -34,12 +36,18 @@ export function curves(first) {
     const planned = run.run.state === "training" && run.prediction ? at(run.prediction) : null;
     return most([planned, ...xs(), ...run.evals.map(at)]);
   };
-  const tick = (value) => (value === 0 ? "0" : along === "time" ? duration(value).replace(".0 ", " ") : short(value).replace(/\.?0+(?=[TBMk]$)/, ""));
+  const tick = (value) =>
+    value === 0
+      ? "0"
+      : along === "time"
+        ? duration(value).replace(".0 ", " ")
+        : short(value).replace(/\.?0+(?=[TBMk]$)/, "");
   const scale = () => ({ time: false, distr: log ? 3 : 1, range: whole(() => [log ? leastX() : 0, end()]) });
   const decades = (_, ticks) => ticks.map((value) => (/^[125]/.test(value.toExponential()) ? value : null));
   const bothAxes = (options) => {
     const [x, y] = axes({ x: tick, ...options });
-    if (along === "time" && !log) x.incrs = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000];
+    if (along === "time" && !log)
+      x.incrs = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000];
     if (log) x.filter = decades;
     return [x, y];
   };
@@ -53,12 +61,24 @@ export function curves(first) {
       if (missing(value)) return;
       const x = Math.round(p.X(log ? Math.max(value, leastX()) : value));
       if (x < p.left || x > p.right) return;
-      p.line([[x, p.top + (withFlags ? 15 * p.ratio : 0)], [x, p.bottom]], { stroke: colour("--line-2"), dash: [2, 3] });
+      p.line(
+        [
+          [x, p.top + (withFlags ? 15 * p.ratio : 0)],
+          [x, p.bottom],
+        ],
+        { stroke: colour("--line-2"), dash: [2, 3] },
+      );
       if (!withFlags) return;
       const size = 14 * p.ratio;
       taken = Math.min(Math.max(x, taken + size + 2 * p.ratio), p.right - size / 2);
       p.box(taken - size / 2, p.top + p.ratio, size, colour("--surface"), colour("--ink-3"));
-      p.text(letter(i), taken, p.top + 1.5 * p.ratio + size / 2, { fill: colour("--ink"), align: "center", base: "middle", weight: "600", size: 10 });
+      p.text(letter(i), taken, p.top + 1.5 * p.ratio + size / 2, {
+        fill: colour("--ink"),
+        align: "center",
+        base: "middle",
+        weight: "600",
+        size: 10,
+      });
     });
   };
   const letter = (i) => String.fromCharCode(65 + i);
@@ -70,7 +90,15 @@ export function curves(first) {
     axes: bothAxes(axis),
     series: [{}, ...series],
     bands,
-    hooks: { setCursor: [(u) => tell(u.cursor.idx)], draw: [(u) => { const p = pen(u); p.clip(() => draw(p, u)); }] },
+    hooks: {
+      setCursor: [(u) => tell(u.cursor.idx)],
+      draw: [
+        (u) => {
+          const p = pen(u);
+          p.clip(() => draw(p, u));
+        },
+      ],
+    },
   });
   const hidden = { stroke: "transparent", points: { show: false } };
 
@@ -93,8 +121,15 @@ export function curves(first) {
     flagLines(p, true);
     const points = run.evals.filter((one) => !missing(one.val_loss) && !missing(at(one)) && (!log || at(one) > 0));
     const E = points.map((one) => [p.X(at(one)), one.val_loss, one.val_loss_error ?? 0]);
-    p.area(E.map(([x, y, error]) => [x, p.Y(y + error)]), E.map(([x, y, error]) => [x, p.Y(y - error)]), colour("--accent-mid"));
-    p.line(E.map(([x, y]) => [x, p.Y(y)]), { stroke: accent, width: 1.5 });
+    p.area(
+      E.map(([x, y, error]) => [x, p.Y(y + error)]),
+      E.map(([x, y, error]) => [x, p.Y(y - error)]),
+      colour("--accent-mid"),
+    );
+    p.line(
+      E.map(([x, y]) => [x, p.Y(y)]),
+      { stroke: accent, width: 1.5 },
+    );
     for (const [x, y] of E) if (E.length < 80) p.dot(x, p.Y(y), 2, accent);
     const latest = E.at(-1);
     if (latest) prediction(p, latest);
@@ -105,10 +140,20 @@ export function curves(first) {
     const accent = colour("--accent");
     const x1 = p.X(at(run.prediction)) - 5 * p.ratio;
     if (x1 <= x0) return;
-    const fan = (to) => Array.from({ length: 25 }, (_, k) => [x0 + ((x1 - x0) * k) / 24, p.Y(y0 + (to - y0) * (1 - (1 - k / 24) ** 1.6))]);
+    const fan = (to) =>
+      Array.from({ length: 25 }, (_, k) => [
+        x0 + ((x1 - x0) * k) / 24,
+        p.Y(y0 + (to - y0) * (1 - (1 - k / 24) ** 1.6)),
+      ]);
     p.area(fan(ahead.high), fan(ahead.low), colour("--accent-band"));
     p.line(fan(ahead.likely), { stroke: accent, width: 1.6, dash: [5, 4] });
-    p.line([[x1, p.Y(ahead.high)], [x1, p.Y(ahead.low)]], { stroke: accent, width: 2 });
+    p.line(
+      [
+        [x1, p.Y(ahead.high)],
+        [x1, p.Y(ahead.low)],
+      ],
+      { stroke: accent, width: 2 },
+    );
     p.dot(x1, p.Y(ahead.likely), 3.6, colour("--surface"), accent);
     const words = `${loss(ahead.likely, 2)} (${loss(ahead.low, 2)} to ${loss(ahead.high, 2)})`;
     const halo = colour("--surface");
@@ -120,8 +165,14 @@ export function curves(first) {
   const lossPlot = chart(lossHolder, (width) => {
     const { min, mean, max } = lossOf();
     return {
-      options: options(width < 520 ? 260 : 340, { distr: log ? 3 : 1, range: limits }, { y: (value) => value.toFixed(value < 1 ? 2 : 1), size: 38 },
-        [hidden, hidden, { stroke: colour("--ink-3"), width: 1, alpha: 0.75, points: { show: false } }], drawLoss, [{ series: [2, 1], fill: colour("--train-band") }]),
+      options: options(
+        width < 520 ? 260 : 340,
+        { distr: log ? 3 : 1, range: limits },
+        { y: (value) => value.toFixed(value < 1 ? 2 : 1), size: 38 },
+        [hidden, hidden, { stroke: colour("--ink-3"), width: 1, alpha: 0.75, points: { show: false } }],
+        drawLoss,
+        [{ series: [2, 1], fill: colour("--train-band") }],
+      ),
       data: [xs(), min, max, mean],
     };
   });
@@ -140,10 +191,17 @@ export function curves(first) {
       item(moved ? "step" : run.run.state === "training" ? "now: step" : "end: step", int(step[i])),
       missing(tokens[i]) ? "" : item("tokens", short(tokens[i])),
       missing(seconds[i]) ? "" : item("after", duration(seconds[i])),
-      missing(min[i]) ? "" : item("loss", min[i] === max[i] ? loss(min[i], 4) : `${loss(min[i])} to ${missing(max[i]) ? "not finite" : loss(max[i])}`),
-      evaluation ? item(`val at ${int(evaluation.step)}`, withError(evaluation)) : "");
+      missing(min[i])
+        ? ""
+        : item(
+            "loss",
+            min[i] === max[i] ? loss(min[i], 4) : `${loss(min[i])} to ${missing(max[i]) ? "not finite" : loss(max[i])}`,
+          ),
+      evaluation ? item(`val at ${int(evaluation.step)}`, withError(evaluation)) : "",
+    );
   }
-  const withError = (one) => loss(one.val_loss, 4) + (missing(one.val_loss_error) ? "" : ` ± ${one.val_loss_error.toFixed(4)}`);
+  const withError = (one) =>
+    loss(one.val_loss, 4) + (missing(one.val_loss_error) ? "" : ` ± ${one.val_loss_error.toFixed(4)}`);
 
   // ---- small charts
   const small = ({ title, note, key, word, absent, floor = 0, top, line, worst = false, size = 46 }) => {
@@ -151,17 +209,43 @@ export function curves(first) {
     const value = h("b", {});
     const why = h("p", { class: "absent", text: absent });
     const values = () => run.curves[key] ?? { min: [], mean: [], max: [] };
-    const range = () => [floor, (Math.max(most([...values().max.slice(worst ? Math.ceil(values().max.length * FIRST_DESCENT) : 0), top?.() ?? 0, 1e-12])) || 1) * 1.1];
+    const range = () => [
+      floor,
+      (Math.max(
+        most([...values().max.slice(worst ? Math.ceil(values().max.length * FIRST_DESCENT) : 0), top?.() ?? 0, 1e-12]),
+      ) || 1) * 1.1,
+    ];
     const draw = (p) => {
       flagLines(p);
       const mark = line?.();
       if (!mark) return;
-      p.line([[p.left, p.Y(mark.value)], [p.right, p.Y(mark.value)]], { stroke: colour("--ink-2"), dash: [6, 3] });
-      p.text(mark.label, p.right - 4 * p.ratio, p.Y(mark.value) - 5 * p.ratio, { fill: colour("--ink-2"), align: "right", halo: colour("--surface") });
+      p.line(
+        [
+          [p.left, p.Y(mark.value)],
+          [p.right, p.Y(mark.value)],
+        ],
+        { stroke: colour("--ink-2"), dash: [6, 3] },
+      );
+      p.text(mark.label, p.right - 4 * p.ratio, p.Y(mark.value) - 5 * p.ratio, {
+        fill: colour("--ink-2"),
+        align: "right",
+        halo: colour("--surface"),
+      });
     };
-    const series = [hidden, hidden, { stroke: colour("--accent"), width: 1.5, points: { show: false }, spanGaps: true }];
+    const series = [
+      hidden,
+      hidden,
+      { stroke: colour("--accent"), width: 1.5, points: { show: false }, spanGaps: true },
+    ];
     const plot = chart(holder, () => ({
-      options: options(138, { range }, { y: (v) => (v ? word(v) : "0"), size, space: 28 }, series.map((one) => (one === hidden ? one : { ...one, stroke: colour("--accent") })), draw, [{ series: [2, 1], fill: colour("--accent-band") }]),
+      options: options(
+        138,
+        { range },
+        { y: (v) => (v ? word(v) : "0"), size, space: 28 },
+        series.map((one) => (one === hidden ? one : { ...one, stroke: colour("--accent") })),
+        draw,
+        [{ series: [2, 1], fill: colour("--accent-band") }],
+      ),
       data: [xs(), values().min, values().max, values().mean],
     }));
     const update = (again) => {
@@ -169,23 +253,61 @@ export function curves(first) {
       value.textContent = there.length ? word(there.at(-1)) : "";
       holder.hidden = !there.length;
       why.hidden = there.length > 0;
-      holder.setAttribute("aria-label", `${title}: ${there.length ? `now ${word(there.at(-1))}` : absent}. Arrow keys read the curve.`);
+      holder.setAttribute(
+        "aria-label",
+        `${title}: ${there.length ? `now ${word(there.at(-1))}` : absent}. Arrow keys read the curve.`,
+      );
       if (there.length) again(plot);
     };
-    const node = h("figure", { class: "card" }, h("figcaption", { class: "head" }, h("h3", { text: title }), h("span", { class: "quiet", text: note }), value), holder, why);
+    const node = h(
+      "figure",
+      { class: "card" },
+      h("figcaption", { class: "head" }, h("h3", { text: title }), h("span", { class: "quiet", text: note }), value),
+      holder,
+      why,
+    );
     return { node, update };
   };
   const memory = () => run.memory ?? {};
   const clip = () => run.config.find((one) => one.key === "grad_clip")?.value;
   const panels = [
     small({ title: "Learning rate", note: "", key: "lr", word: learningRate, absent: "This log does not print it." }),
-    small({ title: "Gradient norm", note: "band: lowest to highest", key: "grad_norm", word: (v) => v.toFixed(2), worst: true, absent: "This log does not print it. onecard train does.",
-      line: () => (clip() > 0 ? { value: clip(), label: `clipped at ${clip()}` } : null) }),
-    small({ title: "Tokens per second", note: "band: lowest to highest", key: "tokens_per_second", word: rate, absent: "The log does not say." }),
-    small({ title: "MFU", note: "share of the card's peak", key: "mfu", word: percent, absent: "Needs a card and its peak: this run names none." }),
-    small({ title: "Memory", note: "reserved by PyTorch; dashed: the plan, with the CUDA context", key: "reserved_bytes", word: (v) => `${gib(v, v < 2 ** 33 ? 1 : 0)} GiB`, size: 54,
+    small({
+      title: "Gradient norm",
+      note: "band: lowest to highest",
+      key: "grad_norm",
+      word: (v) => v.toFixed(2),
+      worst: true,
+      absent: "This log does not print it. onecard train does.",
+      line: () => (clip() > 0 ? { value: clip(), label: `clipped at ${clip()}` } : null),
+    }),
+    small({
+      title: "Tokens per second",
+      note: "band: lowest to highest",
+      key: "tokens_per_second",
+      word: rate,
+      absent: "The log does not say.",
+    }),
+    small({
+      title: "MFU",
+      note: "share of the card's peak",
+      key: "mfu",
+      word: percent,
+      absent: "Needs a card and its peak: this run names none.",
+    }),
+    small({
+      title: "Memory",
+      note: "reserved by PyTorch; dashed: the plan, with the CUDA context",
+      key: "reserved_bytes",
+      word: (v) => `${gib(v, v < 2 ** 33 ? 1 : 0)} GiB`,
+      size: 54,
       absent: "No card's memory is recorded: the run is on the processor, or the log does not say.",
-      top: () => memory().predicted_process_bytes ?? 0, line: () => (memory().predicted_process_bytes ? { value: memory().predicted_process_bytes, label: `plan ${gib(memory().predicted_process_bytes)}` } : null) }),
+      top: () => memory().predicted_process_bytes ?? 0,
+      line: () =>
+        memory().predicted_process_bytes
+          ? { value: memory().predicted_process_bytes, label: `plan ${gib(memory().predicted_process_bytes)}` }
+          : null,
+    }),
   ];
 
   // ---- around the charts
@@ -197,13 +319,35 @@ export function curves(first) {
     const above = !log && max.length && max[0] > limits()[1] ? `; begins at ${loss(max[0], 1)}, above the picture` : "";
     title.textContent = `nats, against ${WORDS[along]}${log ? ", both axes logarithmic" : above}`;
     const latest = run.evals.at(-1);
-    lossHolder.setAttribute("aria-label", `Loss against ${WORDS[along]}${latest && !missing(latest.val_loss) ? `: validation ${withError(latest)} at step ${int(latest.step)}` : ""}. Arrow keys read the curve.`);
+    lossHolder.setAttribute(
+      "aria-label",
+      `Loss against ${WORDS[along]}${latest && !missing(latest.val_loss) ? `: validation ${withError(latest)} at step ${int(latest.step)}` : ""}. Arrow keys read the curve.`,
+    );
     list.hidden = !events().length;
-    list.replaceChildren(...events().map((event, i) =>
-      h("li", {}, h("span", { class: "flag", text: letter(i) }), h("span", { class: "num", text: int(event.step) }),
-        h("b", { text: event.kind === "oom" ? "out of memory" : event.kind }), h("span", { text: capital(event.what) }))));
-    table.replaceChildren(...run.evals.map((one) => h("tr", {}, h("th", { scope: "row", class: "num", text: int(one.step) }), h("td", { class: "num", text: missing(one.tokens) ? "–" : short(one.tokens) }),
-      h("td", { class: "num", text: missing(one.train_loss) ? "–" : loss(one.train_loss, 4) }), h("td", { class: "num", text: missing(one.val_loss) ? "–" : withError(one) }))));
+    list.replaceChildren(
+      ...events().map((event, i) =>
+        h(
+          "li",
+          {},
+          h("span", { class: "flag", text: letter(i) }),
+          h("span", { class: "num", text: int(event.step) }),
+          h("b", { text: event.kind === "oom" ? "out of memory" : event.kind }),
+          h("span", { text: capital(event.what) }),
+        ),
+      ),
+    );
+    table.replaceChildren(
+      ...run.evals.map((one) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row", class: "num", text: int(one.step) }),
+          h("td", { class: "num", text: missing(one.tokens) ? "–" : short(one.tokens) }),
+          h("td", { class: "num", text: missing(one.train_loss) ? "–" : loss(one.train_loss, 4) }),
+          h("td", { class: "num", text: missing(one.val_loss) ? "–" : withError(one) }),
+        ),
+      ),
+    );
   };
   const draw = () => {
     describe();
@@ -213,25 +357,100 @@ export function curves(first) {
   };
   const named = () => {
     const { curves: c } = run;
-    const parts = ["loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes"].filter((key) => c[key]);
-    return [["step", c.step], ["tokens", c.tokens], ["seconds", c.seconds], ...parts.flatMap((key) => ["min", "mean", "max"].map((kind) => [`${key}_${kind}`, c[key][kind]]))];
+    const parts = ["loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes"].filter(
+      (key) => c[key],
+    );
+    return [
+      ["step", c.step],
+      ["tokens", c.tokens],
+      ["seconds", c.seconds],
+      ...parts.flatMap((key) => ["min", "mean", "max"].map((kind) => [`${key}_${kind}`, c[key][kind]])),
+    ];
   };
-  const choices = Object.keys(WORDS).filter((key) => key === "steps" || known(run.curves[key === "time" ? "seconds" : key]).length);
-  const swatch = (d, kind) => s("svg", { class: "swatch", viewBox: "0 0 16 10", "aria-hidden": "true" }, s("path", { d, class: kind }));
+  const choices = Object.keys(WORDS).filter(
+    (key) => key === "steps" || known(run.curves[key === "time" ? "seconds" : key]).length,
+  );
+  const swatch = (d, kind) =>
+    s("svg", { class: "swatch", viewBox: "0 0 16 10", "aria-hidden": "true" }, s("path", { d, class: kind }));
   const key = (d, kind, words) => h("span", { class: "key" }, swatch(d, kind), words);
-  const node = h("section", {},
-    h("figure", { class: "card" },
-      h("figcaption", { class: "head" }, h("h2", { text: "Loss" }), title,
-        h("div", { class: "tools" },
-          choices.length > 1 ? segmented("Against", choices.map((one) => [one, one]), along, (value) => { along = value; draw(); }) : null,
-          segmented("Axes", [["linear", "linear"], ["log", "log"]], "linear", (value) => { log = value === "log"; draw(); }),
-          saves(`${run.run.name}-loss`, () => lossPlot.plot, named))),
-      readout, lossHolder,
-      h("div", { class: "readout legend" }, key("M0 5h16", "k-val", "validation, with its error"), key("M0 2h16v6H0z", "k-band", "training loss, lowest to highest of each stretch"), run.prediction?.loss && run.run.state === "training" ? key("M0 5h16", "k-dash", "predicted") : null),
+  const node = h(
+    "section",
+    {},
+    h(
+      "figure",
+      { class: "card" },
+      h(
+        "figcaption",
+        { class: "head" },
+        h("h2", { text: "Loss" }),
+        title,
+        h(
+          "div",
+          { class: "tools" },
+          choices.length > 1
+            ? segmented(
+                "Against",
+                choices.map((one) => [one, one]),
+                along,
+                (value) => {
+                  along = value;
+                  draw();
+                },
+              )
+            : null,
+          segmented(
+            "Axes",
+            [
+              ["linear", "linear"],
+              ["log", "log"],
+            ],
+            "linear",
+            (value) => {
+              log = value === "log";
+              draw();
+            },
+          ),
+          saves(`${run.run.name}-loss`, () => lossPlot.plot, named),
+        ),
+      ),
+      readout,
+      lossHolder,
+      h(
+        "div",
+        { class: "readout legend" },
+        key("M0 5h16", "k-val", "validation, with its error"),
+        key("M0 2h16v6H0z", "k-band", "training loss, lowest to highest of each stretch"),
+        run.prediction?.loss && run.run.state === "training" ? key("M0 5h16", "k-dash", "predicted") : null,
+      ),
       list,
-      h("details", { "data-key": "evaluations" }, h("summary", {}, "Evaluations as a table"),
-        h("table", { class: "plain evaluations" }, h("thead", {}, h("tr", {}, ["Step", "Tokens", "Train loss", "Val loss"].map((words) => h("th", { scope: "col", class: "num", text: words })))), table))),
-    h("div", { class: "multiples" }, panels.map((panel) => panel.node)));
+      h(
+        "details",
+        { "data-key": "evaluations" },
+        h("summary", {}, "Evaluations as a table"),
+        h(
+          "table",
+          { class: "plain evaluations" },
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              ["Step", "Tokens", "Train loss", "Val loss"].map((words) =>
+                h("th", { scope: "col", class: "num", text: words }),
+              ),
+            ),
+          ),
+          table,
+        ),
+      ),
+    ),
+    h(
+      "div",
+      { class: "multiples" },
+      panels.map((panel) => panel.node),
+    ),
+  );
   return {
     node,
     draw,

@@ -22,7 +22,12 @@ export const capital = (words) => (words ? words[0].toUpperCase() + words.slice(
 
 /** A dash for a value that is not there, with the reason. */
 export const none = (why) =>
-  h("span", { class: "none", title: why }, h("span", { "aria-hidden": "true", text: "–" }), h("span", { class: "sr", text: why }));
+  h(
+    "span",
+    { class: "none", title: why },
+    h("span", { "aria-hidden": "true", text: "–" }),
+    h("span", { class: "sr", text: why }),
+  );
 
 // A state's shape and its word carry it; the colour only repeats it.
 const ICONS = {
@@ -41,7 +46,11 @@ const ICONS = {
   save: "M8 2.5v7.5M4.8 7L8 10.2 11.2 7M3 13.5h10",
 };
 export const icon = (name) =>
-  s("svg", { class: `icon icon-${name}`, viewBox: "0 0 16 16", "aria-hidden": "true" }, s("path", { d: ICONS[name] ?? ICONS.info }));
+  s(
+    "svg",
+    { class: `icon icon-${name}`, viewBox: "0 0 16 16", "aria-hidden": "true" },
+    s("path", { d: ICONS[name] ?? ICONS.info }),
+  );
 export const state = (name) => h("span", { class: `state state-${name}` }, icon(name), name);
 
 let hiding;
@@ -67,38 +76,78 @@ export function copyButton(text, label = "Copy") {
 }
 
 export function code(text, label) {
-  return h("div", { class: "code wrap" }, h("pre", { tabindex: "0", "aria-label": label }, h("code", { text })), copyButton(text));
+  return h(
+    "div",
+    { class: "code wrap" },
+    h("pre", { tabindex: "0", "aria-label": label }, h("code", { text })),
+    copyButton(text),
+  );
 }
 
 export function segmented(name, options, chosen, change) {
   const choice = ([value, label]) =>
-    h("label", {},
+    h(
+      "label",
+      {},
       h("input", { type: "radio", name, value, checked: value === chosen, onchange: () => change(value) }),
-      h("span", { text: label }));
+      h("span", { text: label }),
+    );
   return h("div", { class: "seg", role: "radiogroup", "aria-label": name }, options.map(choice));
 }
 
 /** The header and the footer of every page. `current` is the page's name. */
 export function frame(current) {
   const link = (href, label, page) => h("a", { href, "aria-current": page === current ? "page" : null, text: label });
-  const mark = s("svg", { viewBox: "0 0 32 22", "aria-hidden": "true" },
+  const mark = s(
+    "svg",
+    { viewBox: "0 0 32 22", "aria-hidden": "true" },
     s("rect", { x: 1, y: 1, width: 30, height: 20, rx: 3.5 }),
-    s("path", { d: "M6 16V11M11 16V8M16 16V12.5M21 16V6M26 16V10" }));
-  document.getElementById("top").replaceChildren(
-    h("div", { class: "bar" },
-      h("a", { class: "mark", href: "/", "aria-label": "onecard, runs" }, mark, h("span", { text: "onecard" })),
-      h("nav", { "aria-label": "Pages" }, link("/", "Runs", "runs"), link("plan.html", "Planner", "plan"), link("compare.html", "Compare", "compare")),
-      h("p", { class: "where", id: "live", role: "status" })));
-  document.getElementById("foot").replaceChildren(
-    h("p", {}, "Drop a nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face log on the page of runs: it is read here, never run, never sent."),
-    h("p", { class: "quiet", text: "Nothing on this page can start, stop or delete a run." }));
+    s("path", { d: "M6 16V11M11 16V8M16 16V12.5M21 16V6M26 16V10" }),
+  );
+  document
+    .getElementById("top")
+    .replaceChildren(
+      h(
+        "div",
+        { class: "bar" },
+        h("a", { class: "mark", href: "/", "aria-label": "onecard, runs" }, mark, h("span", { text: "onecard" })),
+        h(
+          "nav",
+          { "aria-label": "Pages" },
+          link("/", "Runs", "runs"),
+          link("plan.html", "Planner", "plan"),
+          link("compare.html", "Compare", "compare"),
+        ),
+        h("p", { class: "where", id: "live", role: "status" }),
+      ),
+    );
+  document
+    .getElementById("foot")
+    .replaceChildren(
+      h(
+        "p",
+        {},
+        "Drop a nanoGPT, nanochat, llm.c, modded-nanogpt or Hugging Face log on the page of runs: it is read here, never run, never sent.",
+      ),
+      h("p", { class: "quiet", text: "Nothing on this page can start, stop or delete a run." }),
+    );
 }
 
 /** Says in the header whether the page follows the files. */
 export function connection(live) {
-  document.getElementById("live").replaceChildren(
-    h("span", { class: live ? "live" : "live off", title: live ? "The page follows the files" : "The page tries again by itself" },
-      h("i", {}), live ? "live" : "reconnecting"));
+  document
+    .getElementById("live")
+    .replaceChildren(
+      h(
+        "span",
+        {
+          class: live ? "live" : "live off",
+          title: live ? "The page follows the files" : "The page tries again by itself",
+        },
+        h("i", {}),
+        live ? "live" : "reconnecting",
+      ),
+    );
 }
 
 export function show(...nodes) {

@@ -10,11 +10,19 @@ const isConfig = (file) => file.name.endsWith(".py");
 async function diagnosis(files) {
   const log = files.find((file) => !isConfig(file));
   const config = files.find(isConfig);
-  if (!log) throw Object.assign(new Error("this is a config, not a log"), { fix: "Drop a log, alone or with its config." });
-  if (log.size > MOST_BYTES) throw Object.assign(new Error("the log is larger than 32 MiB"), { fix: "onecard doctor reads it from the command line." });
+  if (!log)
+    throw Object.assign(new Error("this is a config, not a log"), { fix: "Drop a log, alone or with its config." });
+  if (log.size > MOST_BYTES)
+    throw Object.assign(new Error("the log is larger than 32 MiB"), {
+      fix: "onecard doctor reads it from the command line.",
+    });
   const text = await log.text();
   const body = config ? JSON.stringify({ log: text, config: await config.text() }) : text;
-  const answer = await ask("/api/doctor?more=1", { method: "POST", headers: { "Content-Type": config ? "application/json" : "text/plain" }, body });
+  const answer = await ask("/api/doctor?more=1", {
+    method: "POST",
+    headers: { "Content-Type": config ? "application/json" : "text/plain" },
+    body,
+  });
   return { name: log.name, answer };
 }
 
@@ -31,7 +39,12 @@ export function dropLogs(place) {
   const read = async (files) => {
     if (!files.length) return;
     say("Reading the log…");
-    const close = h("button", { class: "button", type: "button", text: "Close this log", onclick: () => place.replaceChildren() });
+    const close = h("button", {
+      class: "button",
+      type: "button",
+      text: "Close this log",
+      onclick: () => place.replaceChildren(),
+    });
     try {
       const runs = shownRuns(await diagnosis(files));
       place.replaceChildren(...runs.flatMap((run) => run.nodes), h("p", { class: "asks" }, close));
@@ -40,10 +53,24 @@ export function dropLogs(place) {
       place.scrollIntoView({ block: "start" });
       say("Read; nothing was kept");
     } catch (error) {
-      place.replaceChildren(h("div", { class: "card refused", role: "alert" }, h("h2", { text: error.what ?? error.message }), h("p", { text: [error.why, error.fix].filter(Boolean).join(". ") }), close));
+      place.replaceChildren(
+        h(
+          "div",
+          { class: "card refused", role: "alert" },
+          h("h2", { text: error.what ?? error.message }),
+          h("p", { text: [error.why, error.fix].filter(Boolean).join(". ") }),
+          close,
+        ),
+      );
     }
   };
-  const input = h("input", { class: "sr", type: "file", multiple: true, id: "log", onchange: () => read([...input.files]) });
+  const input = h("input", {
+    class: "sr",
+    type: "file",
+    multiple: true,
+    id: "log",
+    onchange: () => read([...input.files]),
+  });
   document.addEventListener("dragover", (event) => {
     event.preventDefault();
     document.body.classList.add("dropping");

@@ -9,7 +9,11 @@ export async function ask(path, options = {}) {
     answer = await fetch(path, { headers: { Accept: "application/json" }, ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw refused({ what: "the server does not answer", why: "onecard ui has ended or the network is down", fix: "start onecard ui again" });
+    throw refused({
+      what: "the server does not answer",
+      why: "onecard ui has ended or the network is down",
+      fix: "start onecard ui again",
+    });
   }
   const body = await answer.json().catch(() => ({}));
   if (!answer.ok) throw refused(body.error ?? body, answer.status);
@@ -59,7 +63,9 @@ export function follow(path, names, changed) {
       if (source.readyState === EventSource.CLOSED) setTimeout(open, 2000); // the browser gave up: we do not
     };
     for (const name of names) {
-      source.addEventListener(name, (event) => run({ type: event.type, data: event.data ? JSON.parse(event.data) : null }));
+      source.addEventListener(name, (event) =>
+        run({ type: event.type, data: event.data ? JSON.parse(event.data) : null }),
+      );
     }
   };
   open();

@@ -15,7 +15,12 @@ export const learningRate = (value) => (value === 0 ? "0" : value.toExponential(
 
 /** 124,373,760 as 124M. */
 export function short(value) {
-  for (const [size, unit] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
+  for (const [size, unit] of [
+    [1e12, "T"],
+    [1e9, "B"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ]) {
     const times = value / size;
     if (times >= 1) return `${times.toFixed(times >= 100 ? 0 : times >= 10 ? 1 : 2)}${unit}`;
   }
