@@ -15,6 +15,12 @@ export function axes({ x, y, size = 46, space = 34 }) {
   ];
 }
 
+/** Losses with one decimal, or two where the picture is narrow. */
+export const lossTick = (limits) => (value) => {
+  const [low, high] = limits();
+  return value.toFixed(high - low < 1.5 ? 2 : 1);
+};
+
 export const cursor = () => ({
   sync: { key: SYNC, setSeries: false },
   drag: { x: true, y: false, setScale: true },

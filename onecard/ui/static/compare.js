@@ -1,10 +1,10 @@
 // Two or more runs at equal tokens and at equal time. Every figure is one of `onecard compare --json`.
 
-import { axes, chart, cursor, pen, saves, whole } from "./charts.js";
+import { axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
 import { colour, failed, frame, h, segmented, show } from "./dom.js";
 import { pythonValue } from "./findings.js";
 import { ask, follow } from "./live.js";
-import { duration, gib, int, loss, missing, percent, short } from "./numbers.js";
+import { duration, gib, int, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
 
 frame("compare");
 const ids = new URLSearchParams(location.search).getAll("run");
@@ -52,20 +52,15 @@ async function chooser() {
 
 function plotted(result) {
   const { ui, runs } = result;
-  let along = ui.curves.every((one) => one.seconds.some((value) => !missing(value))) ? "time" : "tokens";
+  let along = ui.curves.every((one) => one.points.some((point) => !missing(point.seconds))) ? "time" : "tokens";
   const equal = () => (along === "time" ? result.at_equal_seconds : result.at_equal_tokens);
   const limit = () => (along === "time" ? equal()?.seconds : equal()?.tokens);
   const points = (one) => {
-    const xs = along === "time" ? one.seconds : one.tokens;
-    const kept = xs.map((x, i) => [x, one.loss[i]]).filter(([x, y]) => !missing(x) && !missing(y));
-    return [kept.map(([x]) => x), kept.map(([, y]) => y)];
+    const kept = one.points.map((point) => [along === "time" ? point.seconds : point.tokens, point.loss]);
+    const known = kept.filter(([x, y]) => !missing(x) && !missing(y));
+    return [known.map(([x]) => x), known.map(([, y]) => y)];
   };
-  const tick = (value) =>
-    value === 0
-      ? "0"
-      : along === "time"
-        ? duration(value).replace(".0 ", " ")
-        : short(value).replace(/\.?0+(?=[TBMk]$)/, "");
+  const xWord = (value) => (along === "time" ? timeTick(value) : tick(value));
   const end = () => Math.max(...ui.curves.flatMap((one) => points(one)[0])) * 1.02;
   const limits = () => {
     const all = ui.curves.map((one) => points(one)[1]);
@@ -130,7 +125,7 @@ function plotted(result) {
     "aria-label": "Validation loss of the runs. Arrow keys read the curves.",
   });
   const made = chart(holder, (width) => {
-    const [x, y] = axes({ x: tick, y: (value) => value.toFixed(value < 1 ? 2 : 1), size: 38 });
+    const [x, y] = axes({ x: xWord, y: lossTick(limits), size: 38 });
     if (along === "time")
       x.incrs = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800];
     return {

@@ -1,8 +1,8 @@
 // The curves of one run: loss on top, four small ones below, on one x axis with one crosshair.
 
-import { axes, chart, cursor, pen, saves, whole } from "./charts.js";
+import { axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
 import { capital, colour, h, s, segmented } from "./dom.js";
-import { duration, gib, int, learningRate, loss, missing, percent, rate, short } from "./numbers.js";
+import { duration, gib, int, learningRate, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
 
 const WORDS = { tokens: "tokens", time: "time in training", steps: "steps" };
 const SHOWN_EVENTS = 26; // as many as there are letters
@@ -27,6 +27,10 @@ export function curves(first) {
   let log = false;
   const xOf = { tokens: (point) => point.tokens, time: (point) => point.seconds, steps: (point) => point.step };
   const at = (point) => xOf[along](point);
+  const atStep = (step) => {
+    const i = run.curves.step.findIndex((one) => one >= step);
+    return i < 0 ? null : xs()[i];
+  };
   const leastX = () => Math.max(known(xs()).find((value) => value > 1e-9) ?? 1, 1e-9);
   const xs = () => {
     const values = { tokens: run.curves.tokens, time: run.curves.seconds, steps: run.curves.step }[along];
@@ -36,16 +40,11 @@ export function curves(first) {
     const planned = run.run.state === "training" && run.prediction ? at(run.prediction) : null;
     return most([planned, ...xs(), ...run.evals.map(at)]);
   };
-  const tick = (value) =>
-    value === 0
-      ? "0"
-      : along === "time"
-        ? duration(value).replace(".0 ", " ")
-        : short(value).replace(/\.?0+(?=[TBMk]$)/, "");
+  const xWord = (value) => (along === "time" ? timeTick(value) : tick(value));
   const scale = () => ({ time: false, distr: log ? 3 : 1, range: whole(() => [log ? leastX() : 0, end()]) });
   const decades = (_, ticks) => ticks.map((value) => (/^[125]/.test(value.toExponential()) ? value : null));
   const bothAxes = (options) => {
-    const [x, y] = axes({ x: tick, ...options });
+    const [x, y] = axes({ x: xWord, ...options });
     if (along === "time" && !log)
       x.incrs = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000];
     if (log) x.filter = decades;
@@ -57,7 +56,7 @@ export function curves(first) {
   const flagLines = (p, withFlags = false) => {
     let taken = -Infinity; // flags that would overlap step aside to the right
     events().forEach((event, i) => {
-      const value = at(event);
+      const value = at(event) ?? atStep(event.step);
       if (missing(value)) return;
       const x = Math.round(p.X(log ? Math.max(value, leastX()) : value));
       if (x < p.left || x > p.right) return;
@@ -168,7 +167,7 @@ export function curves(first) {
       options: options(
         width < 520 ? 260 : 340,
         { distr: log ? 3 : 1, range: limits },
-        { y: (value) => value.toFixed(value < 1 ? 2 : 1), size: 38 },
+        { y: lossTick(limits), size: 38 },
         [hidden, hidden, { stroke: colour("--ink-3"), width: 1, alpha: 0.75, points: { show: false } }],
         drawLoss,
         [{ series: [2, 1], fill: colour("--train-band") }],
@@ -204,13 +203,11 @@ export function curves(first) {
     loss(one.val_loss, 4) + (missing(one.val_loss_error) ? "" : ` ± ${one.val_loss_error.toFixed(4)}`);
 
   // ---- small charts
-  const small = ({ title, note, key, word, absent, floor = 0, top, line, worst = false, size = 46 }) => {
+  const small = ({ title, note, key, word, absent, top, lines, worst = false, size = 46 }) => {
     const holder = h("div", { class: "plot", role: "group" });
     const value = h("b", {});
-    const why = h("p", { class: "absent", text: absent });
     const values = () => run.curves[key] ?? { min: [], mean: [], max: [] };
     const range = () => [
-      floor,
       (Math.max(
         most([...values().max.slice(worst ? Math.ceil(values().max.length * FIRST_DESCENT) : 0), top?.() ?? 0, 1e-12]),
       ) || 1) * 1.1,
@@ -251,8 +248,7 @@ export function curves(first) {
     const update = (again) => {
       const there = known(values().mean);
       value.textContent = there.length ? word(there.at(-1)) : "";
-      holder.hidden = !there.length;
-      why.hidden = there.length > 0;
+      node.hidden = !there.length;
       holder.setAttribute(
         "aria-label",
         `${title}: ${there.length ? `now ${word(there.at(-1))}` : absent}. Arrow keys read the curve.`,
@@ -264,9 +260,8 @@ export function curves(first) {
       { class: "card" },
       h("figcaption", { class: "head" }, h("h3", { text: title }), h("span", { class: "quiet", text: note }), value),
       holder,
-      why,
     );
-    return { node, update };
+    return { node, update, title, absent };
   };
   const memory = () => run.memory ?? {};
   const clip = () => run.config.find((one) => one.key === "grad_clip")?.value;
@@ -279,13 +274,13 @@ export function curves(first) {
       word: (v) => v.toFixed(2),
       worst: true,
       absent: "This log does not print it. onecard train does.",
-      line: () => (clip() > 0 ? { value: clip(), label: `clipped at ${clip()}` } : null),
+      lines: () => (clip() > 0 ? [{ value: clip(), label: `clipped at ${clip()}` }] : []),
     }),
     small({
       title: "Tokens per second",
       note: "band: lowest to highest",
       key: "tokens_per_second",
-      word: rate,
+      word: tick,
       absent: "The log does not say.",
     }),
     small({
@@ -302,16 +297,20 @@ export function curves(first) {
       word: (v) => `${gib(v, v < 2 ** 33 ? 1 : 0)} GiB`,
       size: 54,
       absent: "No card's memory is recorded: the run is on the processor, or the log does not say.",
-      top: () => memory().predicted_process_bytes ?? 0,
-      line: () =>
-        memory().predicted_process_bytes
-          ? { value: memory().predicted_process_bytes, label: `plan ${gib(memory().predicted_process_bytes)}` }
-          : null,
+      top: () => Math.max(memory().predicted_process_bytes ?? 0, memory().available_bytes ?? 0),
+      lines: () =>
+        [
+          ["plan", memory().predicted_process_bytes],
+          ["the card's limit", memory().available_bytes],
+        ]
+          .filter(([, bytes]) => !missing(bytes))
+          .map(([name, bytes]) => ({ value: bytes, label: `${name} ${gib(bytes)}` })),
     }),
   ];
 
   // ---- around the charts
   const title = h("span", { class: "quiet" });
+  const absent = h("ul", { class: "not-drawn" });
   const list = h("ol", { class: "events" });
   const table = h("tbody", {});
   const describe = () => {
@@ -323,6 +322,9 @@ export function curves(first) {
       "aria-label",
       `Loss against ${WORDS[along]}${latest && !missing(latest.val_loss) ? `: validation ${withError(latest)} at step ${int(latest.step)}` : ""}. Arrow keys read the curve.`,
     );
+    const gone = panels.filter((panel) => panel.node.hidden);
+    absent.hidden = !gone.length;
+    absent.replaceChildren(...gone.map((panel) => h("li", {}, h("b", { text: `${panel.title}: ` }), panel.absent)));
     list.hidden = !events().length;
     list.replaceChildren(
       ...events().map((event, i) =>
@@ -350,10 +352,10 @@ export function curves(first) {
     );
   };
   const draw = () => {
+    for (const panel of panels) panel.update((plot) => plot.draw());
     describe();
     tell();
     lossPlot.draw();
-    for (const panel of panels) panel.update((plot) => plot.draw());
   };
   const named = () => {
     const { curves: c } = run;
@@ -450,16 +452,17 @@ export function curves(first) {
       { class: "multiples" },
       panels.map((panel) => panel.node),
     ),
+    absent,
   );
   return {
     node,
     draw,
     update(next) {
       run = next;
+      for (const panel of panels) panel.update((plot) => plot.refresh());
       describe();
       tell();
       lossPlot.refresh();
-      for (const panel of panels) panel.update((plot) => plot.refresh());
     },
   };
 }

@@ -18,7 +18,9 @@ function fill(node, props, children) {
 export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-export const capital = (words) => (words ? words[0].toUpperCase() + words.slice(1) : "");
+/** Begins with a capital, unless the first word is a name of code, like ckpt.pt or n_embd=768. */
+export const capital = (words) =>
+  /^[a-z]+[ ,:;]/.test(words ?? "") ? words[0].toUpperCase() + words.slice(1) : (words ?? "");
 
 /** A dash for a value that is not there, with the reason. */
 export const none = (why) =>
@@ -75,11 +77,15 @@ export function copyButton(text, label = "Copy") {
   return h("button", { class: "copy", type: "button", onclick: copy }, icon("copy"), h("span", { text: label }));
 }
 
+/** Text to copy. A command breaks between its flags, not inside them. */
 export function code(text, label) {
+  const words = text.includes("\n")
+    ? text
+    : text.split(" ").flatMap((word, i) => [i ? " " : "", h("span", { class: "word", text: word })]);
   return h(
     "div",
     { class: "code wrap" },
-    h("pre", { tabindex: "0", "aria-label": label }, h("code", { text })),
+    h("pre", { tabindex: "0", "aria-label": label }, h("code", {}, words)),
     copyButton(text),
   );
 }
@@ -135,19 +141,17 @@ export function frame(current) {
 
 /** Says in the header whether the page follows the files. */
 export function connection(live) {
-  document
-    .getElementById("live")
-    .replaceChildren(
-      h(
-        "span",
-        {
-          class: live ? "live" : "live off",
-          title: live ? "The page follows the files" : "The page tries again by itself",
-        },
-        h("i", {}),
-        live ? "live" : "reconnecting",
-      ),
-    );
+  document.getElementById("live").replaceChildren(
+    h(
+      "span",
+      {
+        class: live ? "live" : "live off",
+        title: live ? "The page follows the files" : "The page tries again by itself",
+      },
+      h("i", {}),
+      live ? "live" : "reconnecting",
+    ),
+  );
 }
 
 export function show(...nodes) {

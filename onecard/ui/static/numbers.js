@@ -27,6 +27,13 @@ export function short(value) {
   return Number.isInteger(value) ? String(value) : value.toPrecision(3);
 }
 
+/** The same on an axis: 500M, 1.5B, 40k, without zeros at the end. */
+export const tick = (value) =>
+  short(value)
+    .replace(/(\.\d*?)0+(?=[kMBT]$)/, "$1")
+    .replace(/\.(?=[kMBT]$)/, "");
+export const timeTick = (seconds) => (seconds === 0 ? "0" : duration(seconds).replace(".0 ", " "));
+
 export function duration(seconds) {
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 180) return `${Math.round(seconds)} s`;
