@@ -214,20 +214,21 @@ export function curves(first) {
     ];
     const draw = (p) => {
       flagLines(p);
-      const mark = line?.();
-      if (!mark) return;
-      p.line(
-        [
-          [p.left, p.Y(mark.value)],
-          [p.right, p.Y(mark.value)],
-        ],
-        { stroke: colour("--ink-2"), dash: [6, 3] },
-      );
-      p.text(mark.label, p.right - 4 * p.ratio, p.Y(mark.value) - 5 * p.ratio, {
-        fill: colour("--ink-2"),
-        align: "right",
-        halo: colour("--surface"),
-      });
+      for (const mark of lines?.() ?? []) {
+        const y = p.Y(mark.value);
+        p.line(
+          [
+            [p.left, y],
+            [p.right, y],
+          ],
+          { stroke: colour("--ink-2"), dash: [6, 3] },
+        );
+        p.text(mark.label, p.right - 4 * p.ratio, y - 5 * p.ratio, {
+          fill: colour("--ink-2"),
+          align: "right",
+          halo: colour("--surface"),
+        });
+      }
     };
     const series = [
       hidden,

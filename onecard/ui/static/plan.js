@@ -190,7 +190,7 @@ const controls = h(
       "span",
       { class: "in-hours" },
       hours,
-      h("button", { class: "button", type: "button", onclick: inHours, text: "hours: propose" }),
+      h("button", { class: "button", type: "button", onclick: inHours, text: "What in these hours?" }),
     ),
   ),
 );
@@ -370,7 +370,7 @@ function draw() {
   const speed = main.speed;
   const { gpu } = plan;
   const needsCard = gpu ? "nothing measured to go by" : "choose a card";
-  answer.replaceChildren(
+  const nodes = [
     h(
       "p",
       { class: "kicker" },
@@ -427,7 +427,8 @@ function draw() {
           text: `Speed: ${speed.basis}.${plan.loss ? ` Loss: ${plan.loss.sources.join("; ")}.` : ""}`,
         })
       : "",
-  );
+  ];
+  answer.replaceChildren(...nodes.filter(Boolean));
 }
 
 function typed() {

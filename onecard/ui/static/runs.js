@@ -235,7 +235,7 @@ function headline() {
   const look = runs.filter(toLook);
   const parts = [
     training.length ? count(training.length, "run trains", "runs train") : null,
-    look.length ? count(look.length, "needs a look", "need a look") : null,
+    look.length ? count(look.length, "run needs a look", "runs need a look") : null,
   ].filter(Boolean);
   verdict.textContent = !runs.length
     ? "No runs yet."

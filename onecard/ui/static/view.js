@@ -107,9 +107,11 @@ function figures({ run, evals, prediction, memory }) {
   );
 }
 
+const isSet = (row) => JSON.stringify(row.value) !== JSON.stringify(row.default);
+
 function config(rows) {
   if (!rows.length) return null;
-  const set = rows.filter((row) => row.origin !== "default");
+  const set = rows.filter(isSet);
   const list = (some) =>
     h(
       "ul",
@@ -118,7 +120,7 @@ function config(rows) {
         h(
           "li",
           { title: row.meaning ?? null },
-          h("code", { class: row.origin === "default" ? null : "set", text: row.key }),
+          h("code", { class: isSet(row) ? "set" : null, text: row.key }),
           h("code", { text: pythonValue(row.value) }),
           h("span", { class: "quiet", text: row.origin }),
         ),
@@ -146,7 +148,7 @@ function config(rows) {
         "details",
         { "data-key": "defaults" },
         h("summary", {}, icon("down"), "Defaults"),
-        list(rows.filter((row) => row.origin === "default")),
+        list(rows.filter((row) => !isSet(row))),
       ),
     ),
   ];
