@@ -6,19 +6,28 @@ const SYNC = "page";
 const charts = [];
 const font = () => `11px ${colour("--sans")}`;
 
-export function axes({ x, y, size = 46, space = 34 }) {
+export function axes({ x, y, size = 46, space = 34, incrs }) {
   const base = { stroke: colour("--ink-3"), font: font(), ticks: { show: false }, border: { show: false } };
   const words = (word) => (_, ticks) => ticks.map((tick) => (tick === null ? "" : word(tick)));
   return [
     { ...base, size: 24, gap: 5, space: 72, values: words(x), grid: { show: false } },
-    { ...base, size, gap: 6, space, values: words(y), grid: { show: true, stroke: colour("--grid"), width: 1 } },
+    {
+      ...base,
+      size,
+      gap: 6,
+      space,
+      values: words(y),
+      ...(incrs ? { incrs } : {}),
+      grid: { show: true, stroke: colour("--grid"), width: 1 },
+    },
   ];
 }
 
+export const LOSS_STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5];
 /** Losses with one decimal, or two where the picture is narrow. */
 export const lossTick = (limits) => (value) => {
   const [low, high] = limits();
-  return value.toFixed(high - low < 1.5 ? 2 : 1);
+  return value.toFixed(high - low < 0.8 ? 2 : 1);
 };
 
 export const cursor = () => ({

@@ -1,6 +1,6 @@
 // Two or more runs at equal tokens and at equal time. Every figure is one of `onecard compare --json`.
 
-import { axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
+import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
 import { colour, failed, frame, h, segmented, show } from "./dom.js";
 import { pythonValue } from "./findings.js";
 import { ask, follow } from "./live.js";
@@ -45,7 +45,7 @@ async function chooser() {
         go();
       },
     },
-    selects.map((one, i) => h("label", { class: "field chooser" }, letter(i), one)),
+    selects.map((one, i) => h("label", { class: "chooser" }, letter(i), one)),
     h("button", { class: "button", text: "Compare" }),
   );
 }
@@ -105,7 +105,16 @@ function plotted(result) {
         );
       }
       const crossing = along === "time" ? result.crossings?.[0] : null;
-      if (crossing) p.dot(p.X(crossing.seconds), p.Y(crossing.loss), 4.5, halo, colour("--ink"));
+      if (crossing) {
+        const [x, y] = [p.X(crossing.seconds), p.Y(crossing.loss)];
+        p.dot(x, y, 4.5, halo, colour("--ink"));
+        p.text(`${letterOf(crossing.run)} passes ${letterOf(crossing.passes)}'s final loss`, x, y + 22 * p.ratio, {
+          fill: colour("--ink"),
+          align: "right",
+          weight: "600",
+          halo,
+        });
+      }
       ui.curves.forEach((one, i) => {
         const [xs, ys] = points(one);
         if (!xs.length) return;
@@ -125,7 +134,7 @@ function plotted(result) {
     "aria-label": "Validation loss of the runs. Arrow keys read the curves.",
   });
   const made = chart(holder, (width) => {
-    const [x, y] = axes({ x: xWord, y: lossTick(limits), size: 38 });
+    const [x, y] = axes({ x: xWord, y: lossTick(limits), incrs: LOSS_STEPS, size: 38 });
     if (along === "time")
       x.incrs = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800];
     return {
@@ -296,9 +305,10 @@ function changes(result) {
       {},
       h("code", { text: missing(result.config_diff[key][i]) ? "?" : pythonValue(result.config_diff[key][i]) }),
     );
-  const effect = (one, key, word, why) =>
+  const effect = (label, one, key, word, why) =>
     h("td", {
       class: "num",
+      "data-label": label,
       title: missing(one?.[key]) ? why : null,
       text: missing(one?.[key]) ? "–" : word(one[key]),
     });
@@ -341,18 +351,21 @@ function changes(result) {
           predicted
             ? [
                 effect(
+                  "Tokens/s",
                   one,
                   "tokens_per_second_ratio",
                   (ratio) => (ratio === 1 ? "same" : `× ${ratio.toFixed(2)}`),
                   "needs a card that was measured",
                 ),
                 effect(
+                  "Memory",
                   one,
                   "process_bytes_difference",
                   (bytes) => signed(bytes, (size) => `${int(size / 2 ** 20)} MiB`),
                   "no plan",
                 ),
                 effect(
+                  "Final loss",
                   one,
                   "final_loss_difference",
                   (nats) => signed(nats, loss),

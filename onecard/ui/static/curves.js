@@ -1,6 +1,6 @@
 // The curves of one run: loss on top, four small ones below, on one x axis with one crosshair.
 
-import { axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
+import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
 import { capital, colour, h, s, segmented } from "./dom.js";
 import { duration, gib, int, learningRate, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
 
@@ -48,6 +48,7 @@ export function curves(first) {
     if (along === "time" && !log)
       x.incrs = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000];
     if (log) x.filter = decades;
+    if (log) y.filter = (_, ticks) => ticks;
     return [x, y];
   };
 
@@ -167,7 +168,7 @@ export function curves(first) {
       options: options(
         width < 520 ? 260 : 340,
         { distr: log ? 3 : 1, range: limits },
-        { y: lossTick(limits), size: 38 },
+        { y: lossTick(limits), incrs: LOSS_STEPS, size: 38 },
         [hidden, hidden, { stroke: colour("--ink-3"), width: 1, alpha: 0.75, points: { show: false } }],
         drawLoss,
         [{ series: [2, 1], fill: colour("--train-band") }],
@@ -208,6 +209,7 @@ export function curves(first) {
     const value = h("b", {});
     const values = () => run.curves[key] ?? { min: [], mean: [], max: [] };
     const range = () => [
+      0,
       (Math.max(
         most([...values().max.slice(worst ? Math.ceil(values().max.length * FIRST_DESCENT) : 0), top?.() ?? 0, 1e-12]),
       ) || 1) * 1.1,

@@ -454,10 +454,14 @@ const timeline = (svg) =>
     "figure",
     { class: "card timeline" },
     h("figcaption", { class: "head" }, h("h2", { text: "Memory through one step" })),
-    h("img", {
-      alt: "Memory through one training step, by part; the table above has the figures of its peak",
-      src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`,
-    }),
+    h(
+      "div",
+      { class: "scroll" },
+      h("img", {
+        alt: "Memory through one training step, by part; the table above has the figures of its peak",
+        src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`,
+      }),
+    ),
   );
 
 function refuse(error) {
