@@ -70,9 +70,6 @@ class Server(ThreadingHTTPServer):
         finally:
             self._connections.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke is the other side's affair."""
-
     def server_close(self) -> None:
         super().server_close()
         self.runs.close()
@@ -112,11 +109,10 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, answer: Callable[[str, list[tuple[str, str]]], None]) -> None:
         guard, address = self.server.guard, urlsplit(self.path)
         try:
-            if len(self.headers.get_all("Host", [])) != 1 or (refusal := guard.refusal(dict(self.headers))):
-                refusal = refusal if self.headers.get("Host") else "there is no Host header"
+            if refusal := guard.refusal(self.headers):
                 return self._refuse(403, "refused", refusal, "open the address that the terminal shows")
             query = parse_qsl(address.query[:LONGEST_QUERY], keep_blank_values=True, max_num_fields=200)
-            if not guard.is_known(dict(self.headers)):
+            if not guard.is_known(self.headers):
                 return self._greet(address.path, dict(query))
             return answer(address.path, query)
         except NoAnswer as problem:
@@ -125,6 +121,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(404 if problem.name == "no-such-run" else 400, problem.as_json())
         except ValueError as problem:  # too many fields in the query
             self._refuse(400, "bad-request", str(problem)[:120], "reload the page")
+        except OSError:  # the page was closed
+            self.close_connection = True
 
     def _greet(self, path: str, query: dict[str, str]) -> None:
         """A cookie for whoever comes with the printed link; everybody else is refused."""
