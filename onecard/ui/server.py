@@ -48,14 +48,14 @@ class Server(ThreadingHTTPServer):
     def __init__(self, named: Sequence[Path], *, host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._connections = BoundedSemaphore(MOST_CONNECTIONS)
+        self.pages = {f"/{file.relative_to(STATIC).as_posix()}": file for file in STATIC.rglob("*") if file.is_file()}
+        self.planner, self.reader = Worker(), Worker()
+        self.runs = Runs(named)
         try:
             super().__init__((host, port), Handler)
         except OSError as problem:
             raise _cannot_listen(host, port, problem) from problem
         self.guard = Guard(host=host, port=self.server_address[1])
-        self.pages = {f"/{file.relative_to(STATIC).as_posix()}": file for file in STATIC.rglob("*") if file.is_file()}
-        self.planner, self.reader = Worker(), Worker()
-        self.runs = Runs(named)
         self.runs.start()
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from onecard.errors import ConfigError, OnecardError
 from onecard.report.strict import strict
-from onecard.ui.glance import glance
+from onecard.ui.glance import ROW, glance
 from onecard.ui.news import LIST, News
 from onecard.ui.sources import Source, sources_in
 from onecard.ui.worker import Worker
@@ -76,10 +76,9 @@ class Runs:
         common = {"name": source.path.name or str(source.path), "path": str(source.path)}
         if not source.is_folder:
             changed = source.stamp()[1] / 1e9
-            unread: Row = {"format": None, "state": None, "state_why": "not read yet", "step": None}
-            made = summaries or [unread]
+            made = summaries or [_unread("not read yet")]
             names = [source.id if number == 0 else f"{source.id}-{number}" for number in range(len(made))]
-            return [{"id": name, **common, "changed": changed, **row} for name, row in zip(names, made, strict=True)]
+            return [{"id": name, **common, **row, "changed": changed} for name, row in zip(names, made, strict=True)]
         own = {name: summaries[0][name] if summaries else None for name in OWN}
         return [{"id": source.id, **common, "format": "onecard", **own, **self._glance(source)}]
 
@@ -92,7 +91,7 @@ class Runs:
         try:
             row: Row = strict(glance(source.path, source.records))
         except OSError:  # it went away
-            row = {"state": None, "state_why": "it is gone", "changed": None}
+            row = _unread("it is gone")
         self._glances[source.id] = stamp, time.monotonic(), row
         return row
 
@@ -134,7 +133,7 @@ class Runs:
             try:
                 rows = self._worker.ask("summaries", source, seconds=SUMMARY_SECONDS)
             except OnecardError as problem:
-                rows = [] if source.is_folder else [{"state": None, "state_why": problem.what, "step": None}]
+                rows = [] if source.is_folder else [_unread(problem.what)]
             if self._ended.is_set():
                 return
             took = time.monotonic() - began
@@ -151,3 +150,8 @@ class Runs:
             for stamp in (source.stamp(),)
         ]
         return max(waiting, key=lambda each: each[0][1])[1] if waiting else None
+
+
+def _unread(why: str) -> Row:
+    """A row of which nothing is known."""
+    return dict.fromkeys((*ROW, *OWN, "format")) | {"state_why": why}

@@ -182,5 +182,5 @@ def test_the_command_prints_its_address_and_ctrl_c_ends_it_with_0(tmp_path: Path
 
 
 def test_the_server_never_imports_torch(tmp_path: Path) -> None:
-    code = "import sys, onecard.ui.server, onecard.ui.answers as a; a.plan({'gpu': 'none'}, None); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    code = "import sys, onecard.ui.server, onecard.ui.answers as answers; answers.plan({'gpu': 'none'}, None)"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True, cwd=tmp_path)
