@@ -16,6 +16,7 @@ from onecard import units
 from onecard.errors import MachineError, OnecardError, UsageError
 from onecard.ui.guard import HEADERS, Guard
 from onecard.ui.news import LIST
+from onecard.ui.remembered import Remembered
 from onecard.ui.watch import Runs
 from onecard.ui.worker import NoAnswer, Worker
 
@@ -30,6 +31,7 @@ TYPES = {
 }
 JSON = "application/json"
 ANSWER_SECONDS = 20.0  # of work on one question
+DOCTOR_SECONDS = 3.0  # that the page of a run waits for the first diagnosis; an event tells of a later one
 READ_SECONDS = 60.0  # for the whole of an upload
 QUIET_SECONDS = 15.0  # without news, after which a comment keeps a stream open
 LARGEST_LOG_BYTES = 32 * units.MIB
@@ -50,6 +52,7 @@ class Server(ThreadingHTTPServer):
         self._connections = BoundedSemaphore(MOST_CONNECTIONS)
         self.pages = {f"/{file.relative_to(STATIC).as_posix()}": file for file in STATIC.rglob("*") if file.is_file()}
         self.planner, self.reader = Worker(), Worker()
+        self.remembered = Remembered()
         self.runs = Runs(named)
         try:
             super().__init__((host, port), Handler)
@@ -175,8 +178,14 @@ class Handler(BaseHTTPRequestHandler):
     def _run(self, run: str, asked: dict[str, str]) -> dict[str, Any]:
         source, number = self.server.runs.find(run)
         first, last = (_step(asked.get(name)) for name in ("from", "to"))
-        found = self.server.reader.ask("run", source, number, first, last, seconds=ANSWER_SECONDS)
-        return {"schema": 1, "run": self.server.runs.row(run), **found}
+        found = self.server.remembered.answer(
+            (run, first, last),
+            source.stamp,
+            lambda: self.server.reader.ask("run", source, number, first, last, seconds=ANSWER_SECONDS),
+        )
+        look = self.server.runs.look(run, seconds=DOCTOR_SECONDS)
+        said = {"doctor": look["doctor"], "prediction": look["prediction"]}
+        return {"schema": 1, "run": self.server.runs.row(run), **said, **found}
 
     def _compare(self, query: list[tuple[str, str]]) -> dict[str, Any]:
         names = [value for name, value in query if name == "run"]
