@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onecard.doctor.case import Case
     from onecard.doctor.diagnose import Diagnosis
     from onecard.plan.plan import Plan
+    from onecard.runs.follow import Followed
 
 MOST_SPARKS = 60  # points of the small curve in a list
 KEPT_SOURCES = 2  # whose records stay in memory, for the next zoom
@@ -26,7 +27,18 @@ PATH_MARKS = ("/", "\\", "~", "..")
 
 Answer = dict[str, Any]
 Asked = Mapping[str, str]  # what a page put into the address
-_kept: OrderedDict[str, tuple[tuple[int, int], Sequence[Diagnosis]]] = OrderedDict()
+
+
+@dataclass
+class _Kept:
+    """The runs of a source as they were read."""
+
+    followed: Followed
+    stamp: tuple[int, int] | None = None
+    cases: tuple[Case, ...] = ()
+
+
+_kept: OrderedDict[str, _Kept] = OrderedDict()
 
 
 def plan(asked: Asked, config: Source | None) -> Answer:
@@ -193,47 +205,56 @@ def doctor(log: bytes, config_text: str | None, gpu: str | None, more: bool) -> 
     runs = read_logs(pieces(BytesIO(log)), source="stdin")
     found = [diagnose(run, config=resolved, card=card) for run in runs]
     answer = diagnoses_json(found)
-    return answer | {"ui": {"runs": [_run(each) for each in found]}} if more else answer
+    if more:
+        answer["ui"] = {"runs": [_recorded(each.case) | {"prediction": strict(_prediction(each))} for each in found]}
+    return answer
 
 
-def summaries(source: Source) -> list[Answer]:
-    """What a list says of every run of a source, by the whole of its records."""
-    return [_summary(found) for found in _diagnoses(source)]
+def looks(source: Source) -> list[Answer]:
+    """What the doctor says of every run of a source: for the list, and for the page of the run."""
+    from onecard.doctor.diagnose import diagnose_cases
+    from onecard.report.doctor_json import diagnoses_json
+
+    found = diagnose_cases(_cases(source))
+    said = diagnoses_json(found)["runs"]
+    return [
+        {"row": _summary(each), "doctor": doctor, "prediction": strict(_prediction(each))}
+        for each, doctor in zip(found, said, strict=True)
+    ]
 
 
 def run(source: Source, number: int, first: int | None, last: int | None) -> Answer:
-    """Everything that is known of one run; its curves between two steps."""
-    from onecard.report.doctor_json import diagnoses_json
-
-    found = _numbered(_diagnoses(source), number)
-    (said,) = diagnoses_json([found])["runs"]
-    return {"doctor": said, **_run(found, first=first, last=last)}
+    """What is recorded of one run; its curves between two steps."""
+    return _recorded(_numbered(_cases(source), number), first=first, last=last)
 
 
-def _numbered(made: Sequence[Any], number: int) -> Any:
+def _numbered(made: Sequence[Case], number: int) -> Case:
     if not 0 <= number < len(made):
-        raise ConfigError(
-            "there is no such run", why="the log holds fewer now", fix="reload the list", name="no-such-run"
-        )
+        raise ConfigError("there is no such run", why="the log holds fewer", fix="reload the list", name="no-such-run")
     return made[number]
 
 
-def _diagnoses(source: Source) -> Sequence[Diagnosis]:
-    """The runs of a source, diagnosed; those read last are kept while their file stays the same."""
+def _cases(source: Source) -> Sequence[Case]:
+    """The runs of a source as the doctor takes them. Those read last are kept, and only what was added is read."""
     from onecard.doctor.case import DataSizes
-    from onecard.doctor.diagnose import diagnose_cases
-    from onecard.inputs.runs import cases_at
+    from onecard.inputs.runs import cases_at, cases_of
+    from onecard.runs.follow import Followed
+    from onecard.runs.logged import logged_run
 
     source.check()
     stamp = source.stamp()
-    kept = _kept.pop(source.id, None)
-    if kept is None or kept[0] != stamp:
-        cases, _ = cases_at(str(source.path), None, card=None, data=DataSizes())
-        kept = stamp, diagnose_cases(cases)
+    kept = _kept.pop(source.id, None) or _Kept(Followed(source.path))
+    if kept.stamp != stamp:
+        if source.is_folder:
+            run = logged_run(kept.followed.run())
+            kept.cases = tuple(cases_of([run], (None, {}), card=None, data=DataSizes()))
+        else:
+            kept.cases = tuple(cases_at(str(source.path), None, card=None, data=DataSizes())[0])
+        kept.stamp = stamp
     _kept[source.id] = kept
     while len(_kept) > KEPT_SOURCES:
         _kept.popitem(last=False)
-    return kept[1]
+    return kept.cases
 
 
 def _summary(found: Diagnosis) -> Answer:
@@ -290,10 +311,9 @@ def _predicted_bytes(case: Case) -> int | None:
     return next((start.predicted_process_bytes for start in starts), None)
 
 
-def _run(found: Diagnosis, *, first: int | None = None, last: int | None = None) -> Answer:
+def _recorded(case: Case, *, first: int | None = None, last: int | None = None) -> Answer:
     from onecard.ui.curves import curves
 
-    case = found.case
     evaluations = ("tokens", "train_loss", "train_loss_error", "val_loss", "val_loss_error", "bits_per_byte")
     clock = _clock(case)
     card = case.card
@@ -305,7 +325,6 @@ def _run(found: Diagnosis, *, first: int | None = None, last: int | None = None)
             for record in case.evals
         ],
         "curves": curves(case.steps, first=first, last=last),
-        "prediction": _prediction(found),
         "memory": {
             "predicted_process_bytes": _predicted_bytes(case),
             "card": card.name if card else None,
@@ -402,7 +421,7 @@ QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "keys": keys,
     "compare": compare,
     "doctor": doctor,
-    "summaries": summaries,
+    "looks": looks,
     "run": run,
     "warm": partial(plan, {"gpu": "none"}, None),
 }

@@ -22,6 +22,11 @@ HEAD_BYTES = 64 * units.KIB
 USUAL_STEPS = 20  # the last updates, whose median is the present speed
 FRESH_SECONDS = 600  # a run that wrote this recently is taken to train, where no lock says more
 FRESH_LOCKED_SECONDS = 6 * 3600  # one whose lock names a process: evaluations and slow steps take their time
+ROW = (
+    *("state", "state_why", "changed", "step", "steps_planned", "progress", "tokens", "loss"),
+    *("val_loss", "val_loss_error", "val_step", "tokens_per_second", "mfu", "reserved_bytes"),
+    *("predicted_process_bytes", "seconds", "seconds_to_go", "card"),
+)
 _STEP = b'{"kind":"step"'
 
 

@@ -6,8 +6,8 @@ import hmac
 import ipaddress
 import secrets
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.message import Message
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 HEADERS = {  # of every answer: nothing is loaded from elsewhere, and no script or style stands in a page itself
@@ -53,10 +53,10 @@ class Guard:
         """The name of the cookie: cookies of one machine are shared by its ports."""
         return f"onecard_{self.port}"
 
-    def refusal(self, headers: Mapping[str, str]) -> str:
+    def refusal(self, headers: Message) -> str:
         """Why a request is refused for where it comes from; "" where it is not."""
         host = headers.get("Host", "")
-        if not self._is_own(host):
+        if len(headers.get_all("Host", [])) != 1 or not self._is_own(host):
             return "the Host header is not this server's: another name may have been pointed at this machine"
         origin = headers.get("Origin")
         if origin is not None and origin != f"http://{host}":
@@ -81,7 +81,7 @@ class Guard:
     def is_token(self, said: str | None) -> bool:
         return said is not None and hmac.compare_digest(said.encode(), self.token.encode())
 
-    def is_known(self, headers: Mapping[str, str]) -> bool:
+    def is_known(self, headers: Message) -> bool:
         """Whether a request has the cookie, where one is needed."""
         if not self.needs_token:
             return True
@@ -89,6 +89,6 @@ class Guard:
         return any(name == self.cookie and self.is_token(value) for name, _, value in cookies)
 
 
-def _navigates(headers: Mapping[str, str]) -> bool:
+def _navigates(headers: Message) -> bool:
     """Whether a person follows a link: the page that has it learns nothing of what opens."""
     return headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"

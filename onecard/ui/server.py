@@ -16,6 +16,7 @@ from onecard import units
 from onecard.errors import MachineError, OnecardError, UsageError
 from onecard.ui.guard import HEADERS, Guard
 from onecard.ui.news import LIST
+from onecard.ui.remembered import Remembered
 from onecard.ui.watch import Runs
 from onecard.ui.worker import NoAnswer, Worker
 
@@ -30,6 +31,7 @@ TYPES = {
 }
 JSON = "application/json"
 ANSWER_SECONDS = 20.0  # of work on one question
+DOCTOR_SECONDS = 3.0  # that the page of a run waits for the first diagnosis; an event tells of a later one
 READ_SECONDS = 60.0  # for the whole of an upload
 QUIET_SECONDS = 15.0  # without news, after which a comment keeps a stream open
 LARGEST_LOG_BYTES = 32 * units.MIB
@@ -48,14 +50,15 @@ class Server(ThreadingHTTPServer):
     def __init__(self, named: Sequence[Path], *, host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._connections = BoundedSemaphore(MOST_CONNECTIONS)
+        self.pages = {f"/{file.relative_to(STATIC).as_posix()}": file for file in STATIC.rglob("*") if file.is_file()}
+        self.planner, self.reader = Worker(), Worker()
+        self.remembered = Remembered()
+        self.runs = Runs(named)
         try:
             super().__init__((host, port), Handler)
         except OSError as problem:
             raise _cannot_listen(host, port, problem) from problem
         self.guard = Guard(host=host, port=self.server_address[1])
-        self.pages = {f"/{file.relative_to(STATIC).as_posix()}": file for file in STATIC.rglob("*") if file.is_file()}
-        self.planner, self.reader = Worker(), Worker()
-        self.runs = Runs(named)
         self.runs.start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -69,9 +72,6 @@ class Server(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             self._connections.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke is the other side's affair."""
 
     def server_close(self) -> None:
         super().server_close()
@@ -112,11 +112,10 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, answer: Callable[[str, list[tuple[str, str]]], None]) -> None:
         guard, address = self.server.guard, urlsplit(self.path)
         try:
-            if len(self.headers.get_all("Host", [])) != 1 or (refusal := guard.refusal(dict(self.headers))):
-                refusal = refusal if self.headers.get("Host") else "there is no Host header"
+            if refusal := guard.refusal(self.headers):
                 return self._refuse(403, "refused", refusal, "open the address that the terminal shows")
             query = parse_qsl(address.query[:LONGEST_QUERY], keep_blank_values=True, max_num_fields=200)
-            if not guard.is_known(dict(self.headers)):
+            if not guard.is_known(self.headers):
                 return self._greet(address.path, dict(query))
             return answer(address.path, query)
         except NoAnswer as problem:
@@ -125,6 +124,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(404 if problem.name == "no-such-run" else 400, problem.as_json())
         except ValueError as problem:  # too many fields in the query
             self._refuse(400, "bad-request", str(problem)[:120], "reload the page")
+        except OSError:  # the page was closed
+            self.close_connection = True
 
     def _greet(self, path: str, query: dict[str, str]) -> None:
         """A cookie for whoever comes with the printed link; everybody else is refused."""
@@ -177,8 +178,14 @@ class Handler(BaseHTTPRequestHandler):
     def _run(self, run: str, asked: dict[str, str]) -> dict[str, Any]:
         source, number = self.server.runs.find(run)
         first, last = (_step(asked.get(name)) for name in ("from", "to"))
-        found = self.server.reader.ask("run", source, number, first, last, seconds=ANSWER_SECONDS)
-        return {"schema": 1, "run": self.server.runs.row(run), **found}
+        found = self.server.remembered.answer(
+            (run, first, last),
+            source.stamp,
+            lambda: self.server.reader.ask("run", source, number, first, last, seconds=ANSWER_SECONDS),
+        )
+        look = self.server.runs.look(run, seconds=DOCTOR_SECONDS)
+        said = {"doctor": look["doctor"], "prediction": look["prediction"]}
+        return {"schema": 1, "run": self.server.runs.row(run), **said, **found}
 
     def _compare(self, query: list[tuple[str, str]]) -> dict[str, Any]:
         names = [value for name, value in query if name == "run"]

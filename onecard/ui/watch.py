@@ -12,14 +12,14 @@ from typing import Any
 
 from onecard.errors import ConfigError, OnecardError
 from onecard.report.strict import strict
-from onecard.ui.glance import glance
+from onecard.ui.glance import ROW, glance
 from onecard.ui.news import LIST, News
 from onecard.ui.sources import Source, sources_in
 from onecard.ui.worker import Worker
 
 LOOK_EVERY_SECONDS = 0.5  # at the sizes of the files
 LIST_EVERY_SECONDS = 2.0  # at the folders
-SUMMARY_SECONDS = 120  # at most, for the doctor's look at a run
+LOOK_SECONDS = 120  # at most, for the doctor's look at a run
 REST = 20  # times what the doctor's look took, before it looks at the same run again
 OWN = ("findings", "first_finding", "sparkline", "params")  # of a summary: what a glance does not know
 
@@ -37,13 +37,14 @@ class Runs:
         self._sources: dict[str, Source] = {}
         self._stamps: dict[str, Stamp] = {}
         self._glances: dict[str, tuple[Stamp, float, Row]] = {}
-        self._summaries: dict[str, tuple[Stamp, float, list[Row]]] = {}  # with the time from which to look again
+        self._looks: dict[str, tuple[Stamp, float, list[Row]]] = {}  # with the time from which to look again
+        self._wanted = ""  # the id of the source at which the doctor looks first
         self._worker = Worker()
         self._ended = threading.Event()
         self._list()
 
     def start(self) -> None:
-        for follow in (self._follow, self._summarize):
+        for follow in (self._follow, self._look_at_runs):
             threading.Thread(target=follow, daemon=True).start()
 
     def close(self) -> None:
@@ -71,15 +72,28 @@ class Runs:
             )  # fmt: skip
         return source, int(number or 0)
 
+    def look(self, run: str, *, seconds: float) -> Row:
+        """What the doctor said of a run; waits for its first look at most `seconds`, then all is None."""
+        source, number = self.find(run)
+        self._wanted = source.id
+        end = time.monotonic() + seconds
+        known = 0
+        while source.id not in self._looks and (left := end - time.monotonic()) > 0:
+            known, _ = self.news.after(known, seconds=left)
+        looks = self._looks_at(source)
+        return looks[number] if number < len(looks) else {"row": None, "doctor": None, "prediction": None}
+
+    def _looks_at(self, source: Source) -> list[Row]:
+        return self._looks[source.id][2] if source.id in self._looks else []
+
     def _rows_of(self, source: Source) -> list[Row]:
-        summaries = self._summaries[source.id][2] if source.id in self._summaries else []
+        summaries = [look["row"] for look in self._looks_at(source)]
         common = {"name": source.path.name or str(source.path), "path": str(source.path)}
         if not source.is_folder:
             changed = source.stamp()[1] / 1e9
-            unread: Row = {"format": None, "state": None, "state_why": "not read yet", "step": None}
-            made = summaries or [unread]
+            made = summaries or [_unread("not read yet")]
             names = [source.id if number == 0 else f"{source.id}-{number}" for number in range(len(made))]
-            return [{"id": name, **common, "changed": changed, **row} for name, row in zip(names, made, strict=True)]
+            return [{"id": name, **common, **row, "changed": changed} for name, row in zip(names, made, strict=True)]
         own = {name: summaries[0][name] if summaries else None for name in OWN}
         return [{"id": source.id, **common, "format": "onecard", **own, **self._glance(source)}]
 
@@ -92,7 +106,7 @@ class Runs:
         try:
             row: Row = strict(glance(source.path, source.records))
         except OSError:  # it went away
-            row = {"state": None, "state_why": "it is gone", "changed": None}
+            row = _unread("it is gone")
         self._glances[source.id] = stamp, time.monotonic(), row
         return row
 
@@ -102,7 +116,7 @@ class Runs:
         if found.keys() != self._sources.keys():
             for gone in self._sources.keys() - found.keys():
                 self._glances.pop(gone, None)
-                self._summaries.pop(gone, None)
+                self._looks.pop(gone, None)
                 self._stamps.pop(gone, None)
             self._sources = found
             self.news.tell(LIST)
@@ -123,31 +137,36 @@ class Runs:
             except Exception:  # a disk that fails for a moment must not end it
                 traceback.print_exc(file=sys.stderr)
 
-    def _summarize(self) -> None:
+    def _look_at_runs(self) -> None:
         """Let the doctor look at every run that changed, the newest first, in a process of its own."""
         while not self._ended.is_set():
-            source = self._next_to_summarize()
+            source = self._next_to_look_at()
             if source is None:
                 self._ended.wait(LOOK_EVERY_SECONDS)
                 continue
             stamp, began = source.stamp(), time.monotonic()
             try:
-                rows = self._worker.ask("summaries", source, seconds=SUMMARY_SECONDS)
+                looks = self._worker.ask("looks", source, seconds=LOOK_SECONDS)
             except OnecardError as problem:
-                rows = [] if source.is_folder else [{"state": None, "state_why": problem.what, "step": None}]
+                looks = [] if source.is_folder else [{"row": _unread(problem.what), "doctor": None, "prediction": None}]
             if self._ended.is_set():
                 return
             took = time.monotonic() - began
-            self._summaries[source.id] = stamp, time.monotonic() + REST * took, rows
+            self._looks[source.id] = stamp, time.monotonic() + REST * took, looks
             self.news.tell(source.id)
 
-    def _next_to_summarize(self) -> Source | None:
+    def _next_to_look_at(self) -> Source | None:
         now = time.monotonic()
         waiting = [
             (stamp, source)
             for source in list(self._sources.values())
-            if source.id not in self._summaries
-            or (self._summaries[source.id][0] != source.stamp() and now > self._summaries[source.id][1])
+            if source.id not in self._looks
+            or (self._looks[source.id][0] != source.stamp() and now > self._looks[source.id][1])
             for stamp in (source.stamp(),)
         ]
-        return max(waiting, key=lambda each: each[0][1])[1] if waiting else None
+        return max(waiting, key=lambda each: (each[1].id == self._wanted, each[0][1]))[1] if waiting else None
+
+
+def _unread(why: str) -> Row:
+    """A row of which nothing is known."""
+    return dict.fromkeys((*ROW, *OWN, "format")) | {"state_why": why}
