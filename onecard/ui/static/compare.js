@@ -108,12 +108,13 @@ function plotted(result) {
       if (crossing) {
         const [x, y] = [p.X(crossing.seconds), p.Y(crossing.loss)];
         p.dot(x, y, 4.5, halo, colour("--ink"));
-        p.text(`${letterOf(crossing.run)} passes ${letterOf(crossing.passes)}'s final loss`, x, y + 22 * p.ratio, {
-          fill: colour("--ink"),
-          align: "right",
-          weight: "600",
-          halo,
-        });
+        if (u.width >= 520)
+          p.text(`${letterOf(crossing.run)} passes ${letterOf(crossing.passes)}'s final loss`, x, y + 22 * p.ratio, {
+            fill: colour("--ink"),
+            align: "right",
+            weight: "600",
+            halo,
+          });
       }
       ui.curves.forEach((one, i) => {
         const [xs, ys] = points(one);
