@@ -247,7 +247,7 @@ function winners(result) {
   return h(
     "table",
     { class: "plain" },
-    head("", runs),
+    head("Figure", runs),
     h(
       "tbody",
       {},

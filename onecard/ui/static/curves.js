@@ -6,7 +6,7 @@ import { duration, gib, int, learningRate, loss, missing, percent, short, tick, 
 
 const WORDS = { tokens: "tokens", time: "time in training", steps: "steps" };
 const SHOWN_EVENTS = 26; // as many as there are letters
-const FIRST_DESCENT = 0.05; // share of the stretches that a linear picture leaves out at its top
+const FIRST_DESCENT = 0.08; // share of the stretches that a linear picture leaves out at its top
 
 const known = (values) => values.filter((value) => !missing(value));
 const least = (values) => Math.min(...known(values));

@@ -45,7 +45,7 @@ const heads = (width) => (width % 64 === 0 ? width / 64 : divisors(width).at(-1)
 const paints = [];
 /** A slider over `stops()`; a value between two stops becomes a stop. `patch(value)` is what a movement sets. */
 function slider(label, stops, get, patch, words) {
-  const out = h("output", {});
+  const out = h("span", { class: "value" });
   const input = h("input", { type: "range", min: 0, step: 1, "aria-label": label });
   let values = [];
   const say = (value) => {
@@ -63,7 +63,7 @@ function slider(label, stops, get, patch, words) {
     say(value);
   });
   input.addEventListener("input", () => move(patch(values[input.value])));
-  return h("label", { class: "field" }, h("span", {}, h("span", { text: label }), out), input);
+  return h("div", { class: "field" }, h("span", { "aria-hidden": "true" }, h("span", { text: label }), out), input);
 }
 const number = (key, label, stops, words, patch = (value) => ({ [key]: value })) =>
   slider(
@@ -85,10 +85,10 @@ function choice(key, label, options) {
 
 const otherGib = () => Number.parseFloat(state.other ?? (plan?.gpu ? plan.gpu.other_bytes / 2 ** 30 : 0)) || 0;
 const cards = h("select", {
-  id: "card",
+  "aria-label": "Card",
   onchange: (event) => move({ gpu: event.target.value || undefined, vram: undefined }),
 });
-const starts = h("select", { id: "start", onchange: startFrom });
+const starts = h("select", { "aria-label": "Start from", onchange: startFrom });
 const file = h("input", {
   type: "file",
   accept: ".py,text/plain",
@@ -106,7 +106,6 @@ const controls = h(
     "fieldset",
     {},
     h("legend", { text: "The card" }),
-    h("label", { class: "field", for: "card" }, h("span", { class: "sr", text: "Card" })),
     cards,
     slider(
       "Other programs hold",
@@ -120,7 +119,7 @@ const controls = h(
     "fieldset",
     {},
     h("legend", { text: "The model" }),
-    h("label", { class: "field", for: "start" }, h("span", { text: "Start from" })),
+    h("p", { class: "field", "aria-hidden": "true", text: "Start from" }),
     starts,
     file,
     number("n_layer", "Layers", counting(1, 48, 1), (value) => [int(value)]),
