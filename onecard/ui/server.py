@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import BoundedSemaphore
@@ -32,6 +33,7 @@ TYPES = {
 JSON = "application/json"
 ANSWER_SECONDS = 20.0  # of work on one question
 DOCTOR_SECONDS = 3.0  # that the page of a run waits for the first diagnosis; an event tells of a later one
+LONG_RUN_BYTES = 4 * units.MIB  # of records, for which it does not wait
 READ_SECONDS = 60.0  # for the whole of an upload
 QUIET_SECONDS = 15.0  # without news, after which a comment keeps a stream open
 LARGEST_LOG_BYTES = 32 * units.MIB
@@ -60,6 +62,11 @@ class Server(ThreadingHTTPServer):
             raise _cannot_listen(host, port, problem) from problem
         self.guard = Guard(host=host, port=self.server_address[1])
         self.runs.start()
+
+    def warm(self) -> None:
+        """Load what the first answers need, so that they come at once."""
+        with suppress(OnecardError):
+            self.planner.ask("warm", seconds=ANSWER_SECONDS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._connections.acquire(blocking=False):
@@ -183,7 +190,8 @@ class Handler(BaseHTTPRequestHandler):
             source.stamp,
             lambda: self.server.reader.ask("run", source, number, first, last, seconds=ANSWER_SECONDS),
         )
-        look = self.server.runs.look(run, seconds=DOCTOR_SECONDS)
+        size, _ = source.stamp()
+        look = self.server.runs.look(run, seconds=DOCTOR_SECONDS if size < LONG_RUN_BYTES else 0.0)
         said = {"doctor": look["doctor"], "prediction": look["prediction"]}
         return {"schema": 1, "run": self.server.runs.row(run), **said, **found}
 
