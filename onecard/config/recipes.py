@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import log, prod
 from typing import Any
 
-from onecard.config.schema import KEYS
+from onecard.config.schema import KEYS, whole
 
 FAST = "fast"
 NANOGPT = "nanogpt"  # the recipe of a config that names none: the default of every key
@@ -100,7 +100,7 @@ def recipe_values(recipe: str, said: Mapping[str, Any]) -> dict[str, object]:
     """The recipe's values for a config of which `said` is known; {} for one that does not exist."""
 
     def value_of(key: str) -> object:
-        value = said.get(key, KEYS[key].default)
+        value = whole(said.get(key, KEYS[key].default))
         return value if type(value) is int and value > 0 else KEYS[key].default  # the config's checks refuse it later
 
     return {

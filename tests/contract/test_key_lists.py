@@ -21,7 +21,6 @@ OF_ONE_FUNCTION = {
     "onecard/plan/fit.py FITTED": "what --fit chooses",
     "onecard/plan/shape.py SHAPE_OF_SIZE": "what --params chooses",
     "onecard/plan/speed/on_paper.py _FOR_UPDATES": "keys by which works are remembered",
-    "onecard/plan/speed/on_paper.py _IRRELEVANT": "keys by which works are remembered",
     "onecard/plan/sensitivity.py SCALED": "what is halved and doubled",
     "onecard/report/compare_why.py CHANGED": "words for some changes",
     "onecard/report/compare_why.py MFU_REASONS": "words for some changes",
