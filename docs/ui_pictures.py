@@ -176,7 +176,7 @@ def main(folder: Path = PICTURES) -> None:
                 "compare": f"/compare.html?run={ids['40M.log']}&run={ids['124M.log']}",
             }
             for name, path in pages.items():
-                page = browser.new_page(viewport={"width": 1240, "height": 860}, color_scheme="light")
+                page = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
                 page.goto(address + path)
                 page.wait_for_selector("main:not([aria-busy])")
                 page.wait_for_timeout(4000)  # until the doctor has looked and the planner has drawn everything

@@ -1,5 +1,6 @@
 """The pages of `onecard ui` in Chromium: what they show is what the records and the commands say."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from onecard import units
 from onecard.config.schema import RunConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+STATIC = Path(__file__).parents[2] / "onecard/ui/static"
 HOSTILE = "<img src=x onerror=document.title=1>"
 LATE_SECONDS = 2.0  # after which a new update must have appeared
 
@@ -87,6 +89,20 @@ def test_each_page_opens_without_a_complaint_and_without_sideways_scrolling(site
     assert site.complaints == []
 
 
+def test_a_first_visit_is_small() -> None:
+    files = [file for file in STATIC.rglob("*") if file.suffix in (".html", ".css", ".js", ".svg")]
+    assert sum(file.stat().st_size for file in files) < 300_000
+
+
+def test_the_vendored_library_is_the_published_one() -> None:
+    vendor = STATIC / "vendor"
+    sums = [line.split() for line in (vendor / "SHA256SUMS").read_text().splitlines()]
+    assert {name: hashlib.sha256((vendor / name).read_bytes()).hexdigest() for _, name in sums} == {
+        name: known for known, name in sums
+    }
+    assert {file.name for file in vendor.iterdir()} == {name for _, name in sums} | {"SHA256SUMS"}
+
+
 def test_a_hostile_name_stays_text(site: Site) -> None:
     page = site.open("/")
     assert page.get_by_role("link", name=HOSTILE).count() == 1
@@ -132,7 +148,14 @@ def test_the_planner_says_what_the_command_says(site: Site) -> None:
 
 def planned(options: dict[str, str]) -> Any:
     """onecard's part of what `onecard plan --json` says."""
-    command = [sys.executable, "-m", "onecard", "plan", *(f"--{key}={value}" for key, value in options.items()), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "onecard",
+        "plan",
+        *(f"--{key}={value}" for key, value in options.items()),
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True)
     return json.loads(done.stdout)["trainers"]["onecard"]
 
