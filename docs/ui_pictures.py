@@ -21,7 +21,7 @@ from typing import Any
 
 from docs.made_runs import logs
 from onecard.config.schema import RunConfig
-from onecard.plan.counts import count_params, mfu
+from onecard.plan.counts import mfu
 
 PICTURES = Path("docs/ui")
 CARD, PEAK_FLOPS = "GeForce RTX 4070", 58.3e12

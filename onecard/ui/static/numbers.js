@@ -10,7 +10,8 @@ export const gib = (bytes, digits = 2) => (bytes / GIB).toFixed(digits);
 export const mib = (bytes) => int(bytes / MIB);
 export const loss = (value, digits = 3) => value.toFixed(digits);
 export const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
-export const rate = (value) => (value >= 1000 ? `${(value / 1000).toFixed(value >= 1e5 ? 0 : 1)}k` : int(value));
+export const rate = (value) =>
+  value >= 1e6 ? short(value) : value >= 1000 ? `${(value / 1000).toFixed(value >= 1e5 ? 0 : 1)}k` : int(value);
 export const learningRate = (value) => (value === 0 ? "0" : value.toExponential(1).replace(".0e", "e"));
 
 /** 124,373,760 as 124M. */
