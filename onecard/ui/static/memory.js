@@ -124,10 +124,10 @@ function table(trainers) {
 /** The card of the page with the bars. `trainers` is [[name, the plan's JSON of it], …], `width` the room in pixels. */
 export function memoryCard(trainers, gpu, width, open) {
   const narrow = matchMedia("(max-width: 640px)").matches;
-  const pixels = Math.max(200, width - (narrow ? 26 : 124));
+  const pixels = Math.max(200, width - (narrow ? 26 : 142));
   const scale = Math.max(gpu?.allocatable_bytes ?? 0, ...trainers.map(([, trainer]) => trainer.process_bytes)) * 1.005;
   const step =
-    [0.25, 0.5, 1, 2, 4, 8, 16, 32, 64]
+    [1 / 64, 1 / 32, 1 / 16, 1 / 8, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64]
       .map((size) => size * 2 ** 30)
       .find((size) => scale / size <= (narrow ? 5 : 9)) ?? 2 ** 37;
   const ticks = Array.from({ length: Math.floor(scale / step) + 1 }, (_, i) => i * step);
@@ -164,7 +164,7 @@ export function memoryCard(trainers, gpu, width, open) {
       h(
         "div",
         { class: "axis", "aria-hidden": "true" },
-        ticks.map((tick) => h("span", { style: at(tick), text: String(tick / 2 ** 30) })),
+        ticks.map((tick) => h("span", { style: at(tick), text: String(Number((tick / 2 ** 30).toFixed(3))) })),
         room
           ? h("span", {
               class: room / scale > 0.8 ? "lim end" : "lim",

@@ -239,7 +239,7 @@ async function details() {
   if (busy) return;
   busy = true;
   try {
-    const full = await ask(`/api/plan?${query({ more: 1 })}`);
+    const full = await ask(`/api/plan?${query({ more: 1, trainer: "onecard" })}`);
     if (mine === wanted) {
       more = full.ui;
       typed();
@@ -279,6 +279,7 @@ function restart(next) {
   move(next);
 }
 function startFrom() {
+  if (starts.value === "address") return restart(asked);
   if (starts.value === "file") return file.click();
   restart(starts.value === "gpt2" ? START : starts.value === "default" ? {} : { config: starts.value.slice(4) });
 }
@@ -472,6 +473,7 @@ try {
   const [{ gpus }, { runs }] = await Promise.all([ask("/api/cards"), ask("/api/runs").catch(() => ({ runs: [] }))]);
   const option = (value, text) => h("option", { value, text });
   starts.append(
+    ...(asked.n_layer || asked.n_embd ? [option("address", "what the address says")] : []),
     option("gpt2", "GPT-2 of 124M, on FineWeb"),
     option("default", "the packaged default"),
     ...runs.filter((run) => run.format === "onecard").map((run) => option(`run ${run.id}`, run.name)),
