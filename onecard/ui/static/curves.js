@@ -1,7 +1,7 @@
 // The curves of one run: loss on top, four small ones below, on one x axis with one crosshair.
 
 import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
-import { capital, colour, h, s, segmented } from "./dom.js";
+import { capital, colour, h, icon, s, segmented } from "./dom.js";
 import { duration, gib, int, learningRate, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
 
 const WORDS = { tokens: "tokens", time: "time in training", steps: "steps" };
@@ -431,7 +431,7 @@ export function curves(first) {
       h(
         "details",
         { "data-key": "evaluations" },
-        h("summary", {}, "Evaluations as a table"),
+        h("summary", {}, icon("down"), "Evaluations as a table"),
         h(
           "table",
           { class: "plain evaluations" },

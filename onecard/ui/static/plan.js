@@ -239,7 +239,7 @@ async function details() {
   if (busy) return;
   busy = true;
   try {
-    const full = await ask(`/api/plan?${query({ more: 1, trainer: "onecard" })}`);
+    const full = await ask(`/api/plan?${query({ more: 1 })}`);
     if (mine === wanted) {
       more = full.ui;
       typed();

@@ -27,7 +27,7 @@ function verdict({ run, prediction, evals }) {
 
 function lede({ run, prediction }) {
   if (run.state === "training")
-    return prediction?.basis ? `${prediction.loss ? "Predicted from the " : ""}${prediction.basis}.` : "";
+    return prediction?.basis ? `${prediction.loss ? "Prediction: " : ""}${prediction.basis}.` : "";
   if (run.first_finding && run.findings && run.findings.fatal + run.findings.error + run.findings.warn > 0)
     return `First thing to look at: ${run.first_finding}.`;
   return run.state === "finished" ? (run.state_why ?? "") : "";
