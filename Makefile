@@ -28,7 +28,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 attack: .venv/ready
-	$(BIN)/pytest -m long -rP tests/attack $(PARALLEL)
+	$(BIN)/pytest -m "long and not gpu" -rP $(PARALLEL)
 
 docs: .venv/ready
 	$(BIN)/python -m docs.generate

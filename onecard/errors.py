@@ -82,6 +82,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be imported here
         return True
+    if isinstance(error, SystemError) and "without exception set" in str(error):  # no memory even for an exception
+        return True
     return isinstance(error, RuntimeError | ImportError) and any(words in str(error).lower() for words in _NO_MEMORY)
 
 

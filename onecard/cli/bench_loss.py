@@ -101,6 +101,8 @@ def _learn(jobs: Sequence[Job], checkout: Path | None, learned: list[Learned]) -
     talk = console(stderr=True)
     all_tokens = sum(job.config.total_tokens for job in jobs)
     began, tokens_done = time.perf_counter(), 0
+    runs = f"{len(jobs)} runs" if len(jobs) > 1 else "one run"
+    talk.print(f"{runs}, {units.count(all_tokens)} tokens in all, one after another", soft_wrap=True)
     for number, job in enumerate(jobs, 1):
         with (
             closing(worker_lines("onecard.train.bench_loss", job.as_json(checkout), job.trainer, job.config)) as lines,

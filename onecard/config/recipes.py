@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import log, prod
 from typing import Any
 
-from onecard.config.schema import KEYS
+from onecard.config.schema import KEYS, whole
 
 FAST = "fast"
 NANOGPT = "nanogpt"  # the recipe of a config that names none: the default of every key
@@ -41,19 +42,25 @@ _WIDTH, _TOKENS = 768, 16_384
 
 def _muon_rate(width: int, *tokens: int) -> float:
     """0.02, also at half a million tokens an update (nanochat, modded-nanogpt); less for smaller updates."""
-    return _to_two_digits(0.02 * min(1.0, _product(tokens) / _TOKENS) ** 0.5 * (width / _WIDTH) ** (-1 / 3))
+    return _to_two_digits(0.02 * min(1.0, prod(tokens) / _TOKENS) ** 0.5 * (width / _WIDTH) ** (-1 / 3))
 
 
 def _head_rate(width: int, *tokens: int) -> float:
     """AdamW moves every weight of the head at each update, and a wide head has more of them behind each logit."""
-    return _to_two_digits(0.003 * (_product(tokens) / _TOKENS) ** 0.2 * (width / _WIDTH) ** -1.25)
+    return _to_two_digits(0.003 * (prod(tokens) / _TOKENS) ** 0.2 * (width / _WIDTH) ** -1.25)
 
 
-def _product(factors: tuple[int, ...]) -> int:
-    product = 1
-    for factor in factors:
-        product *= factor
-    return product
+_HEAD_SIZE, _MOST_HEADS = 128, 1024
+
+
+def _heads(width: int) -> int:
+    """Heads of about 128, at least two where the width allows it.
+
+    Normed queries and keys score at most √D. Among 1,024 tokens a score of 8, that of D = 64, cannot pick out one.
+    """
+    fitting = [heads for heads in range(1, _MOST_HEADS) if width % (2 * heads) == 0] or [1]
+    wide = [heads for heads in fitting if heads > 1] or fitting
+    return min(wide, key=lambda heads: abs(log(width / heads / _HEAD_SIZE)))
 
 
 def _momentum_warmup(updates: int) -> int:
@@ -66,6 +73,7 @@ RECIPES: Mapping[str, Mapping[str, object]] = {
     # docs/explain/recipe.md says why, and where each is from.
     FAST: {
         "model": "nanochat",
+        "n_head": From(("n_embd",), _heads),
         "optimizer": "muon",
         "learning_rate": 0.3,  # of the embedding, which a norm follows
         "head_learning_rate": From(_SIZES, _head_rate),
@@ -92,7 +100,7 @@ def recipe_values(recipe: str, said: Mapping[str, Any]) -> dict[str, object]:
     """The recipe's values for a config of which `said` is known; {} for one that does not exist."""
 
     def value_of(key: str) -> object:
-        value = said.get(key, KEYS[key].default)
+        value = whole(said.get(key, KEYS[key].default))
         return value if type(value) is int and value > 0 else KEYS[key].default  # the config's checks refuse it later
 
     return {

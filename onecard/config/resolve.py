@@ -13,7 +13,7 @@ from onecard.config.names import nearest
 from onecard.config.paths import expanded, refuse_empty
 from onecard.config.plain import plain
 from onecard.config.reader import MAX_NUMBER, ConfigFile, NotAConfig, Value, is_too_large, read_config, read_value
-from onecard.config.recipes import NANOGPT, RECIPES, keys_between, recipe_values
+from onecard.config.recipes import NANOGPT, RECIPES, following, keys_between, recipe_values
 from onecard.config.schema import KEYS, NANOGPT_KEYS, PLANNED_KEYS, KeysDoNotFit, RunConfig, keys_that_affect
 from onecard.config.shown import typed
 from onecard.errors import ConfigError
@@ -128,6 +128,7 @@ def _under_flags(file: ConfigFile, flags: Iterable[tuple[str, str]], *, shown: s
         warnings += _replaced(file, shown, recipe, {key: values.get(key, KEYS[key].default) for key in replaced})
     warnings += _take_gpt2_shape(values, origins)
     config = checked(values, origins)
+    warnings += _idle(config, origins, of_recipe)
     without = {key: file.values.get(key, KEYS[key].default) for key in keys_between(recipe, NANOGPT)}
     return Resolved(
         config,
@@ -254,6 +255,26 @@ def _not_known(keys: Sequence[str], file: ConfigFile, shown: str) -> ConfigError
     )
 
 
+def _idle(config: RunConfig, origins: Mapping[str, str], of_recipe: Mapping[str, object]) -> list[str]:
+    """Warnings about values that somebody set and that do nothing here; of `of_recipe` a run's config.json has some."""
+    new = {
+        key: value
+        for key, value in config.model_dump().items()
+        if not _nobody_set(origins[key]) and value != of_recipe.get(key, KEYS[key].default)
+    }
+    warnings = []
+    for key in new:
+        other, _, needed = KEYS[key].only_with.partition("=")
+        is_known = other != "model" or not config.starts_pretrained  # weights bring their own model
+        if other and is_known and getattr(config, other) != needed:
+            beside = f"{other}={getattr(config, other)}"
+            warnings.append(f"{key} has no effect with {beside}: it counts with {KEYS[key].only_with}")
+    if config.model == "nanochat" and new.get("grad_checkpoint") == "selective":
+        why = "its blocks keep nothing that could be left out"
+        warnings.append(f"grad_checkpoint=selective has no effect with model=nanochat: {why}")
+    return warnings
+
+
 def _take_gpt2_shape(values: dict[str, object], origins: dict[str, str]) -> list[str]:
     """Overwrite the shape where the run starts from OpenAI's weights; warns of keys that then have no effect."""
     name = values.get("init_from")
@@ -278,9 +299,10 @@ def with_shape(resolved: Resolved, shape: Mapping[str, object], *, origin: str) 
     if _nobody_set(resolved.origins["block_size"]) and isinstance(longest, int) and config.block_size > longest:
         fixed["block_size"] = longest
     warnings = _set_in_vain(fixed, config.model_dump(), resolved.origins, origin=origin)
+    shaped = checked({**config.model_dump(), **fixed}, {**resolved.origins, **dict.fromkeys(fixed, origin)})
     return replace(
         resolved,
-        config=checked({**config.model_dump(), **fixed}, {**resolved.origins, **dict.fromkeys(fixed, origin)}),
+        config=shaped.replace({**following(config.model_dump(), shaped.model_dump()), **fixed}),
         origins={**resolved.origins, **dict.fromkeys(fixed, origin)},
         warnings=(*resolved.warnings, *warnings),
     )

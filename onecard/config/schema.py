@@ -26,7 +26,8 @@ class KeysDoNotFit(ValueError):
         self.keys, self.fix = keys, fix
 
 
-def _whole(value: object) -> object:
+def whole(value: object) -> object:
+    """A number without a fraction as an int, as in 6e5; other values as they are."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -38,7 +39,7 @@ def _yes_or_no(value: object) -> object:
 
 
 def _size(value: object) -> object:
-    size = _whole(value)
+    size = whole(value)
     if isinstance(value, str):
         try:
             size = units.parse_bytes(value)
@@ -56,11 +57,11 @@ def _checkpointing(value: object) -> object:
 
 # The upper bounds are far beyond any card; they keep a typo from becoming a plan that never ends.
 # A plan walks through every layer: 128 layers take 1 to 3 s, 1,024 took 18 to 100 s. Llama 3.1 405B has 126 layers.
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**24)]
-Layers = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=128)]
-Steps = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=2**40)]
-Interval = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=2**40)]
-Seed = Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)]
+Count = Annotated[int, BeforeValidator(whole), Field(ge=1, le=2**24)]
+Layers = Annotated[int, BeforeValidator(whole), Field(ge=1, le=128)]
+Steps = Annotated[int, BeforeValidator(whole), Field(ge=0, le=2**40)]
+Interval = Annotated[int, BeforeValidator(whole), Field(ge=1, le=2**40)]
+Seed = Annotated[int, BeforeValidator(whole), Field(ge=0, lt=2**63)]
 Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=2**63)]
 YesNo = Annotated[bool, BeforeValidator(_yes_or_no)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -105,15 +106,24 @@ _IMPLIED: dict[str, set[str]] = {"shape": {"memory", "speed", "loss"}, "tokens":
 
 
 def key(
-    default: object, meaning: str, affects: str, *, kind: str = "", resume: str = "no", planned: bool = True
+    default: object,
+    meaning: str,
+    affects: str,
+    *,
+    kind: str = "",
+    resume: str = "no",
+    planned: bool = True,
+    only_with: str = "",
 ) -> Any:
     """A key of a config. `affects` has words of Effect, or is "nothing"; `kind` has words of Kind; `resume` is a word
-    of RESUME. With planned=False the plan does not know what the key does to memory and speed."""
+    of RESUME. With planned=False the plan does not know what the key does to memory and speed. `only_with` is
+    the value of another key without which this one does nothing, as optimizer=muon."""
     said = set(affects.split()) - {"nothing"}
     effects = said.union(*(_IMPLIED.get(word, ()) for word in said))
     unknown = effects - {*get_args(Effect)} | set(kind.split()) - {*get_args(Kind)} | {resume} - RESUME.keys()
     assert not unknown, f"{meaning}: {unknown} are no words of Effect, Kind or RESUME"
     facts: dict[str, Any] = {"affects": sorted(effects), "kind": kind.split(), "resume": resume, "planned": planned}
+    facts["only_with"] = only_with
     return Field(default, description=meaning, json_schema_extra=facts)
 
 
@@ -201,15 +211,25 @@ class RunConfig(NanoGPTConfig):
     optimizer: Literal["adamw", "muon"] = key(
         "adamw", "update rule; muon: for the blocks' matrices, with AdamW for the rest", "memory speed loss"
     )
-    muon_learning_rate: Rate = key(0.02, "highest learning rate of Muon's matrices", "schedule")
-    muon_momentum: Fraction = key(0.95, "decay of Muon's momentum", "loss")
-    muon_momentum_warmup: Steps = key(0, "updates over which Muon's momentum rises from 0.85", "loss")
+    muon_learning_rate: Rate = key(
+        0.02, "highest learning rate of Muon's matrices", "schedule", only_with="optimizer=muon"
+    )
+    muon_momentum: Fraction = key(0.95, "decay of Muon's momentum", "loss", only_with="optimizer=muon")
+    muon_momentum_warmup: Steps = key(
+        0, "updates over which Muon's momentum rises from 0.85", "loss", only_with="optimizer=muon"
+    )
     head_learning_rate: Rate | None = key(
-        None, "highest learning rate of a head with weights of its own; default: learning_rate", "schedule"
+        None,
+        "highest learning rate of a head with weights of its own; default: learning_rate",
+        "schedule",
+        only_with="model=nanochat",
     )
     schedule: Literal["cosine", "wsd"] = key("cosine", "cosine, or warm-up, stable, decay", "schedule")
     decay_share: Share = key(
-        0.2, "share of lr_decay_iters in which wsd falls to min_lr; 1 is a straight line", "schedule"
+        0.2,
+        "share of lr_decay_iters in which wsd falls to min_lr; 1 is a straight line",
+        "schedule",
+        only_with="schedule=wsd",
     )
     loggers: Text = key("", "also log to: tensorboard, wandb, trackio", "nothing", resume="yes")
     log_style: Literal["auto", "plain", "nanogpt"] = key("auto", "how progress is printed", "nothing", resume="yes")
@@ -244,11 +264,14 @@ class RunConfig(NanoGPTConfig):
         return self
 
     def _fits_nanochat(self) -> None:
-        for key, without in (("dropout", 0.0), ("bias", False)):
-            if getattr(self, key):
-                raise KeysDoNotFit(
-                    f"model=nanochat has no {key}", keys=("model", key), fix=f"--{key}={without}, or --model=gpt2"
-                )
+        absent = {key: without for key, without in (("dropout", 0.0), ("bias", False)) if getattr(self, key)}
+        if absent:
+            without_them = " ".join(f"--{key}={without}" for key, without in absent.items())
+            raise KeysDoNotFit(
+                f"model=nanochat has no {' and no '.join(absent)}",
+                keys=("model", *absent),
+                fix=f"{without_them}, or --model=gpt2",
+            )
         if self.head_size % 2:
             raise KeysDoNotFit(
                 f"model=nanochat rotates pairs of numbers, and heads of {self.head_size} have an odd one",
@@ -302,6 +325,7 @@ class Key:
     kind: frozenset[Kind]
     resume: str  # a word of RESUME
     planned: bool  # whether the plan knows what it does to memory and speed
+    only_with: str  # the value of another key without which it does nothing; empty: none is needed
     nanogpt: bool  # whether it is nanoGPT's
 
 
@@ -320,6 +344,7 @@ def _keys() -> dict[str, Key]:
             kind=frozenset({*facts["kind"], *(kind for kind, is_so in types.items() if is_so)}),
             resume=facts["resume"],
             planned=facts["planned"],
+            only_with=facts["only_with"],
             nanogpt=name in NanoGPTConfig.model_fields,
         )
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from onecard import units
 from onecard.config.names import nearest
+from onecard.config.recipes import following, recipe_values
 from onecard.config.schema import KEYS, RunConfig
 from onecard.config.shown import shown, typed
 from onecard.errors import ConfigError, UsageError
@@ -49,9 +50,12 @@ class Contender:
         config = self.config
         updates = max(1, round(tokens / config.tokens_per_step))
         share = updates / max(1, config.max_iters)
+        of_recipe = recipe_values(config.recipe, config.model_dump())
         of_schedule = ("warmup_iters", "lr_decay_iters", "muon_momentum_warmup")
-        changes = {key: round(share * getattr(config, key)) for key in of_schedule}
-        return config.replace({**changes, "max_iters": updates})
+        scaled = [key for key in of_schedule if getattr(config, key) != of_recipe.get(key)]
+        changes = {key: round(share * getattr(config, key)) for key in scaled}
+        shorter = config.replace({**changes, "max_iters": updates})
+        return shorter.replace(following(config.model_dump(), shorter.model_dump()))
 
 
 @dataclass(frozen=True, kw_only=True)

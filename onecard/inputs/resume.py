@@ -31,10 +31,11 @@ def _by_rule(rule: str) -> list[str]:
 def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, str]) -> tuple[RunConfig, list[str]]:
     """The config to continue with, and what its changes do: the checkpoint's, then config.json's, then what was asked.
 
-    A value in config.json that differs from the checkpoint's was edited, and counts as typed. ConfigError for what must
-    not change. `origins` says where the values asked for came from.
+    A value in config.json that differs from the checkpoint's was edited, and counts as typed. A recipe's schedule
+    follows a new length. ConfigError for what must not change. `origins` says where the values asked for came from.
     """
     from onecard.config.loggers import logger_names
+    from onecard.config.recipes import following
     from onecard.config.resolve import checked
     from onecard.config.schema import KEYS, RESUMABLE_KEYS
     from onecard.runs.checkpoint_state import made_under
@@ -48,6 +49,8 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     edited = {key: getattr(now, key) for key in KEYS if key not in typed and getattr(now, key) != getattr(before, key)}
     sources = dict.fromkeys(KEYS, str(run.path / CONFIG)) | {key: origins[key] for key in typed}
     after = checked({**before.model_dump(), **edited, **typed}, sources)
+    follow = following(before.model_dump(), after.model_dump())  # a recipe's schedule ends with the run
+    after = after.replace({key: follow[key] for key in follow.keys() & RESUMABLE_KEYS - edited.keys() - typed.keys()})
     moved = made is not None and _moved(before, after, run, fingerprint=made.data_fingerprint)
     resumable = RESUMABLE_KEYS | {"dataset"} if moved else RESUMABLE_KEYS
     refused = [key for key in (*edited, *typed) if getattr(after, key) != getattr(before, key) and key not in resumable]
@@ -79,10 +82,11 @@ def changed_since(path: Path, resolved: Resolved, *, fit: bool) -> dict[str, obj
     """What a config, as `train` was given it, says differently from the run in its folder.
 
     Left out is what a new run does not take from the config: the vocabulary of the data, the shape of weights that it
-    starts from, what --fit chooses; without a config file, the default's own values (a card gets larger ones).
+    starts from, what --fit chooses; without a config file, the default's own values (a card gets larger ones). A run
+    keeps the values its recipe gave it, which follow from its length, or may be others by now.
     ConfigError where the run began from other weights.
     """
-    from onecard.config.schema import SHAPE_KEYS
+    from onecard.config.schema import RESUMABLE_KEYS, SHAPE_KEYS
     from onecard.runs.folder import load_run
 
     run = load_run(path)
@@ -95,7 +99,8 @@ def changed_since(path: Path, resolved: Resolved, *, fit: bool) -> dict[str, obj
             name="resume-mismatch",
         )
     asked = resolved.set_by_user if resolved.source is None else resolved.config.model_dump()
-    taken = set(_by_rule("which run"))
+    of_recipe = {key for key, origin in resolved.origins.items() if origin.startswith("recipe ")}
+    taken = {*_by_rule("which run"), *(of_recipe - RESUMABLE_KEYS)}
     if "vocab_size" not in resolved.set_by_user:
         taken.add("vocab_size")
     if resolved.config.starts_pretrained:
@@ -126,7 +131,8 @@ def where_it_stands(run: Run, config: RunConfig) -> tuple[bool, list[str]]:
         return False, [f"{_without_checkpoints(run)}: it starts again at step 0"]
     if not run.finished or run.last_step < config.max_iters:
         return False, []
-    longer = {**_typed(run, config), "max_iters": 2 * run.last_step or max(1, config.lr_decay_iters)}
+    updates = 2 * run.last_step or max(1, config.lr_decay_iters)
+    longer = {**_typed(run, config), **_longer(config, updates)}
     return True, [
         f"{run.path} is finished: step {run.last_step:,} of {config.max_iters:,}",
         f"to train longer: {resume_command(run, longer)}",
@@ -174,7 +180,7 @@ def instead_of_anew(
     elif max(now.max_iters, asked.max_iters) > reached:
         fix = f"{again} {free}   (or continue the one there: {resume_command(run, kept)})"
     else:
-        longer = resume_command(run, {**kept, "max_iters": 2 * reached})
+        longer = resume_command(run, {**kept, **_longer(now, 2 * reached)})
         fix = f"{again} {free}   (or train the one there longer: {longer})"
     return ConfigError(problem.what, why=why, fix=fix, name=problem.name)
 
@@ -305,9 +311,15 @@ def _already_beyond(before: RunConfig, after: RunConfig, run: Run, fixing: Mappi
     return ConfigError(
         f"a resumed run cannot end at step {after.max_iters:,}: it is already at step {reached:,}",
         why="max_iters counts all updates of a run from its start, and none can be undone",
-        fix=resume_command(run, {**fixing, "max_iters": longer}),
+        fix=resume_command(run, {**fixing, **_longer(before, longer)}),
         name="resume-mismatch",
     )
+
+
+def _longer(config: RunConfig, updates: int) -> dict[str, object]:
+    """The values that make a run longer: with its schedule where the rate has come to zero, or nothing is learned."""
+    at_zero = config.decay_lr and config.min_lr == 0 and config.lr_decay_iters < updates
+    return {"max_iters": updates, **({"lr_decay_iters": updates} if at_zero else {})}
 
 
 def step_reached(run: Run) -> int:

@@ -17,7 +17,6 @@ from onecard.plan.ladder import Means
 from onecard.plan.loss import LossForecast, forecast_loss
 from onecard.plan.ranges import Range
 from onecard.plan.recipe import Setting
-from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import Speed, TrainerName, predict_speed
 
 # the keys that a budget decides; a typed value is ignored, with a warning
@@ -87,7 +86,7 @@ def _settings(run: RunConfig, means: Means, asked: Mapping[str, Any], process_by
     per_step = recipe.tokens_per_step_source(run.block_size, run.sequences_per_step, steps)
     made: dict[str, Setting] = {
         "n_layer": kept("n_layer"),
-        "n_head": Setting(value=run.n_head, source=f"heads of {HEAD_SIZE}"),
+        "n_head": Setting(value=run.n_head, source=f"heads of {run.head_size}"),
         "n_embd": Setting(value=run.n_embd, source=f"{params:,} parameters"),
         "block_size": kept("block_size", "GPT-2's, or the config's"),
         **{key: setting for key, setting in told.items() if not _is_default(run, key)},

@@ -86,14 +86,18 @@ def rotate_backward(d_qk: Sequence[Tensor], qkv_NE: Tensor, scale_NG: Tensor, *,
         d_NHD.copy_(_rotated(_through_rms_norm(_wide(d_NHD), y_NHD, scale_NH1), batch, back=True))
 
 
+MOST_IN_FLOAT16 = 255.0  # whose square it still holds
+
+
 def square_relu(x: Tensor) -> None:
-    """x becomes the square of what is above zero."""
+    """x becomes the square of what is above zero; in float16 at most 65,025, so that none becomes infinite."""
+    most = MOST_IN_FLOAT16 if x.dtype == torch.float16 else None
     if has_kernel(x.device.type):
         from onecard.train import nanochat_kernels_triton
 
-        nanochat_kernels_triton.square_relu(x)
+        nanochat_kernels_triton.square_relu(x, most)
         return
-    x.clamp_(min=0).square_()
+    x.clamp_(min=0, max=most).square_()
 
 
 def square_relu_backward(d_value: Tensor, value: Tensor) -> None:

@@ -131,9 +131,11 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _square_relu(x, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _square_relu(x, count, MOST: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     above = tl.maximum(tl.load(x + at, mask=at < count, other=0.0).to(tl.float32), 0.0)
+    if MOST is not None:
+        above = tl.minimum(above, MOST)
     tl.store(x + at, (above * above).to(x.dtype.element_ty), mask=at < count)
 
 
@@ -248,9 +250,9 @@ def rotate_backward(
     )
 
 
-def square_relu(x: Tensor) -> None:
-    """nanochat_kernels.square_relu."""
-    _square_relu[(triton.cdiv(x.numel(), RELU_BLOCK),)](x, x.numel(), BLOCK=RELU_BLOCK, num_warps=4)
+def square_relu(x: Tensor, most: float | None) -> None:
+    """nanochat_kernels.square_relu; `most` is what x is cut to first."""
+    _square_relu[(triton.cdiv(x.numel(), RELU_BLOCK),)](x, x.numel(), MOST=most, BLOCK=RELU_BLOCK, num_warps=4)
 
 
 def square_relu_backward(d_value: Tensor, value: Tensor) -> None:

@@ -20,6 +20,7 @@ OF_ONE_FUNCTION = {
     "onecard/config/recipes.py _SIZES": "what a recipe's rates follow from",
     "onecard/plan/fit.py FITTED": "what --fit chooses",
     "onecard/plan/shape.py SHAPE_OF_SIZE": "what --params chooses",
+    "onecard/plan/speed/on_paper.py _FOR_UPDATES": "keys by which works are remembered",
     "onecard/plan/sensitivity.py SCALED": "what is halved and doubled",
     "onecard/report/compare_why.py CHANGED": "words for some changes",
     "onecard/report/compare_why.py MFU_REASONS": "words for some changes",

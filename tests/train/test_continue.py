@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 
 from onecard.cli.main import run  # noqa: E402
+from onecard.config import recipes  # noqa: E402
 from onecard.runs.folder import load_run  # noqa: E402
 from onecard.runs.records import Start  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
@@ -176,3 +177,47 @@ def test_a_folder_that_is_no_run_is_refused_as_ever(onecard: Callable[..., Told]
     code, said = onecard("small.py", "--continue", "--out_dir=r")
     assert code == 2
     assert "[not-a-folder]" in said
+
+
+FAST = {"recipe": "fast", "max_iters": 20, "eval_interval": 20, "out_dir": "out"}
+
+
+def write_fast(**changes: object) -> None:
+    """The run under the fast recipe, whose schedule and warm-up of momentum follow max_iters."""
+    of_the_recipe = ("warmup_iters", "lr_decay_iters")
+    keys = {key: value for key, value in {**KEYS, **FAST, **changes}.items() if key not in of_the_recipe}
+    Path("small.py").write_text("".join(f"{key} = {value!r}\n" for key, value in keys.items()))
+
+
+@pytest.mark.parametrize("way", [("small.py", "--continue"), ("--resume", "out")], ids=["continue", "resume"])
+def test_a_longer_run_of_a_recipe_learns_to_its_new_end(onecard: Callable[..., Told], way: tuple[str, ...]) -> None:
+    write_fast()
+    assert onecard("small.py")[0] == 0
+    code, err = onecard(*way, "--max_iters=40")
+    assert code == 0, err
+    found = load_run(Path("out"))
+    assert found.config["lr_decay_iters"] == 40
+    assert found.config["muon_momentum_warmup"] == 5  # as the run began
+    assert all(step.lr > 0 for step in found.steps)
+    assert "learning rate goes from 0 to" in err
+
+
+def test_a_schedule_that_somebody_set_stays_when_a_recipes_run_gets_longer(onecard: Callable[..., Told]) -> None:
+    write_fast()
+    assert onecard("small.py", "--lr_decay_iters=30")[0] == 0
+    assert onecard("--resume", "out", "--max_iters=40")[0] == 0
+    assert load_run(Path("out")).config["lr_decay_iters"] == 30
+    assert onecard("--resume", "out", "--max_iters=50", "--lr_decay_iters=45")[0] == 0
+    assert load_run(Path("out")).config["lr_decay_iters"] == 45
+
+
+def test_a_run_is_continued_with_the_values_its_recipe_had_when_it_began(
+    onecard: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fast(eval_interval=3)
+    cut_off(onecard, monkeypatch, after=8)
+    monkeypatch.setattr(recipes, "RECIPES", {**recipes.RECIPES, "fast": {**recipes.RECIPES["fast"], "beta2": 0.95}})
+    code, err = onecard("small.py", "--continue", "--out_dir=r")
+    assert code == 0, err
+    assert starts("r") == [0, 6]
+    assert load_run(Path("r")).config["beta2"] == 0.99

@@ -92,6 +92,22 @@ def test_a_run_of_no_updates_is_finished_and_has_lost_nothing(offered: Any, caps
     assert "finished at step 2" in capsys.readouterr().out
 
 
+def test_a_run_whose_rate_has_reached_zero_is_made_longer_with_its_schedule(
+    offered: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = ["train", *TINY, "--recipe=fast", "--n_embd=16", "--out_dir=r"]
+    assert run(again) == 0
+    capsys.readouterr()
+    assert run(again) == 2
+    assert "--lr_decay_iters=4" in capsys.readouterr().err, "a folder that holds a run"
+    assert run(["train", "--resume", "r"]) == 0
+    said = capsys.readouterr().err
+    (longer,) = (line.partition("to train longer: ")[2] for line in said.splitlines() if "longer" in line)
+    assert run(shlex.split(longer)[1:]) == 0
+    said = capsys.readouterr().err
+    assert "stays at min_lr" not in said
+
+
 def test_a_profile_that_cannot_be_written_is_refused_before_the_run(
     offered: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

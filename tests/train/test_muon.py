@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from onecard.cli.main import run as command  # noqa: E402
 from onecard.config.command import flags_of  # noqa: E402
+from onecard.config.recipes import FAST, RECIPES  # noqa: E402
 from onecard.config.resolve import resolve  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.data.dataset import Dataset, open_dataset  # noqa: E402
@@ -44,6 +45,7 @@ from onecard.train.trainer import Trainer  # noqa: E402
 from tests.train.test_traced_memory import Trace, canonical  # noqa: E402
 from tests.train.test_training import failing_at  # noqa: E402
 
+SIZES = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65, optimizer="muon")
 CLASSIC = ((3.4445, -4.7750, 2.0315),) * 5  # of torch.optim.Muon
 MATRICES = ("c_attn.weight", "attn.c_proj.weight", "c_fc.weight", "mlp.c_proj.weight")
@@ -59,6 +61,12 @@ def tiny(**keys: Any) -> RunConfig:
     run = {"max_iters": 8, "lr_decay_iters": 8, "warmup_iters": 2, "eval_interval": 4, "eval_iters": 2}
     given = {"gradient_accumulation_steps": 2, "optimizer": "muon", **keys}
     return resolve(None).config.replace({**shape, **run, **given})
+
+
+def fast(**keys: Any) -> RunConfig:
+    """The same sizes under the fast recipe."""
+    typed = {key: getattr(tiny(), key) for key in (*SIZES, "gradient_accumulation_steps", "device", "eval_iters")}
+    return resolve(None, flags=[(key, str(value)) for key, value in {**typed, "recipe": FAST, **keys}.items()]).config
 
 
 def run(config: RunConfig, dataset: Dataset, path: Path, *, resume: bool = False) -> list[Record]:
@@ -454,8 +462,10 @@ def test_a_resumed_run_is_bit_for_bit_the_undisturbed_one(
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 
-def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_undisturbed_one(tmp_path: Path) -> None:
-    keys = tiny(max_iters=80, lr_decay_iters=80, checkpoint_interval=5, eval_interval=80).model_dump()
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_undisturbed_one(tmp_path: Path, recipe: str) -> None:
+    length = {"max_iters": 80, "checkpoint_interval": 5, "eval_interval": 80}
+    keys = (fast(**length) if recipe == FAST else tiny(lr_decay_iters=80, **length)).model_dump()
     default = RunConfig().model_dump()
     flags = flags_of({key: value for key, value in keys.items() if value != default[key]}).split()
     flags = [flag for flag in flags if not flag.startswith(("--out_dir", "--dataset", "--vocab_size"))]
@@ -491,16 +501,30 @@ def test_sixty_updates_reach_a_lower_loss_than_adamws(dataset: Dataset, tmp_path
     assert found["muon"] < found["adamw"] - 0.05, found
 
 
-@pytest.mark.parametrize(
-    "updates", [pytest.param(200, id="200"), pytest.param(2000, id="2000", marks=pytest.mark.slow)]
-)
+UPDATES = [pytest.param(200, id="200"), pytest.param(2000, id="2000", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("updates", UPDATES)
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_half_and_twice_the_usual_rates_make_no_nan(
     dataset: Dataset, tmp_path: Path, factor: float, updates: int
 ) -> None:
     rates = {"learning_rate": 6e-4 * factor, "muon_learning_rate": 0.02 * factor}
     config = tiny(max_iters=updates, lr_decay_iters=updates, warmup_iters=0, eval_interval=updates, **rates)
-    seen = run(config, dataset, tmp_path / "run")
+    check_that_it_learns(run(config, dataset, tmp_path / "run"), updates)
+
+
+@pytest.mark.parametrize("updates", UPDATES)
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_half_and_twice_the_fast_recipes_rates_make_no_nan(
+    dataset: Dataset, tmp_path: Path, factor: float, updates: int
+) -> None:
+    usual = fast(max_iters=updates, eval_interval=updates)
+    rates = {key: factor * getattr(usual, key) for key in ("learning_rate", "head_learning_rate", "muon_learning_rate")}
+    check_that_it_learns(run(usual.replace(rates), dataset, tmp_path / "run"), updates)
+
+
+def check_that_it_learns(seen: list[Record], updates: int) -> None:
     found = [record for record in seen if isinstance(record, Step)]
     assert len(found) == updates
     assert all(math.isfinite(record.loss) and math.isfinite(record.grad_norm) for record in found)

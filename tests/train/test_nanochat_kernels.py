@@ -132,6 +132,15 @@ def test_relu_squared_and_its_slope_are_the_exact_ones(count: int, dtype: Any) -
     close(d_value, d_x, rtol=1e-5 + ROUNDING[dtype], atol=2e-3 if dtype == torch.float16 else 1e-5)
 
 
+def test_the_square_of_a_large_number_is_finite_in_float16() -> None:
+    x = torch.tensor([-300.0, 3.0, 254.0, 256.0, 60000.0], dtype=torch.float16)
+    nanochat_kernels.square_relu(x)
+    assert x.tolist() == [0.0, 9.0, 64512.0, 65024.0, 65024.0]
+    wide = torch.tensor([60000.0])
+    nanochat_kernels.square_relu(wide)
+    assert wide.item() == 3.6e9
+
+
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("channels", [1, 8, 100])
 def test_normed_rows_of_an_embedding_and_their_gradient(channels: int, dtype: Any) -> None:

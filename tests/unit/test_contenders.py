@@ -63,6 +63,14 @@ def test_each_side_has_a_contender_for_each_combination_of_its_values(config: st
     assert [one.config.beta2 for one in found if one.ours] == [0.9, 0.99]
 
 
+def test_a_shorter_run_of_a_recipe_is_the_recipes_run_of_that_length(config: str) -> None:
+    flags = [("recipe", "fast"), ("max_iters", "4000")]
+    *_, ours = contenders(config, flags, against="onecard", vocab_size=256)
+    half = ours.of_length(2000 * ours.config.tokens_per_step)
+    assert (half.max_iters, half.lr_decay_iters) == (2000, 2000)
+    assert half.muon_momentum_warmup == 300, "as with --max_iters=2000"
+
+
 def test_a_shorter_run_has_a_shorter_schedule(config: str) -> None:
     _, ours = made(config)
     half = ours.of_length(500 * 8 * 2 * 32)

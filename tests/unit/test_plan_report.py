@@ -249,8 +249,8 @@ def test_a_command_names_a_size_as_it_is_typed() -> None:
 NANOCHAT = "model = 'nanochat'\nbatch_size = 16\ngradient_accumulation_steps = 32\ndataset = 'fineweb'\n"
 
 
-def nanochat(**asked: object) -> Plan:
-    resolved = resolve(NANOCHAT, filename="c.py")
+def nanochat(more: str = "", **asked: object) -> Plan:
+    resolved = resolve(NANOCHAT + more, filename="c.py")
     return make_plan(resolved, Place(card=find_card("RTX 4070"), other_bytes=0), **asked)  # type: ignore[arg-type]
 
 
@@ -285,11 +285,13 @@ def test_what_saves_nanochat_no_memory_is_not_offered() -> None:
 
 
 def test_proposals_keep_the_model() -> None:
-    plan = nanochat(budget=Budget(seconds=24 * 3600))
+    with pytest.raises(UsageError, match="no run can be proposed"):  # no public run tells its loss with AdamW
+        nanochat(budget=Budget(seconds=24 * 3600))
+    plan = nanochat("recipe = 'fast'", budget=Budget(seconds=24 * 3600))
     assert plan.proposals
     for proposal in plan.proposals:
         assert proposal.config.model == "nanochat"
-        assert "nanoGPT" not in config_text(proposal)
+        assert "nanoGPT has no nanochat" in config_text(proposal)
 
 
 def printed_details(plan: Plan) -> str:

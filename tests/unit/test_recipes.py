@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onecard.config.hf_config import hf_config_of
 from onecard.config.recipes import FAST, NANOGPT, RECIPES, From, recipe_values
 from onecard.config.resolve import Resolved, resolve, resolve_mapping
 from onecard.config.schema import KEYS, RunConfig
@@ -42,6 +43,7 @@ weight_decay = 0.1
 """
 FAST_KEYS = sorted(RECIPES[FAST])
 OTHERS: dict[str, Any] = {  # values that are not the recipe's; its model has neither dropout nor biases
+    "n_head": 8,
     "model": "gpt2",
     "optimizer": "adamw",
     "learning_rate": 0.2,
@@ -75,6 +77,19 @@ def planned(resolved: Resolved, card: str = "RTX 4070", **asked: Any) -> Plan:
 
 
 class TestWhoseValueCounts:
+    @pytest.mark.parametrize("typed", ["1000", "1e3"])
+    def test_what_follows_a_whole_number_follows_it_however_it_is_written(self, typed: str) -> None:
+        config = fast("dataset = 'fineweb'\n", max_iters=typed).config
+        assert (config.max_iters, config.lr_decay_iters, config.muon_momentum_warmup) == (1000, 1000, 250)
+
+    def test_rates_follow_the_width_of_weights_that_a_run_starts_from(self, tmp_path: Path) -> None:
+        shape = RunConfig(model="nanochat", n_layer=2, n_head=2, n_embd=96, block_size=64)
+        (tmp_path / "config.json").write_text(json.dumps(hf_config_of(shape, end_of_text=None)))
+        started = config_named({"recipe": FAST, "init_from": str(tmp_path), "batch_size": 8}, ()).config
+        assert started.n_embd == 96
+        rates = ("head_learning_rate", "muon_learning_rate")
+        assert all(getattr(started, key) == recipe_values(FAST, started.model_dump())[key] for key in rates)
+
     def test_the_schema_names_every_recipe_and_every_key_of_one_exists(self) -> None:
         assert set(get_args(RunConfig.model_fields["recipe"].annotation)) == set(RECIPES)
         assert not set(FAST_KEYS) - set(KEYS)
@@ -167,6 +182,14 @@ class TestWhoseValueCounts:
         config = resolve("recipe = 'fast'\noptimizer = 'adamw'\nschedule = 'cosine'\n").config
         (tmp_path / "config.json").write_text(json.dumps(config.model_dump()))
         assert config_named(str(tmp_path), []).config == config
+
+
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [(768, 6), (128, 2), (256, 2), (384, 3), (576, 4), (1024, 8), (100, 2), (6, 3), (7, 1), (2**24, 512)],
+)
+def test_heads_have_about_128_numbers_an_even_number_of_them(width: int, heads: int) -> None:
+    assert recipe_values(FAST, {"n_embd": width})["n_head"] == heads
 
 
 class TestPlan:
@@ -301,7 +324,9 @@ class TestHours:
         assert first.config.recipe == FAST
         made = recipe_values(FAST, first.config.model_dump())
         assert {key: getattr(first.config, key) for key in made} == made, "the rates are those of its own size"
-        again = resolve(config_text(first), filename="weekend.py")
+        text = config_text(first)
+        assert f"heads of {first.config.head_size}" in text
+        again = resolve(text, filename="weekend.py")
         assert again.config.replace({"out_dir": first.config.out_dir}) == first.config
         assert again.config.lr_decay_iters == again.config.max_iters
 

@@ -337,6 +337,37 @@ def test_starting_from_openais_weights_takes_their_shape() -> None:
     assert "n_layer has no effect" in found.warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"muon_learning_rate": "0.01"}, "muon_learning_rate: optimizer=adamw"),
+        ({"head_learning_rate": "0.1"}, "head_learning_rate: model=gpt2"),
+        ({"decay_share": "0.5"}, "decay_share: schedule=cosine"),
+        ({"model": "nanochat", "grad_checkpoint": "selective"}, "grad_checkpoint=selective: model=nanochat"),
+        ({"recipe": "fast", "optimizer": "adamw", "muon_momentum": "0.5"}, "muon_momentum: optimizer=adamw"),
+    ],
+)
+def test_a_key_that_does_nothing_beside_another_is_said_once(flags: dict[str, str], words: str) -> None:
+    (warning,) = resolve(None, flags=flags.items()).warnings
+    subject, _, reason = words.partition(": ")
+    assert warning.startswith(f"{subject} has no effect with {reason}: ")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"optimizer": "muon", "muon_momentum": "0.9"},
+        {"model": "nanochat", "head_learning_rate": "0.1"},
+        {"schedule": "wsd", "decay_share": "0.5"},
+        {"grad_checkpoint": "selective"},
+        {"init_from": "a-nanochat-of-transformers", "head_learning_rate": "0.1"},
+        {"recipe": "fast", "optimizer": "adamw", "model": "gpt2", "schedule": "cosine"},
+    ],
+)
+def test_a_key_that_counts_or_that_nobody_set_is_not(flags: dict[str, str]) -> None:
+    assert resolve(None, flags=flags.items()).warnings == ()
+
+
 def test_a_changed_copy_is_checked_again() -> None:
     with pytest.raises(ValueError, match="does not divide"):
         RunConfig().replace({"n_head": 7})
@@ -350,3 +381,9 @@ def test_a_refused_value_is_explained_by_the_keys_meaning() -> None:
     with pytest.raises(ConfigError) as refused:
         resolve(None, flags=[("n_layer", "0")])
     assert refused.value.why.startswith("n_layer is: transformer blocks")
+
+
+def test_all_that_a_model_does_not_have_is_said_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve("dropout = 0.1\nbias = True", flags=[("model", "nanochat")])
+    assert "--dropout=0.0 --bias=False" in (refused.value.fix or "")

@@ -1,6 +1,8 @@
 """Every part of a phase says why it is there, and what is said of an evaluation is true of one: it keeps no graph."""
 
+import gc
 import re
+import weakref
 from itertools import product
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.paper.tags import ACTIVATIONS, ATTENTION, GRADIENTS, LOGITS_AND_LOSS
 from onecard.plan.cards import find_card
-from onecard.plan.memory.predict import BEFORE, Memory, Part, predict_nanogpt, predict_onecard
+from onecard.plan.memory.predict import BEFORE, TAPES, Memory, Part, predict_nanogpt, predict_onecard
 from onecard.plan.memory.why import LOSSES_ALONE, item_bytes
 from onecard.units import MIB
 
@@ -101,4 +103,9 @@ def test_attention_of_an_evaluation_is_that_of_one_layer() -> None:
 def test_what_explains_a_prediction_is_kept_without_its_tape() -> None:
     memory = predict_onecard(config(), RTX_4070)
     assert memory.parts is memory.parts
-    assert memory.tape is not memory.tape, "it is large, and predictions are kept for a while"
+    tape = weakref.ref(memory.tape)
+    for layers in range(1, TAPES + 2):
+        predict_onecard(config(n_layer=layers), RTX_4070)
+    gc.collect()
+    assert tape() is None, "it is large, and predictions are kept for a while"
+    assert memory.tape.sizes, "it can be made again"

@@ -98,7 +98,7 @@ def _without_limit(tape: Tape, expandable_segments: bool) -> Replay:
 class Memory:
     """A run's memory under one trainer. Searches make many of these and read few, so explanations are made on request.
 
-    `tape` is written anew for each request: for a deep model it is large, so it is not kept.
+    A prediction does not hold its tape, which is large for a deep model: only the last few of a process are kept.
     """
 
     phases: dict[str, Phase]

@@ -58,14 +58,7 @@ class Keys:
         self.values, self.values_around = attrgetter(*self.all), attrgetter(*self.around)
 
 
-_IRRELEVANT = {
-    "gradient_accumulation_steps",
-    "eval_batch_size",
-    "eval_block_size",
-    "memory_limit",
-    "expandable_segments",
-}
-_FOR_UPDATES = Keys({*keys_that_affect("memory", "speed"), "grad_clip"} - _IRRELEVANT - {"compile", "n_layer"})
+_FOR_UPDATES = Keys({*keys_that_affect("speed"), "grad_clip"} - {"gradient_accumulation_steps", "compile", "n_layer"})
 _FOR_EVALUATIONS = Keys(key for key in _FOR_UPDATES.all if key != "grad_checkpoint")
 _ONE_MICRO_BATCH = RunConfig(gradient_accumulation_steps=1)
 _ANY_DEVICE = device_of(None)  # work does not depend on it
