@@ -65,8 +65,9 @@ class Server(ThreadingHTTPServer):
 
     def warm(self) -> None:
         """Load what the first answers need, so that they come at once."""
-        with suppress(OnecardError):
-            self.planner.ask("warm", seconds=ANSWER_SECONDS)
+        for worker in (self.planner, self.reader):
+            with suppress(OnecardError):
+                worker.ask("warm", seconds=ANSWER_SECONDS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._connections.acquire(blocking=False):
@@ -150,7 +151,7 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/api/runs":
             return self._send_json(200, {"schema": 1, "time": time.time(), "runs": self.server.runs.rows()})
         if path.startswith("/api/runs/"):
-            return self._send_json(200, self._run(path.removeprefix("/api/runs/"), asked))
+            return self._send(200, self._run(path.removeprefix("/api/runs/"), asked), JSON)
         if path == "/api/plan":
             run = asked.pop("config", "")
             config = self.server.runs.find(run)[0] if run else None
@@ -182,18 +183,19 @@ class Handler(BaseHTTPRequestHandler):
             200, self.server.reader.ask("doctor", log, config, asked.get("gpu"), more, seconds=ANSWER_SECONDS)
         )
 
-    def _run(self, run: str, asked: dict[str, str]) -> dict[str, Any]:
+    def _run(self, run: str, asked: dict[str, str]) -> bytes:
         source, number = self.server.runs.find(run)
         first, last = (_step(asked.get(name)) for name in ("from", "to"))
-        found = self.server.remembered.answer(
-            (run, first, last),
-            source.stamp,
-            lambda: self.server.reader.ask("run", source, number, first, last, seconds=ANSWER_SECONDS),
-        )
+
+        def recorded() -> bytes:
+            return _encoded(self.server.reader.ask("run", source, number, first, last, seconds=ANSWER_SECONDS))
+
+        found: bytes = self.server.remembered.answer((run, first, last), source.stamp, recorded)
         size, _ = source.stamp()
         look = self.server.runs.look(run, seconds=DOCTOR_SECONDS if size < LONG_RUN_BYTES else 0.0)
         said = {"doctor": look["doctor"], "prediction": look["prediction"]}
-        return {"schema": 1, "run": self.server.runs.row(run), **said, **found}
+        # two objects become one: the records, which are long, are encoded once for all pages
+        return _encoded({"schema": 1, "run": self.server.runs.row(run), **said})[:-1] + b", " + found[1:]
 
     def _compare(self, query: list[tuple[str, str]]) -> dict[str, Any]:
         names = [value for name, value in query if name == "run"]
@@ -269,7 +271,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_json(status, OnecardError(words, why=why, fix=fix, name=name).as_json())
 
     def _send_json(self, status: int, answer: object) -> None:
-        self._send(status, json.dumps(answer, allow_nan=False).encode(), JSON)
+        self._send(status, _encoded(answer), JSON)
 
     def _send(self, status: int, body: bytes, kind: str, more: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -282,6 +284,10 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in (HEADERS | {"Cache-Control": "no-store"} | headers).items():
             self.send_header(name, value)
         self.end_headers()
+
+
+def _encoded(answer: object) -> bytes:
+    return json.dumps(answer, allow_nan=False).encode()
 
 
 def _event(name: str, data: dict[str, Any]) -> str:
