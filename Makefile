@@ -13,6 +13,7 @@ train: .venv/ready
 	@if [ -d runs/default/checkpoints ]; then $(BIN)/onecard train --resume runs/default; else $(BIN)/onecard train; fi
 	$(BIN)/onecard sample runs/default --prompt "def " --length 300
 	$(BIN)/onecard doctor runs/default || [ $$? -eq 1 ]
+	@echo 'to look at it: $(BIN)/onecard ui'
 
 test: lint
 	$(BIN)/pytest -m "not gpu and not long" $(PARALLEL)

@@ -18,6 +18,7 @@ from onecard.cli.library import Commands, console, json_option, no_flags
 from onecard.cli.plan import plan
 from onecard.cli.sample import sample
 from onecard.cli.train import train
+from onecard.cli.ui import ui
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
@@ -38,6 +39,7 @@ cli.add_command(train)
 cli.add_command(sample)
 cli.add_command(doctor)
 cli.add_command(compare)
+cli.add_command(ui)
 cli.add_command(bench)
 cli.add_command(data)
 cli.add_command(export)

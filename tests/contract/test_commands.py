@@ -104,6 +104,7 @@ MISTAKES = [
     (["plan", "--batch_size=16000000", "--block_size=1000000"], "keys-do-not-fit", "half a million"),
     (["plan", "--n_layer=-3"], "bad-value", "--n_layer="),
     (["plan", "nothing.py"], "no-such-file", "onecard plan (without a file)"),
+    (["ui", "nothing"], "no-such-file", "onecard ui"),
     (["doctor", "a.log", "--config", "nothing.py"], "no-such-file", "onecard doctor without --config"),
     (["plan", "--nvidia-smi", "nothing"], "no-such-file", "nvidia-smi | onecard plan"),
     (["plan", "."], "unreadable-file", "config file"),

@@ -40,6 +40,7 @@ def commands_in(text: str) -> list[str]:
 
 # these need torch, which is kept away here, and data: tests/train runs them
 NEED_TORCH = ("onecard train", "onecard sample", "onecard import", "onecard export", "onecard bench")
+NEVER_ENDS = ("onecard ui",)  # by itself: tests/ui runs it
 RUN_IN_ORDER = (
     "bring-your-nanogpt-project.md",
     "fineweb-on-one-machine.md",  # by test_data_docs.py, with a hub on this machine
@@ -54,7 +55,7 @@ RUN_IN_ORDER = (
         (page.name, command)
         for page in PAGES
         for command in commands_in(page.read_text())
-        if page.name not in RUN_IN_ORDER and not command.startswith(NEED_TORCH)
+        if page.name not in RUN_IN_ORDER and not command.startswith(NEED_TORCH + NEVER_ENDS)
     ],
 )
 def test_every_command_in_the_docs_runs(onecard: Command, tmp_path: Path, page: str, command: str) -> None:

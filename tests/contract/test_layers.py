@@ -28,9 +28,10 @@ LAYERS = {
     "onecard.report": 9,
     "onecard.inputs": 10,
     "onecard.api": 11,  # below the command line, which it does without
-    "onecard.cli": 12,
-    "onecard.__main__": 12,
-    "onecard": 12,  # the package itself re-exports from below, lazily
+    "onecard.ui": 12,
+    "onecard.cli": 13,
+    "onecard.__main__": 13,
+    "onecard": 13,  # the package itself re-exports from below, lazily
 }
 PURE = ("onecard.paper", "onecard.models", "onecard.plan", "onecard.doctor")
 _OPTION = re.compile(r"--[a-z]")

@@ -1,0 +1,1 @@
+"""The local page over runs and logs: a server that only reads, and the files of the page."""

@@ -1,0 +1,132 @@
+"""A process of its own that answers questions: one that takes too long is ended, whatever it is doing."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from onecard.errors import OnecardError
+
+MOST_WAITING = 8  # questions to one worker
+
+
+class NoAnswer(OnecardError):
+    """The question was too large, or there are too many."""
+
+    name = "too-slow"
+
+
+class Worker:
+    """Answers one question at a time, in a process that starts with the first one."""
+
+    def __init__(self) -> None:
+        self._one_at_a_time = threading.Lock()
+        self._waiting = threading.BoundedSemaphore(MOST_WAITING)
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
+
+    def ask(self, question: str, *asked: Any, seconds: float) -> Any:
+        """The answer; the OnecardError that the question raised, NoAnswer after `seconds`."""
+        if not self._waiting.acquire(blocking=False):
+            raise NoAnswer("too many questions at once", why=f"{MOST_WAITING} are waiting", fix="try again")
+        try:
+            with self._one_at_a_time:
+                return self._ask(question, asked, seconds)
+        finally:
+            self._waiting.release()
+
+    def _ask(self, question: str, asked: tuple[Any, ...], seconds: float) -> Any:
+        if self._process is None or self._pipe is None or not self._process.is_alive():
+            self._start()
+        assert self._pipe
+        try:
+            self._pipe.send((question, asked))
+            if not self._pipe.poll(seconds):
+                raise NoAnswer(
+                    f"no answer within {seconds:g} seconds",
+                    why="the question is too large for a page",
+                    fix=f"ask it in a terminal, where nothing ends it: onecard {question}",
+                )
+            answer = self._pipe.recv()
+        except (EOFError, OSError) as problem:
+            self.close()
+            raise NoAnswer(
+                "the answer was lost", why="the process that worked on it ended", fix="try again"
+            ) from problem
+        except NoAnswer:
+            self.close()
+            raise
+        if isinstance(answer, OnecardError):
+            raise answer
+        if isinstance(answer, _Bug):
+            print(answer.said, file=sys.stderr)  # noqa: T201
+            raise NoAnswer(
+                "this is a bug in onecard", why="the terminal shows where", fix="please report it", name="bug"
+            )
+        return answer
+
+    def _start(self) -> None:
+        self.close()
+        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_answer, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+
+class _Bug:
+    """What a question that failed left behind, for the terminal."""
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+
+
+def _answer(pipe: Connection) -> None:
+    """Answer until the server is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
+    gc.set_threshold(50_000)  # records are many small objects, and none of them is a circle
+    from onecard.ui.answers import QUESTIONS
+
+    while True:
+        try:
+            question, asked = pipe.recv()
+        except (EOFError, OSError):
+            return
+        answer: Any
+        try:
+            answer = QUESTIONS[question](*asked)
+        except OnecardError as problem:
+            answer = Told(problem)
+        except Exception:
+            answer = _Bug(traceback.format_exc())
+        pipe.send(answer)
+
+
+class Told(OnecardError):
+    """An error on its way through a pipe: its words, whatever it was made of."""
+
+    def __init__(self, problem: OnecardError) -> None:
+        super().__init__(problem.what, why=problem.why, fix=problem.fix, name=problem.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _told, (self.what, self.why, self.fix, self.name)
+
+
+def _told(what: str, why: str, fix: str, name: str) -> OnecardError:
+    return OnecardError(what, why=why, fix=fix, name=name)
