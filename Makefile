@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
+# Tests start hundreds of processes. Each would compile onecard again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: train test test-all check lint attack docs clean
 
 train: .venv/ready

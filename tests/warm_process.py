@@ -3,7 +3,8 @@
 Started by tests/warm.py. A job comes over the socket whose number is the first argument: JSON, with the descriptors of
 the three standard streams. The answers are the child's id and, when it has ended, its exit code and the most MiB of
 memory that it had.
-The other arguments are modules to import first.
+The other arguments are modules to import first. With torch, the processes that a benchmark starts for its measurements
+are forks as well.
 """
 
 import gc
@@ -12,12 +13,15 @@ import json
 import os
 import pkgutil
 import resource
+import runpy
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import IO, Any
 
 TORCH = ("torch", "torch._inductor.config")  # the second, and 800 modules with it, is imported by every run
 
@@ -69,6 +73,46 @@ def work(job: dict[str, object], streams: list[int]) -> None:
     os._exit(code)
 
 
+class Measurement:
+    """What `onecard bench` uses of a subprocess.Popen that runs a module, in a fork of the command."""
+
+    def __init__(self, command: Sequence[str], *, env: dict[str, str], stderr: IO[str], **_: Any) -> None:
+        reading, writing = os.pipe()
+        self.returncode = 0
+        self._child = os.fork()
+        if not self._child:
+            os.dup2(writing, 1)
+            os.dup2(stderr.fileno(), 2)
+            os.environ.update(env)
+            sys.argv = list(command[2:])
+            code = 0
+            try:
+                runpy.run_module(command[2], run_name="__main__")
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                code = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        os.close(writing)
+        self.stdout = os.fdopen(reading)
+
+    def __enter__(self) -> "Measurement":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.wait()
+
+    def kill(self) -> None:
+        os.kill(self._child, signal.SIGKILL)
+
+    def wait(self) -> None:
+        if self._child:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+            self._child = 0
+
+
 def serve(jobs: socket.socket) -> None:
     while True:
         head, streams, _, _ = socket.recv_fds(jobs, 1 << 20, 3)
@@ -89,5 +133,6 @@ if __name__ == "__main__":
     import_all(sys.argv[2:])
     if "onecard.train.cpu" in sys.modules:
         sys.modules["onecard.train.cpu"].TEST_SECONDS = 0.0  # the speed test takes longer than a tiny run
+        sys.modules["onecard.cli.worker"].subprocess = SimpleNamespace(Popen=Measurement, PIPE=-1)
     gc.freeze()
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -49,15 +49,15 @@ def ui(flags: list[Flag], path: tuple[str, ...], port: int, host: str, no_browse
                 name="no-such-file",
             )
     with Server([Path(named) for named in path or (RUNS,)], host=host, port=port) as server:
-        click.echo(f"onecard ui: {server.guard.link}")
-        sys.stdout.flush()
-        threading.Thread(target=server.warm, daemon=True).start()
-        if not no_browser and _has_screen():
-            threading.Thread(target=_open, args=(server.guard.link,), daemon=True).start()
         try:
+            click.echo(f"onecard ui: {server.guard.link}")
+            sys.stdout.flush()
+            threading.Thread(target=server.warm, daemon=True).start()
+            if not no_browser and _has_screen():
+                threading.Thread(target=_open, args=(server.guard.link,), daemon=True).start()
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            return 0
+            pass
     return 0
 
 

@@ -264,7 +264,8 @@ def _answer(
     fastest = max((each.rank[0] for each in order if each.safe), default=0.0)
     as_fast = [each for each in ordered if each.safe and fastest and each.rank[0] >= (1 - AS_FAST) * fastest]
     if as_fast:
-        chosen = min(as_fast, key=lambda each: each.process_bytes)  # the first of equals is the fastest
+        hundredth = max(1, available_bytes // 100)  # of the room: what saves less than that is not worth a change
+        chosen = min(as_fast, key=lambda each: each.process_bytes // hundredth)  # the first of equals is the fastest
         ordered.sort(key=lambda each: each is not chosen)
     return Fit(asked=asked, card=card, available_bytes=available_bytes, trainer=trainer, candidates=tuple(ordered))
 

@@ -8,12 +8,15 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from onecard.errors import OnecardError
 
+COMMANDS = {"run": "doctor", "looks": "doctor", "cards": "gpus"}  # of questions that have another name there
 MOST_WAITING = 8  # questions to one worker
 
 
@@ -29,6 +32,8 @@ class Worker:
     def __init__(self) -> None:
         self._one_at_a_time = threading.Lock()
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
+        self._changing = threading.Lock()  # of the process, which may be ended from another thread
+        self._ended = False
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
@@ -43,26 +48,22 @@ class Worker:
             self._waiting.release()
 
     def _ask(self, question: str, asked: tuple[Any, ...], seconds: float) -> Any:
-        if self._process is None or self._pipe is None or not self._process.is_alive():
-            self._start()
-        assert self._pipe
+        pipe = self._pipe_to_process()
         try:
-            self._pipe.send((question, asked))
-            if not self._pipe.poll(seconds):
+            pipe.send((question, asked))
+            if not pipe.poll(seconds):
+                self._stop()
                 raise NoAnswer(
                     f"no answer within {seconds:g} seconds",
                     why="the question is too large for a page",
-                    fix=f"ask it in a terminal, where nothing ends it: onecard {question}",
+                    fix=f"ask in a terminal, where nothing ends it: onecard {COMMANDS.get(question, question)}",
                 )
-            answer = self._pipe.recv()
-        except (EOFError, OSError) as problem:
-            self.close()
+            answer = pipe.recv()
+        except (EOFError, OSError, ValueError) as problem:  # it ended, or was ended
+            self._stop()
             raise NoAnswer(
                 "the answer was lost", why="the process that worked on it ended", fix="try again"
             ) from problem
-        except NoAnswer:
-            self.close()
-            raise
         if isinstance(answer, OnecardError):
             raise answer
         if isinstance(answer, _Bug):
@@ -72,22 +73,48 @@ class Worker:
             )
         return answer
 
-    def _start(self) -> None:
-        self.close()
-        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_answer, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
+    def _pipe_to_process(self) -> Connection:
+        """The pipe to the process, which is started where there is none."""
+        with self._changing:
+            if self._ended:
+                raise NoAnswer("the server ends", why="it was told to", fix="start it again: onecard ui")
+            if self._pipe is None:
+                context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+                self._pipe, theirs = context.Pipe()
+                self._process = context.Process(target=_answer, args=(theirs,), daemon=True)
+                with _deaf_to_ctrl_c():
+                    self._process.start()
+                theirs.close()
+            return self._pipe
+
+    def _stop(self) -> None:
+        with self._changing:
+            if self._process is not None and self._pipe is not None:
+                self._process.kill()
+                self._process.join()
+                self._pipe.close()
+            self._process = self._pipe = None
 
     def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = None
+        """End the process, for good."""
+        self._ended = True
+        self._stop()
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A process that starts in here does not hear Ctrl-C, not even while it loads: that is for the server."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    from multiprocessing.resource_tracker import ensure_running
+
+    ensure_running()  # first: when multiprocessing starts this helper, it ends all blocking
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Bug:
@@ -99,7 +126,7 @@ class _Bug:
 
 def _answer(pipe: Connection) -> None:
     """Answer until the server is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
     gc.set_threshold(50_000)  # records are many small objects, and none of them is a circle
     from onecard.ui.answers import QUESTIONS
 

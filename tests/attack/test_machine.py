@@ -124,7 +124,9 @@ def test_an_error_that_a_broken_disk_caused_is_exit_3(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mebibytes", [300, 400, 700, 800])
+@pytest.mark.parametrize(
+    "mebibytes", [pytest.param(300, marks=pytest.mark.long), 400, 700, pytest.param(800, marks=pytest.mark.long)]
+)
 def test_a_limit_on_memory_never_ends_as_a_bug(tmp_path: Path, mebibytes: int) -> None:
     pytest.importorskip("torch", reason="needs torch")
     limit = (mebibytes * 2**20, mebibytes * 2**20)

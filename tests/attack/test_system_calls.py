@@ -26,8 +26,8 @@ def fail_at(attack: Attack, every: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["save", "resume"])
-def test_a_tenth_of_the_system_calls_fail(nursery: Nursery, kind: str) -> None:
-    assert fail_at(Attack(nursery=nursery, kind=kind), 11) > 10
+def test_a_twentieth_of_the_system_calls_fail(nursery: Nursery, kind: str) -> None:
+    assert fail_at(Attack(nursery=nursery, kind=kind), 23) > 10
 
 
 @pytest.mark.long

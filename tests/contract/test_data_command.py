@@ -19,6 +19,7 @@ from onecard.cli.data import data
 from onecard.config.schema import KEYS
 from tests.contract.conftest import ROOT, Command
 from tests.loopback_hub import Hub, serving
+from tests.share import WHOLE
 
 pytest.importorskip("numpy", reason="needs numpy")
 
@@ -301,14 +302,14 @@ def test_killed_again_and_again_no_document_is_lost_or_there_twice(start: Start,
     expected = content(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "whole")
     tokens, kills = 0, 0
-    for _ in range(4):
+    for _ in range(4 if WHOLE else 2):
         process = start()
         tokens = wait_for_tokens(tmp_path / "out", more_than=tokens + 300_000, process=process)
         kills += process.poll() is None
         process.kill()  # kill -9, of the parent alone
         process.communicate(timeout=60)
         assert group_is_gone(process.pid), "workers do not outlive their parent"
-    assert kills >= 2
+    assert kills
     last = start()
     output, _ = last.communicate(timeout=120)
     assert last.returncode == 0

@@ -101,7 +101,7 @@ def test_under_4_gb(onecard: Command) -> None:
 
 def test_a_proposal_answers_whatever_the_given_config_needs(onecard: Command) -> None:
     assert onecard("plan", "-", "--json", *DESKTOP, stdin=NOTE_002).code == 0
-    huge = NOTE_002 + "n_layer = 96\n"
+    huge = NOTE_002 + "n_layer = 48\n"
     assert onecard("plan", "-", "--json", *DESKTOP, stdin=huge).code == 1
     assert onecard("plan", "-", "--json", *DESKTOP, "--hours", "10", stdin=huge).code == 0
 

@@ -79,8 +79,6 @@ def test_where_a_timing_decides_the_plan_shows_the_largest_outcome_within_a_fift
         assert row.predicted.phases[phase].allocated_bytes > 0.998 * most
 
 
-@pytest.mark.parametrize(
-    "row", [row for name in SETS for row in measured_rows(GOLDEN / name) if row.ok and row.predicted.ok], ids=named
-)
+@pytest.mark.parametrize("row", [row for name in SETS for row in measured_rows(GOLDEN / name) if row.ok], ids=named)
 def test_the_process_is_within_five_percent_on_every_row_looked_at(row: Measured) -> None:
     assert abs(row.process_error) < 0.05

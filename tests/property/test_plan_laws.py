@@ -139,7 +139,7 @@ def _likely(proposal: Proposal) -> float:
     return proposal.loss.final.likely
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=share(5, least=3), deadline=None)
 @given(
     st.floats(0.02, 1000),
     CARDS,
@@ -157,7 +157,7 @@ def test_a_written_config_says_nothing_that_contradicts_it(
         assert resolved.config.n_embd == proposal.config.n_embd
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=share(4, least=2), deadline=None)
 @example(6, 2.1, "nanogpt")
 @given(st.floats(0.02, 200), st.floats(0, 9), TRAINERS)
 def test_a_written_config_fits_as_written_when_planned_again(

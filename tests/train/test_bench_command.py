@@ -136,7 +136,7 @@ def test_running_out_of_memory_is_a_result(bench: Bench, checkout: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_when_interrupted_it_prints_what_has_been_measured(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "onecard", "bench", *TINY, "--repeat", "50", "--json"]
     with subprocess.Popen(

@@ -7,6 +7,7 @@ and round once.
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.nn import functional  # noqa: E402
 
 from onecard.train import block_kernels  # noqa: E402
 from tests.rounding import KERNELS, ROUNDING  # noqa: E402
+from tests.share import every_tenth  # noqa: E402
 
 DTYPES = ROUNDING if KERNELS else [torch.float32]  # plain torch rounds half precision at each step
 SHAPES = [(1, 8), (37, 100), (32, 64), (5, 1030)]  # rows, channels; the last are more than one warp's
@@ -76,14 +78,15 @@ def test_the_norm_is_torchs(rows: int, channels: int, dtype: Any) -> None:
     close(normed_NC, functional.layer_norm(x_NC.double(), (channels,), weight_C.double()))
 
 
-@pytest.mark.parametrize("again", BITS)
-@pytest.mark.parametrize("scales", BITS)
-@pytest.mark.parametrize("residual", BITS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "channels"), SHAPES)
+# A case of the interpreter takes a fifth of a second.
+NORM_CASES = list(product(SHAPES, DTYPES, BITS, BITS, BITS))
+
+
+@pytest.mark.parametrize(("shape", "dtype", "residual", "scales", "again"), every_tenth(NORM_CASES))
 def test_the_norms_backward_pass_is_autograds(
-    rows: int, channels: int, dtype: Any, residual: bool, scales: bool, again: bool
+    shape: tuple[int, int], dtype: Any, residual: bool, scales: bool, again: bool
 ) -> None:
+    rows, channels = shape
     x_NC, weight_C = randn(rows, channels, mean=3.0, dtype=dtype), randn(channels, mean=1.0, seed=1)
     d_normed_NC, past_NC = (randn(rows, channels, seed=seed, dtype=dtype) for seed in (2, 3))
     d_weight_C = randn(channels, seed=4)

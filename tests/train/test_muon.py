@@ -44,6 +44,7 @@ from onecard.train.precision import Precision  # noqa: E402
 from onecard.train.trainer import Trainer  # noqa: E402
 from tests.train.test_traced_memory import Trace, canonical  # noqa: E402
 from tests.train.test_training import failing_at  # noqa: E402
+from tests.warm import WarmProcess  # noqa: E402
 
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=65, optimizer="muon")
@@ -463,23 +464,28 @@ def test_a_resumed_run_is_bit_for_bit_the_undisturbed_one(
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_undisturbed_one(tmp_path: Path, recipe: str) -> None:
+def test_a_run_that_is_killed_and_resumed_is_bit_for_bit_the_undisturbed_one(
+    tmp_path: Path, recipe: str, warm_with_torch: WarmProcess
+) -> None:
     length = {"max_iters": 80, "checkpoint_interval": 5, "eval_interval": 80}
     keys = (fast(**length) if recipe == FAST else tiny(lr_decay_iters=80, **length)).model_dump()
     default = RunConfig().model_dump()
     flags = flags_of({key: value for key, value in keys.items() if value != default[key]}).split()
     flags = [flag for flag in flags if not flag.startswith(("--out_dir", "--dataset", "--vocab_size"))]
-    environ = os.environ | {"ONECARD_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    start = [sys.executable, "-m", "onecard", "train", *flags, "--dataset=python-stdlib"]
-    subprocess.run([*start, f"--out_dir={tmp_path / 'whole'}"], check=True, env=environ, capture_output=True)
+    home = {"ONECARD_HOME": str(tmp_path / "home")}
+    start = ["train", *flags, "--dataset=python-stdlib"]
+    done = warm_with_torch.run(*start, "--out_dir=whole", cwd=tmp_path, environment=home)
+    assert done.code == 0, done.stderr
     cut = tmp_path / "cut"
-    with subprocess.Popen([*start, f"--out_dir={cut}"], env=environ, stdout=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-m", "onecard", *start, f"--out_dir={cut}"]
+    environ = os.environ | home | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None and len(list(cut.glob("checkpoints/step-*"))) < 2:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    resumed = [sys.executable, "-m", "onecard", "train", "--resume", str(cut)]
-    subprocess.run(resumed, check=True, env=environ, capture_output=True)
+    done = warm_with_torch.run("train", "--resume", "cut", cwd=tmp_path, environment=home)
+    assert done.code == 0, done.stderr
     assert losses(cut) == losses(tmp_path / "whole")
     assert len(losses(cut)) == 80
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,8 +20,8 @@ from onecard.runs.folder import load_run
 from onecard.runs.records import End, Eval, Record, Start, Step
 from onecard.train import trackers
 from onecard.train.trackers import Trackers, logged_values, project_and_name
+from tests.warm import Outcome, WarmProcess
 
-ROOT = Path(__file__).parents[2]
 TINY = [
     *("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4", "--device=cpu"),
     *("--warmup_iters=2", "--eval_interval=4", "--eval_iters=2", "--max_iters=8", "--lr_decay_iters=8"),
@@ -215,27 +212,26 @@ def test_tensorboards_own_reader_finds_every_step_once_after_a_resume(
 
 
 @pytest.mark.slow
-def test_wandb_offline_and_trackios_store_hold_the_losses(tmp_path: Path, home: Path) -> None:
+def test_wandb_offline_and_trackios_store_hold_the_losses(
+    tmp_path: Path, home: Path, warm_with_torch: WarmProcess
+) -> None:
     pytest.importorskip("wandb", reason="needs wandb: pip install 'onecard[log]'")
     pytest.importorskip("trackio", reason="needs trackio: pip install 'onecard[log]'")
-    offline = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    places = {"ONECARD_HOME": str(home), "PYTHONPATH": str(ROOT), "TRACKIO_DIR": str(tmp_path / "trackio")}
-    environment = os.environ | offline | places
+    offline = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HF_HUB_OFFLINE": "1"}
+    environment = offline | {"ONECARD_HOME": str(home), "TRACKIO_DIR": str(tmp_path / "trackio")}
 
-    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-        )
+    def onecard(*arguments: str) -> Outcome:
+        return warm_with_torch.run(*arguments, cwd=tmp_path, environment=environment)
 
-    done = python("-m", "onecard", "train", *TINY, "--loggers=wandb,trackio", "--log_style=plain")
-    assert done.returncode == 0, done.stderr
+    done = onecard("train", *TINY, "--loggers=wandb,trackio", "--log_style=plain")
+    assert done.code == 0, done.stderr
     assert "warning" not in done.stderr
     assert "rackio" not in done.stdout, "stdout is the run's own"
     losses = {each.step: each.loss for each in load_run(tmp_path / "r").steps}
     assert wandb_losses(tmp_path / "r") == pytest.approx(losses)
     first_id = (tmp_path / "r" / "wandb-id").read_text()
-    again = python("-m", "onecard", "train", "--resume", "r", "--max_iters=10")
-    assert again.returncode == 0, again.stderr
+    again = onecard("train", "--resume", "r", "--max_iters=10")
+    assert again.code == 0, again.stderr
     assert (tmp_path / "r" / "wandb-id").read_text() == first_id, "a resumed run is the same run there too"
     losses = {each.step: each.loss for each in load_run(tmp_path / "r").steps}
     assert wandb_losses(tmp_path / "r") == pytest.approx(losses)

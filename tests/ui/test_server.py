@@ -167,7 +167,8 @@ def test_a_log_of_another_program_is_a_run(open_site: Callable[..., Site], tmp_p
 
 def opened(*words: str, cwd: Path) -> subprocess.Popen[str]:
     typed = [sys.executable, "-m", "onecard", "ui", "--no-browser", *words]
-    return subprocess.Popen(typed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(typed, stdout=pipe, stderr=pipe, text=True, cwd=cwd, start_new_session=True)
 
 
 def test_the_command_prints_its_address_and_ctrl_c_ends_it_with_0(tmp_path: Path) -> None:
@@ -182,6 +183,18 @@ def test_the_command_prints_its_address_and_ctrl_c_ends_it_with_0(tmp_path: Path
     assert (second.returncode, said) == (3, "")
     assert [text.split()[0] for text in error.splitlines()] == ["error:", "why:", "fix:"]
     process.send_signal(signal.SIGINT)
+    rest, error = process.communicate(timeout=30)
+    assert (process.returncode, rest, error) == (0, "", "")
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3])
+def test_ctrl_c_while_the_workers_load_says_nothing(tmp_path: Path, seconds: float) -> None:
+    """As a terminal sends it: to every process of the command."""
+    process = opened("--port", "0", cwd=tmp_path)
+    assert process.stdout
+    process.stdout.readline()
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
     rest, error = process.communicate(timeout=30)
     assert (process.returncode, rest, error) == (0, "", "")
 

@@ -24,6 +24,7 @@ from onecard.plan.plan import Plan
 from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.speed import TrainerName
 from onecard.units import GIB
+from tests.share import share
 
 RTX_4070 = find_card("RTX 4070")
 AVAILABLE = RTX_4070.allocatable_bytes - round(2.1 * GIB)
@@ -96,7 +97,8 @@ def test_a_little_more_time_never_predicts_a_worse_loss(
     card: str, trainer: TrainerName, first: float, last: float
 ) -> None:
     place = find_card(card)
-    hours = [first * (last / first) ** (step / 24) for step in range(25)]
+    count = share(25)
+    hours = [first * (last / first) ** (step / (count - 1)) for step in range(count)]
     found = [
         propose(BASE, place, place.allocatable_bytes, Budget(seconds=h * 3600), trainer=trainer)[0].loss for h in hours
     ]

@@ -359,3 +359,10 @@ def test_a_number_of_sequences_that_splits_badly_is_told_its_neighbour() -> None
         assert fit.note.startswith("479 sequences per update split badly: 480, as ")
         assert f"{fit.neighbour.speed.tokens_per_second.likely:,.0f} tokens/s" in fit.note
     assert not fit_onecard(config(), RTX_4070, BESIDE_A_DESKTOP).note
+
+
+def test_a_saving_of_less_than_a_hundredth_of_the_room_changes_nothing() -> None:
+    small = RunConfig(n_layer=4, n_head=2, n_embd=128, block_size=128, vocab_size=256, batch_size=16, model="nanochat")
+    found = fit_onecard(small.replace({"gradient_accumulation_steps": 1}), find_card("RTX 4070"), 9_923 * MIB)
+    assert found.best
+    assert found.best.patch == {}, "full recomputation saves 2 MiB of 356 here, and costs nothing while launches decide"
