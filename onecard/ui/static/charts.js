@@ -193,10 +193,20 @@ export function pen(u) {
   };
 }
 
+/** A copy with the page's background: a canvas alone is transparent. */
+function onPaper(drawn) {
+  const copy = h("canvas", { width: drawn.width, height: drawn.height });
+  const ctx = copy.getContext("2d");
+  ctx.fillStyle = colour("--surface");
+  ctx.fillRect(0, 0, copy.width, copy.height);
+  ctx.drawImage(drawn, 0, 0);
+  return copy;
+}
+
 /** Buttons that save what is drawn as PNG, and what is behind it as CSV. `columns()` gives [[name, values], …]. */
 export function saves(name, plot, columns) {
   const down = (href, file) => h("a", { href, download: file }).click();
-  const png = () => down(plot().ctx.canvas.toDataURL("image/png"), `${name}.png`);
+  const png = () => down(onPaper(plot().ctx.canvas).toDataURL("image/png"), `${name}.png`);
   const csv = () => {
     const named = columns();
     const rows = Array.from(named[0][1], (_, i) => named.map(([, values]) => values[i] ?? "").join(","));
