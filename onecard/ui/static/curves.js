@@ -1,0 +1,471 @@
+// The curves of one run: loss on top, four small ones below, on one x axis with one crosshair.
+
+import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
+import { capital, colour, h, icon, s, segmented } from "./dom.js";
+import { duration, gib, int, learningRate, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
+
+const WORDS = { tokens: "tokens", time: "time in training", steps: "steps" };
+const SHOWN_EVENTS = 26; // as many as there are letters
+const FIRST_DESCENT = 0.08; // share of the stretches that a linear picture leaves out at its top
+
+const known = (values) => values.filter((value) => !missing(value));
+const least = (values) => Math.min(...known(values));
+const most = (values) => Math.max(...known(values));
+
+/** Events worth a flag: all but the start, and of the checkpoints the last. */
+function flagged(events) {
+  const last = events.findLastIndex((event) => event.kind === "checkpoint");
+  return events
+    .filter((event, i) => !["start", "end"].includes(event.kind) && (event.kind !== "checkpoint" || i === last))
+    .slice(-SHOWN_EVENTS);
+}
+
+/** Nodes that show `run` (an answer of /api/runs/ID), and `update(run)` for the next answer. */
+export function curves(first) {
+  let run = first;
+  let along = known(run.curves.tokens).length ? "tokens" : "steps";
+  let log = false;
+  const xOf = { tokens: (point) => point.tokens, time: (point) => point.seconds, steps: (point) => point.step };
+  const at = (point) => xOf[along](point);
+  const atStep = (step) => {
+    const i = run.curves.step.findIndex((one) => one >= step);
+    return i < 0 ? null : xs()[i];
+  };
+  const leastX = () => Math.max(known(xs()).find((value) => value > 1e-9) ?? 1, 1e-9);
+  const xs = () => {
+    const values = { tokens: run.curves.tokens, time: run.curves.seconds, steps: run.curves.step }[along];
+    return log ? values.map((value) => Math.max(value, 1e-9)) : values;
+  };
+  const end = () => {
+    const planned = run.run.state === "training" && run.prediction ? at(run.prediction) : null;
+    return most([planned, ...xs(), ...run.evals.map(at)]);
+  };
+  const xWord = (value) => (along === "time" ? timeTick(value) : tick(value));
+  const scale = () => ({ time: false, distr: log ? 3 : 1, range: whole(() => [log ? leastX() : 0, end()]) });
+  const decades = (_, ticks) => ticks.map((value) => (/^[125]/.test(value.toExponential()) ? value : null));
+  const bothAxes = (options) => {
+    const [x, y] = axes({ x: xWord, ...options });
+    if (along === "time" && !log)
+      x.incrs = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000];
+    if (log) x.filter = decades;
+    if (log) y.filter = (_, ticks) => ticks;
+    return [x, y];
+  };
+
+  // ---- what every chart of the page draws
+  const events = () => flagged(run.events);
+  const flagLines = (p, withFlags = false) => {
+    let taken = -Infinity; // flags that would overlap step aside to the right
+    events().forEach((event, i) => {
+      const value = at(event) ?? atStep(event.step);
+      if (missing(value)) return;
+      const x = Math.round(p.X(log ? Math.max(value, leastX()) : value));
+      if (x < p.left || x > p.right) return;
+      p.line(
+        [
+          [x, p.top + (withFlags ? 15 * p.ratio : 0)],
+          [x, p.bottom],
+        ],
+        { stroke: colour("--line-2"), dash: [2, 3] },
+      );
+      if (!withFlags) return;
+      const size = 14 * p.ratio;
+      taken = Math.min(Math.max(x, taken + size + 2 * p.ratio), p.right - size / 2);
+      p.box(taken - size / 2, p.top + p.ratio, size, colour("--surface"), colour("--ink-3"));
+      p.text(letter(i), taken, p.top + 1.5 * p.ratio + size / 2, {
+        fill: colour("--ink"),
+        align: "center",
+        base: "middle",
+        weight: "600",
+        size: 10,
+      });
+    });
+  };
+  const letter = (i) => String.fromCharCode(65 + i);
+  const options = (height, y, axis, series, draw, bands = []) => ({
+    height,
+    padding: [8, 12, 0, 0],
+    cursor: cursor(),
+    scales: { x: scale(), y },
+    axes: bothAxes(axis),
+    series: [{}, ...series],
+    bands,
+    hooks: {
+      setCursor: [(u) => tell(u.cursor.idx)],
+      draw: [
+        (u) => {
+          const p = pen(u);
+          p.clip(() => draw(p, u));
+        },
+      ],
+    },
+  });
+  const hidden = { stroke: "transparent", points: { show: false } };
+
+  // ---- loss
+  const lossOf = () => run.curves.loss ?? { min: [], mean: [], max: [] };
+  const limits = () => {
+    const { min, max } = lossOf();
+    const skipped = log ? 0 : Math.ceil(max.length * FIRST_DESCENT);
+    const from = xs()[skipped] ?? 0;
+    const seen = run.evals.filter((one) => at(one) >= from || run.evals.length < 3).flatMap((one) => [one.val_loss]);
+    const high = most([...max.slice(skipped), ...seen]);
+    const low = least([...min, ...run.evals.map((one) => one.val_loss), run.prediction?.loss?.low]);
+    if (!Number.isFinite(high) || !Number.isFinite(low)) return [0, 1];
+    const room = Math.max(0.02, (high - low) * 0.06);
+    return log ? [low * 0.97, high * 1.05] : [low - room, high + room];
+  };
+  const drawLoss = (p) => {
+    const accent = colour("--accent");
+    const surface = colour("--surface");
+    flagLines(p, true);
+    const points = run.evals.filter((one) => !missing(one.val_loss) && !missing(at(one)) && (!log || at(one) > 0));
+    const E = points.map((one) => [p.X(at(one)), one.val_loss, one.val_loss_error ?? 0]);
+    p.area(
+      E.map(([x, y, error]) => [x, p.Y(y + error)]),
+      E.map(([x, y, error]) => [x, p.Y(y - error)]),
+      colour("--accent-mid"),
+    );
+    p.line(
+      E.map(([x, y]) => [x, p.Y(y)]),
+      { stroke: accent, width: 1.5 },
+    );
+    for (const [x, y] of E) if (E.length < 80) p.dot(x, p.Y(y), 2, accent);
+    const latest = E.at(-1);
+    if (latest) prediction(p, latest);
+  };
+  const prediction = (p, [x0, y0]) => {
+    const ahead = run.prediction?.loss;
+    if (!ahead || run.run.state !== "training" || missing(at(run.prediction))) return;
+    const accent = colour("--accent");
+    const x1 = p.X(at(run.prediction)) - 5 * p.ratio;
+    if (x1 <= x0) return;
+    const fan = (to) =>
+      Array.from({ length: 25 }, (_, k) => [
+        x0 + ((x1 - x0) * k) / 24,
+        p.Y(y0 + (to - y0) * (1 - (1 - k / 24) ** 1.6)),
+      ]);
+    p.area(fan(ahead.high), fan(ahead.low), colour("--accent-band"));
+    p.line(fan(ahead.likely), { stroke: accent, width: 1.6, dash: [5, 4] });
+    p.line(
+      [
+        [x1, p.Y(ahead.high)],
+        [x1, p.Y(ahead.low)],
+      ],
+      { stroke: accent, width: 2 },
+    );
+    p.dot(x1, p.Y(ahead.likely), 3.6, colour("--surface"), accent);
+    const words = `${loss(ahead.likely, 2)} (${loss(ahead.low, 2)} to ${loss(ahead.high, 2)})`;
+    const halo = colour("--surface");
+    const y = p.Y(ahead.high) - 20 * p.ratio;
+    p.text(words, x1, y, { fill: colour("--ink"), align: "right", weight: "600", size: 12, halo });
+    p.text("predicted end", x1, y + 13 * p.ratio, { fill: colour("--ink-3"), align: "right", halo });
+  };
+  const lossHolder = h("div", { class: "plot", role: "group" });
+  const lossPlot = chart(lossHolder, (width) => {
+    const { min, mean, max } = lossOf();
+    return {
+      options: options(
+        width < 520 ? 260 : 340,
+        { distr: log ? 3 : 1, range: limits },
+        { y: lossTick(limits), incrs: LOSS_STEPS, size: 38 },
+        [hidden, hidden, { stroke: colour("--ink-3"), width: 1, alpha: 0.75, points: { show: false } }],
+        drawLoss,
+        [{ series: [2, 1], fill: colour("--train-band") }],
+      ),
+      data: [xs(), min, max, mean],
+    };
+  });
+
+  // ---- the line above the charts: the values under the crosshair
+  const readout = h("p", { class: "readout", role: "status" });
+  function tell(index) {
+    const { step, tokens, seconds } = run.curves;
+    if (!step.length) return readout.replaceChildren("No update is recorded yet.");
+    const moved = !missing(index);
+    const i = Math.min(index ?? step.length - 1, step.length - 1);
+    const item = (word, value) => h("span", {}, `${word} `, h("b", { text: value }));
+    const { min, max } = lossOf();
+    const evaluation = run.evals.findLast((one) => one.step <= step[i] && !missing(one.val_loss));
+    readout.replaceChildren(
+      item(moved ? "step" : run.run.state === "training" ? "now: step" : "end: step", int(step[i])),
+      missing(tokens[i]) ? "" : item("tokens", short(tokens[i])),
+      missing(seconds[i]) ? "" : item("after", duration(seconds[i])),
+      missing(min[i])
+        ? ""
+        : item(
+            "loss",
+            min[i] === max[i] ? loss(min[i], 4) : `${loss(min[i])} to ${missing(max[i]) ? "not finite" : loss(max[i])}`,
+          ),
+      evaluation ? item(`val at ${int(evaluation.step)}`, withError(evaluation)) : "",
+    );
+  }
+  const withError = (one) =>
+    loss(one.val_loss, 4) + (missing(one.val_loss_error) ? "" : ` ± ${one.val_loss_error.toFixed(4)}`);
+
+  // ---- small charts
+  const small = ({ title, note, key, word, absent, top, lines, worst = false, size = 46 }) => {
+    const holder = h("div", { class: "plot", role: "group" });
+    const value = h("b", {});
+    const values = () => run.curves[key] ?? { min: [], mean: [], max: [] };
+    const range = () => [
+      0,
+      (Math.max(
+        most([...values().max.slice(worst ? Math.ceil(values().max.length * FIRST_DESCENT) : 0), top?.() ?? 0, 1e-12]),
+      ) || 1) * 1.1,
+    ];
+    const draw = (p) => {
+      flagLines(p);
+      for (const mark of lines?.() ?? []) {
+        const y = p.Y(mark.value);
+        p.line(
+          [
+            [p.left, y],
+            [p.right, y],
+          ],
+          { stroke: colour("--ink-2"), dash: [6, 3] },
+        );
+        p.text(mark.label, p.right - 4 * p.ratio, y - 5 * p.ratio, {
+          fill: colour("--ink-2"),
+          align: "right",
+          halo: colour("--surface"),
+        });
+      }
+    };
+    const series = [
+      hidden,
+      hidden,
+      { stroke: colour("--accent"), width: 1.5, points: { show: false }, spanGaps: true },
+    ];
+    const plot = chart(holder, () => ({
+      options: options(
+        138,
+        { range },
+        { y: (v) => (v ? word(v) : "0"), size, space: 28 },
+        series.map((one) => (one === hidden ? one : { ...one, stroke: colour("--accent") })),
+        draw,
+        [{ series: [2, 1], fill: colour("--accent-band") }],
+      ),
+      data: [xs(), values().min, values().max, values().mean],
+    }));
+    const update = (again) => {
+      const there = known(values().mean);
+      value.textContent = there.length ? word(there.at(-1)) : "";
+      node.hidden = !there.length;
+      holder.setAttribute(
+        "aria-label",
+        `${title}: ${there.length ? `now ${word(there.at(-1))}` : absent}. Arrow keys read the curve.`,
+      );
+      if (there.length) again(plot);
+    };
+    const node = h(
+      "figure",
+      { class: "card" },
+      h("figcaption", { class: "head" }, h("h3", { text: title }), h("span", { class: "quiet", text: note }), value),
+      holder,
+    );
+    return { node, update, title, absent };
+  };
+  const memory = () => run.memory ?? {};
+  const clip = () => run.config.find((one) => one.key === "grad_clip")?.value;
+  const panels = [
+    small({ title: "Learning rate", note: "", key: "lr", word: learningRate, absent: "This log does not print it." }),
+    small({
+      title: "Gradient norm",
+      note: "band: lowest to highest",
+      key: "grad_norm",
+      word: (v) => v.toFixed(2),
+      worst: true,
+      absent: "This log does not print it. onecard train does.",
+      lines: () => (clip() > 0 ? [{ value: clip(), label: `clipped at ${clip()}` }] : []),
+    }),
+    small({
+      title: "Tokens per second",
+      note: "band: lowest to highest",
+      key: "tokens_per_second",
+      word: tick,
+      absent: "The log does not say.",
+    }),
+    small({
+      title: "MFU",
+      note: "share of the card's peak",
+      key: "mfu",
+      word: percent,
+      absent: "Needs a card and its peak: this run names none.",
+    }),
+    small({
+      title: "Memory",
+      note: "reserved by PyTorch; dashed: the plan, with the CUDA context",
+      key: "reserved_bytes",
+      word: (v) => `${gib(v, v < 2 ** 33 ? 1 : 0)} GiB`,
+      size: 54,
+      absent: "No card's memory is recorded: the run is on the processor, or the log does not say.",
+      top: () => Math.max(memory().predicted_process_bytes ?? 0, memory().available_bytes ?? 0),
+      lines: () =>
+        [
+          ["plan", memory().predicted_process_bytes],
+          ["the card's limit", memory().available_bytes],
+        ]
+          .filter(([, bytes]) => !missing(bytes))
+          .map(([name, bytes]) => ({ value: bytes, label: `${name} ${gib(bytes)}` })),
+    }),
+  ];
+
+  // ---- around the charts
+  const title = h("span", { class: "quiet" });
+  const absent = h("ul", { class: "not-drawn" });
+  const list = h("ol", { class: "events" });
+  const table = h("tbody", {});
+  const describe = () => {
+    const { max } = lossOf();
+    const above = !log && max.length && max[0] > limits()[1] ? `; begins at ${loss(max[0], 1)}, above the picture` : "";
+    title.textContent = `nats, against ${WORDS[along]}${log ? ", both axes logarithmic" : above}`;
+    const latest = run.evals.at(-1);
+    lossHolder.setAttribute(
+      "aria-label",
+      `Loss against ${WORDS[along]}${latest && !missing(latest.val_loss) ? `: validation ${withError(latest)} at step ${int(latest.step)}` : ""}. Arrow keys read the curve.`,
+    );
+    const gone = panels.filter((panel) => panel.node.hidden);
+    absent.hidden = !gone.length;
+    absent.replaceChildren(...gone.map((panel) => h("li", {}, h("b", { text: `${panel.title}: ` }), panel.absent)));
+    list.hidden = !events().length;
+    list.replaceChildren(
+      ...events().map((event, i) =>
+        h(
+          "li",
+          {},
+          h("span", { class: "flag", text: letter(i) }),
+          h("span", { class: "num", text: int(event.step) }),
+          h("b", { text: event.kind === "oom" ? "out of memory" : event.kind }),
+          h("span", { text: capital(event.what) }),
+        ),
+      ),
+    );
+    table.replaceChildren(
+      ...run.evals.map((one) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row", class: "num", text: int(one.step) }),
+          h("td", { class: "num", text: missing(one.tokens) ? "–" : short(one.tokens) }),
+          h("td", { class: "num", text: missing(one.train_loss) ? "–" : loss(one.train_loss, 4) }),
+          h("td", { class: "num", text: missing(one.val_loss) ? "–" : withError(one) }),
+        ),
+      ),
+    );
+  };
+  const draw = () => {
+    for (const panel of panels) panel.update((plot) => plot.draw());
+    describe();
+    tell();
+    lossPlot.draw();
+  };
+  const named = () => {
+    const { curves: c } = run;
+    const parts = ["loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes"].filter(
+      (key) => c[key],
+    );
+    return [
+      ["step", c.step],
+      ["tokens", c.tokens],
+      ["seconds", c.seconds],
+      ...parts.flatMap((key) => ["min", "mean", "max"].map((kind) => [`${key}_${kind}`, c[key][kind]])),
+    ];
+  };
+  const choices = Object.keys(WORDS).filter(
+    (key) => key === "steps" || known(run.curves[key === "time" ? "seconds" : key]).length,
+  );
+  const swatch = (d, kind) =>
+    s("svg", { class: "swatch", viewBox: "0 0 16 10", "aria-hidden": "true" }, s("path", { d, class: kind }));
+  const key = (d, kind, words) => h("span", { class: "key" }, swatch(d, kind), words);
+  const node = h(
+    "section",
+    {},
+    h(
+      "figure",
+      { class: "card" },
+      h(
+        "figcaption",
+        { class: "head" },
+        h("h2", { text: "Loss" }),
+        title,
+        h(
+          "div",
+          { class: "tools" },
+          choices.length > 1
+            ? segmented(
+                "Against",
+                choices.map((one) => [one, one]),
+                along,
+                (value) => {
+                  along = value;
+                  draw();
+                },
+              )
+            : null,
+          segmented(
+            "Axes",
+            [
+              ["linear", "linear"],
+              ["log", "log"],
+            ],
+            "linear",
+            (value) => {
+              log = value === "log";
+              draw();
+            },
+          ),
+          saves(`${run.run.name}-loss`, () => lossPlot.plot, named),
+        ),
+      ),
+      readout,
+      lossHolder,
+      h(
+        "div",
+        { class: "readout legend" },
+        key("M0 5h16", "k-val", "validation, with its error"),
+        key("M0 2h16v6H0z", "k-band", "training loss, lowest to highest of each stretch"),
+        run.prediction?.loss && run.run.state === "training" ? key("M0 5h16", "k-dash", "predicted") : null,
+      ),
+      list,
+      h(
+        "details",
+        { "data-key": "evaluations" },
+        h("summary", {}, icon("down"), "Evaluations as a table"),
+        h(
+          "table",
+          { class: "plain evaluations" },
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              ["Step", "Tokens", "Train loss", "Val loss"].map((words) =>
+                h("th", { scope: "col", class: "num", text: words }),
+              ),
+            ),
+          ),
+          table,
+        ),
+      ),
+    ),
+    h(
+      "div",
+      { class: "multiples" },
+      panels.map((panel) => panel.node),
+    ),
+    absent,
+  );
+  return {
+    node,
+    draw,
+    update(next) {
+      run = next;
+      for (const panel of panels) panel.update((plot) => plot.refresh());
+      describe();
+      tell();
+      lossPlot.refresh();
+    },
+  };
+}

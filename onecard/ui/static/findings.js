@@ -1,0 +1,120 @@
+// What the doctor found: what to act on first, notes folded, each with its evidence and a patch to copy.
+
+import { capital, code, h, icon } from "./dom.js";
+
+export const SEVERITIES = { fatal: "fatal", error: "error", warn: "warning", info: "note" };
+export const pythonValue = (value) =>
+  value === true
+    ? "True"
+    : value === false
+      ? "False"
+      : value === null
+        ? "None"
+        : typeof value === "string"
+          ? `'${value.replace(/[\\']/g, "\\$&")}'`
+          : String(value);
+export const flags = (patch) =>
+  Object.entries(patch)
+    .map(([key, value]) => `--${key}=${typeof value === "string" ? value : pythonValue(value)}`)
+    .join(" ");
+
+const patch = (found) => (Object.keys(found.patch ?? {}).length ? code(flags(found.patch), "Patch") : null);
+const seen = (found) =>
+  h(
+    "ul",
+    { class: "seen" },
+    found.seen.map((line) => h("li", {}, h("code", { text: line }))),
+  );
+const lines = (count) => (count === 1 ? "1 line that proves it" : `${count} lines that prove it`);
+const reasons = (found) => [
+  h("p", { text: `Why: ${found.why}.` }),
+  h("p", { text: `Do: ${found.fix}${found.fix.endsWith("`") ? "" : "."}` }),
+];
+
+const toActOn = (found) =>
+  h(
+    "article",
+    { class: `finding s-${found.severity}` },
+    h("p", { class: `tag sev-${found.severity}` }, icon(found.severity), SEVERITIES[found.severity]),
+    h(
+      "div",
+      { class: "body" },
+      h("h3", { text: capital(found.what) }),
+      reasons(found),
+      patch(found),
+      h(
+        "details",
+        { "data-key": found.rule },
+        h(
+          "summary",
+          {},
+          icon("down"),
+          `${lines(found.seen.length)} · ${found.sure === "high" ? "sure" : `${found.sure} confidence`}`,
+          h("span", { class: "rule", text: found.rule }),
+        ),
+        seen(found),
+      ),
+    ),
+  );
+
+const toKnow = (found) =>
+  h(
+    "details",
+    { "data-key": found.rule },
+    h(
+      "summary",
+      {},
+      icon("down"),
+      h("span", { class: "sev-info" }, icon("info")),
+      h("span", { text: capital(found.what) }),
+      h("span", { class: "rule", text: found.rule }),
+    ),
+    h("div", { class: "inner" }, reasons(found), patch(found), seen(found)),
+  );
+
+/** A section of findings. `doctor` is the run's entry of `onecard doctor --json`, or null while it has not looked. */
+export function findings(doctor) {
+  const head = (words) =>
+    h("div", { class: "head" }, h("h2", { text: "Findings" }), h("span", { class: "quiet", text: words }));
+  if (!doctor) return [head("The doctor has not looked yet; the page will show what it finds.")];
+  const act = doctor.findings.filter((found) => found.severity !== "info");
+  const know = doctor.findings.filter((found) => found.severity === "info");
+  if (!act.length && !know.length) return [head("Nothing stands out.")];
+  const command = doctor.prescription?.command;
+  return [
+    head(`${act.length} to act on, ${know.length} to know`),
+    h(
+      "div",
+      { class: "findings" },
+      act.map(toActOn),
+      know.length ? h("div", { class: "notes" }, know.map(toKnow)) : null,
+    ),
+    command
+      ? h(
+          "div",
+          { class: "prescription" },
+          h("h3", { text: "All changes in one command" }),
+          code(command, "Command with all changes"),
+        )
+      : null,
+  ];
+}
+
+/** The icons and numbers of a row: {"fatal": 0, "warn": 1, …}. */
+export function tally(counts) {
+  const some = Object.entries(SEVERITIES).filter(([key]) => counts[key]);
+  if (!some.length) return h("span", { class: "none", text: "none" });
+  return h(
+    "span",
+    { class: "tally" },
+    some.map(([key, word]) =>
+      h(
+        "span",
+        { class: `sev-${key}`, title: `${counts[key]} ${word}` },
+        icon(key),
+        h("span", { class: "sr", text: word }),
+        String(counts[key]),
+      ),
+    ),
+  );
+}

@@ -1,0 +1,23 @@
+// The page of one run: /run.html?run=ID. It moves by itself while the run trains.
+
+import { failed, frame, show } from "./dom.js";
+import { ask, follow } from "./live.js";
+import { view } from "./view.js";
+
+frame("runs");
+const id = new URLSearchParams(location.search).get("run") ?? "";
+const path = `/api/runs/${encodeURIComponent(id)}`;
+
+try {
+  const answer = await ask(path);
+  document.title = `${answer.run.name} · onecard`;
+  const shown = view(answer);
+  show(shown.nodes);
+  shown.draw();
+  follow("/api/events", ["hello", "run"], async (event) => {
+    if (event.type === "run" && event.data.id !== id) return;
+    shown.update(await ask(path));
+  });
+} catch (error) {
+  show(failed(error));
+}

@@ -1,0 +1,233 @@
+// One run, from its verdict to its config: the page of a run, and what a dropped log looks like.
+
+import { curves } from "./curves.js";
+import { capital, copyButton, h, icon, none, state } from "./dom.js";
+import { findings, pythonValue } from "./findings.js";
+import { duration, gib, int, loss, missing, percent, range, rate, short } from "./numbers.js";
+
+const twoDigits = (value) => loss(value, 2);
+
+/** The sentence that answers "how is this run?". */
+function verdict({ run, prediction, evals }) {
+  const last = evals.findLast((one) => !missing(one.val_loss));
+  const worst = run.findings && run.findings.fatal + run.findings.error > 0 ? run.first_finding : null;
+  if (run.state === "training") {
+    const ahead = prediction?.loss;
+    const left = missing(run.seconds_to_go) ? "" : ` in ${duration(run.seconds_to_go)}`;
+    if (worst) return `Training, but look: ${worst}.`;
+    if (ahead) return `On course: ends at ${twoDigits(ahead.likely)} (${range(ahead, twoDigits)})${left}.`;
+    return left ? `Training: ends${left}.` : "Training.";
+  }
+  if (run.state === "finished")
+    return last
+      ? `Finished at ${loss(last.val_loss, 4)}${worst ? `, but ${worst}` : ""}.`
+      : "Finished, without an evaluation.";
+  return run.state_why ? `${capital(run.state_why.replace(/\.$/, ""))}.` : `${capital(run.state ?? "a log")}.`;
+}
+
+function lede({ run, prediction }) {
+  if (run.state === "training")
+    return prediction?.basis ? `${prediction.loss ? "Prediction: " : ""}${prediction.basis}.` : "";
+  if (run.first_finding && run.findings && run.findings.fatal + run.findings.error + run.findings.warn > 0)
+    return `First thing to look at: ${run.first_finding}.`;
+  return run.state === "finished" ? (run.state_why ?? "") : "";
+}
+
+function figures({ run, evals, prediction, memory }) {
+  const figure = (name, value, unit, note) =>
+    h(
+      "div",
+      { class: "figure" },
+      h("dt", { text: name }),
+      h("dd", {}, value, unit ? h("small", { text: ` ${unit}` }) : null),
+      h("dd", { class: "note", text: note ?? "" }),
+    );
+  const last = evals.findLast((one) => !missing(one.val_loss));
+  const error = last && !missing(last.val_loss_error) ? `± ${last.val_loss_error.toFixed(4)}` : "";
+  const held = run.reserved_bytes ?? null;
+  const planned = memory?.predicted_process_bytes ?? run.predicted_process_bytes;
+  const toGo = prediction?.seconds_to_go;
+  const time =
+    run.state === "training"
+      ? figure(
+          "Left",
+          missing(run.seconds_to_go) ? none("not enough updates yet to say") : duration(run.seconds_to_go),
+          "",
+          [
+            toGo && !missing(toGo.low) ? range(toGo, duration) : null,
+            missing(run.seconds) ? null : `${duration(run.seconds)} so far`,
+          ]
+            .filter(Boolean)
+            .join("; "),
+        )
+      : figure(
+          "Trained",
+          missing(run.seconds) ? none("the log does not say") : duration(run.seconds),
+          "",
+          missing(run.seconds_to_go) || run.state === "finished"
+            ? ""
+            : `${duration(run.seconds_to_go)} to go if resumed`,
+        );
+  return h(
+    "dl",
+    { class: "figures" },
+    figure(
+      "Validation loss",
+      last ? loss(last.val_loss, 4) : none("no evaluation yet"),
+      error,
+      last ? `at step ${int(last.step)}` : "",
+    ),
+    figure(
+      "Tokens",
+      missing(run.tokens) ? none("the log does not say") : short(run.tokens),
+      "",
+      `step ${int(run.step ?? 0)}${run.steps_planned ? ` of ${int(run.steps_planned)}` : ""}`,
+    ),
+    figure(
+      "Speed",
+      missing(run.tokens_per_second) ? none("the log does not say") : rate(run.tokens_per_second),
+      "tokens/s",
+      "",
+    ),
+    figure(
+      "MFU",
+      missing(run.mfu) ? none("needs a card and its peak") : percent(run.mfu),
+      "",
+      missing(run.mfu) ? "needs a card and its peak" : run.card ? `of ${run.card}` : "",
+    ),
+    figure(
+      "Memory",
+      missing(held) ? none("no card's memory is recorded") : gib(held),
+      missing(held) ? "" : "GiB reserved",
+      missing(planned)
+        ? "no plan: no card is known"
+        : `plan ${gib(planned)}${memory?.available_bytes ? ` of ${gib(memory.available_bytes, 1)}` : ""}`,
+    ),
+    time,
+  );
+}
+
+const isSet = (row) => JSON.stringify(row.value) !== JSON.stringify(row.default);
+
+function config(rows) {
+  if (!rows.length) return null;
+  const set = rows.filter(isSet);
+  const list = (some) =>
+    h(
+      "ul",
+      { class: "config" },
+      some.map((row) =>
+        h(
+          "li",
+          { title: row.meaning ?? null },
+          h("code", { class: isSet(row) ? "set" : null, text: row.key }),
+          h("code", { text: pythonValue(row.value) }),
+          h("span", { class: "quiet", text: row.origin }),
+        ),
+      ),
+    );
+  const text = `${set.map((row) => `${row.key} = ${pythonValue(row.value)}`).join("\n")}\n`;
+  return [
+    h(
+      "div",
+      { class: "head" },
+      h("h2", { text: "Config" }),
+      h("span", { class: "quiet", text: `${set.length} values set, ${rows.length - set.length} defaults` }),
+      h("div", { class: "tools" }, copyButton(text, "Copy as file")),
+    ),
+    h(
+      "div",
+      { class: "card" },
+      h(
+        "details",
+        { "data-key": "set" },
+        h("summary", {}, icon("down"), "What was set, and where each value came from"),
+        list(set),
+      ),
+      h(
+        "details",
+        { "data-key": "defaults" },
+        h("summary", {}, icon("down"), "Defaults"),
+        list(rows.filter((row) => !isSet(row))),
+      ),
+    ),
+  ];
+}
+
+function samples(list) {
+  if (!list?.length) return null;
+  return [
+    h(
+      "div",
+      { class: "head" },
+      h("h2", { text: "Text over time" }),
+      h("span", { class: "quiet", text: "what the model wrote" }),
+    ),
+    h(
+      "ol",
+      { class: "samples card" },
+      list.map((sample) => h("li", {}, h("span", { text: `step ${int(sample.step)}` }), h("q", { text: sample.text }))),
+    ),
+  ];
+}
+
+const kicker = ({ run }) => [
+  h("a", { href: "/", text: "Runs" }),
+  run.state ? state(run.state) : null,
+  h("span", { text: run.name }),
+  missing(run.params) ? null : h("span", { text: `${short(run.params)} parameters` }),
+  h("span", { text: run.card ?? (run.format === "onecard" ? "on the processor" : "") }),
+  run.format && run.format !== "onecard" ? h("span", { text: `${run.format} log` }) : null,
+];
+
+/** The nodes of a run, and `update(answer)`, which keeps opened details, the zoom and the crosshair. */
+export function view(first) {
+  const parts = {
+    kicker: h("p", { class: "kicker" }),
+    verdict: h("h1", { class: "verdict" }),
+    lede: h("p", { class: "lede" }),
+    figures: h("div", {}),
+    findings: h("section", {}),
+    samples: h("section", {}),
+    config: h("section", {}),
+  };
+  const drawn = curves(first);
+  const before = {};
+  const replace = (name, key, nodes) => {
+    const now = JSON.stringify(key ?? null);
+    if (before[name] === now) return; // what has not changed stays: a reader may have opened or selected it
+    before[name] = now;
+    const node = parts[name];
+    const open = new Set([...node.querySelectorAll("details[open]")].map((one) => one.dataset.key));
+    node.replaceChildren(...[nodes].flat(4).filter(Boolean));
+    node.hidden = !node.childNodes.length;
+    for (const one of node.querySelectorAll("details")) one.open = open.has(one.dataset.key);
+  };
+  const words = (answer) => {
+    replace("kicker", [answer.run.state, answer.run.name, answer.run.params], kicker(answer));
+    replace("verdict", verdict(answer), verdict(answer));
+    replace("lede", lede(answer), lede(answer));
+    replace("figures", [answer.run, answer.evals.length, answer.prediction], figures(answer));
+    replace("findings", answer.doctor?.findings ?? answer.doctor, findings(answer.doctor));
+    replace("samples", answer.samples, samples(answer.samples));
+    replace("config", answer.config, config(answer.config));
+  };
+  words(first);
+  return {
+    nodes: [
+      parts.kicker,
+      parts.verdict,
+      parts.lede,
+      parts.figures,
+      drawn.node,
+      parts.findings,
+      parts.samples,
+      parts.config,
+    ],
+    draw: drawn.draw,
+    update(answer) {
+      words(answer);
+      drawn.update(answer);
+    },
+  };
+}
