@@ -37,7 +37,7 @@ STEP_COLUMNS = (
 )
 EVAL_COLUMNS = ("train_loss", "val_loss", "train_loss_error", "val_loss_error", "bits_per_byte", "block_size")
 _CHECKPOINT = re.compile(r"step-(\d{8,18})", re.ASCII)
-_LONGEST_RECORD_BYTES = 2**20
+LONGEST_RECORD_BYTES = 2**20
 _FORMER_KEYS = frozenset("param_dtype offload tokenizer".split())  # always at their defaults
 
 
@@ -336,7 +336,7 @@ def load_run(path: Path | str) -> Run:
     history = History(())
     try:
         with open_file(folder / RECORDS) as file:
-            history = read_lines(pieces(file, longest_bytes=_LONGEST_RECORD_BYTES))
+            history = read_lines(pieces(file, longest_bytes=LONGEST_RECORD_BYTES))
     except FileNotFoundError:
         pass  # killed before its first record
     except OSError as problem:
@@ -467,7 +467,7 @@ def _holds_records(path: Path) -> bool:
     """Whether there is a records file that starts with a record or is still empty."""
     try:
         with open_file(path / RECORDS) as file:
-            first = file.readline(_LONGEST_RECORD_BYTES)
+            first = file.readline(LONGEST_RECORD_BYTES)
     except (OSError, ValueError):
         return False
     return not first or holds_record(first)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from onecard.opening import open_file
-from onecard.runs.folder import RECORDS, Run, checkpoints_in, config_in, load_run
+from onecard.opening import open_file, pieces
+from onecard.runs.folder import LONGEST_RECORD_BYTES, RECORDS, Run, checkpoints_in, config_in, load_run
 from onecard.runs.history import History, read_lines
 from onecard.runs.records import Record
 
@@ -31,16 +33,26 @@ class Followed:
                     self._records, self._damaged, self._place = [], 0, 0
                     self._file = status.st_dev, status.st_ino
                 file.seek(self._place)
-                added = file.read(status.st_size - self._place)
+                found = read_lines(self._added(file))
         except OSError:
+            self._file = None  # from the beginning next time
             return load_run(self.path)  # which says what is wrong
-        whole = added.rfind(b"\n") + 1
-        found = read_lines(added[:whole].splitlines(keepends=True))
         self._records += found.records
         self._damaged += found.damaged_lines
-        self._place += whole
         config = config_in(self.path)
         if config is None:
             return load_run(self.path)
         history = History(tuple(self._records), self._damaged)
         return Run(self.path, config, history, checkpoints_in(self.path))
+
+    def _added(self, file: BinaryIO) -> Iterator[bytes]:
+        """The lines from here on; the last waits for its end."""
+        held = b""
+        for piece in pieces(file, longest_bytes=LONGEST_RECORD_BYTES):
+            if held:
+                self._place += len(held)
+                yield held
+            held = piece
+        if held.endswith(b"\n"):
+            self._place += len(held)
+            yield held
