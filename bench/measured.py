@@ -57,7 +57,7 @@ class Measured:
         extras += [f"cap {cap} GiB" for cap in [self.columns.get("cap_gib")] if cap]
         if self.is_onecard:
             extras = [
-                *{c.model, c.optimizer} - {"gpt2", "adamw"},
+                *(each for each in (c.model, c.optimizer) if each not in ("gpt2", "adamw")),
                 c.grad_checkpoint,
                 *[f"chunk {c.loss_chunk}"] * bool(c.loss_chunk),
                 *extras,
