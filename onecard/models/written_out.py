@@ -11,6 +11,7 @@ T tokens of a sequence, N = B·T, C n_embd, V vocab_size; I inputs and O outputs
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -79,7 +80,7 @@ class Block(Protocol):
         """Turn the gradient of the block's output into that of its input, in the same memory."""
 
 
-class Passes:
+class Passes(ABC):
     """A model's losses and gradients, computed by written-out passes. `dtype` is that of products.
 
     A model says what comes before its blocks and after them: `embedded`, `last_norm` and their backward passes.
@@ -96,21 +97,21 @@ class Passes:
 
     # around the blocks: each model has its own
 
+    @abstractmethod
     def embedded(self, tokens_BT: Tensor) -> Tensor:
         """x_NC before the first block."""
-        raise NotImplementedError
 
+    @abstractmethod
     def embedded_backward(self, d_NC: Tensor, tokens_BT: Tensor) -> None:
         """Add to the gradients of the embeddings."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last_norm(self, x_NC: Tensor) -> tuple[Tensor, Any]:
         """x after the last norm, and what that norm's backward pass needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last_norm_backward(self, d_hidden_NC: Tensor, kept: Any, factor: Tensor) -> Tensor:
         """`factor` times the gradient of x before the last norm, in the memory of `d_hidden_NC`."""
-        raise NotImplementedError
 
     # the whole model
 
