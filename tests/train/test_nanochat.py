@@ -17,6 +17,7 @@ from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.errors import ConfigError  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
 from onecard.train.recorded_micro_batch import zero_gradients  # noqa: E402
+from tests.train.test_fused import autograds, batch  # noqa: E402
 
 TINY = RunConfig(model="nanochat", n_layer=3, n_head=2, n_embd=32, block_size=16, vocab_size=65)
 MODES = ("none", "selective", "full")
@@ -31,13 +32,6 @@ def made(config: RunConfig, dtype: Any = torch.float64) -> GPT:
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=dtype))
     return model
-
-
-def batch(config: RunConfig, B: int = 2, T: int | None = None, ignored: int = 0) -> tuple[Any, Any]:
-    generator = torch.Generator().manual_seed(3)
-    tokens_BT, targets_BT = torch.randint(config.vocab_size, (2, B, T or config.block_size), generator=generator)
-    targets_BT.view(-1)[torch.randperm(targets_BT.numel(), generator=generator)[:ignored]] = -1
-    return tokens_BT, targets_BT
 
 
 def transformers_model(config: RunConfig, ours: GPT) -> Any:
@@ -81,11 +75,6 @@ def gradients_of_transformers(theirs: Any, value: Any) -> dict[str, Any]:
         found[f"{block}.mlp.c_fc.weight"] = layer.mlp.fc1.weight.grad
         found[f"{block}.mlp.c_proj.weight"] = layer.mlp.fc2.weight.grad
     return found
-
-
-def autograds(model: GPT, value: Any) -> dict[str, Any]:
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad(value, parameters), strict=True))
 
 
 def test_logits_loss_and_gradients_are_those_of_transformers() -> None:
