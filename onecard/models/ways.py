@@ -31,6 +31,10 @@ def fuses(config: RunConfig, *, half: bool | None = None) -> bool:
     return config.compile and is_half and not config.dropout and not config.bias
 
 
-def compiles_blocks(config: RunConfig, *, half: bool | None = None) -> bool:
-    """Whether torch compiles the blocks: GPT-2's, where they are not written out. Others then run eagerly."""
-    return config.compile and config.model == "gpt2" and not fuses(config, half=half)
+def compiles_blocks(config: RunConfig, *, written_out: bool | None = None) -> bool:
+    """Whether torch compiles the blocks: GPT-2's, where they are not written out. Others then run eagerly.
+
+    `written_out`: whether they are, if that is known; otherwise the config decides.
+    """
+    is_written_out = fuses(config) if written_out is None else written_out
+    return config.compile and config.model == "gpt2" and not is_written_out

@@ -22,7 +22,7 @@ from onecard.errors import first_line, is_out_of_memory
 from onecard.models.evaluation import eval_sequences
 from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.training import Losses, Steps
-from onecard.models.ways import fuses, records_graph
+from onecard.models.ways import compiles_blocks, fuses, records_graph
 from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
 from onecard.train.loss import has_kernel
@@ -87,7 +87,7 @@ class Trainer:
         passes = None
         if on_card and fuses(config, half=precision.dtype != torch.float32) and can_write_out():
             passes = self.model.passes(precision.dtype)
-        elif on_card and config.compile and config.model == "gpt2":
+        if on_card and compiles_blocks(config, written_out=passes is not None):
             self.model.compile_blocks()
         self.steps = Steps(
             DeviceOperations(device, precision),
