@@ -16,7 +16,6 @@ from onecard.doctor.evidence import NANOGPT_LIKE, epochs, noise, per_parameter, 
 from onecard.doctor.explain import Explanation
 from onecard.doctor.needs import OPTIONS
 from onecard.findings import SEVERITIES, Finding, Severity
-from onecard.plan.ranges import Range
 
 FORMATS = {
     "onecard": "onecard run",
@@ -304,10 +303,6 @@ def _forecast(diagnosis: Diagnosis) -> str:
         told.append(f"in {units.duration(forecast.seconds_to_go.likely)} ({low} to {high})")
     told.append(f"{forecast.steps_to_go:,} updates to go")
     return ", ".join(told) + f" (predicted: {forecast.basis})"
-
-
-def _range(quantity: Range) -> str:
-    return f"{quantity.likely:.2f} ({quantity.low:.2f} to {quantity.high:.2f})"
 
 
 LABEL_WIDTH = 10
