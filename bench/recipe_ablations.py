@@ -145,18 +145,23 @@ def tokens_of(folder: Path, vocab_size: int) -> tuple[Tensor, Tensor]:
     for split in ("train", "val"):
         mapped = folder / f"{split}_{vocab_size}.npy"
         if not mapped.exists():
-            counts = np.bincount(_gpt2_tokens(folder, "train"), minlength=50_304)
-            frequent = np.argsort(-counts, kind="stable")[: vocab_size - 1]
-            number = np.full(50_304, vocab_size - 1, np.uint16)
-            number[frequent] = np.arange(len(frequent))
-            tokens = _gpt2_tokens(folder, split)
+            number = small_numbers(gpt2_tokens(folder, "train"), vocab_size)
+            tokens = gpt2_tokens(folder, split)
             np.save(mapped, tokens if vocab_size >= 50_257 else number[tokens])
         found.append(torch.from_numpy(np.load(mapped).astype(np.int32)))
     return found[0], found[1]
 
 
+def small_numbers(train: np.ndarray[Any, Any], vocab_size: int) -> np.ndarray[Any, Any]:
+    """A number below vocab_size for each of GPT-2's tokens: by frequency, the last for all rare ones."""
+    frequent = np.argsort(-np.bincount(train, minlength=50_304), kind="stable")[: vocab_size - 1]
+    number = np.full(50_304, vocab_size - 1, np.uint16)
+    number[frequent] = np.arange(len(frequent))
+    return number
+
+
 @cache
-def _gpt2_tokens(folder: Path, split: str) -> np.ndarray[Any, Any]:
+def gpt2_tokens(folder: Path, split: str) -> np.ndarray[Any, Any]:
     packed = folder / f"{split}.bin.xz"
     data = lzma.decompress(packed.read_bytes()) if packed.exists() else (folder / f"{split}.bin").read_bytes()
     return np.frombuffer(data, np.uint16)

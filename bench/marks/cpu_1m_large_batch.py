@@ -1,0 +1,19 @@
+# 1M parameters for a CPU, 16,384 tokens an update; data by bench/small_vocabulary.py (docs/measurements/recipe-log.md).
+n_layer = 4
+n_head = 4
+n_embd = 128
+block_size = 128
+vocab_size = 2048
+dropout = 0.0
+batch_size = 128
+gradient_accumulation_steps = 1
+learning_rate = 4e-3
+min_lr = 4e-4
+beta2 = 0.95
+warmup_iters = 25
+max_iters = 500
+lr_decay_iters = 500
+eval_iters = 8
+device = "cpu"
+dtype = "float32"
+compile = False

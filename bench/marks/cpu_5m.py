@@ -1,0 +1,19 @@
+# 5M parameters for a CPU, 2,048 tokens an update; data by bench/small_vocabulary.py (docs/measurements/recipe-log.md).
+n_layer = 6
+n_head = 4
+n_embd = 256
+block_size = 128
+vocab_size = 2048
+dropout = 0.0
+batch_size = 16
+gradient_accumulation_steps = 1
+learning_rate = 2e-3
+min_lr = 2e-4
+beta2 = 0.95
+warmup_iters = 50
+max_iters = 1000
+lr_decay_iters = 1000
+eval_iters = 60
+device = "cpu"
+dtype = "float32"
+compile = False
