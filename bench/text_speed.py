@@ -36,7 +36,7 @@ def reading_all(model: GPT, tokens: list[int]) -> Iterator[int]:
 
 
 def timed_in_turn(ways: list[Iterator[int]]) -> list[tuple[float, list[int]]]:
-    """Seconds and tokens of each, a few tokens of one after a few of the other: what else runs here slows both alike."""
+    """Seconds and tokens of each, a few tokens of one, then of the other: what else runs slows both alike."""
     found: list[tuple[float, list[int]]] = [(0.0, [])] * len(ways)
     for _ in range(TOKENS // AT_A_TIME):
         for number, tokens in enumerate(ways):
