@@ -52,7 +52,7 @@ def measure(config: RunConfig) -> None:
     model = GPT(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)  # otherwise it would say one token again and again
+            parameter += 0.1 * torch.randn_like(parameter)  # otherwise it would say one token again and again
     ways = [generate(model, [10], max_new_tokens=TOKENS, temperature=0), reading_all(model, [10])]
     (kept, text), (read, again) = timed_in_turn(ways)
     same = next((number for number, pair in enumerate(zip(text, again, strict=True)) if pair[0] != pair[1]), TOKENS)

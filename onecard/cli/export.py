@@ -87,7 +87,7 @@ def export(
 
     if push:
         hf_hub.check_token(push)
-    snapshot = read_run(found.path, best=best)
+    snapshot = read_run(found.path, which="best" if best else "last")
     target = Path(out) if out else found.path / "export" / f"{kind}-{checkpoint_name(snapshot.step)}"
     _must_be_new(target)
     tokenizer, note = _tokenizer(found.path, config)

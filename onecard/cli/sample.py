@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +17,7 @@ import click
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import console, json_option, needs_torch
+from onecard.cli.prompts import ask_again_and_again
 from onecard.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from onecard.data.tokenizers import Tokenizer
     from onecard.runs.folder import Run
     from onecard.train.model import GPT
+    from onecard.train.sample import Drawn
 
 T = TypeVar("T")
 
@@ -44,6 +47,7 @@ class Options:
     temperature: float
     top_k: int
     best: bool
+    checkpoint: str | None
     sample_seed: int | None
     as_json: bool
 
@@ -54,6 +58,7 @@ class SampleRequest:
 
     run: Path
     prompt: str | None
+    checkpoint: str  # best, last, or a step
     seed: int
     device: str | None  # None: the run's own, or what there is
 
@@ -95,6 +100,9 @@ class Loaded:
 )
 @click.option("--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest.")
 @click.option(
+    "--checkpoint", metavar="WHICH", help="best, last (the newest, the default), or the step of a checkpoint."
+)
+@click.option(
     "--sample-seed",
     type=click.IntRange(0, 2**63 - 1),
     metavar="N",
@@ -107,7 +115,8 @@ def sample(flags: list[Flag], /, **options: object) -> int:
     Example:
       onecard sample runs/default --prompt "def "
 
-    Continues a text, or begins one, with the newest checkpoint of a run, or the best one.
+    Continues a text, or begins one, with the newest checkpoint of a run, or another one. On a terminal, without
+    --prompt, it asks for a text, shows how it goes on, and asks again. Ctrl-C stops a text, twice leaves.
 
     What you type for nanoGPT's sample.py works here, too: --start, --num_samples, --max_new_tokens, --temperature,
     --top_k, and the keys --out_dir=RUN, --seed=N, --device=NAME.
@@ -132,7 +141,7 @@ def _sample(options: Options, flags: list[Flag]) -> int:
     from onecard.train.device import choose_device, device_here
     from onecard.train.interchange import from_checkpoint
     from onecard.train.model import GPT
-    from onecard.train.sample import generate
+    from onecard.train.sample import draw
 
     def loaded(folder: Path, passed_over: tuple[str, ...]) -> Loaded:
         tokenizer = tokenizer_of(found.path, config)
@@ -145,26 +154,49 @@ def _sample(options: Options, flags: list[Flag]) -> int:
         notes = [*passed_over, *([note] if note else [])]
         return Loaded(checkpoint=folder, model=model, tokenizer=tokenizer, device=str(device), notes=notes)
 
-    chosen = from_checkpoint(found.path, loaded, best=options.best)
+    chosen = from_checkpoint(found.path, loaded, which=asked.checkpoint)
     tokenizer = chosen.tokenizer
     if not options.as_json:
         print_warnings(chosen.notes, console(stderr=True))
-    prompt = None if _begins_a_text(asked.prompt, tokenizer) else asked.prompt
-    given = new_text(tokenizer, config.vocab_size) if prompt is None else tokenizer.encode(prompt)
-    texts = []
-    for number in range(options.num_samples):
-        tokens = generate(
+    tokens_of_texts: list[list[dict[str, object]]] = []
+
+    def noted(drawn: Iterable[Drawn]) -> Iterator[int]:
+        """Their numbers; for --json also what is told of each."""
+        tokens_of_texts.append([])
+        for each in drawn:
+            if options.as_json:
+                text = tokenizer.token_bytes(each.token).decode(errors="replace")
+                tokens_of_texts[-1].append({"token": each.token, "text": text, "probability": each.probability})
+            yield each.token
+
+    def continued(prompt: str | None, seed: int) -> str:
+        """A text, printed as it comes unless --json is wanted."""
+        given = new_text(tokenizer, config.vocab_size) if prompt is None else tokenizer.encode(prompt)
+        drawn = draw(
             chosen.model,
             given,
             max_new_tokens=options.length,
             temperature=options.temperature,
             top_k=options.top_k,
-            seed=asked.seed + number,  # each text can be made again by itself
+            seed=seed,
             vocab_size=tokenizer.vocab_size,
         )
-        texts.append(_text(_pieces(prompt or "", tokens, tokenizer), found, chosen.checkpoint, quiet=options.as_json))
-        if options.num_samples > 1 and not options.as_json:
-            click.echo(BETWEEN)
+        return _text(_pieces(prompt or "", noted(drawn), tokenizer), found, chosen.checkpoint, quiet=options.as_json)
+
+    def all_continued(prompt: str | None, first_seed: int) -> list[str]:
+        """As many texts as are wanted."""
+        texts = []
+        for number in range(options.num_samples):
+            texts.append(continued(prompt, first_seed + number))  # each can be made again by itself
+            if options.num_samples > 1 and not options.as_json:
+                click.echo(BETWEEN)
+        return texts
+
+    if asked.prompt is None and not options.as_json and sys.stdin.isatty() and sys.stdout.isatty():
+        seeds = count(asked.seed, options.num_samples)  # so that a prompt that is typed twice goes on in another way
+        return ask_again_and_again(lambda typed: all_continued(typed or None, next(seeds)))
+    prompt = None if _begins_a_text(asked.prompt, tokenizer) else asked.prompt
+    texts = all_continued(prompt, asked.seed)
     if not options.as_json:
         return 0
     said = {
@@ -175,6 +207,7 @@ def _sample(options: Options, flags: list[Flag]) -> int:
         "text": texts[0],  # begins with the prompt, as printed
         "texts": texts,
         "tokens": options.length,
+        "tokens_of_texts": tokens_of_texts,
         "temperature": options.temperature,
         "top_k": options.top_k,
         "seed": asked.seed,
@@ -200,6 +233,7 @@ def _asked(options: Options, flags: list[Flag]) -> SampleRequest:
     return SampleRequest(
         run=Path(run),
         prompt=_one("--prompt", options.prompt, "--start", start),
+        checkpoint=_one("--checkpoint", options.checkpoint, "--best", "best" if options.best else None) or "last",
         seed=SEED if seed is None else seed,
         device=keys.device if "device" in keys.model_fields_set else None,
     )

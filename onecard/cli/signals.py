@@ -40,6 +40,12 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
+def forget() -> None:
+    """The signal that has come was answered: the command goes on."""
+    global heard
+    heard = False
+
+
 def _handle(handler: Callable[[int, FrameType | None], object]) -> None:
     for name in _NAMES:
         number = getattr(signal, name, None)

@@ -33,6 +33,10 @@ from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weight
 
 T = TypeVar("T")
 
+LAST, BEST_ONE = "last", "best"
+MOST_DIGITS = 18  # of a step, as in the names of checkpoints
+SHOWN_STEPS = 10
+
 
 def read_snapshot(path: Path) -> Snapshot:
     """The model at `path`: a nanoGPT checkpoint or the folder it is in, a Hugging Face folder, or a run of onecard."""
@@ -57,20 +61,21 @@ def holds_model(path: Path) -> bool:
         return False
 
 
-def read_run(path: Path, *, best: bool = False, use_best: str = "--best") -> Snapshot:
-    """The newest complete checkpoint of a run, or the one with the lowest validation loss; `use_best` chooses it."""
+def read_run(path: Path, *, which: str = LAST, use_best: str = "--best") -> Snapshot:
+    """The checkpoint of a run that is meant by `which` (see `from_checkpoint`); `use_best` chooses the best one."""
     return from_checkpoint(
-        path, lambda folder, notes: _read_checkpoint(path, folder, notes, use_best=use_best), best=best
+        path, lambda folder, notes: _read_checkpoint(path, folder, notes, use_best=use_best), which=which
     )
 
 
-def from_checkpoint(path: Path, read: Callable[[Path, tuple[str, ...]], T], *, best: bool) -> T:
-    """What `read` makes of the newest complete checkpoint of a run, or the best, and of the notes on those skipped.
+def from_checkpoint(path: Path, read: Callable[[Path, tuple[str, ...]], T], *, which: str = LAST) -> T:
+    """What `read` makes of a checkpoint of a run, and of the notes on those that were skipped for it.
 
+    `which` is "last", the newest complete one; "best", the one with the lowest validation loss; or a step, as typed.
     A run that trains may delete the checkpoint while it is read: then the one that is the newest now is read.
     """
     while True:
-        folder, notes = _checkpoint_of(path, best=best)
+        folder, notes = _checkpoint_of(path, which)
         try:
             return read(folder, notes)
         except BadCheckpoint:
@@ -107,10 +112,12 @@ def _read_checkpoint(path: Path, folder: Path, notes: tuple[str, ...], *, use_be
     )
 
 
-def _checkpoint_of(path: Path, *, best: bool) -> tuple[Path, tuple[str, ...]]:
-    """The checkpoint folder of a run that is meant by "the newest" or "the best", and what was skipped for it."""
-    if best:
+def _checkpoint_of(path: Path, which: str) -> tuple[Path, tuple[str, ...]]:
+    """The checkpoint folder of a run that is meant by `which`, and what was skipped for it."""
+    if which == BEST_ONE:
         return _best_checkpoint(path), ()
+    if which != LAST:
+        return _checkpoint_of_step(path, which), ()
     found = checkpoint.latest_good(path / CHECKPOINTS)
     if found.path is None and found.skipped:
         raise found.none_whole(path)
@@ -119,9 +126,37 @@ def _checkpoint_of(path: Path, *, best: bool) -> tuple[Path, tuple[str, ...]]:
     return found.path, found.notes
 
 
+def _checkpoint_of_step(path: Path, which: str) -> Path:
+    """The checkpoint of a run with that step; the errors name the steps that there are."""
+    there = {step_of(folder): folder for folder in checkpoints(path / CHECKPOINTS)}
+    if not there:
+        raise _no_checkpoint(load_run(path))
+    asked = int(which) if which.isascii() and which.isdecimal() and len(which) <= MOST_DIGITS else None
+    marked = checkpoint.best(path / CHECKPOINTS)
+    listed = [f"{step}{' (the best)' * bool(marked and marked.step == step)}" for step in sorted(there)[-SHOWN_STEPS:]]
+    if asked not in there:
+        near = max(there) if asked is None else min(there, key=lambda step: abs(step - asked))
+        raise ConfigError(
+            f"{path} has no checkpoint {which:.40}",
+            why=f"a checkpoint is named best, last or by its step, and there are those of {', '.join(listed)}",
+            fix=f"--checkpoint {near}",
+            name="no-such-checkpoint",
+        )
+    problem = checkpoint.problem_of(there[asked])
+    if problem is None:
+        return there[asked]
+    if not there[asked].is_dir():  # the run trains, and has deleted it
+        return _checkpoint_of_step(path, which)
+    raise ConfigError(
+        f"the checkpoint of step {asked} of {path} is damaged",
+        why=f"{problem}; there are those of {', '.join(listed)}",
+        fix="--checkpoint last   (the newest complete one)",
+        name="damaged-checkpoint",
+    )
+
+
 def _best_checkpoint(path: Path) -> Path:
-    """The checkpoint of a run that is marked as its best; if it is gone, the error says what is used
-    without --best."""
+    """The checkpoint of a run that is marked as its best; if it is gone, the error says what is used otherwise."""
     folder = path / CHECKPOINTS
     marked = checkpoint.best(folder)
     what = f"{path} has no best checkpoint"
@@ -143,7 +178,7 @@ def _best_checkpoint(path: Path) -> Path:
     raise ConfigError(
         what,
         why=why,
-        fix=f"leave --best out: step {step_of(found.path):,}, the newest complete one, is then used",
+        fix=f"ask for the newest complete one instead of the best: that of step {step_of(found.path):,}",
         name="no-best-checkpoint",
     )
 

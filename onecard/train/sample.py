@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,18 @@ from onecard.train.model import GPT
 from onecard.train.past import Past
 
 _COLDEST = 1e-30  # that float32 can divide by
+
+
+class Drawn(NamedTuple):
+    """A token, and the logits that it was drawn by."""
+
+    token: int
+    logits: Tensor
+
+    @property
+    def probability(self) -> float:
+        """The model's own, of all tokens with text: neither temperature nor top_k count."""
+        return float(torch.softmax(self.logits, dim=0)[self.token])
 
 
 def generate(
@@ -32,11 +45,34 @@ def generate(
     positions count from its beginning. It is in evaluation mode while a token is made, and as it was before in between.
     FloatingPointError if the logits are NaN, as after a run that diverged.
     """
+    found = draw(
+        model,
+        prompt_tokens,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        vocab_size=vocab_size,
+    )
+    return (each.token for each in found)
+
+
+def draw(
+    model: GPT,
+    prompt_tokens: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    vocab_size: int | None,
+) -> Iterator[Drawn]:
+    """The same tokens, each with its probability."""
     _check(prompt_tokens, temperature=temperature, top_k=top_k)
-    return _generated(model, list(prompt_tokens), max_new_tokens, temperature, top_k, seed, vocab_size)
+    return _drawn(model, list(prompt_tokens), max_new_tokens, temperature, top_k, seed, vocab_size)
 
 
-def _generated(
+def _drawn(
     model: GPT,
     tokens: list[int],
     max_new_tokens: int,
@@ -44,7 +80,7 @@ def _generated(
     top_k: int | None,
     seed: int,
     vocab_size: int | None,
-) -> Iterator[int]:
+) -> Iterator[Drawn]:
     device = model.lm_head.weight.device
     generator = torch.Generator(device).manual_seed(seed)  # the run's own random numbers stay untouched
     past, unread = Past(model.config), tokens[-model.config.block_size :]
@@ -53,21 +89,24 @@ def _generated(
             past.forget()
             unread = tokens[-model.config.block_size :]
         unread_1T = torch.tensor([unread], device=device)
-        token = _pick(_last_logits(model, unread_1T, past)[:vocab_size], temperature, top_k, generator)
+        logits_V = _last_logits(model, unread_1T, past)[:vocab_size]
+        token = _pick(logits_V, temperature, top_k, generator)
         tokens.append(token)
         unread = [token]
-        yield token
+        yield Drawn(token, logits_V)
 
 
 def _last_logits(model: GPT, tokens_1T: Tensor, past: Past) -> Tensor:
     """logits_V after the last token. Uncompiled: every length is a new shape, and compiling each would take minutes."""
     training = model.training
-    model.eval()
+    if training:
+        model.eval()
     try:
         with torch.no_grad():
             logits_V = model.logits(model.hidden_after(tokens_1T, past)[0, -1]).float()
     finally:
-        model.train(training)
+        if training:
+            model.train()
     if not bool(logits_V.isfinite().all()):
         raise FloatingPointError("the model's logits are not all numbers")
     return logits_V
