@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,8 @@ from onecard.errors import ConfigError, UsageError
 from onecard.findings import SEVERITIES
 from onecard.opening import pieces
 from onecard.report.strict import strict, whole
+from onecard.ui.columns import Columns, Track, columns_of
+from onecard.ui.curves import curves
 from onecard.ui.sources import Source
 
 if TYPE_CHECKING:
@@ -22,7 +26,8 @@ if TYPE_CHECKING:
     from onecard.runs.follow import Followed
 
 MOST_SPARKS = 60  # points of the small curve in a list
-KEPT_SOURCES = 2  # whose records stay in memory, for the next zoom
+KEPT_SOURCES = 2  # whose records stay in memory
+KEPT_TRACKS = 6  # run folders whose columns stay in memory, for the next zoom: 8 MB for 100,000 updates
 PATH_MARKS = ("/", "\\", "~", "..")
 
 Answer = dict[str, Any]
@@ -39,6 +44,7 @@ class _Kept:
 
 
 _kept: OrderedDict[str, _Kept] = OrderedDict()
+_tracks: OrderedDict[str, Track] = OrderedDict()
 
 
 def plan(asked: Asked, config: Source | None) -> Answer:
@@ -223,9 +229,49 @@ def looks(source: Source) -> list[Answer]:
     ]
 
 
-def run(source: Source, number: int, first: int | None, last: int | None) -> Answer:
-    """What is recorded of one run; its curves between two steps."""
-    return _recorded(_numbered(_cases(source), number), first=first, last=last)
+def run(source: Source, number: int, first: int | None, last: int | None) -> bytes:
+    """What is recorded of one run, as JSON; its curves between two steps."""
+    found = _tracked(source) if source.is_folder else None
+    case, columns = found or (_numbered(_cases(source), number), None)
+    return json.dumps(_recorded(case, columns, first=first, last=last), allow_nan=False).encode()
+
+
+def _tracked(source: Source) -> tuple[Case, Columns] | None:
+    """A run folder as far as its page needs it without the doctor: its updates as columns, and no other use of them.
+
+    None where the folder has no config or no records: the doctor's reader says what is wrong.
+    """
+    from onecard.doctor.case import DataSizes
+    from onecard.doctor.facts import make_case
+    from onecard.runs.folder import Run, checkpoints_in, config_in
+    from onecard.runs.history import History
+    from onecard.runs.logged import logged_run
+
+    source.check()
+    config = config_in(source.path)
+    if config is None:
+        return None
+    track = _tracks.pop(source.id, None) or Track(source.path)
+    try:
+        columns, others = track.read()
+    except OSError:
+        return None
+    _tracks[source.id] = track
+    while len(_tracks) > KEPT_TRACKS:
+        _tracks.popitem(last=False)
+    read = logged_run(Run(source.path, config, History(others), checkpoints_in(source.path)))
+    case = make_case(read, config=None, card=None, data=DataSizes())
+    return case, _with_tokens(columns, case.facts.tokens_per_step)
+
+
+def _with_tokens(columns: Columns, tokens_per_step: int | None) -> Columns:
+    """The columns with tokens counted where they were not recorded."""
+    tokens = columns.values["tokens"]
+    if tokens_per_step:
+        for place, recorded in enumerate(tokens):
+            if recorded != recorded:  # NaN
+                tokens[place] = columns.step[place] * tokens_per_step
+    return columns
 
 
 def _numbered(made: Sequence[Case], number: int) -> Case:
@@ -311,11 +357,14 @@ def _predicted_bytes(case: Case) -> int | None:
     return next((start.predicted_process_bytes for start in starts), None)
 
 
-def _recorded(case: Case, *, first: int | None = None, last: int | None = None) -> Answer:
-    from onecard.ui.curves import curves
-
+def _recorded(
+    case: Case, columns: Columns | None = None, *, first: int | None = None, last: int | None = None
+) -> Answer:
+    """The records of a case for its page; `columns` has its updates where the case has none."""
+    if columns is None:
+        columns = columns_of(case.steps)
     evaluations = ("tokens", "train_loss", "train_loss_error", "val_loss", "val_loss_error", "bits_per_byte")
-    clock = _clock(case)
+    clock = _clock(columns)
     card = case.card
     answer = {
         "config": _settings(case),
@@ -324,7 +373,6 @@ def _recorded(case: Case, *, first: int | None = None, last: int | None = None) 
             {"step": record.step, "seconds": clock(record.step)} | {name: getattr(record, name) for name in evaluations}
             for record in case.evals
         ],
-        "curves": curves(case.steps, first=first, last=last),
         "memory": {
             "predicted_process_bytes": _predicted_bytes(case),
             "card": card.name if card else None,
@@ -334,19 +382,19 @@ def _recorded(case: Case, *, first: int | None = None, last: int | None = None) 
         },
     }
     said: Answer = strict(answer)
-    return said
+    return said | {"curves": curves(columns, first=first, last=last)}
 
 
-def _clock(case: Case) -> Callable[[int], float | None]:
+def _clock(columns: Columns) -> Callable[[int], float | None]:
     """Seconds of training up to a step, where the run recorded them."""
-    from bisect import bisect_right
-
-    timed = [(step.step, step.elapsed_seconds) for step in case.steps if step.elapsed_seconds is not None]
-    numbers = [step for step, _ in timed]
+    seconds = columns.values["elapsed_seconds"]
+    timed = not all(map(math.isnan, seconds))
 
     def at(step: int) -> float | None:
-        place = bisect_right(numbers, step)
-        return timed[place - 1][1] if place else (0.0 if timed else None)
+        for place in range(bisect_right(columns.step, step) - 1, -1, -1):
+            if not math.isnan(seconds[place]):
+                return seconds[place]
+        return 0.0 if timed else None
 
     return at
 
@@ -414,6 +462,14 @@ def _prediction(found: Diagnosis) -> Answer | None:
     }
 
 
+def warm() -> None:
+    """Load what the first answers need."""
+    import onecard.doctor.facts
+    import onecard.runs.logged  # noqa: F401
+
+    plan({"gpu": "none"}, None)
+
+
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "plan": plan,
     "config": config,
@@ -423,5 +479,5 @@ QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "doctor": doctor,
     "looks": looks,
     "run": run,
-    "warm": partial(plan, {"gpu": "none"}, None),
+    "warm": warm,
 }
