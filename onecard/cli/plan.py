@@ -52,6 +52,7 @@ class Options:
     seen: int | None
     nvidia_smi: str | None
     timeline: str | None
+    html: str | None
     gpus: int | None
     nodes: int | None
     interconnect: tuple[str, ...]
@@ -80,6 +81,7 @@ class Options:
 @click.option(
     "--timeline", type=PathType(), metavar="FILE.svg", help="Draw memory through one step and one evaluation."
 )
+@click.option("--html", type=PathType(), metavar="FILE", help="Write everything to one file to share, with charts.")
 @click.option("--gpus", type=int, metavar="N", help="On N such cards in each machine.")
 @click.option("--nodes", type=int, metavar="M", help="On M machines.")
 @click.option(
@@ -212,6 +214,10 @@ def _write_files(options: Options, made: Plan) -> None:
 
     if options.timeline:
         write_text(Path(options.timeline), timeline_of(made), option="--timeline")
+    if options.html:
+        from onecard.ui.single_file import plan_file
+
+        write_text(Path(options.html), plan_file(made), option="--html")
     if options.write and made.proposals:
         text = config_text(made.proposals[0])
         write_text(Path(options.write), text, option="--write", overwrite=False)
@@ -225,7 +231,7 @@ def _show(options: Options, made: Plan, driver: DriverFigures | None) -> None:
     print_plan(made, console(), explain=options.explain, details=options.details, driver=driver)
     if made.proposals == ():
         console().print(f"  fix: {_enough(options, made)}", soft_wrap=True, markup=False)
-    for written in (options.timeline, options.write if made.proposals else None):
+    for written in (options.timeline, options.html, options.write if made.proposals else None):
         if written:
             console(stderr=True).print(f"wrote {written}", soft_wrap=True, markup=False)
 

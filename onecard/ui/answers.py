@@ -21,6 +21,7 @@ from onecard.ui.sources import Source
 
 if TYPE_CHECKING:
     from onecard.doctor.case import Case
+    from onecard.doctor.compare import Comparison
     from onecard.doctor.diagnose import Diagnosis
     from onecard.plan.plan import Plan
     from onecard.runs.follow import Followed
@@ -54,8 +55,14 @@ def plan(asked: Asked, config: Source | None) -> Answer:
     asked = dict(asked)
     more = _is_yes(asked.pop("more", ""))
     made = _plan(asked, config)
-    answer = plan_json(made)
-    return answer | {"ui": _words(made)} if more else answer
+    return planned(made) if more else plan_json(made)
+
+
+def planned(made: Plan) -> Answer:
+    """A plan as a page draws it: its JSON, with the words to copy and the drawing of a step."""
+    from onecard.report.plan_json import plan_json
+
+    return plan_json(made) | {"ui": _words(made)}
 
 
 def _plan(asked: dict[str, str], config: Source | None) -> Plan:
@@ -169,7 +176,6 @@ def compare(runs: Sequence[tuple[Source, int]], gpu: str | None, more: bool) -> 
     from onecard.doctor.case import DataSizes
     from onecard.doctor.compare import compare_runs
     from onecard.inputs.runs import cases_at, doctors_card
-    from onecard.report.compare_json import comparison_json
 
     cases: list[Case] = []
     for source, number in runs:
@@ -183,7 +189,13 @@ def compare(runs: Sequence[tuple[Source, int]], gpu: str | None, more: bool) -> 
             fix="choose another run beside it",
             name="one-run",
         )
-    comparison = compare_runs(cases)
+    return compared(compare_runs(cases), more=more)
+
+
+def compared(comparison: Comparison, *, more: bool = True) -> Answer:
+    """A comparison as its JSON; with `more`, also the curves that it compared, as a page draws them."""
+    from onecard.report.compare_json import comparison_json
+
     answer = dict(comparison_json(comparison))
     if more:
         measure = comparison.measure
@@ -203,17 +215,46 @@ def doctor(log: bytes, config_text: str | None, gpu: str | None, more: bool) -> 
     from onecard.config.resolve import resolve
     from onecard.doctor.diagnose import diagnose
     from onecard.inputs.runs import doctors_card
-    from onecard.report.doctor_json import diagnoses_json
     from onecard.runs.foreign import read_logs
 
     card = doctors_card(gpu)
     resolved = resolve(config_text, filename="config") if config_text else None
     runs = read_logs(pieces(BytesIO(log)), source="stdin")
-    found = [diagnose(run, config=resolved, card=card) for run in runs]
+    return diagnosed([diagnose(run, config=resolved, card=card) for run in runs], more=more)
+
+
+def diagnosed(found: Sequence[Diagnosis], *, more: bool = True) -> Answer:
+    """Diagnoses as their JSON; with `more`, also each run with its curves, and the doctor's words, for a page."""
+    from onecard.report.doctor_json import diagnoses_json
+
     answer = diagnoses_json(found)
     if more:
-        answer["ui"] = {"runs": [_recorded(each.case) | {"prediction": strict(_prediction(each))} for each in found]}
+        answer["ui"] = {
+            "runs": [
+                _recorded(each.case)
+                | {"run": _summary(each), "prediction": strict(_prediction(each)), "words": _doctors_words(each)}
+                for each in found
+            ]
+        }
     return answer
+
+
+def _doctors_words(found: Diagnosis) -> Answer:
+    """What the doctor had to judge by, and what its command does not do."""
+    from onecard.report.doctor import left_out, summary_lines, title, unchecked, unknown, verdict
+
+    lines = [*summary_lines(found)]
+    lines += [("not known", unknown(found))] if found.unknown else []
+    lines += [("unchecked", unchecked(found))] if found.unchecked else []
+    expected = found.prescription.repair.expectation() if found.prescription else ""
+    return {
+        "title": title(found),
+        "verdict": verdict(found),
+        "lines": lines,
+        "evidence": list(found.evidence) if found.healthy else [],
+        "expected": expected,
+        "left_out": left_out(found),
+    }
 
 
 def looks(source: Source) -> list[Answer]:
@@ -239,7 +280,7 @@ def run(source: Source, number: int, first: int | None, last: int | None) -> byt
 def _tracked(source: Source) -> tuple[Case, Columns] | None:
     """A run folder as far as its page needs it without the doctor: its updates as columns, and no other use of them.
 
-    None where the folder has no config or no records: the doctor's reader says what is wrong.
+    None where it has no config or no records, and where speed and time must be derived: the whole reader does that.
     """
     from onecard.doctor.case import DataSizes
     from onecard.doctor.facts import make_case
@@ -255,6 +296,8 @@ def _tracked(source: Source) -> tuple[Case, Columns] | None:
     try:
         columns, others = track.read()
     except OSError:
+        return None
+    if any(all(map(math.isnan, columns.values[name])) for name in ("elapsed_seconds", "tokens_per_second")):
         return None
     _tracks[source.id] = track
     while len(_tracks) > KEPT_TRACKS:
@@ -362,11 +405,11 @@ def _recorded(
 ) -> Answer:
     """The records of a case for its page; `columns` has its updates where the case has none."""
     if columns is None:
-        columns = columns_of(case.steps)
+        columns = _columns(case)
     evaluations = ("tokens", "train_loss", "train_loss_error", "val_loss", "val_loss_error", "bits_per_byte")
-    clock = _clock(columns)
+    clock = _clock(case, columns)
     card = case.card
-    answer = {
+    answer: Answer = {
         "config": _settings(case),
         "events": [_event(record, clock) for record in case.run.records if record.kind in _EVENTS],
         "evals": [
@@ -381,20 +424,39 @@ def _recorded(
             "available_bytes": case.available_bytes,
         },
     }
+    shown = curves(columns, first=first, last=last) | {"steps_told": case.run.steps_told}
+    if not any(seconds is not None for seconds in shown["seconds"]):
+        shown["seconds"] = [clock(step) for step in shown["step"]]
     said: Answer = strict(answer)
-    return said | {"curves": curves(columns, first=first, last=last)}
+    return said | {"curves": shown}
 
 
-def _clock(columns: Columns) -> Callable[[int], float | None]:
-    """Seconds of training up to a step, where the run recorded them."""
+def _columns(case: Case) -> Columns:
+    """The updates of a case. Tokens per second that were not recorded follow from its seconds, where no evaluation is
+    among them."""
+    columns = columns_of(case.steps)
+    tokens, evaluated = case.facts.tokens_per_step, {evaluation.step for evaluation in case.evals}
+    rates = columns.values["tokens_per_second"]
+    for place, step in enumerate(case.steps):
+        # the first update compiles
+        if step.tokens_per_second is None and tokens and step.seconds and place and step.step not in evaluated:
+            rates[place] = tokens / step.seconds
+    return columns
+
+
+def _clock(case: Case, columns: Columns) -> Callable[[int], float | None]:
+    """Seconds of training up to a step: as the run recorded them, else as a log tells its speed."""
+    from onecard.doctor.curves import clock_of
+
     seconds = columns.values["elapsed_seconds"]
-    timed = not all(map(math.isnan, seconds))
+    if all(map(math.isnan, seconds)):
+        return clock_of(case)
 
     def at(step: int) -> float | None:
         for place in range(bisect_right(columns.step, step) - 1, -1, -1):
             if not math.isnan(seconds[place]):
                 return seconds[place]
-        return 0.0 if timed else None
+        return 0.0
 
     return at
 
