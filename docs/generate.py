@@ -25,6 +25,7 @@ from onecard.cli.commands import cli
 from onecard.cli.main import run
 from onecard.config.schema import KEYS, RESUME, Effect
 from onecard.plan.cards import Card, known_cards
+from onecard.plan.interconnects import INTERCONNECTS
 from onecard.units import GIB, MIB
 
 ROOT = Path(__file__).parents[1]
@@ -165,7 +166,19 @@ def _card_line(card: Card) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def interconnects() -> str:
+    """Every link, with the sources of its figures."""
+    lines = ["| name | GB/s each way | source | share reached | seen |", "|---|---|---|---|---|"]
+    for link in INTERCONNECTS:
+        share = link.reached
+        reached = f"{share.likely:.0%} ({share.low:.0%} to {share.high:.0%})"
+        rate = f"{link.bytes_per_second / 1e9:,.4g}"
+        lines.append(f"| `{link.name}` | {rate} | {link.source} | {reached} | {link.reached_source} |")
+    return "\n".join(lines)
+
+
 TABLES = {
+    "interconnects": interconnects,
     "memory errors": memory_pages.error_table,
     "memory errors, own trainer": memory_pages.own_error_table,
     "memory errors, short": memory_pages.short_error_table,

@@ -12,7 +12,6 @@ import math
 import shutil
 import sys
 import tempfile
-import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,13 +140,7 @@ def served(*paths: Path) -> Iterator[str]:
     from onecard.ui.server import Server
 
     with Server(paths, host="127.0.0.1", port=0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield server.guard.link.rstrip("/")
-        finally:
-            server.shutdown()
-            thread.join()
+        yield server.guard.link.rstrip("/")
 
 
 def run_ids(address: str) -> dict[str, str]:

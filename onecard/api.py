@@ -43,14 +43,19 @@ def make_plan(
     hours: SupportsFloat | None = None,
     tokens: Amount | None = None,
     sensitivity: bool = False,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    interconnect: str | Sequence[str] = (),
+    price: float | str | Sequence[str] = (),
     **keys: object,
 ) -> Plan:
     """The plan of a run before it starts: what `onecard plan` shows.
 
     `config` is the path of a nanoGPT file, a mapping of keys over nanoGPT's defaults, or None for the packaged default;
     `keys` change it. `gpu` is a card's name, "none", or None for this machine's; `vram_bytes` makes it a card of that
-    size, and `other_bytes` is what other programs hold of it. `fit`, `params`, `hours`, `tokens` and `sensitivity` ask
-    what the options of that name ask. Nothing is run, and neither torch nor a GPU is needed.
+    size, and `other_bytes` is what other programs hold of it. `fit`, `params`, `hours`, `tokens`, `sensitivity`,
+    `gpus`, `nodes`, `interconnect` and `price` ask what the options of that name ask. Nothing is run, and neither torch
+    nor a GPU is needed.
 
     >>> plan = make_plan({"n_layer": 12, "n_embd": 768}, gpu="RTX 4070", batch_size=8, gradient_accumulation_steps=64)
     >>> plan.fits, plan.params.nanogpt
@@ -59,7 +64,17 @@ def make_plan(
     from onecard.inputs.make_plan import plan_named
 
     hours, tokens, params = _hours(hours), _amount("tokens", tokens), _amount("params", params)
-    _check(hours=hours, tokens=tokens, params=params, sensitivity=sensitivity or None)
+    interconnects, prices = _each(interconnect), _each(price)
+    _check(
+        hours=hours,
+        tokens=tokens,
+        params=params,
+        sensitivity=sensitivity or None,
+        gpus=gpus,
+        nodes=nodes,
+        interconnect=interconnects or None,
+        price=prices or None,
+    )
     return plan_named(
         _named(config),
         _flags(keys),
@@ -72,7 +87,16 @@ def make_plan(
         hours=hours,
         tokens=tokens,
         sensitivity=sensitivity,
+        gpus=gpus,
+        nodes=nodes,
+        interconnects=interconnects,
+        prices=prices,
     )
+
+
+def _each(given: float | str | Sequence[str]) -> Sequence[str]:
+    """One or several, as words."""
+    return [str(given)] if isinstance(given, str | int | float) else given
 
 
 def diagnose(

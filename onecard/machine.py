@@ -48,8 +48,10 @@ class CardSensors:
 SLOWED_BY = {0x04: "power limit", 0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 
 
-def usable_cores() -> int:
-    """Cores of the processor that this process may use."""
+def usable_threads(environment: Mapping[str, str] = os.environ) -> int:
+    """Threads that a run may have: OMP_NUM_THREADS where it is set, else the cores that this process may use."""
+    if environment.get("OMP_NUM_THREADS", "").isdecimal():
+        return max(1, int(environment["OMP_NUM_THREADS"]))
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

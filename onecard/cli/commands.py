@@ -11,6 +11,7 @@ from onecard.cli.bench import bench
 from onecard.cli.compare import compare
 from onecard.cli.data import data
 from onecard.cli.doctor import doctor
+from onecard.cli.eval import evaluate
 from onecard.cli.export import export
 from onecard.cli.flags import Flag
 from onecard.cli.import_run import import_run
@@ -38,6 +39,7 @@ def cli() -> None:
 cli.add_command(plan)
 cli.add_command(train)
 cli.add_command(sample)
+cli.add_command(evaluate)
 cli.add_command(doctor)
 cli.add_command(compare)
 cli.add_command(ui)

@@ -32,6 +32,7 @@ class Options:
     config: tuple[str, ...]
     gpu: str | None
     plot: str | None
+    html: str | None
     details: bool
     as_json: bool
 
@@ -49,6 +50,7 @@ class Options:
 @click.option(
     "--plot", type=PathType(), metavar="FILE", help="Draw the losses over tokens and hours: .svg, .html or .png."
 )
+@click.option("--html", type=PathType(), metavar="FILE", help="Write everything to one file to share, with charts.")
 @click.option("--details", is_flag=True, help="Also print noise, notes in full, and what each change alone would do.")
 @json_option
 @click.pass_obj
@@ -72,6 +74,12 @@ def compare(flags: list[Flag], /, **typed: object) -> int:
     if options.plot is not None:
         _plot(comparison, Path(options.plot))
         notes.append(f"wrote {options.plot}")
+    if options.html is not None:
+        from onecard.cli.files import write_text
+        from onecard.ui.single_file import comparison_file
+
+        write_text(Path(options.html), comparison_file(comparison), option="--html")
+        notes.append(f"wrote {options.html}")
     _show(comparison, notes, details=options.details, as_json=options.as_json)
     return 0
 

@@ -54,7 +54,7 @@ class Options:
 @click.option("--explain", metavar="RULE", help="What a rule sees, why it matters, what to do, when it is wrong.")
 @click.option("--final", is_flag=True, help="The log is complete: the run has ended.")
 @click.option("--details", is_flag=True, help="The long text: every finding with all of its evidence.")
-@click.option("--html", type=PathType(), metavar="FILE", help="Write everything to one page, with charts.")
+@click.option("--html", type=PathType(), metavar="FILE", help="Write everything to one file to share, with charts.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, for pasting into an issue.")
 @json_option
 @click.pass_obj
@@ -167,13 +167,14 @@ def _show(options: Options, diagnoses: list[Diagnosis]) -> None:
 
     from onecard.cli.files import write_text
     from onecard.report.doctor import print_diagnoses
-    from onecard.report.doctor_html import diagnoses_html
     from onecard.report.doctor_json import diagnoses_json
     from onecard.report.doctor_markdown import diagnoses_markdown
     from onecard.report.messages import print_warnings
 
     if options.html is not None:
-        write_text(Path(options.html), diagnoses_html(diagnoses), option="--html")
+        from onecard.ui.single_file import diagnoses_file
+
+        write_text(Path(options.html), diagnoses_file(diagnoses), option="--html")
     if options.as_json:
         click.echo(json.dumps(diagnoses_json(diagnoses), allow_nan=False))
         return

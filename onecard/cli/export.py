@@ -1,4 +1,4 @@
-"""onecard export: a run for nanoGPT, or for transformers and the Hugging Face hub."""
+"""onecard export: a run for nanoGPT, for transformers and the Hugging Face hub, or for llama.cpp."""
 
 from __future__ import annotations
 
@@ -22,9 +22,19 @@ if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
     from onecard.data.tokenizers import Tokenizer
     from onecard.runs.folder import Run
+    from onecard.train.gguf_file import NumberType
     from onecard.train.snapshot import Snapshot
 
-_ELSEWHERE = "choose another place with --out FOLDER"
+NUMBER_TYPES = ("f32", "f16", "q8_0")
+DEFAULT_TYPE: NumberType = "f16"  # as llama.cpp's own converter
+_ELSEWHERE = "choose another place with --out PATH"
+
+
+THEIR_NAMES = {"nanogpt": "nanoGPT", "gguf": "GGUF"}
+THEIR_LAYERS = {
+    "nanogpt": "nanoGPT's model.py has GPT-2's layers and no others",
+    "gguf": "llama.cpp has no such model: of ours it has GPT-2 only",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +47,18 @@ class Exported:
     notes: tuple[str, ...] = field(default=())
 
 
-@click.command(short_help="A run as a nanoGPT checkpoint or a Hugging Face folder.")
+@click.command(short_help="A run as a nanoGPT checkpoint, a Hugging Face folder or a GGUF file.")
 @click.argument("run", type=PathType())
-@click.option("--to", "kind", type=click.Choice(["nanogpt", "hf"]), required=True, help="The format to write.")
-@click.option("--out", type=PathType(), metavar="FOLDER", help="Where to write; default: a new folder in RUN/export.")
+@click.option("--to", "kind", type=click.Choice(["nanogpt", "hf", "gguf"]), required=True, help="The format to write.")
+@click.option(
+    "--out", type=PathType(), metavar="PATH", help="The folder or GGUF file to write; default: a new one in RUN/export."
+)
+@click.option(
+    "--type",
+    "number_type",
+    type=click.Choice(NUMBER_TYPES),
+    help=f"With --to gguf: the type of the weights; default: {DEFAULT_TYPE}. q8_0 has a quarter of f32's size.",
+)
 @click.option("--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest.")
 @click.option("--push", metavar="USER/NAME", help="With --to hf: upload the folder to the Hugging Face hub, too.")
 @click.option("--private", is_flag=True, help="With --push: a repository that only you can see.")
@@ -52,6 +70,7 @@ def export(
     run: str,
     kind: str,
     out: str | None,
+    number_type: NumberType | None,
     best: bool,
     push: str | None,
     private: bool,
@@ -65,29 +84,35 @@ def export(
 
     nanogpt: a ckpt.pt for nanoGPT's sample.py, with AdamW's moments, and a config with which its train.py continues.
     hf: config, safetensors, tokenizer and a model card, as transformers loads them. Nothing is uploaded without --push.
-    A run with model=nanochat has no nanogpt format.
+    gguf: one file for llama.cpp, Ollama and LM Studio: weights, tokenizer and the facts of the model card.
+    A run with model=nanochat goes to hf only: nanoGPT and llama.cpp have no such layers.
     """
     no_flags(flags, "export")
     _check_push(kind, push, private)
+    _check_type(kind, number_type)
     needs_torch("reading a checkpoint needs it")
     from onecard.inputs.before_run import config_of
     from onecard.runs.folder import checkpoint_name, load_run
 
     found = load_run(Path(run))
     config = config_of(found.path, found.config)
-    if kind == "nanogpt" and config.model != "gpt2":
+    if kind in THEIR_LAYERS and config.model != "gpt2":
         raise ConfigError(
-            f"{run} cannot be exported to nanoGPT",
-            why=f"its model is {config.model}, and nanoGPT's model.py has GPT-2's layers and no others",
+            f"{run} cannot be exported to {THEIR_NAMES[kind]}",
+            why=f"its model is {config.model}, and {THEIR_LAYERS[kind]}",
             fix=f"onecard export {quote(run)} --to hf",
-            name="not-nanogpts-model",
+            name="not-nanogpts-model" if kind == "nanogpt" else "not-llama-cpps-model",
         )
+    if number_type == "q8_0":
+        _check_groups(run, config)
     from onecard.train import hf_hub  # import torch only now, so that a missing run is reported at once
     from onecard.train.interchange import read_run
 
     if push:
         hf_hub.check_token(push)
     snapshot = read_run(found.path, best=best)
+    if kind == "gguf":
+        return _to_gguf(snapshot, config, found, out=out, number_type=number_type or DEFAULT_TYPE, as_json=as_json)
     target = Path(out) if out else found.path / "export" / f"{kind}-{checkpoint_name(snapshot.step)}"
     _must_be_new(target)
     tokenizer, note = _tokenizer(found.path, config)
@@ -111,6 +136,28 @@ def _check_push(kind: str, push: str | None, private: bool) -> None:
     if private and not push:
         raise UsageError(
             "--private goes with --push", why="nothing is uploaded without it", fix="--push USER/NAME --private"
+        )
+
+
+def _check_type(kind: str, number_type: NumberType | None) -> None:
+    if number_type and kind != "gguf":
+        raise UsageError(
+            "--type goes with --to gguf",
+            why="the other formats have the weights as they are: float32",
+            fix=f"onecard export RUN --to gguf --type {number_type}",
+        )
+
+
+def _check_groups(run: str, config: RunConfig) -> None:
+    """Refuse q8_0 for rows that are not groups of 32 numbers, before anything is read."""
+    from onecard.train.gguf_file import GROUP
+
+    if config.n_embd % GROUP:
+        raise ConfigError(
+            f"{run} cannot be written as q8_0",
+            why=f"q8_0 takes numbers in groups of {GROUP}, and n_embd={config.n_embd} is not a multiple of that",
+            fix=f"onecard export {quote(run)} --to gguf --type f16",
+            name="not-in-groups",
         )
 
 
@@ -211,6 +258,38 @@ def _is_gpt2(tokenizer: Tokenizer | None, config: RunConfig) -> bool:
     from onecard.config.schema import GPT2_VOCABULARIES
 
     return (tokenizer.vocab_size if tokenizer else config.vocab_size) in GPT2_VOCABULARIES
+
+
+def _to_gguf(
+    snapshot: Snapshot, config: RunConfig, run: Run, *, out: str | None, number_type: NumberType, as_json: bool
+) -> int:
+    from onecard.data.gguf_vocabulary import NotInLlamaCpp, vocabulary_of
+    from onecard.inputs.tokenizer import tokenizer_of
+    from onecard.report.model_card import gguf_facts
+    from onecard.runs.folder import checkpoint_name
+    from onecard.train import gguf_file
+
+    name = f"{run.path.resolve().name}-{checkpoint_name(snapshot.step)}-{number_type}.gguf"
+    target = Path(out) if out else run.path / "export" / name
+    _must_be_new(target)
+    tokenizer = tokenizer_of(run.path, config)
+    try:
+        vocabulary = vocabulary_of(tokenizer)
+        if len(vocabulary.tokens) > config.vocab_size:
+            raise NotInLlamaCpp(f"it has {len(vocabulary.tokens):,} tokens, and the model {config.vocab_size:,}")
+    except NotInLlamaCpp as problem:
+        raise ConfigError(
+            f"the tokenizer of {run.path} cannot be written for llama.cpp",
+            why=str(problem),
+            fix=f"onecard export {quote(str(run.path))} --to hf",
+            name="not-in-llama-cpp",
+        ) from None
+    told = gguf_facts(run, config, step=snapshot.step, tokenizer=tokenizer.name)
+    gguf_file.write(target, snapshot, config, vocabulary, number_type=number_type, told=told, instead=_ELSEWHERE)
+    command = f"llama-completion -m {quote(str(target))} -no-cnv -p {quote(_prompt(tokenizer))} -n 200"
+    done = Exported(path=target, files=(target.name,), next=(command,), notes=snapshot.notes)
+    _show(done, snapshot.step, None, as_json=as_json)
+    return 0
 
 
 def _to_hf(

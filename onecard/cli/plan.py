@@ -28,6 +28,12 @@ def complete_card(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [card.name for card in known_cards() if incomplete.lower() in card.name.lower()]
 
 
+def complete_interconnect(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from onecard.plan.interconnects import INTERCONNECTS
+
+    return [link.name for link in INTERCONNECTS if link.name.startswith(incomplete.lower())]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of the command, as typed."""
@@ -46,6 +52,11 @@ class Options:
     seen: int | None
     nvidia_smi: str | None
     timeline: str | None
+    html: str | None
+    gpus: int | None
+    nodes: int | None
+    interconnect: tuple[str, ...]
+    price: tuple[str, ...]
     explain: bool
     details: bool
     as_json: bool
@@ -69,6 +80,19 @@ class Options:
 )
 @click.option(
     "--timeline", type=PathType(), metavar="FILE.svg", help="Draw memory through one step and one evaluation."
+)
+@click.option("--html", type=PathType(), metavar="FILE", help="Write everything to one file to share, with charts.")
+@click.option("--gpus", type=int, metavar="N", help="On N such cards in each machine.")
+@click.option("--nodes", type=int, metavar="M", help="On M machines.")
+@click.option(
+    "--interconnect",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_interconnect,
+    help='What links the cards ("PCIe 4 x16", nvlink-4), or the machines ("25 Gb/s Ethernet").',
+)
+@click.option(
+    "--price", multiple=True, metavar="X", help='Cost of one card for an hour; of another card "RTX 4090=0.35".'
 )
 @click.option("--details", is_flag=True, help="The long text: both trainers, every fix, assumptions and sources.")
 @click.option("--explain", is_flag=True, help="Every key, its value and where it came from.")
@@ -112,12 +136,18 @@ def _check(options: Options) -> None:
         "seen": None if options.seen is None else f"{options.seen / MIB:.0f}MiB",
         "nvidia_smi": options.nvidia_smi,
         "timeline": options.timeline,
+        "gpus": options.gpus,
+        "nodes": options.nodes,
+        "interconnect": " --interconnect ".join(map(quote, options.interconnect)) or None,
+        "price": " --price ".join(map(quote, options.price)) or None,
     }
     typed = {name: value for name, value in values.items() if value is not None}
     asked = {name: f"--{name.replace('_', '-')}" for name in typed}
 
     def again(name: str) -> str:
-        words = asked[name] if typed[name] is True else f"{asked[name]} {quote(str(typed[name]))}"
+        is_quoted = name in ("interconnect", "price")  # each of several
+        value = str(typed[name]) if is_quoted else quote(str(typed[name]))
+        words = asked[name] if typed[name] is True else f"{asked[name]} {value}"
         return f"--fit {words}" if name == "params" else words
 
     def apart(budget: str, beside: str) -> str:
@@ -169,6 +199,10 @@ def _make(options: Options, flags: list[Flag], driver: DriverFigures | None) -> 
         hours=options.hours,
         tokens=options.tokens,
         sensitivity=options.sensitivity,
+        gpus=options.gpus,
+        nodes=options.nodes,
+        interconnects=options.interconnect,
+        prices=options.price,
         otherwise=without_config(),
     )
 
@@ -180,6 +214,10 @@ def _write_files(options: Options, made: Plan) -> None:
 
     if options.timeline:
         write_text(Path(options.timeline), timeline_of(made), option="--timeline")
+    if options.html:
+        from onecard.ui.single_file import plan_file
+
+        write_text(Path(options.html), plan_file(made), option="--html")
     if options.write and made.proposals:
         text = config_text(made.proposals[0])
         write_text(Path(options.write), text, option="--write", overwrite=False)
@@ -193,7 +231,7 @@ def _show(options: Options, made: Plan, driver: DriverFigures | None) -> None:
     print_plan(made, console(), explain=options.explain, details=options.details, driver=driver)
     if made.proposals == ():
         console().print(f"  fix: {_enough(options, made)}", soft_wrap=True, markup=False)
-    for written in (options.timeline, options.write if made.proposals else None):
+    for written in (options.timeline, options.html, options.write if made.proposals else None):
         if written:
             console(stderr=True).print(f"wrote {written}", soft_wrap=True, markup=False)
 

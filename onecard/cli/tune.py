@@ -124,15 +124,16 @@ class Search:
 
     def _measure_machine(self) -> None:
         from onecard.inputs.preflight import place_of_run
-        from onecard.machine import usable_cores
+        from onecard.machine import usable_threads
         from onecard.plan.tuning import sizes_near
 
         self.place = place_of_run(self.found.asked)
-        cores = usable_cores()
+        most = usable_threads()
+        told = "OMP_NUM_THREADS" in os.environ
         job = {
             "config": self.found.asked.model_dump(),
             "seconds": min(LONGEST_MACHINE_SECONDS, (MACHINE_SHARE if self.place else ON_CPU_SHARE) * self.seconds),
-            "threads": sorted({cores, max(1, cores // 2), 1}, reverse=True),
+            "threads": [most] if told else sorted({most, max(1, most // 2), 1}, reverse=True),
             "sizes": sizes_near(self.found.asked),
         }
         with closing(worker_lines("onecard.train.measure_machine", job, "onecard", self.found.asked)) as lines:

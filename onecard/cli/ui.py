@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -12,10 +13,11 @@ import click
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import no_flags
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, MachineError
 
 PORT = 8765
 RUNS = "runs"  # where training puts its runs
+PACKAGES = ("starlette", "uvicorn")  # of the extra `ui`
 
 
 @click.command(short_help="A local page: your runs, the planner, comparisons.")
@@ -37,8 +39,6 @@ def ui(flags: list[Flag], path: tuple[str, ...], port: int, host: str, no_browse
     start, stop and delete nothing, and only this machine can open it. --host ADDRESS lets others in who have the link
     with its token.
     """
-    from onecard.ui.server import Server
-
     no_flags(flags, "ui")
     for named in path:
         if not Path(named).exists():
@@ -48,6 +48,9 @@ def ui(flags: list[Flag], path: tuple[str, ...], port: int, host: str, no_browse
                 fix=f"onecard ui   (shows {RUNS}/, also while it is still empty)",
                 name="no-such-file",
             )
+    _needs_its_packages()
+    from onecard.ui.server import Server
+
     with Server([Path(named) for named in path or (RUNS,)], host=host, port=port) as server:
         try:
             click.echo(f"onecard ui: {server.guard.link}")
@@ -55,10 +58,21 @@ def ui(flags: list[Flag], path: tuple[str, ...], port: int, host: str, no_browse
             threading.Thread(target=server.warm, daemon=True).start()
             if not no_browser and _has_screen():
                 threading.Thread(target=_open, args=(server.guard.link,), daemon=True).start()
-            server.serve_forever(poll_interval=0.2)
+            server.wait()
         except KeyboardInterrupt:
             pass
     return 0
+
+
+def _needs_its_packages() -> None:
+    """MachineError unless the packages of the extra are installed; they are not imported yet."""
+    if missing := [package for package in PACKAGES if find_spec(package) is None]:
+        raise MachineError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            why="the page of onecard ui is served by starlette and uvicorn",
+            fix='pip install "onecard[ui]"',
+            name="no-ui",
+        )
 
 
 def _has_screen() -> bool:

@@ -1,4 +1,4 @@
-"""Packages that only some kinds of data need, imported on demand."""
+"""Packages that only some kinds of data and files need, imported on demand."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from onecard.errors import MachineError
 
 
-def extra(package: str, *, purpose: str) -> Any:
-    """The module `package`, untyped; MachineError if it is not installed."""
+def extra(package: str, *, purpose: str, brought_by: str = "data") -> Any:
+    """The module `package`, untyped; MachineError, naming the extra of ours that has it, if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError as problem:
         raise MachineError(
             f"{purpose} needs {package}",
             why=f"{package} cannot be imported here",
-            fix="pip install 'onecard[data]'",
+            fix=f"pip install 'onecard[{brought_by}]'",
             name="missing-package",
         ) from problem

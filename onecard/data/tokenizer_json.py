@@ -37,6 +37,10 @@ class JsonTokenizer:
         found = (self._tokenizer.token_to_id(end) for end in _ENDS)
         self.end_of_text: int | None = next((token for token in found if token is not None), None)
 
+    def ids(self) -> dict[str, int]:
+        """The id of every token, also of those added to the vocabulary: the library may number them anew."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 

@@ -26,6 +26,7 @@ from onecard.doctor.ends import finished
 from onecard.doctor.facts import make_case
 from onecard.doctor.predict import Forecast, predict_end
 from onecard.doctor.repair import memory_of, trainer_of
+from onecard.doctor.same_text import SameText, same_text
 from onecard.doctor.single_changes import SingleChange, single_effects
 from onecard.plan.cards import Card
 from onecard.plan.place import Place
@@ -34,6 +35,7 @@ from onecard.runs.logged import LoggedRun, logged_run
 
 SPEED_NOISE = 0.01  # of a measured speed: clocks and other programs vary; a rule of thumb
 BEYOND_NOISE = 2.0  # standard deviations from which a difference counts
+SAME_TEXT = "same_text"  # the metric of bits per byte of one text
 # The metric of the last losses, by what they measure.
 FINAL: dict[Measure, str] = {
     "val_loss": "final_val_loss",
@@ -108,6 +110,8 @@ class Comparison:
     at_equal_seconds: tuple[AtEqual, ...]
     passings: tuple[Passing, ...]
     standings: Mapping[str, Standing]  # by metric
+    same_text: SameText | None  # scores on a text that every run was scored on
+    tokens_differ: bool  # the tokenizers cannot be the same: only bits per byte can be compared
     predicted_process_bytes: tuple[int | None, ...]  # as `onecard plan` says; without a card, without its context
     single_changes: Mapping[int, tuple[SingleChange, ...]]  # by run: its changes against run 0, predicted one by one
     cautions: tuple[str, ...]
@@ -139,14 +143,15 @@ class Comparison:
 def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = None) -> Comparison:
     """The comparison of runs: folders from `load_run`, logs as they were read, or cases with their config."""
     cases = tuple(_case(run, card) for run in runs)
-    measure = common_measure(cases, same_tokens=different_tokens(cases) is None)
+    tokens_differ = different_tokens(cases) is not None
+    measure = common_measure(cases, same_tokens=not tokens_differ)
     same = same_windows(cases)
     curves = tuple(loss_curve(case, measure, same_windows=same) for case in cases) if measure else ()
     found = tuple(cautions(cases, measure, curves))
     why_not_comparable = next((caution.brief for caution in found if caution.forbids), "")
     compared = () if why_not_comparable else curves
     ended = tuple(finished(case) for case in cases)
-    differing = config_diff(cases)
+    differing, text = config_diff(cases), same_text(cases)
     by_tokens, by_seconds = tuple(_at_equal(compared, "tokens")), tuple(_at_equal(compared, "seconds"))
     return Comparison(
         cases=cases,
@@ -159,7 +164,9 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
         at_equal_tokens=by_tokens,
         at_equal_seconds=by_seconds,
         passings=tuple(_passings(cases, compared, ended)),
-        standings=_standings(cases, measure, compared, ended, by_tokens, by_seconds),
+        standings=_standings(cases, measure, compared, ended, by_tokens, by_seconds, text),
+        same_text=text,
+        tokens_differ=tokens_differ,
         predicted_process_bytes=tuple(_predicted_bytes(case) for case in cases),
         single_changes=_single_changes(cases),
         cautions=tuple(caution.text for caution in found),
@@ -205,6 +212,7 @@ def _standings(
     ended: Sequence[bool | None],
     by_tokens: Sequence[AtEqual],
     by_seconds: Sequence[AtEqual],
+    text: SameText | None,
 ) -> dict[str, Standing]:
     """The standing by each metric that at least two runs have."""
     standings: dict[str, Standing] = {}
@@ -218,6 +226,8 @@ def _standings(
         standings["at_equal_tokens"] = by_tokens[-1].standing
     if by_seconds:
         standings["at_equal_seconds"] = by_seconds[-1].standing
+    if text:
+        standings[SAME_TEXT] = Standing(best=text.best, beaten=text.beaten)
     return standings
 
 

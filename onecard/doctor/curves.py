@@ -80,7 +80,7 @@ def loss_curve(case: Case, measure: Measure, *, same_windows: bool = False) -> C
 
     `same_windows`: all curves were measured on the same windows, so the choice of windows makes no difference.
     """
-    clock = _clock(case)
+    clock = clock_of(case)
     each = case.facts.tokens_per_step if case.run.steps_told else None
     logged = [
         Point(
@@ -244,7 +244,7 @@ def _medians(steps: Sequence[Step]) -> Iterator[tuple[int, float]]:
         yield round(median(step.step for step in group)), median(step.loss for step in group)
 
 
-def _clock(case: Case) -> Callable[[int], float | None]:
+def clock_of(case: Case) -> Callable[[int], float | None]:
     """Seconds of training after a step: as the program counted them, else the number of steps times the usual time."""
     counted: list[tuple[int, float]] = []
     records: list[Step | Eval] = sorted([*case.steps, *case.evals], key=lambda record: record.step)

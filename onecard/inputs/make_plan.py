@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
@@ -12,6 +13,7 @@ from onecard.inputs.data_sizes import sizes_of_data
 from onecard.inputs.ignored import cut_short, ignored
 from onecard.inputs.place import place_named
 from onecard.inputs.questions import budget_of
+from onecard.inputs.several_cards import cards_asked_for
 from onecard.inputs.text import THERE
 from onecard.plan.data import NO_SIZES, DataSizes
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from onecard.plan.budget import Budget
     from onecard.plan.place import Place
     from onecard.plan.plan import Plan
+    from onecard.plan.several_cards import Asked
     from onecard.plan.speed.work import Trainers
 
 MOST_PARAMS = 10**13  # beyond every model there is
@@ -41,6 +44,10 @@ def plan_named(
     hours: float | None = None,
     tokens: int | None = None,
     sensitivity: bool = False,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    interconnects: Sequence[str] = (),
+    prices: Sequence[str] = (),
     otherwise: str = THERE,
 ) -> Plan:
     """The plan of a config as a user names it, on the card that is named (or at `place`).
@@ -50,17 +57,20 @@ def plan_named(
     from onecard.plan.answers import to_propose_from
 
     budget = budget_of(hours=hours, tokens=tokens)
+    place = place or place_named(gpu, vram, other)
+    several = cards_asked_for(gpus, nodes, interconnects, prices, place=place)
     resolved = config_to_plan(config, flags, otherwise=otherwise)
     read = to_propose_from(resolved, resolved.config) if budget else resolved.config
     return make_plan(
         resolved,
-        place or place_named(gpu, vram, other),
+        place,
         data=sizes_of_data(read, data_places(config)),
         trainer=trainer,
         fit=fit,
         params=params,
         budget=budget,
         sensitivity=sensitivity,
+        several=several,
     )
 
 
@@ -74,6 +84,7 @@ def make_plan(
     params: int | None = None,
     budget: Budget | None = None,
     sensitivity: bool = False,
+    several: Asked | None = None,
 ) -> Plan:
     """The plan of a resolved config at a place (None: no card known), with what is asked for beside it.
 
@@ -82,7 +93,7 @@ def make_plan(
     With both trainers, onecard's run is fitted or proposed. Where nobody said what other programs hold, room for a
     desktop is left. Beside a budget nothing is fitted.
     """
-    from onecard.plan.answers import changes_of, fit_of, fixes_of, proposed_for, without_recipe
+    from onecard.plan.answers import changes_of, fit_of, fixes_of, on_cards, proposed_for, without_recipe
     from onecard.plan.plan import plan_run
 
     _check_trainer(trainer)
@@ -91,6 +102,8 @@ def make_plan(
         resolved = _reshaped(resolved, params, fit=fit)
     warnings = *resolved.warnings, *ignored(resolved, place, budget, trainer=trainer, fit=fit)
     _check_card(resolved, place, fit=fit, budget=budget)
+    if several:
+        _check_several(resolved, several, trainer=trainer, fit=fit)
     plan = plan_run(replace(resolved, warnings=warnings), place, data=data, trainer=trainer)
     plan = replace(
         plan,
@@ -99,6 +112,7 @@ def make_plan(
         proposed=proposed_for(plan, budget) if budget else None,
         sensitivity=changes_of(plan) if sensitivity else None,
         without_recipe=without_recipe(plan) if not budget else None,
+        several_cards=on_cards(plan, several) if several else None,
     )
     return replace(plan, resolved=replace(plan.resolved, warnings=(*warnings, *cut_short(plan))))
 
@@ -134,6 +148,30 @@ def _check_card(resolved: Resolved, place: Place | None, *, fit: bool, budget: B
         raise _needs_a_card("--fit" if fit else "a budget")
     if budget and place and predict_speed(with_dtype(resolved.config, place.card), place.card) is None:
         raise _needs_a_card("a budget", "its speed is not known")
+
+
+def _check_several(resolved: Resolved, several: Asked, *, trainer: Trainers, fit: bool) -> None:
+    """UsageError where the plan of several cards cannot be made beside what else was asked."""
+    from onecard.plan.precision import with_dtype
+    from onecard.plan.speed import predict_speed
+
+    if trainer == "nanogpt":
+        raise UsageError(
+            "several cards and prices are planned for onecard's trainer alone",
+            why="how nanoGPT's DistributedDataParallel sums gradients is not modelled",
+            fix="--trainer onecard",
+            name="not-nanogpts-cards",
+        )
+    if fit:
+        raise UsageError(
+            "--fit does not go with several cards or a price",
+            why="--fit searches for the fastest config on one card, and these are about the config you have",
+            fix="--fit alone, then its config with --gpus",
+            name="two-questions",
+        )
+    for price in several.prices:
+        if predict_speed(with_dtype(resolved.config, price.card), price.card) is None:
+            raise _needs_a_card("--price", f"the speed of {price.card.name} is not known")
 
 
 def _needs_a_card(option: str, why: str = "no card is known here") -> UsageError:

@@ -12,7 +12,18 @@ if TYPE_CHECKING:
     from onecard.plan.budget import Budget
 
 BUDGETS = ("hours", "tokens")
-OF_ONE_CONFIG = ("params", "sensitivity", "explain", "seen", "nvidia_smi", "timeline")
+OF_ONE_CONFIG = (
+    "params",
+    "sensitivity",
+    "explain",
+    "seen",
+    "nvidia_smi",
+    "timeline",
+    "gpus",
+    "nodes",
+    "interconnect",
+    "price",
+)
 MOST_HOURS = 100_000  # eleven years
 MOST_TOKENS = 10**15  # more text than exists
 

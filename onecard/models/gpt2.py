@@ -18,6 +18,7 @@ from onecard.paper.tags import ATTENTION, BLOCKS, EMBEDDINGS, LAST_NORM, LOSS
 
 Tensor = Any  # of torch, or on paper
 Layers = Any  # a module of torch, or weights on paper
+Past = Any  # keys and values of earlier tokens (train/past.py), of one layer in a block; paper has none
 
 
 def structure(config: RunConfig) -> Structure:
@@ -90,9 +91,9 @@ class GPT2:
             return self.ops.recomputed(lambda x: self.layers(p, x), x_BTC, random=random)  # type: ignore[no-any-return]
         return self.layers(p, x_BTC)
 
-    def layers(self, p: Layers, x_BTC: Tensor) -> tuple[Tensor, Tensor]:
+    def layers(self, p: Layers, x_BTC: Tensor, past: Past = None) -> tuple[Tensor, Tensor]:
         qkv_BTE = self.part(self.into_attention, p, x_BTC)
-        x_BTC = x_BTC + self.attention(p.attn, qkv_BTE)
+        x_BTC = x_BTC + self.attention(p.attn, qkv_BTE, past)
         wide_BTF = self.part(self.into_mlp, p, x_BTC)
         return x_BTC, self.ops.dropout(self.part(self.out_of_mlp, p, wide_BTF), self.dropout, p.training)
 
@@ -114,10 +115,10 @@ class GPT2:
         gelu = self.ops.torch_gelu if self.recompute == "full" else self.ops.gelu
         return self.ops.linear(gelu(wide_BTF), p.mlp.c_proj)
 
-    def attention(self, p: Layers, qkv_BTE: Tensor) -> Tensor:
+    def attention(self, p: Layers, qkv_BTE: Tensor, past: Past = None) -> Tensor:
         ops = self.ops
         q, k, v = (ops.heads(part_BTC, self.heads) for part_BTC in ops.thirds(qkv_BTE))
-        y = ops.attention(q, k, v, self.dropout if p.training else 0.0)
+        y = past.attention(q, k, v) if past else ops.attention(q, k, v, self.dropout if p.training else 0.0)
         y = ops.joined(y)
         return ops.dropout(ops.linear(y, p.c_proj), self.dropout, p.training)
 
@@ -138,6 +139,16 @@ class GPT2:
             x_BTC, added_BTC = block(x_BTC, added_BTC)
         ops.section(LAST_NORM)
         return p.transformer.ln_f(x_BTC, added_BTC), head_VC
+
+    def hidden_after(self, p: Layers, tokens_BT: Tensor, past: Past) -> Tensor:
+        """x_BTC of tokens that follow those of `past`; their keys and values are added to it. For evaluation mode."""
+        ops = self.ops
+        x_BTC = ops.embedding(tokens_BT, p.transformer.wte)
+        x_BTC = x_BTC + ops.embedding(ops.positions(tokens_BT) + past.length, p.transformer.wpe)
+        added_BTC = ops.zeros_to_add(x_BTC)
+        for block, of_layer in zip(p.transformer.h, past.layers, strict=True):
+            x_BTC, added_BTC = self.layers(block, x_BTC + added_BTC, of_layer)
+        return self.last_norm(p.transformer.ln_f, x_BTC, added_BTC)
 
     def embedded(self, p: Layers, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
         ops = self.ops

@@ -22,6 +22,7 @@ from onecard.paper.tags import ATTENTION, BLOCKS, EMBEDDINGS, LAST_NORM, LOSS
 
 Tensor = Any  # of torch, or on paper
 Layers = Any  # a module of torch, or weights on paper
+Past = Any  # keys and values of earlier tokens (train/past.py), of one layer in a block; paper has none
 
 SOFT_CAP = 15.0  # logits are 15 · tanh(x / 15): none can run away
 HEAD_STD = 0.001  # of the head's first weights: the first loss is ln V
@@ -82,15 +83,16 @@ class Nanochat:
             return self.ops.recomputed(lambda x: self.layers(p, x), x_BTC)
         return self.layers(p, x_BTC)
 
-    def layers(self, p: Layers, x_BTC: Tensor) -> Tensor:
-        x_BTC = x_BTC + self.attention(p.attn, self.ops.rms_norm(x_BTC))
+    def layers(self, p: Layers, x_BTC: Tensor, past: Past = None) -> Tensor:
+        x_BTC = x_BTC + self.attention(p.attn, self.ops.rms_norm(x_BTC), past)
         return x_BTC + self.mlp(p.mlp, self.ops.rms_norm(x_BTC))
 
-    def attention(self, p: Layers, x_BTC: Tensor) -> Tensor:
+    def attention(self, p: Layers, x_BTC: Tensor, past: Past = None) -> Tensor:
         ops = self.ops
-        qkv_BTE = ops.rotated(ops.linear(x_BTC, p.c_attn), self.heads)
+        qkv_BTE = ops.rotated(ops.linear(x_BTC, p.c_attn), self.heads, past.length if past else 0)
         q, k, v = (ops.heads(part_BTC, self.heads) for part_BTC in ops.thirds(qkv_BTE))
-        return ops.linear(ops.joined(ops.attention(q, k, v, 0.0)), p.c_proj)
+        y = past.attention(q, k, v) if past else ops.attention(q, k, v, 0.0)
+        return ops.linear(ops.joined(y), p.c_proj)
 
     def mlp(self, p: Layers, x_BTC: Tensor) -> Tensor:
         return self.ops.linear(self.ops.relu_squared(self.ops.linear(x_BTC, p.c_fc)), p.c_proj)
@@ -108,6 +110,13 @@ class Nanochat:
             x_BTC = block(x_BTC)
         ops.section(LAST_NORM)
         return ops.rms_norm(x_BTC), p.lm_head.weight
+
+    def hidden_after(self, p: Layers, tokens_BT: Tensor, past: Past) -> Tensor:
+        """x_BTC of tokens that follow those of `past`; their keys and values are added to it. For evaluation mode."""
+        x_BTC = self.ops.normed_embedding(tokens_BT, p.transformer.wte)
+        for block, of_layer in zip(p.transformer.h, past.layers, strict=True):
+            x_BTC = self.layers(block, x_BTC, of_layer)
+        return self.ops.rms_norm(x_BTC)
 
     def logits(self, p: Layers, x: Tensor) -> Tensor:
         """The logits (..., V) of hidden states (..., C)."""

@@ -182,7 +182,7 @@ class PaperOperations(Paper):
 
         return self.result(node, out, backward)
 
-    def rotated(self, qkv_BTE: Tensor, heads: int) -> Tensor:
+    def rotated(self, qkv_BTE: Tensor, heads: int, first: int = 0) -> Tensor:
         """Queries and keys rotated and normed in place; a number per head is new."""
         node = self.record([qkv_BTE])
         scale = self.rotate(qkv_BTE.like(qkv_BTE.numel // qkv_BTE.shape[-1], qkv_BTE.shape[-1]), batch=1, heads=heads)
@@ -348,7 +348,7 @@ class PaperOperations(Paper):
         del others
         return d_normed_NC if d_x_NC is None else d_x_NC
 
-    def rotate(self, qkv_NE: Tensor, *, batch: int, heads: int) -> Tensor:
+    def rotate(self, qkv_NE: Tensor, *, batch: int, heads: int, first: int = 0) -> Tensor:
         """Queries and keys rotated and normed in place; the factor of each head."""
         self._rotates(qkv_NE, 2)
         return self.new((len(qkv_NE), 2 * heads), FLOAT, ATTENTION)

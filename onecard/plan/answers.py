@@ -11,10 +11,13 @@ from onecard.plan.fit import Fit, fit_config
 from onecard.plan.loss import forecast_loss
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import DESKTOP_BYTES, Place
-from onecard.plan.plan import Plan, Proposed, WithoutRecipe
+from onecard.plan.plan import Plan, Proposed, SeveralCards, WithoutRecipe, under_onecard
+from onecard.plan.precision import with_dtype
 from onecard.plan.sensitivity import Change, single_changes
+from onecard.plan.several_cards import Asked, Cost, Price, cost_of, pace_of, worth_up_to
 from onecard.plan.shape import SHAPE_OF_SIZE
 from onecard.plan.speed import predict_speed
+from onecard.plan.speed.communication import gradient_bytes
 
 
 def fixes_of(plan: Plan) -> tuple[Fix, ...]:
@@ -98,3 +101,31 @@ def changes_of(plan: Plan) -> tuple[Change, ...]:
     """What each setting does to memory."""
     trainer = "both" if len(plan.trainers) > 1 else plan.ours
     return tuple(single_changes(plan.config, plan.card, trainer, expandable_segments=plan.expandable_segments))
+
+
+def on_cards(plan: Plan, asked: Asked) -> SeveralCards:
+    """The run on several cards. Its update must divide among them: ConfigError where it does not."""
+    config, card, ranks = plan.config, plan.card, asked.ranks
+    ranks.check(config)
+    worth, worth_all = worth_up_to(config, card, asked.links) if asked.links else (None, False)
+    return SeveralCards(
+        asked=asked,
+        rank=under_onecard(config, plan.place, ranks=ranks),
+        gradient_bytes=gradient_bytes(config),
+        pace=pace_of(config, card, ranks.world_size, asked.links),
+        alone=pace_of(config, card, 1, ()),
+        worth=worth,
+        worth_all=worth_all,
+        costs=tuple(filter(None, (_cost(plan, asked, price) for price in asked.prices))),
+    )
+
+
+def _cost(plan: Plan, asked: Asked, price: Price) -> Cost | None:
+    """The price of the run on one kind of card; None where its speed is unknown."""
+    config = with_dtype(plan.resolved.config, price.card)
+    place = plan.place if price.card == plan.card else Place(card=price.card)
+    pace = pace_of(config, price.card, asked.ranks.world_size, asked.links)
+    if pace is None:
+        return None
+    fits = under_onecard(config, place, ranks=asked.ranks).memory.fits
+    return cost_of(pace, price, asked.ranks.world_size, fits=fits)

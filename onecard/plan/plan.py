@@ -11,6 +11,7 @@ from onecard.config.command import EXPANDABLE
 from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
 from onecard.config.schema import GPT2_VOCABULARIES, RunConfig
 from onecard.findings import SEVERITIES, Finding
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.plan.advice import Fix
 from onecard.plan.budget import Budget
 from onecard.plan.cards import Card
@@ -27,6 +28,7 @@ from onecard.plan.proposal import Proposal
 from onecard.plan.repair import is_planned, make_whole, with_whole_patch
 from onecard.plan.run_to_fix import is_roomy
 from onecard.plan.sensitivity import Change
+from onecard.plan.several_cards import Asked, Cost, Pace
 from onecard.plan.speed import Speed, TrainerName, nearest_measured, predict_speed
 from onecard.plan.speed.work import Trainers
 
@@ -74,6 +76,32 @@ class WithoutRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeveralCards:
+    """The run on the cards that were asked for."""
+
+    asked: Asked
+    rank: TrainerPlan  # memory of the first rank, and its speed as if alone
+    gradient_bytes: int  # of a rank, summed over all once an update
+    pace: Pace | None  # None where the card's speed is unknown
+    alone: Pace | None  # one card
+    worth: int | None  # the number of cards past which another brings less than half of itself
+    worth_all: bool  # whether that is as many as the sequences of an update allow
+    costs: tuple[Cost, ...] = ()
+
+    @property
+    def cards_worth(self) -> float | None:
+        """How many cards' speed they have together."""
+        if self.pace is None or self.alone is None:
+            return None
+        return self.pace.tokens_per_second.likely / self.alone.tokens_per_second.likely
+
+    @property
+    def cheapest(self) -> Cost | None:
+        """The kind of card on which the run costs least, of those that it fits."""
+        return min((each for each in self.costs if each.fits), key=lambda each: each.cost.likely, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is known of a run before it starts, and the answers to what else was asked."""
 
@@ -92,6 +120,7 @@ class Plan:
     proposed: Proposed | None = None  # None without a budget
     sensitivity: tuple[Change, ...] | None = None  # None if not asked for
     without_recipe: WithoutRecipe | None = None  # None where the run has nanoGPT's recipe
+    several_cards: SeveralCards | None = None  # None if not asked for
 
     def __repr__(self) -> str:
         """One line: the size, the card, whether it fits, how fast, how good."""
@@ -164,10 +193,12 @@ class Plan:
     def fits(self) -> bool | None:
         """Whether the run fits the card, under onecard where that was asked for; None where no card is known.
 
-        Where a fit was asked for: whether anything does.
+        Where a fit was asked for: whether anything does. On several cards: whether one rank's share does.
         """
         if self.fit:
             return self.fit.best is not None
+        if self.several_cards:
+            return self.several_cards.rank.memory.fits
         verdicts = [planned.memory.fits for planned in (self.onecard, self.nanogpt) if planned]
         return next((verdict for verdict in verdicts if verdict is not None), None)
 
@@ -204,7 +235,7 @@ def plan_run(
         available_bytes=place.available_bytes_for(config) if place else None,
         room_bytes=place.room_bytes_for(config) if place else None,
         nanogpt=_under_nanogpt(resolved, config, place) if trainer != "onecard" else None,
-        onecard=_under_onecard(config, place) if trainer != "nanogpt" else None,
+        onecard=under_onecard(config, place) if trainer != "nanogpt" else None,
         loss=forecast_loss(config),
         data=data,
         findings=tuple(_findings(resolved, config, place, data, trainer)),
@@ -225,10 +256,11 @@ def _under_nanogpt(resolved: Resolved, config: RunConfig, place: Place | None) -
     )
 
 
-def _under_onecard(config: RunConfig, place: Place | None) -> TrainerPlan:
+def under_onecard(config: RunConfig, place: Place | None, *, ranks: Ranks = ONE_RANK) -> TrainerPlan:
+    """The run under onecard's trainer; as one of several ranks its memory is the rank's, its speed that of one card."""
     card = place.card if place else None
     memory, with_desktop = _in_both_rooms(
-        config, place, lambda room: predict_onecard(config, card, available_bytes=room)
+        config, place, lambda room: predict_onecard(config, card, available_bytes=room, ranks=ranks)
     )
     return TrainerPlan(
         memory=memory,

@@ -57,10 +57,7 @@ def words_at(
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A rectangle of a picture, and the values at its edges.
-
-    `styled`: marks have the classes `grid` and `tick` of a page's style sheet, and no colours of their own.
-    """
+    """A rectangle of a picture, and the values at its edges."""
 
     left: float
     top: float
@@ -68,7 +65,6 @@ class Frame:
     floor: float
     x: tuple[float, float]  # at the left and at the right
     y: tuple[float, float]  # at the floor and at the top
-    styled: bool = False
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Where a point is in the picture."""
@@ -95,20 +91,14 @@ class Frame:
         """A line across at round values of y (or at `values`), with the value at its left."""
         for value in round_values(*self.y) if values is None else values:
             _, y = self.at(self.x[0], value)
-            style = {"class_": "grid"} if self.styled else {"stroke": GRID}
-            yield element("line", x1=self.left, y1=f"{y:.1f}", x2=self.right, y2=f"{y:.1f}", **style)
-            yield self._mark(self.left - 8, y + 4, shown(value), anchor="end")
+            yield element("line", x1=self.left, y1=f"{y:.1f}", x2=self.right, y2=f"{y:.1f}", stroke=GRID)
+            yield words_at(self.left - 8, y + 4, shown(value), anchor="end")
 
     def columns(self, shown: Callable[[float], str]) -> Iterator[Markup]:
         """Round values of x, below the floor."""
         for value in round_values(*self.x):
             x, _ = self.at(value, self.y[0])
-            yield self._mark(x, self.floor + 18, shown(value), anchor="middle")
-
-    def _mark(self, x: float, y: float, words: str, *, anchor: str) -> Markup:
-        if not self.styled:
-            return words_at(x, y, words, anchor=anchor)
-        return element("text", words, class_="tick", x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
+            yield words_at(x, self.floor + 18, shown(value), anchor="middle")
 
     def beside(self, ends: Points, *, gap: float) -> list[tuple[float, float]]:
         """Places for names beside the ends of lines: in the frame, and `gap` apart where they would touch."""

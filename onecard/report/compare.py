@@ -15,7 +15,7 @@ from onecard.config.recipes import keys_between
 from onecard.config.schema import SHAPE_KEYS
 from onecard.config.shown import shown
 from onecard.doctor.case import Case
-from onecard.doctor.compare import FINAL, AtEqual, Comparison, Passing
+from onecard.doctor.compare import FINAL, SAME_TEXT, AtEqual, Comparison, Passing
 from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading, steps_per_point
 from onecard.doctor.repair import trainer_of
@@ -29,6 +29,7 @@ from onecard.report.compare_words import (
     run_letter,
     standing_words,
 )
+from onecard.report.scores import with_error
 from onecard.report.summary import TRAINER_NAMES
 from onecard.report.tables import print_table
 from onecard.units import MIB
@@ -161,6 +162,9 @@ def _figures(comparison: Comparison, *, details: bool) -> Table:
         forecasts = [end_forecast(comparison, run) for run in range(len(comparison.cases))]
         if any(forecasts):
             table.add_row("  its predicted end", *(str(end) if end else "" for end in forecasts), "")
+    if text := comparison.same_text:
+        scores = [with_error(score.bits_per_byte, score.error) for score in text.scores]
+        table.add_row(f"bits per byte of {text.name}", *scores, _better(comparison, SAME_TEXT))
     if details and comparison.curves:
         noises = [f"± {curve.point_noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
         table.add_row(f"  noise of one {_point(comparison)}", *noises, "")

@@ -44,6 +44,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         ],
         "winners": comparison.winners,
         "standings": {metric: _standing_json(standing) for metric, standing in comparison.standings.items()},
+        "same_text": _same_text_json(comparison),
         "predicted_alone": {
             str(run): [_alone_json(effect) for effect in effects] for run, effects in comparison.single_changes.items()
         },
@@ -99,6 +100,21 @@ def _at_equal_json(rows: Sequence[AtEqual], unit: str) -> dict[str, object]:
         for row in rows
     ]
     return {**places[-1], "earlier": places[:-1]} if places else {}
+
+
+def _same_text_json(comparison: Comparison) -> dict[str, object] | None:
+    """The runs' scores on one text; None where they share none."""
+    text = comparison.same_text
+    if text is None:
+        return None
+    return {
+        "text": text.name,
+        "bits_per_byte": [score.bits_per_byte for score in text.scores],
+        "error": [score.error for score in text.scores],
+        "step": [score.step for score in text.scores],
+        "best": list(text.best),
+        "beaten": list(text.beaten),
+    }
 
 
 def _standing_json(standing: Standing) -> dict[str, list[int]]:

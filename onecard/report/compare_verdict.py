@@ -10,7 +10,7 @@ from shlex import quote
 from onecard import units
 from onecard.config.command import train_command
 from onecard.doctor.case import Case
-from onecard.doctor.compare import FINAL, AtEqual, Comparison, Standing
+from onecard.doctor.compare import FINAL, SAME_TEXT, AtEqual, Comparison, Standing
 from onecard.doctor.repair import next_folder, trainer_of
 from onecard.report.compare_why import best_run, explained_run, main_cause, printed_mfu, why, why_mfu
 from onecard.report.compare_words import (
@@ -22,6 +22,7 @@ from onecard.report.compare_words import (
     short_name,
     standing_words,
 )
+from onecard.report.scores import with_error
 
 MOST_LOSSES = 3  # runs named in a line
 Line = tuple[str, str]  # a label and what it says
@@ -45,6 +46,8 @@ def verdict_lines(comparison: Comparison) -> Iterator[Line]:
 
 
 def _better(comparison: Comparison) -> str:
+    if comparison.tokens_differ and comparison.same_text:
+        return _by_text(comparison)
     if comparison.measure is None:
         return "not known: the runs have no loss in common"
     if comparison.why_not_comparable:
@@ -61,6 +64,20 @@ def _better(comparison: Comparison) -> str:
         everywhere = " and ".join(where for where, _ in found)
         return f"{words[0]}{': lower loss' if found[0][1].beaten else ''} {everywhere}"
     return "; ".join(f"{standing_words(standing)} {where}" for where, standing in found)
+
+
+def _by_text(comparison: Comparison) -> str:
+    """`B (runs/b): lower bits per byte of book.txt`, the scores best first."""
+    text = comparison.same_text
+    assert text
+    order = sorted(range(len(text.scores)), key=lambda run: text.scores[run].bits_per_byte)
+    scores = ", ".join(
+        f"{run_letter(run)} {with_error(text.scores[run].bits_per_byte, text.scores[run].error)}"
+        for run in order[:MOST_LOSSES]
+    )
+    standing = comparison.standings[SAME_TEXT]
+    lower = ": lower" if standing.beaten else ":"
+    return f"{_named(comparison, standing)}{lower} bits per byte of {text.name} ({scores})"
 
 
 def _named(comparison: Comparison, standing: Standing) -> str:
@@ -116,6 +133,9 @@ def _next(comparison: Comparison) -> str:
     if any(case.run.format == "nanogpt" or not comparison.at_equal_tokens for case in without):
         named = " ".join(f"--config {run_letter(run)}.py" for run in range(len(paths)))
         return f"onecard compare {sources} {named}   (with the configs it says more)"
+    if comparison.tokens_differ and not comparison.same_text and all(case.run.folder for case in cases):
+        scored = " && ".join(f"onecard eval {quote(path)} --text FILE" for path in paths)
+        return f"{scored}   (bits per byte of one text can be compared)"
     best = best_run(comparison)
     unfinished = _may_still_win(comparison, best)
     if unfinished is not None:

@@ -1,4 +1,4 @@
-"""A model card: what a run's records say about the model, as the README.md of a published folder."""
+"""A model card: what a run's records say about the model, as the README.md of a published folder, or in a GGUF file."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
         FRONT_MATTER.format(model=config.model),
         f"# {plain(name)}",
         "",
-        f"{KINDS[config.model]} language model of {units.count(count_params(config).total)} parameters, "
-        f"{_training(run.imported, config, step)}.",
+        _sentence(run, config, step),
         "",
         *fenced("python", program),
         *(_publishing(place) if place.startswith("./") else []),
@@ -69,6 +68,23 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
         "",
     ]
     return "\n".join(lines)
+
+
+def gguf_facts(run: Run, config: RunConfig, *, step: int, tokenizer: str) -> dict[str, str]:
+    """The same facts by the keys of a GGUF file: the format's own where it has one, else ours."""
+    facts = {f"onecard.{fact.replace(' ', '_')}": value for fact, value in _facts(run, config, step, tokenizer)}
+    return {
+        "general.type": "model",
+        "general.name": run.path.resolve().name,
+        "general.description": _sentence(run, config, step).replace("`", ""),
+        "general.size_label": units.count(count_params(config).total),
+        **facts,
+    }
+
+
+def _sentence(run: Run, config: RunConfig, step: int) -> str:
+    size = units.count(count_params(config).total)
+    return f"{KINDS[config.model]} language model of {size} parameters, {_training(run.imported, config, step)}."
 
 
 def _publishing(place: str) -> list[str]:

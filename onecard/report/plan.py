@@ -20,9 +20,9 @@ from onecard.plan.plan import Plan, TrainerPlan
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
 from onecard.report.memory import print_driver_figures, print_memory, print_parts, print_sensitivity
 from onecard.report.messages import print_findings
+from onecard.report.several_cards import Line, cards_details
 from onecard.report.summary import (
     TRAINER_NAMES,
-    Line,
     counted,
     needs_room,
     spread,
@@ -53,13 +53,17 @@ def print_plan(
     narrower = (
         plan.fit or plan.sensitivity is not None or explain
     ) and not details  # a question of its own: that answer alone
+    if details and plan.several_cards:
+        for words in cards_details(plan.several_cards):
+            print_lines([("cards", words)], console)
     if details:
         print_lines(_loss_lines(plan), console)
         print_trainers(plan, console)
         for name, planned in plan.trainers.items():
             print_memory(planned, plan, console, trainer=name)
     elif not narrower:
-        print_parts(plan.first.memory, console, trainer="nanogpt" if plan.nanogpt else "onecard")
+        one = plan.several_cards.rank if plan.several_cards else plan.first
+        print_parts(one.memory, console, trainer="nanogpt" if one is plan.nanogpt else "onecard")
     if plan.fixes and needs_room(plan) and not narrower:
         print_fixes(plan, console, details=details)
     if plan.fit:

@@ -16,6 +16,7 @@ from onecard.plan.proposal import Proposal
 from onecard.plan.ranges import Range
 from onecard.plan.speed import Speed
 from onecard.report.command import changed_command
+from onecard.report.several_cards import several_cards_json
 from onecard.report.summary import cautions, vocabulary_condition
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def plan_json(plan: Plan, *, driver: DriverFigures | None = None) -> dict[str, A
             "seconds_total": round(without.speed.total_seconds.likely) if without.speed else None,
             "loss": asdict(without.loss.final) if without.loss else None,
         }
+    if plan.several_cards:
+        made["cards"] = several_cards_json(plan.several_cards)
     if plan.sensitivity is not None:
         made["sensitivity"] = [asdict(change) for change in plan.sensitivity]
     if driver is not None:

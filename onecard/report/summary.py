@@ -18,6 +18,7 @@ from onecard.plan.place import DESKTOP_BYTES
 from onecard.plan.plan import NANOGPT_VOCABULARY, Plan, TrainerPlan, WithoutRecipe
 from onecard.plan.speed import Speed, TrainerName
 from onecard.report.command import changed_command, start_command
+from onecard.report.several_cards import Line, cards_lines
 
 if TYPE_CHECKING:
     from onecard.plan.nvidia_smi import DriverFigures
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 TRAINER_NAMES: dict[TrainerName, str] = {"nanogpt": "nanoGPT", "onecard": "onecard"}
 FAR_OFF = 0.15  # of what the driver shows: more than a prediction is ever off
 HIGH_MFU = 0.9  # from here on the share of causal attention alone is given as well
-Line = tuple[str, str]  # a label, and what it says; an empty label goes on with the line above
 
 
 def summary_lines(plan: Plan, *, driver: DriverFigures | None = None) -> Iterator[Line]:
@@ -34,6 +34,13 @@ def summary_lines(plan: Plan, *, driver: DriverFigures | None = None) -> Iterato
         yield "seen", _driver_words(plan, driver)
     if plan.fit:
         yield from _fit_lines(plan.fit, plan)
+        return
+    if plan.several_cards:
+        yield "a card", verdict(plan.several_cards.rank, plan)
+        yield from cards_lines(plan.several_cards, plan)
+        yield "loss", loss_words(plan)
+        if plan.several_cards.rank.memory.fits is False:
+            yield "type", " ".join(["onecard plan", *_planned_again(plan), "--fit"])
         return
     for name, planned in plan.trainers.items():
         yield TRAINER_NAMES[name], verdict(planned, plan)

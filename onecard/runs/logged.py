@@ -10,6 +10,7 @@ from typing import Literal
 from onecard.runs.folder import Run
 from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.records import Oom, Record, Start
+from onecard.runs.scores import TextScore, read_scores
 from onecard.runs.torch_oom import oom_sizes
 
 LogFormat = Literal[
@@ -71,6 +72,7 @@ class LoggedRun:
     steps_told: bool = True  # False: the log has no step numbers, so losses are numbered in their order in the log
     folder: str | None = None  # the folder it was read from, if it is one of our runs
     cut_off: bool = False  # for our runs: the process is gone and recorded no end
+    text_scores: tuple[TextScore, ...] = ()  # of our runs: what `onecard eval` measured
     kept_one_step_in: int = (
         1  # N: of a log with very many steps, every N-th is kept, and every loss that is NaN or infinite
     )
@@ -79,7 +81,7 @@ class LoggedRun:
 def logged_run(run: Run) -> LoggedRun:
     """One of our run folders, as the same type that other programs' logs are read into."""
     read = _ours(run.history, source=str(run.path), config=run.config)
-    return replace(read, folder=str(run.path), cut_off=run.cut_off)
+    return replace(read, folder=str(run.path), cut_off=run.cut_off, text_scores=read_scores(run.path))
 
 
 def recorded_run(lines: Iterable[bytes], *, source: str) -> LoggedRun:

@@ -184,17 +184,25 @@ def not_numbers(run: Path, folder: Path, *, why: str, use_best: str = "--best") 
     )
 
 
+def model_of(snapshot: Snapshot, config: RunConfig) -> GPT:
+    """The model with its weights, on the CPU."""
+    model = GPT(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(snapshot.weights[name])
+    return model
+
+
 def save_snapshot(
     folder: RunFolder, snapshot: Snapshot, config: RunConfig, *, source: str, data_fingerprint: str | None
 ) -> Path:
     """The checkpoint written into `folder`, from which `--resume` continues; its records say where it came from."""
     torch.manual_seed(config.seed)  # what the run draws from here on depends on its seed alone
-    model = GPT(config)
+    model = model_of(snapshot, config)
     optimizer = make_optimizer(model, config)
-    with torch.no_grad():
+    if config.optimizer == "adamw":
         for name, parameter in model.named_parameters():
-            parameter.copy_(snapshot.weights[name])
-            if config.optimizer == "adamw" and name in snapshot.moments:
+            if name in snapshot.moments:
                 optimizer.state[parameter].update(snapshot.moments[name])
     state = checkpoint.TrainingState(
         step=snapshot.step,

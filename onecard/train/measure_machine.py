@@ -20,7 +20,7 @@ import torch
 
 from onecard.config.schema import RunConfig
 from onecard.errors import OnecardError
-from onecard.machine import CardSensors, read_gpu, read_sensors, usable_cores
+from onecard.machine import CardSensors, read_gpu, read_sensors, usable_threads
 from onecard.train.device import choose_device
 from onecard.train.precision import allow_tf32
 
@@ -55,7 +55,7 @@ def _of_processor(config: RunConfig, job: dict[str, Any]) -> dict[str, object]:
         seconds = _median_seconds(lambda left=left, right=right: torch.mm(left, right), job["seconds"] / len(cases))  # type: ignore[misc]
         flops = 2 * rows * config.n_embd * 4 * config.n_embd / seconds
         products.append({"threads": threads, "batch_size": size, "flops_per_second": flops})
-    return {"name": processor_name(), "cores": usable_cores(), "products": products}
+    return {"name": processor_name(), "cores": usable_threads(), "products": products}
 
 
 def _median_seconds(work: Callable[[], object], until_seconds: float) -> float:

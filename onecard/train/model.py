@@ -14,6 +14,7 @@ from onecard.models.architectures import architecture_of
 from onecard.models.structure import Embedding, LayerNorm, Linear, Structure, layers_of
 from onecard.models.written_out import Passes
 from onecard.train.operations import TORCH
+from onecard.train.past import Past
 
 COMPILED_SIZES = 64  # of batches, each with its own graphs: every out-of-memory halves the batch again
 
@@ -76,6 +77,17 @@ class GPT(nn.Module):
     def hidden(self, tokens_BT: Tensor) -> Tensor:
         """x_BTC after the last norm."""
         x_BTC: Tensor = self.architecture.hidden(self, tokens_BT)[0]
+        return x_BTC
+
+    def hidden_after(self, tokens_BT: Tensor, past: Past) -> Tensor:
+        """x_BTC of tokens that follow those of `past`, which then holds them, too: only they are read.
+
+        For evaluation mode, without gradients. Nothing of it is compiled.
+        """
+        length = past.length + tokens_BT.shape[1]
+        assert length <= self.config.block_size, f"{length} tokens do not fit block_size={self.config.block_size}"
+        x_BTC: Tensor = self.architecture.hidden_after(self, tokens_BT, past)
+        past.length = length
         return x_BTC
 
     def logits(self, x: Tensor) -> Tensor:

@@ -58,16 +58,19 @@ def rms_norm_backward(
     return result_NC.copy_(found_NC if d_x_NC is None else found_NC + d_x_NC)
 
 
-def rotate(qkv_NE: Tensor, *, batch: int, heads: int) -> Tensor:
-    """Queries and keys become rotated by their position and normed; returns the factor of each head's norm, (N, G)."""
-    if has_kernel(qkv_NE.device.type):
+def rotate(qkv_NE: Tensor, *, batch: int, heads: int, first: int = 0) -> Tensor:
+    """Queries and keys become rotated by their position and normed; returns the factor of each head's norm, (N, G).
+
+    Positions are counted from `first`: the kernel knows only 0, which training needs.
+    """
+    if first == 0 and has_kernel(qkv_NE.device.type):
         from onecard.train import nanochat_kernels_triton
 
         return nanochat_kernels_triton.rotate(qkv_NE, batch=batch, heads=heads, epsilon=RMS_EPSILON, base=ROTATION_BASE)
     qk_NGD = qkv_NE[:, : qkv_NE.shape[1] // 3 * 2].view(len(qkv_NE), 2 * heads, -1)
     wide_NGD = _wide(qk_NGD)
     scale_NG1 = _rms_scale(wide_NGD)
-    qk_NGD.copy_(_rotated(wide_NGD, batch, back=False) * scale_NG1)
+    qk_NGD.copy_(_rotated(wide_NGD, batch, first=first, back=False) * scale_NG1)
     return scale_NG1[..., 0].contiguous()
 
 
@@ -149,12 +152,12 @@ def _through_rms_norm(d: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
     return scale * (d - normed * (d * normed).mean(dim=-1, keepdim=True))
 
 
-def _rotated(x_NGD: Tensor, batch: int, *, back: bool) -> Tensor:
+def _rotated(x_NGD: Tensor, batch: int, *, first: int = 0, back: bool) -> Tensor:
     """Heads turned by their position, pair by pair: the i-th of the first half with the i-th of the second."""
     half = x_NGD.shape[-1] // 2
-    position_T = torch.arange(len(x_NGD) // batch, dtype=x_NGD.dtype, device=x_NGD.device)
+    position_T = torch.arange(first, first + len(x_NGD) // batch, dtype=x_NGD.dtype, device=x_NGD.device)
     frequency_d = ROTATION_BASE ** -(torch.arange(half, dtype=x_NGD.dtype, device=x_NGD.device) / half)
     angle_Td = position_T[:, None] * frequency_d * (-1 if back else 1)
     cos, sin = (part_Td.repeat(batch, 1)[:, None] for part_Td in (angle_Td.cos(), angle_Td.sin()))
-    first, second = x_NGD[..., :half], x_NGD[..., half:]
-    return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
+    one, other = x_NGD[..., :half], x_NGD[..., half:]
+    return torch.cat((one * cos + other * sin, other * cos - one * sin), dim=-1)

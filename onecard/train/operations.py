@@ -161,8 +161,11 @@ class TensorOperations:
         """x divided by its root mean square."""
         return _RmsNorm.apply(x)  # type: ignore[no-untyped-call, no-any-return]
 
-    def rotated(self, qkv_BTE: Tensor, heads: int) -> Tensor:
-        """Queries and keys rotated by their position and normed, in place."""
+    def rotated(self, qkv_BTE: Tensor, heads: int, first: int = 0) -> Tensor:
+        """Queries and keys rotated by their position, counted from `first`, and normed, in place."""
+        if first:  # text is made: nothing is kept for a backward pass
+            nanochat_kernels.rotate(qkv_BTE.flatten(0, 1), batch=len(qkv_BTE), heads=heads, first=first)
+            return qkv_BTE
         return _Rotated.apply(qkv_BTE, heads)  # type: ignore[no-untyped-call, no-any-return]
 
     def relu_squared(self, x: Tensor) -> Tensor:

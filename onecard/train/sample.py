@@ -9,6 +9,7 @@ from torch import Tensor
 
 from onecard.errors import UsageError
 from onecard.train.model import GPT
+from onecard.train.past import Past
 
 _COLDEST = 1e-30  # that float32 can divide by
 
@@ -27,7 +28,8 @@ def generate(
 
     Temperature 0 takes the likeliest token each time; `top_k` keeps the k likeliest. `vocab_size` is the tokenizer's,
     where the model's is larger (50304 for 50257): ids beyond it have no text, and are never drawn. The model sees the
-    last block_size tokens. It is in evaluation mode while a token is made, and as it was before in between.
+    last block_size tokens: up to then it reads each token once, afterwards the whole window for each new token, as
+    positions count from its beginning. It is in evaluation mode while a token is made, and as it was before in between.
     FloatingPointError if the logits are NaN, as after a run that diverged.
     """
     _check(prompt_tokens, temperature=temperature, top_k=top_k)
@@ -45,20 +47,25 @@ def _generated(
 ) -> Iterator[int]:
     device = model.lm_head.weight.device
     generator = torch.Generator(device).manual_seed(seed)  # the run's own random numbers stay untouched
+    past, unread = Past(model.config), tokens[-model.config.block_size :]
     for _ in range(max_new_tokens):
-        context_1T = torch.tensor([tokens[-model.config.block_size :]], device=device)
-        token = _pick(_last_logits(model, context_1T)[:vocab_size], temperature, top_k, generator)
+        if past.length + len(unread) > model.config.block_size:  # the window slides: all its positions change
+            past.forget()
+            unread = tokens[-model.config.block_size :]
+        unread_1T = torch.tensor([unread], device=device)
+        token = _pick(_last_logits(model, unread_1T, past)[:vocab_size], temperature, top_k, generator)
         tokens.append(token)
+        unread = [token]
         yield token
 
 
-def _last_logits(model: GPT, context_1T: Tensor) -> Tensor:
-    """logits_V after the context. Uncompiled: every length is a new shape, and compiling each would take minutes."""
+def _last_logits(model: GPT, tokens_1T: Tensor, past: Past) -> Tensor:
+    """logits_V after the last token. Uncompiled: every length is a new shape, and compiling each would take minutes."""
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            logits_V = model.logits(model.hidden(context_1T)[0, -1]).float()
+        with torch.no_grad():
+            logits_V = model.logits(model.hidden_after(tokens_1T, past)[0, -1]).float()
     finally:
         model.train(training)
     if not bool(logits_V.isfinite().all()):

@@ -17,9 +17,11 @@ from onecard.ui.sources import Source
 
 if TYPE_CHECKING:
     from onecard.doctor.case import Case
+    from onecard.doctor.compare import Comparison
     from onecard.doctor.diagnose import Diagnosis
     from onecard.plan.plan import Plan
     from onecard.runs.follow import Followed
+    from onecard.runs.records import Step
 
 MOST_SPARKS = 60  # points of the small curve in a list
 KEPT_SOURCES = 2  # whose records stay in memory, for the next zoom
@@ -48,8 +50,14 @@ def plan(asked: Asked, config: Source | None) -> Answer:
     asked = dict(asked)
     more = _is_yes(asked.pop("more", ""))
     made = _plan(asked, config)
-    answer = plan_json(made)
-    return answer | {"ui": _words(made)} if more else answer
+    return planned(made) if more else plan_json(made)
+
+
+def planned(made: Plan) -> Answer:
+    """A plan as a page draws it: its JSON, with the words to copy and the drawing of a step."""
+    from onecard.report.plan_json import plan_json
+
+    return plan_json(made) | {"ui": _words(made)}
 
 
 def _plan(asked: dict[str, str], config: Source | None) -> Plan:
@@ -163,7 +171,6 @@ def compare(runs: Sequence[tuple[Source, int]], gpu: str | None, more: bool) -> 
     from onecard.doctor.case import DataSizes
     from onecard.doctor.compare import compare_runs
     from onecard.inputs.runs import cases_at, doctors_card
-    from onecard.report.compare_json import comparison_json
 
     cases: list[Case] = []
     for source, number in runs:
@@ -177,7 +184,13 @@ def compare(runs: Sequence[tuple[Source, int]], gpu: str | None, more: bool) -> 
             fix="choose another run beside it",
             name="one-run",
         )
-    comparison = compare_runs(cases)
+    return compared(compare_runs(cases), more=more)
+
+
+def compared(comparison: Comparison, *, more: bool = True) -> Answer:
+    """A comparison as its JSON; with `more`, also the curves that it compared, as a page draws them."""
+    from onecard.report.compare_json import comparison_json
+
     answer = dict(comparison_json(comparison))
     if more:
         measure = comparison.measure
@@ -197,17 +210,46 @@ def doctor(log: bytes, config_text: str | None, gpu: str | None, more: bool) -> 
     from onecard.config.resolve import resolve
     from onecard.doctor.diagnose import diagnose
     from onecard.inputs.runs import doctors_card
-    from onecard.report.doctor_json import diagnoses_json
     from onecard.runs.foreign import read_logs
 
     card = doctors_card(gpu)
     resolved = resolve(config_text, filename="config") if config_text else None
     runs = read_logs(pieces(BytesIO(log)), source="stdin")
-    found = [diagnose(run, config=resolved, card=card) for run in runs]
+    return diagnosed([diagnose(run, config=resolved, card=card) for run in runs], more=more)
+
+
+def diagnosed(found: Sequence[Diagnosis], *, more: bool = True) -> Answer:
+    """Diagnoses as their JSON; with `more`, also each run with its curves, and the doctor's words, for a page."""
+    from onecard.report.doctor_json import diagnoses_json
+
     answer = diagnoses_json(found)
     if more:
-        answer["ui"] = {"runs": [_recorded(each.case) | {"prediction": strict(_prediction(each))} for each in found]}
+        answer["ui"] = {
+            "runs": [
+                _recorded(each.case)
+                | {"run": _summary(each), "prediction": strict(_prediction(each)), "words": _doctors_words(each)}
+                for each in found
+            ]
+        }
     return answer
+
+
+def _doctors_words(found: Diagnosis) -> Answer:
+    """What the doctor had to judge by, and what its command does not do."""
+    from onecard.report.doctor import left_out, summary_lines, title, unchecked, unknown, verdict
+
+    lines = [*summary_lines(found)]
+    lines += [("not known", unknown(found))] if found.unknown else []
+    lines += [("unchecked", unchecked(found))] if found.unchecked else []
+    expected = found.prescription.repair.expectation() if found.prescription else ""
+    return {
+        "title": title(found),
+        "verdict": verdict(found),
+        "lines": lines,
+        "evidence": list(found.evidence) if found.healthy else [],
+        "expected": expected,
+        "left_out": left_out(found),
+    }
 
 
 def looks(source: Source) -> list[Answer]:
@@ -317,14 +359,14 @@ def _recorded(case: Case, *, first: int | None = None, last: int | None = None) 
     evaluations = ("tokens", "train_loss", "train_loss_error", "val_loss", "val_loss_error", "bits_per_byte")
     clock = _clock(case)
     card = case.card
-    answer = {
+    answer: Answer = {
         "config": _settings(case),
         "events": [_event(record, clock) for record in case.run.records if record.kind in _EVENTS],
         "evals": [
             {"step": record.step, "seconds": clock(record.step)} | {name: getattr(record, name) for name in evaluations}
             for record in case.evals
         ],
-        "curves": curves(case.steps, first=first, last=last),
+        "curves": curves(case.steps, first=first, last=last, speed=_speed(case)) | {"steps_told": case.run.steps_told},
         "memory": {
             "predicted_process_bytes": _predicted_bytes(case),
             "card": card.name if card else None,
@@ -333,15 +375,34 @@ def _recorded(case: Case, *, first: int | None = None, last: int | None = None) 
             "available_bytes": case.available_bytes,
         },
     }
+    if not any(seconds is not None for seconds in answer["curves"]["seconds"]):
+        answer["curves"]["seconds"] = [clock(step) for step in answer["curves"]["step"]]
     said: Answer = strict(answer)
     return said
 
 
+def _speed(case: Case) -> Callable[[Step], float | None]:
+    """Tokens per second of an update: as recorded, else of its seconds, where no evaluation is among them."""
+    tokens, evaluated = case.facts.tokens_per_step, {evaluation.step for evaluation in case.evals}
+    first = case.steps[0].step if case.steps else None  # it compiles
+
+    def speed(step: Step) -> float | None:
+        if step.tokens_per_second is not None or not (tokens and step.seconds):
+            return step.tokens_per_second
+        return None if step.step in evaluated or step.step == first else tokens / step.seconds
+
+    return speed
+
+
 def _clock(case: Case) -> Callable[[int], float | None]:
-    """Seconds of training up to a step, where the run recorded them."""
+    """Seconds of training up to a step: as the run recorded them, else as a log tells its speed."""
     from bisect import bisect_right
 
+    from onecard.doctor.curves import clock_of
+
     timed = [(step.step, step.elapsed_seconds) for step in case.steps if step.elapsed_seconds is not None]
+    if not timed:
+        return clock_of(case)
     numbers = [step for step, _ in timed]
 
     def at(step: int) -> float | None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from onecard.runs.records import Step
 
 BUCKETS = 500  # of updates, each with its lowest, mean and highest value
-SERIES = ("loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes")
+SERIES = ("loss", "lr", "grad_norm", "mfu", "allocated_bytes", "reserved_bytes")
 
 
-def curves(steps: Sequence[Step], *, first: int | None = None, last: int | None = None) -> dict[str, Any]:
+def curves(
+    steps: Sequence[Step],
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    speed: Callable[[Step], float | None] = attrgetter("tokens_per_second"),
+) -> dict[str, Any]:
     """The updates from `first` to `last` in at most BUCKETS buckets; every extreme of a bucket is kept."""
     numbers = [step.step for step in steps]
     begin = 0 if first is None else bisect_left(numbers, first)
@@ -33,6 +40,7 @@ def curves(steps: Sequence[Step], *, first: int | None = None, last: int | None 
         "seconds": [step.elapsed_seconds for step in ends],
         "not_finite": [number for number in range(count) if not all(map(math.isfinite, _in(losses, cuts, number)))],
         **{name: _series([getattr(step, name) for step in shown], cuts) for name in SERIES},
+        "tokens_per_second": _series([speed(step) for step in shown], cuts),
     }
 
 

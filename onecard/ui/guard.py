@@ -7,7 +7,10 @@ import ipaddress
 import secrets
 import socket
 from dataclasses import dataclass, field
-from email.message import Message
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 HEADERS = {  # of every answer: nothing is loaded from elsewhere, and no script or style stands in a page itself
@@ -18,6 +21,7 @@ HEADERS = {  # of every answer: nothing is loaded from elsewhere, and no script 
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
 }
 
 
@@ -53,10 +57,10 @@ class Guard:
         """The name of the cookie: cookies of one machine are shared by its ports."""
         return f"onecard_{self.port}"
 
-    def refusal(self, headers: Message) -> str:
+    def refusal(self, headers: Headers) -> str:
         """Why a request is refused for where it comes from; "" where it is not."""
         host = headers.get("Host", "")
-        if len(headers.get_all("Host", [])) != 1 or not self._is_own(host):
+        if len(headers.getlist("Host")) != 1 or not self._is_own(host):
             return "the Host header is not this server's: another name may have been pointed at this machine"
         origin = headers.get("Origin")
         if origin is not None and origin != f"http://{host}":
@@ -81,7 +85,7 @@ class Guard:
     def is_token(self, said: str | None) -> bool:
         return said is not None and hmac.compare_digest(said.encode(), self.token.encode())
 
-    def is_known(self, headers: Message) -> bool:
+    def is_known(self, headers: Headers) -> bool:
         """Whether a request has the cookie, where one is needed."""
         if not self.needs_token:
             return True
@@ -89,6 +93,6 @@ class Guard:
         return any(name == self.cookie and self.is_token(value) for name, _, value in cookies)
 
 
-def _navigates(headers: Message) -> bool:
+def _navigates(headers: Headers) -> bool:
     """Whether a person follows a link: the page that has it learns nothing of what opens."""
     return headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"

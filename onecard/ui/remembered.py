@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
 MOST = 16  # answers, of some 200 KB
@@ -15,20 +15,20 @@ class Remembered:
     """The last answers. A file that grows all the time is read again only after as long as the last reading took."""
 
     def __init__(self) -> None:
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._kept: OrderedDict[Hashable, tuple[Any, float, float, Any]] = OrderedDict()
 
-    def answer(self, key: Hashable, stamp: Callable[[], Any], make: Callable[[], Any]) -> Any:
+    async def answer(self, key: Hashable, stamp: Callable[[], Any], make: Callable[[], Awaitable[Any]]) -> Any:
         """The answer for `key` as it is now: the one that was made, if `stamp` says that nothing has changed since."""
-        with self._one_at_a_time:
+        async with self._one_at_a_time:
             if kept := self._kept.pop(key, None):
                 before, made_at, took, made = kept
                 if before == stamp():
                     self._kept[key] = kept
                     return made
-                time.sleep(max(0.0, min(1.0, made_at + took - time.monotonic())))
+                await asyncio.sleep(max(0.0, min(1.0, made_at + took - time.monotonic())))
             now, began = stamp(), time.monotonic()
-            made = make()
+            made = await make()
             self._kept[key] = now, time.monotonic(), time.monotonic() - began, made
             while len(self._kept) > MOST:
                 self._kept.popitem(last=False)

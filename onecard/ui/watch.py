@@ -49,6 +49,7 @@ class Runs:
 
     def close(self) -> None:
         self._ended.set()
+        self.news.end()
         self._worker.close()
 
     def rows(self) -> list[Row]:
@@ -72,14 +73,16 @@ class Runs:
             )  # fmt: skip
         return source, int(number or 0)
 
-    def look(self, run: str, *, seconds: float) -> Row:
+    async def look(self, run: str, *, seconds: float) -> Row:
         """What the doctor said of a run; waits for its first look at most `seconds`, then all is None."""
         source, number = self.find(run)
         self._wanted = source.id
         end = time.monotonic() + seconds
         known = 0
         while source.id not in self._looks and (left := end - time.monotonic()) > 0:
-            known, _ = self.news.after(known, seconds=left)
+            if self.news.ended:
+                break
+            known, _ = await self.news.coming(known, seconds=left)
         looks = self._looks_at(source)
         return looks[number] if number < len(looks) else {"row": None, "doctor": None, "prediction": None}
 

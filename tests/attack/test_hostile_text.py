@@ -29,6 +29,7 @@ from onecard.runs.record_json import to_json
 from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step
 from onecard.visible import visible
 from tests import made_logs as made
+from tests.shared_file import data_in, look_at_file
 
 TERMINAL = "\x1b[31mEVIL\x1b[0m \x1b]0;EVIL\x07 \x9b2J \x08\x08 \x7f \u202eEVIL\u202c \u2066EVIL\u2069 \u2028EVIL"
 MARKUP = (
@@ -139,11 +140,14 @@ def look_at_runs(look: Look, *paths: str) -> None:
         for options in ((), ("--details",), ("--markdown",), ("--json",), ("--html", "report.html")):
             look("doctor", path, *options)
         if Path("report.html").exists():
-            look_at_html(Path("report.html").read_text())
+            look_at_file(Path("report.html").read_text())
             Path("report.html").unlink()
     both = (*paths, *paths)[: max(2, len(paths))]
-    for options in ((), ("--details",), ("--plot", "plot.svg"), ("--plot", "plot.html")):
+    for options in ((), ("--details",), ("--plot", "plot.svg"), ("--plot", "plot.html"), ("--html", "report.html")):
         look("compare", *both, *options)
+    if Path("report.html").exists():
+        look_at_file(Path("report.html").read_text())
+        Path("report.html").unlink()
     if Path("plot.svg").exists():
         look_at_svg(Path("plot.svg").read_text())
         look_at_html(Path("plot.html").read_text())
@@ -176,15 +180,17 @@ def hostile_configs() -> Iterator[tuple[str, str]]:
 def test_a_config_file_cannot_steer_any_output(look: Look, name: str, config: str) -> None:
     Path("evil.py").write_text(config)
     Path("good.log").write_text("\n".join(made.nanogpt(steps=100)))
-    every = [(), ("--explain",), ("--details",), ("--json",), ("--fit",), ("--timeline", "t.svg")]
+    every = [(), ("--explain",), ("--details",), ("--json",), ("--fit",), ("--timeline", "t.svg"), ("--html", "p.html")]
     for options in every if name in ("free text", "lines") else every[1:3]:
         look("plan", "evil.py", "--gpu", "rtx-4070", *options)
+    if Path("p.html").exists():
+        look_at_file(Path("p.html").read_text())
     if Path("t.svg").exists():
         look_at_svg(Path("t.svg").read_text())
     for options in ((), ("--details",), ("--markdown",), ("--html", "report.html")):
         look("doctor", "good.log", "--config", "evil.py", *options)
     if Path("report.html").exists():
-        look_at_html(Path("report.html").read_text())
+        look_at_file(Path("report.html").read_text())
     look("compare", "good.log", "good.log", "--config", "evil.py")
 
 
@@ -303,7 +309,7 @@ def test_a_record_cannot_steer_any_output(look: Look, number: int, path: tuple[s
         records = [changed(record, path, text) if at == number else record for at, record in enumerate(LISTED)]
         write_run(Path("run"), CONFIG, records)
         look("doctor", "run", "--html", "report.html")
-        look_at_html(Path("report.html").read_text())
+        look_at_file(Path("report.html").read_text())
         for options in (("--details",), ("--markdown",)):
             look("doctor", "run", *options)
 
@@ -327,7 +333,7 @@ def test_a_runs_config_cannot_steer_any_output(look: Look, key: str) -> None:
     write_run(Path("run"), {**CONFIG, key: HOSTILE}, LISTED)
     for options in ((), ("--details",), ("--markdown",), ("--html", "report.html")):
         look("doctor", "run", *options)
-    look_at_html(Path("report.html").read_text())
+    look_at_file(Path("report.html").read_text())
     look("plan", "run", "--explain")
     look("compare", "run", "run", "--details")
 
@@ -337,7 +343,7 @@ def test_a_finding_in_a_record_cannot_bring_markup_of_its_own(look: Look, field:
     found = replace(healthy_records()[-2].finding, **{field: "x' onclick='alert(1)'><script>alert(1)</script>"})  # type: ignore[union-attr]
     write_run(Path("run"), CONFIG, [*LISTED[:-2], to_json(FindingRecord(step=3, finding=found))])
     look("doctor", "run", "--html", "report.html", codes=(0, 1))
-    look_at_html(Path("report.html").read_text())
+    look_at_file(Path("report.html").read_text())
 
 
 # Logs of other programs
@@ -399,7 +405,7 @@ def test_a_name_cannot_steer_any_output_and_every_name_works(look: Look, name: s
         look("plan", f"{name}.py", *options)
     look_at_svg(Path(f"{name}.svg").read_text())
     look("doctor", name, "--html", f"{name}.html", codes=(0, 1))
-    look_at_html(Path(f"{name}.html").read_text())
+    look_at_file(Path(f"{name}.html").read_text())
     look("compare", name, f"{name}.log", "--plot", f"{name}2.html", codes=(0,))
     look_at_html(Path(f"{name}2.html").read_text())
     look("compare", name, f"{name}.log", "--plot", f"{name}2.svg", codes=(0,))
@@ -411,7 +417,7 @@ def test_a_name_that_is_not_utf_8_is_drawn_with_its_bytes(look: Look) -> None:
     name = os.fsdecode(b"run-\xff.log")
     Path(name).write_text("\n".join(made.nanogpt(steps=200)))
     look("doctor", name, "--html", "report.html", codes=(0, 1))
-    assert r"run-\xff.log" in Path("report.html").read_text()
+    assert data_in(Path("report.html").read_text())["name"] == r"run-\xff.log"
     pytest.importorskip("matplotlib")
     look("compare", name, name, "--plot", "plot.png", codes=(0,))
     assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
@@ -534,11 +540,17 @@ def test_a_browser_runs_nothing_from_a_report(look: Look, tmp_path: Path) -> Non
     ]
     write_run(Path("run"), {**CONFIG, "dataset": MARKUP}, [*LISTED, *records])
     Path(f"{NAME}.log").write_text("\n".join(made.nanogpt(steps=200, header=hostile_logs()["nanogpt"][:30])))
+    Path("evil.py").write_text(dict(hostile_configs())["free text"])
+    look("plan", "evil.py", "--html", "plan.html")
     look("doctor", "run", f"{NAME}.log", "--html", "doctor.html")
+    look("compare", "run", f"{NAME}.log", "--html", "compared.html")
     look("compare", "run", f"{NAME}.log", "--plot", "compare.html")
     look("compare", "run", f"{NAME}.log", "--plot", "compare.svg")
-    for name in ("doctor.html", "compare.html", "compare.svg"):
+    for name in ("plan.html", "doctor.html", "compared.html", "compare.html", "compare.svg"):
         dom = opened(tmp_path / name, tmp_path)
-        assert "EVIL" in dom, f"{name} was not opened"
+        drawn = re.sub(r'<script type="application/json".*?</script>', "", dom, flags=re.DOTALL)
+        assert "EVIL" in drawn, f"{name} was not opened"
         assert not owned.search(dom)
-        assert not re.search(r"<(?:script|img|blink|a)\b", dom)
+        ours = 2 if name in ("plan.html", "doctor.html", "compared.html") else 0  # and what plan draws as a picture
+        assert len(re.findall(r"<script\b", drawn)) == ours
+        assert not re.search(r"<(?:blink|a)\b|<img (?!alt)", drawn)

@@ -493,7 +493,7 @@ def test_a_page_and_markdown_are_written(onecard: Command, files: Path) -> None:
     assert shown.stdout.startswith("## train.log")
     page = (files / "page.html").read_text()
     assert page.startswith("<!doctype html>")
-    assert page.count('<svg class="chart"') == 2
+    assert "nats, against" in page
     assert "wrote page.html" in shown.stderr
 
 

@@ -142,3 +142,21 @@ def test_a_named_card_that_is_in_this_machine_is_taken_as_its_driver_shows_it(mo
     said = place_named("RTX 4070", None, DESKTOP_BYTES)
     assert said
     assert said.other_bytes == DESKTOP_BYTES
+
+
+def test_several_cards_are_in_the_json_and_said_to_be_computed(onecard: Command) -> None:
+    keys = ["--batch_size=4", "--gradient_accumulation_steps=8", "--max_iters=100000"]
+    asked = ["plan", *ON_A_4070, *keys, "--gpus", "2", "--nodes", "2", "--interconnect", "25GbE", "--price", "0.35"]
+    cards = onecard(*asked, "--json").json["cards"]
+    assert (cards["gpus"], cards["nodes"], cards["ranks"], cards["measured"]) == (2, 2, 4, False)
+    assert [link["name"] for link in cards["interconnects"]] == ["pcie-4-x16", "ethernet-25"]
+    assert cards["costs"][0]["cost"]["likely"] == pytest.approx(4 * 0.35 * cards["seconds_total"] / 3600, rel=0.02)
+    shown = " ".join(onecard(*asked).stdout.split())
+    assert "computed: nobody has measured it" in shown
+    assert "PCIe 4 x16 (assumed) and 25 Gb/s Ethernet" in shown
+
+
+def test_several_cards_beside_a_budget_are_refused_with_both_commands(onecard: Command) -> None:
+    refused = onecard("plan", *ON_A_4070, "--hours", "5", "--gpus", "2")
+    assert refused.code == 2
+    assert "onecard plan FILE.py --gpus 2 --gpu 'RTX 4070'" in refused.stderr

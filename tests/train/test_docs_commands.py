@@ -25,7 +25,7 @@ STEPS = {"gradient_accumulation_steps": 1, "eval_interval": 2, "eval_iters": 1, 
 SMALL = {**SHAPE, **STEPS, "max_iters": 4}
 FLAGS = [f"--{key}={value}" for key, value in SMALL.items()]
 NETWORK = ("gpt2", "--push")
-PAGE_NAMES = ("bring-your-nanogpt-project.md", "publish-a-model.md", "track-with-your-tool.md")
+PAGE_NAMES = ("bring-your-nanogpt-project.md", "evaluate.md", "publish-a-model.md", "track-with-your-tool.md")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,7 @@ def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     transformers.GPT2LMHeadModel(
         transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
     ).save_pretrained("models/small")
+    (tmp_path / "book.txt").write_text("<|endoftext|>".join(f"The {n}th part of a book.\n" * 5 for n in range(9)))
     return tmp_path
 
 

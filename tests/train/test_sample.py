@@ -1,4 +1,4 @@
-"""Sampling: repeatable, greedy at 0, and within the context."""
+"""Sampling: repeatable, greedy at 0, within the context, and each token read once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'one
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.errors import UsageError  # noqa: E402
 from onecard.train.model import GPT  # noqa: E402
+from onecard.train.past import Past  # noqa: E402
 from onecard.train.sample import generate  # noqa: E402
 
 TINY = RunConfig(n_layer=2, n_head=2, n_embd=32, block_size=8, vocab_size=65, dropout=0.3)
+MODELS = {"gpt2": TINY, "nanochat": TINY.replace({"model": "nanochat", "dropout": 0.0})}
 
 
-@pytest.fixture(scope="module")
-def model() -> GPT:
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> GPT:
     torch.manual_seed(0)
-    made = GPT(TINY)
+    made = GPT(MODELS[request.param])
     with torch.no_grad():
         for parameter in made.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -50,6 +52,75 @@ def test_temperature_zero_takes_the_likeliest_token_of_the_last_block_size_token
         with torch.no_grad():
             assert text[end] == model.logits(model.hidden(context_1T))[0, -1].argmax().item()
     model.train()
+
+
+@pytest.fixture
+def read(model: GPT, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens the model is given, each time."""
+    found: list[int] = []
+    hidden_after = model.hidden_after
+
+    def counted(tokens_BT: Any, past: Past) -> Any:
+        found.append(tokens_BT.shape[1])
+        return hidden_after(tokens_BT, past)
+
+    monkeypatch.setattr(model, "hidden_after", counted)
+    return found
+
+
+def test_a_token_is_read_once_until_the_window_slides(model: GPT, read: list[int]) -> None:
+    list(generate(model, [1, 2, 3], max_new_tokens=8))
+    assert read == [3, 1, 1, 1, 1, 1, 8, 8]
+
+
+def test_a_prompt_longer_than_the_context_is_read_from_its_end(model: GPT, read: list[int]) -> None:
+    list(generate(model, list(range(20)), max_new_tokens=2))
+    assert read == [8, 8]
+
+
+def hidden(model: GPT, tokens: list[int]) -> Any:
+    """x_TC, reading all at once."""
+    with torch.no_grad():
+        return model.hidden(torch.tensor([tokens]))[0]
+
+
+def after(model: GPT, tokens: list[list[int]], past: Past) -> Any:
+    """x_BTC of what follows `past`."""
+    with torch.no_grad():
+        return model.hidden_after(torch.tensor(tokens), past)
+
+
+@pytest.mark.parametrize("pieces", [[7], [1] * 7, [3, 4], [2, 1, 3, 1], [1, 5, 1]])
+def test_a_text_in_pieces_is_as_the_text_at_once(model: GPT, pieces: list[int]) -> None:
+    model.eval()
+    text, past, at = [3, 1, 4, 1, 5, 9, 2], Past(model.config), 0
+    for length in pieces:
+        found = after(model, [text[at : at + length]], past)[0]
+        at += length
+        torch.testing.assert_close(found, hidden(model, text[:at])[-length:], atol=1e-5, rtol=1e-5)
+    past.forget()
+    torch.testing.assert_close(after(model, [text[::-1]], past)[0], hidden(model, text[::-1]), atol=1e-5, rtol=1e-5)
+    model.train()
+
+
+def test_a_context_read_once_continues_in_many_ways(model: GPT) -> None:
+    model.eval()
+    context, ends = [5, 6, 7], [[1, 2, 3], [4, 5, 6], [1, 9, 9]]
+    past = Past(model.config)
+    after(model, [context], past)
+    for _ in range(2):  # the context's own past is not changed by those who continue it
+        found = after(model, ends, past.repeated(len(ends), room=6))
+        for end, x_TC in zip(ends, found, strict=True):
+            torch.testing.assert_close(x_TC, hidden(model, context + end)[-3:], atol=1e-5, rtol=1e-5)
+    assert past.length == 3
+    model.train()
+
+
+def test_more_than_the_context_holds_is_refused(model: GPT) -> None:
+    past = Past(model.config)
+    after(model, [[1] * 8], past)
+    with pytest.raises(AssertionError, match="9 tokens do not fit block_size=8"):
+        after(model, [[1]], past)
 
 
 def test_top_k_one_is_greedy(model: GPT) -> None:

@@ -2,18 +2,20 @@
 
 import http.client
 import json
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from onecard.config.schema import RunConfig
 from onecard.runs.record_json import to_line
-from onecard.ui.server import Server
 from tests.made_records import _bare, end, start, step
+
+if TYPE_CHECKING:
+    from onecard.ui.server import Server
 
 CONFIG = RunConfig.model_validate({"n_layer": 2, "n_head": 2, "n_embd": 64, "max_iters": 200}).model_dump()
 
@@ -42,7 +44,7 @@ def make_run(folder: Path, *, steps: int = 100, ended: str | None = None) -> Pat
 @dataclass
 class Answer:
     status: int
-    headers: dict[str, str]
+    headers: http.client.HTTPMessage
     body: bytes
 
     @property
@@ -54,7 +56,7 @@ class Answer:
 class Site:
     """A server, and requests to it as a browser sends them."""
 
-    server: Server
+    server: "Server"
     folder: Path
     port: int = field(init=False)
 
@@ -71,7 +73,7 @@ class Site:
             connection.putheader(name, value)
         connection.endheaders(body)
         answer = connection.getresponse()
-        found = Answer(answer.status, dict(answer.getheaders()), answer.read())
+        found = Answer(answer.status, answer.headers, answer.read())
         connection.close()
         return found
 
@@ -82,18 +84,14 @@ class Site:
 @pytest.fixture(scope="module")
 def open_site() -> Iterator[Callable[..., Site]]:
     """Opens servers, and closes them at the end."""
-    opened: list[Server] = []
+    with ExitStack() as opened:
 
-    def open_one(folder: Path, *, named: list[Path] | None = None, host: str = "127.0.0.1") -> Site:
-        server = Server(named or [folder], host=host, port=0)
-        opened.append(server)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        return Site(server, folder)
+        def open_one(folder: Path, *, named: list[Path] | None = None, host: str = "127.0.0.1") -> Site:
+            from onecard.ui.server import Server
 
-    yield open_one
-    for server in opened:
-        server.shutdown()
-        server.server_close()
+            return Site(opened.enter_context(Server(named or [folder], host=host, port=0)), folder)
+
+        yield open_one
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("starlette", reason="needs starlette and uvicorn: pip install 'onecard[ui]'")
 
 from onecard.runs.record_json import to_line
 from onecard.ui.curves import BUCKETS, curves
@@ -187,6 +190,24 @@ def test_the_command_prints_its_address_and_ctrl_c_ends_it_with_0(tmp_path: Path
     assert (process.returncode, rest, error) == (0, "", "")
 
 
+def test_ctrl_c_ends_it_at_once_though_pages_are_open(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "live")
+    process = opened("--port", "0", cwd=tmp_path)
+    assert process.stdout
+    port = int(process.stdout.readline().rstrip("/\n").rpartition(":")[2])
+    ask = f"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+    with ExitStack() as pages:
+        for _ in range(5):
+            page = pages.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            page.sendall(ask)
+            assert page.recv(4096)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        rest, error = process.communicate(timeout=30)
+        assert (process.returncode, rest, error) == (0, "", "")
+        assert time.monotonic() - began < 5
+
+
 @pytest.mark.parametrize("seconds", [0.05, 0.3])
 def test_ctrl_c_while_the_workers_load_says_nothing(tmp_path: Path, seconds: float) -> None:
     """As a terminal sends it: to every process of the command."""
@@ -197,6 +218,28 @@ def test_ctrl_c_while_the_workers_load_says_nothing(tmp_path: Path, seconds: flo
     os.killpg(process.pid, signal.SIGINT)
     rest, error = process.communicate(timeout=30)
     assert (process.returncode, rest, error) == (0, "", "")
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_without_the_extra_it_says_what_to_type(tmp_path: Path, package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from onecard.__main__ import main; sys.exit(main())"
+    typed = [sys.executable, "-c", code, "ui", "--no-browser", "--port", "0"]
+    said = subprocess.run(typed, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=30)
+    assert (said.returncode, said.stdout) == (3, "")
+    error, _, fix = said.stderr.splitlines()
+    assert error.startswith(f"error: {package} is not installed")
+    assert fix.endswith('pip install "onecard[ui]"')
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plan", "--gpu", "RTX 4070"], ["ui", "--help"]])
+def test_no_other_command_imports_a_web_server(tmp_path: Path, words: list[str]) -> None:
+    code = (
+        "import sys, atexit, onecard.ui; from onecard.__main__ import main; atexit.register("
+        "lambda: sys.stderr.write(str({'starlette', 'uvicorn', 'anyio'} & set(sys.modules)))); sys.exit(main())"
+    )
+    typed = [sys.executable, "-c", code, *words]
+    said = subprocess.run(typed, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60)
+    assert said.stderr.endswith("set()")
 
 
 def test_the_server_never_imports_torch(tmp_path: Path) -> None:

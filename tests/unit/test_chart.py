@@ -39,12 +39,10 @@ def test_what_lies_outside_the_frame_is_cut_off() -> None:
     assert (left + width, top + height) == (504, 254)
 
 
-def test_grid_lines_carry_their_value_and_a_page_may_style_them() -> None:
+def test_grid_lines_carry_their_value() -> None:
     line, words = map(str, list(FRAME.rows("{:g} nats".format, [3]))[:2])
     assert 'y1="150.0"' in line
     assert ">3 nats</text>" in words
-    styled = Frame(left=0, top=0, right=9, floor=9, x=(0, 1), y=(0, 1), styled=True)
-    assert all("class=" in str(part) and "#" not in str(part) for part in styled.rows(str))
 
 
 def test_words_are_escaped() -> None:

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache, partial
 
 from onecard.config.schema import RunConfig
 from onecard.models.nanogpt import eager_tape
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.ways import compiles_blocks, fuses, records_graph
 from onecard.paper.device import Device
 from onecard.paper.kernels import FLOAT
@@ -237,17 +238,22 @@ def _predict_nanogpt(
     return replace(later, first_run_out=first.ran_out) if later.fits else first
 
 
-def predict_onecard(config: RunConfig, card: Card | None, *, available_bytes: int | None = None) -> Memory:
-    """The memory of a run under onecard's own trainer on a card, with the allocator settings of the config."""
-    return _predict_onecard(config, card, available_bytes)
+def predict_onecard(
+    config: RunConfig, card: Card | None, *, available_bytes: int | None = None, ranks: Ranks = ONE_RANK
+) -> Memory:
+    """The memory of a run under onecard's own trainer on a card, with the allocator settings of the config.
+
+    `ranks`: as one of several processes, each with a card like this one.
+    """
+    return _predict_onecard(config, card, available_bytes, ranks)
 
 
 @lru_cache(maxsize=64)
-def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int | None) -> Memory:
+def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int | None, ranks: Ranks) -> Memory:
     device = device_of(card)
     context = _context(context_of_onecard(config, card), _context_source(config, card)) if card else NO_CONTEXT
     description = Description(
-        make_tape=partial(onecard_tape, config, device),
+        make_tape=partial(onecard_tape, config, device, ranks=ranks),
         why=partial(why_onecard, config),
         expandable_segments=config.expandable_segments,
         context=context,

@@ -101,22 +101,23 @@ export function segmented(name, options, chosen, change) {
   return h("div", { class: "seg", role: "radiogroup", "aria-label": name }, options.map(choice));
 }
 
-/** The header and the footer of every page. `current` is the page's name. */
-export function frame(current) {
-  const link = (href, label, page) => h("a", { href, "aria-current": page === current ? "page" : null, text: label });
-  const mark = s(
+export const mark = () =>
+  s(
     "svg",
     { viewBox: "0 0 32 22", "aria-hidden": "true" },
     s("rect", { x: 1, y: 1, width: 30, height: 20, rx: 3.5 }),
     s("path", { d: "M6 16V11M11 16V8M16 16V12.5M21 16V6M26 16V10" }),
   );
+/** The header and the footer of every page. `current` is the page's name. */
+export function frame(current) {
+  const link = (href, label, page) => h("a", { href, "aria-current": page === current ? "page" : null, text: label });
   document
     .getElementById("top")
     .replaceChildren(
       h(
         "div",
         { class: "bar" },
-        h("a", { class: "mark", href: "/", "aria-label": "onecard, runs" }, mark, h("span", { text: "onecard" })),
+        h("a", { class: "mark", href: "/", "aria-label": "onecard, runs" }, mark(), h("span", { text: "onecard" })),
         h(
           "nav",
           { "aria-label": "Pages" },

@@ -72,14 +72,39 @@ const toKnow = (found) =>
     h("div", { class: "inner" }, reasons(found), patch(found), seen(found)),
   );
 
-/** A section of findings. `doctor` is the run's entry of `onecard doctor --json`, or null while it has not looked. */
-export function findings(doctor) {
+const list = (items) =>
+  h(
+    "ul",
+    { class: "seen" },
+    items.map((text) => h("li", { text })),
+  );
+/** What the doctor had to judge by, in its own words. */
+function judgedBy({ verdict, lines, evidence }) {
+  return h(
+    "details",
+    { class: "judged", "data-key": "judged by" },
+    h("summary", {}, icon("down"), capital(verdict)),
+    evidence.length ? list(evidence) : null,
+    h(
+      "dl",
+      { class: "lines" },
+      lines.map(([label, text]) => [h("dt", { text: label }), h("dd", { text })]),
+    ),
+  );
+}
+
+/**
+ * A section of findings. `doctor` is the run's entry of `onecard doctor --json`, or null while it has not looked;
+ * `words` is what its report says beside that.
+ */
+export function findings(doctor, words = null) {
   const head = (words) =>
     h("div", { class: "head" }, h("h2", { text: "Findings" }), h("span", { class: "quiet", text: words }));
   if (!doctor) return [head("The doctor has not looked yet; the page will show what it finds.")];
   const act = doctor.findings.filter((found) => found.severity !== "info");
   const know = doctor.findings.filter((found) => found.severity === "info");
-  if (!act.length && !know.length) return [head("Nothing stands out.")];
+  const judged = words ? judgedBy(words) : null;
+  if (!act.length && !know.length) return [head("Nothing stands out."), judged];
   const command = doctor.prescription?.command;
   return [
     head(`${act.length} to act on, ${know.length} to know`),
@@ -95,8 +120,11 @@ export function findings(doctor) {
           { class: "prescription" },
           h("h3", { text: "All changes in one command" }),
           code(command, "Command with all changes"),
+          words?.expected ? h("p", { class: "quiet", text: `Predicted: ${words.expected}.` }) : null,
+          words?.left_out ? h("p", { class: "quiet", text: `Not in it: ${words.left_out}.` }) : null,
         )
       : null,
+    judged,
   ];
 }
 

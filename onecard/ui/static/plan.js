@@ -1,9 +1,9 @@
 // The planner: drag a model until it fits the card. Every figure is an answer of /api/plan; the address holds the state.
 
-import { code, failed, frame, h, icon, segmented, say, show } from "./dom.js";
+import { failed, frame, h, segmented, say, show } from "./dom.js";
 import { ask, follow } from "./live.js";
-import { memoryCard } from "./memory.js";
-import { duration, gib, int, loss, missing, percent, range, rate, short } from "./numbers.js";
+import { gib, int, missing, short } from "./numbers.js";
+import { planned, toType } from "./planned.js";
 
 const WAIT_MS = 60; // after the last movement; the answer itself takes about as long
 const MORE_MS = 350; // the config file and the step's timeline wait until the hand rests
@@ -242,7 +242,7 @@ async function details() {
     const full = await ask(`/api/plan?${query({ more: 1 })}`);
     if (mine === wanted) {
       more = full.ui;
-      typed();
+      typedBox.replaceChildren(...toType(more));
     }
   } catch {
     // The figures stand; the file to copy comes with the next movement.
@@ -299,170 +299,14 @@ async function readFile() {
 }
 
 // ---- the answer
-const whisker = ({ low, likely, high }) =>
-  h(
-    "div",
-    { class: "whisk", "aria-hidden": "true" },
-    h("i", { style: { left: `${(100 * (likely - low)) / (high - low || 1)}%` } }),
-  );
-const twoDigits = (value) => loss(value, 2);
-
-function big(title, values, word, unit, notes, why) {
-  return h(
-    "div",
-    {},
-    h("dt", { text: title }),
-    h(
-      "dd",
-      { title: values ? null : why },
-      values ? word(values.likely) : "–",
-      unit && values ? h("small", { text: ` ${unit}` }) : null,
-    ),
-    h(
-      "dd",
-      { class: "note" },
-      values ? whisker(values) : null,
-      values ? [range(values, word), ...notes].filter(Boolean).join(" · ") : why,
-    ),
-  );
-}
-
-function headline(ours, nano, gpu) {
-  const needs = `${gib(ours.process_bytes, 1)} GiB`;
-  if (!gpu)
-    return [
-      h("h1", { class: "verdict", text: `Needs about ${needs}.` }),
-      h("p", { class: "lede", text: "Choose a card to see whether it fits and how long it takes." }),
-    ];
-  const room = `${gib(gpu.available_bytes, 1)} GiB`;
-  const fits = ours.fits
-    ? [`Fits${gpu.other_bytes ? " beside other programs" : ""}: ${gib(ours.process_bytes, 1)} of ${room}.`]
-    : [h("span", { class: "no", text: "Does not fit" }), `: needs ${needs} of ${room}.`];
-  const fix = plan.fixes.find((one) => one.fits && one.trainer === "onecard");
-  const nanoWords = !nano
-    ? ""
-    : nano.fits
-      ? `nanoGPT needs ${gib(nano.process_bytes, 1)} GiB.`
-      : `nanoGPT would need ${gib(nano.process_bytes, 1)} GiB and run out of memory${nano.ran_out ? ` (${nano.ran_out})` : ""}.`;
-  const tight =
-    ours.fits && ours.tight
-      ? "It is tight: within the error of the plan. "
-      : ours.fits && ours.fits_with_desktop === false
-        ? "Not beside a desktop, though. "
-        : "";
-  return [
-    h("h1", { class: "verdict" }, fits),
-    h("p", { class: "lede", text: tight + nanoWords + (!ours.fits && fix ? ` A way out: ${fix.what}.` : "") }),
-  ];
-}
-
 const typedBox = h("section", {});
 function draw() {
   for (const paint of paints) paint();
-  const { onecard: ours, nanogpt: nano } = plan.trainers;
-  if (!ours && !nano) return refuse({ what: "no trainer can run this config" });
-  const shown = [
-    ["onecard", ours],
-    ["nanoGPT", nano],
-  ].filter(([, trainer]) => trainer);
   const open = answer.querySelector(".parts-box")?.open ?? false;
-  const main = ours ?? nano;
-  const speed = main.speed;
-  const { gpu } = plan;
-  const needsCard = gpu ? "nothing measured to go by" : "choose a card";
-  const nodes = [
-    h(
-      "p",
-      { class: "kicker" },
-      h("span", { text: `${short(plan.params.total)} parameters` }),
-      gpu
-        ? h("span", {
-            text: `${gpu.name}, ${gib(gpu.vram_bytes, 1)} GiB, ${(gpu.peak_flops / 1e12).toFixed(1)} TFLOP/s`,
-          })
-        : null,
-    ),
-    ...headline(main, nano, gpu),
-    h(
-      "dl",
-      { class: "big" },
-      big(
-        "Speed",
-        speed?.tokens_per_second,
-        rate,
-        "tokens/s",
-        [
-          missing(speed?.mfu) ? null : `MFU ${percent(speed.mfu)}`,
-          nano?.speed && ours ? `nanoGPT ${rate(nano.speed.tokens_per_second.likely)}` : null,
-        ],
-        needsCard,
-      ),
-      big("The run takes", speed?.seconds_total_range, duration, "", [`${short(plan.total_tokens)} tokens`], needsCard),
-      big(
-        "Loss at the end",
-        plan.loss?.final,
-        twoDigits,
-        "nats",
-        [
-          missing(plan.tokens_per_parameter)
-            ? null
-            : `${plan.tokens_per_parameter.toFixed(plan.tokens_per_parameter < 10 ? 1 : 0)} tokens per parameter`,
-        ],
-        plan.why_no_loss ?? "nothing to predict from",
-      ),
-    ),
-    memoryCard(shown, gpu, answer.clientWidth || board.clientWidth, open),
-    plan.warnings.length || plan.findings.length
-      ? h(
-          "ul",
-          { class: "warnings" },
-          [...plan.warnings, ...plan.findings.map((found) => `${found.what}: ${found.fix}`)].map((text) =>
-            h("li", {}, h("span", { class: "sev-warn" }, icon("warn")), h("span", { text })),
-          ),
-        )
-      : null,
-    typedBox,
-    speed
-      ? h("p", {
-          class: "quiet small",
-          text: `Speed: ${speed.basis}.${plan.loss ? ` Loss: ${plan.loss.sources.join("; ")}.` : ""}`,
-        })
-      : "",
-  ];
-  answer.replaceChildren(...nodes.filter(Boolean));
+  const nodes = planned(plan, { width: answer.clientWidth || board.clientWidth, open, typed: typedBox });
+  if (!nodes) return refuse({ what: "no trainer can run this config" });
+  answer.replaceChildren(...nodes);
 }
-
-function typed() {
-  if (!more) return;
-  const parts = [
-    h(
-      "div",
-      { class: "head" },
-      h("h2", { text: "To type" }),
-      h("span", { class: "quiet", text: "the address of this page gives the same plan" }),
-    ),
-    h(
-      "div",
-      { class: "typed" },
-      h("div", {}, h("h3", { text: "Train it" }), code(more.command, "Command")),
-      h("div", {}, h("h3", { text: "Config file, for nanoGPT too" }), code(more.config_text, "Config file")),
-    ),
-  ];
-  typedBox.replaceChildren(...(more.timeline_svg ? [timeline(more.timeline_svg)] : []), ...parts);
-}
-const timeline = (svg) =>
-  h(
-    "figure",
-    { class: "card timeline" },
-    h("figcaption", { class: "head" }, h("h2", { text: "Memory through one step" })),
-    h(
-      "div",
-      { class: "scroll" },
-      h("img", {
-        alt: "Memory through one training step, by part; the table above has the figures of its peak",
-        src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`,
-      }),
-    ),
-  );
 
 function refuse(error) {
   answer.replaceChildren(...failed(error).filter(Boolean));

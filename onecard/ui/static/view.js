@@ -171,8 +171,8 @@ function samples(list) {
   ];
 }
 
-const kicker = ({ run }) => [
-  h("a", { href: "/", text: "Runs" }),
+const kicker = ({ run }, alone) => [
+  alone ? null : h("a", { href: "/", text: "Runs" }),
   run.state ? state(run.state) : null,
   h("span", { text: run.name }),
   missing(run.params) ? null : h("span", { text: `${short(run.params)} parameters` }),
@@ -180,8 +180,11 @@ const kicker = ({ run }) => [
   run.format && run.format !== "onecard" ? h("span", { text: `${run.format} log` }) : null,
 ];
 
-/** The nodes of a run, and `update(answer)`, which keeps opened details, the zoom and the crosshair. */
-export function view(first) {
+/**
+ * The nodes of a run, and `update(answer)`, which keeps opened details, the zoom and the crosshair.
+ * `alone` is a run in a file of its own: there is no list to go back to.
+ */
+export function view(first, { alone = false } = {}) {
   const parts = {
     kicker: h("p", { class: "kicker" }),
     verdict: h("h1", { class: "verdict" }),
@@ -204,11 +207,11 @@ export function view(first) {
     for (const one of node.querySelectorAll("details")) one.open = open.has(one.dataset.key);
   };
   const words = (answer) => {
-    replace("kicker", [answer.run.state, answer.run.name, answer.run.params], kicker(answer));
+    replace("kicker", [answer.run.state, answer.run.name, answer.run.params], kicker(answer, alone));
     replace("verdict", verdict(answer), verdict(answer));
     replace("lede", lede(answer), lede(answer));
     replace("figures", [answer.run, answer.evals.length, answer.prediction], figures(answer));
-    replace("findings", answer.doctor?.findings ?? answer.doctor, findings(answer.doctor));
+    replace("findings", answer.doctor?.findings ?? answer.doctor, findings(answer.doctor, answer.words));
     replace("samples", answer.samples, samples(answer.samples));
     replace("config", answer.config, config(answer.config));
   };

@@ -1,11 +1,10 @@
-"""The diagnosis as text, JSON, HTML and Markdown: the same facts in each."""
+"""The diagnosis as text, JSON and Markdown: the same facts in each. As a file: tests/ui/test_single_file.py."""
 
 import io
 import json
 import math
 import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -17,15 +16,13 @@ from onecard.doctor.explain import explain
 from onecard.doctor.facts import make_case
 from onecard.doctor.rules import NAMES
 from onecard.report.doctor import print_diagnoses, print_explanation, verdict
-from onecard.report.doctor_chart import loss_chart, throughput_chart
-from onecard.report.doctor_html import diagnoses_html
 from onecard.report.doctor_json import diagnoses_json
 from onecard.report.doctor_markdown import diagnoses_markdown
 from onecard.report.training import TrainingDisplay
 from onecard.runs.foreign import read_logs
 from onecard.runs.records import FindingRecord, Step
 from tests import made_logs as made
-from tests.unit.doctor.cases import BEFORE, HEALTHY_RUN, NARROW, SICK, case, evaluation, learning, steps, timed
+from tests.unit.doctor.cases import BEFORE, HEALTHY_RUN, NARROW, SICK, case, evaluation, learning, steps
 
 
 def diagnosed(*cases: Case) -> list[Diagnosis]:
@@ -93,7 +90,6 @@ def test_steps_that_nothing_tells_are_said_to_be_unknown() -> None:
     summary = diagnoses_json([diagnosis])["runs"][0]["summary"]
     assert summary["last_step"] is None
     assert summary["last_val"]["step"] is None
-    assert ">losses</text>" in str(loss_chart(diagnosis.case))
 
 
 def test_a_note_shows_the_step_it_speaks_of_and_the_one_before() -> None:
@@ -131,52 +127,6 @@ def test_the_json_is_the_contracts_and_strict() -> None:
 def test_numbers_json_does_not_have_become_null() -> None:
     made = diagnoses_json(diagnosed(case(records=[evaluation(0, math.inf, math.nan), *steps([math.nan] * 3)])))
     assert made["runs"][0]["summary"]["last_val"]["val_loss"] is None
-
-
-def page(*cases: Case) -> str:
-    return diagnoses_html(diagnosed(*cases))
-
-
-def test_the_page_needs_nothing_but_itself() -> None:
-    html = page(case(NARROW, records=HEALTHY_RUN, card="RTX 4070"), SICK["oom-capacity"]())
-    assert not re.search(r"<script|<link|<img|https?://|@import|url\(", html)
-    assert "prefers-color-scheme: dark" in html
-    assert html.count('<svg class="chart"') == 2
-    assert "params-mismatch" in html
-
-
-def test_what_a_log_says_cannot_become_markup() -> None:
-    evil = case(None, records=[*steps([4.0] * 5)], source="<script>alert(1)</script>.log")
-    html = page(evil)
-    assert "<script" not in html
-    assert "<script" not in diagnoses_markdown(diagnosed(evil))
-
-
-def test_charts_are_drawings_that_parse_and_say_what_they_show() -> None:
-    made = case(records=HEALTHY_RUN)
-    for chart in (loss_chart(made), throughput_chart(case(records=timed(9.35)))):
-        assert chart
-        tree = ElementTree.fromstring(str(chart))
-        assert "ends at" in tree.attrib["aria-label"]
-        assert tree.findall(".//polyline")
-    assert loss_chart(case(None)) is None
-    assert throughput_chart(case(None, records=steps([4.0]))) is None
-
-
-def test_a_point_of_the_chart_is_where_its_loss_is() -> None:
-    chart = loss_chart(case(None, records=[evaluation(0, 4.0), evaluation(100, 3.0), evaluation(200, 2.0)]))
-    assert chart
-    places = ElementTree.fromstring(str(chart)).findall(".//circle")
-    heights = [float(place.attrib["cy"]) for place in places]
-    across = [float(place.attrib["cx"]) for place in places]
-    assert across[1] - across[0] == pytest.approx(across[2] - across[1], abs=0.11)
-    assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=0.11)
-    assert heights[0] < heights[2], "a lower loss stands lower"
-
-
-def test_a_long_run_is_thinned_for_the_page() -> None:
-    html = page(case(None, records=steps([4.0 + 0.001 * (n % 7) for n in range(50_000)], every=1)))
-    assert len(html) < 60_000
 
 
 def test_markdown_keeps_stars_and_pipes_as_they_are() -> None:

@@ -1,0 +1,210 @@
+"""Several cards: sums by hand arithmetic, a rank's share, what it costs, and what does not go."""
+
+from __future__ import annotations
+
+import pytest
+
+from onecard.config.schema import RunConfig
+from onecard.errors import OnecardError
+from onecard.inputs.make_plan import plan_named
+from onecard.inputs.several_cards import cards_asked_for
+from onecard.models.ranks import Ranks
+from onecard.plan.cards import find_card
+from onecard.plan.interconnects import INTERCONNECTS, Interconnect, find_interconnect
+from onecard.plan.memory.predict import predict_onecard
+from onecard.plan.place import Place
+from onecard.plan.plan import Plan
+from onecard.plan.ranges import Range
+from onecard.plan.several_cards import divided, pace_of, share_of, worth_up_to
+from onecard.plan.speed import predict_speed
+from onecard.plan.speed.communication import BUCKET_BYTES, gradient_bytes, ring_bytes, sum_seconds
+from onecard.report.plan_json import plan_json
+
+CARD = find_card("RTX 4070")
+CONFIG = RunConfig(
+    n_layer=4, n_head=4, n_embd=256, block_size=512, batch_size=8, gradient_accumulation_steps=12, max_iters=1000
+)
+
+
+def link(*, bytes_per_second: float = 1e9, step_seconds: float = 0.0, share: float = 1.0) -> Interconnect:
+    return Interconnect(
+        name="made-up",
+        title="made up",
+        bytes_per_second=bytes_per_second,
+        source="this test",
+        reached=Range(low=share / 2, likely=share, high=share),
+        reached_source="this test",
+        step_seconds=step_seconds,
+    )
+
+
+def planned(config: dict[str, object] | None = None, **asked: object) -> Plan:
+    keys = CONFIG.model_dump(exclude_defaults=True) | (config or {})
+    return plan_named(keys, [], **({"gpu": "RTX 4070"} | asked))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("ranks", "share_sent"), [(1, 0), (2, 1), (3, 4 / 3), (4, 1.5), (8, 1.75), (100, 1.98)])
+def test_a_ring_sends_twice_the_sum_but_for_a_share_of_one_rank(ranks: int, share_sent: float) -> None:
+    assert ring_bytes(1000, ranks) == pytest.approx(1000 * share_sent)
+
+
+def test_seconds_of_a_sum_by_hand() -> None:
+    # four ranks send 1.5 x 50 MiB at half of 1 GiB/s, then wait 6 steps for each of two buckets
+    seconds = sum_seconds(2 * BUCKET_BYTES, 4, (link(bytes_per_second=2**30, share=0.5, step_seconds=0.001),))
+    assert seconds.likely == pytest.approx(1.5 * 50 / 1024 / 0.5 + 2 * 6 * 0.001)
+    assert seconds.high == pytest.approx(1.5 * 50 / 1024 / 0.25 + 2 * 6 * 0.001)
+    assert seconds.low == seconds.likely
+
+
+def test_the_slowest_link_sets_the_pace() -> None:
+    fast, slow = link(bytes_per_second=1e11), link(bytes_per_second=1e9)
+    assert sum_seconds(10**9, 2, (fast, slow)) == sum_seconds(10**9, 2, (slow,))
+    assert sum_seconds(10**9, 2, (fast,)).likely == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes_per_second"),
+    [
+        ("pcie-4-x8", 15.754),
+        ("pcie-4-x16", 31.508),
+        ("pcie-5-x16", 63.015),
+        ("nvlink-3", 300),
+        ("nvlink-3-bridge", 56.25),
+        ("nvlink-4", 450),
+        ("ethernet-10", 1.25),
+        ("infiniband-400", 50),
+    ],
+)
+def test_published_rates_of_one_direction(name: str, gigabytes_per_second: float) -> None:
+    found = find_interconnect(name)
+    assert found is not None
+    assert found.bytes_per_second == pytest.approx(gigabytes_per_second * 1e9, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("PCIe 4.0 x16", "pcie-4-x16"),
+        ("pcie4x8", "pcie-4-x8"),
+        ("100GbE", "ethernet-100"),
+        ("InfiniBand 400", "infiniband-400"),
+        ("nvlink", None),
+        ("carrier pigeon", None),
+        *((each.title, each.name) for each in INTERCONNECTS),
+    ],
+)
+def test_links_are_found_by_the_names_people_use(typed: str, name: str | None) -> None:
+    found = find_interconnect(typed)
+    assert (found.name if found else None) == name
+
+
+def test_one_card_is_todays_plan_to_the_byte() -> None:
+    today, one = planned(trainer="onecard"), planned(trainer="onecard", gpus=1)
+    alone, cards = plan_json(today), plan_json(one)
+    several = cards.pop("cards")
+    assert cards == alone
+    ours = alone["trainers"]["onecard"]
+    assert several["process_bytes"] == ours["process_bytes"]
+    assert several["tokens_per_second"] == ours["speed"]["tokens_per_second"]
+    assert several["seconds_total"] == ours["speed"]["seconds_total"]
+    assert several["seconds_per_step"] == ours["speed"]["seconds_per_step"]
+
+
+def test_a_rank_has_its_share_of_the_update_and_of_the_evaluation() -> None:
+    share = share_of(CONFIG.replace({"eval_iters": 10}), 4)
+    assert (share.gradient_accumulation_steps, share.eval_iters, share.batch_size) == (3, 3, 8)
+    assert share.max_iters == CONFIG.max_iters
+
+
+def test_memory_of_a_rank_is_that_of_its_tape() -> None:
+    config = CONFIG.replace({"gradient_accumulation_steps": 2, "compile": False})
+    room = CARD.allocatable_bytes
+    memory = predict_onecard(config, CARD, available_bytes=room, ranks=Ranks(world_size=2))
+    two = predict_onecard(config, CARD, available_bytes=room)
+    assert memory.phases["train"].allocated_bytes < two.phases["train"].allocated_bytes, "no sum of micro-batches"
+    several = planned({"gradient_accumulation_steps": 2, "compile": False}, gpus=2).several_cards
+    assert several is not None
+    assert several.rank.memory == memory
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 12])
+def test_more_cards_are_never_slower_in_computing_and_never_faster_than_their_number(ranks: int) -> None:
+    alone, together = pace_of(CONFIG, CARD, 1, ()), pace_of(CONFIG, CARD, ranks, (link(),))
+    assert alone
+    assert together
+    computing = predict_speed(share_of(CONFIG, ranks), CARD, "onecard")
+    assert computing
+    assert computing.step_seconds.likely <= alone.step_seconds.likely
+    assert together.tokens_per_second.likely <= ranks * alone.tokens_per_second.likely
+    step = computing.step_seconds.likely + 2 * (ranks - 1) / ranks * gradient_bytes(CONFIG) / 1e9
+    assert together.step_seconds.likely == pytest.approx(step)
+    assert together.tokens_per_second.likely == pytest.approx(CONFIG.tokens_per_step / step)
+
+
+def test_cards_are_worth_it_until_another_brings_less_than_half() -> None:
+    endless, slow, none = link(bytes_per_second=1e18), link(bytes_per_second=2e9), link(bytes_per_second=1e6)
+    big = CONFIG.replace({"gradient_accumulation_steps": 64})
+    assert worth_up_to(big, CARD, (none,)) == (1, False)
+    some, whole = worth_up_to(big, CARD, (slow,))
+    most, _ = worth_up_to(big, CARD, (endless,))
+    assert some is not None
+    assert most is not None
+    assert 1 < some < most <= big.sequences_per_step
+    assert not whole
+    alone, there, next_one = (pace_of(divided(big, ranks), CARD, ranks, (slow,)) for ranks in (1, some, 2 * some))
+    assert alone
+    assert there
+    assert next_one
+    gain = (next_one.tokens_per_second.likely - there.tokens_per_second.likely) / some
+    assert gain < alone.tokens_per_second.likely / 2
+
+
+def test_the_price_of_all_cards_for_as_long_as_they_take_and_the_cheapest() -> None:
+    several = planned(gpus=4, prices=["0.5", "RTX 4090=0.6", "RTX 3050 8 GB=0.001"]).several_cards
+    assert several is not None
+    assert several.pace is not None
+    first, second, third = several.costs
+    assert first.cost.likely == pytest.approx(4 * 0.5 * several.pace.total_seconds.likely / 3600)
+    assert second.card.name == "GeForce RTX 4090"
+    assert second.total_seconds.likely < first.total_seconds.likely
+    assert several.cheapest == third
+
+
+def test_a_card_that_the_run_does_not_fit_is_never_the_cheapest() -> None:
+    several = planned({"n_layer": 12, "n_embd": 768, "batch_size": 16}, gpus=2, prices=["1", "GTX 1650=0.001"])
+    assert several.several_cards is not None
+    assert [cost.fits for cost in several.several_cards.costs] == [True, False]
+    assert several.several_cards.cheapest == several.several_cards.costs[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "fix"),
+    [
+        ({"gpus": 5}, "ranks-do-not-divide", "--gradient_accumulation_steps=10"),
+        ({"gpus": 0}, "bad-cards", "--gpus 2"),
+        ({"nodes": -1}, "bad-cards", "--nodes 2"),
+        ({"gpus": 2, "interconnects": ["pci"]}, "unknown-interconnect", "--interconnect pcie-4-x8"),
+        ({"gpus": 2, "interconnects": ["ethernet-10"]}, "interconnect-unused", "--nodes 2"),
+        ({"interconnects": ["nvlink-4"]}, "interconnect-unused", "--gpus 2"),
+        ({"gpus": 2, "interconnects": ["pcie-5-x16", "nvlink-4"]}, "two-interconnects", "--interconnect pcie-5-x16"),
+        ({"gpus": 2, "prices": ["free"]}, "bad-price", "--price 0.35"),
+        ({"gpus": 2, "prices": ["nan"]}, "bad-price", "--price 0.35"),
+        ({"gpus": 2, "gpu": "none", "prices": ["1"]}, "no-card", "--gpu"),
+        ({"gpus": 2, "trainer": "nanogpt"}, "not-nanogpts-cards", "--trainer onecard"),
+        ({"gpus": 2, "fit": True}, "two-questions", "--fit alone"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_what_to_type(asked: dict[str, object], name: str, fix: str) -> None:
+    with pytest.raises(OnecardError) as refused:
+        planned(**asked)
+    assert refused.value.name == name
+    assert fix in refused.value.fix
+
+
+def test_links_that_nobody_named_are_assumed_and_said() -> None:
+    asked = cards_asked_for(4, 2, ["ethernet-100"], (), place=Place(card=CARD))
+    assert asked is not None
+    assert [each.name for each in asked.links] == ["pcie-4-x16", "ethernet-100"]
+    assert asked.assumed == ("PCIe 4 x16",)
+    assert asked.ranks.world_size == 8
+    assert cards_asked_for(None, None, (), (), place=None) is None
