@@ -62,6 +62,14 @@ class DoesNotFit(OnecardError):
     exit_code = 1
 
 
+class OfAnotherRank(OnecardError):
+    """Another process of the run tells the user what is wrong: this one ends without a word."""
+
+    def __init__(self, exit_code: int = MachineError.exit_code) -> None:
+        super().__init__("another rank has ended", why="that rank says why", fix="read what it printed")
+        self.exit_code = exit_code
+
+
 # What libraries say without raising MemoryError: torch on the CPU and on a card, cuBLAS without room for its handle,
 # the loader of a shared library, and a thread without room for its stack.
 _NO_MEMORY = (

@@ -22,7 +22,15 @@ from onecard.cli.library import console
 from onecard.cli.signals import INTERRUPTED
 from onecard.cli.streams import prepare_streams
 from onecard.cli.usage import usage_error
-from onecard.errors import ConfigError, MachineError, OnecardError, first_line, is_out_of_memory, out_of_memory
+from onecard.errors import (
+    ConfigError,
+    MachineError,
+    OfAnotherRank,
+    OnecardError,
+    first_line,
+    is_out_of_memory,
+    out_of_memory,
+)
 from onecard.visible import visible
 
 FULL = (ENOSPC, EDQUOT)  # what the operating system says when a disk is full
@@ -149,6 +157,8 @@ def _system_failed(problem: OSError) -> MachineError:
 def _fail(error: OnecardError, *, as_json: bool) -> int:
     from onecard.report.messages import print_error
 
+    if isinstance(error, OfAnotherRank):
+        return error.exit_code
     if as_json:
         click.echo(json.dumps(error.as_json()))
     else:

@@ -20,6 +20,7 @@ from onecard.cli.files import PathType, check_writable, without_config
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, needs_torch
 from onecard.cli.signals import INTERRUPTED
+from onecard.cli.torchrun import as_one_of, tell
 from onecard.config.paths import expanded, refuse_empty
 from onecard.errors import ConfigError, MachineError, OnecardError, UsageError
 from onecard.inputs.before_run import check_data, check_keys, config_of, torch_environment
@@ -39,6 +40,7 @@ from onecard.inputs.resume import (
     where_it_stands,
 )
 from onecard.inputs.tokenizer import keep_tokenizer_in
+from onecard.models.ranks import ranks_of_torchrun
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from onecard.runs.folder import RunFolder
     from onecard.runs.records import End
     from onecard.train.memory_snapshot import MeasuredMemory
+    from onecard.train.ranks import Joined
 
 _FILES = ("--profile", "--memory_snapshot")
 Files = tuple[Path | None, Path | None]  # what these name
@@ -102,21 +105,33 @@ def train(
     for option, file in zip(_FILES, files, strict=True):
         if file:
             check_writable(file, option=option)
-    print_warnings(filter(None, [home_note(os.environ)]), console(stderr=True))
     if resume:
         _check_same_run(Path(resume), flag_values(flags))
-        return _go_on(Path(resume), flag_values(flags), {key: f"--{key}" for key, _ in flags}, files)
-    resolved = config_named(config, flags, otherwise=without_config())
-    if resolved.config.init_from != "resume":
+    resolved = None if resume else config_named(config, flags, otherwise=without_config())
+    if resolved and resolved.config.init_from == "resume" and fit:
+        raise _ignored("init_from=resume", "--fit", _folder_of(resolved), flag_values(flags))
+
+    def go(processes: Joined | None) -> int:
+        print_warnings(filter(None, [home_note(os.environ)]), console(stderr=True))
+        if resolved is None:
+            asked = flag_values(flags)
+            return _go_on(Path(str(resume)), asked, {key: f"--{key}" for key in asked}, files, processes)
         folder = _folder_of(resolved)
+        if resolved.config.init_from == "resume":
+            print_warnings(resolved.warnings, console(stderr=True))
+            return _go_on(folder, resolved.set_by_user, resolved.origins, files, processes)
         if go_on and begun(folder):
             print_warnings(resolved.warnings, console(stderr=True))
-            return _go_on(folder, changed_since(folder, resolved, fit=fit), resolved.origins, files)
-        return _begin(resolved, config, flags, fit=fit, files=files)
-    if fit:
-        raise _ignored("init_from=resume", "--fit", _folder_of(resolved), flag_values(flags))
-    print_warnings(resolved.warnings, console(stderr=True))
-    return _go_on(_folder_of(resolved), resolved.set_by_user, resolved.origins, files)
+            return _go_on(folder, changed_since(folder, resolved, fit=fit), resolved.origins, files, processes)
+        return _begin(resolved, config, flags, fit=fit, files=files, processes=processes)
+
+    ranks = ranks_of_torchrun(os.environ)
+    if ranks is None:
+        return go(None)
+    if resolved:
+        os.environ.update(torch_environment(resolved.config, os.environ))
+    said = resolved.config.model_dump() if resolved else {"--resume": resume, **flag_values(flags)}
+    return as_one_of(ranks, said, go)
 
 
 def _check_same_run(run: Path, asked: Mapping[str, object]) -> None:
@@ -140,7 +155,15 @@ def _ignored(said: str, in_vain: str, run: Path, asked: Mapping[str, object], *,
     )
 
 
-def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bool, files: Files) -> int:
+def _begin(
+    resolved: Resolved,
+    config: str | None,
+    flags: list[Flag],
+    *,
+    fit: bool,
+    files: Files,
+    processes: Joined | None,
+) -> int:
     """Train a new run."""
     from onecard.config.command import train_command
     from onecard.report.messages import print_findings, print_warnings
@@ -175,6 +198,10 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
     planned = run_config if device == "cuda" else run_config.replace({"device": device})  # no plan of a card's memory
     fitted, memory = checked(planned, fit=fit, source=config, typed=flags)
     run_config = fitted.replace({"device": run_config.device})
+    if processes:
+        chosen = fit or config is None  # here, not by the user
+        run_config = processes.ranks.divided(run_config) if chosen else run_config
+        processes.ranks.check(run_config)
     takes = [on_cpu(run_config, insist=insist)] if device == "cpu" else []  # refused before there is a folder
     print_findings(check_data(run_config, dataset), console(stderr=True))
     with create_run(path, config=run_config.model_dump()) as folder:
@@ -182,7 +209,9 @@ def _begin(resolved: Resolved, config: str | None, flags: list[Flag], *, fit: bo
             put(folder, model.snapshot, run_config, source=model.source, data_fingerprint=dataset.fingerprint)
         keep_tokenizer_in(folder.path, dataset)
         _say(takes)
-        return _train(run_config, folder, dataset, resume=model is not None, files=files, memory=memory)
+        return _train(
+            run_config, folder, dataset, resume=model is not None, files=files, memory=memory, processes=processes
+        )
 
 
 def _device(config: RunConfig) -> str:
@@ -224,7 +253,9 @@ def _options(files: Files) -> list[str]:
     return [f"{option} {quote(str(file))}" for option, file in zip(_FILES, files, strict=True) if file]
 
 
-def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], files: Files) -> int:
+def _go_on(
+    path: Path, asked: Mapping[str, object], origins: Mapping[str, str], files: Files, processes: Joined | None
+) -> int:
     """Continue the run in a folder, with the settings asked for."""
     from onecard.report.messages import print_findings, print_warnings
 
@@ -234,6 +265,8 @@ def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], 
         config, notes = resumed_config(run, asked, origins)
         print_warnings(notes, console(stderr=True))
         check_keys(config)
+        if processes:
+            processes.ranks.check(config)
         done, words = where_it_stands(run, config)
         _say(words)
         if done:
@@ -248,7 +281,9 @@ def _go_on(path: Path, asked: Mapping[str, object], origins: Mapping[str, str], 
         memory = predicted(as_it_runs(config, run)) if device == "cuda" else None
         if device == "cpu":
             _say([on_cpu(config, step=step, insist=resume_under(config.replace({"device": "cpu"}), run))])
-        return _train(config, folder, dataset, resume=True, files=files, memory=memory, timed_from=since)
+        return _train(
+            config, folder, dataset, resume=True, files=files, memory=memory, processes=processes, timed_from=since
+        )
 
 
 def _folder_to_resume(path: Path) -> RunFolder:
@@ -280,6 +315,7 @@ def _train(
     resume: bool,
     files: Files,
     memory: Memory | None,
+    processes: Joined | None,
     timed_from: int = 0,
 ) -> int:
     from onecard.report.console import outlive_disk
@@ -288,9 +324,12 @@ def _train(
     from onecard.runs.folder import RECORDS
     from onecard.runs.records import Record
     from onecard.train.loop import train as run_loop
+    from onecard.train.ranks import ALONE
     from onecard.train.trackers import Trackers
 
     profile, snapshot = files
+    if processes:
+        tell(processes, config, dataset)
     signals.check()  # torch has been imported: from here on nothing swallows an exception
 
     def warn(words: str) -> None:
@@ -324,6 +363,7 @@ def _train(
                 profile=profile,
                 memory_snapshot=snapshot,
                 predicted_process_bytes=memory.process_bytes if memory else None,
+                processes=processes or ALONE,
             )
     except KeyboardInterrupt:
         _say_what_is_saved(folder)

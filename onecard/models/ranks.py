@@ -1,13 +1,13 @@
 """The ranks of a run: processes with a card each that share the work of every update and evaluation.
 
-Every command runs as one rank today. What is divided among ranks is divided here, for any number of them: the
-sequences of an update, the batches of an evaluation, random numbers, and who writes.
+What is divided among ranks is divided here, for any number of them: the sequences of an update, the batches of an
+evaluation, random numbers, and who writes. A command is one rank of one, unless torchrun started it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -22,6 +22,8 @@ class Ranks:
 
     rank: int = 0
     world_size: int = 1
+    local_rank: int = 0  # among those on the same machine: its card's number
+    local_size: int = 1  # ranks on this machine
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world_size
@@ -43,12 +45,22 @@ class Ranks:
         """Sequences of an update that each rank reads."""
         return config.sequences_per_step // self.world_size
 
-    def dropout_seed(self, seed: int) -> int | None:
-        """The seed of this rank's dropout; None for rank 0, which goes on where drawing the weights has stopped."""
+    def dropout_seed(self, seed: int, step: int = 0) -> int | None:
+        """The seed of this rank's dropout in the update after `step`, so that a resume needs no state of each rank.
+
+        None for rank 0, which goes on where drawing the weights has stopped, and whose state is in the checkpoint.
+        """
         if self.rank == 0:
             return None
-        key = hashlib.sha256(f"onecard dropout {seed} {self.rank}".encode()).digest()
+        key = hashlib.sha256(f"onecard dropout {seed} {self.rank} {step}".encode()).digest()
         return int.from_bytes(key[:8], "little") >> 1  # torch's seeds have a sign
+
+    def divided(self, config: RunConfig) -> RunConfig:
+        """The config in the largest micro-batch, no larger than its own, that divides what a rank reads."""
+        each, rest = divmod(config.sequences_per_step, self.world_size)
+        if rest:
+            return config
+        return config.in_micro_batches(next(n for n in range(config.batch_size, 0, -1) if each % n == 0))
 
     def check(self, config: RunConfig) -> None:
         """Refuse an update whose sequences cannot be divided equally among the ranks, in whole micro-batches."""
@@ -73,6 +85,15 @@ class Ranks:
 
 
 ONE_RANK = Ranks()
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def ranks_of_torchrun(environ: Mapping[str, str]) -> Ranks | None:
+    """Which rank torchrun has made of this process; None where torchrun did not start it."""
+    if not all(environ.get(name) for name in _OF_TORCHRUN):
+        return None
+    rank, world_size, local_rank, local_size = (int(environ[name]) for name in _OF_TORCHRUN[:4])
+    return Ranks(rank=rank, world_size=world_size, local_rank=local_rank, local_size=local_size)
 
 
 def _nearest_divisor(of: int, size: int) -> int:

@@ -109,6 +109,10 @@ class Steps:
         self.optimizer.zero_grad()
         ops.release_memory()
 
+    def sums(self) -> list[Tensor]:
+        """What must be summed over the ranks before the step: gradients, and the loss."""
+        return [*(each.grad for each in self.parameters if each.grad is not None), self._loss]
+
     def ready_to_step(self) -> Tensor:
         """The gradients' norm before clipping; from here on an update needs no memory, and nothing has changed yet."""
         self.ops.moment("optimizer step")

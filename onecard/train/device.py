@@ -11,6 +11,7 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError, MachineError, first_line
 from onecard.machine import read_gpu
+from onecard.models.ranks import ranks_of_torchrun
 from onecard.plan.cards import Card, matching_cards
 
 
@@ -24,7 +25,7 @@ def choose_device(config: RunConfig) -> torch.device:
 
 def _device(config: RunConfig) -> torch.device:
     if config.device == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        return _own_card() if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(config.device)
     except RuntimeError:
@@ -48,7 +49,31 @@ def _device(config: RunConfig) -> torch.device:
             fix="--device=auto",
             name="no-gpu",
         )
-    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
+    ranks = ranks_of_torchrun(os.environ)
+    if ranks and ranks.world_size > 1 and str(device) not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"device={config.device} is one device, and {ranks.world_size} processes need one each",
+            why="each takes one card of its machine, in order; CUDA_VISIBLE_DEVICES chooses among them",
+            fix="--device=auto",
+            name="one-device-for-all",
+        )
+    return _own_card() if str(device) == "cuda" else device
+
+
+def _own_card() -> torch.device:
+    """The current card; of several processes that torchrun started on a machine, each has its own."""
+    ranks = ranks_of_torchrun(os.environ)
+    if ranks is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    cards = torch.cuda.device_count()
+    if ranks.local_size > cards:
+        raise MachineError(
+            f"{ranks.local_size} processes on this machine, and torch sees {units.things(cards, 'card')}",
+            why="every process needs a card of its own",
+            fix=f"torchrun --nproc_per_node={cards}",
+            name="too-few-cards",
+        )
+    return torch.device("cuda", ranks.local_rank)
 
 
 class NoGpu(NamedTuple):

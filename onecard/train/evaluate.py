@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from onecard.data.windows import Batch, EvalWindows
-from onecard.errors import first_line, is_out_of_memory
 from onecard.models.evaluation import SplitLosses
-from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.training import Losses, split_loss
 from onecard.train.oom import OutOfMemory, release_memory
 from onecard.train.operations import TORCH
+from onecard.train.ranks import ALONE, Processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +39,29 @@ def evaluate(
     device: torch.device,
     on_oom: Callable[[int, int | None, str], None],
     before_batch: Callable[[int, int], None] = lambda _done, _total: None,
-    ranks: Ranks = ONE_RANK,
+    processes: Processes = ALONE,
 ) -> Evaluation:
     """Losses on the same windows every time; each rank reads its share of them.
 
     Out of memory: `on_oom(before, after, why)`, half the batch, again.
-    `before_batch(done, total)` counts the batches of both splits; what it raises ends the evaluation.
+    `before_batch(done, total)` counts the batches of both splits; what it raises ends the evaluation. It is called as
+    often on every rank: before the last batch also on those that have none left.
     """
     began = time.perf_counter()
+    losses: list[SplitLosses] = []
     while True:
-        total = sum(len(ranks.share(range(0, len(windows), batch_size))) for windows in (train, val))
-        step = partial(_count, before_batch, itertools.count(), total)
-        try:
-            losses = [
-                _split(sequence_losses, windows.batches(batch_size, ranks=ranks), device, step)
-                for windows in (train, val)
+        turns = [_turns(windows, batch_size, processes) for windows in (train, val)]
+        step = partial(_count, before_batch, itertools.count(), sum(turns))
+
+        def splits(batch_size: int = batch_size, turns: list[int] = turns, step: Callable[[], None] = step) -> None:
+            losses[:] = [
+                _split(sequence_losses, windows.batches(batch_size, ranks=processes.ranks), most, device, step)
+                for windows, most in zip((train, val), turns, strict=True)
             ]
+
+        message = processes.lack_memory(splits)
+        if message is None:
             break
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            message = first_line(error)  # not the error itself: its frames hold what must be freed
         smaller = batch_size // 2 or None
         on_oom(batch_size, smaller, message)
         if smaller is None:
@@ -76,6 +77,11 @@ def evaluate(
     )
 
 
+def _turns(windows: EvalWindows, batch_size: int, processes: Processes) -> int:
+    """Batches of a split on the rank that has most."""
+    return -(-len(range(0, len(windows), batch_size)) // processes.ranks.world_size)
+
+
 def _count(before_batch: Callable[[int, int], None], done: Iterator[int], total: int) -> None:
     before_batch(next(done), total)
 
@@ -83,13 +89,20 @@ def _count(before_batch: Callable[[int, int], None], done: Iterator[int], total:
 def _split(
     sequence_losses: Losses,
     batches: Iterator[Batch],
+    turns: int,
     device: torch.device,
     before_batch: Callable[[], None],
 ) -> SplitLosses:
+    taken = 0
+
     def brought(batch: Batch) -> tuple[Tensor, Tensor]:
+        nonlocal taken
         before_batch()
+        taken += 1
         x, y = batch
         return torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
 
     mean, spread, sequences = split_loss(TORCH, sequence_losses, (partial(brought, batch) for batch in batches))
+    for _ in range(turns - taken):
+        before_batch()
     return SplitLosses(mean=mean, spread=spread, sequences=sequences)

@@ -19,14 +19,18 @@ class Interrupt:
     Only a person's Ctrl-C does: a terminal that is closed sends SIGHUP twice, from the shell and from the kernel, and
     what it says is to be saved.
 
+    Where signals come `repeated`, as torchrun does with those that a terminal has sent already, a second one says
+    nothing new.
+
     `on_first` is called at once, inside the signal handler: between any two instructions of the program, so it must not
     touch what these may be in the middle of, such as a buffered stream.
     """
 
     NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # not every system has the last
 
-    def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_first: Callable[[], None] = lambda: None, *, repeated: bool = False) -> None:
         self.requested = False
+        self._repeated = repeated
         self._on_first = on_first
         self._before: dict[int, Any] = {}
 
@@ -41,14 +45,9 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def check(self) -> None:
-        """Raise Stopped if a signal came: called wherever work can be left."""
-        if self.requested:
-            raise Stopped
-
     def _asked(self, number: int, _frame: FrameType | None) -> None:
         if not self.requested:
             self.requested = True
             self._on_first()
-        elif number == signal.SIGINT:
+        elif number == signal.SIGINT and not self._repeated:
             raise KeyboardInterrupt

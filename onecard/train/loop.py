@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +21,7 @@ from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import MachineError, OnecardError, first_line, is_out_of_memory
-from onecard.models.evaluation import eval_batch_size
-from onecard.models.ranks import ONE_RANK, Ranks
+from onecard.models.evaluation import SplitLosses, eval_batch_size
 from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
 from onecard.plan.memory.predict import context_of_onecard
@@ -36,6 +36,7 @@ from onecard.train.oom import OutOfMemory
 from onecard.train.peaks import Peaks
 from onecard.train.precision import allow_tf32, choose_precision
 from onecard.train.profiling import Profiling
+from onecard.train.ranks import ALONE, Processes
 from onecard.train.saving import Saving
 from onecard.train.trainer import Shrunk, Trainer
 
@@ -58,26 +59,29 @@ class Finished:
 
 def train(
     config: RunConfig,
-    folder: RunFolder,
+    folder: RunFolder | None,
     dataset: Dataset,
     *,
     resume: bool,
-    on_record: Callable[[Record], None],
+    on_record: Callable[[Record], None] = lambda _: None,
     on_note: Callable[[str], None] = lambda _: None,
     on_interrupt: Callable[[str], None] = lambda _: None,
     on_progress: OnProgress = lambda _doing, _done, _total: None,
     profile: Path | None = None,
     memory_snapshot: Path | None = None,
     predicted_process_bytes: int | None = None,
+    processes: Processes = ALONE,
 ) -> Finished:
     """Train `config` in `folder`; each record is on disk before `on_record` sees it.
+
+    Of several processes only the first has a folder and is heard.
 
     `on_note` gets what no record holds: settings without effect, damaged checkpoints that were skipped.
     `on_interrupt` is called inside the handler of the first signal with what happens next.
     `on_progress` gets the batches done inside an evaluation or an update, and how many there are.
     """
     snapshot = MemorySnapshot(memory_snapshot, choose_device(config))
-    with Profiling(profile) as profiling:
+    with Profiling(profile) as profiling, processes.together():
         try:
             loop = _Loop(
                 config,
@@ -86,6 +90,7 @@ def train(
                 heard=_Heard(on_record=on_record, on_note=on_note, on_interrupt=on_interrupt, on_progress=on_progress),
                 after_step=profiling.after_step,
                 snapshot=snapshot,
+                processes=processes,
             )
             finished = loop.run(resume=resume, predicted_process_bytes=predicted_process_bytes)
         except Exception as error:  # the run has already tried smaller micro-batches
@@ -130,18 +135,20 @@ class _Loop:
     def __init__(
         self,
         config: RunConfig,
-        folder: RunFolder,
+        folder: RunFolder | None,
         dataset: Dataset,
         *,
         heard: _Heard,
         after_step: Callable[[], None],
         snapshot: MemorySnapshot,
-        ranks: Ranks = ONE_RANK,
+        processes: Processes = ALONE,
     ) -> None:
         self.config = config
-        self.folder = folder
-        self.ranks = ranks
-        self.heard = heard = heard if ranks.writes else _SILENCE
+        self.processes = processes
+        writes = processes.ranks.writes
+        assert folder or not writes
+        self.folder = folder if writes else None
+        self.heard = heard = heard if writes else _SILENCE
         self.after_step = after_step
         self.snapshot = snapshot
         self.device = choose_device(config)
@@ -154,23 +161,24 @@ class _Loop:
         if config.memory_limit and self.device.type == "cuda":
             context_bytes = context_of_onecard(config, self.card) if self.card else 0
             cap_memory(self.device, config.memory_limit, context_bytes=context_bytes)
-        self.trainer = Trainer(config, dataset, self.device, self.precision, ranks=ranks)
+        self.trainer = Trainer(config, dataset, self.device, self.precision, processes=processes)
         self.trainer.before_micro_batch = partial(heard.on_progress, "updating")
-        self.saving = Saving(config, folder, self.trainer, heard.on_note)
+        self.saving = Saving(config, self.folder, self.trainer, heard.on_note) if self.folder else None
         self.peaks = Peaks(self.device)
         self.eval_batch_size = eval_batch_size(config)
         self.without_loss = 0  # updates in a row whose loss was NaN or infinite
         self.evaluating = False
-        self.interrupt = Interrupt(lambda: heard.on_interrupt(self._what_follows()))
+        self.interrupt = Interrupt(lambda: heard.on_interrupt(self._what_follows()), repeated=processes.joined)
         self.live_findings = LiveFindings(config, self.card, dataset)
         self.bytes_per_token = bytes_per_token(dataset.val, dataset.tokenizer) if dataset.tokenizer else None
 
     def run(self, *, resume: bool, predicted_process_bytes: int | None) -> Finished:
         resumed_from = self._resume() if resume else None
-        if not self.config.eval_only and self.ranks.writes:
+        if not self.config.eval_only and self.saving:
             self.saving.check_space()
-        if resume and self.ranks.writes:  # every check has passed: the run continues with these settings
+        if resume and self.folder:  # every check has passed: the run continues with these settings
             self.folder.write_config(self.config.model_dump())
+        self.trainer.as_first_rank()
         self._record_start(resumed_from, predicted_process_bytes)
         try:
             end = self._end(self._trained())
@@ -184,6 +192,8 @@ class _Loop:
         """What a request to stop leads to now, and what a second one would cost."""
         left = "stopping this evaluation" if self.evaluating else "stopping after this step"
         saving = "" if self.without_loss or self.config.eval_only else ", then saving"
+        if self.processes.joined or not self.saving:
+            return f"{left}{saving}"
         lost = self.saving.loss_of_stopping()
         return f"{left}{saving}; Ctrl-C again stops at once" + (f" and loses {lost}" if lost else "")
 
@@ -218,7 +228,7 @@ class _Loop:
         stopped = isinstance(error, KeyboardInterrupt)
         end = self._end("interrupted") if stopped else self._end("error", {"error": first_line(error, LONGEST_ERROR)})
         with suppress(OnecardError):
-            if self.ranks.writes:
+            if self.folder:
                 self.folder.append(end)
 
     def _steps(self, began: float) -> EndReason:
@@ -227,15 +237,15 @@ class _Loop:
         while True:
             last = trainer.finished
             evaluating = last or trainer.step % config.eval_interval == 0
-            if not fresh and (evaluating or self.saving.due):
+            if not fresh and self.saving and (evaluating or self.saving.due):
                 self._save("finished" if last else "due")
             if evaluating:
                 # after a resume too: the checkpoint was written before this evaluation, which may not have finished
                 self._evaluate()
             if last or config.eval_only:
                 return "diverged" if self.without_loss else "finished"
-            self.interrupt.check()
-            if config.max_hours and time.perf_counter() - began > config.max_hours * 3600:
+            self._stop_if_asked()
+            if config.max_hours and self.processes.any(time.perf_counter() - began > config.max_hours * 3600):
                 self._save("max_hours")
                 return "max_hours"
             self._update()
@@ -245,12 +255,18 @@ class _Loop:
             if self.without_loss >= PATIENCE:
                 return "diverged"
 
+    def _stop_if_asked(self) -> None:
+        """Raise Stopped on all ranks if a signal came to one."""
+        if self.processes.any(self.interrupt.requested):
+            raise Stopped
+
     def _update(self) -> None:
         trainer = self.trainer
         update = trainer.update(self._shrunk)
         self.without_loss = 0 if math.isfinite(update.loss) else self.without_loss + 1
-        rate, cards = self.config.tokens_per_step / update.seconds, self.ranks.world_size
+        rate, cards = self.config.tokens_per_step / update.seconds, self.processes.ranks.world_size
         peak = self.card.peak_flops if self.card else None
+        allocated, reserved = self._highest(self.peaks.allocated_in_training(), self.peaks.reserved_in_run())
         self._record(
             Step(
                 step=trainer.step,
@@ -262,8 +278,8 @@ class _Loop:
                 elapsed_seconds=trainer.elapsed_seconds,
                 tokens_per_second=rate,
                 mfu=mfu(self.config, tokens_per_second=rate, peak_flops=peak * cards) if peak else None,
-                allocated_bytes=self.peaks.allocated_in_training(),
-                reserved_bytes=self.peaks.reserved_in_run(),
+                allocated_bytes=allocated,
+                reserved_bytes=reserved,
                 data_wait_seconds=update.data_wait_seconds,
             )
         )
@@ -302,36 +318,46 @@ class _Loop:
                 device=self.device,
                 on_oom=self._eval_shrunk,
                 before_batch=self._before_eval_batch,
-                ranks=self.ranks,
+                processes=self.processes,
             )
             self.evaluating = False
         self.eval_batch_size = found.batch_size
+        of_train, of_val = self._of_all_ranks(found.train), self._of_all_ranks(found.val)
+        allocated, reserved = self._highest(self.peaks.allocated(), self.peaks.reserved())
         self._record(
             Eval(
                 step=trainer.step,
                 tokens=trainer.tokens,
-                train_loss=found.train.mean,
-                val_loss=found.val.mean,
-                train_loss_error=found.train.error,
-                val_loss_error=found.val.error,
+                train_loss=of_train.mean,
+                val_loss=of_val.mean,
+                train_loss_error=of_train.error,
+                val_loss_error=of_val.error,
                 block_size=self.config.eval_length,
                 tokens_read=found.tokens_read,
                 seconds=found.seconds,
-                peak_allocated_bytes=self.peaks.allocated(),
-                peak_reserved_bytes=self.peaks.reserved(),
-                bits_per_byte=self._bits_per_byte(found.val.mean),
+                peak_allocated_bytes=allocated,
+                peak_reserved_bytes=reserved,
+                bits_per_byte=self._bits_per_byte(of_val.mean),
             )
         )
         self._check_peak(self.peaks.allocated())
         self.peaks.begin()
-        if self.ranks.writes:
-            self.saving.evaluated(found.val.mean)
+        if self.saving:
+            self.saving.evaluated(of_val.mean)
         for finding in self.live_findings.new_findings():
             self._record(FindingRecord(step=trainer.step, finding=finding))
 
+    def _of_all_ranks(self, found: SplitLosses) -> SplitLosses:
+        parts = self.processes.gathered((found.mean, found.spread, found.sequences))
+        return reduce(add, (SplitLosses(mean=mean, spread=spread, sequences=count) for mean, spread, count in parts))
+
+    def _highest(self, *peaks_bytes: int | None) -> list[int | None]:
+        """Of all ranks: the card that needs most decides what fits."""
+        return [None if peak is None else int(peak) for peak in self.processes.highest(peaks_bytes)]
+
     def _before_eval_batch(self, done: int, total: int) -> None:
         self.heard.on_progress("evaluating", done, total)
-        self.interrupt.check()
+        self._stop_if_asked()
 
     def _check_peak(self, evaluation_bytes: int | None) -> None:
         """Report an evaluation that needed more memory than training: the plan promises that none does.
@@ -368,10 +394,12 @@ class _Loop:
 
     def _save(self, reason: str) -> None:
         """Save, unless the loss is NaN: never replace a good checkpoint with NaN weights."""
-        if not self.without_loss and self.ranks.writes:
+        if not self.without_loss and self.saving:
             self._record(self.saving.save(reason))
 
     def _resume(self) -> str | None:
+        if not self.folder or not self.saving:
+            return None
         before = self.folder.read()
         resumed_from = self.saving.resume(before)
         if resumed_from:  # how the earlier part ended is already known
@@ -394,7 +422,7 @@ class _Loop:
         )
 
     def _record(self, record: Record) -> None:
-        if self.ranks.writes:
+        if self.folder:
             self.folder.append(record)
         self.live_findings.add(record)
         self.heard.on_record(record)

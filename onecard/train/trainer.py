@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
-from onecard.errors import first_line, is_out_of_memory
 from onecard.models.evaluation import eval_sequences
-from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.training import Losses, Steps
 from onecard.models.ways import compiles_blocks, fuses, records_graph
 from onecard.plan.schedule import learning_rate
@@ -32,6 +30,7 @@ from onecard.train.operations import DeviceOperations
 from onecard.train.optim import AdamW, make_optimizer, set_rates
 from onecard.train.precision import Precision
 from onecard.train.products import has_products
+from onecard.train.ranks import ALONE, Processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +70,12 @@ class Trainer:
         device: torch.device,
         precision: Precision,
         *,
-        ranks: Ranks = ONE_RANK,
+        processes: Processes = ALONE,
     ) -> None:
+        ranks = processes.ranks
         ranks.check(config)
         self.config = config
-        self.ranks = ranks
+        self.ranks, self.processes = ranks, processes
         self.device = device
         self.precision = precision
         torch.manual_seed(config.seed)
@@ -110,6 +110,7 @@ class Trainer:
         self.best_val_loss: float | None = None
         self.before_micro_batch: Callable[[int, int], None] = lambda _done, _total: None  # of an update
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
+        self._norm: Tensor | None = None  # of the gradients of the update under way
 
     @property
     def optimizer(self) -> AdamW:
@@ -149,20 +150,17 @@ class Trainer:
         """One update. Out of memory: the gradients are thrown away, the micro-batch is halved, and it starts over."""
         began = time.perf_counter()
         rate = learning_rate(self.config, self.step)
+        self._seed_dropout()
         random = self._random_state()
         while True:
             waited = self._batches.waited_seconds if self._batches else 0.0
-            try:
-                self.steps.gradients(self._next_batch, self.before_micro_batch)
-                norm = self.steps.ready_to_step()
+            message = self.processes.lack_memory(self._gradients) or self.processes.lack_memory(self._ready_to_step)
+            if message is None:
                 break
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                message = first_line(error)  # not the error itself: its frames hold what must be freed
             self._set_random_state(random)  # also where shrinking ends the run: it is saved as before this update
             self._shrink(message, on_shrink)
         set_rates(self.optimizer, self.config, self.step)
+        norm, self._norm = self._norm, None
         figures = self.steps.step(norm)
         self.step += 1
         self.updates_here += 1
@@ -176,6 +174,16 @@ class Trainer:
             seconds=seconds,
             data_wait_seconds=self._batches.waited_seconds - waited,
         )
+
+    def _gradients(self) -> None:
+        self.steps.gradients(self._next_batch, self.before_micro_batch)
+        self.processes.make_buckets(self.steps.sums())
+
+    def _ready_to_step(self) -> None:
+        """Every rank has its part of the gradients: the sums, and all else that a step needs."""
+        if self.processes.joined:
+            self.processes.sum(self.steps.sums())
+        self._norm = self.steps.ready_to_step()
 
     @contextmanager
     def evaluating(self) -> Iterator[Losses]:
@@ -230,6 +238,12 @@ class Trainer:
             scaler.load_state_dict(self.scaler.state_dict())
         return scaler
 
+    def _seed_dropout(self) -> None:
+        """Other ranks than the first draw dropout from the step's own seed."""
+        seed = self.ranks.dropout_seed(self.config.seed, self.step) if self.config.dropout else None
+        if seed is not None:
+            torch.manual_seed(seed)
+
     def _random_state(self) -> tuple[Tensor, Tensor | None]:
         """Only dropout draws random numbers in training; without it this costs nothing worth saving."""
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
@@ -264,6 +278,21 @@ class Trainer:
         if state.scaler:
             self.scaler.load_state_dict(dict(state.scaler))
         self.close()
+
+    def as_first_rank(self) -> None:
+        """Take over where the first rank stands: its weights, its optimizer's state, its step."""
+        processes = self.processes
+        if not processes.joined:
+            return
+        parameters = list(self.model.parameters())
+        processes.copy_from_first(parameters)
+        if processes.from_first(bool(self.optimizer.state)):
+            self.optimizer.make_state()
+            moments = (self.optimizer.state[parameter] for parameter in parameters)
+            processes.copy_from_first(each[name] for each in moments for name in sorted(each))
+        state = processes.from_first(asdict(self.state()))
+        if self.ranks.rank:
+            self.restore(TrainingState(**state))
 
     def _goes_on_in(self, asked: int, micro_batch: int) -> bool:
         """Whether the micro-batch of the checkpoint is used: not if the user has asked for another, or if it does not

@@ -22,6 +22,7 @@ from onecard.train.evaluate import Evaluation, evaluate  # noqa: E402
 from onecard.train.loop import _Heard, _Loop  # noqa: E402
 from onecard.train.memory_snapshot import MemorySnapshot  # noqa: E402
 from onecard.train.precision import Precision  # noqa: E402
+from onecard.train.ranks import Processes, in_buckets  # noqa: E402
 from onecard.train.trainer import Trainer  # noqa: E402
 
 TINY = RunConfig(
@@ -43,7 +44,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def trainer_of(ranks: Ranks, dataset: Dataset, **keys: Any) -> Trainer:
     """A rank's trainer, with weights in float64: what is summed in another order then differs by nothing."""
     precision = Precision(device_type="cpu", dtype=torch.float32)
-    trainer = Trainer(TINY.replace(keys), dataset, CPU, precision, ranks=ranks)
+    trainer = Trainer(TINY.replace(keys), dataset, CPU, precision, processes=Processes(ranks))
     trainer.model.double()
     trainer.steps._loss = trainer.steps._loss.double()
     return trainer
@@ -110,7 +111,13 @@ def test_the_evaluations_of_the_ranks_add_up_to_the_whole(dataset: Dataset, worl
     def found_by(ranks: Ranks) -> Evaluation:
         with trainer.evaluating() as losses:
             return evaluate(
-                losses, train=train, val=val, batch_size=batch_size, device=CPU, on_oom=pytest.fail, ranks=ranks
+                losses,
+                train=train,
+                val=val,
+                batch_size=batch_size,
+                device=CPU,
+                on_oom=pytest.fail,
+                processes=Processes(ranks),
             )
 
     whole, parts = found_by(ONE_RANK), [found_by(ranks) for ranks in ranks_of(world_size)]
@@ -189,9 +196,15 @@ def test_only_the_first_rank_writes_and_is_heard(dataset: Dataset, tmp_path: Pat
             on_interrupt=heard.append,
             on_progress=lambda *done: heard.append(done),
         )
-        ranks = Ranks(rank=rank, world_size=2)
+        two = Processes(Ranks(rank=rank, world_size=2))
         snapshot = MemorySnapshot(None, CPU)
-        loop = _Loop(TINY, folder, dataset, heard=listening, after_step=lambda: None, snapshot=snapshot, ranks=ranks)
+        loop = _Loop(TINY, folder, dataset, heard=listening, after_step=lambda: None, snapshot=snapshot, processes=two)
         finished = loop.run(resume=False, predicted_process_bytes=None)
         assert (finished.end.reason, finished.end.tokens) == ("finished", 4 * TINY.tokens_per_step)
         assert bool(heard) == (contents(path) != before) == writes
+
+
+def test_buckets_keep_the_order_and_only_a_larger_tensor_exceeds_one() -> None:
+    tensors = [torch.zeros(size) for size in (3, 4, 3, 20, 1, 10, 1)]
+    assert [[len(each) for each in bucket] for bucket in in_buckets(tensors, 10)] == [[3, 4, 3], [20], [1], [10], [1]]
+    assert list(in_buckets([], 10)) == []

@@ -8,7 +8,7 @@ import pytest
 
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
-from onecard.models.ranks import ONE_RANK, Ranks
+from onecard.models.ranks import ONE_RANK, Ranks, ranks_of_torchrun
 from onecard.models.run_on_paper import PaperRun
 from onecard.paper.device import H200
 from onecard.plan.memory.onecard.tape import onecard_tape
@@ -65,6 +65,12 @@ def test_what_does_not_divide_is_refused_with_the_nearest_that_does(
     Ranks(world_size=world_size).check(config.replace({key: int(value) for key, value in patch.items()}))
 
 
+@pytest.mark.parametrize(("world_size", "micro_batch"), [(1, 12), (2, 12), (3, 10), (64, 12)])
+def test_a_micro_batch_that_onecard_chooses_divides_where_any_does(world_size: int, micro_batch: int) -> None:
+    divided = Ranks(world_size=world_size).divided(update(480, 12))
+    assert (divided.batch_size, divided.sequences_per_step) == (micro_batch, 480)
+
+
 def test_one_rank_takes_every_update() -> None:
     for sequences, micro_batch in ((480, 12), (5, 5), (7, 1)):
         ONE_RANK.check(update(sequences, micro_batch))
@@ -85,3 +91,10 @@ def test_on_paper_the_batches_of_an_evaluation_are_divided() -> None:
     batches = [PaperRun(config, H200, ranks=ranks).eval_batches for ranks in all_of(4)]
     assert batches == [[3], [3], [2], []]
     assert PaperRun(config, H200).eval_batches == [3, 3, 2]
+
+
+def test_a_process_is_one_of_several_only_where_torchrun_says_all_of_it() -> None:
+    said = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert ranks_of_torchrun(said) is None, "a variable that somebody left in a shell"
+    said |= {"MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
+    assert ranks_of_torchrun(said) == Ranks(rank=3, world_size=4, local_rank=1, local_size=2)

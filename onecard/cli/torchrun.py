@@ -1,0 +1,148 @@
+"""onecard train under torchrun: the first rank prepares the run as one process does, the others join it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onecard
+from onecard.cli import signals
+from onecard.cli.signals import INTERRUPTED
+from onecard.errors import ConfigError, OfAnotherRank, OnecardError
+from onecard.inputs.before_run import torch_environment
+from onecard.inputs.config import open_data
+
+if TYPE_CHECKING:
+    from onecard.config.schema import RunConfig
+    from onecard.data.dataset import Dataset
+    from onecard.models.ranks import Ranks
+    from onecard.train.ranks import Joined
+
+_SHOWN = 3  # differences
+
+
+def as_one_of(ranks: Ranks, asked: Mapping[str, object], first: Callable[[Joined], int]) -> int:
+    """Train as one of several processes. `asked` is what must be the same on all; `first` is the first rank's work."""
+    from onecard.train.ranks import Joined
+
+    processes = Joined(ranks)
+    signals.check()  # torch has been imported
+    _refuse_difference(processes, asked)
+    if not ranks.writes:
+        return _follow(processes)
+    code = INTERRUPTED
+    try:
+        code = first(processes)
+    except OnecardError as error:
+        code = error.exit_code
+        raise
+    finally:
+        _end(processes, code)
+    return code
+
+
+def _end(processes: Joined, code: int) -> None:
+    """Tell the others, who wait, that all is written and what the exit code is."""
+    if not processes.apart:
+        processes.from_first({"ended": code})
+        processes.leave()
+
+
+def tell(processes: Joined, config: RunConfig, dataset: Dataset) -> None:
+    """What the first rank has prepared; returns once all are ready."""
+    processes.from_first({"config": config.model_dump(), "data": dataset.fingerprint})
+    _agree(processes, None)
+
+
+def _follow(processes: Joined) -> int:
+    """A rank that neither prepares nor writes nor prints."""
+    from onecard.train.loop import train
+
+    told = processes.from_first()
+    if "ended" not in told:
+        config, dataset = _ready(processes, told)
+        train(config, None, dataset, resume=False, processes=processes)
+        told = processes.from_first()
+    processes.leave()
+    code: int = told["ended"]
+    return code
+
+
+def _ready(processes: Joined, told: Mapping[str, object]) -> tuple[RunConfig, Dataset]:
+    """The run's config and data on this rank; an error of any rank ends all."""
+    from onecard.config.schema import RunConfig
+    from onecard.train.device import choose_device
+
+    config = RunConfig.model_validate(told["config"])
+    problem: OnecardError | None = None
+    os.environ.update(torch_environment(config, os.environ))
+    try:
+        choose_device(config)
+        dataset = open_data(config)
+        if dataset.fingerprint != told["data"]:
+            problem = ConfigError(
+                f"{dataset.path} holds other tokens than on the first rank",
+                why=f"their fingerprint is {dataset.fingerprint} here and {told['data']} there",
+                fix="copy the folder of that machine, or name one that both can read: --dataset=PATH",
+                name="ranks-differ",
+            )
+    except OnecardError as error:
+        problem = error
+    _agree(processes, problem)
+    return config, dataset
+
+
+def _agree(processes: Joined, problem: OnecardError | None) -> None:
+    """Raise the error of the lowest rank that has one, on all: the first rank reports it."""
+    said = None
+    if problem:
+        said = {"what": problem.what, "why": problem.why, "fix": problem.fix, "name": problem.name}
+        said["code"] = str(problem.exit_code)
+    for rank, error in enumerate(processes.gathered(said)):
+        if error:
+            raise _of_rank(processes, rank, error)
+
+
+def _of_rank(processes: Joined, rank: int, error: dict[str, str]) -> OnecardError:
+    code = int(error.pop("code"))
+    if not processes.ranks.writes:
+        processes.from_first()  # which tells the user first
+        return OfAnotherRank(code)
+    error["what"] = f"rank {rank} on {processes.places[rank][0]}: {error['what']}"
+    found = OnecardError(**error)
+    found.exit_code = code
+    return found
+
+
+def _refuse_difference(processes: Joined, asked: Mapping[str, object]) -> None:
+    """Refuse ranks that would not compute the same: other code, another torch, another config."""
+    own = {**asked, "onecard's code": _code(), "torch": version("torch"), "Python": platform.python_version()}
+    found = processes.gathered({key: str(value) for key, value in own.items()})
+    for rank, theirs in enumerate(found):
+        differ = [key for key in sorted(found[0].keys() | theirs.keys()) if found[0].get(key) != theirs.get(key)]
+        if not differ:
+            continue
+        if processes.ranks.rank:
+            raise OfAnotherRank(ConfigError.exit_code)
+        said = [f"{key} is {theirs.get(key)} there and {found[0].get(key)} here" for key in differ[:_SHOWN]]
+        raise ConfigError(
+            f"rank {rank} on {processes.places[rank][0]} is not what rank 0 on {socket.gethostname()} is",
+            why="; ".join(said) + ("; …" if len(differ) > _SHOWN else ""),
+            fix="start the same command with the same files on every machine",
+            name="ranks-differ",
+        )
+
+
+def _code() -> str:
+    """A fingerprint of the package's source."""
+    root = Path(onecard.__file__).parent
+    found = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        found.update(f"{file.relative_to(root).as_posix()}\n".encode() + file.read_bytes())
+    return f"{onecard.__version__} ({found.hexdigest()[:12]})"

@@ -1,0 +1,319 @@
+"""The processes of a run and what they say to each other, with torch.distributed; torchrun starts them.
+
+Tensors of the CPU go by gloo, those of a card by NCCL. What is said about the work itself (out of memory, a signal, a
+loss) is small and always goes by gloo: so a rank that waits for another one waits on the host, where a lost connection
+and a timeout are errors that can be caught and explained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from onecard.errors import MachineError, OfAnotherRank, OnecardError, first_line, is_out_of_memory, kind_and_line
+from onecard.models.ranks import ONE_RANK, Ranks
+from onecard.units import MIB
+
+BUCKET_BYTES = 25 * MIB  # of gradients that are summed together: as torch's DistributedDataParallel
+TIMEOUT = timedelta(minutes=10)  # the longest that a rank waits for another: torch's own for NCCL
+LAST_WORDS_SECONDS = 3.0  # how long ranks that lost another one wait to hear which ones are still there
+
+
+class _ShortElsewhere(Exception):
+    """Another rank ran out of memory: what is under way is left, as it is there."""
+
+
+class Processes:
+    """A run's processes as one of them sees them. This one is alone: what it says is what all say."""
+
+    joined = False  # whether torchrun started this process
+
+    def __init__(self, ranks: Ranks = ONE_RANK) -> None:
+        self.ranks = ranks
+
+    def any(self, said: bool) -> bool:
+        """Whether any rank says yes."""
+        return said
+
+    def highest(self, figures: Sequence[float | None]) -> list[float | None]:
+        """The highest of each figure; None where no rank has one."""
+        return list(figures)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What each rank gives, by rank: anything JSON can hold."""
+        return [value]
+
+    def from_first(self, value: Any = None) -> Any:
+        """What the first rank gives: anything JSON can hold."""
+        return value
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Give tensors the values that they have on the first rank."""
+
+    def make_buckets(self, tensors: Sequence[Tensor]) -> None:
+        """Obtain the memory that the sums of such tensors need."""
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks."""
+
+    def lack_memory(self, part: Callable[[], None]) -> str | None:
+        """Do a part of the work; if it ran out of memory on any rank, what that rank was told."""
+        message, heard = None, False
+        try:
+            part()
+        except _ShortElsewhere:
+            heard = True
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            message = first_line(error)  # not the error itself: its frames hold what must be freed
+        if not heard and not self._any_short(message is not None):
+            return None
+        told: list[str | None] = self.gathered(message)
+        return next(each for each in told if each is not None)
+
+    def _any_short(self, short: bool) -> bool:
+        return short
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """While entered, the ranks wait for each other: an error of one ends all."""
+        yield
+
+
+ALONE = Processes()
+
+
+class Joined(Processes):
+    """A process among those that torchrun started."""
+
+    joined = True
+
+    def __init__(self, ranks: Ranks, *, timeout: timedelta = TIMEOUT) -> None:
+        super().__init__(ranks)
+        with_card = torch.cuda.is_available() and dist.is_nccl_available()
+        try:
+            store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if with_card else "gloo",
+                store=store,
+                rank=rank,
+                world_size=world_size,
+                timeout=timeout,
+            )
+        except (RuntimeError, ValueError) as problem:
+            raise MachineError(
+                f"rank {ranks.rank} on {socket.gethostname()} could not reach the others",
+                why=f"torch says: {first_line(problem, 240)}",
+                fix="check that MASTER_ADDR can be reached; GLOO_SOCKET_IFNAME=eth0 names the network to use",
+                name="ranks-cannot-meet",
+            ) from problem
+        self.apart = False  # whether the ranks can no longer speak to each other
+        self._store = store
+        self._buckets: list[Tensor] = []
+        self.places: list[tuple[str, int]] = [(socket.gethostname(), os.getpid())] * world_size
+        self.places = [(host, process) for host, process in self.gathered(self.places[rank])]
+
+    def any(self, said: bool) -> bool:
+        found, short = self._flags(said, False)
+        if short:
+            raise _ShortElsewhere
+        return found
+
+    def _any_short(self, short: bool) -> bool:
+        return self._flags(False, short)[1]
+
+    def _flags(self, *said: bool) -> list[bool]:
+        flags = torch.tensor(said, dtype=torch.uint8)
+        with self._speaking():
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return [bool(flag) for flag in flags.tolist()]
+
+    def highest(self, figures: Sequence[float | None]) -> list[float | None]:
+        found = torch.tensor([-1.0 if figure is None else figure for figure in figures], dtype=torch.float64)
+        with self._speaking():
+            dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return [None if figure < 0 else figure for figure in found.tolist()]
+
+    def gathered(self, value: Any) -> list[Any]:
+        text = json.dumps(value).encode()
+        sizes = torch.zeros(self.ranks.world_size, dtype=torch.int64)
+        sizes[self.ranks.rank] = len(text)
+        with self._speaking():
+            dist.all_reduce(sizes)
+            padded = [torch.zeros(int(sizes.max()), dtype=torch.uint8) for _ in range(self.ranks.world_size)]
+            own = torch.zeros_like(padded[0])
+            own[: len(text)] = _bytes(text)
+            dist.all_gather(padded, own)
+        return [json.loads(_text(each[:size])) for each, size in zip(padded, sizes.tolist(), strict=True)]
+
+    def from_first(self, value: Any = None) -> Any:
+        text = json.dumps(value).encode() if self.ranks.rank == 0 else b""
+        size = torch.tensor(len(text))
+        with self._speaking():
+            dist.broadcast(size, src=0)
+            content = _bytes(text) if self.ranks.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
+            dist.broadcast(content, src=0)
+        return json.loads(_text(content))
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        with torch.no_grad(), self._speaking():
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), src=0)
+
+    def make_buckets(self, tensors: Sequence[Tensor]) -> None:
+        if not self._buckets:
+            numbers = sum(each.numel() for each in tensors)
+            size = min(numbers, BUCKET_BYTES // tensors[0].element_size())
+            self._buckets = [tensors[0].new_empty(size) for _ in range(2)]
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """In buckets; a tensor that is no smaller than a bucket where it is. One bucket is filled while another is
+        under way. Every rank gets the same bits: each number is added up in one place."""
+        self.make_buckets(tensors)
+        under_way: list[Callable[[], None]] = []
+        with torch.no_grad(), self._speaking():
+            for number, bucket in enumerate(in_buckets(tensors, self._buckets[0].numel())):
+                if len(under_way) == len(self._buckets):
+                    under_way.pop(0)()
+                under_way.append(self._begin_sum(bucket, self._buckets[number % 2]))
+            for finish in under_way:
+                finish()
+
+    def _begin_sum(self, tensors: list[Tensor], buffer: Tensor) -> Callable[[], None]:
+        """Start to sum a bucket; returns what waits for it and puts the sums in their places."""
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            whole = dist.all_reduce(tensors[0], async_op=True)
+            return lambda: _finish(whole)
+        sizes = [each.numel() for each in tensors]
+        flat = buffer[: sum(sizes)]
+        parts = [part.view_as(each) for part, each in zip(torch.split(flat, sizes), tensors, strict=True)]
+        torch._foreach_copy_(parts, tensors)
+        work = dist.all_reduce(flat, async_op=True)
+
+        def finish() -> None:
+            _finish(work)
+            torch._foreach_copy_(tensors, parts)
+
+        return finish
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            if not self.apart:
+                self._say_last(error)
+            raise
+
+    def leave(self) -> None:
+        """Say goodbye: the ranks have nothing more to say to each other."""
+        self.apart = True
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as problem:  # torch's errors of a backend are such
+            self.apart = True
+            raise self._lost(problem) from problem
+
+    # after an error
+
+    def _say_last(self, error: BaseException) -> None:
+        """Leave word why this rank ends, for those that will notice."""
+        self.apart = True
+        words = error.what if isinstance(error, OnecardError) else kind_and_line(error, 240)
+        with suppress(RuntimeError):
+            self._store.set(f"onecard/last/{self.ranks.rank}", words)
+
+    def _lost(self, problem: RuntimeError) -> OnecardError:
+        """The error of a rank that can no longer reach another: one rank of each machine tells which one."""
+        own, host = self.ranks.rank, self.places[self.ranks.rank][0]
+        try:
+            present, words = self._roll_call()
+        except RuntimeError:  # the machine that keeps the list is gone
+            present, words = {own}, {}
+        said = next(iter(words.items()), None)
+        if said and self.places[said[0]][0] == host:
+            return OfAnotherRank()  # it has said so itself, on this machine
+        if any(self.places[rank][0] == host for rank in present if rank < own):
+            return OfAnotherRank()
+        if said:
+            return _ended(f"{self._named([said[0]])} has ended: {said[1]}", "the others cannot go on without it")
+        absent = [rank for rank in range(self.ranks.world_size) if rank not in {*present, *words}]
+        gone = [rank for rank in absent if self.places[rank][0] == host and not _runs(self.places[rank][1])]
+        who = self._named(gone or absent) if absent else "the ranks"
+        what = "was killed" if gone else "cannot be reached" if absent else "lost their connection"
+        if len(gone or absent) > 1:
+            what = what.replace("was", "were")
+        return _ended(f"{who} {what}", f"the others cannot go on without it; torch says: {first_line(problem, 160)}")
+
+    def _roll_call(self) -> tuple[set[int], dict[int, str]]:
+        """The ranks that are still there, and the last words of those that are not."""
+        self._store.set(f"onecard/here/{self.ranks.rank}", "")
+        until = time.monotonic() + LAST_WORDS_SECONDS
+        everyone = range(self.ranks.world_size)
+        while True:
+            present = {rank for rank in everyone if self._store.check([f"onecard/here/{rank}"])}
+            ended = [rank for rank in everyone if self._store.check([f"onecard/last/{rank}"])]
+            if len(present) + len(ended) >= len(everyone) or time.monotonic() > until:
+                return present, {rank: self._store.get(f"onecard/last/{rank}").decode() for rank in ended}
+            time.sleep(0.05)
+
+    def _named(self, ranks: list[int]) -> str:
+        hosts = ", ".join(dict.fromkeys(self.places[rank][0] for rank in ranks))
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {hosts}"
+
+
+def in_buckets(tensors: Iterable[Tensor], most: int) -> Iterator[list[Tensor]]:
+    """The tensors in their order, as many together as have at most `most` numbers; a larger one by itself."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        if bucket and sum(each.numel() for each in bucket) + tensor.numel() > most:
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
+
+
+def _finish(work: dist.Work | None) -> None:
+    assert work
+    work.wait()
+
+
+def _ended(what: str, why: str) -> MachineError:
+    fix = "see what that rank printed, then go on: the same torchrun command with --continue"
+    return MachineError(what, why=why, fix=fix, name="rank-lost")
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _bytes(text: bytes) -> Tensor:
+    return torch.tensor(list(text), dtype=torch.uint8)
+
+
+def _text(content: Tensor) -> bytes:
+    return bytes(content.tolist())
