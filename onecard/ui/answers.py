@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onecard.doctor.case import Case
     from onecard.doctor.compare import Comparison
     from onecard.doctor.diagnose import Diagnosis
+    from onecard.plan.nvidia_smi import DriverFigures
     from onecard.plan.plan import Plan
     from onecard.runs.follow import Followed
 
@@ -58,11 +59,11 @@ def plan(asked: Asked, config: Source | None) -> Answer:
     return planned(made) if more else plan_json(made)
 
 
-def planned(made: Plan) -> Answer:
+def planned(made: Plan, *, driver: DriverFigures | None = None) -> Answer:
     """A plan as a page draws it: its JSON, with the words to copy and the drawing of a step."""
     from onecard.report.plan_json import plan_json
 
-    return plan_json(made) | {"ui": _words(made)}
+    return plan_json(made, driver=driver) | {"ui": _words(made)}
 
 
 def _plan(asked: dict[str, str], config: Source | None) -> Plan:
