@@ -115,7 +115,7 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
     _check(options)
     driver = _driver(options)
     made = _make(options, flags, driver)
-    _write_files(options, made)
+    _write_files(options, made, driver)
     if options.as_json:
         click.echo(json.dumps(plan_json(made, driver=driver)))
     else:
@@ -207,7 +207,7 @@ def _make(options: Options, flags: list[Flag], driver: DriverFigures | None) -> 
     )
 
 
-def _write_files(options: Options, made: Plan) -> None:
+def _write_files(options: Options, made: Plan, driver: DriverFigures | None) -> None:
     from onecard.cli.files import write_text
     from onecard.plan.proposal import config_text
     from onecard.report.timeline import timeline_of
@@ -217,7 +217,7 @@ def _write_files(options: Options, made: Plan) -> None:
     if options.html:
         from onecard.ui.single_file import plan_file
 
-        write_text(Path(options.html), plan_file(made), option="--html")
+        write_text(Path(options.html), plan_file(made, driver=driver), option="--html")
     if options.write and made.proposals:
         text = config_text(made.proposals[0])
         write_text(Path(options.write), text, option="--write", overwrite=False)

@@ -27,6 +27,7 @@ from onecard.visible import visible
 if TYPE_CHECKING:
     from onecard.doctor.compare import Comparison
     from onecard.doctor.diagnose import Diagnosis
+    from onecard.plan.nvidia_smi import DriverFigures
     from onecard.plan.plan import Plan
 
 STATIC = Path(__file__).parent / "static"
@@ -41,12 +42,13 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:const|function) (\w+))", re.MULT
 _MARK = re.compile(r"\[([a-z]+)\]")
 
 
-def plan_file(made: Plan) -> str:
+def plan_file(made: Plan, *, driver: DriverFigures | None = None) -> str:
     """A plan to share."""
     from onecard.report.plan import print_plan
 
     name = made.resolved.source or "packaged default"
-    return _file("plan", name, answers.planned(made), lambda console: print_plan(made, console, details=True))
+    said = answers.planned(made, driver=driver)
+    return _file("plan", name, said, lambda console: print_plan(made, console, details=True, driver=driver))
 
 
 def comparison_file(comparison: Comparison) -> str:

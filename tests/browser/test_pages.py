@@ -1,92 +1,30 @@
 """The pages of `onecard ui` in Chromium: what they show is what the records and the commands say."""
 
-import hashlib
 import json
-import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from docs.made_runs import logs
-from docs.ui_pictures import make_run, run_ids, served, step_record
+from docs.fetch_vendored import PACKAGES, known_sums, sum_of
+from docs.ui_pictures import step_record
 from onecard import units
 from onecard.config.schema import RunConfig
+from tests.browser.conftest import HOSTILE, Site
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-STATIC = Path(__file__).parents[2] / "onecard/ui/static"
-HOSTILE = "<img src=x onerror=document.title=1>"
+ROOT = Path(__file__).parents[2]
+STATIC = ROOT / "onecard/ui/static"
 LATE_SECONDS = 2.0  # after which a new update must have appeared
 
 
-@dataclass
-class Site:
-    """A browser before a server over made runs."""
-
-    address: str
-    folder: Path
-    ids: dict[str, str]
-    browser: Any
-    complaints: list[str] = field(default_factory=list)
-
-    def open(self, path: str, *, width: int = 1280) -> Any:
-        page = self.browser.new_page(viewport={"width": width, "height": 900})
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.goto(self.address + path)
-        page.wait_for_selector("main:not([aria-busy])")
-        return page
-
-    def run(self, name: str) -> str:
-        return f"/run.html?run={self.ids[name]}"
-
-
-def chromium() -> str:
-    """Debian's Chromium and playwright; without them the tests are skipped, but fail where .ci/run installs them."""
-    missing = "chromium" if shutil.which("chromium") is None else ""
-    try:
-        import playwright.sync_api  # noqa: F401
-    except ImportError:
-        missing = missing or "playwright"
-    if missing and os.environ.get("CI") == "true":
-        pytest.fail(f"{missing} is not installed, and .ci/run should have installed it")
-    if missing:
-        pytest.skip(f"{missing} is not installed")
-    return str(shutil.which("chromium"))
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    executable, folder = chromium(), tmp_path_factory.mktemp("ui")
-    from playwright.sync_api import sync_playwright
-
-    for path, text in logs().items():
-        (folder / path.name).write_text(text)
-    make_run(folder / "runs/fineweb", updates=500)
-    make_run(folder / "runs" / HOSTILE, updates=300)
-    with served(folder / "40M.log", folder / "124M.log", folder / "runs") as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield Site(address, folder, run_ids(address), browser)
-        browser.close()
-
-
-def pages(site: Site) -> list[str]:
-    compared = f"/compare.html?run={site.ids['40M.log']}&run={site.ids['124M.log']}"
-    return ["/", site.run("fineweb"), site.run("124M.log"), "/plan.html", "/compare.html", compared]
-
-
-def test_each_page_opens_without_a_complaint_and_without_sideways_scrolling(site: Site) -> None:
-    for path in pages(site):
+def test_each_page_opens_without_sideways_scrolling(site: Site) -> None:
+    for name, path in site.pages.items():
         page = site.open(path, width=360)
         page.wait_for_selector("h1.verdict")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
-        page.close()
-    assert site.complaints == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
 
 
 def test_a_first_visit_is_small() -> None:
@@ -94,20 +32,19 @@ def test_a_first_visit_is_small() -> None:
     assert sum(file.stat().st_size for file in files) < 300_000
 
 
-def test_the_vendored_library_is_the_published_one() -> None:
-    vendor = STATIC / "vendor"
-    sums = [line.split() for line in (vendor / "SHA256SUMS").read_text().splitlines()]
-    assert {name: hashlib.sha256((vendor / name).read_bytes()).hexdigest() for _, name in sums} == {
-        name: known for known, name in sums
-    }
-    assert {file.name for file in vendor.iterdir()} == {name for _, name in sums} | {"SHA256SUMS"}
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_a_vendored_package_is_the_published_one(package: Any) -> None:
+    folder = ROOT / package.folder
+    known = known_sums(folder)
+    assert {name: sum_of((folder / name).read_bytes()) for name in known} == known
+    assert {file.name for file in folder.iterdir()} == {*known, "SHA256SUMS"}
+    assert set(known) == set(package.files.values())
 
 
 def test_a_hostile_name_stays_text(site: Site) -> None:
     page = site.open("/")
     assert page.get_by_role("link", name=HOSTILE).count() == 1
     assert page.locator("main img").count() == 0
-    page.close()
 
 
 def test_a_point_of_the_chart_is_the_record(site: Site) -> None:
@@ -120,7 +57,6 @@ def test_a_point_of_the_chart_is_the_record(site: Site) -> None:
         said = page.locator(".readout").first.inner_text()
         assert f"step {record['step']}" in " ".join(said.split())
         assert f"loss {record['loss']:.4f}" in " ".join(said.split())
-    page.close()
 
 
 def test_an_update_appears_without_reloading(site: Site) -> None:
@@ -130,7 +66,6 @@ def test_an_update_appears_without_reloading(site: Site) -> None:
         records.write(json.dumps(step_record(config, 510)) + "\n")
     page.get_by_text("step 510 of 19,560", exact=True).wait_for(timeout=1000 * LATE_SECONDS)
     page.locator(".readout").first.get_by_text("510", exact=True).wait_for(timeout=1000 * LATE_SECONDS)
-    page.close()
 
 
 def test_the_planner_says_what_the_command_says(site: Site) -> None:
@@ -143,7 +78,6 @@ def test_the_planner_says_what_the_command_says(site: Site) -> None:
         assert f"MFU {100 * trainer['speed']['mfu']:.0f} %" in page.locator(".big").inner_text()
         page.get_by_role("slider", name="Layers").press("ArrowLeft")
     assert "n_layer=22" in page.url
-    page.close()
 
 
 def planned(options: dict[str, str]) -> Any:
@@ -174,7 +108,6 @@ def test_a_dropped_log_is_diagnosed(site: Site) -> None:
     page.wait_for_selector("#dropped .finding")
     assert "decay-horizon" in page.locator("#dropped").inner_text()
     assert page.locator("#dropped canvas").count() >= 1
-    page.close()
 
 
 def test_two_runs_are_chosen_by_keyboard_and_compared(site: Site) -> None:
@@ -184,6 +117,101 @@ def test_two_runs_are_chosen_by_keyboard_and_compared(site: Site) -> None:
     page.get_by_role("link", name="Compare 2 runs").press("Enter")
     page.wait_for_selector("text=Who wins")
     assert "passes" in page.locator("h1.verdict").inner_text()
+
+
+def test_back_returns_and_a_pasted_link_shows_the_same(site: Site) -> None:
+    page = site.open("/")
+    page.get_by_role("link", name="fineweb", exact=True).click()
+    page.wait_for_selector("text=Evaluations as a table")
     page.go_back()
-    page.wait_for_selector(".runs")
-    page.close()
+    page.get_by_role("link", name="fineweb", exact=True).wait_for()
+    planner = site.open("/plan.html?gpu=RTX+4060&n_layer=12&n_embd=768&n_head=12&batch_size=8")
+    before = planner.locator(".mrow").first.inner_text()
+    planner.get_by_role("slider", name="Micro-batch").press("ArrowRight")
+    planner.wait_for_function("old => document.querySelector('.mrow').innerText !== old", arg=before)
+    pasted = site.open(planner.url.removeprefix(site.address))
+    pasted.wait_for_selector(".mrow")
+    assert pasted.locator("h1.verdict").inner_text() == planner.locator("h1.verdict").inner_text()
+    assert pasted.locator(".mrow").first.inner_text() == planner.locator(".mrow").first.inner_text()
+
+
+def test_copy_buttons_copy_what_stands_beside_them(site: Site) -> None:
+    for name, button in (("planner", "Copy"), ("log", "Copy"), ("log", "Copy as file")):
+        page = site.open(site.pages[name])
+        copy = page.get_by_role("button", name=button, exact=True).first
+        copy.click()
+        page.get_by_text("Copied", exact=True).wait_for()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        beside = copy.locator("xpath=preceding-sibling::pre")
+        assert copied.strip(), name
+        assert button != "Copy" or copied == beside.inner_text()
+
+
+def test_a_chart_is_saved_as_a_picture_and_its_data_as_a_table(site: Site) -> None:
+    page = site.open(site.pages["run"])
+    charts = page.locator("canvas:visible").count()
+    assert page.get_by_role("button", name="as PNG").count() == charts
+    for what, begin in (("as PNG", b"\x89PNG"), ("the data of", b"step,tokens,seconds,")):
+        with page.expect_download() as saved:
+            page.get_by_role("button", name=what).first.click()
+        assert Path(saved.value.path()).read_bytes().startswith(begin)
+
+
+KEYBOARD = """() => {
+  const all = [...document.querySelectorAll("a[href], button, input, select, summary, [tabindex='0']")];
+  const wanted = all.filter((node) =>
+    node.checkVisibility({ visibilityProperty: true }) && !node.disabled && node.tabIndex >= 0
+      && !(node.type === "radio" && !node.checked));
+  window.reached = new Set();
+  window.unseen = [];
+  document.addEventListener("focusin", ({ target }) => {
+    window.reached.add(target);
+    const label = target.labels?.[0] ?? target;
+    const drawn = ({ outlineStyle, boxShadow }) => outlineStyle !== "none" || boxShadow !== "none";
+    const outlined = (node) => node && drawn(getComputedStyle(node));
+    if (![target, label, target.nextElementSibling].some(outlined)) window.unseen.push(target.outerHTML.slice(0, 90));
+  });
+  window.missed = () => wanted.filter((node) => !window.reached.has(node)).map((node) => node.outerHTML.slice(0, 90));
+  return wanted.length;
+}"""
+
+
+def test_the_keyboard_alone_reaches_everything_and_shows_where_it_is(site: Site) -> None:
+    for name, path in site.pages.items():
+        page = site.open(path)
+        page.wait_for_selector("h1.verdict")
+        page.wait_for_timeout(800)  # the planner's second answer
+        for _ in range(page.evaluate(KEYBOARD) + 3):
+            page.keyboard.press("Tab")
+        assert page.evaluate("missed()") == [], name
+        assert page.evaluate("unseen") == [], name
+
+
+def test_axe_finds_no_serious_problem(site: Site) -> None:
+    axe = (ROOT / "tests/browser/vendor/axe.min.js").read_text()
+    for dark, names in ((False, [*site.pages]), (True, ["run", "planner"])):
+        for name in names:
+            page = site.open(site.pages[name], dark=dark, width=1280 if dark else 360)
+            page.wait_for_selector("h1.verdict")
+            page.wait_for_timeout(800)
+            for details in page.locator("details").all()[:3]:
+                details.evaluate("node => node.open = true")
+            assert problems(page, axe) == [], name
+
+
+def problems(page: Any, axe: str) -> list[str]:
+    """What axe-core finds serious or critical, each with a place."""
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    return [
+        f"{one['impact']} {one['id']}: {one['nodes'][0]['html'][:120]}"
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+def test_axe_sees_what_is_wrong(site: Site) -> None:
+    page = site.open("/compare.html")
+    page.evaluate("document.querySelector('main').insertAdjacentHTML('beforeend', '<img src=\"favicon.svg\">')")
+    axe = (ROOT / "tests/browser/vendor/axe.min.js").read_text()
+    assert any("image-alt" in problem for problem in problems(page, axe))

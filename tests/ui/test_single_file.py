@@ -23,6 +23,7 @@ STATIC = Path(single_file.__file__).parent / "static"
     [
         ["plan", "--gpu", "rtx-4070"],
         ["plan", "--gpu", "rtx-4070", "--hours", "12"],
+        ["plan", "--gpu", "rtx-4070", "--seen", "2GiB"],
         ["doctor", "one.log", "two.log"],
         ["compare", "one.log", "two.log"],
     ],

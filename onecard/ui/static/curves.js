@@ -4,7 +4,7 @@ import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./
 import { capital, colour, h, icon, s, segmented } from "./dom.js";
 import { duration, gib, int, learningRate, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
 
-const WORDS = { tokens: "tokens", time: "time in training", steps: "steps" };
+const AXES = { tokens: "tokens", time: "time in training", steps: "steps" };
 const SHOWN_EVENTS = 26; // as many as there are letters
 const FIRST_DESCENT = 0.08; // share of the stretches that a linear picture leaves out at its top
 
@@ -25,6 +25,7 @@ export function curves(first) {
   let run = first;
   let along = known(run.curves.tokens).length ? "tokens" : "steps";
   let log = false;
+  const WORDS = run.curves.steps_told === false ? { ...AXES, steps: "logged losses" } : AXES;
   const xOf = { tokens: (point) => point.tokens, time: (point) => point.seconds, steps: (point) => point.step };
   const at = (point) => xOf[along](point);
   const atStep = (step) => {
@@ -261,7 +262,18 @@ export function curves(first) {
     const node = h(
       "figure",
       { class: "card" },
-      h("figcaption", { class: "head" }, h("h3", { text: title }), h("span", { class: "quiet", text: note }), value),
+      h(
+        "figcaption",
+        { class: "head" },
+        h("h3", { text: title }),
+        h("span", { class: "quiet", text: note }),
+        value,
+        saves(
+          `${run.run.name}-${key}`,
+          () => plot.plot,
+          () => named([key]),
+        ),
+      ),
       holder,
     );
     return { node, update, title, absent };
@@ -291,7 +303,7 @@ export function curves(first) {
       note: "share of the card's peak",
       key: "mfu",
       word: percent,
-      absent: "Needs a card and its peak: this run names none.",
+      absent: run.run.card ? "The log does not print its true share." : "Needs a card and its peak: this run names none.",
     }),
     small({
       title: "Memory",
@@ -360,11 +372,10 @@ export function curves(first) {
     tell();
     lossPlot.draw();
   };
-  const named = () => {
+  const SERIES = ["loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes"];
+  const named = (keys) => {
     const { curves: c } = run;
-    const parts = ["loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes"].filter(
-      (key) => c[key],
-    );
+    const parts = keys.filter((key) => c[key]);
     return [
       ["step", c.step],
       ["tokens", c.tokens],
@@ -415,7 +426,11 @@ export function curves(first) {
               draw();
             },
           ),
-          saves(`${run.run.name}-loss`, () => lossPlot.plot, named),
+          saves(
+            `${run.run.name}-loss`,
+            () => lossPlot.plot,
+            () => named(SERIES),
+          ),
         ),
       ),
       readout,

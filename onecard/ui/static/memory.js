@@ -196,7 +196,7 @@ export function memoryCard(trainers, gpu, width, open) {
       "details",
       { class: "parts-box", open },
       h("summary", {}, icon("down"), "Every part, in MiB, and why"),
-      h("div", { class: "scroll" }, table(trainers)),
+      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Parts of memory" }, table(trainers)),
     ),
   );
 }

@@ -159,7 +159,7 @@ const timeline = (svg) =>
     h("figcaption", { class: "head" }, h("h2", { text: "Memory through one step" })),
     h(
       "div",
-      { class: "scroll" },
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Memory through one step" },
       h("img", {
         alt: "Memory through one training step, by part; the table above has the figures of its peak",
         src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`,

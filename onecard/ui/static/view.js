@@ -100,7 +100,9 @@ function figures({ run, evals, prediction, memory }) {
       missing(held) ? none("no card's memory is recorded") : gib(held),
       missing(held) ? "" : "GiB reserved",
       missing(planned)
-        ? "no plan: no card is known"
+        ? run.card
+          ? "the run has no plan in its records"
+          : "no plan: no card is known"
         : `plan ${gib(planned)}${memory?.available_bytes ? ` of ${gib(memory.available_bytes, 1)}` : ""}`,
     ),
     time,
