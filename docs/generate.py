@@ -24,6 +24,7 @@ from docs.terminal_picture import terminal_svg
 from onecard.cli.commands import cli
 from onecard.cli.main import run
 from onecard.config.schema import KEYS, RESUME, Effect
+from onecard.inputs.make_plan import plan_named
 from onecard.plan.cards import Card, known_cards
 from onecard.plan.interconnects import INTERCONNECTS
 from onecard.units import GIB, MIB
@@ -177,7 +178,32 @@ def interconnects() -> str:
     return "\n".join(lines)
 
 
+def two_cards() -> str:
+    """What a second card brings, by link."""
+    lines = ["| card | link | sums | one card | two cards |", "|---|---|---|---|---|"]
+    named = (
+        ("RTX 4070", "pcie-4-x8"),
+        ("RTX 4090", "pcie-4-x8"),
+        ("RTX 4090", "pcie-4-x16"),
+        ("RTX 5090", "pcie-5-x16"),
+    )
+    for card, link in named:
+        plan = plan_named(str(ROOT / "configs/gpt2_124m.py"), [], gpu=card, gpus=2, interconnects=[link])
+        found = plan.several_cards
+        assert found
+        assert found.pace
+        assert found.alone
+        sums = found.pace.sum_seconds
+        alone, both = (each.tokens_per_second.likely / 1000 for each in (found.alone, found.pace))
+        lines.append(
+            f"| {card} | {found.asked.links[0].title} | {sums.likely * 1000:.0f} ms ({sums.low * 1000:.0f} to "
+            f"{sums.high * 1000:.0f}) | {alone:.1f}k tokens/s | {both:.1f}k tokens/s, {both / alone:.2f} times |"
+        )
+    return "\n".join(lines)
+
+
 TABLES = {
+    "two cards": two_cards,
     "interconnects": interconnects,
     "memory errors": memory_pages.error_table,
     "memory errors, own trainer": memory_pages.own_error_table,

@@ -19,6 +19,7 @@ from onecard.cli.library import Commands, console, json_option, no_flags
 from onecard.cli.plan import plan
 from onecard.cli.sample import sample
 from onecard.cli.train import train
+from onecard.cli.tune import tune
 from onecard.cli.ui import ui
 
 
@@ -43,6 +44,7 @@ cli.add_command(doctor)
 cli.add_command(compare)
 cli.add_command(ui)
 cli.add_command(bench)
+cli.add_command(tune)
 cli.add_command(data)
 cli.add_command(export)
 cli.add_command(import_run)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,18 @@ if TYPE_CHECKING:
     from onecard.plan.speed.work import TrainerName
 
 
+class OutOfTime(OnecardError):
+    """A process that was ended because its time was over."""
+
+    name = "out-of-time"
+
+
 def worker_lines(
-    module: str, job: dict[str, Any], trainer: TrainerName, config: RunConfig
+    module: str, job: dict[str, Any], trainer: TrainerName, config: RunConfig, *, seconds: float | None = None
 ) -> Generator[dict[str, Any], None, None]:
     """The JSON objects that `python -m module JOB` prints, line by line; an error among them is raised.
 
-    Close the generator, and the process is gone.
+    Close the generator, and the process is gone. It is ended after `seconds`, with OutOfTime.
     """
     as_published = config.replace({"expandable_segments": trainer == "onecard" and config.expandable_segments})
     environment = os.environ | torch_environment(as_published, os.environ)
@@ -33,6 +40,15 @@ def worker_lines(
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=talk, text=True) as running,
     ):
         assert running.stdout
+        over = threading.Event()
+
+        def end() -> None:
+            over.set()
+            running.kill()
+
+        clock = threading.Timer(seconds or 0.0, end)
+        if seconds is not None:
+            clock.start()
         try:
             for text in running.stdout:
                 if not text.startswith("{"):  # the code of a checkout may print, too
@@ -47,6 +63,14 @@ def worker_lines(
         except BaseException:
             running.kill()
             raise
+        finally:
+            clock.cancel()
+        if over.is_set() and running.returncode:
+            raise OutOfTime(
+                f"{trainer} at batch {config.batch_size} did not end in time",
+                why=f"it was given {seconds:.0f} s",
+                fix="give it more time",
+            )
         if running.returncode:
             talk.seek(0)
             raise _broken(trainer, config, talk.read(), running.returncode)

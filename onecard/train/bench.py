@@ -33,20 +33,29 @@ from onecard.plan.schedule import learning_rate
 from onecard.runs.measured import Measured
 from onecard.train.device import cap_memory, card_of, choose_device
 from onecard.train.evaluate import Evaluation, evaluate
+from onecard.train.measure_machine import peak_process_bytes
 from onecard.train.oom import OutOfMemory
 from onecard.train.precision import Precision, allow_tf32, choose_precision
 from onecard.train.trainer import Trainer
 
 EVAL_WINDOWS = 64  # sequences of the validation loss
+LEAST_TIMED = 3  # updates, where the time for them is limited
 FIRST_EVAL_BATCHES = 3  # of each split, before the first update: the allocator sees nothing new after the third
 
 
 def measure(job: dict[str, Any]) -> Measured:
-    """What the job asks for: `trainer`, `config`, `updates`, of which the last `timed` are timed, and `nanogpt`."""
+    """What the job asks for: `trainer`, `config`, `updates`, of which the last `timed` are timed, and `nanogpt`.
+
+    With `seconds`, fewer updates are timed where that is enough, an evaluation is timed too, and no loss is validated.
+    `threads` are those of the processor.
+    """
+    if job.get("threads"):
+        torch.set_num_threads(job["threads"])
     config = RunConfig.model_validate(job["config"])
     device = device_for(job, config)
     dataset = open_dataset(config.dataset, environ=os.environ)
     windows = EvalWindows(dataset.val, block_size=config.block_size, count=EVAL_WINDOWS)
+    warm_up, is_short = job["updates"] - job["timed"], "seconds" in job
     empty = Measured(
         trainer=job["trainer"],
         batch_size=config.batch_size,
@@ -68,13 +77,19 @@ def measure(job: dict[str, Any]) -> Measured:
             seconds.append(time.perf_counter() - start)
             if not number:
                 first = time.perf_counter() - began
+            if is_short and _is_enough(seconds[warm_up:], job["seconds"]):
+                break
         found = replace(
             empty,
             losses=tuple(losses),
-            step_seconds=tuple(seconds[-job["timed"] :]),
+            step_seconds=tuple(seconds[warm_up:]),
             first_step_seconds=first,
         )
         found = _with_memory(found, device)  # before the validation, whose memory is not the trainer's
+        if is_short:
+            found = replace(found, evaluation_batch_seconds=_evaluation_batch_seconds(run))
+            run.close()
+            return found if device.type == "cuda" else replace(found, process_bytes=peak_process_bytes())
         each = torch.tensor(run.window_losses(windows))
         run.close()
         return replace(found, val_loss=float(each.mean()), val_loss_error=float(each.std()) / math.sqrt(len(each)))
@@ -82,6 +97,17 @@ def measure(job: dict[str, Any]) -> Measured:
         if isinstance(problem, OutOfMemory) or is_out_of_memory(problem):
             return replace(empty, out_of_memory=True)
         raise
+
+
+def _is_enough(timed: list[float], seconds: float) -> bool:
+    return len(timed) >= LEAST_TIMED and sum(timed) >= seconds
+
+
+def _evaluation_batch_seconds(run: Running) -> float:
+    """Seconds of a batch of an evaluation, of some that are read as a run reads them."""
+    began = time.perf_counter()
+    run.evaluate_first()
+    return (time.perf_counter() - began) / (2 * FIRST_EVAL_BATCHES)
 
 
 def _with_memory(found: Measured, device: torch.device) -> Measured:

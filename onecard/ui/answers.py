@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,8 @@ from onecard.errors import ConfigError, UsageError
 from onecard.findings import SEVERITIES
 from onecard.opening import pieces
 from onecard.report.strict import strict, whole
+from onecard.ui.columns import Columns, Track, columns_of
+from onecard.ui.curves import curves
 from onecard.ui.sources import Source
 
 if TYPE_CHECKING:
@@ -22,10 +26,10 @@ if TYPE_CHECKING:
     from onecard.plan.nvidia_smi import DriverFigures
     from onecard.plan.plan import Plan
     from onecard.runs.follow import Followed
-    from onecard.runs.records import Step
 
 MOST_SPARKS = 60  # points of the small curve in a list
-KEPT_SOURCES = 2  # whose records stay in memory, for the next zoom
+KEPT_SOURCES = 2  # whose records stay in memory
+KEPT_TRACKS = 6  # run folders whose columns stay in memory, for the next zoom: 8 MB for 100,000 updates
 PATH_MARKS = ("/", "\\", "~", "..")
 
 Answer = dict[str, Any]
@@ -42,6 +46,7 @@ class _Kept:
 
 
 _kept: OrderedDict[str, _Kept] = OrderedDict()
+_tracks: OrderedDict[str, Track] = OrderedDict()
 
 
 def plan(asked: Asked, config: Source | None) -> Answer:
@@ -266,9 +271,51 @@ def looks(source: Source) -> list[Answer]:
     ]
 
 
-def run(source: Source, number: int, first: int | None, last: int | None) -> Answer:
-    """What is recorded of one run; its curves between two steps."""
-    return _recorded(_numbered(_cases(source), number), first=first, last=last)
+def run(source: Source, number: int, first: int | None, last: int | None) -> bytes:
+    """What is recorded of one run, as JSON; its curves between two steps."""
+    found = _tracked(source) if source.is_folder else None
+    case, columns = found or (_numbered(_cases(source), number), None)
+    return json.dumps(_recorded(case, columns, first=first, last=last), allow_nan=False).encode()
+
+
+def _tracked(source: Source) -> tuple[Case, Columns] | None:
+    """A run folder as far as its page needs it without the doctor: its updates as columns, and no other use of them.
+
+    None where it has no config or no records, and where speed and time must be derived: the whole reader does that.
+    """
+    from onecard.doctor.case import DataSizes
+    from onecard.doctor.facts import make_case
+    from onecard.runs.folder import Run, checkpoints_in, config_in
+    from onecard.runs.history import History
+    from onecard.runs.logged import logged_run
+
+    source.check()
+    config = config_in(source.path)
+    if config is None:
+        return None
+    track = _tracks.pop(source.id, None) or Track(source.path)
+    try:
+        columns, others = track.read()
+    except OSError:
+        return None
+    if any(all(map(math.isnan, columns.values[name])) for name in ("elapsed_seconds", "tokens_per_second")):
+        return None
+    _tracks[source.id] = track
+    while len(_tracks) > KEPT_TRACKS:
+        _tracks.popitem(last=False)
+    read = logged_run(Run(source.path, config, History(others), checkpoints_in(source.path)))
+    case = make_case(read, config=None, card=None, data=DataSizes())
+    return case, _with_tokens(columns, case.facts.tokens_per_step)
+
+
+def _with_tokens(columns: Columns, tokens_per_step: int | None) -> Columns:
+    """The columns with tokens counted where they were not recorded."""
+    tokens = columns.values["tokens"]
+    if tokens_per_step:
+        for place, recorded in enumerate(tokens):
+            if recorded != recorded:  # NaN
+                tokens[place] = columns.step[place] * tokens_per_step
+    return columns
 
 
 def _numbered(made: Sequence[Case], number: int) -> Case:
@@ -354,11 +401,14 @@ def _predicted_bytes(case: Case) -> int | None:
     return next((start.predicted_process_bytes for start in starts), None)
 
 
-def _recorded(case: Case, *, first: int | None = None, last: int | None = None) -> Answer:
-    from onecard.ui.curves import curves
-
+def _recorded(
+    case: Case, columns: Columns | None = None, *, first: int | None = None, last: int | None = None
+) -> Answer:
+    """The records of a case for its page; `columns` has its updates where the case has none."""
+    if columns is None:
+        columns = _columns(case)
     evaluations = ("tokens", "train_loss", "train_loss_error", "val_loss", "val_loss_error", "bits_per_byte")
-    clock = _clock(case)
+    clock = _clock(case, columns)
     card = case.card
     answer: Answer = {
         "config": _settings(case),
@@ -367,7 +417,6 @@ def _recorded(case: Case, *, first: int | None = None, last: int | None = None) 
             {"step": record.step, "seconds": clock(record.step)} | {name: getattr(record, name) for name in evaluations}
             for record in case.evals
         ],
-        "curves": curves(case.steps, first=first, last=last, speed=_speed(case)) | {"steps_told": case.run.steps_told},
         "memory": {
             "predicted_process_bytes": _predicted_bytes(case),
             "card": card.name if card else None,
@@ -376,39 +425,39 @@ def _recorded(case: Case, *, first: int | None = None, last: int | None = None) 
             "available_bytes": case.available_bytes,
         },
     }
-    if not any(seconds is not None for seconds in answer["curves"]["seconds"]):
-        answer["curves"]["seconds"] = [clock(step) for step in answer["curves"]["step"]]
+    shown = curves(columns, first=first, last=last) | {"steps_told": case.run.steps_told}
+    if not any(seconds is not None for seconds in shown["seconds"]):
+        shown["seconds"] = [clock(step) for step in shown["step"]]
     said: Answer = strict(answer)
-    return said
+    return said | {"curves": shown}
 
 
-def _speed(case: Case) -> Callable[[Step], float | None]:
-    """Tokens per second of an update: as recorded, else of its seconds, where no evaluation is among them."""
+def _columns(case: Case) -> Columns:
+    """The updates of a case. Tokens per second that were not recorded follow from its seconds, where no evaluation is
+    among them."""
+    columns = columns_of(case.steps)
     tokens, evaluated = case.facts.tokens_per_step, {evaluation.step for evaluation in case.evals}
-    first = case.steps[0].step if case.steps else None  # it compiles
-
-    def speed(step: Step) -> float | None:
-        if step.tokens_per_second is not None or not (tokens and step.seconds):
-            return step.tokens_per_second
-        return None if step.step in evaluated or step.step == first else tokens / step.seconds
-
-    return speed
+    rates = columns.values["tokens_per_second"]
+    for place, step in enumerate(case.steps):
+        # the first update compiles
+        if step.tokens_per_second is None and tokens and step.seconds and place and step.step not in evaluated:
+            rates[place] = tokens / step.seconds
+    return columns
 
 
-def _clock(case: Case) -> Callable[[int], float | None]:
+def _clock(case: Case, columns: Columns) -> Callable[[int], float | None]:
     """Seconds of training up to a step: as the run recorded them, else as a log tells its speed."""
-    from bisect import bisect_right
-
     from onecard.doctor.curves import clock_of
 
-    timed = [(step.step, step.elapsed_seconds) for step in case.steps if step.elapsed_seconds is not None]
-    if not timed:
+    seconds = columns.values["elapsed_seconds"]
+    if all(map(math.isnan, seconds)):
         return clock_of(case)
-    numbers = [step for step, _ in timed]
 
     def at(step: int) -> float | None:
-        place = bisect_right(numbers, step)
-        return timed[place - 1][1] if place else (0.0 if timed else None)
+        for place in range(bisect_right(columns.step, step) - 1, -1, -1):
+            if not math.isnan(seconds[place]):
+                return seconds[place]
+        return 0.0
 
     return at
 
@@ -476,6 +525,14 @@ def _prediction(found: Diagnosis) -> Answer | None:
     }
 
 
+def warm() -> None:
+    """Load what the first answers need."""
+    import onecard.doctor.facts
+    import onecard.runs.logged  # noqa: F401
+
+    plan({"gpu": "none"}, None)
+
+
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "plan": plan,
     "config": config,
@@ -485,5 +542,5 @@ QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "doctor": doctor,
     "looks": looks,
     "run": run,
-    "warm": partial(plan, {"gpu": "none"}, None),
+    "warm": warm,
 }

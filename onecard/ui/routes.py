@@ -34,8 +34,7 @@ TYPES = {
     ".txt": "text/plain; charset=utf-8",
 }
 ANSWER_SECONDS = 20.0  # of work on one question
-DOCTOR_SECONDS = 3.0  # that the page of a run waits for the first diagnosis; an event tells of a later one
-LONG_RUN_BYTES = 4 * units.MIB  # of records, for which it does not wait
+DOCTOR_SECONDS = 20.0  # that a page waits for the first diagnosis; an event tells of a later one
 READ_SECONDS = 60.0  # for the whole of an upload
 QUIET_SECONDS = 15.0  # without news, after which a comment keeps a stream open
 LARGEST_LOG_BYTES = 32 * units.MIB
@@ -61,6 +60,7 @@ class Site:
         return [
             Route("/api/runs", self.list),
             Route("/api/runs/{run}", self.run),
+            Route("/api/runs/{run}/diagnosis", self.diagnosis),
             Route("/api/plan", self.plan),
             Route("/api/compare", self.compare),
             Route("/api/cards", self.cards),
@@ -80,15 +80,21 @@ class Site:
         first, last = (_step(asked.get(name)) for name in ("from", "to"))
 
         async def recorded() -> bytes:
-            return encoded(await _asked(self.reader, "run", source, number, first, last))
+            made: bytes = await _asked(self.reader, "run", source, number, first, last)
+            return made
 
         found: bytes = await self.remembered.answer((run, first, last), source.stamp, recorded)
-        size, _ = source.stamp()
-        look = await self.runs.look(run, seconds=DOCTOR_SECONDS if size < LONG_RUN_BYTES else 0.0)
-        said = {"doctor": look["doctor"], "prediction": look["prediction"]}
-        row = await run_sync(self.runs.row, run)
         # two objects become one: the records, which are long, are encoded once for all pages
-        return Response(encoded({"schema": 1, "run": row, **said})[:-1] + b", " + found[1:], media_type=JSON)
+        return Response(encoded(await self._said(run))[:-1] + b", " + found[1:], media_type=JSON)
+
+    async def diagnosis(self, request: Request) -> Response:
+        """What the doctor says of a run, as soon as it has looked: curves do not wait for it."""
+        return json_answer(await self._said(request.path_params["run"], seconds=DOCTOR_SECONDS))
+
+    async def _said(self, run: str, *, seconds: float = 0.0) -> dict[str, Any]:
+        look = await self.runs.look(run, seconds=seconds)
+        row = await run_sync(self.runs.row, run)
+        return {"schema": 1, "run": row, "doctor": look["doctor"], "prediction": look["prediction"]}
 
     async def plan(self, request: Request) -> Response:
         asked = dict(query_of(request))

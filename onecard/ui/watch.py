@@ -39,7 +39,7 @@ class Runs:
         self._glances: dict[str, tuple[Stamp, float, Row]] = {}
         self._looks: dict[str, tuple[Stamp, float, list[Row]]] = {}  # with the time from which to look again
         self._wanted = ""  # the id of the source at which the doctor looks first
-        self._worker = Worker()
+        self._worker = Worker(background=True)
         self._ended = threading.Event()
         self._list()
 

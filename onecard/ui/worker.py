@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -27,9 +28,13 @@ class NoAnswer(OnecardError):
 
 
 class Worker:
-    """Answers one question at a time, in a process that starts with the first one."""
+    """Answers one question at a time, in a process that starts with the first one.
 
-    def __init__(self) -> None:
+    One in the `background` takes the processor only where nobody else wants it: a run may train on this machine.
+    """
+
+    def __init__(self, *, background: bool = False) -> None:
+        self._background = background
         self._one_at_a_time = threading.Lock()
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
         self._changing = threading.Lock()  # of the process, which may be ended from another thread
@@ -81,7 +86,7 @@ class Worker:
             if self._pipe is None:
                 context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
                 self._pipe, theirs = context.Pipe()
-                self._process = context.Process(target=_answer, args=(theirs,), daemon=True)
+                self._process = context.Process(target=_answer, args=(theirs, self._background), daemon=True)
                 with _deaf_to_ctrl_c():
                     self._process.start()
                 theirs.close()
@@ -124,8 +129,10 @@ class _Bug:
         self.said = said
 
 
-def _answer(pipe: Connection) -> None:
+def _answer(pipe: Connection, background: bool) -> None:
     """Answer until the server is gone."""
+    if background and hasattr(os, "nice"):  # not on Windows
+        os.nice(19)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
     gc.set_threshold(50_000)  # records are many small objects, and none of them is a circle
     from onecard.ui.answers import QUESTIONS

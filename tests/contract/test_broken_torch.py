@@ -8,7 +8,7 @@ from tests.contract.conftest import Command
 
 pytest.importorskip("numpy", reason="needs numpy: pip install 'onecard[train]'")
 
-COMMANDS = [["train"], ["bench"], ["sample", "r"], ["export", "r", "--to", "hf"], ["import", "ckpt.pt"]]
+COMMANDS = [["train"], ["bench"], ["tune"], ["sample", "r"], ["export", "r", "--to", "hf"], ["import", "ckpt.pt"]]
 BROKEN = {
     "a library is missing": "raise ImportError('libcudart.so.12: cannot open shared object file\\nand so on')",
     "a library cannot be loaded": "raise OSError('libtorch_cpu.so: cannot allocate memory')",

@@ -126,6 +126,8 @@ MISTAKES = [
     (["doctor", "a.log", "--html", ""], "empty-path", "after --html"),
     (["export", "run", "--to", "hf", "--out", ""], "empty-path", "after --out"),
     (["bench", "--nanogpt", ""], "empty-path", "after --nanogpt"),
+    (["tune", "--write", ""], "empty-path", "after --write"),
+    (["tune", "--minutes", "0"], "usage", "onecard tune --help"),
     (["import", ""], "empty-path", "name CKPT_OR_FOLDER"),
     (["sample", ""], "empty-path", "name RUN"),
     (["sample", "run", "--sample-seed", str(2**64)], "usage", "onecard sample --help"),

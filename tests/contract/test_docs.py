@@ -39,7 +39,15 @@ def commands_in(text: str) -> list[str]:
 
 
 # these need torch, which is kept away here, and data: tests/train runs them
-NEED_TORCH = ("onecard train", "onecard sample", "onecard import", "onecard export", "onecard bench", "onecard eval")
+NEED_TORCH = (
+    "onecard train",
+    "onecard sample",
+    "onecard import",
+    "onecard export",
+    "onecard bench",
+    "onecard eval",
+    "onecard tune",
+)
 NEVER_ENDS = ("onecard ui",)  # by itself: tests/ui runs it
 RUN_IN_ORDER = (
     "bring-your-nanogpt-project.md",

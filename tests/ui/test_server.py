@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs starlette and uvicorn: pip install 'onecard[ui]'")
 
 from onecard.runs.record_json import to_line
+from onecard.ui.columns import columns_of
 from onecard.ui.curves import BUCKETS, curves
 from tests.made_records import step
 from tests.ui.conftest import Site, make_run
@@ -58,8 +59,10 @@ def test_a_page_gets_the_comparison_of_the_command(site: Site) -> None:
 
 
 def test_a_run_page_gets_the_diagnosis_of_the_command(site: Site) -> None:
-    found = site.ask(f"/api/runs/{site.id_of('half')}").json
-    assert [found["doctor"]] == command("doctor", str(site.folder / "half"))["runs"]
+    name = site.id_of("half")
+    found = site.ask(f"/api/runs/{name}").json
+    diagnosis = site.ask(f"/api/runs/{name}/diagnosis").json
+    assert [diagnosis["doctor"]] == command("doctor", str(site.folder / "half"))["runs"]
     assert [event["kind"] for event in found["events"]] == ["start"]
     assert [record["step"] for record in found["evals"]] == [25, 50, 75, 100]
 
@@ -104,7 +107,7 @@ def test_a_zoom_shows_every_record_and_the_whole_shows_every_spike(site: Site) -
     assert part["step"] == list(range(50, 61))
     assert part["loss"]["mean"][7] == part["loss"]["max"][7] == 9.0
     many = [step(number, loss=50.0 if number == 54_321 else 3.0) for number in range(1, 100_001)]
-    whole = curves(many)
+    whole = curves(columns_of(many))
     assert whole["buckets"] == BUCKETS
     assert max(whole["loss"]["max"]) == 50.0
     assert whole["grad_norm"] is None
@@ -112,7 +115,7 @@ def test_a_zoom_shows_every_record_and_the_whole_shows_every_spike(site: Site) -
 
 
 def test_an_infinite_loss_is_marked() -> None:
-    found = curves([step(1, loss=3.0), step(2, loss=float("nan"))])
+    found = curves(columns_of([step(1, loss=3.0), step(2, loss=float("nan"))]))
     assert (found["not_finite"], found["loss"]["max"]) == ([1], [3.0, None])
 
 

@@ -9,15 +9,19 @@ const id = new URLSearchParams(location.search).get("run") ?? "";
 const path = `/api/runs/${encodeURIComponent(id)}`;
 
 try {
-  const answer = await ask(path);
+  let answer = await ask(path);
   document.title = `${answer.run.name} · onecard`;
   const shown = view(answer);
   show(shown.nodes);
   shown.draw();
   follow("/api/events", ["hello", "run"], async (event) => {
     if (event.type === "run" && event.data.id !== id) return;
-    shown.update(await ask(path));
+    shown.update((answer = await ask(path)));
   });
+  if (!answer.doctor) {
+    const diagnosis = await ask(`${path}/diagnosis`).catch(() => ({})); // the curves did not wait for it
+    shown.update({ ...answer, ...diagnosis });
+  }
 } catch (error) {
   show(failed(error));
 }
