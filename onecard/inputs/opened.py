@@ -63,7 +63,7 @@ def _of_run(folder: Path, device: str | None) -> Opened:
             notes=(*passed_over, *note),
         )
 
-    return from_checkpoint(run.path, opened, best=False)
+    return from_checkpoint(run.path, opened)
 
 
 def _from_elsewhere(source: str, device: str | None, *, download: bool) -> Opened:
