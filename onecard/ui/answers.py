@@ -116,13 +116,15 @@ def _refuse_paths(key: str, value: str) -> None:
 
 
 def _words(made: Plan) -> Answer:
-    """The command and the config file of a plan, and memory through one step."""
+    """The command and the config file of a plan, and memory through one step under each trainer."""
     from onecard.config.resolve import assignments
     from onecard.report.command import start_command
-    from onecard.report.timeline import timeline_of
+    from onecard.report.timeline import timeline_json
 
     said = {key: getattr(made.config, key) for key, origin in made.resolved.origins.items() if origin != "default"}
-    return {"command": start_command(made), "config_text": assignments(said), "timeline_svg": timeline_of(made)}
+    trainers = {"onecard": made.onecard, "nanoGPT": made.nanogpt}
+    steps = {name: timeline_json(trainer.memory) for name, trainer in trainers.items() if trainer}
+    return {"command": start_command(made), "config_text": assignments(said), "timeline": steps}
 
 
 def _read(asked: dict[str, str], name: str, read: Callable[[str], Any]) -> Any:

@@ -1,6 +1,7 @@
 """The pages of `onecard ui` in Chromium: what they show is what the records and the commands say."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from docs.fetch_vendored import PACKAGES, known_sums, sum_of
 from docs.ui_pictures import step_record
 from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.inputs.make_plan import plan_named
+from onecard.report.timeline import timeline_json
 from tests.browser.conftest import HOSTILE, Site
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -92,6 +95,36 @@ def planned(options: dict[str, str]) -> Any:
     ]
     done = subprocess.run(command, capture_output=True)
     return json.loads(done.stdout)["trainers"]["onecard"]
+
+
+def test_the_memory_under_the_cursor_is_that_of_the_plan(site: Site) -> None:
+    options = {"gpu": "RTX 4070", "n_layer": "6", "batch_size": "8", "n_embd": "768", "n_head": "12"}
+    page = site.open("/plan.html?" + "&".join(f"{key}={value.replace(' ', '+')}" for key, value in options.items()))
+    drawn = timeline_json(planned_here(options).memory)
+    page.locator(".timeline canvas").wait_for()
+    page.locator(".timeline").evaluate("node => node.scrollIntoView()")
+    box = page.locator(".timeline .u-over").bounding_box()
+    columns = len(drawn["total_bytes"])
+    for column in (drawn["peak"], drawn["evaluation"] // 2, drawn["evaluation"] + 9):
+        x = box["x"] + box["width"] * (column + 0.5) / columns
+        seen = []
+        for y in range(int(box["y"] + box["height"]) - 1, int(box["y"]), -4):
+            page.mouse.move(x, y)
+            said = " ".join(page.locator(".timeline .readout").inner_text().split())
+            assert f"all {drawn['total_bytes'][column] / units.GIB:.2f} GiB" in said
+            assert drawn["moments"][column] in said
+            if said.startswith(("step, ", "evaluation, ")) and (under := re.search(r": \d+ (\D+) ([\d.]+) GiB", said)):
+                assert under[2] == f"{drawn['parts'][under[1]][column] / units.GIB:.2f}"
+                seen += [under[1]] if under[1] not in seen else []
+        tall = {part for part, sizes in drawn["parts"].items() if sizes[column] > 0.05 * max(drawn["total_bytes"])}
+        assert tall <= set(seen)
+        assert seen[0] == "weights"
+
+
+def planned_here(options: dict[str, str]) -> Any:
+    """onecard's part of a plan."""
+    settings = [(key, value) for key, value in options.items() if key != "gpu"]
+    return plan_named(None, settings, gpu=options["gpu"], trainer="onecard").onecard
 
 
 def test_a_dropped_log_is_diagnosed(site: Site) -> None:

@@ -98,7 +98,10 @@ def test_a_plan_that_is_copied_is_the_plan_that_is_shown(site: Site, tmp_path: P
     copied = command("plan", "copied.py", "--gpu", "RTX 4070", cwd=tmp_path)
     assert copied["config"] == asked["config"]
     assert asked["ui"]["command"].startswith("onecard train ")
-    assert asked["ui"]["timeline_svg"].startswith("<svg")
+    for trainer, drawn in asked["ui"]["timeline"].items():
+        phases = asked["trainers"][trainer.lower()]["phases"].values()
+        assert drawn["peak_bytes"] in [phase["allocated_bytes"] for phase in phases]
+        assert drawn["total_bytes"][drawn["peak"]] == max(drawn["total_bytes"])
 
 
 def test_a_zoom_shows_every_record_and_the_whole_shows_every_spike(site: Site) -> None:

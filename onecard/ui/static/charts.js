@@ -63,10 +63,10 @@ export function chart(holder, make) {
     const { min, max } = plot.scales.x;
     const old = plot.data[0];
     const zoomed = old.length > 0 && (min > old[0] || max < old.at(-1));
-    const at = plot.cursor.idx;
+    const at = old[plot.cursor.idx ?? -1];
     plot.setData(make(width).data, !zoomed);
     if (zoomed) plot.setScale("x", { min, max });
-    if (at !== null && at !== undefined && document.activeElement === holder) place(plot, at);
+    if (at !== undefined && document.activeElement === holder) place(plot, plot.valToIdx(at));
   };
   new ResizeObserver(() => {
     if (Math.abs(holder.clientWidth - width) > 1) draw();
@@ -149,13 +149,15 @@ export function pen(u) {
         trace(points);
         ctx.stroke();
       }),
-    area: (upper, lower, fill) =>
+    area: (upper, lower, fill, texture = null) =>
       kept(() => {
         ctx.fillStyle = fill;
         ctx.beginPath();
         trace([...upper, ...lower.slice().reverse()]);
         ctx.closePath();
         ctx.fill();
+        if (texture) ctx.fillStyle = ctx.createPattern(texture, "repeat");
+        if (texture) ctx.fill();
       }),
     dot: (x, y, radius, fill, ring) =>
       kept(() => {
@@ -191,6 +193,25 @@ export function pen(u) {
         ctx.fillText(words, x, y);
       }),
   };
+}
+
+/** Stripes or dots to lay over a colour, so that it is not the colour alone that tells parts apart. */
+export function texture(kind) {
+  const size = 8 * (window.devicePixelRatio || 1);
+  const tile = h("canvas", { width: size, height: size });
+  const ctx = tile.getContext("2d");
+  ctx.strokeStyle = ctx.fillStyle = "rgb(255 255 255 / 0.3)";
+  ctx.lineWidth = size / 5;
+  ctx.beginPath();
+  if (kind === "dots") ctx.arc(size / 2, size / 2, size / 6, 0, 7);
+  else
+    for (const shift of [-size, 0, size]) {
+      ctx.moveTo(shift - 1, size + 1);
+      ctx.lineTo(shift + size + 1, -1);
+    }
+  if (kind === "dots") ctx.fill();
+  else ctx.stroke();
+  return tile;
 }
 
 /** A copy with the page's background: a canvas alone is transparent. */

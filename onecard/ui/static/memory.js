@@ -14,7 +14,7 @@ const WHEN = {
   batch: "grows with micro-batch × context",
   over: "hardly changes",
 };
-const PARTS = FAMILIES.flatMap(([family, , names]) => names.map((name) => ({ name, family }))).map((part, i) => ({
+export const PARTS = FAMILIES.flatMap(([family, , names]) => names.map((name) => ({ name, family }))).map((part, i) => ({
   ...part,
   number: i + 1,
 }));

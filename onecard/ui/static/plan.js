@@ -4,6 +4,7 @@ import { failed, frame, h, segmented, say, show } from "./dom.js";
 import { ask, follow } from "./live.js";
 import { gib, int, missing, short } from "./numbers.js";
 import { planned, toType } from "./planned.js";
+import { memoryStep } from "./step.js";
 
 const WAIT_MS = 60; // after the last movement; the answer itself takes about as long
 const MORE_MS = 350; // the config file and the step's timeline wait until the hand rests
@@ -242,7 +243,8 @@ async function details() {
     const full = await ask(`/api/plan?${query({ more: 1 })}`);
     if (mine === wanted) {
       more = full.ui;
-      typedBox.replaceChildren(...toType(more));
+      typedBox.replaceChildren(step.node, ...toType(more));
+      step.update(more.timeline);
     }
   } catch {
     // The figures stand; the file to copy comes with the next movement.
@@ -299,6 +301,7 @@ async function readFile() {
 }
 
 // ---- the answer
+const step = memoryStep();
 const typedBox = h("section", {});
 function draw() {
   for (const paint of paints) paint();

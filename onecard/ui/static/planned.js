@@ -134,10 +134,9 @@ export function planned(plan, { width, open = false, typed = null }) {
   ].filter(Boolean);
 }
 
-/** What to type for a plan, and memory through one step of it. `more` is the plan's `ui`. */
+/** What to type for a plan. `more` is the plan's `ui`. */
 export function toType(more) {
   return [
-    more.timeline_svg ? timeline(more.timeline_svg) : null,
     h(
       "div",
       { class: "head" },
@@ -152,17 +151,3 @@ export function toType(more) {
     ),
   ].filter(Boolean);
 }
-const timeline = (svg) =>
-  h(
-    "figure",
-    { class: "card timeline" },
-    h("figcaption", { class: "head" }, h("h2", { text: "Memory through one step" })),
-    h(
-      "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "Memory through one step" },
-      h("img", {
-        alt: "Memory through one training step, by part; the table above has the figures of its peak",
-        src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`,
-      }),
-    ),
-  );

@@ -3,13 +3,15 @@
 import { comparison } from "./comparison.js";
 import { h, mark, show } from "./dom.js";
 import { planned, toType } from "./planned.js";
+import { memoryStep } from "./step.js";
 import { view } from "./view.js";
 
 const { command, name, version, answer } = JSON.parse(document.getElementById("data").textContent);
 
 function plan() {
   const box = h("div", { class: "answer" });
-  const typed = h("section", {}, toType({ ...answer.ui, note: "in the folder of the config" }));
+  const step = memoryStep();
+  const typed = h("section", {}, step.node, toType({ ...answer.ui, note: "in the folder of the config" }));
   const draw = () => {
     const open = box.querySelector(".parts-box")?.open ?? false;
     const nodes = planned(answer, { width: box.clientWidth, open, typed });
@@ -21,7 +23,13 @@ function plan() {
     width = box.clientWidth;
     draw();
   }).observe(box);
-  return { nodes: [box], draw };
+  return {
+    nodes: [box],
+    draw: () => {
+      draw();
+      step.update(answer.ui.timeline);
+    },
+  };
 }
 
 function doctor() {
