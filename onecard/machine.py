@@ -28,7 +28,7 @@ class GpuStatus:
     compute_capability: tuple[int, int]
     total_bytes: int
     driver_bytes: int  # kept by the driver itself
-    used_bytes: int  # by all programs together
+    used_bytes: int  # by all programs together; with an old driver its own share is in it
     programs: tuple[Program, ...]
     driver: str = ""  # its version
 
@@ -90,13 +90,14 @@ def _asked(index: int, environment: Mapping[str, str], ask: Callable[[Any, Any],
 
 def _status(nvml: Any, handle: Any) -> GpuStatus:
     memory = _memory(nvml, handle)  # type: ignore[no-untyped-call]
+    driver_bytes = getattr(memory, "reserved", 0)
     capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     return GpuStatus(
         name=_text(nvml.nvmlDeviceGetName(handle)),
         compute_capability=(capability[0], capability[1]),
         total_bytes=memory.total,
-        driver_bytes=getattr(memory, "reserved", 0),
-        used_bytes=memory.used,
+        driver_bytes=driver_bytes,
+        used_bytes=memory.total - memory.free - driver_bytes,  # of two drivers one counts its own share as used
         programs=_programs(nvml, handle),
         driver=_text(_told(nvml, lambda: nvml.nvmlSystemGetDriverVersion()) or ""),
     )

@@ -68,4 +68,4 @@ def place_of(status: GpuStatus) -> Place:
         allocatable_source=said,
         native_bf16=status.compute_capability >= (8, 0),
     )
-    return Place(card=card, other_bytes=max(0, status.used_bytes - status.driver_bytes), programs=status.programs)
+    return Place(card=card, other_bytes=status.used_bytes, programs=status.programs)

@@ -9,7 +9,7 @@ import pytest
 from onecard.inputs.place import place_named
 from onecard.plan.place import DESKTOP_BYTES
 from tests.contract.conftest import Command
-from tests.unit.test_machine import fake_nvml
+from tests.fake_nvml import fake_nvml
 
 CONFIG = (
     "dataset = 'mine'\nbatch_size = 8\ngradient_accumulation_steps = 64\nmax_iters = 100\nwarmup_iters = 5\n"

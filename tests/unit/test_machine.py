@@ -1,59 +1,14 @@
 """What NVML says, with a made NVML; and machines where it says nothing."""
 
 import sys
-from types import ModuleType, SimpleNamespace
 
+import pynvml
 import pytest
 
 from onecard.inputs.place import place_here
 from onecard.machine import read_gpu
-
-
-class FakeError(Exception):
-    pass
-
-
-CARDS = (b"NVIDIA GeForce RTX 4070", b"NVIDIA GeForce RTX 3090")
-UUIDS = (b"GPU-1c7a-40", b"GPU-9e02-30")
-
-
-def unknown(_uuid: bytes) -> object:
-    raise FakeError
-
-
-def fake_nvml(*, broken: bool = False, old: bool = False) -> ModuleType:
-    nvml = ModuleType("pynvml")
-
-    def init() -> None:
-        if broken:
-            raise FakeError
-
-    def memory(_handle: object, version: int | None = None) -> SimpleNamespace:
-        if version is not None and old:
-            raise FakeError
-        if version is not None:
-            return SimpleNamespace(total=12282 * 2**20, reserved=311 * 2**20, used=2461 * 2**20)
-        return SimpleNamespace(total=12282 * 2**20, used=2461 * 2**20)
-
-    process = SimpleNamespace(pid=7, usedGpuMemory=900 * 2**20)
-    hidden = SimpleNamespace(pid=8, usedGpuMemory=None)
-    vars(nvml).update(
-        NVMLError=FakeError,
-        nvmlMemory_v2=2,
-        nvmlInit=init,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: index if index < len(CARDS) else unknown(b""),
-        nvmlDeviceGetCount=lambda: len(CARDS),
-        nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
-        nvmlDeviceGetHandleByUUID=unknown,
-        nvmlDeviceGetName=lambda handle: CARDS[handle],
-        nvmlDeviceGetMemoryInfo=memory,
-        nvmlDeviceGetCudaComputeCapability=lambda _handle: [8, 9],
-        nvmlDeviceGetComputeRunningProcesses=lambda _handle: [hidden],
-        nvmlDeviceGetGraphicsRunningProcesses=lambda _handle: [process],
-        nvmlSystemGetProcessName=lambda pid: b"/usr/lib/xorg/Xorg" if pid == 7 else b"/usr/bin/firefox",
-    )
-    return nvml
+from tests import fake_nvml as made
+from tests.fake_nvml import fake_nvml
 
 
 def test_the_card_and_its_programs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +17,17 @@ def test_the_card_and_its_programs_are_read(monkeypatch: pytest.MonkeyPatch) -> 
     assert status is not None
     assert status.name == "NVIDIA GeForce RTX 4070"
     assert status.driver_bytes == 311 * 2**20
+    assert status.used_bytes == 2150 * 2**20
     assert [(p.name, p.used_bytes) for p in status.programs] == [("Xorg", 900 * 2**20), ("firefox", None)]
+
+
+def test_the_drivers_own_share_is_nobodys_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 2 of NVML's record counts it as used with some drivers, and with most it does not."""
+    for used_has_driver in (False, True):
+        monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(used_has_driver=used_has_driver))
+        place = place_here()
+        assert place
+        assert place.other_bytes == 2150 * 2**20
 
 
 def test_an_old_driver_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,3 +76,17 @@ def test_the_place_is_the_runs_own_card(monkeypatch: pytest.MonkeyPatch, device:
     place = place_here(device)
     assert place
     assert place.card.name.endswith(card)
+
+
+def test_the_made_cards_give_nvmls_own_reasons_for_a_lower_clock() -> None:
+    named = {
+        "GpuIdle": made.IDLE,
+        "ApplicationsClocksSetting": made.SETTING,
+        "SwPowerCap": made.POWER_LIMIT,
+        "HwSlowdown": made.HARDWARE,
+        "SyncBoost": made.SYNC_BOOST,
+        "SwThermalSlowdown": made.SOFTWARE_HEAT,
+        "HwThermalSlowdown": made.HARDWARE_HEAT,
+        "HwPowerBrakeSlowdown": made.POWER_BRAKE,
+    }
+    assert {name: getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in named} == named
