@@ -12,7 +12,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -81,11 +81,8 @@ class Meeting:
             if not self._tells():
                 return OfAnotherRank()
             present, words, gone = self._roll_call()
-        except RuntimeError:  # the machine that keeps the store is gone
-            left = self._in_state("", but=_GONE + _STOPPED)
-            if any(rank < self.ranks.rank for rank in left):
-                return OfAnotherRank()
-            present, words, gone = set(left), {}, []
+        except RuntimeError:  # who kept the store is gone, too
+            return self._lost_with_store(problem)
         if words:
             return self._said(*next(iter(words.items())))
         if gone:
@@ -93,17 +90,26 @@ class Meeting:
         if not connected:
             return self._failed(problem)
         absent = [rank for rank in range(self.ranks.world_size) if rank not in present]
+        return self._silent(absent, problem)
+
+    def _lost_with_store(self, problem: BaseException) -> OnecardError:
+        if any(rank < self.ranks.rank for rank in self._in_state("", but=_GONE + _STOPPED)):
+            return OfAnotherRank()
+        gone = self._in_state(_GONE)
+        if gone:
+            return _ended(f"{self.named(gone)} {_has(gone)} ended", "the others cannot go on without it")
+        others = [rank for rank in range(self.ranks.world_size) if rank != self.ranks.rank]
+        return self._silent(others, problem)
+
+    def _silent(self, absent: list[int], problem: BaseException) -> OnecardError:
+        """The error where ranks do not answer: those here that are stopped, or else those on other machines."""
         stopped = [rank for rank in self._in_state(_STOPPED) if rank in absent]
         elsewhere = [rank for rank in absent if self.places[rank].machine != self.place.machine]
         silent = stopped or elsewhere or absent
         if not silent:
-            what = "the ranks have lost their connection"
-        else:
-            what = f"{self.named(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
-        why = f"torch says: {_plain(problem)}"
-        if stopped:
-            why = f"{'its process is' if len(stopped) == 1 else 'their processes are'} stopped (SIGSTOP)"
-        return _ended(what, why)
+            return _ended("the ranks have lost their connection", f"torch says: {_plain(problem)}")
+        what = f"{self.named(silent)} {_has(silent, 'does', 'do')} not answer"
+        return _ended(what, "stopped, by SIGSTOP or a debugger" if stopped else f"torch says: {_plain(problem)}")
 
     def _failed(self, problem: BaseException) -> OnecardError:
         """The error of a rank that could not be connected with the others."""
@@ -114,11 +120,10 @@ class Meeting:
             name="ranks-cannot-meet",
         )
 
-    def named(self, ranks: Iterable[int]) -> str:
+    def named(self, ranks: list[int]) -> str:
         """`rank 2 on box1`"""
-        some = list(ranks)
-        hosts = ", ".join(dict.fromkeys(self.places[rank].host for rank in some))
-        return f"rank{'s' * (len(some) > 1)} {', '.join(map(str, some))} on {hosts}"
+        hosts = ", ".join(dict.fromkeys(self.places[rank].host for rank in ranks))
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {hosts}"
 
     def _said(self, rank: int, said: tuple[str, bool]) -> OnecardError:
         words, told = said
@@ -127,12 +132,8 @@ class Meeting:
         return _ended(f"{self.named([rank])} has ended: {words}", "the others cannot go on without it")
 
     def _was_killed(self, gone: list[int]) -> OnecardError:
-        one = len(gone) == 1
-        return _ended(
-            f"{self.named(gone)} {'was' if one else 'were'} killed",
-            f"{'its process is' if one else 'their processes are'} gone without a word, and the others cannot go on; "
-            "where memory is short, Linux kills (dmesg says so)",
-        )
+        why = "gone without a word, and the others cannot go on; where memory is short, Linux kills (dmesg says so)"
+        return _ended(f"{self.named(gone)} {_has(gone, 'was', 'were')} killed", why)
 
     def _tells(self) -> bool:
         """Whether this rank is the one of its machine that tells the user."""
@@ -231,6 +232,10 @@ def _state(process: int) -> str:
 def _plain(problem: BaseException) -> str:
     """What torch says, without where in its source it says so."""
     return _WHERE_IN_GLOO.sub("", first_line(problem, 400))[:160]
+
+
+def _has(ranks: list[int], one: str = "has", several: str = "have") -> str:
+    return one if len(ranks) == 1 else several
 
 
 def _ended(what: str, why: str) -> MachineError:
