@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -10,7 +11,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -24,7 +25,7 @@ from torch.distributed import TCPStore  # noqa: E402
 from onecard.runs.folder import LOCK, RECORDS, load_run  # noqa: E402
 from onecard.runs.lock import Lock  # noqa: E402
 from onecard.runs.records import Eval, Oom  # noqa: E402
-from tests.train.test_several_processes import CONFIG, UPDATES  # noqa: E402
+from tests.train.test_several_processes import CONFIG, UPDATES, weights_of  # noqa: E402
 from tests.warm import Outcome, WarmProcess  # noqa: E402
 from tests.warm_process import TORCH  # noqa: E402
 
@@ -68,6 +69,14 @@ class Machine:
         self._threads = ThreadPoolExecutor(len(processes))
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
+    @contextmanager
+    def with_ranks(self, count: int) -> Iterator[Machine]:
+        """The same machine with more ranks."""
+        made = [WarmProcess(*TORCH) for _ in range(count - len(self._processes))]
+        yield Machine(self.folder, [*self._processes, *made])
+        for process in made:
+            process.close()
+
     def start(
         self,
         *arguments: str,
@@ -75,7 +84,7 @@ class Machine:
         fault: str = "",
         on: int | None = None,
         per_rank: tuple[str, ...] = (),
-        folders: tuple[str, str] = ("", ""),
+        folders: tuple[str, ...] = ("",) * 4,
     ) -> Started:
         """Start a rank in each process, with a fault in one of them or in all."""
         count = len(self._processes)
@@ -255,3 +264,47 @@ def test_two_jobs_in_one_folder_are_refused(machine: Machine, whole: Path) -> No
     assert [each.code for each in outcomes] == [2, 2]
     told_once(outcomes, "whole is in use", f"process {os.getpid()} on {HOST}")
     assert sorted((file, file.stat().st_mtime_ns) for file in whole.rglob("*") if file.name != LOCK) == before
+
+
+@pytest.mark.parametrize(
+    ("count", "kills"), [(2, 3), pytest.param(4, 50, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
+def test_a_run_whose_ranks_are_killed_at_random_has_the_losses_of_the_one_left_alone(
+    machine: Machine, count: int, kills: int
+) -> None:
+    rng, run = random.Random(kills), f"killed-{kills}-times"
+    records = machine.folder / run / RECORDS
+    often = ("--checkpoint_interval=5", "--eval_interval=50", "--lr_decay_iters=500")
+    with machine.with_ranks(count) as ranks:
+        trained = 0
+        for _ in range(kills):
+            written = records.stat().st_size if records.exists() else 0
+            started = ranks.start("--continue", LONG, *often, run=run)
+            if rng.random() < 0.8:  # many of the others are killed before they train
+                until = time.monotonic() + 60
+                while not (records.exists() and records.stat().st_size > written) and time.monotonic() < until:
+                    time.sleep(0.005)
+            time.sleep(rng.uniform(0, 0.6))  # anywhere: where they meet, in a step, a sum, a record, a checkpoint
+            killed = rng.randrange(count)
+            started.send(killed, signal.SIGKILL)
+            started._outcomes[killed].result(timeout=60)
+            others = [rank for rank in range(count) if rank != killed]
+            for rank in others:  # as torchrun does
+                with suppress(ProcessLookupError):
+                    started.send(rank, signal.SIGTERM)
+            outcomes = started.end(within=30)  # torchrun kills after 30 seconds
+            assert outcomes[killed].code == -signal.SIGKILL
+            said = "".join(outcome.stderr for outcome in outcomes)
+            assert {outcomes[rank].code for rank in others} <= {3, 130}, said
+            assert said.count("error:") <= 1, said
+            assert f"rank {killed} on {HOST} was killed" in said or "error:" not in said, said
+            trained += records.exists() and records.stat().st_size > written
+        last = load_run(machine.folder / run).last_step + 7
+        whole = f"never-{run}"
+        for name in (run, whole):
+            assert {each.code for each in ranks.run("--continue", f"--max_iters={last}", *often, run=name)} == {0}
+    assert trained > kills // 2, "hardly any kill fell into training"
+    same_losses(machine.folder / run, machine.folder / whole)
+    for name, weight in weights_of(machine.folder / run, last).items():
+        assert torch.equal(weight, weights_of(machine.folder / whole, last)[name])
+    print(f"{kills} kills among {count} ranks, {trained} of them in training; {last} updates, equal bit for bit")
