@@ -7,6 +7,8 @@ import random
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from array import array
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ from torch.distributed import TCPStore  # noqa: E402
 
 from onecard.runs.folder import LOCK, RECORDS, load_run  # noqa: E402
 from onecard.runs.lock import Lock  # noqa: E402
-from onecard.runs.records import Eval, Oom  # noqa: E402
+from onecard.runs.records import Eval, Oom, Start  # noqa: E402
 from tests.train.test_several_processes import CONFIG, UPDATES, weights_of  # noqa: E402
 from tests.warm import Outcome, WarmProcess  # noqa: E402
 from tests.warm_process import TORCH  # noqa: E402
@@ -46,7 +48,7 @@ class Started:
         """Wait until the run is at least there."""
         said = f'"step":{step},'
         file = self._folder / RECORDS
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         while not (file.exists() and said in file.read_text()) and time.monotonic() < until:
             time.sleep(0.005)
         assert time.monotonic() < until, "the ranks do not train"
@@ -105,9 +107,10 @@ class Machine:
                 environment={key: str(value) for key, value in named.items()},
                 before=FAULTS if fault and on in (None, rank) else None,
                 on_start=started[rank].put,
+                timeout=300,
             )
             outcomes.append(begun)
-        return Started([each.get(timeout=60) for each in started], outcomes, self.folder / run)
+        return Started([each.get(timeout=300) for each in started], outcomes, self.folder / run)
 
     def run(self, *arguments: str, run: str, fault: str = "", on: int | None = None) -> list[Outcome]:
         return self.start(*arguments, run=run, fault=fault, on=on).end()
@@ -211,6 +214,31 @@ def test_a_killed_rank_ends_the_others_with_one_message_that_names_it(machine: M
     assert outcomes[rank].code == -signal.SIGKILL
     assert outcomes[1 - rank].code == 3
     told_once(outcomes, f"rank {rank} on {HOST} was killed", "[rank-lost]", "--continue")
+
+
+def test_torchrun_starts_a_killed_run_again_and_it_goes_on_from_its_newest_checkpoint(
+    machine: Machine, whole: Path
+) -> None:
+    run = machine.folder / "again"
+    command = "--standalone --nproc_per_node=2 --max-restarts=1 -m onecard train tiny.py --out_dir=again --continue"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *command.split(), "--checkpoint_interval=10"],
+        cwd=machine.folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as torchrun:
+        Started([], [], run).reach(13)
+        first = int((run / LOCK).read_text().split()[0])
+        os.kill(first, signal.SIGKILL)
+        _, said = torchrun.communicate(timeout=200)
+    assert torchrun.returncode == 0, said
+    assert said.count("error: ") == said.count(f"error: rank 0 on {HOST} was killed") == 1, said
+    starts = [record for record in load_run(run).history.records if isinstance(record, Start)]
+    assert [start.resumed_from is not None for start in starts] == [False, True]
+    same_losses(run, whole)
 
 
 def test_an_exception_on_one_rank_ends_all_and_says_where_it_was(machine: Machine) -> None:
