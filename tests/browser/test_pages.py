@@ -62,6 +62,31 @@ def test_a_point_of_the_chart_is_the_record(site: Site) -> None:
         assert f"loss {record['loss']:.4f}" in " ".join(said.split())
 
 
+def test_a_zoom_shows_every_update_until_all_is_shown_again(site: Site) -> None:
+    page = site.open(site.run("long"))
+    figure = page.locator("figure").first
+    chart, readout = page.locator(".plot").first, page.locator(".readout").first
+    coarse = page.evaluate("path => fetch(path).then(a => a.json())", f"/api/runs/{site.ids['long']}")["curves"]
+    assert coarse["steps"] > 2 * coarse["buckets"]
+    for _ in range(250):
+        chart.press("ArrowLeft")
+    for _ in range(5):
+        chart.press("+")
+    figure.get_by_text("every update").wait_for()
+    lines = (site.folder / "runs/long/records.jsonl").read_text().splitlines()
+    losses = {record["step"]: record["loss"] for record in map(json.loads, lines) if record["kind"] == "step"}
+    seen = []
+    for _ in range(4):
+        chart.press("ArrowRight")
+        said = " ".join(readout.inner_text().replace(",", "").split())
+        seen.append(int(said.split("step ")[1].split()[0]))
+        assert f"loss {losses[seen[-1]]:.4f}" in said
+    assert [later - earlier for earlier, later in zip(seen, seen[1:], strict=False)] == [10, 10, 10]
+    page.get_by_role("button", name="Show all").click()
+    figure.get_by_text("every update").wait_for(state="detached")
+    assert page.get_by_role("button", name="Show all").count() == 0
+
+
 def test_an_update_appears_without_reloading(site: Site) -> None:
     page = site.open(site.run("fineweb"))
     config = RunConfig().replace(json.loads((site.folder / "runs/fineweb/config.json").read_text()))

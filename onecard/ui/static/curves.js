@@ -1,8 +1,9 @@
 // The curves of one run: loss on top, four small ones below, on one x axis with one crosshair.
 
-import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
+import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, showAll, whole } from "./charts.js";
 import { capital, colour, h, icon, s, segmented } from "./dom.js";
 import { duration, gib, int, learningRate, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
+import { closer } from "./zoom.js";
 
 const AXES = { tokens: "tokens", time: "time in training", steps: "steps" };
 const SHOWN_EVENTS = 26; // as many as there are letters
@@ -20,9 +21,23 @@ function flagged(events) {
     .slice(-SHOWN_EVENTS);
 }
 
-/** Nodes that show `run` (an answer of /api/runs/ID), and `update(run)` for the next answer. */
-export function curves(first) {
+/**
+ * Nodes that show `run` (an answer of /api/runs/ID), and `update(run)` for the next answer. `finer(from, to)` asks for
+ * the same with finer curves of these steps.
+ */
+export function curves(first, finer = null) {
   let run = first;
+  let coarse = first.curves;
+  const zoom = closer(finer, () => {
+    take();
+    for (const panel of panels) panel.update((plot) => plot.refresh());
+    lossPlot.refresh();
+    describe();
+    tell();
+  });
+  const take = () => {
+    run = { ...run, curves: zoom.shown(coarse) };
+  };
   let along = known(run.curves.tokens).length ? "tokens" : "steps";
   let log = false;
   const WORDS = run.curves.steps_told === false ? { ...AXES, steps: "logged losses" } : AXES;
@@ -33,10 +48,26 @@ export function curves(first) {
     return i < 0 ? null : xs()[i];
   };
   const leastX = () => Math.max(known(xs()).find((value) => value > 1e-9) ?? 1, 1e-9);
-  const xs = () => {
-    const values = { tokens: run.curves.tokens, time: run.curves.seconds, steps: run.curves.step }[along];
+  const xs = (of = run.curves) => {
+    const values = { tokens: of.tokens, time: of.seconds, steps: of.step }[along];
     return log ? values.map((value) => Math.max(value, 1e-9)) : values;
   };
+  /** The smallest and the largest x that are shown, or null for all. */
+  const part = (u) => {
+    const { min, max } = u?.scales.x ?? {};
+    const x = xs();
+    return missing(min) || !x.length || (min <= x[0] && max >= x.at(-1)) ? null : { min, max };
+  };
+  const zoomed = (u) => {
+    const shown = part(u);
+    const x = xs(coarse);
+    const from = shown ? x.findIndex((value) => value >= shown.min) : -1;
+    const to = shown ? x.findIndex((value) => value >= shown.max) : -1;
+    if (shown && from < 0) return; // only what is to come is shown
+    zoom.look(coarse, shown ? from : null, to < 0 ? x.length - 1 : to);
+    all.hidden = !shown;
+  };
+  const all = h("button", { class: "mini", type: "button", hidden: true, text: "Show all", onclick: () => showAll() });
   const end = () => {
     const planned = run.run.state === "training" && run.prediction ? at(run.prediction) : null;
     return most([planned, ...xs(), ...run.evals.map(at)]);
@@ -93,6 +124,7 @@ export function curves(first) {
     bands,
     hooks: {
       setCursor: [(u) => tell(u.cursor.idx)],
+      setScale: [(u, key) => key === "x" && u === lossPlot.plot && zoomed(u)],
       draw: [
         (u) => {
           const p = pen(u);
@@ -105,13 +137,27 @@ export function curves(first) {
 
   // ---- loss
   const lossOf = () => run.curves.loss ?? { min: [], mean: [], max: [] };
-  const limits = () => {
-    const { min, max } = lossOf();
+  const limits = (u = lossPlot.plot) => {
+    const shown = part(u);
+    if (shown) return closeLimits(shown);
+    const { min, max } = coarse.loss ?? lossOf();
     const skipped = log ? 0 : Math.ceil(max.length * FIRST_DESCENT);
-    const from = xs()[skipped] ?? 0;
+    const from = xs(coarse)[skipped] ?? 0;
     const seen = run.evals.filter((one) => at(one) >= from || run.evals.length < 3).flatMap((one) => [one.val_loss]);
     const high = most([...max.slice(skipped), ...seen]);
     const low = least([...min, ...run.evals.map((one) => one.val_loss), run.prediction?.loss?.low]);
+    return around(low, high);
+  };
+  /** Around what a part of the x axis shows. */
+  const closeLimits = (shown) => {
+    const inside = (x) => x >= shown.min && x <= shown.max;
+    const x = xs();
+    const { min, max } = lossOf();
+    const evaluated = run.evals.filter((one) => inside(at(one))).map((one) => one.val_loss);
+    const of = (values) => [...values.filter((_, i) => inside(x[i])), ...evaluated];
+    return around(least(of(min)), most(of(max)));
+  };
+  const around = (low, high) => {
     if (!Number.isFinite(high) || !Number.isFinite(low)) return [0, 1];
     const room = Math.max(0.02, (high - low) * 0.06);
     return log ? [low * 0.97, high * 1.05] : [low - room, high + room];
@@ -331,7 +377,9 @@ export function curves(first) {
   const describe = () => {
     const { max } = lossOf();
     const above = !log && max.length && max[0] > limits()[1] ? `; begins at ${loss(max[0], 1)}, above the picture` : "";
-    title.textContent = `nats, against ${WORDS[along]}${log ? ", both axes logarithmic" : above}`;
+    const each = zoom.each(coarse);
+    const close = each > 1 ? `; a stretch is ${int(each)} updates` : "; every update";
+    title.textContent = `nats, against ${WORDS[along]}${log ? ", both axes logarithmic" : ""}${part(lossPlot.plot) ? close : log ? "" : above}`;
     const latest = run.evals.at(-1);
     lossHolder.setAttribute(
       "aria-label",
@@ -426,6 +474,7 @@ export function curves(first) {
               draw();
             },
           ),
+          all,
           saves(
             `${run.run.name}-loss`,
             () => lossPlot.plot,
@@ -476,7 +525,9 @@ export function curves(first) {
     node,
     draw,
     update(next) {
+      coarse = next.curves;
       run = next;
+      take();
       for (const panel of panels) panel.update((plot) => plot.refresh());
       describe();
       tell();

@@ -184,9 +184,10 @@ const kicker = ({ run }, alone) => [
 
 /**
  * The nodes of a run, and `update(answer)`, which keeps opened details, the zoom and the crosshair.
- * `alone` is a run in a file of its own: there is no list to go back to. `play` is where its model writes.
+ * `alone` is a run in a file of its own: there is no list to go back to. `play` is where its model writes;
+ * `finer(from, to)` gives the same answer with finer curves of these steps.
  */
-export function view(first, { alone = false, play = null } = {}) {
+export function view(first, { alone = false, play = null, finer = null } = {}) {
   const parts = {
     kicker: h("p", { class: "kicker" }),
     verdict: h("h1", { class: "verdict" }),
@@ -196,7 +197,7 @@ export function view(first, { alone = false, play = null } = {}) {
     samples: h("section", {}),
     config: h("section", {}),
   };
-  const drawn = curves(first);
+  const drawn = curves(first, finer);
   const before = {};
   const replace = (name, key, nodes) => {
     const now = JSON.stringify(key ?? null);
