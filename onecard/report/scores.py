@@ -27,14 +27,19 @@ def text_score_lines(score: TextScore, bits: Sequence[float], *, source: str) ->
         yield "one document: how exact the score is cannot be known"
 
 
+def text_score_results(score: TextScore) -> list[dict[str, object]]:
+    """The score by its measures."""
+    same = {"task": f"text:{score.text}", "chance": None, "questions": score.documents}
+    return [
+        {**same, "metric": "bits_per_byte", "value": score.bits_per_byte, "error": score.error},
+        {**same, "metric": "nats_per_token", "value": score.nats_per_token, "error": score.token_error},
+    ]
+
+
 def text_score_json(score: TextScore, bits: Sequence[float]) -> dict[str, object]:
     """The results, with each document."""
-    same = {"task": f"text:{score.text}", "chance": None, "questions": score.documents}
     return {
-        "results": [
-            {**same, "metric": "bits_per_byte", "value": score.bits_per_byte, "error": score.error},
-            {**same, "metric": "nats_per_token", "value": score.nats_per_token, "error": score.token_error},
-        ],
+        "results": text_score_results(score),
         "text": {
             "name": score.text,
             "sha256": score.text_sha256,

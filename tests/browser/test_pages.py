@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_a_zoom_shows_every_update_until_all_is_shown_again(site: Site) -> None:
         said = " ".join(readout.inner_text().replace(",", "").split())
         seen.append(int(said.split("step ")[1].split()[0]))
         assert f"loss {losses[seen[-1]]:.4f}" in said
-    assert [later - earlier for earlier, later in zip(seen, seen[1:], strict=False)] == [10, 10, 10]
+    assert [later - earlier for earlier, later in pairwise(seen)] == [10, 10, 10]
     page.get_by_role("button", name="Show all").click()
     figure.get_by_text("every update").wait_for(state="detached")
     assert page.get_by_role("button", name="Show all").count() == 0

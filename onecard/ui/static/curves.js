@@ -325,6 +325,7 @@ export function curves(first, finer = null) {
     return { node, update, title, absent };
   };
   const memory = () => run.memory ?? {};
+  const limit = () => run.sensors?.power_limit_watts;
   const clip = () => run.config.find((one) => one.key === "grad_clip")?.value;
   const panels = [
     small({ title: "Learning rate", note: "", key: "lr", word: learningRate, absent: "This log does not print it." }),
@@ -367,7 +368,50 @@ export function curves(first, finer = null) {
           .filter(([, bytes]) => !missing(bytes))
           .map(([name, bytes]) => ({ value: bytes, label: `${name} ${gib(bytes)}` })),
     }),
+    small({ title: "Temperature", note: "of the card", key: "temperature_c", word: (v) => `${int(v)} °C` }),
+    small({
+      title: "Power",
+      note: "of the card; dashed: its limit",
+      key: "power_watts",
+      word: (v) => `${int(v)} W`,
+      top: () => limit() ?? 0,
+      lines: () => (missing(limit()) ? [] : [{ value: limit(), label: `limit ${int(limit())} W` }]),
+    }),
+    small({
+      title: "Clock",
+      note: "of the card's multiprocessors",
+      key: "sm_clock_mhz",
+      word: (v) => `${int(v)} MHz`,
+      size: 64,
+    }),
+    small({
+      title: "Other programs",
+      note: "what they hold of the card's memory",
+      key: "other_bytes",
+      word: (v) => `${gib(v, 1)} GiB`,
+      size: 54,
+    }),
   ];
+  /** What the card's readings say in words. */
+  const sensors = h("p", { class: "quiet sensors" });
+  const describeCard = () => {
+    const { slowed, pcie_generation: link, pcie_width: lanes, ...other } = run.sensors ?? {};
+    const reasons = Object.entries(slowed ?? {}).map(([reason, share]) => `${reason} ${percent(share)}`);
+    const fullLink = `${other.max_pcie_generation}.0 x${other.max_pcie_width}`;
+    const words = [
+      slowed
+        ? `Clock lowered by ${reasons.length ? `${reasons.join(", ")} of the readings` : "nothing: neither heat nor its power limit"}.`
+        : "",
+      missing(link) || missing(lanes)
+        ? ""
+        : `PCIe ${link}.0 x${lanes}${missing(other.max_pcie_generation) || fullLink === `${link}.0 x${lanes}` ? "" : ` of ${fullLink}`}.`,
+      other.default_power_limit_watts > other.power_limit_watts
+        ? `Power limit ${int(other.power_limit_watts)} of the usual ${int(other.default_power_limit_watts)} W.`
+        : "",
+    ].filter(Boolean);
+    sensors.hidden = !words.length;
+    sensors.replaceChildren(h("b", { text: "The card: " }), words.join(" "));
+  };
 
   // ---- around the charts
   const title = h("span", { class: "quiet" });
@@ -385,7 +429,8 @@ export function curves(first, finer = null) {
       "aria-label",
       `Loss against ${WORDS[along]}${latest && !missing(latest.val_loss) ? `: validation ${withError(latest)} at step ${int(latest.step)}` : ""}. Arrow keys read the curve.`,
     );
-    const gone = panels.filter((panel) => panel.node.hidden);
+    describeCard();
+    const gone = panels.filter((panel) => panel.node.hidden && panel.absent);
     absent.hidden = !gone.length;
     absent.replaceChildren(...gone.map((panel) => h("li", {}, h("b", { text: `${panel.title}: ` }), panel.absent)));
     list.hidden = !events().length;
@@ -420,7 +465,10 @@ export function curves(first, finer = null) {
     tell();
     lossPlot.draw();
   };
-  const SERIES = ["loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes"];
+  const SERIES = [
+    ...["loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes"],
+    ...["temperature_c", "power_watts", "sm_clock_mhz", "other_bytes"],
+  ];
   const named = (keys) => {
     const { curves: c } = run;
     const parts = keys.filter((key) => c[key]);
@@ -519,6 +567,7 @@ export function curves(first, finer = null) {
       { class: "multiples" },
       panels.map((panel) => panel.node),
     ),
+    sensors,
     absent,
   );
   return {

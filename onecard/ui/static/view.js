@@ -156,19 +156,89 @@ function config(rows) {
   ];
 }
 
-function samples(list) {
+/** What the model wrote at one step, and a slider through the steps. */
+function samples(list, chosen, choose) {
   if (!list?.length) return null;
+  const steps = [...new Set(list.map((sample) => sample.step))];
+  const shown = h("div", { class: "samples card" });
+  const show = (place) => {
+    const step = steps[place];
+    const texts = list.filter((sample) => sample.step === step);
+    input.setAttribute("aria-valuetext", `step ${int(step)}`);
+    input.style.setProperty("--fill", `${steps.length > 1 ? (100 * place) / (steps.length - 1) : 100}%`);
+    out.textContent = `step ${int(step)}`;
+    page.replaceChildren(...texts.map(written));
+  };
+  const written = ({ prompt, text }) => {
+    const begins = text.startsWith(prompt) ? prompt : "";
+    return h("p", { class: "written", dir: "auto" }, h("span", { class: "given", text: begins }), text.slice(begins.length));
+  };
+  const out = h("b", {});
+  const page = h("div", {});
+  const input = h("input", { type: "range", min: 0, max: steps.length - 1, step: 1, "aria-label": "Step of the text" });
+  const at = steps.indexOf(chosen);
+  input.value = at < 0 ? steps.length - 1 : at;
+  input.addEventListener("input", () => {
+    const place = Number(input.value);
+    choose(place === steps.length - 1 ? null : steps[place]);
+    show(place);
+  });
+  show(Number(input.value));
+  shown.append(h("div", { class: "through" }, steps.length > 1 ? input : "", out), page);
   return [
     h(
       "div",
       { class: "head" },
       h("h2", { text: "Text over time" }),
-      h("span", { class: "quiet", text: "what the model wrote" }),
+      h("span", {
+        class: "quiet",
+        text: steps.length > 1 ? `what the model wrote at ${int(steps.length)} evaluations` : "what the model wrote",
+      }),
+    ),
+    shown,
+  ];
+}
+
+/** What `onecard eval` measured of the checkpoints. */
+function scores(rows) {
+  if (!rows?.length) return null;
+  const figure = (value, error) => `${value.toFixed(4)}${missing(error) ? "" : ` ± ${error.toFixed(4)}`}`;
+  const head = ["Task", "Measure", "Score", "Guessing", "Questions", "Step"];
+  return [
+    h(
+      "div",
+      { class: "head" },
+      h("h2", { text: "Scores" }),
+      h("span", { class: "quiet", text: "what onecard eval measured of its checkpoints" }),
     ),
     h(
-      "ol",
-      { class: "samples card" },
-      list.map((sample) => h("li", {}, h("span", { text: `step ${int(sample.step)}` }), h("q", { text: sample.text }))),
+      "div",
+      { class: "card" },
+      h(
+        "table",
+        { class: "plain stackable" },
+        h(
+          "thead",
+          {},
+          h("tr", {}, head.map((words, i) => h("th", { scope: "col", class: i > 1 ? "num" : null, text: words }))),
+        ),
+        h(
+          "tbody",
+          {},
+          rows.map((row) =>
+            h(
+              "tr",
+              {},
+              h("th", { scope: "row", text: row.task }),
+              h("td", { "data-label": head[1], text: row.metric.replaceAll("_", " ") }),
+              h("td", { "data-label": head[2], class: "num", text: figure(row.value, row.error) }),
+              h("td", { "data-label": head[3], class: "num", text: missing(row.chance) ? "–" : figure(row.chance) }),
+              h("td", { "data-label": head[4], class: "num", text: int(row.questions) }),
+              h("td", { "data-label": head[5], class: "num", text: int(row.step) }),
+            ),
+          ),
+        ),
+      ),
     ),
   ];
 }
@@ -194,11 +264,13 @@ export function view(first, { alone = false, play = null, finer = null } = {}) {
     lede: h("p", { class: "lede" }),
     figures: h("div", {}),
     findings: h("section", {}),
+    scores: h("section", {}),
     samples: h("section", {}),
     config: h("section", {}),
   };
   const drawn = curves(first, finer);
   const before = {};
+  let chosen = null; // the step whose text is read; null: the newest
   const replace = (name, key, nodes) => {
     const now = JSON.stringify(key ?? null);
     if (before[name] === now) return; // what has not changed stays: a reader may have opened or selected it
@@ -215,7 +287,8 @@ export function view(first, { alone = false, play = null, finer = null } = {}) {
     replace("lede", lede(answer), lede(answer));
     replace("figures", [answer.run, answer.evals.length, answer.prediction], figures(answer));
     replace("findings", answer.doctor?.findings ?? answer.doctor, findings(answer.doctor, answer.words));
-    replace("samples", answer.samples, samples(answer.samples));
+    replace("scores", answer.scores, scores(answer.scores));
+    replace("samples", answer.samples, samples(answer.samples, chosen, (step) => (chosen = step)));
     replace("config", answer.config, config(answer.config));
     play?.update(answer.playground);
   };
@@ -228,6 +301,7 @@ export function view(first, { alone = false, play = null, finer = null } = {}) {
       parts.figures,
       drawn.node,
       parts.findings,
+      parts.scores,
       parts.samples,
       play?.node,
       parts.config,
