@@ -18,6 +18,7 @@ from onecard.report.strict import strict, whole
 from onecard.ui.columns import Columns, Reading, Track, columns_of, readings_in
 from onecard.ui.curves import card_curves, curves, sensors
 from onecard.ui.sources import Source
+from onecard.visible import visible
 
 if TYPE_CHECKING:
     from onecard.doctor.case import Case
@@ -423,6 +424,8 @@ def _recorded(
     last: int | None = None,
 ) -> Answer:
     """The records of a case for its page; `columns` and `readings` are those that the case has not."""
+    from onecard.runs.records import Sample
+
     if columns is None or readings is None:
         columns, readings = _columns(case), readings_in(case.run.records)
     evaluations = ("tokens", "train_loss", "train_loss_error", "val_loss", "val_loss_error", "bits_per_byte")
@@ -436,6 +439,11 @@ def _recorded(
         "evals": [
             {"step": record.step, "seconds": clock(record.step)} | {name: getattr(record, name) for name in evaluations}
             for record in case.evals
+        ],
+        "samples": [
+            {"step": record.step, "tokens": record.tokens, "prompt": record.prompt, "text": visible(record.text)}
+            for record in case.run.records
+            if isinstance(record, Sample)
         ],
         "memory": {
             "predicted_process_bytes": _predicted_bytes(case),
