@@ -198,7 +198,10 @@ def _pieces(block: bytes) -> Iterator[Piece]:
                 continue
             yield from _both(rows, cards)
             rows, cards = [], []
-            yield columns_of([record]) if isinstance(record, Step) else record
+            if isinstance(record, CardReading):
+                yield readings_in([record])
+            else:
+                yield columns_of([record]) if isinstance(record, Step) else record
     yield from _both(rows, cards)
 
 

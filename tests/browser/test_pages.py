@@ -88,6 +88,21 @@ def test_a_zoom_shows_every_update_until_all_is_shown_again(site: Site) -> None:
     assert page.get_by_role("button", name="Show all").count() == 0
 
 
+def test_texts_scores_and_the_card_are_shown(site: Site) -> None:
+    page = site.open(site.run("fineweb"))
+    text = page.locator(".samples")
+    assert "The river of the the and" in " ".join(text.inner_text().split())
+    page.get_by_role("slider", name="Step of the text").press("Home")
+    assert "zinc" in text.inner_text()
+    assert "step 0" in text.inner_text()
+    assert "1.1187 ± 0.0041" in page.get_by_role("row", name="bits per byte").inner_text()
+    lines = (site.folder / "runs/fineweb/records.jsonl").read_text().splitlines()
+    last = [record for record in map(json.loads, lines) if record["kind"] == "card"][-1]
+    card = page.locator("section", has=page.get_by_role("heading", name="The card"))
+    assert f"{last['temperature_c']} °C" in card.inner_text()
+    assert "Clock lowered by power limit" in card.inner_text()
+
+
 def test_an_update_appears_without_reloading(site: Site) -> None:
     page = site.open(site.run("fineweb"))
     config = RunConfig().replace(json.loads((site.folder / "runs/fineweb/config.json").read_text()))

@@ -6,6 +6,7 @@ import { duration, gib, int, learningRate, loss, missing, percent, short, tick, 
 import { closer } from "./zoom.js";
 
 const AXES = { tokens: "tokens", time: "time in training", steps: "steps" };
+const CARD = ["temperature_c", "power_watts", "sm_clock_mhz", "other_bytes"];
 const SHOWN_EVENTS = 26; // as many as there are letters
 const FIRST_DESCENT = 0.08; // share of the stretches that a linear picture leaves out at its top
 
@@ -251,7 +252,7 @@ export function curves(first, finer = null) {
     loss(one.val_loss, 4) + (missing(one.val_loss_error) ? "" : ` ± ${one.val_loss_error.toFixed(4)}`);
 
   // ---- small charts
-  const small = ({ title, note, key, word, absent, top, lines, worst = false, size = 46 }) => {
+  const small = ({ title, note, key, word, absent, top, lines, incrs, worst = false, size = 46 }) => {
     const holder = h("div", { class: "plot", role: "group" });
     const value = h("b", {});
     const values = () => run.curves[key] ?? { min: [], mean: [], max: [] };
@@ -272,7 +273,8 @@ export function curves(first, finer = null) {
           ],
           { stroke: colour("--ink-2"), dash: [6, 3] },
         );
-        p.text(mark.label, p.right - 4 * p.ratio, y - 5 * p.ratio, {
+        const room = y - p.top > 16 * p.ratio; // above the line, else below it
+        p.text(mark.label, p.right - 4 * p.ratio, y + (room ? -5 : 13) * p.ratio, {
           fill: colour("--ink-2"),
           align: "right",
           halo: colour("--surface"),
@@ -288,7 +290,7 @@ export function curves(first, finer = null) {
       options: options(
         138,
         { range },
-        { y: (v) => (v ? word(v) : "0"), size, space: 28 },
+        { y: (v) => (v ? word(v) : "0"), size, space: 28, incrs },
         series.map((one) => (one === hidden ? one : { ...one, stroke: colour("--accent") })),
         draw,
         [{ series: [2, 1], fill: colour("--accent-band") }],
@@ -322,11 +324,16 @@ export function curves(first, finer = null) {
       ),
       holder,
     );
-    return { node, update, title, absent };
+    return { node, update, title, absent, key };
   };
   const memory = () => run.memory ?? {};
   const limit = () => run.sensors?.power_limit_watts;
   const clip = () => run.config.find((one) => one.key === "grad_clip")?.value;
+  const bytes = {
+    word: (v) => `${gib(v, v % 2 ** 30 ? 1 : 0)} GiB`,
+    size: 54,
+    incrs: [0.5, 1, 2, 4, 8, 16, 32].map((size) => size * 2 ** 30),
+  };
   const panels = [
     small({ title: "Learning rate", note: "", key: "lr", word: learningRate, absent: "This log does not print it." }),
     small({
@@ -354,10 +361,9 @@ export function curves(first, finer = null) {
     }),
     small({
       title: "Memory",
-      note: "reserved by PyTorch; dashed: the plan, with the CUDA context",
+      note: "reserved; dashed: plan and limit",
       key: "reserved_bytes",
-      word: (v) => `${gib(v, v < 2 ** 33 ? 1 : 0)} GiB`,
-      size: 54,
+      ...bytes,
       absent: "No card's memory is recorded: the run is on the processor, or the log does not say.",
       top: () => Math.max(memory().predicted_process_bytes ?? 0, memory().available_bytes ?? 0),
       lines: () =>
@@ -368,10 +374,10 @@ export function curves(first, finer = null) {
           .filter(([, bytes]) => !missing(bytes))
           .map(([name, bytes]) => ({ value: bytes, label: `${name} ${gib(bytes)}` })),
     }),
-    small({ title: "Temperature", note: "of the card", key: "temperature_c", word: (v) => `${int(v)} °C` }),
+    small({ title: "Temperature", key: "temperature_c", word: (v) => `${int(v)} °C` }),
     small({
       title: "Power",
-      note: "of the card; dashed: its limit",
+      note: "dashed: its limit",
       key: "power_watts",
       word: (v) => `${int(v)} W`,
       top: () => limit() ?? 0,
@@ -379,21 +385,27 @@ export function curves(first, finer = null) {
     }),
     small({
       title: "Clock",
-      note: "of the card's multiprocessors",
+      note: "of the multiprocessors",
       key: "sm_clock_mhz",
       word: (v) => `${int(v)} MHz`,
       size: 64,
     }),
     small({
       title: "Other programs",
-      note: "what they hold of the card's memory",
+      note: "what they hold of its memory",
       key: "other_bytes",
-      word: (v) => `${gib(v, 1)} GiB`,
-      size: 54,
+      ...bytes,
     }),
   ];
   /** What the card's readings say in words. */
-  const sensors = h("p", { class: "quiet sensors" });
+  const sensors = h("span", { class: "quiet" });
+  const ofCard = (panel) => CARD.includes(panel.key);
+  const cardPart = h(
+    "section",
+    {},
+    h("div", { class: "head" }, h("h2", { text: "The card" }), sensors),
+    h("div", { class: "multiples" }, panels.filter(ofCard).map((panel) => panel.node)),
+  );
   const describeCard = () => {
     const { slowed, pcie_generation: link, pcie_width: lanes, ...other } = run.sensors ?? {};
     const reasons = Object.entries(slowed ?? {}).map(([reason, share]) => `${reason} ${percent(share)}`);
@@ -409,11 +421,15 @@ export function curves(first, finer = null) {
         ? `Power limit ${int(other.power_limit_watts)} of the usual ${int(other.default_power_limit_watts)} W.`
         : "",
     ].filter(Boolean);
-    sensors.hidden = !words.length;
-    sensors.replaceChildren(h("b", { text: "The card: " }), words.join(" "));
+    cardPart.hidden = panels.every((panel) => !ofCard(panel) || panel.node.hidden);
+    sensors.textContent = words.join(" ");
   };
 
   // ---- around the charts
+  const swatch = (d, kind) =>
+    s("svg", { class: "swatch", viewBox: "0 0 16 10", "aria-hidden": "true" }, s("path", { d, class: kind }));
+  const key = (d, kind, words) => h("span", { class: "key" }, swatch(d, kind), words);
+  const predicted = key("M0 5h16", "k-dash", "predicted");
   const title = h("span", { class: "quiet" });
   const absent = h("ul", { class: "not-drawn" });
   const list = h("ol", { class: "events" });
@@ -430,6 +446,7 @@ export function curves(first, finer = null) {
       `Loss against ${WORDS[along]}${latest && !missing(latest.val_loss) ? `: validation ${withError(latest)} at step ${int(latest.step)}` : ""}. Arrow keys read the curve.`,
     );
     describeCard();
+    predicted.hidden = !run.prediction?.loss || run.run.state !== "training";
     const gone = panels.filter((panel) => panel.node.hidden && panel.absent);
     absent.hidden = !gone.length;
     absent.replaceChildren(...gone.map((panel) => h("li", {}, h("b", { text: `${panel.title}: ` }), panel.absent)));
@@ -467,7 +484,7 @@ export function curves(first, finer = null) {
   };
   const SERIES = [
     ...["loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes"],
-    ...["temperature_c", "power_watts", "sm_clock_mhz", "other_bytes"],
+    ...CARD,
   ];
   const named = (keys) => {
     const { curves: c } = run;
@@ -482,9 +499,6 @@ export function curves(first, finer = null) {
   const choices = Object.keys(WORDS).filter(
     (key) => key === "steps" || known(run.curves[key === "time" ? "seconds" : key]).length,
   );
-  const swatch = (d, kind) =>
-    s("svg", { class: "swatch", viewBox: "0 0 16 10", "aria-hidden": "true" }, s("path", { d, class: kind }));
-  const key = (d, kind, words) => h("span", { class: "key" }, swatch(d, kind), words);
   const node = h(
     "section",
     {},
@@ -537,7 +551,7 @@ export function curves(first, finer = null) {
         { class: "readout legend" },
         key("M0 5h16", "k-val", "validation, with its error"),
         key("M0 2h16v6H0z", "k-band", "training loss, lowest to highest of each stretch"),
-        run.prediction?.loss && run.run.state === "training" ? key("M0 5h16", "k-dash", "predicted") : null,
+        predicted,
       ),
       list,
       h(
@@ -565,10 +579,10 @@ export function curves(first, finer = null) {
     h(
       "div",
       { class: "multiples" },
-      panels.map((panel) => panel.node),
+      panels.filter((panel) => !ofCard(panel)).map((panel) => panel.node),
     ),
-    sensors,
     absent,
+    cardPart,
   );
   return {
     node,

@@ -199,11 +199,13 @@ function samples(list, chosen, choose) {
   ];
 }
 
+const things = ({ task, questions }) => `${int(questions)} ${task.startsWith("text:") ? "documents" : "questions"}`;
+
 /** What `onecard eval` measured of the checkpoints. */
 function scores(rows) {
   if (!rows?.length) return null;
   const figure = (value, error) => `${value.toFixed(4)}${missing(error) ? "" : ` ± ${error.toFixed(4)}`}`;
-  const head = ["Task", "Measure", "Score", "Guessing", "Questions", "Step"];
+  const head = ["Task", "Measure", "Score", "Guessing", "Measured on", "Step"];
   return [
     h(
       "div",
@@ -233,7 +235,7 @@ function scores(rows) {
               h("td", { "data-label": head[1], text: row.metric.replaceAll("_", " ") }),
               h("td", { "data-label": head[2], class: "num", text: figure(row.value, row.error) }),
               h("td", { "data-label": head[3], class: "num", text: missing(row.chance) ? "–" : figure(row.chance) }),
-              h("td", { "data-label": head[4], class: "num", text: int(row.questions) }),
+              h("td", { "data-label": head[4], class: "num", text: things(row) }),
               h("td", { "data-label": head[5], class: "num", text: int(row.step) }),
             ),
           ),
