@@ -24,25 +24,33 @@ class Opened:
     tokenizer: Tokenizer
     device: str
     notes: tuple[str, ...]
+    weights: str | None = None  # sha256 of a checkpoint's file of weights
 
 
-def open_model(source: str, *, device: str | None, download: bool = False) -> Opened:
-    """The newest complete checkpoint of a run, or the model of a folder or file; `device` None: the run's own."""
+def open_model(source: str, *, device: str | None, download: bool = False, checkpoint: str = "last") -> Opened:
+    """The newest complete checkpoint of a run, or the model of a folder or file; `device` None: the run's own.
+
+    `checkpoint` is another one of a run: its step, or "best".
+    """
     from onecard.config.paths import expanded
     from onecard.runs.folder import is_run
 
     folder = Path(expanded(source))
-    return _of_run(folder, device) if is_run(folder) else _from_elsewhere(source, device, download=download)
+    return _of_run(folder, device, checkpoint) if is_run(folder) else _from_elsewhere(source, device, download=download)
 
 
-def _of_run(folder: Path, device: str | None) -> Opened:
+def _of_run(folder: Path, device: str | None, which: str) -> Opened:
     from onecard.inputs.before_run import config_of
     from onecard.inputs.tokenizer import tokenizer_of
     from onecard.runs.folder import load_run
 
     run = load_run(folder)
     config = config_of(run.path, run.config)
-    from onecard.runs.checkpoint_state import step_of  # torch only now: a run that is not there is reported at once
+    from onecard.runs.checkpoint_state import (  # torch only now: a run that is not there is reported at once
+        MODEL,
+        step_of,
+        verified_state,
+    )
     from onecard.train import checkpoint
     from onecard.train.interchange import from_checkpoint
     from onecard.train.model import GPT
@@ -61,9 +69,10 @@ def _of_run(folder: Path, device: str | None) -> Opened:
             tokenizer=tokenizer,
             device=place,
             notes=(*passed_over, *note),
+            weights=verified_state(saved, [])["files"][MODEL]["sha256"],
         )
 
-    return from_checkpoint(run.path, opened)
+    return from_checkpoint(run.path, opened, which=which)
 
 
 def _from_elsewhere(source: str, device: str | None, *, download: bool) -> Opened:
