@@ -89,13 +89,13 @@ def _evaluate(options: Options, flags: list[Flag]) -> int:
 
     names = task_names(options.tasks) if options.tasks or options.text is None else []
     checkpoints = _checkpoints(options)
-    first = open_model(options.model, device=device, checkpoint=checkpoints[0])  # before minutes of loading questions
+    first = open_model(options.model, device=device, which=checkpoints[0])  # before minutes of loading questions
     tasks = load_tasks(names, command=_command(options), download=options.download)
     answer = Answer()
     opened = first
     try:
         for number, checkpoint in enumerate(checkpoints):
-            opened = first if number == 0 else open_model(options.model, device=device, checkpoint=checkpoint)
+            opened = first if number == 0 else open_model(options.model, device=device, which=checkpoint)
             answer.notes += [note for note in opened.notes if note not in answer.notes]
             with _numbers(options.model):
                 if options.text is not None:

@@ -27,19 +27,22 @@ class Opened:
     weights: str | None = None  # sha256 of a checkpoint's file of weights
 
 
-def open_model(source: str, *, device: str | None, download: bool = False, checkpoint: str = "last") -> Opened:
+def open_model(source: str, *, device: str | None, download: bool = False, which: str = "last") -> Opened:
     """The newest complete checkpoint of a run, or the model of a folder or file; `device` None: the run's own.
 
-    `checkpoint` is another one of a run: its step, or "best".
+    `which` is another checkpoint of a run: its step, or "best".
     """
     from onecard.config.paths import expanded
     from onecard.runs.folder import is_run
 
     folder = Path(expanded(source))
-    return _of_run(folder, device, checkpoint) if is_run(folder) else _from_elsewhere(source, device, download=download)
+    if is_run(folder):
+        return open_run(folder, device=device, which=which)
+    return _from_elsewhere(source, device, download=download)
 
 
-def _of_run(folder: Path, device: str | None, which: str) -> Opened:
+def open_run(folder: Path, *, device: str | None, which: str = "last", alone: bool = False) -> Opened:
+    """The newest complete checkpoint of a run. `alone`: only its folder is read, and nothing made larger than it is."""
     from onecard.inputs.before_run import config_of
     from onecard.inputs.tokenizer import tokenizer_of
     from onecard.runs.folder import load_run
@@ -56,8 +59,10 @@ def _of_run(folder: Path, device: str | None, which: str) -> Opened:
     from onecard.train.model import GPT
 
     def opened(saved: Path, passed_over: tuple[str, ...]) -> Opened:
-        tokenizer = tokenizer_of(run.path, config)
+        tokenizer = tokenizer_of(run.path, config, alone=alone)
         place, note = _device(config, device)
+        if alone:
+            _check_size(saved, config)
         model = GPT(config)
         checkpoint.load(saved, model=model, optimizer=None, config=config)
         return Opened(
@@ -73,6 +78,17 @@ def _of_run(folder: Path, device: str | None, which: str) -> Opened:
         )
 
     return from_checkpoint(run.path, opened, which=which)
+
+
+def _check_size(saved: Path, config: RunConfig) -> None:
+    """BadCheckpoint for a config of more weights than the checkpoint has: a few letters must not fill the memory."""
+    from onecard.plan.counts import count_params
+    from onecard.runs.checkpoint_state import MODEL, bad, reading
+
+    with reading(saved):
+        there = (saved / MODEL).stat().st_size
+    if (needed := 4 * count_params(config).total) > there:
+        raise bad(saved, f"{MODEL} has {there:,} bytes, and the config's weights are {needed:,}")
 
 
 def _from_elsewhere(source: str, device: str | None, *, download: bool) -> Opened:

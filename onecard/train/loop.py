@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
 from operator import add
 from pathlib import Path
@@ -26,7 +26,8 @@ from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.runs.folder import RunFolder
-from onecard.runs.records import End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
+from onecard.runs.records import CardReading, End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
+from onecard.train.card_watch import CardWatch
 from onecard.train.device import cap_memory, card_of, choose_device
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt, Stopped
@@ -170,6 +171,7 @@ class _Loop:
         self.evaluating = False
         self.interrupt = Interrupt(lambda: heard.on_interrupt(self._what_follows()), repeated=processes.joined)
         self.live_findings = LiveFindings(config, self.card, dataset)
+        self.card_watch = CardWatch(self.device, ranks=processes.ranks.world_size)
         self.bytes_per_token = bytes_per_token(dataset.val, dataset.tokenizer) if dataset.tokenizer else None
 
     def run(self, *, resume: bool, predicted_process_bytes: int | None) -> Finished:
@@ -200,7 +202,7 @@ class _Loop:
     def _trained(self) -> EndReason:
         """Why training stopped, saved."""
         began = time.perf_counter()
-        with self.interrupt:
+        with self.interrupt, self.card_watch:
             try:
                 return self._steps(began)
             except Stopped:
@@ -262,11 +264,15 @@ class _Loop:
 
     def _update(self) -> None:
         trainer = self.trainer
+        if trainer.updates_here:  # the first also compiles
+            self.card_watch.updates()
         update = trainer.update(self._shrunk)
         self.without_loss = 0 if math.isfinite(update.loss) else self.without_loss + 1
         rate, cards = self.config.tokens_per_step / update.seconds, self.processes.ranks.world_size
         peak = self.card.peak_flops if self.card else None
-        allocated, reserved = self._highest(self.peaks.allocated_in_training(), self.peaks.reserved_in_run())
+        allocated, reserved, cards_read = self._highest(
+            self.peaks.allocated_in_training(), self.peaks.reserved_in_run(), int(self.card_watch.has_reading)
+        )
         self._record(
             Step(
                 step=trainer.step,
@@ -287,6 +293,18 @@ class _Loop:
         if trainer.steps.graph_failure:
             self._record(FindingRecord(step=trainer.step, finding=no_cuda_graph(trainer.steps.graph_failure)))
             trainer.steps.graph_failure = None
+        if cards_read:
+            self._record_cards()
+
+    def _record_cards(self) -> None:
+        """Record what the cards of all ranks show: the slowest holds up the others."""
+        reading = self.card_watch.take()
+        step, elapsed_seconds = self.trainer.step, self.trainer.elapsed_seconds
+        for rank, known in enumerate(self.processes.gathered(asdict(reading) if reading else None)):
+            if known:
+                throttle = None if known["throttle"] is None else tuple(known["throttle"])  # JSON has lists
+                known |= {"step": step, "elapsed_seconds": elapsed_seconds, "rank": rank, "throttle": throttle}
+                self._record(CardReading(**known))
 
     def _shrunk(self, shrunk: Shrunk) -> None:
         if not self.config.eval_batch_size and shrunk.after:  # evaluation never uses more than fits in training
@@ -306,6 +324,7 @@ class _Loop:
     def _evaluate(self) -> None:
         """Evaluate and record it; one that is interrupted is dropped."""
         trainer = self.trainer
+        self.card_watch.pauses()
         train, val = trainer.eval_windows
         with trainer.evaluating() as sequence_losses:
             self.peaks.begin()
@@ -394,6 +413,7 @@ class _Loop:
 
     def _save(self, reason: str) -> None:
         """Save, unless the loss is NaN: never replace a good checkpoint with NaN weights."""
+        self.card_watch.pauses()
         if not self.without_loss and self.saving:
             self._record(self.saving.save(reason))
 

@@ -277,7 +277,18 @@ def run(source: Source, number: int, first: int | None, last: int | None) -> byt
     """What is recorded of one run, as JSON; its curves between two steps."""
     found = _tracked(source) if source.is_folder else None
     case, columns = found or (_numbered(_cases(source), number), None)
-    return json.dumps(_recorded(case, columns, first=first, last=last), allow_nan=False).encode()
+    answer = _recorded(case, columns, first=first, last=last) | {"playground": _playground(source)}
+    return json.dumps(answer, allow_nan=False).encode()
+
+
+def _playground(source: Source) -> Answer | None:
+    """The step of the checkpoint that can write a text, and what must be installed before; None without one."""
+    from onecard.inputs.before_run import torch_missing
+    from onecard.runs.folder import checkpoints_in
+
+    saved = checkpoints_in(source.path) if source.is_folder else ()
+    missing = torch_missing("a text comes from the model itself")
+    return {"step": saved[-1].step, "missing": missing.as_json()["error"] if missing else None} if saved else None
 
 
 def _tracked(source: Source) -> tuple[Case, Columns] | None:
