@@ -52,9 +52,9 @@ def make_run(folder: Path, *, updates: int, settings: dict[str, object] | None =
     (folder / "config.json").write_text(json.dumps(config.model_dump()))
     lines = [json.dumps(record) for record in records(config, updates)]
     (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "evals.jsonl").write_text(
-        json.dumps(score(updates // config.eval_interval * config.eval_interval)) + "\n"
-    )
+    saved = updates // config.eval_interval * config.eval_interval
+    scored = [score(saved), *task_scores(saved)]
+    (folder / "evals.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in scored))
     return folder
 
 
@@ -155,6 +155,22 @@ def score(step: int) -> dict[str, Any]:
         "error": 0.0041,
         "token_error": 0.0125,
     }
+
+
+def task_scores(step: int) -> Iterator[dict[str, Any]]:
+    """The same of two tasks."""
+    for task, metric, value, error, chance, questions in (
+        ("hellaswag", "acc_norm", 0.2871, 0.0045, 0.25, 10_042),
+        ("arc_easy", "acc_norm", 0.4011, 0.0101, 0.25, 2376),
+    ):
+        yield {"kind": "task", "step": step, "task": task, "metric": metric, "metrics": {metric: [value, error]}} | {
+            "chance": chance,
+            "questions": questions,
+            "questions_sha256": "0" * 64,
+            "limit": None,
+            "version": "1",
+            "harness": "lm-eval 0.4.12",
+        }
 
 
 _PROMPT = "The river"

@@ -464,9 +464,12 @@ def _recorded(
 def _scores(case: Case) -> list[Answer]:
     """What `onecard eval` measured of the run, as its --json says it; the last checkpoint first."""
     from onecard.report.scores import text_score_results
+    from onecard.report.task_scores import task_scores_json
 
-    measured = sorted(case.run.text_scores, key=lambda score: score.step, reverse=True)
-    return [{"step": score.step} | result for score in measured for result in text_score_results(score)]
+    tasks = [row for row in task_scores_json(case.run.task_scores) if row["main"]]
+    texts = [{"step": score.step} | row for score in case.run.text_scores for row in text_score_results(score)]
+    rows: list[Answer] = strict([*tasks, *texts])
+    return sorted(rows, key=lambda row: row["step"], reverse=True)
 
 
 def _columns(case: Case) -> Columns:

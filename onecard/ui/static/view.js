@@ -205,7 +205,16 @@ const things = ({ task, questions }) => `${int(questions)} ${task.startsWith("te
 function scores(rows) {
   if (!rows?.length) return null;
   const figure = (value, error) => `${value.toFixed(4)}${missing(error) ? "" : ` ± ${error.toFixed(4)}`}`;
-  const head = ["Task", "Measure", "Score", "Guessing", "Measured on", "Step"];
+  const others = [...new Set(rows.flatMap((row) => (row.published ?? []).map((one) => one.model)))];
+  const got = (row, model) => row.published?.find((one) => one.model === model);
+  const reference = (label, value, source) =>
+    h("td", {
+      "data-label": label,
+      class: missing(value) ? "num unknown" : "num",
+      title: source,
+      text: missing(value) ? "–" : figure(value),
+    });
+  const head = ["Task", "Measure", "Score", "Guessing", ...others, "Measured on", "Step"];
   return [
     h(
       "div",
@@ -218,7 +227,7 @@ function scores(rows) {
       { class: "card" },
       h(
         "table",
-        { class: "plain stackable" },
+        { class: "plain stackable pairs" },
         h(
           "thead",
           {},
@@ -231,12 +240,13 @@ function scores(rows) {
             h(
               "tr",
               {},
-              h("th", { scope: "row", text: row.task }),
+              h("th", { scope: "row" }, row.task, row.means ? h("span", { class: "sub", text: capital(row.means) }) : null),
               h("td", { "data-label": head[1], text: row.metric.replaceAll("_", " ") }),
               h("td", { "data-label": head[2], class: "num", text: figure(row.value, row.error) }),
-              h("td", { "data-label": head[3], class: "num", text: missing(row.chance) ? "–" : figure(row.chance) }),
-              h("td", { "data-label": head[4], class: "num", text: things(row) }),
-              h("td", { "data-label": head[5], class: "num", text: int(row.step) }),
+              reference("Guessing", row.chance),
+              others.map((model) => reference(model, got(row, model)?.value, got(row, model)?.source)),
+              h("td", { "data-label": head.at(-2), class: "num", text: things(row) }),
+              h("td", { "data-label": head.at(-1), class: "num", text: int(row.step) }),
             ),
           ),
         ),
