@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from onecard.config.schema import RunConfig
+from onecard.config.schema import RunConfig, keys_that_affect
 
-# A run's speed and memory depend on these keys. Others, such as names of folders, are nobody's business.
-DECISIVE_KEYS = (
-    "model n_layer n_head n_embd block_size vocab_size bias dropout batch_size gradient_accumulation_steps dtype "
-    "compile grad_checkpoint loss_chunk optimizer grad_clip expandable_segments memory_limit eval_batch_size "
-    "eval_block_size"
-).split()
+# What a run is timed for. Other keys, such as names of folders, are nobody's business.
+DECISIVE_KEYS = keys_that_affect("memory", "speed")
 MOST_RUNS = 40  # of one card that are kept: the latest
 
 

@@ -9,11 +9,6 @@ from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
 from onecard.plan.counts import count_params
 from onecard.units import count
 
-KEYS = (  # of a config, on which a measured speed depends
-    "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps vocab_size dtype dropout compile bias "
-    "grad_checkpoint loss_chunk model optimizer"
-).split()
-
 
 class MeasuredRun(NamedTuple):
     """One run in steady state: its card, what its speed depends on, and tokens per second."""
@@ -60,6 +55,9 @@ class MeasuredRun(NamedTuple):
         how = f"{self.batch_size} × {self.block_size} {self.dtype} {mode}{' with biases' if self.bias else ''}"
         how += "" if self.grad_checkpoint == "none" else f", {self.grad_checkpoint} recomputation"
         return f"{shape}, {how} on {_a(self.card)}: {self.tokens_per_second:,.0f} tokens/s ({self.source})"
+
+
+KEYS = tuple(name for name in MeasuredRun._fields if name in RunConfig.model_fields)  # of its config
 
 
 @cache
