@@ -18,6 +18,7 @@ from onecard.report.strict import strict, whole
 from onecard.ui.columns import Columns, Track, columns_of
 from onecard.ui.curves import curves
 from onecard.ui.sources import Source
+from onecard.visible import visible
 
 if TYPE_CHECKING:
     from onecard.doctor.case import Case
@@ -420,6 +421,8 @@ def _recorded(
     """The records of a case for its page; `columns` has its updates where the case has none."""
     if columns is None:
         columns = _columns(case)
+    from onecard.runs.records import Sample
+
     evaluations = ("tokens", "train_loss", "train_loss_error", "val_loss", "val_loss_error", "bits_per_byte")
     clock = _clock(case, columns)
     card = case.card
@@ -429,6 +432,11 @@ def _recorded(
         "evals": [
             {"step": record.step, "seconds": clock(record.step)} | {name: getattr(record, name) for name in evaluations}
             for record in case.evals
+        ],
+        "samples": [
+            {"step": record.step, "tokens": record.tokens, "prompt": record.prompt, "text": visible(record.text)}
+            for record in case.run.records
+            if isinstance(record, Sample)
         ],
         "memory": {
             "predicted_process_bytes": _predicted_bytes(case),
