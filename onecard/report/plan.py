@@ -204,10 +204,11 @@ def _place_lines(plan: Plan) -> Iterator[Line]:
     named = f" (named by {place.source})" if place.source else ""
     speed = f", {units.flops(card.peak_flops)} dense 16-bit" if card.peak_flops else ""
     estimate = " (estimate)" if "estimate" in card.allocatable_source else ""
+    measured = f"; speed and context {card.calibration.source}" if card.calibration else ""
     yield (
         "card",
         f"{card.name}{named}: {units.mib(card.vram_bytes)} by the driver, "
-        f"{units.mib(card.allocatable_bytes)} for torch{estimate}{speed}",
+        f"{units.mib(card.allocatable_bytes)} for torch{estimate}{speed}{measured}",
     )
     if available < place.available_bytes:
         yield "", f"memory_limit leaves {units.mib(available)} for this process, its CUDA context included"
