@@ -421,6 +421,7 @@ def _recorded(
     """The records of a case for its page; `columns` has its updates where the case has none."""
     if columns is None:
         columns = _columns(case)
+    from onecard.report.task_scores import scores_json
     from onecard.runs.records import Sample
 
     evaluations = ("tokens", "train_loss", "train_loss_error", "val_loss", "val_loss_error", "bits_per_byte")
@@ -438,6 +439,7 @@ def _recorded(
             for record in case.run.records
             if isinstance(record, Sample)
         ],
+        "scores": scores_json(case.run.task_scores, case.run.text_scores),  # in the order in which they were measured
         "memory": {
             "predicted_process_bytes": _predicted_bytes(case),
             "card": card.name if card else None,
