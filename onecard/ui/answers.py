@@ -424,6 +424,7 @@ def _recorded(
     last: int | None = None,
 ) -> Answer:
     """The records of a case for its page; `columns` and `readings` are those that the case has not."""
+    from onecard.report.task_scores import scores_json
     from onecard.runs.records import Sample
 
     if columns is None or readings is None:
@@ -433,7 +434,6 @@ def _recorded(
     card = case.card
     answer: Answer = {
         "config": _settings(case),
-        "scores": _scores(case),
         "sensors": sensors(readings),
         "events": [_event(record, clock) for record in case.run.records if record.kind in _EVENTS],
         "evals": [
@@ -445,6 +445,7 @@ def _recorded(
             for record in case.run.records
             if isinstance(record, Sample)
         ],
+        "scores": scores_json(case.run.task_scores, case.run.text_scores),  # in the order in which they were measured
         "memory": {
             "predicted_process_bytes": _predicted_bytes(case),
             "card": card.name if card else None,
@@ -459,17 +460,6 @@ def _recorded(
         shown["seconds"] = [clock(step) for step in shown["step"]]
     said: Answer = strict(answer)
     return said | {"curves": shown}
-
-
-def _scores(case: Case) -> list[Answer]:
-    """What `onecard eval` measured of the run, as its --json says it; the last checkpoint first."""
-    from onecard.report.scores import text_score_results
-    from onecard.report.task_scores import task_scores_json
-
-    tasks = [row for row in task_scores_json(case.run.task_scores) if row["main"]]
-    texts = [{"step": score.step} | row for score in case.run.text_scores for row in text_score_results(score)]
-    rows: list[Answer] = strict([*tasks, *texts])
-    return sorted(rows, key=lambda row: row["step"], reverse=True)
 
 
 def _columns(case: Case) -> Columns:

@@ -202,8 +202,9 @@ function samples(list, chosen, choose) {
 const things = ({ task, questions }) => `${int(questions)} ${task.startsWith("text:") ? "documents" : "questions"}`;
 
 /** What `onecard eval` measured of the checkpoints. */
-function scores(rows) {
-  if (!rows?.length) return null;
+function scores(all) {
+  const rows = (all ?? []).filter((row) => row.main !== false).sort((one, other) => other.step - one.step);
+  if (!rows.length) return null;
   const figure = (value, error) => `${value.toFixed(4)}${missing(error) ? "" : ` ± ${error.toFixed(4)}`}`;
   const others = [...new Set(rows.flatMap((row) => (row.published ?? []).map((one) => one.model)))];
   const got = (row, model) => row.published?.find((one) => one.model === model);
