@@ -74,6 +74,18 @@ class Eval:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A text that the model of `step` wrote, always from the same prompt and seed; `text` begins with the prompt."""
+
+    kind: ClassVar[str] = "sample"
+    step: int
+    tokens: int | None
+    prompt: str  # empty where the model began the text itself
+    text: str
+    more: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CardReading:
     """A rank's card during the update `step`, as NVML told; every few seconds, and only while the run updates."""
 
@@ -163,7 +175,7 @@ class Unknown:
         return step if type(step) is int else None
 
 
-Record = Start | Step | Eval | CardReading | Checkpoint | Oom | FindingRecord | End | Unknown
+Record = Start | Step | Eval | Sample | CardReading | Checkpoint | Oom | FindingRecord | End | Unknown
 KINDS: dict[str, type[Any]] = {
-    record.kind: record for record in (Start, Step, Eval, CardReading, Checkpoint, Oom, FindingRecord, End)
+    record.kind: record for record in (Start, Step, Eval, Sample, CardReading, Checkpoint, Oom, FindingRecord, End)
 }

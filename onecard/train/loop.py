@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
+from itertools import islice
 from operator import add
 from pathlib import Path
 from typing import Literal
@@ -21,22 +22,23 @@ from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import MachineError, OnecardError, first_line, is_out_of_memory
-from onecard.models.evaluation import SplitLosses, eval_batch_size
+from onecard.models.evaluation import TEXT_TOKENS, SplitLosses, eval_batch_size, writes_text
 from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.runs.folder import RunFolder
-from onecard.runs.records import CardReading, End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
+from onecard.runs.records import CardReading, End, EndReason, Eval, FindingRecord, Oom, Record, Sample, Start, Step
 from onecard.train.card_watch import CardWatch
 from onecard.train.device import cap_memory, card_of, choose_device
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt, Stopped
 from onecard.train.live_findings import LiveFindings
 from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
-from onecard.train.oom import OutOfMemory
+from onecard.train.oom import OutOfMemory, release_memory
 from onecard.train.peaks import Peaks
 from onecard.train.precision import allow_tf32, choose_precision
 from onecard.train.profiling import Profiling
+from onecard.train.progress_text import ProgressText
 from onecard.train.ranks import ALONE, Processes
 from onecard.train.saving import Saving
 from onecard.train.trainer import Shrunk, Trainer
@@ -71,6 +73,7 @@ def train(
     profile: Path | None = None,
     memory_snapshot: Path | None = None,
     predicted_process_bytes: int | None = None,
+    progress_text: ProgressText | None = None,
     processes: Processes = ALONE,
 ) -> Finished:
     """Train `config` in `folder`; each record is on disk before `on_record` sees it.
@@ -80,6 +83,7 @@ def train(
     `on_note` gets what no record holds: settings without effect, damaged checkpoints that were skipped.
     `on_interrupt` is called inside the handler of the first signal with what happens next.
     `on_progress` gets the batches done inside an evaluation or an update, and how many there are.
+    `progress_text` draws the texts that `sample_interval` asks for; without it there are none.
     """
     snapshot = MemorySnapshot(memory_snapshot, choose_device(config))
     with Profiling(profile) as profiling, processes.together():
@@ -91,6 +95,7 @@ def train(
                 heard=_Heard(on_record=on_record, on_note=on_note, on_interrupt=on_interrupt, on_progress=on_progress),
                 after_step=profiling.after_step,
                 snapshot=snapshot,
+                progress_text=progress_text,
                 processes=processes,
             )
             finished = loop.run(resume=resume, predicted_process_bytes=predicted_process_bytes)
@@ -142,6 +147,7 @@ class _Loop:
         heard: _Heard,
         after_step: Callable[[], None],
         snapshot: MemorySnapshot,
+        progress_text: ProgressText | None = None,
         processes: Processes = ALONE,
     ) -> None:
         self.config = config
@@ -152,6 +158,7 @@ class _Loop:
         self.heard = heard = heard if writes else _SILENCE
         self.after_step = after_step
         self.snapshot = snapshot
+        self.progress_text = progress_text if writes else None
         self.device = choose_device(config)
         self.precision = choose_precision(config, self.device)
         allow_tf32(self.device)
@@ -250,6 +257,8 @@ class _Loop:
             if evaluating:
                 # after a resume too: the checkpoint was written before this evaluation, which may not have finished
                 self._evaluate()
+                if writes_text(config, trainer.step):
+                    self._write_text()
             if last or config.eval_only:
                 return "diverged" if self.without_loss else "finished"
             self._stop_if_asked()
@@ -374,6 +383,30 @@ class _Loop:
             self.saving.evaluated(of_val.mean)
         for finding in self.live_findings.new_findings():
             self._record(FindingRecord(step=trainer.step, finding=finding))
+
+    def _write_text(self) -> None:
+        """Record a text of the model as it is now. Running out of memory for it does not end the run.
+
+        The first rank draws it. The others wait token by token: so none waits for long, and a signal to one stops all.
+        """
+        trainer, text, problem = self.trainer, self.progress_text, ""
+        drawing = text.tokens(trainer.model) if text else iter(())
+        tokens: list[int] = []
+        for _ in range(TEXT_TOKENS):
+            self._stop_if_asked()
+            try:
+                tokens += islice(drawing, 1)
+            except Exception as error:
+                if not isinstance(error, FloatingPointError) and not is_out_of_memory(error):
+                    raise
+                problem = first_line(error)  # not the error itself: its frames hold what must be freed
+        if problem:
+            release_memory(self.device)
+            self.heard.on_note(f"no text of step {trainer.step:,}: {problem}; the run goes on")
+        elif text:
+            said = text.text(tokens)
+            self._record(Sample(step=trainer.step, tokens=trainer.tokens, prompt=text.prompt, text=said))
+        self.peaks.begin()
 
     def _of_all_ranks(self, found: SplitLosses) -> SplitLosses:
         parts = self.processes.gathered((found.mean, found.spread, found.sequences))

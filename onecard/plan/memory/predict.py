@@ -40,8 +40,9 @@ GRAPH_CONTEXT_BYTES = 70 * MIB
 # 2026-11-16). Its size on other cards is not known.
 FUSED_CONTEXT_BYTES = -56 * MIB
 
-# Muon's products make a cuBLAS handle in such a run: the same in 11 runs (H200, CUDA 13, torch 2.11, 2026-11-18).
-MUON_CONTEXT_BYTES = 64 * MIB
+# A cuBLAS handle in such a run. Muon's products make one: the same in 11 runs (H200, CUDA 13, torch 2.11, 2026-11-18).
+# The texts of sample_interval make one, too: taken to be as large, not measured.
+HANDLE_CONTEXT_BYTES = 64 * MIB
 
 # How far the prediction of what PyTorch reserves may be off. On the measured card, nine of ten processes in every set
 # of rows are within 1 % (docs/explain/memory.md). On other cards one run is known; it is within 2 %.
@@ -264,17 +265,18 @@ def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int 
 
 def context_of_onecard(config: RunConfig, card: Card) -> int:
     """Bytes the driver shows for a run, beyond what PyTorch reserved."""
-    return card.context_bytes + _more_context(config, card)
+    return card.context_bytes + more_context(config, card)
 
 
-def _more_context(config: RunConfig, card: Card) -> int:
+def more_context(config: RunConfig, card: Card) -> int:
     if fuses(config) and is_measured(card):
-        return FUSED_CONTEXT_BYTES + (MUON_CONTEXT_BYTES if config.optimizer == "muon" else 0)
+        has_handle = config.optimizer == "muon" or config.sample_interval > 0
+        return FUSED_CONTEXT_BYTES + (HANDLE_CONTEXT_BYTES if has_handle else 0)
     return GRAPH_CONTEXT_BYTES if records_graph(config) else 0
 
 
 def _context_source(config: RunConfig, card: Card) -> str:
-    more = _more_context(config, card)
+    more = more_context(config, card)
     if not more:
         return card.context_source
     what = f"a CUDA graph adds {more // MIB}" if more > 0 else f"a CUDA graph, but no cuBLAS handle: {more // MIB}"
@@ -323,6 +325,8 @@ def _memory(
 def _error_bytes(reserved_bytes: int, card: Card | None) -> int:
     """How far a predicted process may be off, in bytes: a share of what PyTorch reserves, plus the context's error."""
     share = MEASURED_ERROR if card and is_measured(card) else UNMEASURED_ERROR
+    if card and card.reserved_error is not None:
+        share = max(MEASURED_ERROR, card.reserved_error)
     return round(share * reserved_bytes) + (card.context_error_bytes if card else 0)
 
 
