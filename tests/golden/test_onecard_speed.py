@@ -235,7 +235,7 @@ EVALUATED = [*ROWS, *SET_ASIDE, *EAGER]
 
 
 def test_most_evaluation_batches_are_within_twenty_percent_and_none_takes_twice_as_long() -> None:
-    """Each was timed once, on cores that others used: what took much longer than others of its kind is not explained."""
+    """Each was timed once, on cores that others used: what took far longer than others is not explained."""
     ratios = [evaluation_ratio(row) for row in EVALUATED]
     assert len(ratios) == 45
     assert sum(1 / 1.2 < each < 1.2 for each in ratios) >= 38
