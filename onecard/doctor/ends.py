@@ -9,7 +9,8 @@ from onecard.doctor.config_diff import known_settings
 def finished(case: Case) -> bool | None:
     """Whether a run made all the updates it was started for, or ended where stop_after_worse says.
 
-    None where its end is not known. The last updates of another program's run may not have been printed. They count as made.
+    None where its end is not known. The last updates of another program's run may not have been printed. They count as
+    made.
     """
     if case.end and case.end.reason in ("finished", "stop_after_worse"):
         return True

@@ -100,7 +100,7 @@ def overfitting(case: Case) -> Iterator[Finding]:
     if config and not config.dropout:
         patch = {"dropout": 0.1}
     stops = case.run.format != "onecard" or (case.resolved and case.resolved.config.stop_after_worse)
-    how_to_stop = "" if stops else " (--best), and next time --stop_after_worse=3"
+    kept = place(case, best) + ("" if stops else " (--best), and next time --stop_after_worse=3")
     yield Finding(
         rule="overfitting",
         severity="warn",
@@ -112,7 +112,7 @@ def overfitting(case: Case) -> Iterator[Finding]:
         why=f"since then the gap has grown by {rise:.2f}, and val has not come back in {past} evaluations"
         if turned
         else f"a gap of {gap:.2f} nats: the model has memorised its training data",
-        fix=f"keep the checkpoint of {place(case, best)}{how_to_stop}; more data, a smaller model, or dropout 0.1 to 0.2",
+        fix=f"keep the checkpoint of {kept}; more data, a smaller model, or dropout 0.1 to 0.2",
         seen=tuple(dict.fromkeys(shown(e) for e in (best, found[(lowest + len(found) - 1) // 2][0], last))),
         patch=patch,
     )
