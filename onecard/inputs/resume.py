@@ -11,7 +11,6 @@ from onecard import units
 from onecard.errors import ConfigError
 from onecard.inputs.before_run import check_data, config_of
 from onecard.inputs.config import open_data
-from onecard.models.evaluation import worse_in_a_row
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -129,6 +128,8 @@ def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
 
 def where_it_stands(run: Run, config: RunConfig) -> tuple[bool, list[str]]:
     """Whether there is nothing left to do, and lines that say so."""
+    from onecard.models.evaluation import worse_in_a_row
+
     if not run.checkpoints and run.last_step:  # a run of no updates never had any
         return False, [f"{_without_checkpoints(run)}: it starts again at step 0"]
     worse, most = (
