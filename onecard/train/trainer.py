@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 
 import torch
@@ -20,7 +20,7 @@ from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
 from onecard.models.evaluation import eval_sequences
 from onecard.models.training import Losses, Steps
-from onecard.models.ways import compiles_blocks, fuses, records_graph
+from onecard.models.ways import compiles_blocks, fuses, records_graph, shards
 from onecard.plan.schedule import learning_rate
 from onecard.train.checkpoint import TrainingState
 from onecard.train.loss import has_kernel
@@ -31,6 +31,7 @@ from onecard.train.optim import AdamW, make_optimizer, set_rates
 from onecard.train.precision import Precision
 from onecard.train.products import has_products
 from onecard.train.ranks import ALONE, Processes
+from onecard.train.sharding import Sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +75,13 @@ class Trainer:
     ) -> None:
         ranks = processes.ranks
         ranks.check(config)
-        self.config = config
+        self.config = config = ranks.as_run(config)
         self.ranks, self.processes = ranks, processes
         self.device = device
         self.precision = precision
         torch.manual_seed(config.seed)
-        self.model = GPT(config).to(device)
+        self.sharding = Sharding(config, processes, device, precision) if shards(config) else None
+        self.model = self.sharding.divided(GPT(config)) if self.sharding else GPT(config).to(device)
         dropout_seed = ranks.dropout_seed(config.seed)  # the weights are the same on all ranks, dropout is not
         if dropout_seed is not None:
             torch.manual_seed(dropout_seed)
@@ -92,8 +94,8 @@ class Trainer:
         self.steps = Steps(
             DeviceOperations(device, precision),
             config,
-            loss=self.model.loss,
-            token_losses=self.model.token_losses,
+            loss=lambda x_BT, y_BT: self.model.loss(x_BT, y_BT),
+            token_losses=lambda x_BT, y_BT: self.model.token_losses(x_BT, y_BT),
             parameters=list(self.model.parameters()),
             optimizer=make_optimizer(self.model, config),
             scaler=precision.grad_scaler(),
@@ -110,6 +112,7 @@ class Trainer:
         self.best_val_loss: float | None = None
         self.before_micro_batch: Callable[[int, int], None] = lambda _done, _total: None  # of an update
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
+        self._rehearsed: int | None = None  # the micro-batch that fits where the model is divided
         self._norm: Tensor | None = None  # of the gradients of the update under way
 
     @property
@@ -154,8 +157,7 @@ class Trainer:
         random = self._random_state()
         while True:
             waited = self._batches.waited_seconds if self._batches else 0.0
-            message = self.processes.lack_memory(self._gradients) or self.processes.lack_memory(self._ready_to_step)
-            if message is None:
+            if (message := self._prepared()) is None:
                 break
             self._set_random_state(random)  # also where shrinking ends the run: it is saved as before this update
             self._shrink(message, on_shrink)
@@ -175,6 +177,29 @@ class Trainer:
             data_wait_seconds=self._batches.waited_seconds - waited,
         )
 
+    def _prepared(self) -> str | None:
+        """Make all that a step needs; if memory ran out on any rank, what that rank was told."""
+        lack_memory = self.processes.lack_memory
+        if self.sharding is None:
+            return lack_memory(self._gradients) or lack_memory(self._ready_to_step)
+        if self._rehearsed != self.batch_size and (message := lack_memory(self._rehearse)):
+            return message
+        self._rehearsed = self.batch_size
+        self._gradients()
+        return lack_memory(self._ready_to_step)
+
+    def _rehearse(self) -> None:
+        """Two micro-batches in which nothing is sent: the second adds to the gradients of the first."""
+        assert self.sharding
+        random = self._random_state()
+        self.optimizer.make_state()
+        x_BT = torch.zeros(self.batch_size, self.config.block_size, dtype=torch.long, device=self.device)
+        with self.sharding.rehearsing():
+            for _ in range(2):
+                self.steps.micro_batch(x_BT, x_BT)
+        self.optimizer.zero_grad()
+        self._set_random_state(random)
+
     def _gradients(self) -> None:
         self.steps.gradients(self._next_batch, self.before_micro_batch)
         self.processes.make_buckets(self.steps.sums())
@@ -183,7 +208,8 @@ class Trainer:
         """Every rank has its part of the gradients: the sums, and all else that a step needs."""
         if self.processes.joined:
             self.processes.sum(self.steps.sums())
-        self._norm = self.steps.ready_to_step()
+        with self.processes.speaking() if self.sharding else nullcontext():  # the norm is of all ranks' shares
+            self._norm = self.steps.ready_to_step()
 
     @contextmanager
     def evaluating(self) -> Iterator[Losses]:
@@ -194,6 +220,8 @@ class Trainer:
             yield self.steps.sequence_losses
         finally:
             self.model.train()
+            if self.sharding:
+                self.model.reshard()
 
     def _next_batch(self) -> tuple[Tensor, Tensor]:
         if self._batches is None:
@@ -214,6 +242,8 @@ class Trainer:
         steps.optimizer.zero_grad()
         steps.scaler = self._same_scaler()
         self.close()
+        if self.sharding:
+            self.model = self.sharding.divided_anew()
         release_memory(self.device)
         smaller = smaller_micro_batch(self.batch_size, self.ranks.sequences_per_step(self.config))
         after = self.config.sequences_per_step // smaller if smaller else None
