@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -89,7 +88,8 @@ class TensorOperations:
     def copy_all(self, copies: list[Tensor], originals: list[Tensor]) -> None:
         """Tensors copied into others, in place."""
         with torch.no_grad():
-            torch._foreach_copy_(copies, [whole(original, copy.dtype) for copy, original in zip(copies, originals, strict=True)])
+            pairs = zip(copies, originals, strict=True)
+            torch._foreach_copy_(copies, [whole(original, copy.dtype) for copy, original in pairs])
 
     # Muon's updates
 
@@ -334,22 +334,26 @@ class DeviceOperations(TensorOperations):
 TORCH = TensorOperations()
 
 
-# Tensors that several ranks share, with some rows each (train/sharding.py)
+# Tensors of which several ranks have some rows each (train/sharding.py): torch's DTensor, whose import takes a second.
+
+
+def is_shared(x: Tensor) -> bool:
+    return hasattr(x, "full_tensor")
 
 
 def whole(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor of which every rank has some rows: gathered, in `dtype`, as all ranks ask for it. Others as they are."""
-    return x.to(dtype).full_tensor() if isinstance(x, DTensor) else x
+    """A shared tensor gathered, in `dtype`: all ranks must ask for it. Others as they are."""
+    return x.to(dtype).full_tensor() if is_shared(x) else x  # type: ignore[attr-defined]
 
 
 def own_part(x: Tensor) -> Tensor:
-    """The rows that this rank has: of a tensor that is not shared, all."""
-    return x.to_local() if isinstance(x, DTensor) else x
+    """Of a shared tensor, the rows that this rank has; others as they are."""
+    return x.to_local() if is_shared(x) else x  # type: ignore[attr-defined]
 
 
-def own_rows(x: Tensor, like: Tensor) -> Tensor:
-    """Of a whole tensor, the rows that this rank has of `like`."""
-    if not isinstance(like, DTensor):
+def own_rows(x: Tensor, like: Any) -> Tensor:
+    """Of a whole tensor, the rows that this rank has of a shared one."""
+    if not is_shared(like):
         return x
     most = -(-len(like) // like.device_mesh.size())  # rows of a rank; the last ones may have fewer
     first = like.device_mesh.get_local_rank() * most

@@ -68,12 +68,17 @@ class Sharding:
         fully_shard(model, mesh=self._mesh, mp_policy=self._of_rest)
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                module.set_custom_all_gather(_AllGather(self))
-                module.set_custom_reduce_scatter(_ReduceScatter(self))
+                module.set_custom_all_gather(_AllGather(self))  # type: ignore[arg-type]  # torch does not export the classes
+                module.set_custom_reduce_scatter(_ReduceScatter(self))  # type: ignore[arg-type]
                 module.set_gradient_divide_factor(1.0)  # sums: the loss is already divided
                 module.set_force_sum_reduction_for_comms(True)
         for name in CALLED:
             register_fsdp_forward_method(model, name)
+
+    def free_gathered(self, model: nn.Module) -> None:
+        """Free what a forward pass has left for its backward pass, where there is none."""
+        assert isinstance(model, FSDPModule)
+        model.reshard()
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:

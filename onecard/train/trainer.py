@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,7 +24,8 @@ from onecard.models.evaluation import eval_sequences
 from onecard.models.training import Losses, Steps
 from onecard.models.ways import compiles_blocks, fuses, records_graph, shards
 from onecard.plan.schedule import learning_rate
-from onecard.train.checkpoint import TrainingState
+from onecard.train.checkpoint import TrainingState, load_rows, tensors_of
+from onecard.train.checkpoint_files import Files, Tensors, WriteFiles, write_whole
 from onecard.train.loss import has_kernel
 from onecard.train.model import GPT
 from onecard.train.oom import OutOfMemory, release_memory, smaller_micro_batch
@@ -31,7 +34,9 @@ from onecard.train.optim import AdamW, make_optimizer, set_rates
 from onecard.train.precision import Precision
 from onecard.train.products import has_products
 from onecard.train.ranks import ALONE, Processes
-from onecard.train.sharding import Sharding
+
+if TYPE_CHECKING:
+    from onecard.train.sharding import Sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +85,11 @@ class Trainer:
         self.device = device
         self.precision = precision
         torch.manual_seed(config.seed)
-        self.sharding = Sharding(config, processes, device, precision) if shards(config) else None
+        self.sharding: Sharding | None = None
+        if shards(config):
+            from onecard.train.sharding import Sharding  # importing torch's part for it takes a second
+
+            self.sharding = Sharding(config, processes, device, precision)
         self.model = self.sharding.divided(GPT(config)) if self.sharding else GPT(config).to(device)
         dropout_seed = ranks.dropout_seed(config.seed)  # the weights are the same on all ranks, dropout is not
         if dropout_seed is not None:
@@ -112,7 +121,8 @@ class Trainer:
         self.best_val_loss: float | None = None
         self.before_micro_batch: Callable[[int, int], None] = lambda _done, _total: None  # of an update
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
-        self._rehearsed: int | None = None  # the micro-batch that fits where the model is divided
+        self._rehearsed: int | None = None  # the micro-batch that fits where the model is divided among ranks
+        self._rehearsed_evaluations: set[int] = set()  # the same for evaluations
         self._norm: Tensor | None = None  # of the gradients of the update under way
 
     @property
@@ -193,12 +203,32 @@ class Trainer:
         assert self.sharding
         random = self._random_state()
         self.optimizer.make_state()
-        x_BT = torch.zeros(self.batch_size, self.config.block_size, dtype=torch.long, device=self.device)
+        batch = self.nothing_to_read(self.batch_size, self.config.block_size)
         with self.sharding.rehearsing():
             for _ in range(2):
-                self.steps.micro_batch(x_BT, x_BT)
+                self.steps.micro_batch(*batch)
         self.optimizer.zero_grad()
         self._set_random_state(random)
+
+    def rehearse_evaluation(self, batch_size: int) -> None:
+        """The passes of a batch in which nothing is sent, once for each size."""
+        assert self.sharding
+        if batch_size not in self._rehearsed_evaluations:
+            with self.sharding.rehearsing():
+                self.steps.sequence_losses(*self.nothing_to_read(batch_size, self.config.eval_length))
+            self._rehearsed_evaluations.add(batch_size)
+
+    def nothing_to_read(self, sequences: int, length: int) -> tuple[Tensor, Tensor]:
+        """A batch of no text, for passes whose results nobody uses."""
+        x_BT = torch.zeros(sequences, length, dtype=torch.long, device=self.device)
+        return x_BT, x_BT
+
+    def renew(self) -> None:
+        """Make a model that is divided anew, after a pass has ended half-way."""
+        if self.sharding:
+            trains = self.model.training
+            self.model = self.sharding.divided_anew()
+            self.model.train(trains)
 
     def _gradients(self) -> None:
         self.steps.gradients(self._next_batch, self.before_micro_batch)
@@ -221,7 +251,7 @@ class Trainer:
         finally:
             self.model.train()
             if self.sharding:
-                self.model.reshard()
+                self.sharding.free_gathered(self.model)
 
     def _next_batch(self) -> tuple[Tensor, Tensor]:
         if self._batches is None:
@@ -242,8 +272,7 @@ class Trainer:
         steps.optimizer.zero_grad()
         steps.scaler = self._same_scaler()
         self.close()
-        if self.sharding:
-            self.model = self.sharding.divided_anew()
+        self.renew()
         release_memory(self.device)
         smaller = smaller_micro_batch(self.batch_size, self.ranks.sequences_per_step(self.config))
         after = self.config.sequences_per_step // smaller if smaller else None
@@ -297,6 +326,31 @@ class Trainer:
             eval_sequences=self.eval_sequences,
         )
 
+    @contextmanager
+    def writing_files(self) -> Iterator[WriteFiles]:
+        """On the rank that saves: how the tensors of a checkpoint are written, by all ranks that have some of them."""
+        if self.sharding is None:
+            yield write_whole
+            return
+        self.optimizer.make_state()  # as on the others, which cannot know whether there is one
+        yield self._write_parts
+        self.processes.from_first(None)
+
+    def _write_parts(self, folder: Path, tensors: Tensors) -> Files:
+        from onecard.train.checkpoint_parts import write_parts
+
+        self.processes.from_first(str(folder))
+        return write_parts(folder, tensors, self.processes)
+
+    def write_parts_asked_for(self) -> None:
+        """On the other ranks: write parts of a checkpoint until the rank that saves has it."""
+        from onecard.train.checkpoint_parts import write_parts
+
+        self.optimizer.make_state()
+        while folder := self.processes.from_first():
+            with suppress(OSError):  # all ranks know of it; the first one decides
+                write_parts(Path(folder), tensors_of(self.model, self.optimizer), self.processes)
+
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint whose tensors have been loaded."""
         self.step = state.step
@@ -309,20 +363,32 @@ class Trainer:
             self.scaler.load_state_dict(dict(state.scaler))
         self.close()
 
-    def as_first_rank(self) -> None:
-        """Take over where the first rank stands: its weights, its optimizer's state, its step."""
+    def as_first_rank(self, resumed_from: Path | None) -> None:
+        """Take over where the first rank stands: its weights, its optimizer's state, its step.
+
+        Of a model that is divided, each rank reads its own part of what the first has resumed from.
+        """
         processes = self.processes
         if not processes.joined:
             return
+        if self.sharding:
+            path = processes.from_first(str(resumed_from) if resumed_from else None)
+            if path and self.ranks.rank:
+                load_rows(Path(path), model=self.model, optimizer=self.optimizer)
+        else:
+            self._copy_from_first()
+        state = processes.from_first(asdict(self.state()))
+        if self.ranks.rank:
+            self.restore(TrainingState(**state))
+
+    def _copy_from_first(self) -> None:
+        processes = self.processes
         parameters = list(self.model.parameters())
         processes.copy_from_first(parameters)
         if processes.from_first(bool(self.optimizer.state)):
             self.optimizer.make_state()
             moments = (self.optimizer.state[parameter] for parameter in parameters)
             processes.copy_from_first(each[name] for each in moments for name in sorted(each))
-        state = processes.from_first(asdict(self.state()))
-        if self.ranks.rank:
-            self.restore(TrainingState(**state))
 
     def _goes_on_in(self, asked: int, micro_batch: int) -> bool:
         """Whether the micro-batch of the checkpoint is used: not if the user has asked for another, or if it does not
