@@ -93,7 +93,14 @@ class Options:
     metavar="SHARE",
     help="Share of documents for validation. Default: enough for 1M tokens, at most 0.1.",
 )
-@click.option("--shard-tokens", "shard", type=CountType(), default=100_000_000, metavar="N", help="Tokens in a file. Default: 100M.")
+@click.option(
+    "--shard-tokens",
+    "shard",
+    type=CountType(),
+    default=100_000_000,
+    metavar="N",
+    help="Tokens in a file. Default: 100M.",
+)
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Processes. Default: one for each core, at most 20."
 )

@@ -196,7 +196,7 @@ def _begin(
         )
         _say([said] if said else [])
     planned = run_config if device == "cuda" else run_config.replace({"device": device})  # no plan of a card's memory
-    fitted, memory = checked(planned, fit=fit, source=config, typed=flags)
+    fitted, memory = checked(planned, fit=fit, source=config, typed=flags, ranks=processes.ranks if processes else None)
     run_config = fitted.replace({"device": run_config.device})
     if processes:
         chosen = fit or config is None  # here, not by the user
@@ -271,14 +271,14 @@ def _go_on(
         _say(words)
         if done:
             return 0
-        device, step = _device(config), step_reached(run)
+        device, step, ranks = _device(config), step_reached(run), processes.ranks if processes else None
         dataset, notes, findings = open_data_again(config, run)
         print_warnings(notes, console(stderr=True))
         print_findings(findings, console(stderr=True))
         if run.imported:  # weights may have come without a tokenizer
             keep_tokenizer_in(folder.path, dataset)
         since = run.imported.step if run.imported else 0
-        memory = predicted(as_it_runs(config, run)) if device == "cuda" else None
+        memory = predicted(as_it_runs(config, run), ranks) if device == "cuda" else None
         if device == "cpu":
             _say([on_cpu(config, step=step, insist=resume_under(config.replace({"device": "cpu"}), run))])
         return _train(

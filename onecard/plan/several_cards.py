@@ -71,7 +71,7 @@ class Cost:
 
 def pace_of(config: RunConfig, card: Card | None, ranks: int, links: tuple[Interconnect, ...]) -> Pace | None:
     """How fast `ranks` such cards train a run; None where the card's speed is unknown."""
-    speed = predict_speed(share_of(config, ranks), card, "onecard")
+    speed = predict_speed(share_of(config, ranks), card, "onecard", ranks=Ranks(world_size=ranks))
     if speed is None:
         return None
     sums = sum_seconds(gradient_bytes(config), ranks, links)

@@ -81,11 +81,12 @@ class Sharding:
         model.reshard()
 
     @contextmanager
-    def rehearsing(self) -> Iterator[None]:
+    def rehearsing(self, model: nn.Module) -> Iterator[None]:
         """While entered, nothing is sent: what is gathered or summed is whatever the memory held before."""
         self.silent = True
         try:
             yield
+            self.free_gathered(model)  # it is not what the others hold
         finally:
             self.silent = False
 

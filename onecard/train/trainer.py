@@ -204,7 +204,7 @@ class Trainer:
         random = self._random_state()
         self.optimizer.make_state()
         batch = self.nothing_to_read(self.batch_size, self.config.block_size)
-        with self.sharding.rehearsing():
+        with self.sharding.rehearsing(self.model):
             for _ in range(2):
                 self.steps.micro_batch(*batch)
         self.optimizer.zero_grad()
@@ -214,7 +214,7 @@ class Trainer:
         """The passes of a batch in which nothing is sent, once for each size."""
         assert self.sharding
         if batch_size not in self._rehearsed_evaluations:
-            with self.sharding.rehearsing():
+            with self.sharding.rehearsing(self.model):
                 self.steps.sequence_losses(*self.nothing_to_read(batch_size, self.config.eval_length))
             self._rehearsed_evaluations.add(batch_size)
 

@@ -402,7 +402,11 @@ MISTAKES = [
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--tokens", "0"], "bad-number", "--tokens"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard-tokens", "0"], "bad-number", "--shard-tokens"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard-tokens", "1"], "bad-number", "--shard-tokens 100M"),
-    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard-tokens", "9999"], "bad-number", "--shard-tokens 100M"),
+    (
+        ["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard-tokens", "9999"],
+        "bad-number",
+        "--shard-tokens 100M",
+    ),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard-tokens", "3B"], "bad-number", "--shard-tokens"),
     *(
         (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--val-share", share], "bad-number", "--val-share 0.1")

@@ -250,6 +250,7 @@ def predict_onecard(
 
 @lru_cache(maxsize=64)
 def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int | None, ranks: Ranks) -> Memory:
+    config = ranks.as_run(config)
     device = device_of(card)
     context = _context(context_of_onecard(config, card), _context_source(config, card)) if card else NO_CONTEXT
     description = Description(
