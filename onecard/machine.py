@@ -1,9 +1,11 @@
-"""The cards of this machine according to NVML: their names, their memory, and the programs that use it."""
+"""The cards of this machine according to NVML: names, memory, the programs that use them, and what sensors show."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,11 +39,20 @@ class GpuStatus:
 class CardSensors:
     """What a card's sensors show now; None for what it does not tell."""
 
-    celsius: int | None = None
-    watts: float | None = None
-    limit_watts: float | None = None
-    sm_mhz: int | None = None
-    slowed_by: tuple[str, ...] = ()  # why the clock is lower than it could be: words of SLOWED_BY
+    temperature_c: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None  # that is in force
+    default_power_limit_watts: float | None = None  # as the card is sold
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    throttle: tuple[str, ...] | None = None  # why the clock is lower than it could be: words of SLOWED_BY
+    busy: float | None = None  # share of the last moment in which any kernel ran, 0 to 1
+    other_bytes: int | None = None  # held by other programs
+    other_busy: float | None = None  # share of the time of the card that other programs took, 0 to 1
+    pcie_generation: int | None = None
+    pcie_width: int | None = None  # lanes
+    max_pcie_generation: int | None = None  # that card and machine can do
+    max_pcie_width: int | None = None
 
 
 # NVML's reasons for a lower clock (nvml.h, nvmlClocksThrottleReasons), by bit. Idling and settings are no reasons here.
@@ -66,24 +77,42 @@ def read_gpu(index: int = 0, environment: Mapping[str, str] = os.environ) -> Gpu
 
 def read_sensors(index: int = 0, environment: Mapping[str, str] = os.environ) -> CardSensors | None:
     """What the sensors of that card show now; None as for `read_gpu`."""
-    return _asked(index, environment, _sensors)
+    readings = sensor_readings(index, environment)
+    try:
+        return next(readings, None)
+    finally:
+        readings.close()
+
+
+def sensor_readings(index: int = 0, environment: Mapping[str, str] = os.environ) -> Generator[CardSensors]:
+    """What the sensors of that card show each time the next reading is asked for, until the card does not answer."""
+    with _opened(index, environment) as card:
+        while card and (found := _sensors(*card)) != CardSensors():
+            yield found
 
 
 def _asked(index: int, environment: Mapping[str, str], ask: Callable[[Any, Any], T]) -> T | None:
     """What NVML answers about a card; None if there is no such card or NVML does not answer."""
+    with _opened(index, environment) as card:
+        return _told(card[0], lambda: ask(*card)) if card else None
+
+
+@contextmanager
+def _opened(index: int, environment: Mapping[str, str]) -> Iterator[tuple[Any, Any] | None]:
+    """NVML and its handle of a card; None if there is no such card or NVML does not answer."""
     try:
         import pynvml
     except ImportError:
-        return None
+        yield None
+        return
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return None
+        yield None
+        return
     try:
-        handle = _handle(pynvml, index, environment.get("CUDA_VISIBLE_DEVICES"))
-        return None if handle is None else ask(pynvml, handle)
-    except pynvml.NVMLError:
-        return None
+        handle = _told(pynvml, lambda: _handle(pynvml, index, environment.get("CUDA_VISIBLE_DEVICES")))
+        yield None if handle is None else (pynvml, handle)
     finally:
         pynvml.nvmlShutdown()
 
@@ -104,16 +133,49 @@ def _status(nvml: Any, handle: Any) -> GpuStatus:
 
 
 def _sensors(nvml: Any, handle: Any) -> CardSensors:
-    milliwatts = _told(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-    limit = _told(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-    bits = _told(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+    def told(name: str, *arguments: object) -> Any:
+        return _told(nvml, lambda: getattr(nvml, "nvmlDeviceGet" + name)(handle, *arguments))
+
+    def watts(name: str) -> float | None:
+        milliwatts = told(name)
+        return None if milliwatts is None else milliwatts / 1000
+
+    bits, busy = told("CurrentClocksThrottleReasons"), told("UtilizationRates")
     return CardSensors(
-        celsius=_told(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-        watts=None if milliwatts is None else milliwatts / 1000,
-        limit_watts=None if limit is None else limit / 1000,
-        sm_mhz=_told(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        slowed_by=tuple(sorted({reason for bit, reason in SLOWED_BY.items() if bits & bit})),
+        temperature_c=told("Temperature", nvml.NVML_TEMPERATURE_GPU),
+        power_watts=watts("PowerUsage"),
+        power_limit_watts=watts("EnforcedPowerLimit"),
+        default_power_limit_watts=watts("PowerManagementDefaultLimit"),
+        sm_clock_mhz=told("ClockInfo", nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=told("ClockInfo", nvml.NVML_CLOCK_MEM),
+        throttle=None if bits is None else tuple(sorted({word for bit, word in SLOWED_BY.items() if bits & bit})),
+        busy=None if busy is None else busy.gpu / 100,
+        other_bytes=_told(nvml, lambda: _held_by_others(nvml, handle)),
+        other_busy=_told(nvml, lambda: _time_of_others(nvml, handle)),
+        pcie_generation=told("CurrPcieLinkGeneration"),
+        pcie_width=told("CurrPcieLinkWidth"),
+        max_pcie_generation=told("MaxPcieLinkGeneration"),
+        max_pcie_width=told("MaxPcieLinkWidth"),
     )
+
+
+def _held_by_others(nvml: Any, handle: Any) -> int | None:
+    """Memory that all other processes hold; None where the driver does not say what this one holds."""
+    own = next((each.usedGpuMemory for each in _processes(nvml, handle) if each.pid == os.getpid()), None)
+    memory = _memory(nvml, handle)  # type: ignore[no-untyped-call]
+    used = memory.total - memory.free - getattr(memory, "reserved", 0)
+    return None if own is None else max(0, used - own)
+
+
+def _time_of_others(nvml: Any, handle: Any) -> float | None:
+    """Share of the time of the card that other processes took lately; None where this one's own is not told."""
+    seen: defaultdict[int, list[int]] = defaultdict(list)
+    for sample in nvml.nvmlDeviceGetProcessUtilization(handle, 0):
+        if sample.smUtil <= 100:  # drivers leave some samples unset
+            seen[sample.pid].append(sample.smUtil)
+    if os.getpid() not in seen:  # in a container the driver names other numbers than ours
+        return None
+    return min(1.0, sum(sum(each) / len(each) for pid, each in seen.items() if pid != os.getpid()) / 100)
 
 
 def _told(nvml: Any, ask: Callable[[], Any]) -> Any:
@@ -153,18 +215,21 @@ def _memory(nvml, handle):  # type: ignore[no-untyped-def]  # pynvml has no type
         return nvml.nvmlDeviceGetMemoryInfo(handle)
 
 
-def _programs(nvml, handle) -> tuple[Program, ...]:  # type: ignore[no-untyped-def]
-    found: dict[int, Program] = {}
-    for ask in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
-        try:
-            for process in ask(handle):
-                found[process.pid] = Program(process.pid, _process_name(nvml, process.pid), process.usedGpuMemory)
-        except nvml.NVMLError:
-            continue
+def _programs(nvml: Any, handle: Any) -> tuple[Program, ...]:
+    found = {
+        each.pid: Program(each.pid, _process_name(nvml, each.pid), each.usedGpuMemory)
+        for each in _processes(nvml, handle)
+    }
     return tuple(sorted(found.values(), key=lambda program: -(program.used_bytes or 0)))
 
 
-def _process_name(nvml, pid: int) -> str:  # type: ignore[no-untyped-def]
+def _processes(nvml: Any, handle: Any) -> Iterator[Any]:
+    """NVML's records of the processes on a card."""
+    yield from _told(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
+    yield from _told(nvml, lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)) or ()
+
+
+def _process_name(nvml: Any, pid: int) -> str:
     try:
         name = nvml.nvmlSystemGetProcessName(pid)
         return Path(name.decode() if isinstance(name, bytes) else name).name

@@ -48,6 +48,7 @@ class FakeCard:
     default_limit_milliwatts: int | None = 200_000
     sm_mhz: int | None = 2610
     max_sm_mhz: int | None = 3105
+    memory_mhz: int | None = 10501
     busy: int | None = 98  # percent
     slowed_by: int | None = 0  # bits
     pcie_generation: int | None = 4
@@ -109,6 +110,7 @@ def fake_nvml(
         NVMLError=FakeError,
         NVML_TEMPERATURE_GPU=0,
         NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
         nvmlMemory_v2=2,
         nvmlInit=init,
         nvmlShutdown=lambda: None,
@@ -128,7 +130,7 @@ def fake_nvml(
         nvmlDeviceGetPowerUsage=lambda card: told(card.milliwatts),
         nvmlDeviceGetEnforcedPowerLimit=lambda card: told(card.limit_milliwatts),
         nvmlDeviceGetPowerManagementDefaultLimit=lambda card: told(card.default_limit_milliwatts),
-        nvmlDeviceGetClockInfo=lambda card, _clock: told(card.sm_mhz),
+        nvmlDeviceGetClockInfo=lambda card, clock: told(card.sm_mhz if clock == 1 else card.memory_mhz),
         nvmlDeviceGetMaxClockInfo=lambda card, _clock: told(card.max_sm_mhz),
         nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=told(card.busy), memory=0),
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: told(card.slowed_by, known=not old),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onecard.cli.flags import Flag
 from onecard.cli.usage import unknown_command
-from onecard.errors import MachineError, UsageError
+from onecard.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,8 +89,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 def needs_torch(why: str) -> None:
     """MachineError unless torch is installed; it is not imported yet."""
-    if find_spec("torch") is None:
-        raise MachineError("torch is not installed", why=why, fix='pip install "onecard[train]"', name="no-torch")
+    from onecard.inputs.before_run import torch_missing
+
+    if missing := torch_missing(why):
+        raise missing
 
 
 def no_flags(flags: list[Flag], command: str) -> None:

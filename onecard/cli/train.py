@@ -39,8 +39,9 @@ from onecard.inputs.resume import (
     step_reached,
     where_it_stands,
 )
-from onecard.inputs.tokenizer import keep_tokenizer_in
+from onecard.inputs.tokenizer import keep_tokenizer_in, tokenizer_of
 from onecard.models.ranks import ranks_of_torchrun
+from onecard.models.ways import shards
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from onecard.train.memory_snapshot import MeasuredMemory
     from onecard.train.ranks import Joined
 
+_READ_IT = "onecard sample reads its checkpoints"
 _FILES = ("--profile", "--memory_snapshot")
 Files = tuple[Path | None, Path | None]  # what these name
 
@@ -324,6 +326,7 @@ def _train(
     from onecard.runs.folder import RECORDS
     from onecard.runs.records import Record
     from onecard.train.loop import train as run_loop
+    from onecard.train.progress_text import ProgressText
     from onecard.train.ranks import ALONE
     from onecard.train.trackers import Trackers
 
@@ -340,6 +343,18 @@ def _train(
             f"standard output cannot be written any more ({problem.strerror}): the run continues, and its records "
             f"are in {folder.path / RECORDS}"
         )
+
+    def progress_text() -> ProgressText | None:
+        if not config.sample_interval:
+            return None
+        if processes and shards(processes.ranks.as_run(config)):
+            warn(f"sample_interval={config.sample_interval} writes no texts: no card has the whole model; {_READ_IT}")
+            return None
+        try:
+            return ProgressText(config, tokenizer_of(folder.path, config))
+        except OnecardError as problem:
+            warn(f"sample_interval={config.sample_interval} writes no texts: {problem.what}; {problem.fix}")
+            return None
 
     screen = console()
     outlive_disk(screen, go_on_unseen)
@@ -363,6 +378,7 @@ def _train(
                 profile=profile,
                 memory_snapshot=snapshot,
                 predicted_process_bytes=memory.process_bytes if memory else None,
+                progress_text=progress_text(),
                 processes=processes or ALONE,
             )
     except KeyboardInterrupt:

@@ -266,7 +266,7 @@ def _idle(config: RunConfig, origins: Mapping[str, str], of_recipe: Mapping[str,
     for key in new:
         other, _, needed = KEYS[key].only_with.partition("=")
         is_known = other != "model" or not config.starts_pretrained  # weights bring their own model
-        if other and is_known and getattr(config, other) != needed:
+        if other and is_known and not (getattr(config, other) == needed if needed else getattr(config, other)):
             beside = f"{other}={getattr(config, other)}"
             warnings.append(f"{key} has no effect with {beside}: it counts with {KEYS[key].only_with}")
     if config.model == "nanochat" and new.get("grad_checkpoint") == "selective":

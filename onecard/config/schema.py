@@ -117,7 +117,7 @@ def key(
 ) -> Any:
     """A key of a config. `affects` has words of Effect, or is "nothing"; `kind` has words of Kind; `resume` is a word
     of RESUME. With planned=False the plan does not know what the key does to memory and speed. `only_with` is
-    the value of another key without which this one does nothing, as optimizer=muon."""
+    what this one does nothing without: a value of another key, as optimizer=muon, or any value of it but 0."""
     said = set(affects.split()) - {"nothing"}
     effects = said.union(*(_IMPLIED.get(word, ()) for word in said))
     unknown = effects - {*get_args(Effect)} | set(kind.split()) - {*get_args(Kind)} | {resume} - RESUME.keys()
@@ -237,6 +237,20 @@ class RunConfig(NanoGPTConfig):
         "schedule",
         only_with="schedule=wsd",
     )
+    sample_interval: Steps = key(
+        0,
+        "updates between texts that the model writes into the records; each comes with the evaluation that is next, "
+        "also the first and the last; 0: none",
+        "memory",
+        resume="yes",
+    )
+    sample_prompt: Text = key(
+        "",
+        "what these texts begin with; default: the model begins them",
+        "nothing",
+        resume="yes",
+        only_with="sample_interval",
+    )
     loggers: Text = key("", "also log to: tensorboard, wandb, trackio", "nothing", resume="yes")
     log_style: Literal["auto", "plain", "nanogpt"] = key("auto", "how progress is printed", "nothing", resume="yes")
 
@@ -331,7 +345,7 @@ class Key:
     kind: frozenset[Kind]
     resume: str  # a word of RESUME
     planned: bool  # whether the plan knows what it does to memory and speed
-    only_with: str  # the value of another key without which it does nothing; empty: none is needed
+    only_with: str  # a key with its value, or a key that is not 0, without which it does nothing; empty: none is needed
     nanogpt: bool  # whether it is nanoGPT's
 
 

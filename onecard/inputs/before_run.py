@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, MachineError
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -35,6 +36,13 @@ def torch_environment(config: RunConfig, environment: Mapping[str, str]) -> dict
     if config.deterministic:
         settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it cuBLAS may sum in any order
     return {name: value for name, value in settings.items() if name not in environment}
+
+
+def torch_missing(why: str) -> MachineError | None:
+    """The error for a machine without torch, which is not imported; None where it is installed."""
+    if find_spec("torch") is not None:
+        return None
+    return MachineError("torch is not installed", why=why, fix='pip install "onecard[train]"', name="no-torch")
 
 
 def config_of(run: Path, said: Mapping[str, object]) -> RunConfig:

@@ -32,10 +32,11 @@ def open_model(source: str, *, device: str | None, download: bool = False) -> Op
     from onecard.runs.folder import is_run
 
     folder = Path(expanded(source))
-    return _of_run(folder, device) if is_run(folder) else _from_elsewhere(source, device, download=download)
+    return open_run(folder, device=device) if is_run(folder) else _from_elsewhere(source, device, download=download)
 
 
-def _of_run(folder: Path, device: str | None) -> Opened:
+def open_run(folder: Path, *, device: str | None, alone: bool = False) -> Opened:
+    """The newest complete checkpoint of a run. `alone`: only its folder is read, and nothing made larger than it is."""
     from onecard.inputs.before_run import config_of
     from onecard.inputs.tokenizer import tokenizer_of
     from onecard.runs.folder import load_run
@@ -48,8 +49,10 @@ def _of_run(folder: Path, device: str | None) -> Opened:
     from onecard.train.model import GPT
 
     def opened(saved: Path, passed_over: tuple[str, ...]) -> Opened:
-        tokenizer = tokenizer_of(run.path, config)
+        tokenizer = tokenizer_of(run.path, config, alone=alone)
         place, note = _device(config, device)
+        if alone:
+            _check_size(saved, config)
         model = GPT(config)
         checkpoint.load(saved, model=model, optimizer=None, config=config)
         return Opened(
@@ -64,6 +67,17 @@ def _of_run(folder: Path, device: str | None) -> Opened:
         )
 
     return from_checkpoint(run.path, opened)
+
+
+def _check_size(saved: Path, config: RunConfig) -> None:
+    """BadCheckpoint for a config of more weights than the checkpoint has: a few letters must not fill the memory."""
+    from onecard.plan.counts import count_params
+    from onecard.runs.checkpoint_state import MODEL, bad, reading
+
+    with reading(saved):
+        there = (saved / MODEL).stat().st_size
+    if (needed := 4 * count_params(config).total) > there:
+        raise bad(saved, f"{MODEL} has {there:,} bytes, and the config's weights are {needed:,}")
 
 
 def _from_elsewhere(source: str, device: str | None, *, download: bool) -> Opened:

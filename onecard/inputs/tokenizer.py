@@ -46,8 +46,8 @@ def _kept_in(run: Path) -> Tokenizer | None:
     return kept_tokenizer(run, said, environ=os.environ)
 
 
-def tokenizer_of(run: Path, config: RunConfig) -> Tokenizer:
-    """The tokenizer to sample a run with; ConfigError if it cannot be found out."""
+def tokenizer_of(run: Path, config: RunConfig, *, alone: bool = False) -> Tokenizer:
+    """The tokenizer to sample a run with; ConfigError if it cannot be found out. `alone`: without reading its data."""
     from onecard.config.schema import GPT2_VOCABULARIES
     from onecard.data.tokenizer_files import JSON_FILE, find_tokenizer
 
@@ -59,8 +59,8 @@ def tokenizer_of(run: Path, config: RunConfig) -> Tokenizer:
     if kept := _kept_in(run):
         return kept
     try:
-        tokenizer = open_data(config).tokenizer
-        problem = "the data folder does not say how its tokens were made"
+        tokenizer = None if alone else open_data(config).tokenizer
+        problem = f"the {'run' if alone else 'data'} folder does not say how its tokens were made"
     except OnecardError as error:
         tokenizer, problem = None, error.what
     if tokenizer is None and config.vocab_size in GPT2_VOCABULARIES:  # as nanoGPT's sample.py assumes

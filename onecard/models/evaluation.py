@@ -12,6 +12,8 @@ from onecard.config.schema import RunConfig
 # few documents, so the error falls with the number of windows, not of tokens.
 WINDOW_SPREAD, WINDOW_TOKENS = 0.45, 1024
 
+TEXT_TOKENS = 100  # of the text that comes with an evaluation, after its prompt
+
 
 @dataclass(frozen=True, kw_only=True)
 class SplitLosses:
@@ -72,6 +74,15 @@ def eval_tokens(config: RunConfig) -> int:
 def standard_error(tokens: int) -> float:
     """Standard error, in nats, of a loss over `tokens` of a split: a rule of thumb."""
     return WINDOW_SPREAD / sqrt(tokens / WINDOW_TOKENS)
+
+
+def writes_text(config: RunConfig, step: int) -> bool:
+    """Whether the evaluation at `step` comes with a text: the first, the last, and each that a multiple of
+    sample_interval has come before."""
+    if not config.sample_interval:
+        return False
+    before = step - config.eval_interval
+    return step in (0, config.max_iters) or step // config.sample_interval > before // config.sample_interval
 
 
 def evaluations_after(config: RunConfig, step: int) -> int:

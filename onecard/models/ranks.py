@@ -10,10 +10,12 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import TYPE_CHECKING
 
-from onecard.config.command import flags_of
-from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from onecard.config.schema import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,8 @@ class Ranks:
         sequences, size = config.sequences_per_step, config.batch_size
         if sequences % (self.world_size * size) == 0:
             return
+        from onecard.config.command import flags_of  # here only: help imports this module, and needs no pydantic
+
         each, rest = divmod(sequences, self.world_size)
         if rest:
             micros = max(1, round(config.gradient_accumulation_steps / self.world_size)) * self.world_size

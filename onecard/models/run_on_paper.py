@@ -7,7 +7,7 @@ from typing import Any
 
 from onecard.config.schema import RunConfig
 from onecard.models.architectures import architecture_of
-from onecard.models.evaluation import eval_batch_size, eval_sequences
+from onecard.models.evaluation import TEXT_TOKENS, eval_batch_size, eval_sequences
 from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
 from onecard.models.optimizers import optimizer_of
 from onecard.models.ranks import ONE_RANK, Ranks
@@ -15,6 +15,7 @@ from onecard.models.structure import kinds_of
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, UPDATES, Steps, split_loss
 from onecard.models.ways import fuses, records_graph
 from onecard.paper.device import Device
+from onecard.paper.kernels import FLOAT
 from onecard.paper.library import GradScaler
 from onecard.paper.operations import PaperOperations
 from onecard.paper.tape import Tape
@@ -69,6 +70,15 @@ class PaperRun:
             batches = [partial(self.ops.batch, sequences, self.config.eval_length) for sequences in self.eval_batches]
             split_loss(self.ops, self.steps.sequence_losses, batches)
 
+    def write_text(self) -> None:
+        """A text, where the run writes any: keys and values of its tokens. Its products need a cuBLAS handle, which
+        written-out passes alone do not make."""
+        if not self.config.sample_interval:
+            return
+        self.ops.cublas()
+        tokens = min(self.config.block_size, TEXT_TOKENS + 1)
+        self.ops.scratch(*[2 * FLOAT * tokens * self.config.n_embd] * self.config.n_layer)
+
     def work_of_update(self) -> Parts:
         """The work of an update of one micro-batch, whose gradients are added to others."""
         self.ops.zero_gradients(self.p.parameters)
@@ -88,10 +98,12 @@ class PaperRun:
         self.ops.loads("copy")
         tape.phase("eval0")
         self.evaluate()
+        self.write_text()
         for _ in range(rounds):
             tape.phase("train")
             for _ in range(UPDATES):
                 self.update()
             tape.phase("eval")
             self.evaluate()
+            self.write_text()
         return tape_of(self.ops)

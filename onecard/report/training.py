@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from math import isfinite
+from textwrap import indent
 from typing import Self
 
 from rich.console import Console
@@ -19,7 +20,8 @@ from onecard.models.evaluation import evaluations_after
 from onecard.plan.cards import Card, matching_cards
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.report.live_line import APART, LiveLine, redraws
-from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Start, Step
+from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Sample, Start, Step
+from onecard.visible import visible
 
 PARTED = 0.03  # measured memory off the planned, as a share
 SETTLED_STEP = 3  # by then everything is compiled, recorded and allocated
@@ -83,6 +85,9 @@ class TrainingDisplay:
                 self._step(record)
             case Eval():
                 self._eval(record)
+            case Sample() if not self.nanogpt:
+                text = indent(visible(record.text).strip("\n"), "    ", lambda _: True)
+                self._say(f"step {record.step:,}, a text of the model:\n{text}")
             case Checkpoint() if not self.nanogpt:
                 self._saved = f"saved at {record.step:,}"
                 self._say(f"saved {record.path} ({record.reason}, {record.seconds or 0:.1f} s)", style="dim")

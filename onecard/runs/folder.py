@@ -24,7 +24,7 @@ from onecard.opening import open_file, pieces
 from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, held_here, left_behind, refuse_in_use
 from onecard.runs.record_json import holds_record, to_line
-from onecard.runs.records import Checkpoint, End, Eval, Record, Start, Step
+from onecard.runs.records import CardReading, Checkpoint, End, Eval, Record, Start, Step
 from onecard.untrusted_json import BadJson, mapping_of, read_object, scalar
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ class RunFolder:
         self._closed = False
 
     def append(self, record: Record) -> None:
-        """Add a record. It survives a crash of this process, and a power cut too, except for steps (for speed)."""
+        """Add a record. It survives a crash of this process, and a power cut too, except for steps and readings of
+        the card (for speed)."""
         line = to_line(record)
         with writing(self.path / RECORDS):
             self._restore_records()
@@ -144,7 +145,7 @@ class RunFolder:
             written = os.write(self._records, line)
             while written < len(line):  # a disk that fills up writes a part first; the next write fails
                 written += os.write(self._records, line[written:])
-            if not isinstance(record, Step):
+            if not isinstance(record, Step | CardReading):
                 os.fsync(self._records)
 
     def _restore_records(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onecard.runs.record_json import NotARecord, from_line
-from onecard.runs.records import End, Eval, Record, Start, Step
+from onecard.runs.records import End, Eval, Record, Sample, Start, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,28 @@ def read_lines(lines: Iterable[bytes]) -> History:
     return History(tuple(records), damaged)
 
 
+def done_once(record: Record) -> tuple[object, ...] | None:
+    """What the last record of several counts for: an evaluation at this step and length, a text from this prompt.
+
+    A resume repeats those of its checkpoint's step. None for other records.
+    """
+    if isinstance(record, Eval):
+        return record.kind, record.step, record.block_size
+    return (record.kind, record.step, record.prompt) if isinstance(record, Sample) else None
+
+
 def each_step_once(history: Iterable[Record]) -> tuple[Record, ...]:
     """The valid records: each step once, without the updates that a resume repeated.
 
     The file is append-only, so old records stay in it. A run that resumes at step k writes a `start` with step k. Any
     earlier record of a later step belongs to a lost update, and an earlier `end` was not the end. A `start` at step 0
-    without a checkpoint starts from the beginning. If a `start` is lost, a falling step number means the same. If
-    several evaluations have the same step and length, the last one counts.
+    without a checkpoint starts from the beginning. If a `start` is lost, a falling step number means the same. What was
+    done again at the same step counts once: see `done_once`.
     """
     kept: list[Record] = []
     lowest_start = math.inf  # the lowest step of the later starts
     next_step = math.inf  # the lowest number of the later steps
-    evaluated: set[tuple[int, int | None]] = set()
+    done: set[object] = set()
     for record in reversed(tuple(history)):
         if record.step is not None and record.step > min(lowest_start, next_step):
             continue
@@ -51,10 +61,10 @@ def each_step_once(history: Iterable[Record]) -> tuple[Record, ...]:
             if record.step == next_step:
                 continue
             next_step = record.step
-        elif isinstance(record, Eval):
-            if (record.step, record.block_size) in evaluated:
+        elif what := done_once(record):
+            if what in done:
                 continue
-            evaluated.add((record.step, record.block_size))
+            done.add(what)
         elif isinstance(record, End) and lowest_start < math.inf:
             continue  # a later start exists
         kept.append(record)

@@ -114,6 +114,10 @@ def _number_or_nan(value: object) -> float:
     return math.nan if value is None else _number(value)
 
 
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(list_of(text)(value))
+
+
 def _finding(value: object) -> object:
     """The Finding in its JSON. Fields that a later version adds are dropped."""
     value = mapping(value)
@@ -125,6 +129,7 @@ def _finding(value: object) -> object:
 
 
 _BY_TYPE: dict[Any, Reader] = {int: whole, float: _number_or_nan, str: text, bool: yes_or_no, Finding: _finding}
+_BY_TYPE[tuple[str, ...]] = _texts
 
 
 def _reader(hint: Any) -> Reader:

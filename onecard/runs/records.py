@@ -74,6 +74,43 @@ class Eval:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A text that the model of `step` wrote, always from the same prompt and seed; `text` begins with the prompt."""
+
+    kind: ClassVar[str] = "sample"
+    step: int
+    tokens: int | None
+    prompt: str  # empty where the model began the text itself
+    text: str
+    more: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardReading:
+    """A rank's card during the update `step`, as NVML told; every few seconds, and only while the run updates."""
+
+    kind: ClassVar[str] = "card"
+    step: int
+    elapsed_seconds: float | None  # of training, as in `Step`
+    rank: int | None = None  # whose card; 0 of a run in one process
+    temperature_c: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    default_power_limit_watts: float | None = None  # as the card is sold
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle: tuple[str, ...] | None = None  # why the clock is lower than it could be; () if for no reason
+    busy: float | None = None  # share of the last moment in which any kernel ran, 0 to 1
+    other_bytes: int | None = None  # held by other programs
+    other_busy: float | None = None  # share of the time of the card that other programs took, 0 to 1
+    pcie_generation: int | None = None
+    pcie_width: int | None = None  # lanes
+    max_pcie_generation: int | None = None  # that card and machine can do
+    max_pcie_width: int | None = None
+    more: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
     """A checkpoint is complete on disk; `path` is relative to the run folder."""
 
@@ -138,7 +175,7 @@ class Unknown:
         return step if type(step) is int else None
 
 
-Record = Start | Step | Eval | Checkpoint | Oom | FindingRecord | End | Unknown
+Record = Start | Step | Eval | Sample | CardReading | Checkpoint | Oom | FindingRecord | End | Unknown
 KINDS: dict[str, type[Any]] = {
-    record.kind: record for record in (Start, Step, Eval, Checkpoint, Oom, FindingRecord, End)
+    record.kind: record for record in (Start, Step, Eval, Sample, CardReading, Checkpoint, Oom, FindingRecord, End)
 }

@@ -16,13 +16,14 @@ from onecard.doctor.rules import rule_name
 from onecard.errors import kind_and_line
 from onecard.findings import Finding
 from onecard.plan.cards import Card
-from onecard.runs.records import FindingRecord, Record, Step
+from onecard.runs.records import CardReading, FindingRecord, Record, Step
 
+WATCHED_READINGS = 2_000  # of the card: about three hours
 FAILED = rule_name(doctor_failed)
 
 
 class LiveFindings:
-    """The records of a run that the doctor needs: only the last steps, and everything else."""
+    """The records of a run that the doctor needs: only the last steps and readings of the card, and all else."""
 
     def __init__(self, config: RunConfig, card: Card | None, dataset: Dataset) -> None:
         self._config = config
@@ -30,6 +31,7 @@ class LiveFindings:
         same = val_in_train(dataset.train, dataset.val)
         self._data = DataSizes(train_tokens=len(dataset.train), val_tokens=len(dataset.val), val_in_train=same)
         self._steps: deque[Step] = deque(maxlen=WATCHED_STEPS)
+        self._cards: deque[CardReading] = deque(maxlen=WATCHED_READINGS)
         self._others: list[Record] = []
         self._told = {"val-set-tiny"}  # reported before the first step
 
@@ -37,6 +39,8 @@ class LiveFindings:
         """Remember a record; a finding is reported once."""
         if isinstance(record, Step):
             self._steps.append(record)
+        elif isinstance(record, CardReading):
+            self._cards.append(record)
         else:
             self._others.append(record)
         if isinstance(record, FindingRecord):
@@ -48,7 +52,7 @@ class LiveFindings:
 
     def new_findings(self) -> list[Finding]:
         """New findings. An error inside the doctor never ends the training, and is reported once."""
-        ordered = sorted([*self._others, *self._steps], key=lambda record: record.step or 0)
+        ordered = sorted([*self._others, *self._steps, *self._cards], key=lambda record: record.step or 0)
         try:
             return watch(ordered, self._config, self._card, self._data, self._told)
         except Exception as mistake:

@@ -7,8 +7,9 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
+from itertools import islice
 from operator import add
 from pathlib import Path
 from typing import Literal
@@ -21,21 +22,23 @@ from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import MachineError, OnecardError, first_line, is_out_of_memory
-from onecard.models.evaluation import SplitLosses, eval_batch_size
+from onecard.models.evaluation import TEXT_TOKENS, SplitLosses, eval_batch_size, writes_text
 from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.runs.folder import RunFolder
-from onecard.runs.records import End, EndReason, Eval, FindingRecord, Oom, Record, Start, Step
+from onecard.runs.records import CardReading, End, EndReason, Eval, FindingRecord, Oom, Record, Sample, Start, Step
+from onecard.train.card_watch import CardWatch
 from onecard.train.device import cap_memory, card_of, choose_device
 from onecard.train.evaluate import evaluate
 from onecard.train.interrupt import Interrupt, Stopped
 from onecard.train.live_findings import LiveFindings
 from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
-from onecard.train.oom import OutOfMemory
+from onecard.train.oom import OutOfMemory, release_memory
 from onecard.train.peaks import Peaks
 from onecard.train.precision import allow_tf32, choose_precision
 from onecard.train.profiling import Profiling
+from onecard.train.progress_text import ProgressText
 from onecard.train.ranks import ALONE, Processes
 from onecard.train.saving import Saving
 from onecard.train.trainer import Shrunk, Trainer
@@ -70,6 +73,7 @@ def train(
     profile: Path | None = None,
     memory_snapshot: Path | None = None,
     predicted_process_bytes: int | None = None,
+    progress_text: ProgressText | None = None,
     processes: Processes = ALONE,
 ) -> Finished:
     """Train `config` in `folder`; each record is on disk before `on_record` sees it.
@@ -79,6 +83,7 @@ def train(
     `on_note` gets what no record holds: settings without effect, damaged checkpoints that were skipped.
     `on_interrupt` is called inside the handler of the first signal with what happens next.
     `on_progress` gets the batches done inside an evaluation or an update, and how many there are.
+    `progress_text` draws the texts that `sample_interval` asks for; without it there are none.
     """
     snapshot = MemorySnapshot(memory_snapshot, choose_device(config))
     with Profiling(profile) as profiling, processes.together():
@@ -90,6 +95,7 @@ def train(
                 heard=_Heard(on_record=on_record, on_note=on_note, on_interrupt=on_interrupt, on_progress=on_progress),
                 after_step=profiling.after_step,
                 snapshot=snapshot,
+                progress_text=progress_text,
                 processes=processes,
             )
             finished = loop.run(resume=resume, predicted_process_bytes=predicted_process_bytes)
@@ -141,6 +147,7 @@ class _Loop:
         heard: _Heard,
         after_step: Callable[[], None],
         snapshot: MemorySnapshot,
+        progress_text: ProgressText | None = None,
         processes: Processes = ALONE,
     ) -> None:
         self.config = config
@@ -151,6 +158,7 @@ class _Loop:
         self.heard = heard = heard if writes else _SILENCE
         self.after_step = after_step
         self.snapshot = snapshot
+        self.progress_text = progress_text if writes else None
         self.device = choose_device(config)
         self.precision = choose_precision(config, self.device)
         allow_tf32(self.device)
@@ -170,6 +178,7 @@ class _Loop:
         self.evaluating = False
         self.interrupt = Interrupt(lambda: heard.on_interrupt(self._what_follows()), repeated=processes.joined)
         self.live_findings = LiveFindings(config, self.card, dataset)
+        self.card_watch = CardWatch(self.device, ranks=processes.ranks.world_size)
         self.bytes_per_token = bytes_per_token(dataset.val, dataset.tokenizer) if dataset.tokenizer else None
 
     def run(self, *, resume: bool, predicted_process_bytes: int | None) -> Finished:
@@ -200,7 +209,7 @@ class _Loop:
     def _trained(self) -> EndReason:
         """Why training stopped, saved."""
         began = time.perf_counter()
-        with self.interrupt:
+        with self.interrupt, self.card_watch:
             try:
                 return self._steps(began)
             except Stopped:
@@ -242,6 +251,8 @@ class _Loop:
             if evaluating:
                 # after a resume too: the checkpoint was written before this evaluation, which may not have finished
                 self._evaluate()
+                if writes_text(config, trainer.step):
+                    self._write_text()
             if last or config.eval_only:
                 return "diverged" if self.without_loss else "finished"
             self._stop_if_asked()
@@ -267,11 +278,15 @@ class _Loop:
 
     def _update(self) -> None:
         trainer = self.trainer
+        if trainer.updates_here:  # the first also compiles
+            self.card_watch.updates()
         update = trainer.update(self._shrunk)
         self.without_loss = 0 if math.isfinite(update.loss) else self.without_loss + 1
         rate, cards = self.config.tokens_per_step / update.seconds, self.processes.ranks.world_size
         peak = self.card.peak_flops if self.card else None
-        allocated, reserved = self._highest(self.peaks.allocated_in_training(), self.peaks.reserved_in_run())
+        allocated, reserved, cards_read = self._highest(
+            self.peaks.allocated_in_training(), self.peaks.reserved_in_run(), int(self.card_watch.has_reading)
+        )
         self._record(
             Step(
                 step=trainer.step,
@@ -292,6 +307,18 @@ class _Loop:
         if trainer.steps.graph_failure:
             self._record(FindingRecord(step=trainer.step, finding=no_cuda_graph(trainer.steps.graph_failure)))
             trainer.steps.graph_failure = None
+        if cards_read:
+            self._record_cards()
+
+    def _record_cards(self) -> None:
+        """Record what the cards of all ranks show: the slowest holds up the others."""
+        reading = self.card_watch.take()
+        step, elapsed_seconds = self.trainer.step, self.trainer.elapsed_seconds
+        for rank, known in enumerate(self.processes.gathered(asdict(reading) if reading else None)):
+            if known:
+                throttle = None if known["throttle"] is None else tuple(known["throttle"])  # JSON has lists
+                known |= {"step": step, "elapsed_seconds": elapsed_seconds, "rank": rank, "throttle": throttle}
+                self._record(CardReading(**known))
 
     def _shrunk(self, shrunk: Shrunk) -> None:
         if not self.config.eval_batch_size and shrunk.after:  # evaluation never uses more than fits in training
@@ -311,6 +338,7 @@ class _Loop:
     def _evaluate(self) -> None:
         """Evaluate and record it; one that is interrupted is dropped."""
         trainer = self.trainer
+        self.card_watch.pauses()
         train, val = trainer.eval_windows
         with trainer.evaluating() as sequence_losses:
             self.peaks.begin()
@@ -352,6 +380,30 @@ class _Loop:
             self.saving.evaluated(of_val.mean)
         for finding in self.live_findings.new_findings():
             self._record(FindingRecord(step=trainer.step, finding=finding))
+
+    def _write_text(self) -> None:
+        """Record a text of the model as it is now. Running out of memory for it does not end the run.
+
+        The first rank draws it. The others wait token by token: so none waits for long, and a signal to one stops all.
+        """
+        trainer, text, problem = self.trainer, self.progress_text, ""
+        drawing = text.tokens(trainer.model) if text else iter(())
+        tokens: list[int] = []
+        for _ in range(TEXT_TOKENS):
+            self._stop_if_asked()
+            try:
+                tokens += islice(drawing, 1)
+            except Exception as error:
+                if not isinstance(error, FloatingPointError) and not is_out_of_memory(error):
+                    raise
+                problem = first_line(error)  # not the error itself: its frames hold what must be freed
+        if problem:
+            release_memory(self.device)
+            self.heard.on_note(f"no text of step {trainer.step:,}: {problem}; the run goes on")
+        elif text:
+            said = text.text(tokens)
+            self._record(Sample(step=trainer.step, tokens=trainer.tokens, prompt=text.prompt, text=said))
+        self.peaks.begin()
 
     def _of_all_ranks(self, found: SplitLosses) -> SplitLosses:
         parts = self.processes.gathered((found.mean, found.spread, found.sequences))
@@ -401,6 +453,7 @@ class _Loop:
 
     def _save(self, reason: str) -> None:
         """Save, unless the loss is NaN: never replace a good checkpoint with NaN weights."""
+        self.card_watch.pauses()
         if self.without_loss:
             return
         if self.saving:

@@ -189,11 +189,11 @@ def _under_load(number: int, dtype: torch.dtype, seconds: float) -> dict[str, ob
         "seconds": time.perf_counter() - began,
         "first_flops_per_second": rates[0],
         "last_flops_per_second": statistics.median(rates[-3:]),
-        "sm_mhz": _last(each.sm_mhz for each in seen),
-        "watts": _last(each.watts for each in seen),
-        "limit_watts": _last(each.limit_watts for each in seen),
-        "celsius": _last(each.celsius for each in seen),
-        "slowed_by": sorted({reason for each in seen for reason in each.slowed_by}),
+        "sm_mhz": _last(each.sm_clock_mhz for each in seen),
+        "watts": _last(each.power_watts for each in seen),
+        "limit_watts": _last(each.power_limit_watts for each in seen),
+        "celsius": _last(each.temperature_c for each in seen),
+        "slowed_by": sorted({reason for each in seen for reason in each.throttle or ()}),
     }
 
 

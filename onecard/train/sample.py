@@ -83,11 +83,12 @@ def _drawn(
 ) -> Iterator[Drawn]:
     device = model.lm_head.weight.device
     generator = torch.Generator(device).manual_seed(seed)  # the run's own random numbers stay untouched
-    past, unread = Past(model.config), tokens[-model.config.block_size :]
+    longest = min(model.config.block_size, len(tokens) + max_new_tokens)
+    past, unread = Past(model.config, room=longest), tokens[-longest:]
     for _ in range(max_new_tokens):
-        if past.length + len(unread) > model.config.block_size:  # the window slides: all its positions change
+        if past.length + len(unread) > longest:  # the window slides: all its positions change
             past.forget()
-            unread = tokens[-model.config.block_size :]
+            unread = tokens[-longest:]
         unread_1T = torch.tensor([unread], device=device)
         logits_V = _last_logits(model, unread_1T, past)[:vocab_size]
         token = _pick(logits_V, temperature, top_k, generator)

@@ -13,13 +13,16 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import partial
+from html import escape
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Protocol, Self
 
 from onecard.config.loggers import logger_names
 from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import kind_and_line
-from onecard.runs.records import End, Eval, Record, Start, Step
+from onecard.runs.records import End, Eval, Record, Sample, Start, Step
+from onecard.visible import visible
 
 Values = Mapping[str, float]
 
@@ -28,6 +31,7 @@ class Tracker(Protocol):
     """What each of them can do; made when the run starts."""
 
     def log(self, values: Values, step: int) -> None: ...
+    def write(self, text: str, step: int) -> None: ...
     def close(self, *, finished: bool) -> None: ...
 
 
@@ -45,6 +49,9 @@ class TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
+    def write(self, text: str, step: int) -> None:
+        self._writer.add_text("sample", _as_code(text), step)
+
     def close(self, *, finished: bool) -> None:
         self._writer.close()
 
@@ -53,8 +60,8 @@ class Wandb:
     """A Weights & Biases run, online or as WANDB_MODE says; a resumed run keeps its id."""
 
     def __init__(self, config: RunConfig, folder: Path, start: Start) -> None:
-        wandb = importlib.import_module("wandb")
-        self._run = wandb.init(
+        self._wandb: Any = importlib.import_module("wandb")
+        self._run = self._wandb.init(
             **project_and_name(config, folder),
             config=config.model_dump(),
             dir=str(folder),
@@ -64,6 +71,10 @@ class Wandb:
 
     def log(self, values: Values, step: int) -> None:
         self._run.log(dict(values), step=step)
+
+    def write(self, text: str, step: int) -> None:
+        page = f"<pre style='white-space: pre-wrap'>{escape(visible(text))}</pre>"
+        self._run.log({"sample": self._wandb.Html(page, inject=False)}, step=step)
 
     def close(self, *, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)
@@ -83,6 +94,9 @@ class Trackio:
 
     def log(self, values: Values, step: int) -> None:
         self._trackio.log(dict(values), step=step)
+
+    def write(self, text: str, step: int) -> None:
+        self._trackio.log({"sample": self._trackio.Markdown(_as_code(text))}, step=step)
 
     def close(self, *, finished: bool) -> None:
         self._trackio.finish()
@@ -118,6 +132,9 @@ class Trackers:
                 values = logged_values(record, self._config)
                 for name in list(self._open) if values else ():
                     self._try(name, self._open[name].log, values, record.step)
+            case Sample():
+                for name in list(self._open):
+                    self._try(name, self._open[name].write, record.text, record.step)
             case End():
                 self._finished = record.reason == "finished"
 
@@ -166,6 +183,11 @@ def project_and_name(config: RunConfig, folder: Path) -> dict[str, str]:
     said = {key: getattr(config, key) for key in instead if getattr(config, key) != KEYS[key].default}
     project, name = (said.get(key, instead[key]) for key in instead)
     return {"project": project, "name": name}
+
+
+def _as_code(text: str) -> str:
+    """The text in Markdown, as it is: nothing in it is markup."""
+    return indent(visible(text), "    ", lambda _: True)
 
 
 def _kept_id(path: Path, *, new: bool) -> str:

@@ -18,6 +18,7 @@ from onecard.report.strict import strict, whole
 from onecard.ui.columns import Columns, Track, columns_of
 from onecard.ui.curves import curves
 from onecard.ui.sources import Source
+from onecard.visible import visible
 
 if TYPE_CHECKING:
     from onecard.doctor.case import Case
@@ -277,7 +278,18 @@ def run(source: Source, number: int, first: int | None, last: int | None) -> byt
     """What is recorded of one run, as JSON; its curves between two steps."""
     found = _tracked(source) if source.is_folder else None
     case, columns = found or (_numbered(_cases(source), number), None)
-    return json.dumps(_recorded(case, columns, first=first, last=last), allow_nan=False).encode()
+    answer = _recorded(case, columns, first=first, last=last) | {"playground": _playground(source)}
+    return json.dumps(answer, allow_nan=False).encode()
+
+
+def _playground(source: Source) -> Answer | None:
+    """The step of the checkpoint that can write a text, and what must be installed before; None without one."""
+    from onecard.inputs.before_run import torch_missing
+    from onecard.runs.folder import checkpoints_in
+
+    saved = checkpoints_in(source.path) if source.is_folder else ()
+    missing = torch_missing("a text comes from the model itself")
+    return {"step": saved[-1].step, "missing": missing.as_json()["error"] if missing else None} if saved else None
 
 
 def _tracked(source: Source) -> tuple[Case, Columns] | None:
@@ -409,6 +421,8 @@ def _recorded(
     """The records of a case for its page; `columns` has its updates where the case has none."""
     if columns is None:
         columns = _columns(case)
+    from onecard.runs.records import Sample
+
     evaluations = ("tokens", "train_loss", "train_loss_error", "val_loss", "val_loss_error", "bits_per_byte")
     clock = _clock(case, columns)
     card = case.card
@@ -418,6 +432,11 @@ def _recorded(
         "evals": [
             {"step": record.step, "seconds": clock(record.step)} | {name: getattr(record, name) for name in evaluations}
             for record in case.evals
+        ],
+        "samples": [
+            {"step": record.step, "tokens": record.tokens, "prompt": record.prompt, "text": visible(record.text)}
+            for record in case.run.records
+            if isinstance(record, Sample)
         ],
         "memory": {
             "predicted_process_bytes": _predicted_bytes(case),

@@ -16,8 +16,9 @@ from typing import BinaryIO
 from onecard import units
 from onecard.opening import open_file
 from onecard.runs.folder import LONGEST_RECORD_BYTES, RECORDS
+from onecard.runs.history import done_once
 from onecard.runs.record_json import NotARecord, from_line, to_line
-from onecard.runs.records import End, Eval, Record, Start, Step
+from onecard.runs.records import End, Record, Start, Step
 
 COLUMNS = (
     *("tokens", "loss", "lr", "grad_norm", "elapsed_seconds"),
@@ -108,7 +109,7 @@ def valid(pieces: Sequence[Piece]) -> tuple[Columns, tuple[Record, ...]]:
     kept: list[Columns] = []
     others: list[Record] = []
     lowest_start = next_step = math.inf
-    evaluated: set[tuple[int, int | None]] = set()
+    done: set[object] = set()
     for piece in reversed(pieces):
         if isinstance(piece, Columns):
             end = min(bisect_right(piece.step, lowest_start), bisect_left(piece.step, next_step))
@@ -118,10 +119,10 @@ def valid(pieces: Sequence[Piece]) -> tuple[Columns, tuple[Record, ...]]:
             continue
         if piece.step is not None and piece.step > min(lowest_start, next_step):
             continue
-        if isinstance(piece, Eval):
-            if (piece.step, piece.block_size) in evaluated:
+        if what := done_once(piece):
+            if what in done:
                 continue
-            evaluated.add((piece.step, piece.block_size))
+            done.add(what)
         elif isinstance(piece, End) and lowest_start < math.inf:
             continue  # a later start exists
         others.append(piece)

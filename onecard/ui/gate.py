@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onecard.errors import OnecardError
 from onecard.ui.guard import Guard
-from onecard.ui.worker import NoAnswer
+from onecard.ui.process import NoAnswer
 
 JSON = "application/json"
 CLOSE = {"Connection": "close"}

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+from anyio import CancelScope
 from anyio.to_thread import run_sync
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from onecard import units
 from onecard.errors import UsageError
 from onecard.ui.gate import CLOSE, ERRORS, JSON, Gate, encoded, event, json_answer, query_of, refused
 from onecard.ui.guard import Guard
 from onecard.ui.news import LIST
+from onecard.ui.playground import LARGEST_BYTES, Playground, asked_for
 from onecard.ui.remembered import Remembered
 from onecard.ui.watch import Runs
 from onecard.ui.worker import Worker
@@ -43,24 +46,26 @@ MOST_COMPARED = 20
 
 
 class Site:
-    """What the answers are made from: the runs, and two processes that work on questions."""
+    """What the answers are made from: the runs, two processes that work on questions, and one that writes."""
 
     def __init__(self, named: Sequence[Path]) -> None:
         self.pages = {f"/{file.relative_to(STATIC).as_posix()}": file for file in STATIC.rglob("*") if file.is_file()}
         self.planner, self.reader = Worker(), Worker()
+        self.playground = Playground()
         self.remembered = Remembered()
         self.runs = Runs(named)
 
     def close(self) -> None:
         self.runs.close()
-        for worker in (self.planner, self.reader):
-            worker.close()
+        for process in (self.planner, self.reader, self.playground):
+            process.close()
 
     def routes(self) -> list[Route]:
         return [
             Route("/api/runs", self.list),
             Route("/api/runs/{run}", self.run),
             Route("/api/runs/{run}/diagnosis", self.diagnosis),
+            Route("/api/runs/{run}/text", self.text, methods=["POST"]),
             Route("/api/plan", self.plan),
             Route("/api/compare", self.compare),
             Route("/api/cards", self.cards),
@@ -96,6 +101,14 @@ class Site:
         row = await run_sync(self.runs.row, run)
         return {"schema": 1, "run": row, "doctor": look["doctor"], "prediction": look["prediction"]}
 
+    async def text(self, request: Request) -> Response:
+        """What the newest checkpoint of a run writes, token by token, until it is done or the page is closed."""
+        source, _ = self.runs.find(request.path_params["run"])
+        body = await _body(request, LARGEST_BYTES, kinds=(JSON,))
+        if isinstance(body, Response):
+            return body
+        return Stream(self.playground.told(source, asked_for(body), request.is_disconnected))
+
     async def plan(self, request: Request) -> Response:
         asked = dict(query_of(request))
         run = asked.pop("config", "")
@@ -125,12 +138,11 @@ class Site:
 
     async def events(self, request: Request) -> Response:
         """Server-sent events until the page is closed; the browser connects again by itself."""
-        kind = "text/event-stream"
         if request.method == "HEAD":
-            return Response(media_type=kind)
-        return StreamingResponse(self._told(), media_type=kind, headers=CLOSE)
+            return Response(media_type=Stream.media_type)
+        return Stream(self._told())
 
-    async def _told(self) -> AsyncIterator[str]:
+    async def _told(self) -> AsyncGenerator[str, None]:
         news = self.runs.news
         number = news.number
         yield f"retry: 1000\n\n{event('hello', {'time': time.time()})}"
@@ -163,6 +175,23 @@ class Site:
         return Response(await run_sync(file.read_bytes), media_type=TYPES.get(file.suffix, "application/octet-stream"))
 
 
+class Stream(StreamingResponse):
+    """Server-sent events. When the page is closed, what makes them is told so at once."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, told: AsyncGenerator[str, None]) -> None:
+        super().__init__(told, headers=CLOSE)
+        self._told = told
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with CancelScope(shield=True):
+                await self._told.aclose()
+
+
 def application(site: Site, guard: Guard) -> Starlette:
     """The addresses behind their gate."""
     gate = Middleware(Gate, guard=guard, pages=frozenset(site.pages))
@@ -176,15 +205,15 @@ async def _asked(worker: Worker, question: str, *asked: Any) -> Any:
     return await run_sync(lambda: worker.ask(question, *asked, seconds=ANSWER_SECONDS))
 
 
-async def _body(request: Request, largest: int) -> bytes | Response:
+async def _body(request: Request, largest: int, *, kinds: tuple[str, ...] = ("text/plain", JSON)) -> bytes | Response:
     """The body of a POST, or why it was refused. A refusal closes: what is left of the body is no other request."""
     length = request.headers.get("Content-Length", "")
     if "Transfer-Encoding" in request.headers or not length.isdecimal() or len(length) > 12:
         return refused(411, "no-length", "a POST says its length", "send it with Content-Length")
     if int(length) > largest:
         return refused(413, "too-large", f"at most {units.size(largest)} are read", "onecard doctor FILE has no limit")
-    if _content_type(request) not in ("text/plain", JSON):
-        return refused(415, "not-text", "only text/plain and application/json are read", "send it as text/plain")
+    if _content_type(request) not in kinds:
+        return refused(415, "not-text", f"only {' and '.join(kinds)} is read", f"send it as {kinds[0]}")
     read = bytearray()
     try:
         async with asyncio.timeout(READ_SECONDS):

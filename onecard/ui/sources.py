@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onecard.errors import ConfigError
 from onecard.opening import open_file
-from onecard.runs.folder import CONFIG, RECORDS, runs_in
+from onecard.runs.folder import CHECKPOINTS, CONFIG, RECORDS, runs_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,14 @@ class Source:
     @property
     def is_inside(self) -> bool:
         """Whether it lies in what was named, all links followed."""
+        return (
+            self._inside(self.path, self.path / RECORDS, self.path / CONFIG)
+            if self.is_folder
+            else self._inside(self.path)
+        )
+
+    def _inside(self, *files: Path) -> bool:
         root = self.root.resolve()
-        files = (self.path, self.path / RECORDS, self.path / CONFIG) if self.is_folder else (self.path,)
         return all(file.resolve().is_relative_to(root) for file in files)
 
     def stamp(self) -> tuple[int, int]:
@@ -50,12 +56,22 @@ class Source:
     def check(self) -> None:
         """ConfigError for a source with a link that leads out of what was named."""
         if not self.is_inside:
-            raise ConfigError(
-                f"{self.path.name} leads out of {self.root}",
-                why="it is a link, or holds one, and only what was named is read",
-                fix="name its own folder: onecard ui FOLDER",
-                name="outside",
-            )
+            raise self._leads_out()
+
+    def check_with_checkpoints(self) -> None:
+        """The same for a run folder whose model is read: its tokenizer, its checkpoints, and each of their files."""
+        self.check()
+        saved = self.path / CHECKPOINTS
+        if not self._inside(*self.path.iterdir(), *saved.glob("*"), *saved.glob("*/*")):
+            raise self._leads_out()
+
+    def _leads_out(self) -> ConfigError:
+        return ConfigError(
+            f"{self.path.name} leads out of {self.root}",
+            why="it is a link, or holds one, and only what was named is read",
+            fix="name its own folder: onecard ui FOLDER",
+            name="outside",
+        )
 
 
 def sources_in(named: Sequence[Path]) -> tuple[Source, ...]:

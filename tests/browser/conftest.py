@@ -11,6 +11,7 @@ import pytest
 
 from docs.made_runs import logs
 from docs.ui_pictures import make_run, run_ids, served
+from tests.made_models import make_model
 
 HOSTILE = "<img src=x onerror=document.title=1>"
 
@@ -50,6 +51,7 @@ class Site:
         return {
             "runs": "/",
             "run": self.run("fineweb"),
+            "playground": self.run("speaks"),
             "log": self.run("124M.log"),
             "planner": "/plan.html?gpu=RTX+4070",
             "choice": "/compare.html",
@@ -80,6 +82,8 @@ def served_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         (folder / path.name).write_text(text)
     make_run(folder / "runs/fineweb", updates=500)
     make_run(folder / "runs" / HOSTILE, updates=300)
+    make_model(folder / "runs" / "speaks", n_layer=6, n_embd=128)
+    make_model(folder / "runs" / "hostile speech", token=HOSTILE)
     with served(folder / "40M.log", folder / "124M.log", folder / "runs") as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield Site(address, folder, run_ids(address), browser)

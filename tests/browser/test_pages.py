@@ -190,6 +190,66 @@ def test_a_chart_is_saved_as_a_picture_and_its_data_as_a_table(site: Site) -> No
         assert Path(saved.value.path()).read_bytes().startswith(begin)
 
 
+def playground(site: Site, name: str) -> Any:
+    """The form of a run's page; its page is `form.page`."""
+    form = site.open(site.run(name)).get_by_role("form", name="Playground")
+    form.wait_for()
+    return form
+
+
+def wait_for_letters(form: Any, count: int) -> str:
+    """What was written as soon as it has `count` letters."""
+    form.page.wait_for_function(
+        "count => document.querySelector('.written').innerText.length >= count", arg=count, timeout=60_000
+    )
+    return str(form.locator(".written").inner_text())
+
+
+def test_a_prompt_is_continued_token_by_token_and_the_same_again(site: Site) -> None:
+    form = playground(site, "speaks")
+    form.get_by_label("Prompt").fill("def f(")
+    form.get_by_label("Tokens").fill("300")
+    form.get_by_label("Temperature").fill("0")
+    form.get_by_role("button", name="Write").press("Enter")
+    early = wait_for_letters(form, 8)
+    form.get_by_text("tokens/s on the processor").wait_for(timeout=60_000)
+    whole = form.locator(".written").inner_text()
+    assert early.startswith("def f(")
+    assert len(early) < len(whole)
+    form.get_by_role("button", name="Write").click()
+    form.get_by_text("tokens/s on the processor").wait_for(timeout=60_000)
+    assert form.locator(".written").inner_text() == whole
+
+
+def test_a_text_stops_and_so_does_one_whose_page_is_closed(site: Site) -> None:
+    form = playground(site, "speaks")
+    form.get_by_label("Tokens").fill("1024")
+    for _ in range(2):
+        form.get_by_role("button", name="Write").click()
+        wait_for_letters(form, 3)
+        form.get_by_role("button", name="Stop").click()
+        form.get_by_text("Stopped.", exact=True).wait_for()
+        stopped = form.locator(".written").inner_text()
+        form.page.wait_for_timeout(200)
+        assert form.locator(".written").inner_text() == stopped
+    form.get_by_role("button", name="Write").click()
+    wait_for_letters(form, 3)
+    form.page.close()
+    other = playground(site, "speaks")
+    other.get_by_role("button", name="Write").click()
+    wait_for_letters(other, 3)
+
+
+def test_hostile_tokens_of_a_model_stay_text(site: Site) -> None:
+    form = playground(site, "hostile speech")
+    form.get_by_label("Prompt").fill(HOSTILE)
+    form.get_by_role("button", name="Write").click()
+    form.get_by_text("tokens/s on the processor").wait_for(timeout=60_000)
+    assert form.locator(".written").inner_text().count(HOSTILE) > 2
+    assert form.locator("img").count() == 0
+    assert form.page.title() == "hostile speech · onecard"
+
+
 KEYBOARD = """() => {
   const all = [...document.querySelectorAll("a[href], button, input, select, summary, [tabindex='0']")];
   const wanted = all.filter((node) =>

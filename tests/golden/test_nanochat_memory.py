@@ -3,7 +3,7 @@
 onecard_h200_nanochat.csv: `python bench/onecard_rows.py --rows rows.csv --out onecard_h200_nanochat.csv --jobs 6`,
 2026-11-18. All 18 rows were predicted before they were measured, and no row of either was measured before: every
 figure of torch's was exact when it was opened. The process was 2 MiB off where Muon's products made a cuBLAS handle in
-written-out passes (MUON_CONTEXT_BYTES in plan/memory/predict.py was set from these rows), and 16 MiB in float32.
+written-out passes (HANDLE_CONTEXT_BYTES in plan/memory/predict.py was set from these rows), and 16 MiB in float32.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'one
 
 from onecard.runs.checkpoint_state import MODEL  # noqa: E402
 from onecard.runs.folder import CHECKPOINTS, checkpoint_name, load_run  # noqa: E402
-from onecard.runs.records import Eval, FindingRecord, Record, Step  # noqa: E402
+from onecard.runs.records import Eval, FindingRecord, Record, Sample, Step  # noqa: E402
 from onecard.train.checkpoint_files import tensors_in  # noqa: E402
 from tests.warm import Outcome, WarmProcess  # noqa: E402
 from tests.warm_process import TORCH  # noqa: E402
@@ -150,6 +150,22 @@ def test_ranks_that_share_a_model_train_the_same_one(
     all_well(outcomes)
     assert all(not other.stdout and not other.stderr for other in outcomes[1:]), "only the first rank prints"
     same_run(place / f"shared-by-{count}", alone)
+
+
+def test_only_the_first_process_writes_texts_and_the_losses_stay(start: Start, place: Path) -> None:
+    (place / "data/meta.json").write_text('{"tokenizer": "bytes"}')
+    try:
+        for name, interval in (("quiet", 0), ("texts", 1)):
+            keys = ["--max_iters=20", "--dropout=0.1", f"--sample_interval={interval}"]
+            outcomes = start(2, "tiny.py", f"--out_dir={name}", "--vocab_size=256", *keys)
+            all_well(outcomes)
+            assert not outcomes[1].stdout
+    finally:
+        (place / "data/meta.json").unlink()
+    quiet, texts = load_run(place / "quiet"), load_run(place / "texts")
+    assert [each.loss for each in texts.steps] == [each.loss for each in quiet.steps]
+    assert [each.val_loss for each in texts.evals] == [each.val_loss for each in quiet.evals]
+    assert [each.step for each in texts.records if isinstance(each, Sample)] == [0, 20]
 
 
 def test_a_run_goes_on_with_another_number_of_processes(start: Start, place: Path, alone: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,9 +18,10 @@ from onecard.config.loggers import check_loggers, logger_names
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError, MachineError
 from onecard.runs.folder import load_run
-from onecard.runs.records import End, Eval, Record, Start, Step
+from onecard.runs.records import End, Eval, Record, Sample, Start, Step
 from onecard.train import trackers
-from onecard.train.trackers import Trackers, logged_values, project_and_name
+from onecard.train.trackers import Trackers, _as_code, logged_values, project_and_name
+from onecard.visible import visible
 from tests.warm import Outcome, WarmProcess
 
 TINY = [
@@ -67,6 +69,9 @@ class Recorder:
     def log(self, values: Any, step: int) -> None:
         self._fail("log")
         self.logged.append((step, dict(values)))
+
+    def write(self, text: str, step: int) -> None:
+        self.logged.append((step, {"sample": len(text)}))
 
     def close(self, *, finished: bool) -> None:
         self._fail("close")
@@ -199,7 +204,7 @@ def test_tensorboards_own_reader_finds_every_step_once_after_a_resume(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ONECARD_HOME", str(home))
-    assert run(["train", *TINY, "--loggers=tensorboard", "--checkpoint_interval=100"]) == 0
+    assert run(["train", *TINY, "--loggers=tensorboard", "--checkpoint_interval=100", "--sample_interval=4"]) == 0
     for file in (tmp_path / "r" / "checkpoints" / "step-00000008").iterdir():
         file.unlink()  # as if killed before it was saved: 5 to 8 are done again
     assert run(["train", "--resume", "r", "--max_iters=10"]) == 0
@@ -209,6 +214,10 @@ def test_tensorboards_own_reader_finds_every_step_once_after_a_resume(
     evaluated = {e.step: e.value for e in events.Scalars("val/loss")}  # step 4 was evaluated twice, with one result
     assert evaluated == pytest.approx({each.step: each.val_loss for each in found.evals})
     assert found.last_step == 10
+    texts = {each.step: each.tensor_proto.string_val[0].decode() for each in events.Tensors("sample/text_summary")}
+    written = {each.step: each.text for each in found.records if isinstance(each, Sample)}
+    assert written.keys() == {0, 4, 8, 10}
+    assert texts == {step: _as_code(text) for step, text in written.items()}
 
 
 @pytest.mark.slow
@@ -223,7 +232,7 @@ def test_wandb_offline_and_trackios_store_hold_the_losses(
     def onecard(*arguments: str) -> Outcome:
         return warm_with_torch.run(*arguments, cwd=tmp_path, environment=environment)
 
-    done = onecard("train", *TINY, "--loggers=wandb,trackio", "--log_style=plain")
+    done = onecard("train", *TINY, "--loggers=wandb,trackio", "--log_style=plain", "--sample_interval=8")
     assert done.code == 0, done.stderr
     assert "warning" not in done.stderr
     assert "rackio" not in done.stdout, "stdout is the run's own"
@@ -235,7 +244,18 @@ def test_wandb_offline_and_trackios_store_hold_the_losses(
     assert (tmp_path / "r" / "wandb-id").read_text() == first_id, "a resumed run is the same run there too"
     losses = {each.step: each.loss for each in load_run(tmp_path / "r").steps}
     assert wandb_losses(tmp_path / "r") == pytest.approx(losses)
+    written = [each for each in load_run(tmp_path / "r").records if isinstance(each, Sample)]
+    pages = [file.read_text() for file in (tmp_path / "r" / "wandb").rglob("*.html")]
+    assert {f"<pre style='white-space: pre-wrap'>{escape(visible(each.text))}</pre>" for each in written} == set(pages)
+    assert trackio_texts(tmp_path / "trackio" / "onecard.db") == {each.step: _as_code(each.text) for each in written}
     assert trackio_losses(tmp_path / "trackio" / "onecard.db") == pytest.approx(losses)
+
+
+def trackio_texts(path: Path) -> dict[int, str]:
+    with sqlite3.connect(path) as store:
+        rows = store.execute("select step, metrics from metrics").fetchall()
+    found = {step: json.loads(metrics) for step, metrics in rows}
+    return {step: metrics["sample"]["_value"] for step, metrics in found.items() if "sample" in metrics}
 
 
 def wandb_losses(folder: Path) -> dict[int, float]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from onecard.runs.history import each_step_once, read_lines
 from onecard.runs.record_json import to_line
-from onecard.runs.records import Eval, Step
+from onecard.runs.records import Eval, Sample, Step
 from onecard.ui.columns import COLUMNS, Columns, Track, columns_of
 from tests.made_records import _bare, end, start, step
 
@@ -24,6 +24,7 @@ others = st.one_of(
     st.builds(lambda number: to_line(start(number)), st.integers(0, 9)),
     st.just(to_line(start(0, resumed_from=None))),
     st.builds(lambda number: to_line(_bare(Eval, step=number, block_size=64, val_loss=3.0)), st.integers(0, 12)),
+    st.builds(lambda number: to_line(Sample(step=number, tokens=None, prompt="", text="x")), st.integers(0, 12)),
     st.builds(lambda number: to_line(end(number, "finished")), st.integers(0, 12)),
     st.sampled_from([b"\n", b"half a line\n", b'{"kind":"later","step":3}\n', b'{"kind":"step","step":4,"loss":1e60}\n',
         b'{"kind": "step", "step": 5, "loss": 2.5}\n', b'{"kind":"step","step":-5,"loss":2.5}\n', b"[" * 200 + b"\n"]),

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs starlette and uvicorn: pip install 'onecard[ui]'")
 
 from onecard.runs.record_json import to_line
+from onecard.runs.records import Sample
 from onecard.ui.columns import columns_of
 from onecard.ui.curves import BUCKETS, curves
 from tests.made_records import step
@@ -115,6 +116,18 @@ def test_a_zoom_shows_every_record_and_the_whole_shows_every_spike(site: Site) -
     assert max(whole["loss"]["max"]) == 50.0
     assert whole["grad_norm"] is None
     assert len(json.dumps(whole)) < 200_000
+
+
+def test_texts_of_the_model_are_told_with_what_would_steer_a_screen_spelled_out(
+    open_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "runs" / "told")
+    with (run / "records.jsonl").open("ab") as records:
+        for text in ("first", "a \x1b[2J\u202e<b>"):
+            records.write(to_line(Sample(step=100, tokens=7, prompt="a", text=text)))
+    site = open_site(tmp_path / "runs")
+    (told,) = site.ask(f"/api/runs/{site.id_of('told')}").json["samples"]
+    assert told == {"step": 100, "tokens": 7, "prompt": "a", "text": "a \\x1b[2J\\u202e<b>"}
 
 
 def test_an_infinite_loss_is_marked() -> None:

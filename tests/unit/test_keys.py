@@ -29,6 +29,7 @@ OTHER = {
     "memory_limit": 2**33,
     "checkpoint_interval": 7,
     "max_hours": 1.0,
+    "sample_interval": 7,
 }
 
 

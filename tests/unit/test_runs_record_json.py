@@ -8,7 +8,7 @@ import pytest
 
 from onecard.findings import Finding
 from onecard.runs.record_json import NotARecord, from_json, from_line, to_json, to_line
-from onecard.runs.records import FindingRecord, Start, Step, Unknown
+from onecard.runs.records import CardReading, FindingRecord, Start, Step, Unknown
 from tests.made_records import end, evaluation, start, step
 
 
@@ -111,3 +111,15 @@ def test_extra_fields_never_overwrite_known_ones() -> None:
 def test_what_is_no_record_is_refused(value: object) -> None:
     with pytest.raises(NotARecord):
         from_json(value)
+
+
+def test_a_reading_of_the_card_has_its_fields_and_comes_back() -> None:
+    read = CardReading(step=7, elapsed_seconds=2.5, rank=0, temperature_c=66, throttle=("heat",), other_bytes=5)
+    value = to_json(read)
+    named = "temperature_c power_watts power_limit_watts sm_clock_mhz memory_clock_mhz throttle other_bytes".split()
+    assert {"kind", "step", "elapsed_seconds", *named, "pcie_generation", "pcie_width"} <= value.keys()
+    assert value["throttle"] == ["heat"]
+    assert from_line(to_line(read)) == read
+    assert from_json({"kind": "card", "step": 7}) == CardReading(step=7, elapsed_seconds=None), "nothing else is known"
+    with pytest.raises(NotARecord):
+        from_json({**value, "throttle": "heat"})

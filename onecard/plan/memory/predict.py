@@ -40,8 +40,9 @@ GRAPH_CONTEXT_BYTES = 70 * MIB
 # 2026-11-16). Its size on other cards is not known.
 FUSED_CONTEXT_BYTES = -56 * MIB
 
-# Muon's products make a cuBLAS handle in such a run: the same in 11 runs (H200, CUDA 13, torch 2.11, 2026-11-18).
-MUON_CONTEXT_BYTES = 64 * MIB
+# A cuBLAS handle in such a run. Muon's products make one: the same in 11 runs (H200, CUDA 13, torch 2.11, 2026-11-18).
+# The texts of sample_interval make one, too: taken to be as large, not measured.
+HANDLE_CONTEXT_BYTES = 64 * MIB
 
 # How far the prediction of what PyTorch reserves may be off. On the measured card, nine of ten processes in every set
 # of rows are within 1 % (docs/explain/memory.md). On other cards one run is known; it is within 2 %.
@@ -270,7 +271,8 @@ def context_of_onecard(config: RunConfig, card: Card) -> int:
 
 def _more_context(config: RunConfig, card: Card) -> int:
     if fuses(config) and is_measured(card):
-        return FUSED_CONTEXT_BYTES + (MUON_CONTEXT_BYTES if config.optimizer == "muon" else 0)
+        has_handle = config.optimizer == "muon" or config.sample_interval > 0
+        return FUSED_CONTEXT_BYTES + (HANDLE_CONTEXT_BYTES if has_handle else 0)
     return GRAPH_CONTEXT_BYTES if records_graph(config) else 0
 
 

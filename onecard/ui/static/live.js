@@ -4,9 +4,32 @@ import { connection } from "./dom.js";
 
 /** The JSON of an answer. Throws an Error with `what`, `why` and `fix` where the server refused. */
 export async function ask(path, options = {}) {
+  const answer = await fetched(path, { headers: { Accept: "application/json" }, ...options });
+  return answer.json().catch(() => ({}));
+}
+
+/** Posts `asked`, and calls `told(kind, data)` for each event of the answer until its end. */
+export async function stream(path, asked, told, signal) {
+  const headers = { "Content-Type": "application/json" };
+  const answer = await fetched(path, { method: "POST", headers, body: JSON.stringify(asked), signal });
+  let held = "";
+  for (const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader(); ; ) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    held += value;
+    const events = held.split("\n\n");
+    held = events.pop(); // the last one is not whole yet
+    for (const event of events) {
+      const [, kind, data] = /^event: (\w+)\ndata: (.*)$/.exec(event) ?? [];
+      if (kind) told(kind, JSON.parse(data));
+    }
+  }
+}
+
+async function fetched(path, options) {
   let answer;
   try {
-    answer = await fetch(path, { headers: { Accept: "application/json" }, ...options });
+    answer = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw refused({
@@ -15,9 +38,9 @@ export async function ask(path, options = {}) {
       fix: "start onecard ui again",
     });
   }
+  if (answer.ok) return answer;
   const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw refused(body.error ?? body, answer.status);
-  return body;
+  throw refused(body.error ?? body, answer.status);
 }
 
 function refused(error, status) {

@@ -2,6 +2,7 @@
 
 import { failed, frame, show } from "./dom.js";
 import { ask, follow } from "./live.js";
+import { playground } from "./playground.js";
 import { view } from "./view.js";
 
 frame("runs");
@@ -11,7 +12,7 @@ const path = `/api/runs/${encodeURIComponent(id)}`;
 try {
   let answer = await ask(path);
   document.title = `${answer.run.name} · onecard`;
-  const shown = view(answer);
+  const shown = view(answer, { play: playground(path) });
   show(shown.nodes);
   shown.draw();
   follow("/api/events", ["hello", "run"], async (event) => {

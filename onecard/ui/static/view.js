@@ -27,7 +27,7 @@ function verdict({ run, prediction, evals }) {
 
 function lede({ run, prediction }) {
   if (run.state === "training")
-    return prediction?.basis ? `${prediction.loss ? "Prediction: " : ""}${prediction.basis}.` : "";
+    return prediction?.basis ? capital(`${prediction.loss ? "prediction: " : ""}${prediction.basis}.`) : "";
   if (run.first_finding && run.findings && run.findings.fatal + run.findings.error + run.findings.warn > 0)
     return `First thing to look at: ${run.first_finding}.`;
   return run.state === "finished" ? (run.state_why ?? "") : "";
@@ -184,9 +184,9 @@ const kicker = ({ run }, alone) => [
 
 /**
  * The nodes of a run, and `update(answer)`, which keeps opened details, the zoom and the crosshair.
- * `alone` is a run in a file of its own: there is no list to go back to.
+ * `alone` is a run in a file of its own: there is no list to go back to. `play` is where its model writes.
  */
-export function view(first, { alone = false } = {}) {
+export function view(first, { alone = false, play = null } = {}) {
   const parts = {
     kicker: h("p", { class: "kicker" }),
     verdict: h("h1", { class: "verdict" }),
@@ -216,6 +216,7 @@ export function view(first, { alone = false } = {}) {
     replace("findings", answer.doctor?.findings ?? answer.doctor, findings(answer.doctor, answer.words));
     replace("samples", answer.samples, samples(answer.samples));
     replace("config", answer.config, config(answer.config));
+    play?.update(answer.playground);
   };
   words(first);
   return {
@@ -227,6 +228,7 @@ export function view(first, { alone = false } = {}) {
       drawn.node,
       parts.findings,
       parts.samples,
+      play?.node,
       parts.config,
     ],
     draw: drawn.draw,
