@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.speed_errors import kind_errors, verdict
 from bench.speed_fit import fit_power
 from bench.speed_rows import H200, Row, benched_rows, own_rows
-from onecard.plan.speed.predict import step_times
 from onecard.plan.speed.rates import H200_RATES
+from onecard.plan.speed.times import step_times
 
 
 def error(row: Row) -> float:

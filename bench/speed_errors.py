@@ -18,8 +18,9 @@ from pathlib import Path
 
 from bench.speed_fit import fit_geforce, fit_h200, paced, update_alone_seconds
 from bench.speed_rows import Row, h200_rows, profiled_rows, rtx_4070_rows
-from onecard.plan.speed.predict import predict_speed, step_times
+from onecard.plan.speed.predict import predict_speed
 from onecard.plan.speed.rates import ADA_GEFORCE_RATES, H200_RATES, Rates
+from onecard.plan.speed.times import step_times
 
 
 @dataclass(frozen=True)

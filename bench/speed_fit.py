@@ -17,7 +17,6 @@ from bench.speed_rows import Row, benched_rows, own_rows
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card
 from onecard.plan.speed.nanogpt import nanogpt_step
-from onecard.plan.speed.predict import host_update_seconds, step_times
 from onecard.plan.speed.rates import (
     ADA_GEFORCE_RATES,
     H200_RATES,
@@ -27,6 +26,7 @@ from onecard.plan.speed.rates import (
     matmul_flops_per_second,
     work_seconds,
 )
+from onecard.plan.speed.times import host_update_seconds, step_times
 from onecard.plan.speed.work import Costs
 
 RATE_NAMES = (

@@ -11,7 +11,7 @@ from statistics import median
 from bench.quiet_core import parsed
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card
-from onecard.plan.speed.measured import MEASURED_RUNS, MeasuredRun
+from onecard.plan.speed import MEASURED_RUNS, MeasuredRun
 from onecard.plan.speed.work import TrainerName
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"

@@ -66,6 +66,15 @@ def usable_threads(environment: Mapping[str, str] = os.environ) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def processor_name() -> str:
+    """The processor as the system calls it; empty if it does not say."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        return ""
+
+
 def read_gpu(index: int = 0, environment: Mapping[str, str] = os.environ) -> GpuStatus | None:
     """The card with CUDA's number `index`; None if there is no such card or NVML does not answer.
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,20 +65,25 @@ class WarmProcess:
         stdout: Path | None = None,
         stderr: Path | None = None,
         timeout: float = 120,
+        before: str | None = None,
+        on_start: Callable[[int], None] = lambda _: None,
     ) -> Outcome:
         """Run a command. `environment` is added to this process's, `python_path` is put before the command's.
 
+        `before` names a module that the command's process imports first; `on_start` gets that process's id.
         What it writes comes back, unless `stdout` or `stderr` is a device that it is written to.
         """
         path = f"{python_path}{os.pathsep}{self._path}" if python_path else self._path
         own = {"PYTHONPATH": path, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
         whole = os.environ | own | (environment or {})
         job = {"arguments": arguments, "cwd": str(cwd), "environment": whole, "memory_bytes": memory_bytes}
+        job["before"] = before
         reading, writing = os.pipe()
         with _opened(stdout) as written, _opened(stderr) as said:
             socket.send_fds(self._jobs, [json.dumps(job).encode()], [reading, written.fileno(), said.fileno()])
             os.close(reading)
             child = int(self._answer(timeout))
+            on_start(child)
             feeding = threading.Thread(target=_feed, args=(writing, stdin))
             feeding.start()
             try:

@@ -62,6 +62,8 @@ def work(job: dict[str, object], streams: list[int]) -> None:
 
     signals._PROCESS = os.getpid()
     try:
+        if job["before"]:
+            importlib.import_module(str(job["before"]))
         main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -1,9 +1,11 @@
-"""onecard eval: how well a model predicts a text."""
+"""onecard eval: how well a model predicts a text, and answers the questions of benchmarks."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -16,7 +18,9 @@ from onecard.cli.library import KeyCommand, console, json_option, needs_torch
 from onecard.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from onecard.inputs.harness import Asked
     from onecard.inputs.opened import Opened
+    from onecard.runs.scores import TaskScore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,26 +28,53 @@ class Options:
     """The options of the command, as typed."""
 
     model: str
+    tasks: str | None
     text: str | None
     limit: int | None
+    every: str | None
+    download: bool
     as_json: bool
 
 
-@click.command("eval", cls=KeyCommand, short_help="How good a model is: bits per byte of a text.")
+@dataclass
+class Answer:
+    """What was measured so far."""
+
+    results: list[dict[str, object]] = field(default_factory=list)
+    text: dict[str, object] = field(default_factory=dict)
+    tasks: list[TaskScore] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@click.command("eval", cls=KeyCommand, short_help="How good a model is: benchmark tasks, bits per byte of a text.")
 @click.argument("model", metavar="RUN|FOLDER|CKPT", type=PathType())
+@click.option(
+    "--tasks",
+    metavar="core|NAME,…",
+    help="Tasks of lm-eval, or files of tasks. core: those that tell small models apart. The default without --text.",
+)
 @click.option("--text", type=PathType(), metavar="FILE", help="Score this text in bits per byte: .txt, .jsonl, …")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N documents.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N documents, or questions of a task."
+)
+@click.option("--every", type=click.Choice(["checkpoint"]), help="Score each checkpoint that the run still has.")
+@click.option("--download", is_flag=True, help="Fetch the questions of tasks from the Hugging Face hub.")
 @json_option
 @click.pass_obj
 def evaluate(flags: list[Flag], /, **options: object) -> int:
     """\b
     Example:
-      onecard eval runs/default --text book.txt
+      onecard eval runs/default --tasks hellaswag,piqa --download
 
-    How well a model predicts a text, in bits per byte, which models of different tokenizers share, and nats per token.
+    How well a model answers the questions of benchmarks, each score with its error, what guessing gets and what known
+    models got. The questions are asked by EleutherAI's lm-eval (pip install 'onecard[eval]').
+
+    With --text, how well it predicts a text: in bits per byte, which models of different tokenizers share, and nats per
+    token.
 
     The model is a run folder, a folder of GPT-2 or nanochat as transformers writes it, or nanoGPT's ckpt.pt. Results
-    of a run are kept in its evals.jsonl, where compare finds them.
+    of a run are kept in its evals.jsonl, where compare finds them; tasks that are there are not asked again, so after
+    Ctrl-C the same command goes on with the rest.
 
     --device=NAME is the only key.
     """
@@ -52,15 +83,39 @@ def evaluate(flags: list[Flag], /, **options: object) -> int:
 
 def _evaluate(options: Options, flags: list[Flag]) -> int:
     device = _device(flags)
-    if options.text is None:
-        raise UsageError(
-            "nothing to score is named",
-            why="a model is scored on a text",
-            fix=f"onecard eval {quote(options.model)} --text FILE",
-            name="no-text-named",
-        )
     needs_torch("scoring runs the model")
-    return _on_text(options, options.text, device)
+    from onecard.inputs.harness import load_tasks, task_names
+    from onecard.inputs.opened import open_model
+
+    names = task_names(options.tasks) if options.tasks or options.text is None else []
+    checkpoints = _checkpoints(options)
+    first = open_model(options.model, device=device, which=checkpoints[0])  # before minutes of loading questions
+    tasks = load_tasks(names, command=_command(options), download=options.download)
+    answer = Answer()
+    opened = first
+    try:
+        for number, checkpoint in enumerate(checkpoints):
+            opened = first if number == 0 else open_model(options.model, device=device, which=checkpoint)
+            answer.notes += [note for note in opened.notes if note not in answer.notes]
+            with _numbers(options.model):
+                if options.text is not None:
+                    _on_text(options, options.text, opened, answer)
+                if tasks:
+                    _on_tasks(options, tasks, opened, answer, done=number / len(checkpoints), of=len(checkpoints))
+    except KeyboardInterrupt:
+        _show_tasks(options, opened, answer)
+        _say_what_is_kept(options, opened, answer, of=len(tasks) * len(checkpoints))
+        raise
+    if options.as_json:
+        return _print_json(opened, answer)
+    _show_tasks(options, opened, answer)
+    if opened.run:
+        talk = console(stderr=True)
+        named = quote(str(opened.run))
+        what = f"--text {quote(options.text)}" if options.text else f"--tasks {quote(options.tasks or 'core')}"
+        talk.print(f"kept in {opened.run / 'evals.jsonl'}", soft_wrap=True)
+        talk.print(f"next: onecard eval OTHER {what} && onecard compare {named} OTHER", soft_wrap=True)
+    return 0
 
 
 def _device(flags: list[Flag]) -> str | None:
@@ -78,55 +133,131 @@ def _device(flags: list[Flag]) -> str | None:
     return checked(values, {key: f"--{key}" for key in values}).device if values else None
 
 
-def _on_text(options: Options, text: str, device: str | None) -> int:
+def _checkpoints(options: Options) -> list[str]:
+    """The steps to score, the first one first, or the newest checkpoint."""
+    if options.every is None:
+        return ["last"]
+    from onecard.config.paths import expanded
+    from onecard.runs.checkpoint_state import checkpoints, step_of
+    from onecard.runs.folder import CHECKPOINTS, is_run
+
+    folder = Path(expanded(options.model))
+    found = sorted({step_of(path) for path in checkpoints(folder / CHECKPOINTS)}) if is_run(folder) else []
+    if not found:
+        raise UsageError(
+            f"{options.model} has no checkpoints to score one by one",
+            why="a run keeps its last ones" if is_run(folder) else "only a run folder has several",
+            fix="leave --every out",
+            name="no-checkpoints",
+        )
+    return [str(step) for step in found]
+
+
+def _command(options: Options) -> str:
+    tasks = f" --tasks {quote(options.tasks)}" if options.tasks else ""
+    limit = f" --limit {options.limit}" if options.limit else ""
+    return f"onecard eval {quote(options.model)}{tasks}{limit}"
+
+
+def _on_text(options: Options, text: str, opened: Opened, answer: Answer) -> None:
     from onecard.data.texts import texts_at
+    from onecard.inputs.score_text import score_text
     from onecard.report.eval_display import EvalDisplay
-    from onecard.report.messages import print_warnings
     from onecard.report.scores import text_score_json, text_score_lines
-    from onecard.report.strict import strict
     from onecard.runs.scores import append_score
 
     texts = texts_at(text)
-    opened = _open(options.model, device)
-    from onecard.inputs.score_text import score_text
-
-    talk = console(stderr=True)
-    with EvalDisplay(talk, quiet=options.as_json) as display:
+    with EvalDisplay(console(stderr=True), quiet=options.as_json) as display:
 
         def progress() -> None:
             display(texts.read_bytes / texts.size_bytes if texts.size_bytes and not options.limit else None)
 
-        try:
-            score, bits, notes = score_text(opened, texts, name=text, limit=options.limit, on_progress=progress)
-        except FloatingPointError as problem:
-            raise _not_numbers(options.model, problem) from problem
+        score, bits, notes = score_text(opened, texts, name=text, limit=options.limit, on_progress=progress)
     if opened.run:
         append_score(opened.run, score)
-    notes = [*opened.notes, *notes]
+    said = text_score_json(score, bits)
+    answer.results += [{**row, "step": opened.step} for row in said.pop("results")]  # type: ignore[attr-defined]
+    answer.text = said
+    answer.notes += [note for note in notes if note not in answer.notes]
+    if not options.as_json:
+        for line in text_score_lines(score, bits, source=str(opened.source)):
+            click.echo(line)
+
+
+def _on_tasks(
+    options: Options, tasks: Sequence[Asked], opened: Opened, answer: Answer, *, done: float, of: int
+) -> None:
+    """Ask what was not asked of this checkpoint before; a task is kept as soon as it is done."""
+    from onecard.inputs.harness import score_task
+    from onecard.report.eval_display import EvalDisplay
+    from onecard.runs.scores import append_score, read_task_scores
+
+    kept = (
+        {(score.step, score.task, score.limit): score for score in read_task_scores(opened.run)} if opened.run else {}
+    )
+    whole = sum(task.characters for task in tasks) or 1
+    with EvalDisplay(console(stderr=True), quiet=options.as_json) as display:
+        before = 0
+        for task in tasks:
+            score = kept.get((opened.step, task.name, options.limit))
+            if score is None or not _is_same(score, task, opened):
+
+                def progress(share: float, *, before: int = before, task: Asked = task) -> None:
+                    display(done + (before + share * task.characters) / whole / of, task.name)
+
+                score = score_task(opened, task, limit=options.limit, on_progress=progress)
+                if opened.run:
+                    append_score(opened.run, score)
+            answer.tasks.append(score)
+            before += task.characters
+
+
+def _is_same(score: TaskScore, task: Asked, opened: Opened) -> bool:
+    """Whether a score that was kept is of these weights and these questions."""
+    return (score.weights, score.version, score.harness) == (opened.weights, task.version, task.harness)
+
+
+def _show_tasks(options: Options, opened: Opened, answer: Answer) -> None:
+    from onecard.report.messages import print_warnings
+    from onecard.report.tables import print_table
+    from onecard.report.task_scores import task_lines, task_table
+
     if options.as_json:
-        said = {"schema": 1, "model": str(opened.source), "step": opened.step, "device": opened.device}
-        click.echo(json.dumps(strict({**said, **text_score_json(score, bits), "notes": notes})))
-        return 0
-    print_warnings(notes, talk)
-    for line in text_score_lines(score, bits, source=str(opened.source)):
-        click.echo(line)
-    if opened.run:
-        named, file = quote(str(opened.run)), quote(text)
-        talk.print(f"kept in {opened.run / 'evals.jsonl'}", soft_wrap=True)
-        talk.print(f"next: onecard eval OTHER --text {file} && onecard compare {named} OTHER", soft_wrap=True)
+        return
+    print_warnings(answer.notes, console(stderr=True))
+    if answer.tasks:
+        print_table(task_table(answer.tasks), console())
+        for line in task_lines(answer.tasks, source=str(opened.source)):
+            click.echo(line)
+
+
+def _say_what_is_kept(options: Options, opened: Opened, answer: Answer, *, of: int) -> None:
+    if of:
+        kept = (
+            "are kept, and the same command goes on with the rest" if opened.run else "were done; only runs keep them"
+        )
+        console(stderr=True).print(f"{len(answer.tasks)} of {of} tasks {kept}", soft_wrap=True)
+
+
+def _print_json(opened: Opened, answer: Answer) -> int:
+    from onecard.report.strict import strict
+    from onecard.report.task_scores import task_scores_json
+
+    said = {"schema": 1, "model": str(opened.source), "step": opened.step, "device": opened.device}
+    results = [*task_scores_json(answer.tasks), *answer.results]
+    click.echo(json.dumps(strict({**said, "results": results, **answer.text, "notes": answer.notes})))
     return 0
 
 
-def _open(model: str, device: str | None) -> Opened:
-    from onecard.inputs.opened import open_model
-
-    return open_model(model, device=device)
-
-
-def _not_numbers(model: str, problem: FloatingPointError) -> ConfigError:
-    return ConfigError(
-        f"the weights of {model} are not numbers",
-        why=f"{problem}: the run had diverged when it was saved",
-        fix=f"onecard doctor {quote(str(Path(model)))}   (it says when, and what to change)",
-        name="weights-not-numbers",
-    )
+@contextmanager
+def _numbers(model: str) -> Iterator[None]:
+    """Inside, weights that are not numbers become the error that says so."""
+    try:
+        yield
+    except FloatingPointError as problem:
+        raise ConfigError(
+            f"the weights of {model} are not numbers",
+            why=f"{problem}: the run had diverged when it was saved",
+            fix=f"onecard doctor {quote(str(Path(model)))}   (it says when, and what to change)",
+            name="weights-not-numbers",
+        ) from problem

@@ -227,7 +227,7 @@ def _show(options: Options, made: Plan, driver: DriverFigures | None) -> None:
     from onecard.report.messages import print_warnings
     from onecard.report.plan import print_plan
 
-    print_warnings(made.resolved.warnings, console(stderr=True))
+    print_warnings(made.warnings, console(stderr=True))
     print_plan(made, console(), explain=options.explain, details=options.details, driver=driver)
     if made.proposals == ():
         console().print(f"  fix: {_enough(options, made)}", soft_wrap=True, markup=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 TYPE_CHECKING = False  # as typing's, which takes longer to import than everything here
 if TYPE_CHECKING:
@@ -59,4 +60,15 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     heard = True
+    if _torch_is_being_imported():
+        os._exit(INTERRUPTED)
     raise KeyboardInterrupt
+
+
+def _torch_is_being_imported() -> bool:
+    """Its C++ code calls Python then, and an exception from there aborts the process with a core dump.
+
+    Nothing is being written at that moment, and a lock ends with its process.
+    """
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return getattr(spec, "_initializing", False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import socket
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
     from onecard.data.dataset import Dataset
     from onecard.models.ranks import Ranks
+    from onecard.train.meeting import Meeting
     from onecard.train.ranks import Joined
 
 _SHOWN = 3  # differences
@@ -29,22 +29,26 @@ _SHOWN = 3  # differences
 
 def as_one_of(ranks: Ranks, asked: Mapping[str, object], first: Callable[[Joined], int]) -> int:
     """Train as one of several processes. `asked` is what must be the same on all; `first` is the first rank's work."""
-    from onecard.train.ranks import Joined
+    from onecard.train.meeting import Meeting
+    from onecard.train.ranks import WITH_CARD, Joined, has_card
 
-    processes = Joined(ranks)
     signals.check()  # torch has been imported
-    _refuse_difference(processes, asked)
-    if not ranks.writes:
-        return _follow(processes)
-    code = INTERRUPTED
-    try:
-        code = first(processes)
-    except OnecardError as error:
-        code = error.exit_code
-        raise
-    finally:
-        _end(processes, code)
-    return code
+    same = {**asked, "onecard's code": _code(), "torch": version("torch"), "Python": platform.python_version()}
+    meeting = Meeting(ranks, {WITH_CARD: has_card(), "same": {key: str(value) for key, value in same.items()}})
+    _refuse_difference(meeting)
+    processes = Joined(meeting)
+    with processes.together():
+        if not ranks.writes:
+            return _follow(processes)
+        code = INTERRUPTED
+        try:
+            code = first(processes)
+        except OnecardError as error:
+            code = error.exit_code
+            raise
+        finally:
+            _end(processes, code)
+        return code
 
 
 def _end(processes: Joined, code: int) -> None:
@@ -56,7 +60,8 @@ def _end(processes: Joined, code: int) -> None:
 
 def tell(processes: Joined, config: RunConfig, dataset: Dataset) -> None:
     """What the first rank has prepared; returns once all are ready."""
-    processes.from_first({"config": config.model_dump(), "data": dataset.fingerprint})
+    told = {"config": config.model_dump(), "data": dataset.fingerprint, "computing": _computing(config)}
+    processes.from_first(told)
     _agree(processes, None)
 
 
@@ -77,13 +82,12 @@ def _follow(processes: Joined) -> int:
 def _ready(processes: Joined, told: Mapping[str, object]) -> tuple[RunConfig, Dataset]:
     """The run's config and data on this rank; an error of any rank ends all."""
     from onecard.config.schema import RunConfig
-    from onecard.train.device import choose_device
 
     config = RunConfig.model_validate(told["config"])
     problem: OnecardError | None = None
     os.environ.update(torch_environment(config, os.environ))
     try:
-        choose_device(config)
+        computing = _computing(config)
         dataset = open_data(config)
         if dataset.fingerprint != told["data"]:
             problem = ConfigError(
@@ -92,10 +96,26 @@ def _ready(processes: Joined, told: Mapping[str, object]) -> tuple[RunConfig, Da
                 fix="copy the folder of that machine, or name one that both can read: --dataset=PATH",
                 name="ranks-differ",
             )
+        elif computing != told["computing"]:
+            problem = ConfigError(
+                f"it would compute in {computing}, and the first rank in {told['computing']}",
+                why="ranks add up their gradients, so all must compute alike",
+                fix="cards of one kind on every machine, or name what all can do: --dtype=float16",
+                name="ranks-differ",
+            )
     except OnecardError as error:
         problem = error
     _agree(processes, problem)
     return config, dataset
+
+
+def _computing(config: RunConfig) -> str:
+    """What this rank would compute in: `bfloat16 on cuda`."""
+    from onecard.train.device import choose_device
+    from onecard.train.precision import choose_precision
+
+    precision = choose_precision(config, choose_device(config))
+    return f"{str(precision.dtype).removeprefix('torch.')} on {precision.device_type}"
 
 
 def _agree(processes: Joined, problem: OnecardError | None) -> None:
@@ -114,25 +134,24 @@ def _of_rank(processes: Joined, rank: int, error: dict[str, str]) -> OnecardErro
     if not processes.ranks.writes:
         processes.from_first()  # which tells the user first
         return OfAnotherRank(code)
-    error["what"] = f"rank {rank} on {processes.places[rank][0]}: {error['what']}"
+    error["what"] = f"{processes.meeting.named([rank])}: {error['what']}"
     found = OnecardError(**error)
     found.exit_code = code
     return found
 
 
-def _refuse_difference(processes: Joined, asked: Mapping[str, object]) -> None:
+def _refuse_difference(meeting: Meeting) -> None:
     """Refuse ranks that would not compute the same: other code, another torch, another config."""
-    own = {**asked, "onecard's code": _code(), "torch": version("torch"), "Python": platform.python_version()}
-    found = processes.gathered({key: str(value) for key, value in own.items()})
+    found = [said["same"] for said in meeting.said]
     for rank, theirs in enumerate(found):
         differ = [key for key in sorted(found[0].keys() | theirs.keys()) if found[0].get(key) != theirs.get(key)]
         if not differ:
             continue
-        if processes.ranks.rank:
+        if not meeting.ranks.writes:
             raise OfAnotherRank(ConfigError.exit_code)
         said = [f"{key} is {theirs.get(key)} there and {found[0].get(key)} here" for key in differ[:_SHOWN]]
         raise ConfigError(
-            f"rank {rank} on {processes.places[rank][0]} is not what rank 0 on {socket.gethostname()} is",
+            f"{meeting.named([rank])} is not what {meeting.named([0])} is",
             why="; ".join(said) + ("; …" if len(differ) > _SHOWN else ""),
             fix="start the same command with the same files on every machine",
             name="ranks-differ",

@@ -412,6 +412,8 @@ def _say_what_is_saved(folder: RunFolder) -> None:
 
 
 def _to_go_on(path: Path) -> str:
+    if ranks_of_torchrun(os.environ):
+        return "to continue: the same torchrun command, with --continue"
     return f"to continue: onecard train --resume {quote(str(path))}"
 
 

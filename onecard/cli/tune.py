@@ -25,9 +25,11 @@ from onecard.inputs.config import config_as_typed, open_data, with_vocabulary
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
     from onecard.config.schema import RunConfig
+    from onecard.plan.calibration import TimedRun
     from onecard.plan.place import Place
     from onecard.plan.tuning import Tried, Way
     from onecard.report.tune import LiveTable
+    from onecard.runs.measured import Measured
     from onecard.runs.tuned import Tuned
 
 MINUTES = 1.5
@@ -57,6 +59,7 @@ def tune(flags: list[Flag], /, config: str | None, minutes: float, write: str | 
       onecard tune train_fineweb.py --memory_limit=12GiB --write tuned.py
 
     Measures this machine, then a handful of ways to run CONFIG, and names the fastest: what to type, or a config file.
+    What it measures is kept: later plans for this machine's card start from it, with narrower ranges.
 
     Every way has the same tokens per update and learns the same. It runs in a process of its own: one that runs out of
     memory spoils nothing. On a card: micro-batch, recomputation, chunks of the loss, compiled or not. Without one:
@@ -88,6 +91,7 @@ def tune(flags: list[Flag], /, config: str | None, minutes: float, write: str | 
         stopped = problem
     if not tuned.best:
         raise stopped or _nothing_ran(tuned)
+    search.keep()
     _tell(tuned, resolved, write=write, as_json=as_json)
     if isinstance(stopped, OnecardError):
         print_error(stopped, talk)  # printed, not raised: with --json, stdout already has its one object
@@ -199,8 +203,47 @@ class Search:
         if found.out_of_memory or not found.tokens_per_second:
             return Tried(way=way, state="out of memory")
         return Tried(
-            way=way, state="measured", tokens_per_second=found.tokens_per_second, process_bytes=found.process_bytes
+            way=way,
+            state="measured",
+            tokens_per_second=found.tokens_per_second,
+            process_bytes=found.process_bytes,
+            timed=self._timed(config, way, found),
         )
+
+    def _timed(self, config: RunConfig, way: Way, found: Measured) -> TimedRun:
+        """What plans may know of a measurement."""
+        from onecard.plan.calibration import TimedRun, decisive
+        from onecard.plan.memory.predict import predict_onecard
+        from onecard.plan.precision import with_dtype
+
+        assert found.tokens_per_second
+        card = self.place.card if self.place else None
+        config, reserved = decisive(with_dtype(config, card)), None
+        if card and found.reserved_bytes:
+            memory = predict_onecard(config, card, available_bytes=self.found.available_bytes)
+            reserved = memory.process_bytes - memory.context_bytes
+        return TimedRun(
+            config=config,
+            tokens_per_second=found.tokens_per_second,
+            threads=way.threads,
+            reserved_bytes=found.reserved_bytes,
+            process_bytes=found.process_bytes if card else None,
+            predicted_reserved_bytes=reserved,
+            evaluation_batch_seconds=found.evaluation_batch_seconds,
+        )
+
+    def keep(self) -> None:
+        """Save what was measured for later plans; where that cannot be, tuning has its answer all the same."""
+        from onecard.inputs.calibration import Device, keep, public_version
+
+        machine = self.found.machine
+        runs = [each.timed for each in self.found.tried if each.timed]
+        if not runs or not machine.get("name"):
+            return
+        device = Device(
+            card=machine["name"], driver=machine.get("driver") or "", torch=public_version(machine["torch"])
+        )
+        self.found.calibration = str(keep(device, runs, date=time.strftime("%Y-%m-%d")))
 
 
 def _shortened(way: Way, tried: list[Tried]) -> RunConfig:

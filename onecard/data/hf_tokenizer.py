@@ -23,6 +23,9 @@ def tokenizer_files(tokenizer: Tokenizer, *, block_size: int) -> dict[str, str]:
     }
     if isinstance(tokenizer, Gpt2Tokenizer):
         settings |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+    elif isinstance(tokenizer, JsonTokenizer) and tokenizer.end_of_text is not None:
+        end = next(token for token, number in tokenizer.ids().items() if number == tokenizer.end_of_text)
+        settings |= dict.fromkeys(("bos_token", "eos_token"), end)  # programs begin a text with it
     return {"tokenizer.json": text, "tokenizer_config.json": json.dumps(settings, indent=2) + "\n"}
 
 

@@ -24,18 +24,24 @@ class Opened:
     tokenizer: Tokenizer
     device: str
     notes: tuple[str, ...]
+    weights: str | None = None  # sha256 of a checkpoint's file of weights
 
 
-def open_model(source: str, *, device: str | None, download: bool = False) -> Opened:
-    """The newest complete checkpoint of a run, or the model of a folder or file; `device` None: the run's own."""
+def open_model(source: str, *, device: str | None, download: bool = False, which: str = "last") -> Opened:
+    """The newest complete checkpoint of a run, or the model of a folder or file; `device` None: the run's own.
+
+    `which` is another checkpoint of a run: its step, or "best".
+    """
     from onecard.config.paths import expanded
     from onecard.runs.folder import is_run
 
     folder = Path(expanded(source))
-    return open_run(folder, device=device) if is_run(folder) else _from_elsewhere(source, device, download=download)
+    if is_run(folder):
+        return open_run(folder, device=device, which=which)
+    return _from_elsewhere(source, device, download=download)
 
 
-def open_run(folder: Path, *, device: str | None, alone: bool = False) -> Opened:
+def open_run(folder: Path, *, device: str | None, which: str = "last", alone: bool = False) -> Opened:
     """The newest complete checkpoint of a run. `alone`: only its folder is read, and nothing made larger than it is."""
     from onecard.inputs.before_run import config_of
     from onecard.inputs.tokenizer import tokenizer_of
@@ -43,7 +49,11 @@ def open_run(folder: Path, *, device: str | None, alone: bool = False) -> Opened
 
     run = load_run(folder)
     config = config_of(run.path, run.config)
-    from onecard.runs.checkpoint_state import step_of  # torch only now: a run that is not there is reported at once
+    from onecard.runs.checkpoint_state import (  # torch only now: a run that is not there is reported at once
+        MODEL,
+        step_of,
+        verified_state,
+    )
     from onecard.train import checkpoint
     from onecard.train.interchange import from_checkpoint
     from onecard.train.model import GPT
@@ -64,9 +74,10 @@ def open_run(folder: Path, *, device: str | None, alone: bool = False) -> Opened
             tokenizer=tokenizer,
             device=place,
             notes=(*passed_over, *note),
+            weights=verified_state(saved, [])["files"][MODEL]["sha256"],
         )
 
-    return from_checkpoint(run.path, opened)
+    return from_checkpoint(run.path, opened, which=which)
 
 
 def _check_size(saved: Path, config: RunConfig) -> None:

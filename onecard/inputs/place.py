@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from onecard.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
+    from onecard.machine import GpuStatus
+    from onecard.plan.cards import Card
     from onecard.plan.place import Place
 
 
@@ -54,6 +57,23 @@ def _places_here() -> Iterator[Place]:
         number += 1
 
 
+def as_measured_here(card: Card | None) -> Card | None:
+    """The card with what was measured of this machine's, where that is the same model."""
+    if card is None:
+        return None
+    here = next((place.card for place in _places_here() if place.card.name == card.name), None)
+    if here is None or here.calibration is None:
+        return card
+    return replace(
+        card,
+        calibration=here.calibration,
+        reserved_error=here.reserved_error,
+        context_bytes=here.context_bytes,
+        context_source=here.context_source,
+        context_error_bytes=here.context_error_bytes,
+    )
+
+
 def place_here(device: str = "auto") -> Place | None:
     """This machine's card `device` (auto, cuda, cuda:1), with what other programs hold now; None if NVML knows none."""
     from onecard.machine import read_gpu
@@ -61,4 +81,14 @@ def place_here(device: str = "auto") -> Place | None:
 
     number = device.partition(":")[2]
     status = read_gpu(int(number) if number.isdecimal() else 0)
-    return place_of(status) if status else None
+    return _as_measured(place_of(status), status) if status else None
+
+
+def _as_measured(place: Place, status: GpuStatus) -> Place:
+    """The place with what `onecard tune` measured on this very card, where it did."""
+    from onecard.inputs.calibration import Device, calibration_of, torch_here
+    from onecard.plan.calibrated import calibrated
+
+    found, note = calibration_of(Device(card=status.name, driver=status.driver, torch=torch_here()))
+    place = replace(place, notes=(note,) if note else ())
+    return calibrated(place, found) if found else place

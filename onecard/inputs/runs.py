@@ -141,8 +141,10 @@ def cases_of(
     config_note: str = "",
 ) -> Iterator[Case]:
     """The runs with the config that is stated for them, and the sizes of the data it names where that is here."""
+    from onecard.doctor.config_in_log import card_in_log
     from onecard.doctor.facts import make_case
     from onecard.files import free_path
+    from onecard.inputs.place import as_measured_here
 
     resolved, keys = stated
     for run in runs:
@@ -151,7 +153,7 @@ def cases_of(
         case = make_case(
             run,
             config=resolved,
-            card=card,
+            card=as_measured_here(card or card_in_log(run)),
             data=data,
             other_bytes=other_bytes,
             next_folder=str(free_path(Path(run.folder))) if run.folder else None,

@@ -10,6 +10,7 @@ from functools import cache
 
 from onecard.errors import UnknownCard
 from onecard.paper.device import Device
+from onecard.plan.calibration import Calibration
 from onecard.plan.card_table import ROWS, SEEN_CONTEXT, SEEN_MEMORY, Row, bf16_source, specified_by
 from onecard.units import GIB, MIB
 
@@ -36,6 +37,8 @@ class Card:
     context_bytes: int = 0  # the process's CUDA context and loaded kernels, outside the allocator
     context_source: str = ""
     context_error_bytes: int = 0  # how far context_bytes may be off
+    calibration: Calibration | None = None  # what was measured on the very card in this machine
+    reserved_error: float | None = None  # share by which what PyTorch reserves was predicted wrongly on it
 
     @property
     def laptop(self) -> bool:

@@ -19,8 +19,8 @@ from onecard.plan.memory.predict import predict_memory
 from onecard.plan.recipe import sequences_per_step
 from onecard.plan.shape import HEAD_SIZE
 from onecard.plan.speed import TrainerName
-from onecard.plan.speed.predict import StepTimes, step_times
-from onecard.plan.speed.rates import calibration
+from onecard.plan.speed.fitted import known_speed
+from onecard.plan.speed.times import StepTimes, step_times
 
 LAYERS = (4, 6, 8, 10, 12, 16, 20, 24, 30)
 HEADS = range(2, 34, 2)  # so that widths are multiples of 128, which are fast on a card
@@ -50,7 +50,7 @@ class Means:
 
     def times(self, config: RunConfig) -> StepTimes:
         """The likely seconds of a step, an evaluation and a checkpoint."""
-        return step_times(config, self.card, calibration(self.card).rates, self.trainer)
+        return step_times(config, self.card, known_speed(self.card).rates, self.trainer)
 
     def least_seconds_per_token(self, shape: RunConfig) -> float:
         """A lower bound for every way to run a shape: as if any micro-batch fitted, with many of them per update."""

@@ -20,6 +20,7 @@ class Place:
     other_bytes: int | None = None  # held by other programs; None where neither the user nor the driver said
     programs: tuple[Program, ...] = ()
     source: str = ""  # what named the card, where nobody typed its name
+    notes: tuple[str, ...] = ()  # what to know about measurements of this machine's card that were not used
 
     @property
     def available_bytes(self) -> int:

@@ -134,6 +134,11 @@ class Plan:
         return f"Plan({units.count(self.params.nanogpt)}, {', '.join(said)})"
 
     @property
+    def warnings(self) -> list[str]:
+        """What to know about the config as it was read, and about the card as it was measured."""
+        return [*self.resolved.warnings, *(self.place.notes if self.place else ())]
+
+    @property
     def params(self) -> Params:
         return count_params(self.config)
 

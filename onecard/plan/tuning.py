@@ -13,6 +13,7 @@ from typing import Any, Literal
 from onecard.config.schema import RunConfig
 from onecard.models.chunks import default_chunk_tokens
 from onecard.models.ways import recomputations
+from onecard.plan.calibration import TimedRun
 from onecard.plan.cards import Card
 from onecard.plan.counts import flops_per_token
 from onecard.plan.fit import fit_onecard, micro_batches
@@ -53,6 +54,7 @@ class Tried:
     state: State
     tokens_per_second: float | None = None
     process_bytes: int | None = None
+    timed: TimedRun | None = None  # the run behind these figures, which may have had fewer micro-batches
     said: str = ""  # by what failed
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from onecard.plan.advice import Fix
+from onecard.plan.calibration import Calibration
 from onecard.plan.candidate import Candidate
 from onecard.plan.counts import count_params
 from onecard.plan.fit import Fit
@@ -32,7 +33,7 @@ def plan_json(plan: Plan, *, driver: DriverFigures | None = None) -> dict[str, A
         "schema": SCHEMA,
         "config": plan.config.model_dump(),
         "origins": dict(plan.resolved.origins),
-        "warnings": [*plan.resolved.warnings, *cautions(plan)],
+        "warnings": [*plan.warnings, *cautions(plan)],
         "params": asdict(params),
         "flops_per_token": plan.flops_per_token,
         "tokens_per_step": plan.config.tokens_per_step,
@@ -209,6 +210,15 @@ def _whole(quantity: Range) -> dict[str, int]:
     return {name: round(value) for name, value in asdict(quantity).items()}
 
 
+def _calibration_json(calibration: Calibration) -> dict[str, Any]:
+    return {
+        "date": calibration.date,
+        "driver": calibration.driver,
+        "torch": calibration.torch,
+        "runs": len(calibration.runs),
+    }
+
+
 def _place_json(place: Place, available_bytes: int | None) -> dict[str, Any]:
     card = place.card
     return {
@@ -222,4 +232,5 @@ def _place_json(place: Place, available_bytes: int | None) -> dict[str, Any]:
         "peak_flops": card.peak_flops,
         "source": "; ".join(filter(None, (card.vram_source, card.allocatable_source, card.peak_source))),
         "named_by": place.source or None,
+        "calibration": _calibration_json(card.calibration) if card.calibration else None,
     }

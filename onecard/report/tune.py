@@ -37,6 +37,7 @@ def tune_json(tuned: Tuned) -> dict[str, object]:
             "gain": tuned.gain,
             "candidates": [_way_json(each) for each in tuned.tried],
             "machine": tuned.machine,
+            "calibration": tuned.calibration,
         }
     )
     return content

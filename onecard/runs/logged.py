@@ -10,7 +10,7 @@ from typing import Literal
 from onecard.runs.folder import Run
 from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.records import Oom, Record, Start
-from onecard.runs.scores import TextScore, read_scores
+from onecard.runs.scores import TaskScore, TextScore, read_scores, read_task_scores
 from onecard.runs.torch_oom import oom_sizes
 
 LogFormat = Literal[
@@ -73,6 +73,7 @@ class LoggedRun:
     folder: str | None = None  # the folder it was read from, if it is one of our runs
     cut_off: bool = False  # for our runs: the process is gone and recorded no end
     text_scores: tuple[TextScore, ...] = ()  # of our runs: what `onecard eval` measured
+    task_scores: tuple[TaskScore, ...] = ()  # the same of questions
     kept_one_step_in: int = (
         1  # N: of a log with very many steps, every N-th is kept, and every loss that is NaN or infinite
     )
@@ -81,7 +82,13 @@ class LoggedRun:
 def logged_run(run: Run) -> LoggedRun:
     """One of our run folders, as the same type that other programs' logs are read into."""
     read = _ours(run.history, source=str(run.path), config=run.config)
-    return replace(read, folder=str(run.path), cut_off=run.cut_off, text_scores=read_scores(run.path))
+    return replace(
+        read,
+        folder=str(run.path),
+        cut_off=run.cut_off,
+        text_scores=read_scores(run.path),
+        task_scores=read_task_scores(run.path),
+    )
 
 
 def recorded_run(lines: Iterable[bytes], *, source: str) -> LoggedRun:

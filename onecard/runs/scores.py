@@ -1,6 +1,7 @@
 """evals.jsonl in a run folder: what `onecard eval` measured of its checkpoints, an object a line, only appended.
 
-A line that was cut off by a crash is passed over, as are lines of a kind that this version does not know.
+"kind" says what a line is: "text", with the fields of TextScore, or "task", with those of TaskScore. A line that was
+cut off by a crash is passed over, as are lines of a kind that this version does not know.
 """
 
 from __future__ import annotations
@@ -8,14 +9,28 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import hexdigits
 from typing import Any
 
 from onecard.files import writing
 from onecard.opening import open_file, pieces
-from onecard.untrusted_json import BadJson, count, field, list_of, mapping, number, optional, parsed, positive, text
+from onecard.untrusted_json import (
+    BadJson,
+    count,
+    field,
+    list_of,
+    mapping,
+    mapping_of,
+    number,
+    optional,
+    parsed,
+    positive,
+    text,
+)
 
 SCORES = "evals.jsonl"
 MOST_DOCUMENTS = 4096  # of which each is kept; of more only the sums
@@ -48,6 +63,47 @@ class TextScore:
         return self.nats / self.tokens
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskScore:
+    """How well a checkpoint answers the questions of one task of lm-eval."""
+
+    step: int
+    task: str
+    metric: str  # the one to look at: the key of `metrics` that has the best known meaning
+    metrics: dict[str, tuple[float, float | None]]  # each metric with its standard error over the questions, if known
+    chance: float | None  # of `metric`: what guessing gets; None where nobody knows
+    questions: int
+    questions_sha256: str  # of the questions with their answers: equal only for the same ones
+    limit: int | None  # --limit: of a task's questions (of each part, for a group of tasks) only the first
+    version: str  # of the task, in its own words
+    harness: str  # the program that made the questions: lm-eval and its version
+    weights: str | None = None  # sha256 of the checkpoint's file of weights
+    right: str = ""  # whether each question was answered right by `metric`: bits, first question first, as hex
+
+    @property
+    def value(self) -> float:
+        return self.metrics[self.metric][0]
+
+    @property
+    def error(self) -> float | None:
+        return self.metrics[self.metric][1]
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """1 for each question that was answered right, 0 for the others; empty where it was not kept."""
+        bits = "".join(f"{int(digit, 16):04b}" for digit in self.right)[: self.questions]
+        return tuple(map(int, bits)) if len(bits) == self.questions else ()
+
+
+def packed(answers: Sequence[float]) -> str:
+    """The answers as TaskScore.right; empty where some are neither right nor wrong."""
+    if any(answer not in (0, 1) for answer in answers):
+        return ""
+    bits = "".join("1" if answer else "0" for answer in answers)
+    bits += "0" * (-len(bits) % 4)
+    return "".join(f"{int(bits[place : place + 4], 2):x}" for place in range(0, len(bits), 4))
+
+
 def ratio_error(sums: list[float], sizes: list[int]) -> float | None:
     """The standard error of sum(sums) / sum(sizes), each pair a draw; None for a single one."""
     total, drawn = sum(sizes), len(sizes)
@@ -77,24 +133,41 @@ def lead(one: TextScore, other: TextScore) -> tuple[float, float | None]:
 def read_scores(run: Path) -> tuple[TextScore, ...]:
     """The scores of a run, the last of each checkpoint and text; empty where it has none."""
     found: dict[tuple[object, ...], TextScore] = {}
-    try:
-        with open_file(run / SCORES) as file:
-            for line in pieces(file, longest_bytes=_LONGEST_BYTES):
-                try:
-                    score = _score(mapping(parsed(line)))
-                except BadJson:
-                    continue
-                if score:
-                    found.pop(key := (score.step, score.text_sha256, score.context), None)
-                    found[key] = score
-    except OSError:
-        return ()
+    for said in _lines(run):
+        with suppress(BadJson):
+            if said.get("kind") == "text":
+                score = _text_score(said)
+                found.pop(key := (score.step, score.text_sha256, score.context), None)
+                found[key] = score
     return tuple(found.values())
 
 
-def append_score(run: Path, score: TextScore) -> None:
+def read_task_scores(run: Path) -> tuple[TaskScore, ...]:
+    """The scores of a run in tasks, the last of each checkpoint, task and limit; empty where it has none."""
+    found: dict[tuple[object, ...], TaskScore] = {}
+    for said in _lines(run):
+        with suppress(BadJson):
+            if said.get("kind") == "task":
+                score = _task_score(said)
+                found.pop(key := (score.step, score.task, score.limit), None)
+                found[key] = score
+    return tuple(found.values())
+
+
+def _lines(run: Path) -> Iterator[Mapping[str, object]]:
+    try:
+        with open_file(run / SCORES) as file:
+            for line in pieces(file, longest_bytes=_LONGEST_BYTES):
+                with suppress(BadJson):
+                    yield mapping(parsed(line))
+    except OSError:
+        return
+
+
+def append_score(run: Path, score: TextScore | TaskScore) -> None:
     """Add a score with a single write. It survives a power cut."""
-    line = json.dumps({"kind": "text", **asdict(score)}, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+    said = {"kind": "task" if isinstance(score, TaskScore) else "text", **asdict(score)}
+    line = json.dumps(said, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
     place = run / SCORES
     with writing(place):
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -110,13 +183,8 @@ def append_score(run: Path, score: TextScore) -> None:
             os.close(descriptor)
 
 
-def _score(said: Mapping[str, object]) -> TextScore | None:
-    """The score in a line; None for another kind of line."""
-    if said.get("kind") != "text":
-        return None
-    if missing := _NEEDED - said.keys():
-        raise BadJson(f"has no {min(missing)}")
-    found: dict[str, Any] = {name: field(said, name, read) for name, read in _READERS.items() if name in said}
+def _text_score(said: Mapping[str, object]) -> TextScore:
+    found = _fields(said, _READERS, _NEEDED)
     found.setdefault("error", None)
     for name in ("document_bytes", "document_nats"):
         found[name] = tuple(found.get(name, ()))
@@ -125,7 +193,30 @@ def _score(said: Mapping[str, object]) -> TextScore | None:
     return TextScore(**found)
 
 
-_READERS = {
+def _task_score(said: Mapping[str, object]) -> TaskScore:
+    score = TaskScore(**_fields(said, _TASK_READERS, _TASK_NEEDED))
+    if score.metric not in score.metrics:
+        raise BadJson(f"has no {score.metric}")
+    if not set(score.right) <= set(hexdigits):
+        raise BadJson("right is not hex")
+    return score
+
+
+def _fields(
+    said: Mapping[str, object], readers: Mapping[str, Callable[[object], Any]], needed: Set[str]
+) -> dict[str, Any]:
+    if missing := needed - said.keys():
+        raise BadJson(f"has no {min(missing)}")
+    return {name: field(said, name, read) for name, read in readers.items() if name in said}
+
+
+def _value_and_error(value: object) -> tuple[float, float | None]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise BadJson("is not a value and its error")
+    return number(value[0]), optional(number)(value[1])
+
+
+_READERS: dict[str, Callable[[object], Any]] = {
     "step": count,
     "text": text,
     "text_sha256": text,
@@ -140,3 +231,18 @@ _READERS = {
     "document_nats": list_of(number),
 }
 _NEEDED = _READERS.keys() - {"error", "token_error", "document_bytes", "document_nats"}
+_TASK_READERS: dict[str, Callable[[object], Any]] = {
+    "step": count,
+    "task": text,
+    "metric": text,
+    "metrics": mapping_of(_value_and_error),
+    "chance": optional(number),
+    "questions": positive,
+    "questions_sha256": text,
+    "limit": optional(positive),
+    "version": text,
+    "harness": text,
+    "weights": optional(text),
+    "right": text,
+}
+_TASK_NEEDED = _TASK_READERS.keys() - {"weights", "right"}

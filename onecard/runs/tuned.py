@@ -18,6 +18,7 @@ class Tuned:
     available_bytes: int | None = None  # free for the run; None where nobody says
     ways: list[Way] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
+    calibration: str | None = None  # the file that keeps what was measured, for plans
 
     @property
     def best(self) -> Tried | None:

@@ -176,7 +176,7 @@ class _Loop:
         self.eval_batch_size = eval_batch_size(config)
         self.without_loss = 0  # updates in a row whose loss was NaN or infinite
         self.evaluating = False
-        self.interrupt = Interrupt(lambda: heard.on_interrupt(self._what_follows()), repeated=processes.joined)
+        self.interrupt = Interrupt(self._asked, repeated=processes.joined)
         self.live_findings = LiveFindings(config, self.card, dataset)
         self.card_watch = CardWatch(self.device, ranks=processes.ranks.world_size)
         self.bytes_per_token = bytes_per_token(dataset.val, dataset.tokenizer) if dataset.tokenizer else None
@@ -197,14 +197,20 @@ class _Loop:
             raise
         return Finished(end=end, measured_memory=self.snapshot.measured)
 
+    def _asked(self) -> None:
+        """A signal came. Of several ranks the first says so once all have heard: it may have come to any of them."""
+        if not self.processes.joined:
+            self.heard.on_interrupt(self._what_follows())
+
     def _what_follows(self) -> str:
         """What a request to stop leads to now, and what a second one would cost."""
         left = "stopping this evaluation" if self.evaluating else "stopping after this step"
-        saving = "" if self.without_loss or self.config.eval_only else ", then saving"
-        if self.processes.joined or not self.saving:
-            return f"{left}{saving}"
-        lost = self.saving.loss_of_stopping()
+        saving = self._then_saving()
+        lost = self.saving.loss_of_stopping() if self.saving else ""
         return f"{left}{saving}; Ctrl-C again stops at once" + (f" and loses {lost}" if lost else "")
+
+    def _then_saving(self) -> str:
+        return "" if self.without_loss or self.config.eval_only else ", then saving"
 
     def _trained(self) -> EndReason:
         """Why training stopped, saved."""
@@ -273,7 +279,10 @@ class _Loop:
 
     def _stop_if_asked(self) -> None:
         """Raise Stopped on all ranks if a signal came to one."""
-        if self.processes.any(self.interrupt.requested):
+        asked = self.processes.asked_to_stop(self.interrupt.requested)
+        if asked and self.processes.joined:
+            self.heard.on_interrupt(f"{asked}: stopping{self._then_saving()}")
+        if asked:
             raise Stopped
 
     def _update(self) -> None:

@@ -13,14 +13,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from onecard.config.schema import RunConfig
 from onecard.errors import OnecardError
-from onecard.machine import CardSensors, read_gpu, read_sensors, usable_threads
+from onecard.machine import CardSensors, processor_name, read_gpu, read_sensors, usable_threads
 from onecard.train.device import choose_device
 from onecard.train.precision import allow_tf32
 
@@ -67,15 +66,6 @@ def _median_seconds(work: Callable[[], object], until_seconds: float) -> float:
         work()
         found.append(time.perf_counter() - began)
     return statistics.median(found)
-
-
-def processor_name() -> str:
-    """The processor as the system calls it; empty if it does not say."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
-    except OSError:
-        return ""
 
 
 def peak_process_bytes() -> int | None:

@@ -14,7 +14,7 @@ from onecard.models.architectures import architecture_of
 from onecard.models.structure import Embedding, LayerNorm, Linear, Structure, layers_of
 from onecard.models.written_out import Passes
 from onecard.train.operations import TORCH
-from onecard.train.past import Past
+from onecard.train.past import Continuations, Past
 
 COMPILED_SIZES = 64  # of batches, each with its own graphs: every out-of-memory halves the batch again
 
@@ -84,15 +84,16 @@ class GPT(nn.Module):
         x_BTC: Tensor = self.architecture.hidden(self, tokens_BT)[0]
         return x_BTC
 
-    def hidden_after(self, tokens_BT: Tensor, past: Past) -> Tensor:
-        """x_BTC of tokens that follow those of `past`, which then holds them, too: only they are read.
+    def hidden_after(self, tokens_BT: Tensor, past: Past | Continuations) -> Tensor:
+        """x_BTC of tokens that follow those of `past`: only they are read. A `Past` then holds them, too.
 
         For evaluation mode, without gradients. Nothing of it is compiled.
         """
         length = past.length + tokens_BT.shape[1]
         assert length <= self.config.block_size, f"{length} tokens do not fit block_size={self.config.block_size}"
         x_BTC: Tensor = self.architecture.hidden_after(self, tokens_BT, past)
-        past.length = length
+        if isinstance(past, Past):
+            past.length = length
         return x_BTC
 
     def logits(self, x: Tensor) -> Tensor:

@@ -198,7 +198,7 @@ def write(path: Path, snapshot: Snapshot, config: RunConfig, *, fused: bool) -> 
     }
     moments = [moment for named in snapshot.moments.values() for moment in named.values()]
     temporary = half_written(path)
-    elsewhere = "choose another place with --out FOLDER"
+    elsewhere = "choose another place with --out PATH"
     room = f"{MAKE_ROOM}, or {elsewhere}"
     with writing(path, instead=elsewhere, room=room):
         needed = sum(tensor.nbytes for tensor in (*snapshot.weights.values(), *moments)) + units.MIB

@@ -64,6 +64,11 @@ class _Layer:
         seen_TT = None if new == 1 else torch.ones(new, end, dtype=torch.bool, device=q_BHTD.device).tril(before)
         return functional.scaled_dot_product_attention(q_BHTD, all_k_BHTD, all_v_BHTD, attn_mask=seen_TT)
 
+    def known(self) -> Tensor:
+        """Keys and values of the tokens that were read, 2BHTD."""
+        assert self._keys_and_values is not None, "nothing was read"
+        return self._keys_and_values[:, :, :, : self._past.length]
+
     def repeated(self, past: Past, sequences: int) -> _Layer:
         copy = _Layer(past)
         if self._keys_and_values is not None:
@@ -71,3 +76,30 @@ class _Layer:
             copy._keys_and_values = self._keys_and_values.new_empty((2, sequences, H, past.room, D))
             copy._keys_and_values[:, :, :, : past.length] = self._keys_and_values[:, :, :, : past.length]
         return copy
+
+
+class Continuations:
+    """What texts see that continue the sequences of a past: `sequence_R` says which one each continues.
+
+    Nothing is added to the past: `GPT.hidden_after` reads all of the texts at once.
+    """
+
+    def __init__(self, past: Past, sequence_R: Tensor) -> None:
+        self.length = past.length
+        self.layers = [_ContinuedLayer(layer, sequence_R) for layer in past.layers]
+
+
+class _ContinuedLayer:
+    """One layer's keys and values, copied for each text only while they are attended to."""
+
+    def __init__(self, layer: _Layer, sequence_R: Tensor) -> None:
+        self.length = layer.length
+        self._layer, self._sequence_R = layer, sequence_R
+
+    def attention(self, q_RHTD: Tensor, k_RHTD: Tensor, v_RHTD: Tensor) -> Tensor:
+        past_k_BHTD, past_v_BHTD = self._layer.known()
+        before, new = self.length, q_RHTD.shape[2]
+        seen_TT = torch.ones(new, before + new, dtype=torch.bool, device=q_RHTD.device).tril(before)
+        all_k_RHTD = torch.cat([past_k_BHTD[self._sequence_R], k_RHTD], dim=2)
+        all_v_RHTD = torch.cat([past_v_BHTD[self._sequence_R], v_RHTD], dim=2)
+        return functional.scaled_dot_product_attention(q_RHTD, all_k_RHTD, all_v_RHTD, attn_mask=seen_TT)

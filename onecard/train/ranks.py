@@ -8,26 +8,21 @@ and a timeout are errors that can be caught and explained.
 from __future__ import annotations
 
 import json
-import os
-import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
-from onecard.errors import MachineError, OfAnotherRank, OnecardError, first_line, is_out_of_memory, kind_and_line
+from onecard.errors import OnecardError, first_line, is_out_of_memory, kind_and_line
 from onecard.models.ranks import ONE_RANK, Ranks
+from onecard.train.meeting import Meeting
 from onecard.units import MIB
 
 BUCKET_BYTES = 25 * MIB  # of gradients that are summed together: as torch's DistributedDataParallel
-TIMEOUT = timedelta(minutes=10)  # the longest that a rank waits for another: torch's own for NCCL
-LAST_WORDS_SECONDS = 3.0  # how long ranks that lost another one wait to hear which ones are still there
+WITH_CARD = "a card of NVIDIA's"  # what a rank says of itself at the meeting
 
 
 class _ShortElsewhere(Exception):
@@ -86,6 +81,10 @@ class Processes:
     def _any_short(self, short: bool) -> bool:
         return short
 
+    def asked_to_stop(self, here: bool) -> str | None:
+        """In words that a signal came, to which processes; None if none did."""
+        return "this process was asked to stop" if here else None
+
     @contextmanager
     def speaking(self) -> Iterator[None]:
         """While entered, what torch's backends refuse becomes the error of a rank that lost the others."""
@@ -100,35 +99,39 @@ class Processes:
 ALONE = Processes()
 
 
+def has_card() -> bool:
+    """Whether this process could sum the gradients of a card with others."""
+    return torch.cuda.is_available() and dist.is_nccl_available()
+
+
 class Joined(Processes):
     """A process among those that torchrun started."""
 
     joined = True
 
-    def __init__(self, ranks: Ranks, *, timeout: timedelta = TIMEOUT) -> None:
-        super().__init__(ranks)
-        with_card = torch.cuda.is_available() and dist.is_nccl_available()
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(meeting.ranks)
+        self.meeting = meeting
+        self.apart = False  # whether the ranks can no longer speak to each other
+        self._buckets: list[Tensor] = []
         try:
-            store, rank, world_size = next(rendezvous("env://", timeout=timeout))
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if with_card else "gloo",
-                store=store,
-                rank=rank,
-                world_size=world_size,
-                timeout=timeout,
+                "cpu:gloo,cuda:nccl" if all(said[WITH_CARD] for said in meeting.said) else "gloo",
+                store=meeting.store,
+                rank=self.ranks.rank,
+                world_size=self.ranks.world_size,
+                timeout=meeting.timeout,
             )
         except (RuntimeError, ValueError) as problem:
-            raise MachineError(
-                f"rank {ranks.rank} on {socket.gethostname()} could not reach the others",
-                why=f"torch says: {first_line(problem, 240)}",
-                fix="check that MASTER_ADDR can be reached; GLOO_SOCKET_IFNAME=eth0 names the network to use",
-                name="ranks-cannot-meet",
-            ) from problem
-        self.apart = False  # whether the ranks can no longer speak to each other
-        self._store = store
-        self._buckets: list[Tensor] = []
-        self.places: list[tuple[str, int]] = [(socket.gethostname(), os.getpid())] * world_size
-        self.places = [(host, process) for host, process in self.gathered(self.places[rank])]
+            raise meeting.lost(problem, connected=False) from problem
+
+    def asked_to_stop(self, here: bool) -> str | None:
+        """In words that a signal came to some ranks, and which; None if none did."""
+        if not self.any(here):
+            return None
+        asked = [rank for rank, said in enumerate(self.gathered(here)) if said]
+        who = "all ranks" if len(asked) == self.ranks.world_size > 1 else self.meeting.named(asked)
+        return f"{who} {'was' if len(asked) == 1 else 'were'} asked to stop"
 
     def any(self, said: bool) -> bool:
         found, short = self._flags(said, False)
@@ -217,10 +220,30 @@ class Joined(Processes):
     def together(self) -> Iterator[None]:
         try:
             yield
+        except KeyboardInterrupt:
+            if self.apart:
+                raise
+            self.apart = True
+            killed = self.meeting.killed()
+            if killed:
+                raise killed from None
+            self.meeting.say_last("it was asked to stop", told=False)
+            raise
         except BaseException as error:
             if not self.apart:
-                self._say_last(error)
+                self._name_rank(error)
             raise
+
+    def _name_rank(self, error: BaseException) -> None:
+        """An error of this rank ends all: it says which rank it is of, here and to the others."""
+        self.apart = True
+        own = self.meeting.named([self.ranks.rank])
+        if isinstance(error, OnecardError):
+            self.meeting.say_last(error.what, told=True)
+            error.what = error.what if self.ranks.writes else f"{own}: {error.what}"
+        else:
+            self.meeting.say_last(kind_and_line(error, 240), told=True)
+            error.add_note(f"this was on {own}")
 
     def leave(self) -> None:
         """Say goodbye: the ranks have nothing more to say to each other."""
@@ -234,54 +257,7 @@ class Joined(Processes):
             yield
         except RuntimeError as problem:  # torch's errors of a backend are such
             self.apart = True
-            raise self._lost(problem) from problem
-
-    # after an error
-
-    def _say_last(self, error: BaseException) -> None:
-        """Leave word why this rank ends, for those that will notice."""
-        self.apart = True
-        words = error.what if isinstance(error, OnecardError) else kind_and_line(error, 240)
-        with suppress(RuntimeError):
-            self._store.set(f"onecard/last/{self.ranks.rank}", words)
-
-    def _lost(self, problem: RuntimeError) -> OnecardError:
-        """The error of a rank that can no longer reach another: one rank of each machine tells which one."""
-        own, host = self.ranks.rank, self.places[self.ranks.rank][0]
-        try:
-            present, words = self._roll_call()
-        except RuntimeError:  # the machine that keeps the list is gone
-            present, words = {own}, {}
-        said = next(iter(words.items()), None)
-        if said and self.places[said[0]][0] == host:
-            return OfAnotherRank()  # it has said so itself, on this machine
-        if any(self.places[rank][0] == host for rank in present if rank < own):
-            return OfAnotherRank()
-        if said:
-            return _ended(f"{self._named([said[0]])} has ended: {said[1]}", "the others cannot go on without it")
-        absent = [rank for rank in range(self.ranks.world_size) if rank not in {*present, *words}]
-        gone = [rank for rank in absent if self.places[rank][0] == host and not _runs(self.places[rank][1])]
-        who = self._named(gone or absent) if absent else "the ranks"
-        what = "was killed" if gone else "cannot be reached" if absent else "lost their connection"
-        if len(gone or absent) > 1:
-            what = what.replace("was", "were")
-        return _ended(f"{who} {what}", f"the others cannot go on without it; torch says: {first_line(problem, 160)}")
-
-    def _roll_call(self) -> tuple[set[int], dict[int, str]]:
-        """The ranks that are still there, and the last words of those that are not."""
-        self._store.set(f"onecard/here/{self.ranks.rank}", "")
-        until = time.monotonic() + LAST_WORDS_SECONDS
-        everyone = range(self.ranks.world_size)
-        while True:
-            present = {rank for rank in everyone if self._store.check([f"onecard/here/{rank}"])}
-            ended = [rank for rank in everyone if self._store.check([f"onecard/last/{rank}"])]
-            if len(present) + len(ended) >= len(everyone) or time.monotonic() > until:
-                return present, {rank: self._store.get(f"onecard/last/{rank}").decode() for rank in ended}
-            time.sleep(0.05)
-
-    def _named(self, ranks: list[int]) -> str:
-        hosts = ", ".join(dict.fromkeys(self.places[rank][0] for rank in ranks))
-        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {hosts}"
+            raise self.meeting.lost(problem) from problem
 
 
 def in_buckets(tensors: Iterable[Tensor], most: int) -> Iterator[list[Tensor]]:
@@ -299,21 +275,6 @@ def in_buckets(tensors: Iterable[Tensor], most: int) -> Iterator[list[Tensor]]:
 def _finish(work: dist.Work | None) -> None:
     assert work
     work.wait()
-
-
-def _ended(what: str, why: str) -> MachineError:
-    fix = "see what that rank printed, then go on: the same torchrun command with --continue"
-    return MachineError(what, why=why, fix=fix, name="rank-lost")
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _bytes(text: bytes) -> Tensor:

@@ -531,7 +531,7 @@ def test_a_best_that_gives_way_to_a_better_is_followed(monkeypatch: pytest.Monke
         return original(path)
 
     monkeypatch.setattr(checkpoint, "problem_of", better)
-    assert read_run(Path("r"), best=True).step == 8
+    assert read_run(Path("r"), which="best").step == 8
 
 
 # What a kill left

@@ -23,8 +23,8 @@ from bench.speed_rows import BENCHED_CHECK, H200, Row, benched_rows, own_rows, r
 from onecard.config.schema import RunConfig
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.speed import ONECARD_RUNS, nearest_measured, predict_speed
-from onecard.plan.speed.predict import step_times
 from onecard.plan.speed.rates import H200_RATES
+from onecard.plan.speed.times import step_times
 from onecard.units import GIB
 
 ROWS = own_rows()

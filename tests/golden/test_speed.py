@@ -17,8 +17,8 @@ from onecard.config.schema import RunConfig
 from onecard.plan.ranges import within
 from onecard.plan.speed import MEASURED_RUNS, predict_speed
 from onecard.plan.speed.nanogpt import nanogpt_step
-from onecard.plan.speed.predict import _STEPS, step_times
 from onecard.plan.speed.rates import ADA_GEFORCE_RATES, H200_RATES
+from onecard.plan.speed.times import _STEPS, step_times
 from tests.share import WHOLE, every_tenth
 
 ROWS = h200_rows()

@@ -844,7 +844,7 @@ def test_too_full_a_disk_is_told_with_a_command_that_works_and_two_numbers_that_
     assert (done.code, done.error) == (3, "disk-full")
     (looked_at,) = re.findall("`df -h (.*)`", done.err)
     assert Path(looked_at).is_dir()
-    assert "--out FOLDER" in done.err
+    assert "--out PATH" in done.err
     needs, has = re.findall(r"needs (\S+ \S+) and the disk has (.*) free", done.err)[0]
     assert needs != has
 

@@ -175,7 +175,6 @@ def test_limit_scores_the_first_documents_and_is_another_text(here: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        (["runs/bytes"], "no-text-named"),
         (["runs/bytes", "--text", "bok.txt"], "no-such-file"),
         (["runs/bytes", "--text", "empty.txt"], "no-text"),
         (["runs/bytes", "--text", "book.txt", "--n_layer=3"], "unexpected-key"),

@@ -53,6 +53,9 @@ def test_the_patch_is_the_fastest_of_what_was_measured_and_keeps_the_tokens_of_a
     assert found["tokens_per_second"] >= 0.99 * fastest
     assert found["patch"] in [each["patch"] for each in measured]
     assert all(each["process_bytes"] > 2**20 and each["predicted_tokens_per_second"] > 0 for each in measured)
+    kept = json.loads(Path(found["calibration"]).read_text())
+    assert (kept["driver"], len(kept["runs"])) == ("", len(measured))
+    assert {run["tokens_per_second"] for run in kept["runs"]} == {each["tokens_per_second"] for each in measured}
     written = resolve((tmp_path / "tuned.py").read_text(), filename="tuned.py").config
     assert written.tokens_per_step == 4 * 4 * 16
     assert {key: getattr(written, key) for key in found["patch"]} == found["patch"]

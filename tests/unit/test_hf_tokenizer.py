@@ -45,6 +45,8 @@ def test_characters_in_any_order() -> None:
 def test_a_tokenizer_json_is_passed_on_as_it_is() -> None:
     text = train_bpe(iter(TEXTS), vocab_size=300)
     assert tokenizer_json(JsonTokenizer(text)) == text
+    settings = json.loads(tokenizer_files(JsonTokenizer(text), block_size=8)["tokenizer_config.json"])
+    assert settings["bos_token"] == settings["eos_token"] == "<|endoftext|>"
 
 
 def test_merges_are_found_again_from_the_ranks_alone() -> None:

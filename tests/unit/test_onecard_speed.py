@@ -12,7 +12,6 @@ from onecard.plan.counts import count_params
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.nanogpt import nanogpt_step
 from onecard.plan.speed.onecard import checkpoints, evaluations, onecard_step
-from onecard.plan.speed.predict import step_times
 from onecard.plan.speed.rates import (
     ADA_GEFORCE_RATES,
     GEFORCE_RATES,
@@ -21,6 +20,7 @@ from onecard.plan.speed.rates import (
     OTHER_MAKERS_RATES,
     WORKSTATION_RATES,
 )
+from onecard.plan.speed.times import step_times
 from onecard.plan.speed.work import StepWork, TrainerName
 
 H200, RTX_4070 = find_card("H200"), find_card("RTX 4070")

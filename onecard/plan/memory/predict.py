@@ -266,10 +266,10 @@ def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int 
 
 def context_of_onecard(config: RunConfig, card: Card) -> int:
     """Bytes the driver shows for a run, beyond what PyTorch reserved."""
-    return card.context_bytes + _more_context(config, card)
+    return card.context_bytes + more_context(config, card)
 
 
-def _more_context(config: RunConfig, card: Card) -> int:
+def more_context(config: RunConfig, card: Card) -> int:
     if fuses(config) and is_measured(card):
         has_handle = config.optimizer == "muon" or config.sample_interval > 0
         return FUSED_CONTEXT_BYTES + (HANDLE_CONTEXT_BYTES if has_handle else 0)
@@ -277,7 +277,7 @@ def _more_context(config: RunConfig, card: Card) -> int:
 
 
 def _context_source(config: RunConfig, card: Card) -> str:
-    more = _more_context(config, card)
+    more = more_context(config, card)
     if not more:
         return card.context_source
     what = f"a CUDA graph adds {more // MIB}" if more > 0 else f"a CUDA graph, but no cuBLAS handle: {more // MIB}"
@@ -326,6 +326,8 @@ def _memory(
 def _error_bytes(reserved_bytes: int, card: Card | None) -> int:
     """How far a predicted process may be off, in bytes: a share of what PyTorch reserves, plus the context's error."""
     share = MEASURED_ERROR if card and is_measured(card) else UNMEASURED_ERROR
+    if card and card.reserved_error is not None:
+        share = max(MEASURED_ERROR, card.reserved_error)
     return round(share * reserved_bytes) + (card.context_error_bytes if card else 0)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple
 
-from onecard.config.schema import GPT2_SHAPE_KEYS, RunConfig
+from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card
 from onecard.plan.counts import count_params
+from onecard.plan.speed.measured_run import KEYS, MeasuredRun
+from onecard.plan.speed.shared_runs import SHARED_RUNS
 from onecard.plan.speed.work import TrainerName
-from onecard.units import count
 
 _SXM = "H200 SXM 141 GB"
 _H200 = "torch 2.11.0+cu130, 2026-11-15"
@@ -19,45 +19,6 @@ _LATER = "torch 2.11.0+cu130, 2026-11-17"
 _BOTH_DAYS = "torch 2.11.0+cu130, 2026-11-16 and 17"
 _QUIET = "on unshared cores, torch 2.11.0+cu130, 2026-11-16"
 _4070 = "public log, github lzwjava/nanoGPT"
-
-
-class MeasuredRun(NamedTuple):
-    """One run in steady state: its card, what its speed depends on, and tokens per second."""
-
-    card: str
-    n_layer: int
-    n_head: int
-    n_embd: int
-    block_size: int
-    batch_size: int
-    gradient_accumulation_steps: int
-    vocab_size: int
-    dtype: str
-    dropout: float
-    compile: bool
-    tokens_per_second: float
-    source: str
-    bias: bool = False
-    grad_checkpoint: str = "none"
-
-    @property
-    def params(self) -> int:
-        """Parameters as nanoGPT counts them."""
-        return count_params(RunConfig.model_validate({key: getattr(self, key) for key in GPT2_SHAPE_KEYS})).nanogpt
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch."""
-        return self.batch_size * self.block_size
-
-    @property
-    def description(self) -> str:
-        """`123.59M (12/12/768), 8 × 1024 bfloat16 compiled on a GeForce RTX 4070: 56,100 tokens/s (public log)`"""
-        shape = f"{count(self.params)} ({self.n_layer}/{self.n_head}/{self.n_embd})"
-        mode = "compiled" if self.compile else "eager"
-        how = f"{self.batch_size} × {self.block_size} {self.dtype} {mode}{' with biases' if self.bias else ''}"
-        how += "" if self.grad_checkpoint == "none" else f", {self.grad_checkpoint} recomputation"
-        return f"{shape}, {how} on {_a(self.card)}: {self.tokens_per_second:,.0f} tokens/s ({self.source})"
 
 
 # fmt: off
@@ -157,20 +118,38 @@ ONECARD_RUNS = (  # of our own trainer; the mean if there are several
 # fmt: on
 
 
+def runs_of_card(card: Card) -> tuple[MeasuredRun, ...]:
+    """The runs that this machine timed on the card, else those of `SHARED_RUNS`; none for most cards."""
+    here = card.calibration
+    if here is None:
+        return tuple(run for run in SHARED_RUNS if run.card == card.name)
+    source = f"onecard tune on this machine, torch {here.torch}, {here.date}"
+    return tuple(
+        MeasuredRun(
+            card=card.name,
+            tokens_per_second=run.tokens_per_second,
+            source=source,
+            **{key: getattr(run.config, key) for key in KEYS},
+        )
+        for run in here.runs
+    )
+
+
 def nearest_measured(config: RunConfig, card: Card | None, trainer: TrainerName = "nanogpt") -> tuple[str, float]:
     """The trainer's measured run most like a config, with what differs, and its distance: 0 is equal, 1 a factor of e.
 
     Distances in parameters and in tokens per micro-batch are logarithms of their ratios. Another card, type or mode of
     running counts as a factor, by its effect on speed.
     """
-    runs = ONECARD_RUNS if trainer == "onecard" else MEASURED_RUNS
+    runs = (*(runs_of_card(card) if card else ()), *ONECARD_RUNS) if trainer == "onecard" else MEASURED_RUNS
     if trainer == "nanogpt":
         config = config.model_copy(update={"grad_checkpoint": "none"})  # nanoGPT has no such key
-    run = min(runs, key=lambda each: _distance(each, config, card))
-    return f"{run.description}; {_differences(run, config, card)}", _distance(run, config, card)
+    run = min(runs, key=lambda each: distance(each, config, card))
+    return f"{run.description}; {_differences(run, config, card)}", distance(run, config, card)
 
 
-def _distance(run: MeasuredRun, config: RunConfig, card: Card | None) -> float:
+def distance(run: MeasuredRun, config: RunConfig, card: Card | None) -> float:
+    """How far a config is from a run that was measured: 0 is equal, 1 a factor of e."""
     return math.hypot(
         math.log(count_params(config).nanogpt / run.params),
         math.log(config.batch_size * config.block_size / run.tokens),
@@ -235,7 +214,3 @@ def _differences(run: MeasuredRun, config: RunConfig, card: Card | None) -> str:
     if card and card.name != run.card:
         found.append(f"another card ({card.name})")
     return "this config: " + ", ".join(found) if found else "the same config"
-
-
-def _a(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "AEIOUH" else f"a {noun}"

@@ -113,7 +113,7 @@ OTHER_MAKERS_RATES = replace(UNTIMED, matmul_share=0.55, attention_share=0.30, b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class CardRates:
     """The rates of a card, and how far a prediction with them may be off."""
 
     rates: Rates
@@ -127,41 +127,41 @@ UNSURE_SPREAD = 0.20
 
 
 @cache
-def calibration(card: Card) -> Calibration:
-    """What is known about a card's speed."""
+def estimated_rates(card: Card) -> CardRates:
+    """What is known of a card's speed from its figures, and from the runs that the numbers above are fitted to."""
     if card.name.startswith("H200"):
-        return Calibration(rates=H200_RATES, spread=0.15, basis="measured on this card")
+        return CardRates(rates=H200_RATES, spread=0.15, basis="measured on this card")
     if card.name.startswith("GeForce RTX") and card.architecture in ("Ampere", "Ada Lovelace", "Blackwell 2.0"):
         return _geforce(card)
     if card.architecture == "Hopper":
-        return Calibration(
+        return CardRates(
             rates=H200_RATES,
             spread=0.30,
             basis="no measured run on this card: estimated from an H200, with a wider range",
         )
     if card.compute_capability is None:
-        return Calibration(
+        return CardRates(
             rates=OTHER_MAKERS_RATES,
             spread=0.60,
             basis="no measured run on any card of this maker: an estimate with a very wide range",
         )
     rates = WORKSTATION_RATES if card.compute_capability >= (8, 0) else OLDER_RATES
-    return Calibration(
+    return CardRates(
         rates=rates, spread=0.40, basis="no measured run on this kind of card: an estimate with a wide range"
     )
 
 
-def _geforce(card: Card) -> Calibration:
+def _geforce(card: Card) -> CardRates:
     if card.name == "GeForce RTX 4070":
-        return Calibration(rates=ADA_GEFORCE_RATES, spread=0.15, basis="from two public runs on this card")
+        return CardRates(rates=ADA_GEFORCE_RATES, spread=0.15, basis="from two public runs on this card")
     rates = ADA_GEFORCE_RATES if card.architecture == "Ada Lovelace" else GEFORCE_RATES
     if card.laptop:
-        return Calibration(
+        return CardRates(
             rates=rates,
             spread=0.40,
             basis="no measured run on this card: estimated from an RTX 4070; laptop power limits differ",
         )
-    return Calibration(
+    return CardRates(
         rates=rates, spread=0.30, basis="no measured run on this card: estimated from an RTX 4070, with a wider range"
     )
 

@@ -1,0 +1,90 @@
+"""Faults inside a rank: imported before the command by the process of that rank, which $FAULT tells what to do."""
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from errno import ENOSPC
+from typing import Any
+
+from onecard.cli import torchrun
+from onecard.models.training import Steps
+from onecard.train import meeting
+from onecard.train.trainer import Trainer
+
+AT_STEP = 7
+NO_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"
+)
+FAULT, RANK = os.environ["FAULT"], os.environ["RANK"]
+
+
+def before(owner: Any, name: str, do: Callable[[Any], None]) -> None:
+    """Call `do` with the object before its method."""
+    method = getattr(owner, name)
+
+    def both(self: Any, *arguments: Any, **named: Any) -> Any:
+        do(self)
+        return method(self, *arguments, **named)
+
+    setattr(owner, name, both)
+
+
+def no_memory(trainer: Trainer) -> None:
+    if trainer.step == AT_STEP and trainer.batch_size > 1:
+        raise RuntimeError(NO_MEMORY)
+
+
+def broken(trainer: Trainer) -> None:
+    if trainer.step == AT_STEP:
+        raise ValueError("broken by the test")
+
+
+def disk_is_full(trainer: Trainer) -> None:
+    if trainer.step == AT_STEP:
+
+        def full(_descriptor: int) -> None:
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+        os.fsync = full
+
+
+def no_memory_to_step(steps: Steps) -> None:
+    if steps.batch_size > 1:
+        raise RuntimeError(NO_MEMORY)
+
+
+def no_memory_at_all(trainer: Trainer) -> None:
+    if trainer.step == AT_STEP:
+        raise RuntimeError(NO_MEMORY)
+
+
+match FAULT:
+    case "memory in an update":  # after its first micro-batch
+        before(Trainer, "_next_batch", lambda trainer: no_memory(trainer) if trainer._batches else None)
+    case "memory to step":
+        before(Steps, "ready_to_step", no_memory_to_step)
+    case "memory in an evaluation":
+        evaluating, sizes = Steps._sequence_losses, []
+
+        def losses(steps: Steps, x_BT: Any, y_BT: Any) -> Any:
+            sizes.append(len(x_BT))
+            if len(sizes) > 1 and len(x_BT) > 1:
+                raise RuntimeError(NO_MEMORY)
+            return evaluating(steps, x_BT, y_BT)
+
+        Steps._sequence_losses = losses  # type: ignore[method-assign]
+    case "memory for one sequence":
+        before(Trainer, "_gradients", no_memory_at_all)
+    case "exception":
+        before(Trainer, "update", broken)
+    case "full disk":
+        before(Trainer, "update", disk_is_full)
+    case "impatient":
+        meeting.TIMEOUT = timedelta(seconds=2)
+    case "late":
+        meeting.TIMEOUT = timedelta(seconds=1)
+        if RANK == "1":
+            time.sleep(4)
+    case "other code":
+        torchrun._code = lambda: "1.0 (another)"
