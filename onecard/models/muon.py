@@ -124,6 +124,8 @@ class OrthogonalUpdates:
 
     def make_workspace(self) -> None:
         """Obtain all that a step needs, that of the library for products included."""
+        if self.workspace is not None:
+            return
         x = self._empty(max(batch.elements for batch in self.batches), self.dtype)
         next_x = self._empty(max(batch.elements for batch in self.batches), self.dtype)
         gram = self._empty(max(batch.gram_elements for batch in self.batches), self.dtype)

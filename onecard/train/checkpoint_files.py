@@ -20,7 +20,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -188,18 +188,26 @@ def _put_together(paths: list[Path]) -> dict[str, Tensor]:
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:
-            rows = json.loads((file.metadata() or {}).get(_ROWS, "{}"))
+            rows = _rows_of((file.metadata() or {}).get(_ROWS, ""))
             for name in file.keys():  # noqa: SIM118  # it is no mapping
                 parts.setdefault(name, []).append((_first_row(rows, name), file.get_tensor(name)))
     return {name: _joined(name, sorted(of_name, key=lambda part: part[0])) for name, of_name in parts.items()}
 
 
-def _first_row(rows: Mapping[str, Mapping[str, Sequence[int]]], name: str) -> int:
+def _rows_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadJson(f"its header does not say which rows it has: {_ROWS} is {text!r:.60}") from None
+
+
+def _first_row(rows: Any, name: str) -> int:
     """Where a part of a tensor begins; 0 for a single number."""
     try:
-        first, *columns = (*rows[name][_FIRST_ROW], 0)
+        offsets: list[Any] = [*rows[name][_FIRST_ROW], 0]
     except (KeyError, TypeError):
         raise BadJson(f"it does not say which rows of {name:.60} it has") from None
+    first, *columns = offsets
     if type(first) is not int or any(columns):
         raise BadJson(f"it has columns of {name:.60}, not rows")
     return first

@@ -20,6 +20,7 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
+from onecard.errors import MachineError, is_out_of_memory
 from onecard.models.evaluation import eval_sequences
 from onecard.models.training import Losses, Steps
 from onecard.models.ways import compiles_blocks, fuses, records_graph, shards
@@ -195,8 +196,29 @@ class Trainer:
         if self._rehearsed != self.batch_size and (message := lack_memory(self._rehearse)):
             return message
         self._rehearsed = self.batch_size
-        self._gradients()
-        return lack_memory(self._ready_to_step)
+        self._gradients_together()
+        if message := lack_memory(self._obtain_what_a_step_needs):
+            return message
+        self._ready_to_step()
+        return None
+
+    def _gradients_together(self) -> None:
+        """Gradients of a model that the ranks share: they wait for each other in every pass."""
+        try:
+            self._gradients()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MachineError(
+                "memory ran out in the middle of an update",
+                why="it had fitted when it was rehearsed, and the ranks that share the model wait for this one's part",
+                fix="free memory of this card, then go on: the same torchrun command with --continue",
+                name="out-of-memory",
+            ) from error
+
+    def _obtain_what_a_step_needs(self) -> None:
+        self.optimizer.make_state()
+        self.optimizer.make_workspace()
 
     def _rehearse(self) -> None:
         """Two micro-batches in which nothing is sent: the second adds to the gradients of the first."""
