@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ from onecard.config.recipes import RECIPES
 from onecard.config.resolve import Resolved, assignments
 from onecard.config.schema import KEYS
 from onecard.config.shown import typed
+from onecard.plan.speed.measured_run import KEYS as KEYS_OF_A_RUN
+from onecard.plan.speed.measured_run import SHARED_COLUMNS
 from onecard.plan.tuning import Tried, Way
 from onecard.report.live_line import redraws
 from onecard.report.strict import strict
@@ -41,6 +45,22 @@ def tune_json(tuned: Tuned) -> dict[str, object]:
         }
     )
     return content
+
+
+def shared_text(tuned: Tuned, *, date: str) -> str:
+    """What was measured as CSV, a row for each run: names of card, driver and torch, and figures; nothing personal."""
+    said = io.StringIO()
+    rows = csv.DictWriter(said, SHARED_COLUMNS, lineterminator="\n")
+    rows.writeheader()
+    machine = tuned.machine
+    named = {key: machine.get(key) or "" for key in ("driver", "torch")} | {"card": machine.get("name") or ""}
+    for run in (each.timed for each in tuned.tried if each.timed):
+        settings = {key: getattr(run.config, key) for key in KEYS_OF_A_RUN}
+        figures = {
+            key: getattr(run, key) for key in ("tokens_per_second", "reserved_bytes", "process_bytes", "threads")
+        }
+        rows.writerow(named | {"date": date} | settings | figures)
+    return said.getvalue()
 
 
 def _way_json(tried: Tried) -> dict[str, object]:
