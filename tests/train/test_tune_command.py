@@ -42,8 +42,11 @@ def tune(tmp_path: Path, warm_with_torch: WarmProcess) -> Tune:
 def test_the_patch_is_the_fastest_of_what_was_measured_and_keeps_the_tokens_of_an_update(
     tune: Tune, tmp_path: Path
 ) -> None:
-    done = tune("--json", "--write", "tuned.py", "--gradient_accumulation_steps=4")
+    done = tune("--json", "--write", "tuned.py", "--share", "mine.csv", "--gradient_accumulation_steps=4")
     assert done.code == 0, done.stderr
+    shared = (tmp_path / "mine.csv").read_text()
+    assert shared.strip() in done.stderr  # shown as it is written
+    assert str(tmp_path) not in shared
     found = done.json
     assert found["schema"] == 1
     measured = [each for each in found["candidates"] if each["tokens_per_second"]]
