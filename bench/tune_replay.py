@@ -6,9 +6,9 @@ PYTHONPATH=. python bench/tune_replay.py --memory   # recorded processes that we
 
 The card that tune sees has the H200's published figures. Its rates begin as those of another maker's card and its
 context as an average one, so all that the plan gets to know comes from the replayed runs. A way that was recorded takes
-its recorded time. Others take what the rates of the real H200 say, times what the recorded run most like them was
-faster or slower than those; how much memory they take is what the plan says of the real card, which is within 1 % of
-what was measured (docs/explain/memory.md). Every timed run is off by noise of 1 %.
+its recorded time. Others take what the rates of the real H200 say, times what the most similar recorded run of the same
+model was faster or slower than those; the memory they take is what the plan says of the real card, which is within 1 %
+of what was measured (docs/explain/memory.md). Every timed run is off by noise of 1 %.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from unittest.mock import patch
 from bench.measured import CARD, GOLDEN, measured_rows
 from bench.measured import Measured as Process
 from onecard.config.known_data import EMBEDDED
-from onecard.config.schema import RunConfig
+from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.inputs.calibration import FOLDER
 from onecard.models.ways import recomputations
 from onecard.plan.calibrated import calibrated
-from onecard.plan.calibration import Calibration, TimedRun, decisive
+from onecard.plan.calibration import DECISIVE_KEYS, Calibration, TimedRun, decisive
 from onecard.plan.cards import Card, plain_card
 from onecard.plan.fit import micro_batches
-from onecard.plan.memory.predict import predict_onecard
+from onecard.plan.memory.predict import context_of_onecard, predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.search import largest
 from onecard.plan.speed import ONECARD_RUNS, MeasuredRun, predict_speed
@@ -88,11 +88,16 @@ def modelled(config: RunConfig) -> float:
     return config.tokens_per_step / step_times(config, CARD, H200_RATES, "onecard").step
 
 
+def _shape(config: RunConfig) -> list[object]:
+    return [getattr(config, key) for key in SHAPE_KEYS]
+
+
 @cache
 def true_speed(config: RunConfig) -> float:
     """Tokens per second of a way on the recorded card."""
     config = decisive(config).replace({"memory_limit": None})
-    near = min(ONECARD_RUNS, key=lambda run: distance(run, config, CARD))
+    of_model = [run for run in ONECARD_RUNS if _shape(run.config) == _shape(config)]
+    near = min(of_model, key=lambda run: distance(run, config, CARD))
     return modelled(config) * near.tokens_per_second / modelled(near.config)
 
 
@@ -170,7 +175,7 @@ def _command(config: RunConfig, home: Path, chance: random.Random) -> dict[str, 
             return
         yield _process(RunConfig.model_validate(job["config"]), config.memory_limit or 0, chance).as_json()
 
-    keys = {key: value for key, value in config.model_dump().items() if value != RunConfig.model_fields[key].default}
+    keys = {key: getattr(config, key) for key in DECISIVE_KEYS}  # all: what is not typed is the packaged default's
     words = [f"--{key}={value}" for key, value in keys.items() if value is not None]
     out = StringIO()
     with (
@@ -234,7 +239,7 @@ def speed_error(run: MeasuredRun, runs: Sequence[MeasuredRun], card: Card) -> tu
 
 
 def same_model(one: MeasuredRun, other: MeasuredRun) -> bool:
-    return one[1:5] == other[1:5] and one.vocab_size == other.vocab_size
+    return _shape(one.config) == _shape(other.config)
 
 
 def left_out_speeds() -> dict[str, list[tuple[float, float]]]:
@@ -279,7 +284,7 @@ def left_out_memory(rows: Sequence[Process], *, seed: int = 1) -> list[float]:
             TimedRun(
                 config=decisive(row.config),
                 tokens_per_second=1.0,
-                reserved_bytes=max(row.reserved_bytes(phase) for phase in ("eval0", "train", "eval")),
+                reserved_bytes=max(map(row.reserved_bytes, UNTIL_READ)),
                 process_bytes=row.process_bytes,
             )
             for row in drawn
@@ -287,7 +292,16 @@ def left_out_memory(rows: Sequence[Process], *, seed: int = 1) -> list[float]:
         known = Calibration(card="made", driver="", torch="2.11.0", date=BEGUN, runs=runs)
         here = calibrated(Place(card=card), known).card
         left = [row for row in rows if row not in drawn]
-        return [predict_onecard(row.config, here).process_bytes / row.process_bytes - 1 for row in left]
+        return [_shown(row, here) / row.process_bytes - 1 for row in left]
+
+
+UNTIL_READ = ("eval0", "train")  # bench/onecard_rows.py reads a process's bytes before the last evaluation
+
+
+def _shown(row: Process, card: Card) -> int:
+    """What the driver is predicted to show then, of a process that evaluates once, as recorded ones do."""
+    reserved_bytes = max(row.predicted.phases[phase].reserved_bytes for phase in UNTIL_READ)
+    return reserved_bytes + context_of_onecard(row.config, card)
 
 
 def _told(errors: Sequence[float], bound: float) -> str:
