@@ -2,10 +2,14 @@
 
     python bench/data_throughput.py --ranks r50k_base.tiktoken --megabytes 300 --repeats 3
     python bench/data_throughput.py --ranks r50k_base.tiktoken --file sample.jsonl.zst
+    python bench/data_throughput.py --ranks r50k_base.tiktoken --prepare parquet/
 
 The second takes a file of yours. It, and the end of the first, compare processor times in one process, block by block
 in turn: tiktoken's encode_ordinary alone against everything onecard does for the block (reading, JSON, checks, hash,
 tokens, and the way to a worker and back). This is valid on a busy machine too, but leaves out start-up and writing.
+
+The third is the command as typed, on a source of yours: documents and tokens a second of processor time, which is what
+one core that does nothing else makes.
 
 The first makes a file of JSON lines from this Python's standard library. Each document is numbered, so none occurs
 twice. It times these in turn, so a busy machine slows all of them alike:
@@ -34,6 +38,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from onecard.data.blocks import DocumentBlock, read_blocks
 from onecard.data.downloads import Fetcher
@@ -109,8 +114,8 @@ def memory_and_time(group: int) -> tuple[int, dict[str, float]]:
     return total, seconds
 
 
-def onecard_seconds(ranks: Path, file: Path, out: Path, *, cores: int) -> tuple[float, float, int, int]:
-    """Seconds on the clock and of processors, tokens and peak bytes of the command."""
+def onecard_seconds(ranks: Path, file: Path, out: Path, *, cores: int) -> tuple[float, float, dict[str, Any], int]:
+    """Seconds on the clock and of processors, the answer and the peak bytes of the command."""
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "onecard", "data", "prepare", str(file), "--out", str(out), "--json"]
     command += ["--ranks", str(ranks), "--workers", str(cores)]
@@ -123,7 +128,22 @@ def onecard_seconds(ranks: Path, file: Path, out: Path, *, cores: int) -> tuple[
         time.sleep(0.1)
     seconds = time.perf_counter() - started
     assert process.stdout is not None
-    return seconds, sum(busy.values()), json.loads(process.stdout.read())["new_tokens"], peak
+    return seconds, sum(busy.values()), json.loads(process.stdout.read()), peak
+
+
+def rates(ranks: Path, source: Path, *, cores: int) -> dict[str, float]:
+    """What the command makes of a source in a second of processor time."""
+    with tempfile.TemporaryDirectory() as folder:
+        seconds, busy, answer, _ = onecard_seconds(ranks, source, Path(folder, "out"), cores=cores)
+    documents = sum(answer["documents"][split] for split in ("train", "val"))
+    return {
+        "documents": documents,
+        "tokens": answer["new_tokens"],
+        "clock_seconds": round(seconds, 1),
+        "processor_seconds": round(busy, 1),
+        "documents_per_core_second": round(documents / busy),
+        "tokens_per_core_second": round(answer["new_tokens"] / busy),
+    }
 
 
 def share_by_block(ranks: bytes, file: Path) -> dict[str, float]:
@@ -170,6 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=Path, required=True)
     parser.add_argument("--file", type=Path)
+    parser.add_argument("--prepare", type=Path)
     parser.add_argument("--megabytes", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
@@ -178,6 +199,10 @@ def main() -> None:
     if options.file:
         for _ in range(options.repeats):
             print(json.dumps(share_by_block(ranks, options.file)), flush=True)
+        return
+    if options.prepare:
+        for _ in range(options.repeats):
+            print(json.dumps(rates(options.ranks, options.prepare, cores=options.cores)), flush=True)
         return
     texts = documents(options.megabytes * 10**6)
     size_bytes = sum(len(text.encode()) for text in texts)
@@ -189,7 +214,8 @@ def main() -> None:
         for _ in range(options.repeats):
             raw, raw_busy = raw_seconds(ranks, texts, cores=options.cores)
             threads = thread_seconds(ranks, texts, cores=options.cores)
-            seconds, busy, tokens, peak = onecard_seconds(options.ranks, file, out, cores=options.cores)
+            seconds, busy, answer, peak = onecard_seconds(options.ranks, file, out, cores=options.cores)
+            tokens = answer["new_tokens"]
             times = {"raw": raw, "threads": threads, "onecard": seconds, "raw_busy": raw_busy, "onecard_busy": busy}
             rows.append({name: round(value, 2) for name, value in times.items()} | {"peak_bytes": peak})
             print(json.dumps(rows[-1]), flush=True)

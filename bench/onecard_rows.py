@@ -58,12 +58,12 @@ def random_dataset(folder: Path, vocab_size: int) -> Any:
     """A folder of random tokens, as nanoGPT keeps them."""
     import numpy as np
 
-    from onecard.data.dataset import open_folder
+    from onecard.data.dataset import open_path
 
     rng = np.random.default_rng(0)
     for split, size in (("train", 2_000_000), ("val", 400_000)):
         rng.integers(0, min(vocab_size, 65_536), size, dtype=np.uint16).tofile(folder / f"{split}.bin")
-    return open_folder(folder, name="random", environ={})
+    return open_path(folder, name="random", environ={})
 
 
 def measure_row(row: dict[str, str], group: Path, size: int, speed: bool, trace: Path | None) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def open_pages(site: Site, run: str, append: Callable[[int], None], last: int) -
     end = time.monotonic() + PAGES_SECONDS
 
     def page() -> None:
-        with suppress(OSError, http.client.HTTPException):  # the server is gone: this was the end
+        with suppress(OSError, http.client.HTTPException, ValueError):  # the server is gone: this was the end
             listen()
 
     def listen() -> None:

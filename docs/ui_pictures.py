@@ -52,6 +52,9 @@ def make_run(folder: Path, *, updates: int, settings: dict[str, object] | None =
     (folder / "config.json").write_text(json.dumps(config.model_dump()))
     lines = [json.dumps(record) for record in records(config, updates)]
     (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
+    saved = updates // config.eval_interval * config.eval_interval
+    scored = [score(saved), *task_scores(saved)]
+    (folder / "evals.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in scored))
     return folder
 
 
@@ -79,8 +82,10 @@ def records(config: RunConfig, updates: int) -> Iterator[dict[str, Any]]:
                 "peak_reserved_bytes": None,
                 "bits_per_byte": None,
             }
+            yield {"kind": "sample", "step": step, "tokens": tokens, "prompt": _PROMPT, "text": _PROMPT + _text(step)}
         if step:
             yield step_record(config, step)
+            yield card_record(step)
         if step == 2140:
             yield {"kind": "oom", "step": step, "where": "training step", "batch_size_before": 16} | {
                 "batch_size_after": 8,
@@ -116,6 +121,71 @@ def step_record(config: RunConfig, step: int) -> dict[str, Any]:
         "reserved_bytes": int((7.3 if early else 4.82) * _GIB),
         "data_wait_seconds": 0.01,
     }
+
+
+def card_record(step: int) -> dict[str, Any]:
+    """What the card's sensors say during an update: another program takes memory for a while."""
+    power = 196 + 5 * _wobble(11 * step)
+    warm = 1 - math.exp(-step / 60)
+    return {"kind": "card", "step": step, "elapsed_seconds": step * 8.6, "rank": 0} | {
+        "temperature_c": round(38 + 33 * warm + 1.4 * _wobble(2 * step)),
+        "power_watts": round(power, 1),
+        "power_limit_watts": 200.0,
+        "default_power_limit_watts": 200.0,
+        "sm_clock_mhz": 2565.0 if power < 199 else 2505.0,
+        "memory_clock_mhz": 10251.0,
+        "throttle": ["power limit"] if power >= 199 else [],
+        "busy": 0.99,
+        "other_bytes": int((5.3 if 2100 < step < 2300 else 1.1) * _GIB),
+        "other_busy": 0.01,
+        "pcie_generation": 4,
+        "pcie_width": 16,
+        "max_pcie_generation": 4,
+        "max_pcie_width": 16,
+    }
+
+
+def score(step: int) -> dict[str, Any]:
+    """What `onecard eval` adds of a checkpoint."""
+    return {"kind": "text", "step": step, "text": "held_out.txt", "text_sha256": "0" * 64, "context": 1024} | {
+        "documents": 214,
+        "bytes": 1_048_576,
+        "tokens": 238_310,
+        "nats": 238_310 * 3.412,
+        "error": 0.0041,
+        "token_error": 0.0125,
+    }
+
+
+def task_scores(step: int) -> Iterator[dict[str, Any]]:
+    """The same of two tasks."""
+    for task, metric, value, error, chance, questions in (
+        ("hellaswag", "acc_norm", 0.2871, 0.0045, 0.25, 10_042),
+        ("arc_easy", "acc_norm", 0.4011, 0.0101, 0.25, 2376),
+    ):
+        yield {"kind": "task", "step": step, "task": task, "metric": metric, "metrics": {metric: [value, error]}} | {
+            "chance": chance,
+            "questions": questions,
+            "questions_sha256": "0" * 64,
+            "limit": None,
+            "version": "1",
+            "harness": "lm-eval 0.4.12",
+        }
+
+
+_PROMPT = "The river"
+_TEXTS = (  # made up, as everything here
+    (0, " tub Rac zinc ⁂ of 88 Marl ingest ▸ ule Kent ov ov drip"),
+    (500, " of the the and, the of a in the the. The a of, and of the the to"),
+    (2000, " was a very good time for the people of the city and the people of the city was a good time"),
+    (5000, " was built in the early 1800s, and the town is one of the oldest towns in the river. It is the"),
+    (9000, " rises in the hills north of the town, where the first mill was built in 1824. By then the valley had"),
+    (12000, " runs past the old mill and under two bridges. In spring it floods the lower meadows, so the farmers"),
+)
+
+
+def _text(step: int) -> str:
+    return next(text for first, text in reversed(_TEXTS) if step >= first)
 
 
 def _loss(tokens: int) -> float:

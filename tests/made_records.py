@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from onecard.runs.records import End, Eval, Oom, Start, Step
+from onecard.runs.records import CardReading, End, Eval, Oom, Start, Step
 
 T = TypeVar("T", Start, Step, Eval, Oom, End)
 
@@ -30,3 +30,26 @@ def end(number: int, reason: str = "interrupted") -> End:
 
 def oom(number: int) -> Oom:
     return _bare(Oom, step=number, where="train", batch_size_before=8, message="out of memory")
+
+
+def card_reading(number: int, **known: Any) -> CardReading:
+    """A card at work and in good health, at its power limit, as large products bring it there."""
+    healthy = {
+        "rank": 0,
+        "elapsed_seconds": 5.0 * number,
+        "temperature_c": 66,
+        "power_watts": 198.0,
+        "power_limit_watts": 200.0,
+        "default_power_limit_watts": 200.0,
+        "sm_clock_mhz": 2610,
+        "memory_clock_mhz": 10501,
+        "throttle": ("power limit",),
+        "busy": 0.98,
+        "other_bytes": 2**31,
+        "other_busy": 0.02,
+        "pcie_generation": 4,
+        "pcie_width": 16,
+        "max_pcie_generation": 4,
+        "max_pcie_width": 16,
+    }
+    return CardReading(step=number, **(healthy | known))  # type: ignore[arg-type]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from shlex import quote
 
 from onecard import units
 from onecard.data.dataset import Dataset, padded
-from onecard.data.folders import META
+from onecard.data.folders import LOSS_MASK, META
+from onecard.data.indexed import is_indexed, last_tokens
 from onecard.data.manifest import read_progress
 from onecard.data.split import VAL_TOKENS, both_sides
 from onecard.data.tokens import Tokens, first_outside, largest_id, looks_like_uint32, val_in_train
@@ -17,6 +19,7 @@ from onecard.findings import Finding, Severity
 from onecard.plan.data import val_same_as_train
 
 USUAL_VOCABULARY = 50304  # GPT-2's in whole tiles: what a run has if nothing sets another
+_LOOKED_AT, _ENOUGH = 100, 8  # documents whose last tokens tell whether an end of text is there
 
 
 def check_dataset(
@@ -34,7 +37,7 @@ def check_dataset(
         if outside := first_outside(tokens, vocab_size=vocab_size):
             raise _damaged(dataset) or _outside(dataset, tokens, *outside, vocab_size=vocab_size)
     tiny = (_tiny_val(dataset, eval_tokens),) if len(dataset.val) < eval_tokens else ()
-    return (*_same_splits(dataset), *tiny)
+    return (*_same_splits(dataset), *_of_its_index(dataset), *tiny)
 
 
 def data_findings(dataset: Dataset) -> tuple[Finding, ...]:
@@ -53,8 +56,46 @@ def data_findings(dataset: Dataset) -> tuple[Finding, ...]:
             if damage := _damaged(dataset):
                 return (replace(_finding(damage, severity="error"), fix="prepare the data again"),)
             outside_it = _finding(_outside(dataset, tokens, *outside, vocab_size=vocab_size), severity="warn")
-            return (outside_it, *_same_splits(dataset))
-    return _same_splits(dataset)
+            return (outside_it, *_same_splits(dataset), *_of_its_index(dataset))
+    return (*_same_splits(dataset), *_of_its_index(dataset))
+
+
+def _of_its_index(dataset: Dataset) -> Iterator[Finding]:
+    """What datatrove's and Megatron's files leave open, and what lies beside them and would not be seen."""
+    if dataset.held_out:
+        yield Finding(
+            rule="val-held-out",
+            severity="info",
+            sure="high",
+            what=f"no file is for validation: it gets {dataset.held_out}, {len(dataset.val):,} tokens, and training "
+            "does not read them",
+            why="datatrove and Megatron write one set of files; an evaluation needs text that was not learned",
+            fix="nothing; or put files of your own choice, with val in their names, beside the others",
+        )
+    first = dataset.train.files[0].path
+    end = dataset.tokenizer.end_of_text if dataset.tokenizer else None
+    if end is not None and is_indexed(first):
+        last = last_tokens(first, most=_LOOKED_AT)
+        if len(last) >= _ENOUGH and end not in last:
+            yield Finding(
+                rule="no-end-of-text",
+                severity="warn",
+                sure="high",
+                what=f"documents follow each other without an end of text: none of the first {len(last):,} ends with "
+                f"token {end:,}",
+                why="the model then learns neither where a text ends nor that the next one is another",
+                fix="make the tokens again with it: eos_token in datatrove, --append-eod in Megatron",
+                seen=(f"{first}: the documents end with {', '.join(map(str, last[:5]))}, …",),
+            )
+    if (mask := first.with_name(first.name + LOSS_MASK)).exists():
+        yield Finding(
+            rule="loss-mask-ignored",
+            severity="warn",
+            sure="high",
+            what=f"{mask} says which tokens to learn, and that is not used: all of them are learned",
+            why="datatrove writes it for texts of which only a part, such as the answers, should be learned",
+            fix="nothing, if all of the text should be learned",
+        )
 
 
 def _same_splits(dataset: Dataset) -> tuple[Finding, ...]:
@@ -95,15 +136,18 @@ def _names(tokens: Tokens) -> str:
 
 
 def _empty(dataset: Dataset, tokens: Tokens, *, split: str) -> ConfigError:
-    progress = read_progress(dataset.path)
-    options = both_sides(progress.counts.lowest, dataset.path) if progress else f"--out {free_name(dataset.path)}"
+    progress = read_progress(dataset.folder)
+    options = both_sides(progress.counts.lowest, dataset.folder) if progress else f"--out {free_name(dataset.folder)}"
+    by_index = dataset.documents is not None and not progress
     return ConfigError(
-        f"{_names(tokens)} has {units.things(len(tokens), 'token')}: there is nothing to "
+        f"{_names(tokens) or dataset.path} has {units.things(len(tokens), 'token')}: there is nothing to "
         f"{'train on' if split == 'train' else 'validate with'}",
         why="data is split by document, and this split got none"
-        if progress
+        if progress or by_index
         else "the shortest sequence is one token, and the token after it to predict",
-        fix=f"onecard data prepare SOURCE {options}",
+        fix="use more documents, or put files named train and val into one folder"
+        if by_index
+        else f"onecard data prepare SOURCE {options}",
         name="data-too-short",
     )
 
@@ -112,7 +156,7 @@ def _wrong_dtype(dataset: Dataset, tokens: Tokens) -> ConfigError:
     return ConfigError(
         f"{tokens.files[0].path} looks like uint32 tokens, but would be read as uint16",
         why="every second 16-bit value is nearly 0, as the upper halves of 32-bit ids are",
-        fix=f"""echo '{{"dtype": "uint32"}}' > {quote(str(dataset.path / META))}   """
+        fix=f"""echo '{{"dtype": "uint32"}}' > {quote(str(dataset.folder / META))}   """
         """("uint16" if the data really is like that)""",
         name="wrong-dtype",
     )

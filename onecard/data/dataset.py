@@ -1,4 +1,5 @@
-"""A dataset is a folder with train and val tokens: nanoGPT's, llm.c's shards, onecard's own, or the embedded one.
+"""A dataset is a folder with train and val tokens: nanoGPT's, llm.c's shards, datatrove's, Megatron's, onecard's own,
+or the embedded one. Of datatrove and Megatron a single file is one, too.
 
 onecard's own folders have a meta.json. You may also put one beside any other .bin files, to say what they are:
 
@@ -18,17 +19,19 @@ from pathlib import Path
 from typing import Any, get_args
 
 from onecard.config.names import nearest
-from onecard.data.folders import SEARCH, find_folder, folder_names
+from onecard.data.folders import SEARCH, find_data, folder_names
 from onecard.data.home import cache_home, writable_home
 from onecard.data.hub import NAMED
+from onecard.data.indexed import indexed_file, is_indexed
+from onecard.data.indexed_splits import Splits, indexed_files, indexed_splits
 from onecard.data.manifest import bad_meta, read_meta, read_progress
 from onecard.data.nanogpt_meta import MAX_BYTES
 from onecard.data.nanogpt_meta import read_meta as read_nanogpt_meta
 from onecard.data.stdlib import NAME as EMBEDDED
 from onecard.data.stdlib import build_stdlib
-from onecard.data.tokenizer_files import kept_tokenizer
+from onecard.data.tokenizer_files import kept_tokenizer, tokenizer_named
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
-from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file, val_in_train
+from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file
 from onecard.errors import ConfigError
 from onecard.opening import read_file
 from onecard.units import MIB
@@ -43,14 +46,21 @@ class Dataset:
     """Tokens to train on and to validate on, and what is known about them."""
 
     name: str
-    path: Path
+    path: Path  # of the folder, or of a single file with an index
     train: Tokens
     val: Tokens
     vocab_size: int | None  # None if the data does not say
     model_vocab_size: int | None  # what a model for it should have
     tokenizer: Tokenizer | None
     fingerprint: str  # the same for the same tokens, wherever they are stored
-    dtype_is_known: bool  # by meta.json, meta.pkl or a header; otherwise it was taken to be uint16
+    dtype_is_known: bool  # by meta.json, meta.pkl, a header or an index; otherwise it was taken to be uint16
+    documents: Mapping[str, int] | None = None  # in each split, where an index or meta.json says
+    held_out: str = ""  # in words, where no file is for validation, what it takes from the files for training
+    tokenizer_name: str = ""  # where the data says which one it is, but does not have it
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent if self.path.is_file() else self.path
 
 
 def open_dataset(name_or_path: str, *, environ: Mapping[str, str], search: Sequence[Path] = SEARCH) -> Dataset:
@@ -60,13 +70,14 @@ def open_dataset(name_or_path: str, *, environ: Mapping[str, str], search: Seque
     """
     if name_or_path == EMBEDDED:
         built = build_stdlib(cache_home(environ), into=writable_home(environ))
-        return open_folder(built, name=EMBEDDED, environ=environ)
-    if folder := find_folder(name_or_path, search=search):
-        return open_folder(folder, name=name_or_path, environ=environ)
+        return open_path(built, name=EMBEDDED, environ=environ)
+    if path := find_data(name_or_path, search=search):
+        return open_path(path, name=name_or_path, environ=environ)
+    places = [str(place / name_or_path) for place in search]
     near = nearest(name_or_path, [EMBEDDED, *folder_names(search)])
     raise ConfigError(
         f"there is no dataset {name_or_path}",
-        why=f"looked for train.bin in {', '.join(str(place / name_or_path) for place in search)}",
+        why=f"looked for train.bin, or datatrove's or Megatron's files, in {', '.join(places)}",
         fix=_how_to_have(name_or_path, near or EMBEDDED),
         name="no-such-dataset",
     )
@@ -81,8 +92,9 @@ def _how_to_have(name_or_path: str, other: str) -> str:
     return f"--dataset={other}, or prepare it first: {made}"
 
 
-def open_folder(folder: Path, *, name: str, environ: Mapping[str, str]) -> Dataset:
-    """The dataset in a folder of token files: reads its description and maps its files."""
+def open_path(path: Path, *, name: str, environ: Mapping[str, str]) -> Dataset:
+    """The dataset in a folder of token files, or in one file: reads its description and maps its files."""
+    folder = path.parent if path.is_file() else path
     progress = read_progress(folder)
     if progress is not None and not progress.finished:
         raise ConfigError(
@@ -114,21 +126,28 @@ def open_folder(folder: Path, *, name: str, environ: Mapping[str, str]) -> Datas
     if stated is not None and stated not in get_args(TokenType):
         raise bad_meta(folder, f'"dtype" is {stated!r}, but must be "uint16" or "uint32"')
     too_many = vocab_size is not None and vocab_size > 2**16  # ids that uint16 cannot hold
-    dtype: TokenType = stated or ("uint32" if too_many else "uint16")
-    train, val = (_split(folder, split, meta=meta, dtype=dtype) for split in ("train", "val"))
+    splits = _splits(path, meta, dtype=stated or ("uint32" if too_many else "uint16"))
+    if tokenizer is None and splits.is_indexed:
+        tokenizer, stated_size = tokenizer_named(splits.tokenizer, folder, environ=environ)
+        vocab_size = vocab_size or stated_size
+        model_vocab_size = model_vocab_size or (padded(vocab_size) if vocab_size else None)
+    train, val = Tokens(splits.train), Tokens(splits.val)
     files = train.files + val.files
     small = sum(file.end_byte for file in files) <= SMALL_BYTES
     changed = small and False in _checked(folder, meta, files).values()  # a sample could miss a small change
     return Dataset(
         name=name,
-        path=folder,
+        path=path,
         train=train,
         val=val,
         vocab_size=vocab_size,
         model_vocab_size=model_vocab_size,
         tokenizer=tokenizer,
         fingerprint=fingerprint(train, val, whole=changed),
-        dtype_is_known=stated is not None or too_many or all(file.first_byte for file in files),
+        dtype_is_known=stated is not None or too_many or splits.dtype_is_known,
+        documents=splits.documents or meta.get("documents"),
+        held_out=splits.held_out,
+        tokenizer_name=splits.tokenizer,
     )
 
 
@@ -142,7 +161,7 @@ def checked_files(dataset: Dataset) -> dict[str, bool | None]:
 
     Reads everything: a minute per 50 GB or so.
     """
-    return _checked(dataset.path, read_meta(dataset.path), dataset.train.files + dataset.val.files)
+    return _checked(dataset.folder, read_meta(dataset.folder), dataset.train.files + dataset.val.files)
 
 
 def _checked(folder: Path, meta: Mapping[str, Any], files: Sequence[TokenFile]) -> dict[str, bool | None]:
@@ -158,37 +177,30 @@ def _checked(folder: Path, meta: Mapping[str, Any], files: Sequence[TokenFile]) 
     return checked
 
 
-def split_sizes(folder: Path) -> tuple[int, int]:
-    """Tokens for training and for validation, from the sizes of their files: nothing is mapped, no checksum verified.
+def splits_at(path: Path) -> Splits:
+    """The files for training and for validation, from their names and sizes: no token is read, no checksum verified.
 
-    ConfigError if the folder is not a dataset; (0, 0) if it is not completely prepared.
+    ConfigError if this is not a dataset; no files of a folder that is not prepared to its end.
     """
-    train, val = _both_splits(folder)
-    return sum(file.count for file in train), sum(file.count for file in val)
-
-
-def val_in_train_of(folder: Path) -> str:
-    """How the validation split is part of the training split, in words; empty where it is not."""
-    train, val = _both_splits(folder)
-    return val_in_train(Tokens(train), Tokens(val))
-
-
-def _both_splits(folder: Path) -> tuple[list[TokenFile], list[TokenFile]]:
-    """The files for training and for validation; none of a folder that is not prepared to its end."""
+    folder = path.parent if path.is_file() else path
     progress = read_progress(folder)
     if progress is not None and not progress.finished:
-        return [], []
+        return Splits(train=[], val=[])
     meta = read_meta(folder)
     vocab_size = _number_in(meta, "vocab_size")
     if vocab_size is None and (folder / "meta.pkl").exists():
         vocab_size = read_nanogpt_meta(read_file(folder / "meta.pkl", most_bytes=MAX_BYTES)).vocab_size
     dtype: TokenType = "uint32" if meta.get("dtype") == "uint32" or (vocab_size or 0) > 2**16 else "uint16"
-    train, val = (_split_files(folder, split, meta=meta, dtype=dtype) for split in ("train", "val"))
-    return train, val
+    return _splits(path, meta, dtype=dtype)
 
 
-def _split(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: TokenType) -> Tokens:
-    return Tokens(_split_files(folder, split, meta=meta, dtype=dtype))
+def _splits(path: Path, meta: Mapping[str, Any], *, dtype: TokenType) -> Splits:
+    """The files of both splits: as meta.json lists them, else as their program writes them."""
+    listed = path.is_dir() and any(_entries(path, meta, split) for split in ("train", "val"))
+    if not listed and (indexed := indexed_files(path)):
+        return indexed_splits(path, indexed, dtype=dtype)
+    train, val = (_split_files(path, split, meta=meta, dtype=dtype) for split in ("train", "val"))
+    return Splits(train=train, val=val, dtype_is_known=all(file.first_byte for file in train + val))
 
 
 def _split_files(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: TokenType) -> list[TokenFile]:
@@ -198,7 +210,10 @@ def _split_files(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: To
         shards = sorted(path for path in folder.glob("*.bin") if re.search(rf"(^|[_-]){split}([_-]|\.bin$)", path.name))
         plain = folder / f"{split}.bin"
         return [token_file(path, dtype=dtype) for path in ([plain] if plain.exists() or not shards else shards)]
-    files = [token_file(folder / name, dtype=dtype) for name, _, _ in entries]
+    paths = [folder / name for name, _, _ in entries]
+    files = [
+        indexed_file(path, dtype=dtype).stored if is_indexed(path) else token_file(path, dtype=dtype) for path in paths
+    ]
     for file, (name, count, _) in zip(files, entries, strict=True):
         if count is not None and file.count != count:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Where the folder of a data set is. This module is light: a plan uses it without importing NumPy."""
+"""Where a data set is. This module is light: a plan uses it without importing NumPy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from pathlib import Path
 from onecard.config.paths import expanded
 
 META, PROGRESS = "meta.json", "progress.json"  # in a folder that `onecard data prepare` made
+DATATROVE, MEGATRON = ".ds", ".idx"  # the end of a token file of datatrove; of an index of Megatron, beside its .bin
+INDEX, METADATA, LOSS_MASK = ".index", ".metadata", ".loss"  # after the name of a .ds file
+SPLIT_FOLDERS = ("train", "val", "valid", "validation")  # where datatrove's and Megatron's files may lie, too
 SEARCH = (Path("data"), Path())
 
 
-def find_folder(name_or_path: str, *, search: Sequence[Path] = SEARCH) -> Path | None:
-    """The first folder of that name below one of `search` that holds token files; None if there is none."""
-    folders = (place / expanded(name_or_path) for place in search)
-    return next((folder for folder in folders if _has_tokens(folder)), None)
+def find_data(name_or_path: str, *, search: Sequence[Path] = SEARCH) -> Path | None:
+    """The first folder of that name below one of `search` that holds token files; None if there is none.
+
+    Or the token file that is named, if it has an index of its documents: in Megatron's manner also without its end.
+    """
+    return next((found for place in search if (found := _data_at(place / expanded(name_or_path)))), None)
 
 
 def folder_names(search: Sequence[Path] = SEARCH) -> list[str]:
@@ -22,8 +27,25 @@ def folder_names(search: Sequence[Path] = SEARCH) -> list[str]:
     return [child.name for place in search for child in _children(place) if _has_tokens(child)]
 
 
+def _data_at(path: Path) -> Path | None:
+    if _has_tokens(path):
+        return path
+    try:
+        if path.suffix == DATATROVE:
+            return path if path.is_file() else None
+        tokens = path.with_suffix(".bin") if path.suffix in (".bin", MEGATRON) else Path(f"{path}.bin")
+        return tokens if tokens.with_suffix(MEGATRON).is_file() else None
+    except (OSError, ValueError):
+        return None
+
+
 def _has_tokens(folder: Path) -> bool:
-    return any(path.name in (META, PROGRESS) or path.suffix == ".bin" for path in _children(folder))
+    return any(
+        path.name in (META, PROGRESS)
+        or path.suffix in (".bin", DATATROVE, MEGATRON)
+        or (path.name in SPLIT_FOLDERS and any(each.suffix in (MEGATRON, DATATROVE) for each in _children(path)))
+        for path in _children(folder)
+    )
 
 
 def _children(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """The description of a prepared folder: meta.json for readers, progress.json for continuing a preparation.
 
-meta.json is written when everything is there; `open_folder` reads it. progress.json is replaced as a whole every few
+meta.json is written when everything is there; `open_path` reads it. progress.json is replaced as a whole every few
 seconds; as long as it says that the preparation is not finished, the folder is not a dataset yet.
 """
 

@@ -143,6 +143,7 @@ class Part:
             meta=meta,
             counts=progress.counts,
             new_tokens=self.progress.tokens - self._begun.tokens,
+            new_documents=progress.counts.kept - self._begun.counts.kept,
             seconds=self.watch.seconds,
         )
 

@@ -24,6 +24,7 @@ class Prepared:
     meta: dict[str, Any]
     counts: Counts
     new_tokens: int  # written by this process
+    new_documents: int = 0  # of them
     seconds: float  # of this process
 
     @property

@@ -19,9 +19,12 @@ def val_share(source: Source, tokens: int | None) -> float:
     """The share of documents for validation: the smallest of SHARES that should give 1M tokens, as far as is known."""
     known = [tokens] if tokens else []
     known += [round(source.text_bytes / _BYTES_PER_TOKEN)] if source.text_bytes else []
-    if not known:
-        return SHARES[0]
-    return next((share for share in SHARES if share * min(known) >= 1.2 * VAL_TOKENS), SHARES[-1])
+    return share_of(min(known)) if known else SHARES[0]
+
+
+def share_of(tokens: int) -> float:
+    """The smallest of SHARES that should give VAL_TOKENS of these."""
+    return next((share for share in SHARES if share * tokens >= 1.2 * VAL_TOKENS), SHARES[-1])
 
 
 def share_with_some(share: float, hashes: Iterable[int]) -> float:

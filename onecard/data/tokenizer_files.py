@@ -30,6 +30,7 @@ from onecard.opening import read_file
 
 JSON_FILE = "tokenizer.json"
 LEARNED = ("characters", "bpe")  # learned from the data; the others exist before it
+_GPT2_NAMES = ("gpt2", "openai-community/gpt2")  # as the hub calls it
 NAMES = ("gpt2", "bytes", *LEARNED)
 
 
@@ -81,6 +82,19 @@ def kept_tokenizer(folder: Path, said: Mapping[str, Any], *, environ: Mapping[st
     if isinstance(characters, list | tuple) and characters and all(isinstance(each, str) for each in characters):
         return CharacterTokenizer(characters)
     return None
+
+
+def tokenizer_named(name: str, folder: Path, *, environ: Mapping[str, str]) -> tuple[Tokenizer | None, int | None]:
+    """The tokenizer of a folder without meta.json, and its size: tokenizer.json, else GPT-2's if that is the name.
+
+    A name is never looked up elsewhere: data must not choose which files are read. GPT-2's size is known without it.
+    """
+    if (folder / JSON_FILE).is_file():
+        tokenizer = kept_tokenizer(folder, {"tokenizer": JSON_FILE}, environ=environ)
+        return tokenizer, tokenizer.vocab_size if tokenizer else None
+    if name in _GPT2_NAMES:
+        return kept_tokenizer(folder, {"tokenizer": "gpt2"}, environ=environ), Gpt2Tokenizer.vocab_size
+    return None, None
 
 
 def _given_ranks(path: Path) -> Gpt2Tokenizer:

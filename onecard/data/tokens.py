@@ -50,8 +50,12 @@ class TokenFile:
     count: int
 
     @property
+    def token_bytes(self) -> int:
+        return np.dtype(STORED[self.dtype]).itemsize
+
+    @property
     def end_byte(self) -> int:
-        return self.first_byte + self.count * np.dtype(STORED[self.dtype]).itemsize
+        return self.first_byte + self.count * self.token_bytes
 
     def mapped(self) -> npt.NDArray[Any]:
         """The tokens, read from disk when they are used."""
@@ -60,11 +64,11 @@ class TokenFile:
         return np.memmap(self.path, dtype=STORED[self.dtype], mode="r", offset=self.first_byte, shape=(self.count,))
 
 
-def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
-    """What `path` holds: as its header says, if it has one, else raw tokens of `dtype`."""
+def token_file(path: Path, *, dtype: TokenType = "uint16", raw: bool = False) -> TokenFile:
+    """What `path` holds: as its header says, if it has one and is not known to be `raw`, else tokens of `dtype`."""
     try:
         with open_file(path) as file:
-            size, header = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
+            size, header = os.fstat(file.fileno()).st_size, b"" if raw else file.read(HEADER_BYTES)
     except FileNotFoundError as problem:
         raise ConfigError(
             f"there is no token file {path}",
@@ -84,11 +88,11 @@ def token_file(path: Path, *, dtype: TokenType = "uint16") -> TokenFile:
         if stored := _HEADERS.get((magic, version)):
             expected = HEADER_BYTES + count * np.dtype(STORED[stored]).itemsize
             if size != expected:
-                raise _damaged(path, f"its header says {count:,} tokens, {expected:,} bytes, but it has {size:,}")
+                raise damaged(path, f"its header says {count:,} tokens, {expected:,} bytes, but it has {size:,}")
             return TokenFile(path, stored, HEADER_BYTES, count)
     each = np.dtype(STORED[dtype]).itemsize
     if size % each:
-        raise _damaged(path, f"a token takes {each} bytes, so {size:,} bytes are not a whole number of tokens")
+        raise damaged(path, f"a token takes {each} bytes, so {size:,} bytes are not a whole number of tokens")
     return TokenFile(path, dtype, 0, size // each)
 
 
@@ -260,7 +264,8 @@ def _too_many(files: Sequence[TokenFile], problem: OSError) -> MachineError:
     )
 
 
-def _damaged(path: Path, why: str) -> ConfigError:
+def damaged(path: Path, why: str) -> ConfigError:
+    """The error for a token file, or one beside it, that is not what it says."""
     return ConfigError(
         f"{path} is damaged",
         why=why,

@@ -26,6 +26,7 @@ from onecard.doctor.ends import finished
 from onecard.doctor.facts import make_case
 from onecard.doctor.predict import Forecast, predict_end
 from onecard.doctor.repair import memory_of, trainer_of
+from onecard.doctor.same_tasks import SameTask, same_tasks
 from onecard.doctor.same_text import SameText, same_text
 from onecard.doctor.single_changes import SingleChange, single_effects
 from onecard.plan.cards import Card
@@ -36,6 +37,7 @@ from onecard.runs.logged import LoggedRun, logged_run
 SPEED_NOISE = 0.01  # of a measured speed: clocks and other programs vary; a rule of thumb
 BEYOND_NOISE = 2.0  # standard deviations from which a difference counts
 SAME_TEXT = "same_text"  # the metric of bits per byte of one text
+TASK = "task:"  # begins the metric of a task, before its name
 # The metric of the last losses, by what they measure.
 FINAL: dict[Measure, str] = {
     "val_loss": "final_val_loss",
@@ -111,6 +113,7 @@ class Comparison:
     passings: tuple[Passing, ...]
     standings: Mapping[str, Standing]  # by metric
     same_text: SameText | None  # scores on a text that every run was scored on
+    same_tasks: tuple[SameTask, ...]  # scores in tasks whose questions every run answered
     tokens_differ: bool  # the tokenizers cannot be the same: only bits per byte can be compared
     predicted_process_bytes: tuple[int | None, ...]  # as `onecard plan` says; without a card, without its context
     single_changes: Mapping[int, tuple[SingleChange, ...]]  # by run: its changes against run 0, predicted one by one
@@ -151,7 +154,7 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
     why_not_comparable = next((caution.brief for caution in found if caution.forbids), "")
     compared = () if why_not_comparable else curves
     ended = tuple(finished(case) for case in cases)
-    differing, text = config_diff(cases), same_text(cases)
+    differing, text, tasks = config_diff(cases), same_text(cases), same_tasks(cases)
     by_tokens, by_seconds = tuple(_at_equal(compared, "tokens")), tuple(_at_equal(compared, "seconds"))
     return Comparison(
         cases=cases,
@@ -164,8 +167,9 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
         at_equal_tokens=by_tokens,
         at_equal_seconds=by_seconds,
         passings=tuple(_passings(cases, compared, ended)),
-        standings=_standings(cases, measure, compared, ended, by_tokens, by_seconds, text),
+        standings=_standings(cases, measure, compared, ended, by_tokens, by_seconds, text, tasks),
         same_text=text,
+        same_tasks=tasks,
         tokens_differ=tokens_differ,
         predicted_process_bytes=tuple(_predicted_bytes(case) for case in cases),
         single_changes=_single_changes(cases),
@@ -213,6 +217,7 @@ def _standings(
     by_tokens: Sequence[AtEqual],
     by_seconds: Sequence[AtEqual],
     text: SameText | None,
+    tasks: Sequence[SameTask],
 ) -> dict[str, Standing]:
     """The standing by each metric that at least two runs have."""
     standings: dict[str, Standing] = {}
@@ -228,6 +233,8 @@ def _standings(
         standings["at_equal_seconds"] = by_seconds[-1].standing
     if text:
         standings[SAME_TEXT] = Standing(best=text.best, beaten=text.beaten)
+    for each in tasks:
+        standings[TASK + each.task] = Standing(best=each.best, beaten=each.beaten)
     return standings
 
 

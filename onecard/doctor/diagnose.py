@@ -12,6 +12,7 @@ from onecard import units
 from onecard.config.command import EXPANDABLE, train_command
 from onecard.config.resolve import Resolved, resolve
 from onecard.config.schema import KEYS, SCHEDULE_KEYS, SHAPE_KEYS, RunConfig
+from onecard.doctor.card_readings import in_words
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.config_in_log import stated_in
 from onecard.doctor.evidence import pairs, place, vals
@@ -319,6 +320,8 @@ def _evidence(case: Case) -> Iterator[str]:
         yield f"an update takes {case.facts.seconds_per_step:.4g} s, half of them within {max(steady, 0.001):.1%}"
     if case.facts.mfu is not None and case.card:
         yield f"{case.facts.mfu:.0%} of the dense peak of {case.card.name} ({units.flops(case.card.peak_flops or 0)})"
+    if card := in_words(case.run.records):
+        yield card
 
 
 def new_findings(case: Case, already: Collection[str]) -> list[Finding]:

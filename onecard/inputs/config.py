@@ -158,16 +158,16 @@ def _with_data_vocabulary(resolved: Resolved, search: Sequence[Path]) -> Resolve
 def _vocabulary(dataset: str, search: Sequence[Path]) -> tuple[str, int | None]:
     """(where it is from, the vocabulary of a data set): its folder's, else that of the known name, else None."""
     from onecard.config.known_data import EMBEDDED, known_data
-    from onecard.data.folders import find_folder
+    from onecard.data.folders import find_data
 
     if dataset == EMBEDDED.name:  # it need not be built for a plan
         return EMBEDDED.name, EMBEDDED.vocab_size
-    folder = find_folder(dataset, search=search)
+    folder = find_data(dataset, search=search)
     if folder and find_spec("numpy"):
-        from onecard.data.dataset import open_folder  # imports NumPy: only for data that is here
+        from onecard.data.dataset import open_path  # imports NumPy: only for data that is here
 
         with suppress(OnecardError):  # data that cannot be used says nothing about the vocabulary
-            return str(folder), open_folder(folder, name=dataset, environ=os.environ).model_vocab_size
+            return str(folder), open_path(folder, name=dataset, environ=os.environ).model_vocab_size
     if known := known_data(dataset):
         return f"nanoGPT's {known.name}", known.vocab_size
     return "default", None

@@ -20,20 +20,28 @@ def sizes_of_data(config: RunConfig, search: Sequence[Path]) -> DataSizes:
     `search` are the folders in which the dataset's own may be.
     """
     from onecard.config.known_data import known_data
-    from onecard.data.folders import find_folder
+    from onecard.data.folders import find_data
 
-    folder = find_folder(config.dataset, search=search)
-    if folder and find_spec("numpy"):
-        from onecard.data.dataset import split_sizes, val_in_train_of  # imports NumPy: only for data that is here
+    path = find_data(config.dataset, search=search)
+    if path and find_spec("numpy"):
+        from onecard.data.dataset import splits_at  # imports NumPy: only for data that is here
+        from onecard.data.tokens import Tokens, val_in_train
 
-        same = None
         try:
-            train, val = split_sizes(folder)
-            same = val_in_train_of(folder) if train and val else None
-        except (OnecardError, OSError, ValueError):  # data that cannot be used has no size
-            train = val = 0
-        if train or val:
-            return DataSizes(train_tokens=train or None, val_tokens=val or None, source=str(folder), val_in_train=same)
+            splits = splits_at(path)
+            train, val = (sum(file.count for file in files) for files in (splits.train, splits.val))
+            if train or val:
+                return DataSizes(
+                    train_tokens=train or None,
+                    val_tokens=val or None,
+                    source=str(path),
+                    val_in_train=val_in_train(Tokens(splits.train), Tokens(splits.val)) if train and val else None,
+                    held_out=splits.held_out,
+                )
+        except OnecardError as problem:  # a plan does not need the data: `train` will refuse it
+            return DataSizes(source=str(path), problem=problem.what)
+        except (OSError, ValueError) as problem:
+            return DataSizes(source=str(path), problem=f"{path} cannot be read: {problem}")
     known = known_data(config.dataset)
     if known is None or known.train_tokens is None:
         return NO_SIZES

@@ -25,6 +25,8 @@ class DataSizes:
     train_tokens: int | None = None
     val_tokens: int | None = None
     source: str = ""  # the folder, the option or the table that says so
+    held_out: str = ""  # in words, what validation takes from the files for training, where it has none of its own
+    problem: str = ""  # why the data that is here cannot be used
     here: bool = True  # False for data that is known by its name only
     val_in_train: str | None = None  # how val is part of train, in words; "" where it is not, None where nobody looked
 

@@ -15,7 +15,7 @@ from onecard.config.recipes import keys_between
 from onecard.config.schema import SHAPE_KEYS
 from onecard.config.shown import shown
 from onecard.doctor.case import Case
-from onecard.doctor.compare import FINAL, SAME_TEXT, AtEqual, Comparison, Passing
+from onecard.doctor.compare import FINAL, SAME_TEXT, TASK, AtEqual, Comparison, Passing
 from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.curves import Reading, steps_per_point
 from onecard.doctor.repair import trainer_of
@@ -33,6 +33,7 @@ from onecard.report.scores import with_error
 from onecard.report.summary import TRAINER_NAMES
 from onecard.report.tables import print_table
 from onecard.units import MIB
+from onecard.visible import visible
 
 LABEL_WIDTH = 7
 MOST_CHANGED_LINES = 2  # without details
@@ -165,6 +166,10 @@ def _figures(comparison: Comparison, *, details: bool) -> Table:
     if text := comparison.same_text:
         scores = [with_error(score.bits_per_byte, score.error) for score in text.scores]
         table.add_row(f"bits per byte of {text.name}", *scores, _better(comparison, SAME_TEXT))
+    for task in comparison.same_tasks:
+        right = [with_error(score.value, score.error) for score in task.scores]
+        name = Text(visible(f"{task.task}, {task.metric}"))
+        table.add_row(name, *right, _better(comparison, TASK + task.task))
     if details and comparison.curves:
         noises = [f"± {curve.point_noise:.4f}" + ("" if curve.noise_known else "*") for curve in comparison.curves]
         table.add_row(f"  noise of one {_point(comparison)}", *noises, "")

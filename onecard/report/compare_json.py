@@ -8,6 +8,7 @@ from dataclasses import asdict
 from onecard.doctor.compare import AtEqual, Comparison, Standing
 from onecard.doctor.config_diff import UNSAID
 from onecard.doctor.repair import trainer_of
+from onecard.doctor.same_tasks import SameTask
 from onecard.doctor.single_changes import SingleChange
 from onecard.report.compare import memory_bytes
 from onecard.report.strict import strict, whole
@@ -45,6 +46,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "winners": comparison.winners,
         "standings": {metric: _standing_json(standing) for metric, standing in comparison.standings.items()},
         "same_text": _same_text_json(comparison),
+        "same_tasks": [_same_task_json(task) for task in comparison.same_tasks],
         "predicted_alone": {
             str(run): [_alone_json(effect) for effect in effects] for run, effects in comparison.single_changes.items()
         },
@@ -114,6 +116,20 @@ def _same_text_json(comparison: Comparison) -> dict[str, object] | None:
         "step": [score.step for score in text.scores],
         "best": list(text.best),
         "beaten": list(text.beaten),
+    }
+
+
+def _same_task_json(task: SameTask) -> dict[str, object]:
+    return {
+        "task": task.task,
+        "metric": task.metric,
+        "value": [score.value for score in task.scores],
+        "error": [score.error for score in task.scores],
+        "chance": task.scores[0].chance,
+        "questions": task.scores[0].questions,
+        "step": [score.step for score in task.scores],
+        "best": list(task.best),
+        "beaten": list(task.beaten),
     }
 
 

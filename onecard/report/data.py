@@ -20,6 +20,8 @@ from onecard.findings import Finding
 from onecard.report.live_line import redraws
 from onecard.report.messages import print_findings
 
+_MUCH_TOKENS = (10**10, 10**11, 10**12)
+_TELLING_SECONDS = 10.0  # a shorter preparation mostly starts and checks
 _LINE_SECONDS = 10.0  # between two lines, if no bar is drawn
 
 
@@ -112,8 +114,15 @@ def print_prepared(prepared: Prepared, console: Console, *, downloads: Downloads
     for why, number in counts.bad.items():
         rows.append(("left out", f"{number:,} {why} (the first: {counts.first_bad[why]})"))
     if prepared.new_tokens:
-        speed = units.count(prepared.new_tokens / max(prepared.seconds, 1e-9))
-        rows.append(("speed", f"{speed} tokens/s, {units.duration(prepared.seconds)}"))
+        rate = prepared.new_tokens / max(prepared.seconds, 1e-9)
+        documents = prepared.new_documents / max(prepared.seconds, 1e-9)
+        speed = f"{units.count(rate)} tokens/s, {documents:,.0f} documents/s, {units.duration(prepared.seconds)}"
+        rows.append(("speed", speed))
+        if prepared.seconds >= _TELLING_SECONDS:
+            much = ", ".join(f"{units.count(size)} {units.duration(size / rate)}" for size in _MUCH_TOKENS)
+            rows.append(
+                ("at that", f"{much}; if that is too long, several machines: docs/how-to/data-past-one-machine.md")
+            )
     if downloads:
         rows.append(
             ("downloads", f"{units.size(downloads.size_bytes)} kept in {downloads.folder}, which you may delete")
@@ -137,7 +146,8 @@ def info_json(
         "vocab_size": dataset.vocab_size,
         "tokenizer": dataset.tokenizer.name if dataset.tokenizer else None,
         "fingerprint": dataset.fingerprint,
-        "documents": meta.get("documents"),
+        "documents": dataset.documents,
+        "held_out": dataset.held_out or None,
         "source": meta.get("source"),
         "damaged": [name for name, is_good in checked.items() if is_good is False],
         "files": [
@@ -165,14 +175,15 @@ def print_info(
     console: Console,
 ) -> None:
     """What data a folder has, whether it is intact, samples of its text, and what keeps a run from using it."""
-    documents = meta.get("documents", {})
+    documents = dataset.documents or {}
     rows = []
     for split, tokens in (("train", dataset.train), ("val", dataset.val)):
         count = f" from {_things(documents[split], 'document')}" if isinstance(documents.get(split), int) else ""
-        dtype = tokens.files[0].dtype
+        dtype = tokens.files[0].dtype if tokens.files else "uint16"
         number = f"{len(tokens):,} {dtype} tokens" if dataset.dtype_is_known else f"{len(tokens):,} tokens, as {dtype},"
         rows.append((split, f"{number}{count} in {_things(len(tokens.files), 'file')}"))
-    tokenizer = dataset.tokenizer.name if dataset.tokenizer else "not known"
+    named = f"{dataset.tokenizer_name}, which is not here" if dataset.tokenizer_name else "not known"
+    tokenizer = dataset.tokenizer.name if dataset.tokenizer else named
     size = f", {dataset.vocab_size:,} tokens" if dataset.vocab_size else ""
     rows += [("tokenizer", tokenizer + size), ("fingerprint", dataset.fingerprint)]
     if isinstance(source := meta.get("source"), dict):

@@ -10,8 +10,11 @@ from onecard import units
 from onecard.config.schema import KEYS, RunConfig, keys_that_affect
 from onecard.plan.counts import count_params
 from onecard.report.markdown import code, fenced, plain
+from onecard.report.scores import with_error
+from onecard.report.task_scores import published
 from onecard.runs.folder import Run
 from onecard.runs.records import Checkpoint, Start, Step
+from onecard.runs.scores import read_scores, read_task_scores
 
 FRONT_MATTER = """\
 ---
@@ -56,6 +59,7 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
         "|---|---|",
         *facts,
         "",
+        *_scores(run, step),
         "## Settings",
         "",
         *fenced("python", keys),
@@ -63,11 +67,33 @@ def model_card(run: Run, config: RunConfig, *, name: str, place: str, step: int,
         "## Before you use it",
         "",
         "The model repeats what is in its data, right or wrong. It was not trained to follow instructions or to",
-        "refuse. Its only evaluation is its loss on held-out text of the same data. A program wrote this card from",
-        "the records of the run. If you publish the model, add its licence and what you know about the data.",
+        "refuse. What was measured of it is above, and nothing else was. A program wrote this card from the records",
+        "of the run. If you publish the model, add its licence and what you know about the data.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _scores(run: Run, step: int) -> list[str]:
+    """What `onecard eval` measured of the checkpoint at `step`: tasks beside known models, bits per byte of texts."""
+    tasks = [score for score in read_task_scores(run.path) if score.step == step]
+    texts = [score for score in read_scores(run.path) if score.step == step]
+    if not tasks and not texts:
+        return []
+    lines = ["## Scores", "", "| | score | guessing | published |", "|---|---|---|---|"]
+    for task in tasks:
+        others = ", ".join(f"{other.model} {other.value:.4f}" for other in published(task))
+        limit = f", first {task.limit:,}" if task.limit else ""
+        name = plain(f"{task.task}, {task.metric} ({task.questions:,} questions{limit})")
+        chance = "" if task.chance is None else f"{task.chance:.4f}"
+        lines.append(f"| {name} | {with_error(task.value, task.error)} | {chance} | {others} |")
+    for text in texts:
+        name = plain(f"bits per byte of {text.text} ({text.bytes:,} bytes)")
+        lines.append(f"| {name} | {with_error(text.bits_per_byte, text.error)} | | |")
+    if tasks:
+        by = " and ".join(dict.fromkeys(plain(task.harness) for task in tasks))
+        lines += ["", f"Tasks are zero-shot, by {by}. After ± stands the standard error over the questions."]
+    return [*lines, ""]
 
 
 def gguf_facts(run: Run, config: RunConfig, *, step: int, tokenizer: str) -> dict[str, str]:

@@ -184,13 +184,17 @@ def _short_verdict(planned: TrainerPlan, plan: Plan) -> str:
 def _data_lines(plan: Plan) -> Iterator[Line]:
     """The data of the run, where its size is known; where not, what is assumed."""
     data, config = plan.data, plan.config
+    if data.problem:
+        yield "data", f"{data.problem}; onecard train will refuse it: onecard data info {data.source}"
+        return
     if data.train_tokens is None:
         if config.dataset != EMBEDDED.name:
             yield "data", f"{config.dataset}: not found here, so its size is not checked"
         return
     epochs = data.epochs(config.total_tokens)
     read = f"read {epochs:,.2f} times" if epochs and epochs < 10 else f"read {epochs:,.0f} times"
-    val = "" if data.val_tokens is None else f", {units.count(data.val_tokens)} for validation"
+    held_out = f" ({data.held_out})" if data.held_out else ""
+    val = "" if data.val_tokens is None else f", {units.count(data.val_tokens)} for validation{held_out}"
     source = data.source if data.here else f"{data.source} (not here)"
     yield "data", f"{source}: {units.count(data.train_tokens)} tokens{val}; {read}"
 

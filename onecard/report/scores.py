@@ -29,12 +29,8 @@ def text_score_lines(score: TextScore, bits: Sequence[float], *, source: str) ->
 
 def text_score_json(score: TextScore, bits: Sequence[float]) -> dict[str, object]:
     """The results, with each document."""
-    same = {"task": f"text:{score.text}", "chance": None, "questions": score.documents}
     return {
-        "results": [
-            {**same, "metric": "bits_per_byte", "value": score.bits_per_byte, "error": score.error},
-            {**same, "metric": "nats_per_token", "value": score.nats_per_token, "error": score.token_error},
-        ],
+        "results": text_rows(score),
         "text": {
             "name": score.text,
             "sha256": score.text_sha256,
@@ -44,6 +40,15 @@ def text_score_json(score: TextScore, bits: Sequence[float]) -> dict[str, object
             "documents": [{"bits_per_byte": each} for each in bits],
         },
     }
+
+
+def text_rows(score: TextScore) -> list[dict[str, object]]:
+    """A row for each of the two measures."""
+    same = {"task": f"text:{score.text}", "chance": None, "questions": score.documents}
+    return [
+        {**same, "metric": "bits_per_byte", "value": score.bits_per_byte, "error": score.error},
+        {**same, "metric": "nats_per_token", "value": score.nats_per_token, "error": score.token_error},
+    ]
 
 
 def with_error(value: float, error: float | None) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from onecard import units
 from onecard.doctor.benchmarks import BEYOND_NOISE, Published, benchmark, binomial_error, differs
-from onecard.report.scores import with_error
-from onecard.runs.scores import TaskScore
+from onecard.report.scores import text_rows, with_error
+from onecard.runs.scores import TaskScore, TextScore
+from onecard.visible import visible
 
 UNKNOWN = "–"
 
@@ -53,8 +55,8 @@ def task_table(scores: Sequence[TaskScore]) -> Table:
         others = {other.model: f"{other.value:.4f}" for other in published(score)}
         table.add_row(
             *([f"{score.step:,}"] if steps else []),
-            score.task,
-            score.metric,
+            Text(visible(score.task)),
+            Text(visible(score.metric)),
             with_error(score.value, score.error),
             UNKNOWN if score.chance is None else f"{score.chance:.4f}",
             *(others.get(model, UNKNOWN) for model in models),
@@ -67,7 +69,7 @@ def task_lines(scores: Sequence[TaskScore], *, source: str) -> Iterator[str]:
     """What the scores mean, and where the figures are from."""
     steps = len({score.step for score in scores}) > 1
     for score in scores:
-        yield f"{f'step {score.step:,}, ' if steps else ''}{score.task}: {meaning(score)}"
+        yield f"{f'step {score.step:,}, ' if steps else ''}{visible(score.task)}: {meaning(score)}"
     by = " and ".join(dict.fromkeys(score.harness for score in scores))
     limits = {score.limit for score in scores} - {None}
     first = f", the first {units.things(max(filter(None, limits)), 'question')} of each part" if limits else ""
@@ -101,6 +103,14 @@ def task_scores_json(scores: Sequence[TaskScore]) -> list[dict[str, object]]:
                 }
             )
     return rows
+
+
+def scores_json(tasks: Sequence[TaskScore], texts: Sequence[TextScore]) -> list[dict[str, object]]:
+    """Every score of a run, for its page: the rows of `onecard eval --json`."""
+    return [
+        *task_scores_json(tasks),
+        *({**row, "step": text.step} for text in texts for row in text_rows(text)),
+    ]
 
 
 def _published_json(score: TaskScore, other: Published) -> dict[str, object]:

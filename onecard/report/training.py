@@ -16,15 +16,17 @@ from rich.text import Text
 
 from onecard import units
 from onecard.config.schema import RunConfig
+from onecard.doctor.card_readings import slowed_in_words
 from onecard.models.evaluation import evaluations_after
 from onecard.plan.cards import Card, matching_cards
 from onecard.plan.memory.predict import context_of_onecard
 from onecard.report.live_line import APART, LiveLine, redraws
-from onecard.runs.records import Checkpoint, End, Eval, FindingRecord, Oom, Record, Sample, Start, Step
+from onecard.runs.records import CardReading, Checkpoint, End, Eval, FindingRecord, Oom, Record, Sample, Start, Step
 from onecard.visible import visible
 
 PARTED = 0.03  # measured memory off the planned, as a share
 SETTLED_STEP = 3  # by then everything is compiled, recorded and allocated
+REMEMBERED_READINGS = 20_000  # of the card: a day
 RECENT_STEPS = 20  # that the time left is estimated from
 QUIET_SECONDS = 10.0  # without a line, after which one says what is being done
 LOOK_SECONDS = 1.0  # between looks at how long it was quiet: one batch alone may take a minute
@@ -58,6 +60,7 @@ class TrainingDisplay:
         self._saved = ""
         self._planned_bytes: int | None = None
         self._card: Card | None = None
+        self._cards: deque[CardReading] = deque(maxlen=REMEMBERED_READINGS)
         self._parted = False  # whether it was said that measured and planned memory differ
 
     def __enter__(self) -> Self:
@@ -76,6 +79,9 @@ class TrainingDisplay:
             self._progress.stop()
 
     def __call__(self, record: Record) -> None:
+        if isinstance(record, CardReading):
+            self._cards.append(record)
+            return
         self._recorded_at = time.monotonic()
         self._doing = None
         match record:
@@ -264,6 +270,8 @@ class TrainingDisplay:
                 f"of training{best}",
                 style="bold",
             )
+            if slowed := slowed_in_words(self._cards):
+                self._say(f"{slowed}: onecard doctor says what it costs")
 
     def _say(self, words: str, *, style: str = "") -> None:
         self._said_at = time.monotonic()

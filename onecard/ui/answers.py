@@ -15,8 +15,8 @@ from onecard.errors import ConfigError, UsageError
 from onecard.findings import SEVERITIES
 from onecard.opening import pieces
 from onecard.report.strict import strict, whole
-from onecard.ui.columns import Columns, Track, columns_of
-from onecard.ui.curves import curves
+from onecard.ui.columns import Columns, Reading, Track, columns_of, readings_in
+from onecard.ui.curves import card_curves, curves, sensors
 from onecard.ui.sources import Source
 from onecard.visible import visible
 
@@ -277,8 +277,8 @@ def looks(source: Source) -> list[Answer]:
 def run(source: Source, number: int, first: int | None, last: int | None) -> bytes:
     """What is recorded of one run, as JSON; its curves between two steps."""
     found = _tracked(source) if source.is_folder else None
-    case, columns = found or (_numbered(_cases(source), number), None)
-    answer = _recorded(case, columns, first=first, last=last) | {"playground": _playground(source)}
+    case, columns, readings = found or (_numbered(_cases(source), number), None, None)
+    answer = _recorded(case, columns, readings, first=first, last=last) | {"playground": _playground(source)}
     return json.dumps(answer, allow_nan=False).encode()
 
 
@@ -292,7 +292,7 @@ def _playground(source: Source) -> Answer | None:
     return {"step": saved[-1].step, "missing": missing.as_json()["error"] if missing else None} if saved else None
 
 
-def _tracked(source: Source) -> tuple[Case, Columns] | None:
+def _tracked(source: Source) -> tuple[Case, Columns, list[Reading]] | None:
     """A run folder as far as its page needs it without the doctor: its updates as columns, and no other use of them.
 
     None where it has no config or no records, and where speed and time must be derived: the whole reader does that.
@@ -309,7 +309,7 @@ def _tracked(source: Source) -> tuple[Case, Columns] | None:
         return None
     track = _tracks.pop(source.id, None) or Track(source.path)
     try:
-        columns, others = track.read()
+        columns, readings, others = track.read()
     except OSError:
         return None
     if any(all(map(math.isnan, columns.values[name])) for name in ("elapsed_seconds", "tokens_per_second")):
@@ -319,7 +319,7 @@ def _tracked(source: Source) -> tuple[Case, Columns] | None:
         _tracks.popitem(last=False)
     read = logged_run(Run(source.path, config, History(others), checkpoints_in(source.path)))
     case = make_case(read, config=None, card=None, data=DataSizes())
-    return case, _with_tokens(columns, case.facts.tokens_per_step)
+    return case, _with_tokens(columns, case.facts.tokens_per_step), readings
 
 
 def _with_tokens(columns: Columns, tokens_per_step: int | None) -> Columns:
@@ -416,18 +416,25 @@ def _predicted_bytes(case: Case) -> int | None:
 
 
 def _recorded(
-    case: Case, columns: Columns | None = None, *, first: int | None = None, last: int | None = None
+    case: Case,
+    columns: Columns | None = None,
+    readings: Sequence[Reading] | None = None,
+    *,
+    first: int | None = None,
+    last: int | None = None,
 ) -> Answer:
-    """The records of a case for its page; `columns` has its updates where the case has none."""
-    if columns is None:
-        columns = _columns(case)
+    """The records of a case for its page; `columns` and `readings` are those that the case has not."""
+    from onecard.report.task_scores import scores_json
     from onecard.runs.records import Sample
 
+    if columns is None or readings is None:
+        columns, readings = _columns(case), readings_in(case.run.records)
     evaluations = ("tokens", "train_loss", "train_loss_error", "val_loss", "val_loss_error", "bits_per_byte")
     clock = _clock(case, columns)
     card = case.card
     answer: Answer = {
         "config": _settings(case),
+        "sensors": sensors(readings),
         "events": [_event(record, clock) for record in case.run.records if record.kind in _EVENTS],
         "evals": [
             {"step": record.step, "seconds": clock(record.step)} | {name: getattr(record, name) for name in evaluations}
@@ -438,6 +445,7 @@ def _recorded(
             for record in case.run.records
             if isinstance(record, Sample)
         ],
+        "scores": scores_json(case.run.task_scores, case.run.text_scores),  # in the order in which they were measured
         "memory": {
             "predicted_process_bytes": _predicted_bytes(case),
             "card": card.name if card else None,
@@ -447,6 +455,7 @@ def _recorded(
         },
     }
     shown = curves(columns, first=first, last=last) | {"steps_told": case.run.steps_told}
+    shown |= card_curves(readings, shown)
     if not any(seconds is not None for seconds in shown["seconds"]):
         shown["seconds"] = [clock(step) for step in shown["step"]]
     said: Answer = strict(answer)

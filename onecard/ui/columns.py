@@ -1,7 +1,9 @@
-"""The updates of a run folder as columns of numbers: all that curves need, read ten times as fast as whole records."""
+"""The updates of a run folder as columns of numbers, and the readings of its card: all that curves need, read ten times
+as fast as whole records."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -11,14 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from onecard import units
 from onecard.opening import open_file
 from onecard.runs.folder import LONGEST_RECORD_BYTES, RECORDS
 from onecard.runs.history import done_once
 from onecard.runs.record_json import NotARecord, from_line, to_line
-from onecard.runs.records import End, Record, Start, Step
+from onecard.runs.records import CardReading, End, Record, Start, Step
 
 COLUMNS = (
     *("tokens", "loss", "lr", "grad_norm", "elapsed_seconds"),
@@ -57,7 +59,30 @@ def _known(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-Piece = Columns | Record  # updates whose numbers rise, or any other record
+class Reading(NamedTuple):
+    """A reading of a card as far as curves show it, by the names of its record."""
+
+    step: int
+    temperature_c: float | None
+    power_watts: float | None
+    sm_clock_mhz: float | None
+    other_bytes: float | None
+    power_limit_watts: float | None
+    default_power_limit_watts: float | None
+    pcie_generation: float | None
+    pcie_width: float | None
+    max_pcie_generation: float | None
+    max_pcie_width: float | None
+    throttle: tuple[str, ...] | None
+
+
+def readings_in(records: Iterable[Record]) -> list[Reading]:
+    """The readings among records."""
+    names = Reading._fields
+    return [Reading(*(getattr(each, name) for name in names)) for each in records if isinstance(each, CardReading)]
+
+
+Piece = Columns | list[Reading] | Record  # updates whose numbers rise, readings, or any other record
 
 
 @dataclass
@@ -69,8 +94,8 @@ class Track:
     _place: int = 0  # bytes read: whole lines
     _file: tuple[int, int] | None = None  # device and number of the file that was read
 
-    def read(self) -> tuple[Columns, tuple[Record, ...]]:
-        """The valid updates, and the other valid records. A file that was replaced or cut is read from its beginning.
+    def read(self) -> tuple[Columns, list[Reading], tuple[Record, ...]]:
+        """The valid updates, readings and other records. A file that was replaced or cut is read from its beginning.
 
         OSError where there is none.
         """
@@ -104,9 +129,10 @@ class Track:
             self._pieces.append(piece)
 
 
-def valid(pieces: Sequence[Piece]) -> tuple[Columns, tuple[Record, ...]]:
-    """What `each_step_once` keeps of the same records, updates apart from others."""
+def valid(pieces: Sequence[Piece]) -> tuple[Columns, list[Reading], tuple[Record, ...]]:
+    """What `each_step_once` keeps of the same records, updates and readings apart from others."""
     kept: list[Columns] = []
+    read: list[Reading] = []
     others: list[Record] = []
     lowest_start = next_step = math.inf
     done: set[object] = set()
@@ -116,6 +142,10 @@ def valid(pieces: Sequence[Piece]) -> tuple[Columns, tuple[Record, ...]]:
             if end:
                 kept.append(piece if end == len(piece) else piece.part(0, end))
                 next_step = piece.step[0]
+            continue
+        if isinstance(piece, list):
+            latest = min(lowest_start, next_step)
+            read += reversed([reading for reading in piece if reading.step <= latest])
             continue
         if piece.step is not None and piece.step > min(lowest_start, next_step):
             continue
@@ -133,7 +163,7 @@ def valid(pieces: Sequence[Piece]) -> tuple[Columns, tuple[Record, ...]]:
     columns = Columns()
     for part in reversed(kept):
         columns.extend(part)
-    return _possible(columns), tuple(reversed(others))
+    return _possible(columns), read[::-1], tuple(reversed(others))
 
 
 def _possible(columns: Columns) -> Columns:
@@ -149,26 +179,51 @@ def _possible(columns: Columns) -> Columns:
 
 
 def _pieces(block: bytes) -> Iterator[Piece]:
-    """Lines as pieces; a line that is no record is skipped."""
-    rows = _LINE.findall(block)
-    if len(rows) == block.count(b"\n"):
-        yield from _rising(_columns(rows))
+    """Lines as pieces; a line that is no record is skipped. Readings come after the updates that they are among."""
+    cards = _CARD.findall(block)
+    rows = _LINE.findall(_CARD.sub(b"", block) if cards else block)
+    if len(rows) + len(cards) == block.count(b"\n"):
+        yield from _both(rows, cards)
         return
-    rows = []
-    for line in block.splitlines():
-        if match := _LINE.fullmatch(line + b"\n"):
+    rows, cards = [], []
+    for line in block.splitlines(keepends=True):
+        if match := _LINE.fullmatch(line):
             rows.append(match.groups())
-            continue
-        try:
-            record = from_line(line)
-        except NotARecord:
-            continue
-        if rows:
-            yield from _rising(_columns(rows))
-            rows = []
-        yield columns_of([record]) if isinstance(record, Step) else record
+        elif _CARD.match(line):
+            cards.append(line)
+        else:
+            try:
+                record = from_line(line)
+            except NotARecord:
+                continue
+            yield from _both(rows, cards)
+            rows, cards = [], []
+            if isinstance(record, CardReading):
+                yield readings_in([record])
+            else:
+                yield columns_of([record]) if isinstance(record, Step) else record
+    yield from _both(rows, cards)
+
+
+def _both(rows: Sequence[tuple[bytes, ...]], cards: Sequence[bytes]) -> Iterator[Piece]:
     if rows:
         yield from _rising(_columns(rows))
+    if readings := [reading for line in cards if (reading := _reading(line))]:
+        yield readings
+
+
+def _reading(line: bytes) -> Reading | None:
+    """What a line says of a card; None where it makes no sense. No whole record: that would take ten times as long."""
+    try:
+        said = json.loads(line)
+        step, throttle = said["step"], said.get("throttle")
+        if type(step) is not int or not 0 <= step < 2**63:
+            return None
+        told = (said.get(name) for name in Reading._fields[1:-1])
+        values = [float(value) if type(value) in (int, float) and abs(value) < 1e18 else None for value in told]
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
+        return None
+    return Reading._make((step, *values, tuple(map(str, throttle)) if isinstance(throttle, list) else None))
 
 
 def _columns(rows: Iterable[tuple[bytes, ...]]) -> Columns:
@@ -213,3 +268,4 @@ _ANY = Step(
     mfu=None, allocated_bytes=None, reserved_bytes=None, data_wait_seconds=None,
 )  # fmt: skip
 _LINE = _pattern()
+_CARD = re.compile(rb'\{"kind":"card",[^\n]*\n')

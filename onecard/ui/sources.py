@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from onecard.errors import ConfigError
 from onecard.opening import open_file
 from onecard.runs.folder import CHECKPOINTS, CONFIG, RECORDS, runs_in
+from onecard.runs.scores import SCORES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +47,13 @@ class Source:
         return all(file.resolve().is_relative_to(root) for file in files)
 
     def stamp(self) -> tuple[int, int]:
-        """Size and time of its records, one of which changes with every record; zeros where there are none yet."""
-        try:
-            with open_file(self.records) as file:  # opened, because a network disk then asks its server
+        """Size and time of its records and scores, which change with every one; zeros where there are none yet."""
+        size, changed = 0, 0
+        for path in (self.records, self.path / SCORES) if self.is_folder else (self.path,):
+            with suppress(OSError), open_file(path) as file:  # opened, because a network disk then asks its server
                 status = os.fstat(file.fileno())
-            return status.st_size, status.st_mtime_ns
-        except OSError:
-            return 0, 0
+                size, changed = size + status.st_size, max(changed, status.st_mtime_ns)
+        return size, changed
 
     def check(self) -> None:
         """ConfigError for a source with a link that leads out of what was named."""

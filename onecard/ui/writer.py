@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from onecard.errors import ConfigError, OnecardError
 from onecard.ui.process import Bug, Told
 from onecard.ui.sources import Source
+from onecard.visible import visible
 
 if TYPE_CHECKING:
     from onecard.inputs.opened import Opened
@@ -132,7 +133,7 @@ def _written(model: _Model, source: Source, asked: Asked) -> Iterator[Said]:
     began, count, why = time.monotonic(), 0, "length"
     try:
         for count, token in enumerate(tokens, 1):
-            yield "text", {"text": decoder.decode(tokenizer.token_bytes(token)), "tokens": count}
+            yield "text", {"text": visible(decoder.decode(tokenizer.token_bytes(token))), "tokens": count}
             if time.monotonic() - began > WRITING_SECONDS:
                 why = "time"
                 break

@@ -81,6 +81,7 @@ def served_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     for path, text in logs().items():
         (folder / path.name).write_text(text)
     make_run(folder / "runs/fineweb", updates=500)
+    make_run(folder / "runs/long", updates=12_000)
     make_run(folder / "runs" / HOSTILE, updates=300)
     make_model(folder / "runs" / "speaks", n_layer=6, n_embd=128)
     make_model(folder / "runs" / "hostile speech", token=HOSTILE)

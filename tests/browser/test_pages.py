@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,46 @@ def test_a_point_of_the_chart_is_the_record(site: Site) -> None:
         said = page.locator(".readout").first.inner_text()
         assert f"step {record['step']}" in " ".join(said.split())
         assert f"loss {record['loss']:.4f}" in " ".join(said.split())
+
+
+def test_a_zoom_shows_every_update_until_all_is_shown_again(site: Site) -> None:
+    page = site.open(site.run("long"))
+    figure = page.locator("figure").first
+    chart, readout = page.locator(".plot").first, page.locator(".readout").first
+    coarse = page.evaluate("path => fetch(path).then(a => a.json())", f"/api/runs/{site.ids['long']}")["curves"]
+    assert coarse["steps"] > 2 * coarse["buckets"]
+    for _ in range(250):
+        chart.press("ArrowLeft")
+    for _ in range(5):
+        chart.press("+")
+    figure.get_by_text("every update").wait_for()
+    lines = (site.folder / "runs/long/records.jsonl").read_text().splitlines()
+    losses = {record["step"]: record["loss"] for record in map(json.loads, lines) if record["kind"] == "step"}
+    seen = []
+    for _ in range(4):
+        chart.press("ArrowRight")
+        said = " ".join(readout.inner_text().replace(",", "").split())
+        seen.append(int(said.split("step ")[1].split()[0]))
+        assert f"loss {losses[seen[-1]]:.4f}" in said
+    assert [later - earlier for earlier, later in pairwise(seen)] == [10, 10, 10]
+    page.get_by_role("button", name="Show all").click()
+    figure.get_by_text("every update").wait_for(state="detached")
+    assert page.get_by_role("button", name="Show all").count() == 0
+
+
+def test_texts_scores_and_the_card_are_shown(site: Site) -> None:
+    page = site.open(site.run("fineweb"))
+    text = page.locator(".samples")
+    assert "The river of the the and" in " ".join(text.inner_text().split())
+    page.get_by_role("slider", name="Step of the text").press("Home")
+    assert "zinc" in text.inner_text()
+    assert "step 0" in text.inner_text()
+    assert "1.1187 ± 0.0041" in page.get_by_role("row", name="bits per byte").inner_text()
+    lines = (site.folder / "runs/fineweb/records.jsonl").read_text().splitlines()
+    last = [record for record in map(json.loads, lines) if record["kind"] == "card"][-1]
+    card = page.locator("section", has=page.get_by_role("heading", name="The card")).last
+    assert f"{last['temperature_c']} °C" in card.inner_text()
+    assert "Clock lowered by power limit" in card.inner_text()
 
 
 def test_an_update_appears_without_reloading(site: Site) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onecard.data.dataset import open_folder
+from onecard.data.dataset import open_path
 from onecard.data.documents import read_documents
 from onecard.data.encode import content_hash
 from onecard.data.manifest import Settings
@@ -42,7 +42,7 @@ def test_what_goes_in_comes_out_however_often_it_was_stopped(
         how = Settings(tokenizer="bytes", format=format, val_share=share, dedup=dedup, shard_tokens=50)  # type: ignore[arg-type]
         for tokens in [*stops, None]:
             prepare(source, folder / "out", settings=how, tokenizer=ByteTokenizer(), tokens=tokens)
-        data = open_folder(folder / "out", name="x", environ={})
+        data = open_path(folder / "out", name="x", environ={})
         found = {}
         for split, tokens_of in (("train", data.train), ("val", data.val)):
             raw = bytes(tokens_of.read(0, len(tokens_of)).astype(np.uint8))

@@ -268,3 +268,34 @@ def test_a_field_that_the_questions_lack_is_three_lines(tmp_path: Path) -> None:
     task.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in FILE.items()))
     with pytest.raises(ConfigError, match="cannot be asked"):
         load_tasks([str(task)], command="", download=False)
+
+
+# where scores are shown
+
+
+def test_scores_are_in_compare_in_the_model_card_and_on_the_page(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from onecard.doctor.compare import compare_runs
+    from onecard.runs.folder import load_run
+    from onecard.ui import answers
+
+    shutil.copytree("runs/a", "runs/b")
+    for name in ("a", "b"):
+        said(capsys, f"runs/{name}", "--tasks", f"{HOUSEHOLD},{LAST_WORD}")
+    capsys.readouterr()
+    assert run(["compare", "runs/a", "runs/b", "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    (household, _) = compared["same_tasks"]
+    assert household["task"] == "household"
+    assert household["value"][0] == household["value"][1]
+    assert (household["best"], compared["winners"]["task:household"]) == ([0, 1], None)
+    assert run(["compare", "runs/a", "runs/b"]) == 0
+    assert "household, acc_norm" in capsys.readouterr().out
+    comparison = compare_runs([load_run(Path("runs/a")), load_run(Path("runs/b"))])
+    shown = answers._recorded(comparison.cases[0])["scores"]
+    assert [row["task"] for row in shown if row["main"]] == ["household", "last_word"]
+    assert run(["export", "runs/a", "--to", "hf", "--out", "card"]) == 0
+    card = Path("card/README.md").read_text()
+    assert "| household, acc\\_norm (24 questions) |" in card or "| household, acc_norm (24 questions) |" in card
+    assert "## Scores" in card

@@ -2,16 +2,18 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from onecard.runs.history import each_step_once, read_lines
 from onecard.runs.record_json import to_line
-from onecard.runs.records import Eval, Sample, Step
-from onecard.ui.columns import COLUMNS, Columns, Track, columns_of
+from onecard.runs.records import CardReading, Eval, Sample, Step
+from onecard.ui.columns import COLUMNS, Columns, Track, columns_of, readings_in
 from tests.made_records import _bare, end, start, step
 
 losses = st.sampled_from([3.0, 4.25, 1e-7, 1.5e16, math.nan, math.inf, -math.inf])
@@ -26,12 +28,17 @@ others = st.one_of(
     st.builds(lambda number: to_line(_bare(Eval, step=number, block_size=64, val_loss=3.0)), st.integers(0, 12)),
     st.builds(lambda number: to_line(Sample(step=number, tokens=None, prompt="", text="x")), st.integers(0, 12)),
     st.builds(lambda number: to_line(end(number, "finished")), st.integers(0, 12)),
+    st.builds(lambda number: to_line(reading(number)), st.integers(0, 12)),
     st.sampled_from([b"\n", b"half a line\n", b'{"kind":"later","step":3}\n', b'{"kind":"step","step":4,"loss":1e60}\n',
         b'{"kind": "step", "step": 5, "loss": 2.5}\n', b'{"kind":"step","step":-5,"loss":2.5}\n', b"[" * 200 + b"\n"]),
 )  # fmt: skip
 rising = st.integers(1, 9).flatmap(
     lambda first: st.just(b"".join(to_line(step(number, loss=2.0)) for number in range(first, first + 30)))
 )
+
+
+def reading(number: int) -> CardReading:
+    return CardReading(step=number, elapsed_seconds=float(number), temperature_c=60.0 + number, throttle=("heat",))
 
 
 def seen(columns: Columns) -> list[str]:
@@ -48,11 +55,43 @@ def test_a_track_is_the_valid_records_wherever_it_was_cut(parts: list[bytes], cu
             with (Path(folder) / "records.jsonl").open("ab") as file:
                 file.write(written[place:cut])
             place = max(place, min(cut, len(written)))
-            columns, rest = track.read()
+            columns, readings, rest = track.read()
     valid = each_step_once(read_lines(written.splitlines(keepends=True)).records)
     kept = [each for each in valid if isinstance(each, Step) and each.step >= 0 and (each.tokens or 0) >= 0]
     assert seen(columns) == seen(columns_of(kept))
-    assert [to_line(each) for each in rest] == [to_line(each) for each in valid if not isinstance(each, Step)]
+    others = [each for each in valid if not isinstance(each, Step | CardReading)]
+    assert [to_line(each) for each in rest] == [to_line(each) for each in others]
+    assert Counter(readings_in(valid)) <= Counter(readings)  # one before an update of a lower number may stay
+
+
+def test_readings_of_lost_updates_are_dropped_and_take_the_fast_way(tmp_path: Path) -> None:
+    lines = [
+        line
+        for first, last in ((1, 400), (300, 900))
+        for number in range(first, last)
+        for line in (reading(number), step(number, loss=2.0))
+    ]
+    records = [start(0, resumed_from=None), *lines[:798], start(299), *lines[798:]]
+    (tmp_path / "records.jsonl").write_bytes(b"".join(map(to_line, records)))
+    columns, readings, rest = Track(tmp_path).read()
+    assert list(columns.step) == list(range(1, 900))
+    assert readings == readings_in(each_step_once(records))
+    assert [each.step for each in readings] == [*range(1, 300), *range(300, 900)]
+    assert [each.kind for each in rest] == ["start", "start"]
+
+
+@pytest.mark.parametrize("said", [b"{", b"[]", b'{"kind":"card","step":true}', b'{"kind":"card","step":1e3}', b"5"])
+def test_a_reading_that_makes_no_sense_is_passed_over(said: bytes) -> None:
+    from onecard.ui.columns import _reading
+
+    assert _reading(said) is None
+
+
+def test_a_reading_says_only_numbers() -> None:
+    from onecard.ui.columns import _reading
+
+    found = _reading(b'{"kind":"card","step":3,"temperature_c":"hot","power_watts":1e400,"throttle":["heat",7]}')
+    assert (found.temperature_c, found.power_watts, found.throttle) == (None, None, ("heat", "7"))
 
 
 def test_a_file_that_was_replaced_or_cut_is_read_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from onecard.errors import OnecardError
+from onecard.visible import visible
 from tests.made_models import make_model
 from tests.ui.conftest import Site
 
@@ -73,7 +74,9 @@ def test_it_is_the_text_that_sample_writes(site: Site, own: str) -> None:
     tokens = generate(
         opened.model, list(b"def f("), max_new_tokens=40, temperature=0.8, top_k=50, seed=7, vocab_size=256
     )
-    assert "".join(what["text"] for kind, what in told if kind == "text") == opened.tokenizer.decode(list(tokens))
+    assert "".join(what["text"] for kind, what in told if kind == "text") == visible(
+        opened.tokenizer.decode(list(tokens))
+    )
 
 
 @pytest.mark.timeout(120)

@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("starlette", reason="needs starlette and uvicorn: pip install 'onecard[ui]'")
 
 from onecard.runs.record_json import to_line
-from onecard.runs.records import Sample
+from onecard.runs.records import CardReading, Sample
+from onecard.runs.scores import TextScore, append_score
 from onecard.ui.columns import columns_of
 from onecard.ui.curves import BUCKETS, curves
 from tests.made_records import step
@@ -128,6 +129,39 @@ def test_texts_of_the_model_are_told_with_what_would_steer_a_screen_spelled_out(
     site = open_site(tmp_path / "runs")
     (told,) = site.ask(f"/api/runs/{site.id_of('told')}").json["samples"]
     assert told == {"step": 100, "tokens": 7, "prompt": "a", "text": "a \\x1b[2J\\u202e<b>"}
+
+
+def test_the_card_and_the_scores_are_told(open_site: Callable[..., Site], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "told")
+    with (run / "records.jsonl").open("ab") as records:
+        for number, reasons in ((10, ()), (20, ("heat",)), (20, ("heat",)), (40, None)):
+            reading = CardReading(
+                step=number,
+                elapsed_seconds=1.0,
+                temperature_c=50.0 + number,
+                power_limit_watts=200.0,
+                pcie_width=8,
+                throttle=reasons,
+            )
+            records.write(to_line(reading))
+    site = open_site(tmp_path / "runs")
+    path = f"/api/runs/{site.id_of('told')}"
+    told = site.ask(path).json
+    assert told["sensors"]["slowed"] == {"heat": 2 / 3}
+    assert (told["sensors"]["power_limit_watts"], told["sensors"]["pcie_width"]) == (200.0, 8)
+    curves = told["curves"]
+    temperatures = dict(zip(curves["step"], curves["temperature_c"]["max"], strict=True))
+    assert {step: value for step, value in temperatures.items() if value} == {10: 60.0, 20: 70.0, 40: 90.0}
+    assert curves["power_watts"] is None
+    assert told["scores"] == []
+    score = TextScore(
+        step=100, text="a.txt", text_sha256="0", context=64, documents=3, bytes=100, tokens=50, nats=150.0, error=0.25
+    )
+    append_score(run, score)  # nothing is added to the records: the scores alone tell
+    first, second = site.ask(path).json["scores"]
+    assert (first["step"], first["metric"], first["error"]) == (100, "bits_per_byte", 0.25)
+    assert first["value"] == pytest.approx(score.bits_per_byte)
+    assert second["value"] == 3.0
 
 
 def test_an_infinite_loss_is_marked() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import onecard.data.part as prepare_part
-from onecard.data.dataset import Dataset, checked_files, open_folder
+from onecard.data.dataset import Dataset, checked_files, open_path
 from onecard.data.duplicates import DocumentHashes
 from onecard.data.encode import content_hash
 from onecard.data.manifest import Progress, Settings, read_progress, write_progress
@@ -58,7 +58,7 @@ def run(source: Source | Path, folder: Path, settings: Settings = BYTES, **optio
 
 
 def opened(folder: Path) -> Dataset:
-    return open_folder(folder, name="x", environ={})
+    return open_path(folder, name="x", environ={})
 
 
 def documents_in(folder: Path) -> dict[str, list[str]]:
@@ -125,7 +125,7 @@ def test_every_format_is_read_by_the_trainer(tmp_path: Path, format: Format) -> 
     found = documents_in(tmp_path / "out")
     assert sorted(found["train"] + found["val"]) == sorted(texts(100))
     (tmp_path / "out" / "meta.json").unlink()  # others' programs go by the names alone
-    bare = open_folder(tmp_path / "out", name="x", environ={})
+    bare = open_path(tmp_path / "out", name="x", environ={})
     assert len(bare.train) == sum(len(each) + 1 for each in found["train"])
     ends = bare.train.read(0, len(bare.train)) == 0
     assert (ends[0], ends[-1]) == ((True, False) if format == "llmc" else (False, True))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onecard.data.dataset import open_folder
+from onecard.data.dataset import open_path
 from onecard.data.samples import printable, samples
 
 
@@ -21,7 +21,7 @@ def folder_of(tmp_path: Path, train: bytes, *, tokenizer: str | None = "bytes") 
 def test_a_sample_is_the_beginning_of_a_document(tmp_path: Path, end_first: bool) -> None:
     documents = [f"document {number}".encode() for number in range(100)]
     raw = b"".join(b"\0" + each if end_first else each + b"\0" for each in documents)
-    data = open_folder(folder_of(tmp_path, raw), name="x", environ={})
+    data = open_path(folder_of(tmp_path, raw), name="x", environ={})
     found = [sample for sample in samples(data, count=4, length=20) if sample.split == "train"]
     texts = [sample.text for sample in found]
     assert texts[0] == "document 0"
@@ -30,14 +30,14 @@ def test_a_sample_is_the_beginning_of_a_document(tmp_path: Path, end_first: bool
 
 
 def test_long_documents_are_shown_in_part_and_no_split_is_too_short(tmp_path: Path) -> None:
-    data = open_folder(folder_of(tmp_path, b"x" * 10_000), name="x", environ={})
+    data = open_path(folder_of(tmp_path, b"x" * 10_000), name="x", environ={})
     found = samples(data, count=2, length=30)
     assert [sample.text for sample in found] == ["x" * 30, "x" * 30, "v"]
     assert [sample.position for sample in found[:2]] == [0, 5000]
 
 
 def test_without_a_tokenizer_there_are_none(tmp_path: Path) -> None:
-    assert samples(open_folder(folder_of(tmp_path, b"x" * 9, tokenizer=None), name="x", environ={}), count=3) == ()
+    assert samples(open_path(folder_of(tmp_path, b"x" * 9, tokenizer=None), name="x", environ={}), count=3) == ()
 
 
 def test_what_steers_a_terminal_is_written_out() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from onecard.data import tokenizers
-from onecard.data.dataset import open_folder
+from onecard.data.dataset import open_path
 from onecard.data.manifest import Settings
 from onecard.data.prepare import prepare
 from onecard.data.sources import local_source
@@ -156,7 +156,7 @@ def test_a_tokenizer_is_learned_from_the_source_and_kept_with_the_data(tmp_path:
     settings = Settings(tokenizer=name, vocab_size=300 if name == "bpe" else None, val_share=0.1)
     prepared = prepare(source, tmp_path / "out", settings=settings, tokenizer=None)
     assert prepared.counts.kept == 150
-    data = open_folder(tmp_path / "out", name="x", environ={})
+    data = open_path(tmp_path / "out", name="x", environ={})
     assert data.tokenizer is not None
     assert (
         data.vocab_size
@@ -197,7 +197,7 @@ def test_a_vocabulary_beyond_16_bits_is_stored_in_32_and_refused_for_nanogpt(tmp
     for format in ("onecard", "llmc"):
         settings = Settings(tokenizer="big", val_share=0.0, format=format)  # type: ignore[arg-type]
         prepare(source, tmp_path / format, settings=settings, tokenizer=tokenizer)
-        data = open_folder(tmp_path / format, name="x", environ={})
+        data = open_path(tmp_path / format, name="x", environ={})
         ids = [69_999, 5, 70_000]
         assert data.train.read(0, 9).tolist() == (ids if format == "onecard" else [ids[2], *ids[:2]])
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from onecard.doctor.case import Case
 from onecard.doctor.rules import (
     batch,
+    card,
     data,
     learning,
     memory,
@@ -65,6 +66,10 @@ RULES: tuple[Rule, ...] = (
     scaling.loss_off_expectation,
     pace.waiting_for_data,
     pace.slowing_down,
+    card.card_too_hot,
+    card.power_limit,
+    card.card_shared,
+    card.clocks_drop,
     pace.slower_than_planned,
     speed.low_mfu,
     shape.odd_head_size,
@@ -81,6 +86,7 @@ RULES: tuple[Rule, ...] = (
     shape.stale_comment,
     schedule.warmup_length,
     speed.eval_too_expensive,
+    card.slow_pcie_link,
     shape.logits_returned,
     resume.best_overwritten,
     speed.autotune_sm_warning,

@@ -97,7 +97,7 @@ function keys(event, plot) {
   const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, PageUp: at - 20, PageDown: at + 20, Home: 0, End: last };
   if (event.key in moves) place(plot, moves[event.key]);
   else if (event.key === "+" || event.key === "-") zoom(plot, at, event.key === "+" ? 0.5 : 2);
-  else if (event.key === "Escape") scaleAll(-Infinity, Infinity);
+  else if (event.key === "Escape") showAll();
   else return;
   event.preventDefault();
 }
@@ -106,6 +106,8 @@ function zoom(plot, at, times) {
   const middle = plot.data[0][at];
   scaleAll(middle - (middle - min) * times, middle + (max - middle) * times);
 }
+/** The whole of every chart of the page. */
+export const showAll = () => scaleAll(-Infinity, Infinity);
 function scaleAll(min, max) {
   for (const { plot } of charts) {
     if (!plot || !plot.root.isConnected) continue;

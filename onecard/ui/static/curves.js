@@ -1,10 +1,12 @@
 // The curves of one run: loss on top, four small ones below, on one x axis with one crosshair.
 
-import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
+import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, showAll, whole } from "./charts.js";
 import { capital, colour, h, icon, s, segmented } from "./dom.js";
 import { duration, gib, int, learningRate, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
+import { closer } from "./zoom.js";
 
 const AXES = { tokens: "tokens", time: "time in training", steps: "steps" };
+const CARD = ["temperature_c", "power_watts", "sm_clock_mhz", "other_bytes"];
 const SHOWN_EVENTS = 26; // as many as there are letters
 const FIRST_DESCENT = 0.08; // share of the stretches that a linear picture leaves out at its top
 
@@ -20,9 +22,23 @@ function flagged(events) {
     .slice(-SHOWN_EVENTS);
 }
 
-/** Nodes that show `run` (an answer of /api/runs/ID), and `update(run)` for the next answer. */
-export function curves(first) {
+/**
+ * Nodes that show `run` (an answer of /api/runs/ID), and `update(run)` for the next answer. `finer(from, to)` asks for
+ * the same with finer curves of these steps.
+ */
+export function curves(first, finer = null) {
   let run = first;
+  let coarse = first.curves;
+  const zoom = closer(finer, () => {
+    take();
+    for (const panel of panels) panel.update((plot) => plot.refresh());
+    lossPlot.refresh();
+    describe();
+    tell();
+  });
+  const take = () => {
+    run = { ...run, curves: zoom.shown(coarse) };
+  };
   let along = known(run.curves.tokens).length ? "tokens" : "steps";
   let log = false;
   const WORDS = run.curves.steps_told === false ? { ...AXES, steps: "logged losses" } : AXES;
@@ -33,10 +49,26 @@ export function curves(first) {
     return i < 0 ? null : xs()[i];
   };
   const leastX = () => Math.max(known(xs()).find((value) => value > 1e-9) ?? 1, 1e-9);
-  const xs = () => {
-    const values = { tokens: run.curves.tokens, time: run.curves.seconds, steps: run.curves.step }[along];
+  const xs = (of = run.curves) => {
+    const values = { tokens: of.tokens, time: of.seconds, steps: of.step }[along];
     return log ? values.map((value) => Math.max(value, 1e-9)) : values;
   };
+  /** The smallest and the largest x that are shown, or null for all. */
+  const part = (u) => {
+    const { min, max } = u?.scales.x ?? {};
+    const x = xs();
+    return missing(min) || !x.length || (min <= x[0] && max >= x.at(-1)) ? null : { min, max };
+  };
+  const zoomed = (u) => {
+    const shown = part(u);
+    const x = xs(coarse);
+    const from = shown ? x.findIndex((value) => value >= shown.min) : -1;
+    const to = shown ? x.findIndex((value) => value >= shown.max) : -1;
+    if (shown && from < 0) return; // only what is to come is shown
+    zoom.look(coarse, shown ? from : null, to < 0 ? x.length - 1 : to);
+    all.hidden = !shown;
+  };
+  const all = h("button", { class: "mini", type: "button", hidden: true, text: "Show all", onclick: () => showAll() });
   const end = () => {
     const planned = run.run.state === "training" && run.prediction ? at(run.prediction) : null;
     return most([planned, ...xs(), ...run.evals.map(at)]);
@@ -93,6 +125,7 @@ export function curves(first) {
     bands,
     hooks: {
       setCursor: [(u) => tell(u.cursor.idx)],
+      setScale: [(u, key) => key === "x" && u === lossPlot.plot && zoomed(u)],
       draw: [
         (u) => {
           const p = pen(u);
@@ -105,13 +138,27 @@ export function curves(first) {
 
   // ---- loss
   const lossOf = () => run.curves.loss ?? { min: [], mean: [], max: [] };
-  const limits = () => {
-    const { min, max } = lossOf();
+  const limits = (u = lossPlot.plot) => {
+    const shown = part(u);
+    if (shown) return closeLimits(shown);
+    const { min, max } = coarse.loss ?? lossOf();
     const skipped = log ? 0 : Math.ceil(max.length * FIRST_DESCENT);
-    const from = xs()[skipped] ?? 0;
+    const from = xs(coarse)[skipped] ?? 0;
     const seen = run.evals.filter((one) => at(one) >= from || run.evals.length < 3).flatMap((one) => [one.val_loss]);
     const high = most([...max.slice(skipped), ...seen]);
     const low = least([...min, ...run.evals.map((one) => one.val_loss), run.prediction?.loss?.low]);
+    return around(low, high);
+  };
+  /** Around what a part of the x axis shows. */
+  const closeLimits = (shown) => {
+    const inside = (x) => x >= shown.min && x <= shown.max;
+    const x = xs();
+    const { min, max } = lossOf();
+    const evaluated = run.evals.filter((one) => inside(at(one))).map((one) => one.val_loss);
+    const of = (values) => [...values.filter((_, i) => inside(x[i])), ...evaluated];
+    return around(least(of(min)), most(of(max)));
+  };
+  const around = (low, high) => {
     if (!Number.isFinite(high) || !Number.isFinite(low)) return [0, 1];
     const room = Math.max(0.02, (high - low) * 0.06);
     return log ? [low * 0.97, high * 1.05] : [low - room, high + room];
@@ -205,7 +252,7 @@ export function curves(first) {
     loss(one.val_loss, 4) + (missing(one.val_loss_error) ? "" : ` ± ${one.val_loss_error.toFixed(4)}`);
 
   // ---- small charts
-  const small = ({ title, note, key, word, absent, top, lines, worst = false, size = 46 }) => {
+  const small = ({ title, note, key, word, absent, top, lines, incrs, worst = false, size = 46 }) => {
     const holder = h("div", { class: "plot", role: "group" });
     const value = h("b", {});
     const values = () => run.curves[key] ?? { min: [], mean: [], max: [] };
@@ -226,7 +273,8 @@ export function curves(first) {
           ],
           { stroke: colour("--ink-2"), dash: [6, 3] },
         );
-        p.text(mark.label, p.right - 4 * p.ratio, y - 5 * p.ratio, {
+        const room = y - p.top > 16 * p.ratio; // above the line, else below it
+        p.text(mark.label, p.right - 4 * p.ratio, y + (room ? -5 : 13) * p.ratio, {
           fill: colour("--ink-2"),
           align: "right",
           halo: colour("--surface"),
@@ -242,7 +290,7 @@ export function curves(first) {
       options: options(
         138,
         { range },
-        { y: (v) => (v ? word(v) : "0"), size, space: 28 },
+        { y: (v) => (v ? word(v) : "0"), size, space: 28, incrs },
         series.map((one) => (one === hidden ? one : { ...one, stroke: colour("--accent") })),
         draw,
         [{ series: [2, 1], fill: colour("--accent-band") }],
@@ -276,10 +324,16 @@ export function curves(first) {
       ),
       holder,
     );
-    return { node, update, title, absent };
+    return { node, update, title, absent, key };
   };
   const memory = () => run.memory ?? {};
+  const limit = () => run.sensors?.power_limit_watts;
   const clip = () => run.config.find((one) => one.key === "grad_clip")?.value;
+  const bytes = {
+    word: (v) => `${gib(v, v % 2 ** 30 ? 1 : 0)} GiB`,
+    size: 54,
+    incrs: [0.5, 1, 2, 4, 8, 16, 32].map((size) => size * 2 ** 30),
+  };
   const panels = [
     small({ title: "Learning rate", note: "", key: "lr", word: learningRate, absent: "This log does not print it." }),
     small({
@@ -307,10 +361,9 @@ export function curves(first) {
     }),
     small({
       title: "Memory",
-      note: "reserved by PyTorch; dashed: the plan, with the CUDA context",
+      note: "reserved; dashed: plan and limit",
       key: "reserved_bytes",
-      word: (v) => `${gib(v, v < 2 ** 33 ? 1 : 0)} GiB`,
-      size: 54,
+      ...bytes,
       absent: "No card's memory is recorded: the run is on the processor, or the log does not say.",
       top: () => Math.max(memory().predicted_process_bytes ?? 0, memory().available_bytes ?? 0),
       lines: () =>
@@ -321,9 +374,62 @@ export function curves(first) {
           .filter(([, bytes]) => !missing(bytes))
           .map(([name, bytes]) => ({ value: bytes, label: `${name} ${gib(bytes)}` })),
     }),
+    small({ title: "Temperature", key: "temperature_c", word: (v) => `${int(v)} °C` }),
+    small({
+      title: "Power",
+      note: "dashed: its limit",
+      key: "power_watts",
+      word: (v) => `${int(v)} W`,
+      top: () => limit() ?? 0,
+      lines: () => (missing(limit()) ? [] : [{ value: limit(), label: `limit ${int(limit())} W` }]),
+    }),
+    small({
+      title: "Clock",
+      note: "of the multiprocessors",
+      key: "sm_clock_mhz",
+      word: (v) => `${int(v)} MHz`,
+      size: 64,
+    }),
+    small({
+      title: "Other programs",
+      note: "what they hold of its memory",
+      key: "other_bytes",
+      ...bytes,
+    }),
   ];
+  /** What the card's readings say in words. */
+  const sensors = h("span", { class: "quiet" });
+  const ofCard = (panel) => CARD.includes(panel.key);
+  const cardPart = h(
+    "section",
+    {},
+    h("div", { class: "head" }, h("h2", { text: "The card" }), sensors),
+    h("div", { class: "multiples" }, panels.filter(ofCard).map((panel) => panel.node)),
+  );
+  const describeCard = () => {
+    const { slowed, pcie_generation: link, pcie_width: lanes, ...other } = run.sensors ?? {};
+    const reasons = Object.entries(slowed ?? {}).map(([reason, share]) => `${reason} ${percent(share)}`);
+    const fullLink = `${other.max_pcie_generation}.0 x${other.max_pcie_width}`;
+    const words = [
+      slowed
+        ? `Clock lowered by ${reasons.length ? `${reasons.join(", ")} of the readings` : "nothing: neither heat nor its power limit"}.`
+        : "",
+      missing(link) || missing(lanes)
+        ? ""
+        : `PCIe ${link}.0 x${lanes}${missing(other.max_pcie_generation) || fullLink === `${link}.0 x${lanes}` ? "" : ` of ${fullLink}`}.`,
+      other.default_power_limit_watts > other.power_limit_watts
+        ? `Power limit ${int(other.power_limit_watts)} of the usual ${int(other.default_power_limit_watts)} W.`
+        : "",
+    ].filter(Boolean);
+    cardPart.hidden = panels.every((panel) => !ofCard(panel) || panel.node.hidden);
+    sensors.textContent = words.join(" ");
+  };
 
   // ---- around the charts
+  const swatch = (d, kind) =>
+    s("svg", { class: "swatch", viewBox: "0 0 16 10", "aria-hidden": "true" }, s("path", { d, class: kind }));
+  const key = (d, kind, words) => h("span", { class: "key" }, swatch(d, kind), words);
+  const predicted = key("M0 5h16", "k-dash", "predicted");
   const title = h("span", { class: "quiet" });
   const absent = h("ul", { class: "not-drawn" });
   const list = h("ol", { class: "events" });
@@ -331,13 +437,17 @@ export function curves(first) {
   const describe = () => {
     const { max } = lossOf();
     const above = !log && max.length && max[0] > limits()[1] ? `; begins at ${loss(max[0], 1)}, above the picture` : "";
-    title.textContent = `nats, against ${WORDS[along]}${log ? ", both axes logarithmic" : above}`;
+    const each = zoom.each(coarse);
+    const close = each > 1 ? `; a stretch is ${int(each)} updates` : "; every update";
+    title.textContent = `nats, against ${WORDS[along]}${log ? ", both axes logarithmic" : ""}${part(lossPlot.plot) ? close : log ? "" : above}`;
     const latest = run.evals.at(-1);
     lossHolder.setAttribute(
       "aria-label",
       `Loss against ${WORDS[along]}${latest && !missing(latest.val_loss) ? `: validation ${withError(latest)} at step ${int(latest.step)}` : ""}. Arrow keys read the curve.`,
     );
-    const gone = panels.filter((panel) => panel.node.hidden);
+    describeCard();
+    predicted.hidden = !run.prediction?.loss || run.run.state !== "training";
+    const gone = panels.filter((panel) => panel.node.hidden && panel.absent);
     absent.hidden = !gone.length;
     absent.replaceChildren(...gone.map((panel) => h("li", {}, h("b", { text: `${panel.title}: ` }), panel.absent)));
     list.hidden = !events().length;
@@ -372,7 +482,10 @@ export function curves(first) {
     tell();
     lossPlot.draw();
   };
-  const SERIES = ["loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes"];
+  const SERIES = [
+    ...["loss", "lr", "grad_norm", "tokens_per_second", "mfu", "allocated_bytes", "reserved_bytes"],
+    ...CARD,
+  ];
   const named = (keys) => {
     const { curves: c } = run;
     const parts = keys.filter((key) => c[key]);
@@ -386,9 +499,6 @@ export function curves(first) {
   const choices = Object.keys(WORDS).filter(
     (key) => key === "steps" || known(run.curves[key === "time" ? "seconds" : key]).length,
   );
-  const swatch = (d, kind) =>
-    s("svg", { class: "swatch", viewBox: "0 0 16 10", "aria-hidden": "true" }, s("path", { d, class: kind }));
-  const key = (d, kind, words) => h("span", { class: "key" }, swatch(d, kind), words);
   const node = h(
     "section",
     {},
@@ -426,6 +536,7 @@ export function curves(first) {
               draw();
             },
           ),
+          all,
           saves(
             `${run.run.name}-loss`,
             () => lossPlot.plot,
@@ -440,7 +551,7 @@ export function curves(first) {
         { class: "readout legend" },
         key("M0 5h16", "k-val", "validation, with its error"),
         key("M0 2h16v6H0z", "k-band", "training loss, lowest to highest of each stretch"),
-        run.prediction?.loss && run.run.state === "training" ? key("M0 5h16", "k-dash", "predicted") : null,
+        predicted,
       ),
       list,
       h(
@@ -468,15 +579,18 @@ export function curves(first) {
     h(
       "div",
       { class: "multiples" },
-      panels.map((panel) => panel.node),
+      panels.filter((panel) => !ofCard(panel)).map((panel) => panel.node),
     ),
     absent,
+    cardPart,
   );
   return {
     node,
     draw,
     update(next) {
+      coarse = next.curves;
       run = next;
+      take();
       for (const panel of panels) panel.update((plot) => plot.refresh());
       describe();
       tell();

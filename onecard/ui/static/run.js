@@ -12,7 +12,8 @@ const path = `/api/runs/${encodeURIComponent(id)}`;
 try {
   let answer = await ask(path);
   document.title = `${answer.run.name} · onecard`;
-  const shown = view(answer, { play: playground(path) });
+  const finer = (from, to) => ask(`${path}?from=${from}&to=${to}`);
+  const shown = view(answer, { play: playground(path), finer });
   show(shown.nodes);
   shown.draw();
   follow("/api/events", ["hello", "run"], async (event) => {

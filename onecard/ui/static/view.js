@@ -156,19 +156,102 @@ function config(rows) {
   ];
 }
 
-function samples(list) {
+/** What the model wrote at one step, and a slider through the steps. */
+function samples(list, chosen, choose) {
   if (!list?.length) return null;
+  const steps = [...new Set(list.map((sample) => sample.step))];
+  const shown = h("div", { class: "samples card" });
+  const show = (place) => {
+    const step = steps[place];
+    const texts = list.filter((sample) => sample.step === step);
+    input.setAttribute("aria-valuetext", `step ${int(step)}`);
+    input.style.setProperty("--fill", `${steps.length > 1 ? (100 * place) / (steps.length - 1) : 100}%`);
+    out.textContent = `step ${int(step)}`;
+    page.replaceChildren(...texts.map(written));
+  };
+  const written = ({ prompt, text }) => {
+    const begins = text.startsWith(prompt) ? prompt : "";
+    return h("p", { class: "written", dir: "auto" }, h("span", { class: "given", text: begins }), text.slice(begins.length));
+  };
+  const out = h("b", {});
+  const page = h("div", {});
+  const input = h("input", { type: "range", min: 0, max: steps.length - 1, step: 1, "aria-label": "Step of the text" });
+  const at = steps.indexOf(chosen);
+  input.value = at < 0 ? steps.length - 1 : at;
+  input.addEventListener("input", () => {
+    const place = Number(input.value);
+    choose(place === steps.length - 1 ? null : steps[place]);
+    show(place);
+  });
+  show(Number(input.value));
+  shown.append(h("div", { class: "through" }, steps.length > 1 ? input : "", out), page);
   return [
     h(
       "div",
       { class: "head" },
       h("h2", { text: "Text over time" }),
-      h("span", { class: "quiet", text: "what the model wrote" }),
+      h("span", {
+        class: "quiet",
+        text: steps.length > 1 ? `what the model wrote at ${int(steps.length)} evaluations` : "what the model wrote",
+      }),
+    ),
+    shown,
+  ];
+}
+
+const things = ({ task, questions }) => `${int(questions)} ${task.startsWith("text:") ? "documents" : "questions"}`;
+
+/** What `onecard eval` measured of the checkpoints. */
+function scores(all) {
+  const rows = (all ?? []).filter((row) => row.main !== false).sort((one, other) => other.step - one.step);
+  if (!rows.length) return null;
+  const figure = (value, error) => `${value.toFixed(4)}${missing(error) ? "" : ` ± ${error.toFixed(4)}`}`;
+  const others = [...new Set(rows.flatMap((row) => (row.published ?? []).map((one) => one.model)))];
+  const got = (row, model) => row.published?.find((one) => one.model === model);
+  const reference = (label, value, source) =>
+    h("td", {
+      "data-label": label,
+      class: missing(value) ? "num unknown" : "num",
+      title: source,
+      text: missing(value) ? "–" : figure(value),
+    });
+  const head = ["Task", "Measure", "Score", "Guessing", ...others, "Measured on", "Step"];
+  return [
+    h(
+      "div",
+      { class: "head" },
+      h("h2", { text: "Scores" }),
+      h("span", { class: "quiet", text: "what onecard eval measured of its checkpoints" }),
     ),
     h(
-      "ol",
-      { class: "samples card" },
-      list.map((sample) => h("li", {}, h("span", { text: `step ${int(sample.step)}` }), h("q", { text: sample.text }))),
+      "div",
+      { class: "card" },
+      h(
+        "table",
+        { class: "plain stackable pairs" },
+        h(
+          "thead",
+          {},
+          h("tr", {}, head.map((words, i) => h("th", { scope: "col", class: i > 1 ? "num" : null, text: words }))),
+        ),
+        h(
+          "tbody",
+          {},
+          rows.map((row) =>
+            h(
+              "tr",
+              {},
+              h("th", { scope: "row" }, row.task, row.means ? h("span", { class: "sub", text: capital(row.means) }) : null),
+              h("td", { "data-label": head[1], text: row.metric.replaceAll("_", " ") }),
+              h("td", { "data-label": head[2], class: "num", text: figure(row.value, row.error) }),
+              reference("Guessing", row.chance),
+              others.map((model) => reference(model, got(row, model)?.value, got(row, model)?.source)),
+              h("td", { "data-label": head.at(-2), class: "num", text: things(row) }),
+              h("td", { "data-label": head.at(-1), class: "num", text: int(row.step) }),
+            ),
+          ),
+        ),
+      ),
     ),
   ];
 }
@@ -184,20 +267,23 @@ const kicker = ({ run }, alone) => [
 
 /**
  * The nodes of a run, and `update(answer)`, which keeps opened details, the zoom and the crosshair.
- * `alone` is a run in a file of its own: there is no list to go back to. `play` is where its model writes.
+ * `alone` is a run in a file of its own: there is no list to go back to. `play` is where its model writes;
+ * `finer(from, to)` gives the same answer with finer curves of these steps.
  */
-export function view(first, { alone = false, play = null } = {}) {
+export function view(first, { alone = false, play = null, finer = null } = {}) {
   const parts = {
     kicker: h("p", { class: "kicker" }),
     verdict: h("h1", { class: "verdict" }),
     lede: h("p", { class: "lede" }),
     figures: h("div", {}),
     findings: h("section", {}),
+    scores: h("section", {}),
     samples: h("section", {}),
     config: h("section", {}),
   };
-  const drawn = curves(first);
+  const drawn = curves(first, finer);
   const before = {};
+  let chosen = null; // the step whose text is read; null: the newest
   const replace = (name, key, nodes) => {
     const now = JSON.stringify(key ?? null);
     if (before[name] === now) return; // what has not changed stays: a reader may have opened or selected it
@@ -214,7 +300,8 @@ export function view(first, { alone = false, play = null } = {}) {
     replace("lede", lede(answer), lede(answer));
     replace("figures", [answer.run, answer.evals.length, answer.prediction], figures(answer));
     replace("findings", answer.doctor?.findings ?? answer.doctor, findings(answer.doctor, answer.words));
-    replace("samples", answer.samples, samples(answer.samples));
+    replace("scores", answer.scores, scores(answer.scores));
+    replace("samples", answer.samples, samples(answer.samples, chosen, (step) => (chosen = step)));
     replace("config", answer.config, config(answer.config));
     play?.update(answer.playground);
   };
@@ -227,6 +314,7 @@ export function view(first, { alone = false, play = null } = {}) {
       parts.figures,
       drawn.node,
       parts.findings,
+      parts.scores,
       parts.samples,
       play?.node,
       parts.config,

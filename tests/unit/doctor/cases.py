@@ -17,6 +17,7 @@ from onecard.plan.loss import law
 from onecard.runs.logged import Line, LogFormat, LoggedRun, Message
 from onecard.runs.records import Eval, Record, Step
 from onecard.units import GIB, MIB
+from tests.made_records import card_reading
 
 SMALL = """\
 dataset = 'fineweb'
@@ -119,6 +120,16 @@ def paced(*seconds: float) -> list[Step]:
     return [step(100 * n + 1, 4.0 - 0.001 * n, seconds=each * (1 + wobble(n, 0.05))) for n, each in enumerate(every)]
 
 
+def card_run(*parts: tuple[int, float, dict[str, object]], **more: object) -> Case:
+    """A run of ours with a reading of its card in every update: (updates, seconds of each, what the card shows)."""
+    every = [(seconds, shown) for updates, seconds, shown in parts for _ in range(updates)]
+    records: list[Record] = []
+    for number, (seconds, shown) in enumerate(every, 1):
+        records.append(step(number, 4.0 - 0.001 * number, seconds=seconds * (1 + wobble(number, 0.02))))
+        records.append(card_reading(number, **shown, **more))
+    return case(records=records, log_format="onecard")
+
+
 def case(
     config: str | None = SMALL,
     *,
@@ -173,6 +184,7 @@ SPIKE = [4.0 + wobble(n, 0.05) for n in range(30)]
 CONTINUED = changed(init_from="resume")
 FULL = {"capacity": 11.7, "free": 0.1, "allocated": 11.0, "reserved_unallocated": 0.2, "process": 11.5}
 NO_COMPILE = changed(compile=False)
+HOT = {"temperature_c": 87, "sm_clock_mhz": 2200, "throttle": ("heat",)}
 
 
 def falling_then_raised(rate: float) -> list[Step]:
@@ -195,6 +207,11 @@ SICK: dict[str, Callable[[], Case]] = {
     "slowing-down": lambda: case(None, records=paced(0.2, 0.2, 0.46, 0.46)),
     "slower-than-planned": lambda: case(records=timed(60.0), card="RTX 4070"),
     "waiting-for-data": lambda: case(records=waiting(0.95), log_format="onecard"),
+    "card-too-hot": lambda: card_run((30, 1.0, {}), (70, 1.15, HOT)),
+    "power-limit": lambda: card_run((30, 1.0, {}), (70, 1.5, {"power_limit_watts": 90.0, "sm_clock_mhz": 1500})),
+    "card-shared": lambda: card_run((30, 1.0, {}), (70, 1.4, {"other_busy": 0.31})),
+    "slow-pcie-link": lambda: card_run((40, 1.0, {"pcie_generation": 1})),
+    "clocks-drop": lambda: card_run((60, 1.0, {"throttle": ()}), (40, 1.3, {"sm_clock_mhz": 1900, "throttle": ()})),
     "val-same-as-train": lambda: case(val_in_train="is the same as the training data"),
     "weight-decay-out-of-range": lambda: case(changed(weight_decay=100.0)),
     "params-mismatch": lambda: case(NARROW),
@@ -270,6 +287,11 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     "slowing-down": lambda: case(None, records=paced(0.2, 0.2, 0.26, 0.26)),
     "slower-than-planned": lambda: case(records=timed(9.35), card="RTX 4070"),
     "waiting-for-data": lambda: case(records=waiting(0.05), log_format="onecard"),
+    "card-too-hot": lambda: card_run((100, 1.0, {"temperature_c": 82})),
+    "power-limit": lambda: card_run((100, 1.0, {"power_watts": 200.0})),  # at its limit all the time, as it should be
+    "card-shared": lambda: card_run((50, 1.0, {}), (50, 1.0, {"other_busy": 0.06, "other_bytes": 2 * GIB + 900 * MIB})),
+    "slow-pcie-link": lambda: card_run((40, 1.0, {"pcie_generation": 1, "busy": 0.0, "power_watts": 20.0})),  # at rest
+    "clocks-drop": lambda: card_run((60, 1.0, {}), (40, 1.03, {"sm_clock_mhz": 2480})),  # it became warm
     "val-same-as-train": lambda: case(val_in_train=""),
     "weight-decay-out-of-range": lambda: case(),
     "params-mismatch": lambda: case(SMALL + "# Model (~125M parameters)\n", printed_params=123_590_000),

@@ -16,10 +16,12 @@ from onecard.units import GIB
 from tests.unit.doctor.cases import (
     BEFORE,
     CONTINUED,
+    HOT,
     PARAMS,
     SICK,
     SMALL,
     TOKENS,
+    card_run,
     case,
     changed,
     evals,
@@ -292,6 +294,33 @@ ROWS = [
     ("slowing-down", case(None, records=[*still(0.3201, 40), *still(0.2, 40, first=40)]), SILENT),  # faster
     ("slower-than-planned", at_mfu(0.29), SILENT),  # the plan expects 0.83, and 0.72 at least
     ("slower-than-planned", at_mfu(0.27), WARN_MEDIUM),
+    ("card-too-hot", card_run((96, 1.0, {}), (4, 1.5, HOT)), SILENT),  # seconds only
+    ("card-too-hot", card_run((50, 1.0, {}), (50, 1.055, HOT)), INFO),  # 2.6 % of the time
+    ("card-too-hot", card_run((50, 1.0, {}), (50, 1.075, HOT)), WARN),  # 3.5 %
+    ("card-too-hot", card_run((50, 1.0, {}), (50, 1.0, HOT)), INFO),  # updates are not slower
+    ("card-too-hot", card_run((100, 1.0, HOT)), WARN_MEDIUM),  # never anything else to compare with
+    ("power-limit", card_run((96, 1.0, {}), (4, 2.0, {"power_limit_watts": 90.0})), SILENT),
+    ("power-limit", card_run((50, 1.0, {}), (50, 1.5, {"power_limit_watts": 191.0})), SILENT),
+    ("power-limit", card_run((50, 1.0, {}), (50, 1.075, {"power_limit_watts": 189.0})), WARN),
+    ("power-limit", card_run((50, 1.0, {}), (50, 1.0, {"power_limit_watts": 189.0})), INFO),
+    ("power-limit", card_run((100, 1.0, {"power_limit_watts": 189.0})), INFO),  # sold with 200 W
+    ("power-limit", card_run((100, 1.0, {"power_limit_watts": 191.0})), SILENT),
+    ("power-limit", card_run((100, 1.0, {"power_limit_watts": 189.0, "throttle": ()})), SILENT),  # it needs no more
+    ("power-limit", card_run((50, 1.0, {}), (50, 2.0, {"throttle": ("power brake", "hardware slowdown")})), WARN),
+    ("power-limit", card_run((50, 1.0, {}), (50, 2.0, {"throttle": ("hardware slowdown", "heat")})), SILENT),  # heat
+    ("card-shared", card_run((50, 1.0, {}), (50, 1.5, {"other_busy": 0.09})), SILENT),
+    ("card-shared", card_run((50, 1.0, {}), (50, 1.5, {"other_busy": 0.11})), WARN),
+    ("card-shared", card_run((50, 1.0, {}), (50, 1.0, {"other_busy": 0.11})), INFO),
+    ("card-shared", card_run((50, 1.0, {}), (50, 1.0, {"other_bytes": 3 * GIB - 1})), SILENT),
+    ("card-shared", card_run((50, 1.0, {}), (50, 1.0, {"other_bytes": 3 * GIB})), INFO),
+    ("slow-pcie-link", card_run((40, 1.0, {"pcie_generation": 3})), INFO),  # half
+    ("slow-pcie-link", card_run((40, 1.0, {"pcie_width": 8})), INFO),
+    ("slow-pcie-link", card_run((40, 1.0, {"pcie_width": 12})), SILENT),
+    ("slow-pcie-link", card_run((5, 1.0, {}), (35, 1.0, {"pcie_generation": 1})), SILENT),  # it has been whole
+    ("clocks-drop", card_run((60, 1.0, {}), (40, 1.5, {"sm_clock_mhz": 2360})), SILENT),
+    ("clocks-drop", card_run((60, 1.0, {}), (40, 1.5, {"sm_clock_mhz": 2340})), WARN),
+    ("clocks-drop", card_run((60, 1.0, {}), (40, 1.0, {"sm_clock_mhz": 2340})), INFO),  # updates are not slower
+    ("clocks-drop", card_run((60, 1.0, {}), (40, 1.5, {"sm_clock_mhz": 1500} | HOT)), SILENT),  # card-too-hot says it
     ("waiting-for-data", case(records=waiting(0.2), log_format="onecard"), SILENT),
     ("waiting-for-data", case(records=waiting(0.21), log_format="onecard"), WARN_MEDIUM),
     ("waiting-for-data", case(records=waiting(0.51), log_format="onecard"), WARN),
