@@ -6,7 +6,7 @@ import { gib, int, missing, short } from "./numbers.js";
 import { planned, toType } from "./planned.js";
 import { memoryStep } from "./step.js";
 
-const WAIT_MS = 60; // after the last movement; the answer itself takes about as long
+const WAIT_MS = 10; // after a movement; while an answer is on its way, nothing else is asked
 const MORE_MS = 350; // the config file and the step's timeline wait until the hand rests
 
 // configs/gpt2_124m.py, so that the first picture is one people know.
