@@ -22,7 +22,7 @@ from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import MachineError, OnecardError, first_line, is_out_of_memory
-from onecard.models.evaluation import TEXT_TOKENS, SplitLosses, eval_batch_size, writes_text
+from onecard.models.evaluation import TEXT_TOKENS, SplitLosses, eval_batch_size, worse_in_a_row, writes_text
 from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
 from onecard.plan.memory.predict import context_of_onecard
@@ -176,6 +176,7 @@ class _Loop:
         self.eval_batch_size = eval_batch_size(config)
         self.without_loss = 0  # updates in a row whose loss was NaN or infinite
         self.evaluating = False
+        self.val_losses: dict[int, float] = {}  # of every evaluation of the run, by step
         self.interrupt = Interrupt(self._asked, repeated=processes.joined)
         self.live_findings = LiveFindings(config, self.card, dataset)
         self.card_watch = CardWatch(self.device, ranks=processes.ranks.world_size)
@@ -187,7 +188,7 @@ class _Loop:
             self.saving.check_space()
         if resume and self.folder:  # every check has passed: the run continues with these settings
             self.folder.write_config(self.config.model_dump())
-        self.trainer.as_first_rank()
+        self.trainer.as_first_rank(self.folder.path.resolve() / resumed_from if self.folder and resumed_from else None)
         self._record_start(resumed_from, predicted_process_bytes)
         try:
             end = self._end(self._trained())
@@ -248,19 +249,23 @@ class _Loop:
 
     def _steps(self, began: float) -> EndReason:
         trainer, config = self.trainer, self.config
+        worse = False  # whether enough evaluations in a row were worse than the best
         fresh = True  # no update since the start, or since the checkpoint that was resumed from
         while True:
             last = trainer.finished
             evaluating = last or trainer.step % config.eval_interval == 0
-            if not fresh and self.saving and (evaluating or self.saving.due):
+            if not fresh and (evaluating or self._due()):
                 self._save("finished" if last else "due")
             if evaluating:
                 # after a resume too: the checkpoint was written before this evaluation, which may not have finished
                 self._evaluate()
-                if writes_text(config, trainer.step):
+                worse = self._has_worsened()
+                if writes_text(config, trainer.step) or (worse and config.sample_interval):
                     self._write_text()
             if last or config.eval_only:
                 return "diverged" if self.without_loss else "finished"
+            if worse:
+                return "stop_after_worse"
             self._stop_if_asked()
             if config.max_hours and self.processes.any(time.perf_counter() - began > config.max_hours * 3600):
                 self._save("max_hours")
@@ -271,6 +276,11 @@ class _Loop:
             fresh = False
             if self.without_loss >= PATIENCE:
                 return "diverged"
+
+    def _due(self) -> bool:
+        """Whether a checkpoint is due besides those of evaluations; where all ranks write it, the first one says so."""
+        due = bool(self.saving and self.saving.due)
+        return self.processes.any(due) if self.trainer.sharding else due
 
     def _stop_if_asked(self) -> None:
         """Raise Stopped on all ranks if a signal came to one."""
@@ -356,6 +366,7 @@ class _Loop:
                 on_oom=self._eval_shrunk,
                 before_batch=self._before_eval_batch,
                 processes=self.processes,
+                rehearse=trainer.rehearse_evaluation if trainer.sharding else None,
             )
             self.evaluating = False
         self.eval_batch_size = found.batch_size
@@ -379,10 +390,17 @@ class _Loop:
         )
         self._check_peak(self.peaks.allocated())
         self.peaks.begin()
+        self.val_losses[trainer.step] = of_val.mean
         if self.saving:
             self.saving.evaluated(of_val.mean)
         for finding in self.live_findings.new_findings():
             self._record(FindingRecord(step=trainer.step, finding=finding))
+
+    def _has_worsened(self) -> bool:
+        """Whether as many evaluations in a row as stop_after_worse says were worse than the best: the first rank, which
+        knows all of a resumed run, decides."""
+        most = self.config.stop_after_worse
+        return bool(most and self.processes.from_first(worse_in_a_row(self.val_losses.values()) >= most))
 
     def _write_text(self) -> None:
         """Record a text of the model as it is now. Running out of memory for it does not end the run.
@@ -441,6 +459,7 @@ class _Loop:
         return loss / math.log(2) / self.bytes_per_token if self.bytes_per_token else None
 
     def _eval_shrunk(self, before: int, after: int | None, message: str) -> None:
+        self.trainer.renew()
         self._record(
             Oom(
                 step=self.trainer.step,
@@ -456,14 +475,22 @@ class _Loop:
     def _save(self, reason: str) -> None:
         """Save, unless the loss is NaN: never replace a good checkpoint with NaN weights."""
         self.card_watch.pauses()
-        if not self.without_loss and self.saving:
+        if self.without_loss:
+            return
+        if self.saving:
             self._record(self.saving.save(reason))
+        elif self.trainer.sharding:
+            self.trainer.write_parts_asked_for()
 
     def _resume(self) -> str | None:
         if not self.folder or not self.saving:
             return None
         before = self.folder.read()
         resumed_from = self.saving.resume(before)
+        reached = self.trainer.step
+        self.val_losses = {
+            each.step: each.val_loss for each in before.evals if each.val_loss is not None and each.step <= reached
+        }
         if resumed_from:  # how the earlier part ended is already known
             self.live_findings.add_all(record for record in before.records if not isinstance(record, End))
         return resumed_from

@@ -3,8 +3,9 @@
 import pytest
 
 from onecard.config.schema import KEYS, RESUMABLE_KEYS, SHAPE_KEYS, RunConfig, key
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.plan.cards import find_card
-from onecard.plan.memory.predict import predict_memory
+from onecard.plan.memory.predict import predict_memory, predict_onecard
 from onecard.plan.speed import TrainerName, predict_speed
 
 CARD = find_card("RTX 4070")
@@ -30,6 +31,8 @@ OTHER = {
     "checkpoint_interval": 7,
     "max_hours": 1.0,
     "sample_interval": 7,
+    "stop_after_worse": 3,
+    "shard": "full",
 }
 
 
@@ -43,9 +46,11 @@ def other_value(name: str, value: object) -> object:
     return f"{value}2"
 
 
-def figures(config: RunConfig, trainer: TrainerName) -> tuple[object, object]:
-    """What the plan says of memory and speed."""
-    memory, speed = predict_memory(config, CARD, trainer), predict_speed(config, CARD, trainer)
+def figures(config: RunConfig, trainer: TrainerName, ranks: Ranks = ONE_RANK) -> tuple[object, object]:
+    """What the plan says of memory and speed; of several cards, which only onecard has, for one of them."""
+    memory, speed = predict_memory(config, CARD, trainer), predict_speed(config, CARD, trainer, ranks=ranks)
+    if trainer == "onecard" and ranks.world_size > 1:
+        memory = predict_onecard(config, CARD, ranks=ranks)
     assert speed
     allocated = [phase.allocated_bytes for phase in memory.phases.values()]
     return (allocated, memory.process_bytes), speed.tokens_per_second.likely
@@ -57,7 +62,8 @@ def test_a_plan_changes_with_a_key_where_its_line_says_so(name: str) -> None:
     for config in RUNS:
         other = config.replace({name: other_value(name, getattr(config, name))})
         for trainer in ("nanogpt", "onecard"):
-            before, after = figures(config, trainer), figures(other, trainer)
+            ranks = Ranks(world_size=2) if name == "shard" and trainer == "onecard" else ONE_RANK
+            before, after = figures(config, trainer, ranks), figures(other, trainer, ranks)
             changed |= {
                 effect for effect, was, now in zip(("memory", "speed"), before, after, strict=True) if was != now
             }
@@ -67,7 +73,10 @@ def test_a_plan_changes_with_a_key_where_its_line_says_so(name: str) -> None:
 
 def test_a_resume_changes_nothing_that_is_learned_but_the_length_of_the_run() -> None:
     freely = [name for name, facts in KEYS.items() if facts.resume in ("yes", "rounding")]
-    assert [name for name in freely if not KEYS[name].affects <= {"memory", "speed"}] == ["max_hours"]
+    assert [name for name in freely if not KEYS[name].affects <= {"memory", "speed"}] == [
+        "max_hours",
+        "stop_after_worse",
+    ]
     assert {name for name in RESUMABLE_KEYS if name not in freely} == {
         *("max_iters", "lr_decay_iters"),
         *("batch_size", "gradient_accumulation_steps"),
