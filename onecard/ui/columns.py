@@ -220,7 +220,7 @@ def _reading(line: bytes) -> Reading | None:
         if type(step) is not int or not 0 <= step < 2**63:
             return None
         told = map(said.get, _NUMBERS)
-        values = [value if type(value) in _KINDS and -1e18 < value < 1e18 else None for value in told]
+        values = [value if isinstance(value, int | float) and -1e18 < value < 1e18 else None for value in told]
     except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         return None
     return Reading._make((step, *values, tuple(map(str, throttle)) if isinstance(throttle, list) else None))
@@ -268,5 +268,5 @@ _ANY = Step(
     mfu=None, allocated_bytes=None, reserved_bytes=None, data_wait_seconds=None,
 )  # fmt: skip
 _LINE = _pattern()
-_NUMBERS, _KINDS = Reading._fields[1:-1], (int, float)  # of a reading
+_NUMBERS = Reading._fields[1:-1]
 _CARD = re.compile(rb'\{"kind":"card",[^\n]*\n')
