@@ -174,6 +174,7 @@ def rtx_4070_rows() -> list[Row]:
 
 
 OWN = GOLDEN / "onecard_h200_speed.csv"
+OWN_CHECK, OWN_EAGER = GOLDEN / "onecard_h200_speed_check.csv", GOLDEN / "onecard_h200_speed_eager.csv"
 BENCHED = GOLDEN / "bench_h200_fused.csv"
 BENCHED_CHECK = GOLDEN / "bench_h200_fused_check.csv"  # in no fit
 
@@ -196,6 +197,7 @@ def _own_row(columns: dict[str, str]) -> Row:
         matmul_seconds=seconds["gemm"],
         attention_seconds=seconds["attention"],
         rest_seconds=seconds["triton"] + seconds["loss"] + seconds["other"],
+        evaluation_seconds=float(columns["eval_iter_seconds"]) if columns.get("eval_iter_seconds") else None,
         trainer="onecard",
     )
 

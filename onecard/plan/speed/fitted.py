@@ -158,6 +158,8 @@ def _moved(base: Rates, factors: Sequence[float]) -> Rates:
         host=Host(**{name: host * getattr(base.host, name) for name in Host.__dataclass_fields__}),
         our_step_seconds=base.our_step_seconds * host,
         our_rerun_seconds=base.our_rerun_seconds * host,
+        our_evaluation_launch_seconds=base.our_evaluation_launch_seconds * host,
+        our_evaluation_batch_seconds=base.our_evaluation_batch_seconds * host,
     )
 
 

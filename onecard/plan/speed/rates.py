@@ -63,6 +63,9 @@ class Rates:
     costs: Costs
     power: Power | None = None  # None: the shares include the limit's cost, or nobody measured it
     our_step_seconds: float = 1e-3  # our trainer's wait, per step: its figures are read once, then a graph starts
+    # Our compiled evaluations: Python starts their kernels one by one. 36 rows (bench/onecard_speed.py --evaluations).
+    our_evaluation_launch_seconds: float = 48e-6  # three times what torch's own code needs
+    our_evaluation_batch_seconds: float = 1.5e-3  # per batch in addition
     our_rerun_seconds: float = 1.5e-3  # per block that Python runs again, beyond launches; 1.2 to 1.7 ms in five rows
 
 
