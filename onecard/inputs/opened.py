@@ -24,7 +24,7 @@ class Opened:
     tokenizer: Tokenizer
     device: str
     notes: tuple[str, ...]
-    weights: str | None = None  # sha256 of a checkpoint's file of weights
+    weights: str | None = None  # sha256 of the checksums of a checkpoint's files
 
 
 def open_model(source: str, *, device: str | None, download: bool = False, which: str = "last") -> Opened:
@@ -50,7 +50,7 @@ def open_run(folder: Path, *, device: str | None, which: str = "last", alone: bo
     run = load_run(folder)
     config = config_of(run.path, run.config)
     from onecard.runs.checkpoint_state import (  # torch only now: a run that is not there is reported at once
-        MODEL,
+        digest,
         step_of,
         verified_state,
     )
@@ -74,7 +74,7 @@ def open_run(folder: Path, *, device: str | None, which: str = "last", alone: bo
             tokenizer=tokenizer,
             device=place,
             notes=(*passed_over, *note),
-            weights=verified_state(saved, [])["files"][MODEL]["sha256"],
+            weights=digest(verified_state(saved, [])["files"]),
         )
 
     return from_checkpoint(run.path, opened, which=which)
