@@ -333,6 +333,9 @@ def _train(
     profile, snapshot = files
     if processes:
         tell(processes, config, dataset)
+        ranks = processes.ranks
+        share = f"{ranks.sequences_per_step(config):,} of the {config.sequences_per_step:,} sequences of an update"
+        _say([f"{ranks.world_size:,} process{'es' * (ranks.world_size > 1)}: each reads {share}"])
     signals.check()  # torch has been imported: from here on nothing swallows an exception
 
     def warn(words: str) -> None:
