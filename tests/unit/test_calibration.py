@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -19,6 +22,8 @@ from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.speed import predict_speed
+from onecard.plan.speed.fitted import fitted, left_out_error
+from onecard.plan.speed.measured import runs_of_card
 from onecard.plan.speed.rates import ADA_GEFORCE_RATES, Rates
 from onecard.plan.speed.times import step_times
 from onecard.report.plan_json import plan_json
@@ -202,6 +207,23 @@ def test_noise_between_the_runs_widens_the_range() -> None:
     assert wide
     assert calm.spread == pytest.approx(0.05)
     assert wide.spread > 0.1
+
+
+def test_left_out_errors_are_those_of_fits_without_each_run() -> None:
+    """fitted.py computes them from one fit; here is a fit for each."""
+    wide = [GPT2.replace({"n_layer": 4, "n_embd": width, "n_head": width // 64}) for width in (256, 512, 1024)]
+    noise = random.Random(7)
+    timed_ways = [replace(run, tokens_per_second=run.tokens_per_second * noise.gauss(1, 0.03)) for run in MADE.runs]
+    timed_wide = [
+        replace(timed(way), tokens_per_second=timed(way).tokens_per_second * noise.gauss(1, 0.03)) for way in wide
+    ]
+    runs = runs_of_card(calibrated(Place(card=RTX_4070), replace(MADE, runs=(*timed_ways, *timed_wide))).card)
+    squares = []
+    for run in runs:
+        rates = fitted([other for other in runs if other is not run], RTX_4070, ADA_GEFORCE_RATES)
+        predicted = run.config.tokens_per_step / step_times(run.config, RTX_4070, rates, "onecard").step
+        squares.append(math.log(predicted / run.tokens_per_second) ** 2)
+    assert left_out_error(runs, RTX_4070, ADA_GEFORCE_RATES) == pytest.approx(math.sqrt(mean(squares)), rel=0.05)
 
 
 def test_a_context_that_was_measured_replaces_the_estimate() -> None:
