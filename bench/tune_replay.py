@@ -4,11 +4,11 @@ PYTHONPATH=. python bench/tune_replay.py            # what tune picks, beside th
 PYTHONPATH=. python bench/tune_replay.py --speed    # recorded runs that were left out of a calibration: their speed
 PYTHONPATH=. python bench/tune_replay.py --memory   # recorded processes that were left out: their memory
 
-The card that tune sees has the H200's published figures. Its rates begin as those of another maker's card and its
-context as an average one, so all that the plan gets to know comes from the replayed runs. A way that was recorded takes
-its recorded time. Others take what the rates of the real H200 say, times what the most similar recorded run of the same
-model was faster or slower than those; the memory they take is what the plan says of the real card, which is within 1 %
-of what was measured (docs/explain/memory.md). Every timed run is off by noise of 1 %.
+The card that tune sees has the H200's published figures and its context. Its rates begin as those of another maker's
+card (for --memory its context, too, as an average one), so what the plan gets to know comes from the replayed runs.
+A way that was recorded takes its recorded time. Others take what the rates of the real H200 say, times what the most
+similar recorded run of the same model was faster or slower than those; the memory they take is what the plan says of
+the real card, within 1 % of what was measured (docs/explain/memory.md). Every timed run is off by noise of 1 %.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import pytest
 import onecard
 from onecard.config.schema import RunConfig
 from onecard.inputs.calibration import FOLDER, Device, calibration_of, keep, torch_here
+from onecard.inputs.place import as_measured_here
 from onecard.plan.calibrated import calibrated
 from onecard.plan.calibration import MOST_RUNS, Calibration, TimedRun, decisive
 from onecard.plan.cards import find_card
@@ -237,3 +238,22 @@ def test_where_the_driver_shows_no_memory_of_processes_the_estimate_stays() -> N
     quiet = replace(MADE, runs=tuple(replace(run, process_bytes=None) for run in MADE.runs))
     card = calibrated(Place(card=RTX_4070), quiet).card
     assert (card.context_bytes, card.context_source) == (RTX_4070.context_bytes, RTX_4070.context_source)
+
+
+def test_the_doctor_knows_the_speed_of_this_machines_card_and_of_no_other(home: Path) -> None:
+    keep(device(), MADE.runs, date=TODAY)
+    here, other = as_measured_here(RTX_4070), as_measured_here(find_card("RTX 4090"))
+    assert here
+    assert here.calibration
+    assert here.context_bytes == HERE.context_bytes
+    assert here.allocatable_bytes == RTX_4070.allocatable_bytes  # a run may have been elsewhere: no more than was timed
+    assert other == find_card("RTX 4090")
+    assert as_measured_here(None) is None
+
+
+def test_a_fit_starts_from_it_too(home: Path) -> None:
+    before = onecard.make_plan(gpu="RTX 4070", fit=True)
+    keep(device(), MADE.runs, date=TODAY)
+    after = onecard.make_plan(gpu="RTX 4070", fit=True)
+    found = [plan.fit.best.speed for plan in (before, after) if plan.fit and plan.fit.best]
+    assert [speed and speed.measured_here for speed in found] == [None, TODAY]
