@@ -220,7 +220,7 @@ def _reading(line: bytes) -> Reading | None:
         if type(step) is not int or not 0 <= step < 2**63:
             return None
         told = (said.get(name) for name in Reading._fields[1:-1])
-        values = [float(value) if type(value) in (int, float) and abs(value) < 1e18 else None for value in told]
+        values = [float(value) if isinstance(value, int | float) and abs(value) < 1e18 else None for value in told]
     except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         return None
     return Reading._make((step, *values, tuple(map(str, throttle)) if isinstance(throttle, list) else None))

@@ -103,7 +103,7 @@ def _falls(config: RunConfig) -> str:
     if config.schedule == "cosine":
         return f"the learning rate falls over {config.lr_decay_iters:,} updates, and the run makes {config.max_iters:,}"
     last = learning_rate(config, config.max_iters - 1)
-    at_the_end = f", and ends at {last / config.learning_rate:.0%} of the full rate" if config.learning_rate else ""
+    at_the_end = f" and ends at {last / config.learning_rate:.0%} of the full rate" if config.learning_rate else ""
     return (
         f"the learning rate falls in the last {config.decay_share:.0%} of {config.lr_decay_iters:,} updates, "
         f"and the run makes {config.max_iters:,}{at_the_end}"
