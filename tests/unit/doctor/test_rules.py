@@ -319,7 +319,7 @@ class TestTheSchedule:
         )
         assert never.patch == {"lr_decay_iters": 30}
         over = the("decay-horizon", case(changed(**wsd, lr_decay_iters=20, warmup_iters=5)))
-        assert over.what.endswith("the run makes 30, and ends at 10% of the full rate")
+        assert over.what.endswith("the run makes 30 and ends at 10% of the full rate")
         assert found("decay-horizon", case(changed(**wsd, lr_decay_iters=30, warmup_iters=5))) == []
 
     def test_a_log_that_ends_is_not_finished_and_says_what_finishing_would_bring(self) -> None:
