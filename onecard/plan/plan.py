@@ -311,7 +311,8 @@ def _findings(
     With both trainers a patch is made to fit nanoGPT: then it fits onecard, too. Without a card it stays as it is.
     """
     about_data = data_findings(config, data, "nanogpt" if trainer == "nanogpt" else "onecard")
-    found = [*intent_findings(resolved), *condition_findings(resolved), *about_data]
+    about_training = [] if config.eval_only else [*intent_findings(resolved), *condition_findings(resolved)]
+    found = [*about_training, *about_data]
     for finding in sorted(found, key=lambda each: SEVERITIES.index(each.severity)):
         made = None
         if place is not None and is_planned(finding):
