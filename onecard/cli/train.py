@@ -447,8 +447,11 @@ def _farewell(end: End, path: Path, config: RunConfig) -> int:
         return INTERRUPTED
     if end.reason == "max_hours":
         console(stderr=True).print(_to_go_on(path), soft_wrap=True)
+    worse = end.reason == "stop_after_worse"
+    if worse:
+        console(stderr=True).print(f"{_to_go_on(path)} --stop_after_worse=0", soft_wrap=True)
     if latest_good(path / CHECKPOINTS).path:
-        commands = [*_sampling(path, config), f"onecard doctor {quote(str(path))}   (what could be better)"]
+        commands = [*_sampling(path, config, best=worse), f"onecard doctor {quote(str(path))}   (what could be better)"]
         console(stderr=True).print("next: " + "\n      ".join(commands), soft_wrap=True, markup=False)
     return 0
 
@@ -474,8 +477,8 @@ def _out_of_memory(step: int, path: Path, config: RunConfig) -> MachineError:
     )
 
 
-def _sampling(path: Path, config: RunConfig) -> list[str]:
-    """The command that samples text from a run; none where its tokens cannot be turned into text."""
+def _sampling(path: Path, config: RunConfig, *, best: bool) -> list[str]:
+    """What samples text from a run's best checkpoint or newest; nothing where its tokens cannot become text."""
     from onecard.data.stdlib import NAME as EMBEDDED
     from onecard.inputs.tokenizer import tokenizer_of
 
@@ -484,7 +487,8 @@ def _sampling(path: Path, config: RunConfig) -> list[str]:
     except OnecardError:
         return []
     prompt = ' --prompt "def "' if config.dataset == EMBEDDED else ""  # only that data is known to be Python
-    return [f"onecard sample {quote(str(path))}{prompt}   (text from it)"]
+    which = " --best" * best
+    return [f"onecard sample {quote(str(path))}{which}{prompt}   (text from it)"]
 
 
 def _last_number(path: Path) -> int:

@@ -208,6 +208,13 @@ class RunConfig(NanoGPTConfig):
     )
     expandable_segments: YesNo = key(True, "PyTorch allocator setting of onecard's own trainer", "memory", resume="yes")
     max_hours: Hours | None = key(None, "stop after this long", "loss", kind="limit", resume="yes")
+    stop_after_worse: Steps = key(
+        0,
+        "stop after this many evaluations in a row whose val loss is worse than the best; 0: never",
+        "loss",
+        kind="limit",
+        resume="yes",
+    )
     optimizer: Literal["adamw", "muon"] = key(
         "adamw", "update rule; muon: for the blocks' matrices, with AdamW for the rest", "memory speed loss"
     )

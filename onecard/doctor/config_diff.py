@@ -48,6 +48,8 @@ def idle_settings(cases: Sequence[Case], differing: Iterable[str]) -> dict[str, 
         reasons["memory_limit"] = "no effect: no run ran out of memory"
     if not any(case.end and case.end.reason == "max_hours" for case in cases):
         reasons["max_hours"] = "no effect: no run took that long"
+    if not any(case.end and case.end.reason == "stop_after_worse" for case in cases):
+        reasons["stop_after_worse"] = "no effect: it ended no run"
     return {key: reasons[key] for key in differing if key in reasons}
 
 

@@ -7,11 +7,12 @@ from onecard.doctor.config_diff import known_settings
 
 
 def finished(case: Case) -> bool | None:
-    """Whether a run made all the updates it was started for; None where its end is not known.
+    """Whether a run made all the updates it was started for, or ended where stop_after_worse says.
 
-    The last updates of another program's run may not have been printed. They count as made.
+    None where its end is not known. The last updates of another program's run may not have been printed. They count as
+    made.
     """
-    if case.end and case.end.reason == "finished":
+    if case.end and case.end.reason in ("finished", "stop_after_worse"):
         return True
     to_go = case.facts.steps_to_go
     return None if to_go is None else to_go <= _unprinted(case)

@@ -60,12 +60,17 @@ def _decided(resolved: Resolved, trainer: Trainers) -> Iterator[str]:
 
 
 def cut_short(plan: Plan) -> Iterator[str]:
-    """A warning that max_hours stops onecard's run, planned or proposed, before its end."""
+    """Warnings that max_hours or stop_after_worse ends onecard's run, planned or proposed, before its last update."""
     from onecard.plan.speed import predict_speed
 
     if not plan.onecard or plan.proposals == ():
         return
     config = plan.proposals[0].config if plan.proposals else plan.config
+    if config.stop_after_worse:
+        yield (
+            f"stop_after_worse={config.stop_after_worse} may end onecard's run before step {config.max_iters:,}: "
+            "the hours and the loss here are for the whole run"
+        )
     speed = predict_speed(config, plan.card, "onecard")
     if config.max_hours is None or speed is None or config.max_hours * 3600 >= speed.total_seconds.likely:
         return

@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from onecard import units
 from onecard.errors import ConfigError
 from onecard.inputs.before_run import check_data, config_of
 from onecard.inputs.config import open_data
@@ -127,8 +128,21 @@ def as_it_runs(config: RunConfig, run: Run) -> RunConfig:
 
 def where_it_stands(run: Run, config: RunConfig) -> tuple[bool, list[str]]:
     """Whether there is nothing left to do, and lines that say so."""
+    from onecard.models.evaluation import worse_in_a_row
+
     if not run.checkpoints and run.last_step:  # a run of no updates never had any
         return False, [f"{_without_checkpoints(run)}: it starts again at step 0"]
+    worse, most = (
+        worse_in_a_row(each.val_loss for each in run.evals if each.val_loss is not None),
+        config.stop_after_worse,
+    )
+    if run.end and run.end.reason == "stop_after_worse" and 0 < most <= worse:
+        on = resume_command(run, {**_typed(run, config), "stop_after_worse": 0})
+        return True, [
+            f"stop_after_worse={most} has ended {run.path} at step {run.last_step:,}, after "
+            f"{units.things(worse, 'evaluation')} worse than the best",
+            f"to train on: {on}   (or a larger number)",
+        ]
     if not run.finished or run.last_step < config.max_iters:
         return False, []
     updates = 2 * run.last_step or max(1, config.lr_decay_iters)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import nan, sqrt
+from math import inf, nan, sqrt
 
 from onecard.config.schema import RunConfig
 
@@ -83,6 +84,14 @@ def writes_text(config: RunConfig, step: int) -> bool:
         return False
     before = step - config.eval_interval
     return step in (0, config.max_iters) or step // config.sample_interval > before // config.sample_interval
+
+
+def worse_in_a_row(losses: Iterable[float]) -> int:
+    """How many of the last losses are not below the lowest before them."""
+    lowest, count = inf, 0
+    for loss in losses:
+        lowest, count = (loss, 0) if loss < lowest else (lowest, count + 1)
+    return count
 
 
 def evaluations_after(config: RunConfig, step: int) -> int:

@@ -264,9 +264,12 @@ class TrainingDisplay:
         if self.timed_from:
             here = (record.step - self.timed_from) * self.config.tokens_per_step
             tokens += f", {units.count(here)} of them since the import"
+        reason = str(record.reason)
+        if reason == "stop_after_worse":
+            reason = f"stopped after {units.things(self.config.stop_after_worse, 'evaluation')} worse than the best,"
         if not self.nanogpt:
             self._say(
-                f"{record.reason} at step {record.step:,}: {tokens} in {units.duration(record.seconds or 0)} "
+                f"{reason} at step {record.step:,}: {tokens} in {units.duration(record.seconds or 0)} "
                 f"of training{best}",
                 style="bold",
             )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from onecard.findings import Finding
 
-EndReason = Literal["finished", "interrupted", "max_hours", "out-of-memory", "diverged", "error"]
+EndReason = Literal["finished", "interrupted", "max_hours", "stop_after_worse", "out-of-memory", "diverged", "error"]
 OomPlace = Literal["train", "eval"]
 
 

@@ -22,7 +22,7 @@ from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import MachineError, OnecardError, first_line, is_out_of_memory
-from onecard.models.evaluation import TEXT_TOKENS, SplitLosses, eval_batch_size, writes_text
+from onecard.models.evaluation import TEXT_TOKENS, SplitLosses, eval_batch_size, worse_in_a_row, writes_text
 from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
 from onecard.plan.memory.predict import context_of_onecard
@@ -176,6 +176,7 @@ class _Loop:
         self.eval_batch_size = eval_batch_size(config)
         self.without_loss = 0  # updates in a row whose loss was NaN or infinite
         self.evaluating = False
+        self.val_losses: dict[int, float] = {}  # of every evaluation of the run, by step
         self.interrupt = Interrupt(self._asked, repeated=processes.joined)
         self.live_findings = LiveFindings(config, self.card, dataset)
         self.card_watch = CardWatch(self.device, ranks=processes.ranks.world_size)
@@ -248,6 +249,7 @@ class _Loop:
 
     def _steps(self, began: float) -> EndReason:
         trainer, config = self.trainer, self.config
+        worse = False  # whether enough evaluations in a row were worse than the best
         fresh = True  # no update since the start, or since the checkpoint that was resumed from
         while True:
             last = trainer.finished
@@ -257,10 +259,13 @@ class _Loop:
             if evaluating:
                 # after a resume too: the checkpoint was written before this evaluation, which may not have finished
                 self._evaluate()
-                if writes_text(config, trainer.step):
+                worse = self._has_worsened()
+                if writes_text(config, trainer.step) or (worse and config.sample_interval):
                     self._write_text()
             if last or config.eval_only:
                 return "diverged" if self.without_loss else "finished"
+            if worse:
+                return "stop_after_worse"
             self._stop_if_asked()
             if config.max_hours and self.processes.any(time.perf_counter() - began > config.max_hours * 3600):
                 self._save("max_hours")
@@ -379,10 +384,17 @@ class _Loop:
         )
         self._check_peak(self.peaks.allocated())
         self.peaks.begin()
+        self.val_losses[trainer.step] = of_val.mean
         if self.saving:
             self.saving.evaluated(of_val.mean)
         for finding in self.live_findings.new_findings():
             self._record(FindingRecord(step=trainer.step, finding=finding))
+
+    def _has_worsened(self) -> bool:
+        """Whether as many evaluations in a row as stop_after_worse says were worse than the best: the first rank, which
+        knows all of a resumed run, decides."""
+        most = self.config.stop_after_worse
+        return bool(most and self.processes.from_first(worse_in_a_row(self.val_losses.values()) >= most))
 
     def _write_text(self) -> None:
         """Record a text of the model as it is now. Running out of memory for it does not end the run.
@@ -464,6 +476,10 @@ class _Loop:
             return None
         before = self.folder.read()
         resumed_from = self.saving.resume(before)
+        reached = self.trainer.step
+        self.val_losses = {
+            each.step: each.val_loss for each in before.evals if each.val_loss is not None and each.step <= reached
+        }
         if resumed_from:  # how the earlier part ended is already known
             self.live_findings.add_all(record for record in before.records if not isinstance(record, End))
         return resumed_from

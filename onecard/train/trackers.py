@@ -136,7 +136,7 @@ class Trackers:
                 for name in list(self._open):
                     self._try(name, self._open[name].write, record.text, record.step)
             case End():
-                self._finished = record.reason == "finished"
+                self._finished = record.reason in ("finished", "stop_after_worse")
 
     def __exit__(self, *_: object) -> None:
         for name in list(self._open):

@@ -115,6 +115,7 @@ def _state(folder: Path, end: End | None, step: Step | None, changed: float) -> 
     if end:
         names = {
             "finished": "finished",
+            "stop_after_worse": "finished",
             "interrupted": "interrupted",
             "max_hours": "interrupted",
             "diverged": "diverged",

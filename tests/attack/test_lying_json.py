@@ -366,6 +366,7 @@ PARSERS = {  # who may parse JSON without untrusted_json, and why
     "train/bench.py": "what our own process was given",
     "train/bench_loss.py": "what our own process was given",
     "train/measure_machine.py": "what our own process was given",
+    "train/meeting.py": "what another rank of the same run said",
     "train/ranks.py": "what another rank of the same run said",
     "train/checkpoint_files.py": "what was written a line before",
     "data/encode.py": "a row of somebody's text: what is too deep is skipped",

@@ -139,7 +139,7 @@ def test_only_the_first_process_writes_texts_and_the_losses_stay(start: Start, p
     (place / "data/meta.json").write_text('{"tokenizer": "bytes"}')
     try:
         for name, interval in (("quiet", 0), ("texts", 1)):
-            keys = ["--max_iters=20", "--dropout=0.1", f"--sample_interval={interval}"]
+            keys = ["--max_iters=20", "--dropout=0.1", f"--sample_interval={interval}", "--stop_after_worse=9"]
             outcomes = start(2, "tiny.py", f"--out_dir={name}", "--vocab_size=256", *keys)
             all_well(outcomes)
             assert not outcomes[1].stdout

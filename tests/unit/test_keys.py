@@ -30,6 +30,7 @@ OTHER = {
     "checkpoint_interval": 7,
     "max_hours": 1.0,
     "sample_interval": 7,
+    "stop_after_worse": 3,
 }
 
 
@@ -67,7 +68,10 @@ def test_a_plan_changes_with_a_key_where_its_line_says_so(name: str) -> None:
 
 def test_a_resume_changes_nothing_that_is_learned_but_the_length_of_the_run() -> None:
     freely = [name for name, facts in KEYS.items() if facts.resume in ("yes", "rounding")]
-    assert [name for name in freely if not KEYS[name].affects <= {"memory", "speed"}] == ["max_hours"]
+    assert [name for name in freely if not KEYS[name].affects <= {"memory", "speed"}] == [
+        "max_hours",
+        "stop_after_worse",
+    ]
     assert {name for name in RESUMABLE_KEYS if name not in freely} == {
         *("max_iters", "lr_decay_iters"),
         *("batch_size", "gradient_accumulation_steps"),

@@ -65,7 +65,8 @@ def overfitting(case: Case) -> Iterator[Finding]:
 
     Why it matters: after the minimum, training makes the model worse on everything but its own data.
 
-    What to do: keep the checkpoint of the minimum; more data, a smaller model, or dropout of 0.1 to 0.2.
+    What to do: keep the checkpoint of the minimum; more data, a smaller model, or dropout of 0.1 to 0.2. With
+    stop_after_worse=3, a run of onecard's ends after three evaluations that were worse than the best.
 
     When it is wrong: splits of different difficulty have a gap that is there from the start and does not grow.
     """
@@ -98,6 +99,8 @@ def overfitting(case: Case) -> Iterator[Finding]:
     config = known(case, "dropout")
     if config and not config.dropout:
         patch = {"dropout": 0.1}
+    stops = case.run.format != "onecard" or (case.resolved and case.resolved.config.stop_after_worse)
+    kept = place(case, best) + ("" if stops else " (--best), and next time --stop_after_worse=3")
     yield Finding(
         rule="overfitting",
         severity="warn",
@@ -109,7 +112,7 @@ def overfitting(case: Case) -> Iterator[Finding]:
         why=f"since then the gap has grown by {rise:.2f}, and val has not come back in {past} evaluations"
         if turned
         else f"a gap of {gap:.2f} nats: the model has memorised its training data",
-        fix=f"keep the checkpoint of {place(case, best)}; more data, a smaller model, or dropout 0.1 to 0.2",
+        fix=f"keep the checkpoint of {kept}; more data, a smaller model, or dropout 0.1 to 0.2",
         seen=tuple(dict.fromkeys(shown(e) for e in (best, found[(lowest + len(found) - 1) // 2][0], last))),
         patch=patch,
     )

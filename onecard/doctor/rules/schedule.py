@@ -168,8 +168,11 @@ def stopped_early(case: Case) -> Iterator[Finding]:
     What to do: let it go on; the final loss is predicted where the scaling law covers this run. After a fault, fix that
     first.
 
-    When it is wrong: when the log is a part of a longer one.
+    When it is wrong: when the log is a part of a longer one. A run that stop_after_worse ended is not meant: it ended
+    where it was told to.
     """
+    if case.end and case.end.reason == "stop_after_worse":
+        return
     last = case.facts.last_step
     config = known(case, "lr_decay_iters", "max_iters", "decay_lr")
     end = min(config.lr_decay_iters, config.max_iters) if config and config.decay_lr else planned_steps(case)
