@@ -45,6 +45,11 @@ class Asked:
         """The first rank, which has the most to do."""
         return Ranks(world_size=self.per_machine * self.machines)
 
+    def links_of(self, cards: int) -> tuple[Interconnect, ...]:
+        """What that many of them are linked by: no network where they are in one machine."""
+        alone = self.machines > 1 and cards <= self.per_machine
+        return tuple(link for link in self.links if not (alone and link.between_machines))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
@@ -77,17 +82,19 @@ def pace_of(config: RunConfig, card: Card | None, ranks: int, links: tuple[Inter
     sums = sum_seconds(gradient_bytes(config), ranks, links)
     if ranks == 1:
         step, rate = speed.step_seconds, speed.tokens_per_second
+    elif config.eval_only:  # no gradients
+        sums = Range(low=0.0, likely=0.0, high=0.0)
+        step, rate = speed.step_seconds, speed.tokens_per_second.mapped(lambda each: ranks * each)
     else:  # a card waits for the sums: they begin when the backward pass has ended
         step = _sum(speed.step_seconds, sums)
         rate = step.mapped(lambda seconds: config.tokens_per_step / seconds)
-    updates = 0 if config.eval_only else config.max_iters
     return Pace(
         speed=speed,
         sum_seconds=sums,
         hidden_seconds=0.0,
         tokens_per_second=rate,
         step_seconds=step,
-        total_seconds=_sum(speed.total_seconds, sums.mapped(lambda seconds: updates * seconds)),
+        total_seconds=_sum(speed.total_seconds, sums.mapped(lambda seconds: config.max_iters * seconds)),
     )
 
 
@@ -103,14 +110,17 @@ def _sum(one: Range, other: Range) -> Range:
     return Range(low=one.low + other.low, likely=one.likely + other.likely, high=one.high + other.high)
 
 
-def worth_up_to(config: RunConfig, card: Card | None, links: tuple[Interconnect, ...]) -> tuple[int | None, bool]:
+def worth_up_to(config: RunConfig, card: Card | None, asked: Asked) -> tuple[int | None, bool]:
     """The number of cards past which another brings less than half of itself, and whether no more can share an update.
 
-    Numbers between which an update cannot be divided are passed over: what a card of the next brings is their mean.
+    One machine is filled before the next begins, and that is full, too. Numbers between which an update cannot be
+    divided are passed over: what a card of the next brings is their mean.
     """
     rates: dict[int, float] = {}
     for ranks in _numbers(config.sequences_per_step):
-        pace = pace_of(divided(config, ranks), card, ranks, links)
+        if asked.machines > 1 and ranks > asked.per_machine and ranks % asked.per_machine:
+            continue
+        pace = pace_of(divided(config, ranks), card, ranks, asked.links_of(ranks))
         if pace is None:
             return None, False
         rates[ranks] = pace.tokens_per_second.likely
