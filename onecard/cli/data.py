@@ -93,7 +93,14 @@ class Options:
     metavar="SHARE",
     help="Share of documents for validation. Default: enough for 1M tokens, at most 0.1.",
 )
-@click.option("--shard", type=CountType(), default=100_000_000, metavar="N", help="Tokens in a file. Default: 100M.")
+@click.option(
+    "--shard-tokens",
+    "shard",
+    type=CountType(),
+    default=100_000_000,
+    metavar="N",
+    help="Tokens in a file. Default: 100M.",
+)
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Processes. Default: one for each core, at most 20."
 )
@@ -188,10 +195,10 @@ def _settings(options: Options, flags: list[Flag]) -> Settings:
         )
     if not LEAST_SHARD_TOKENS <= options.shard < 2**31:
         raise UsageError(
-            f"--shard {options.shard} is not possible",
+            f"--shard-tokens {options.shard} is not possible",
             why=f"it must be the tokens of one file, from {LEAST_SHARD_TOKENS:,} to 2,147,483,647; a run keeps "
             "every file open, and systems allow about 1,000 per program",
-            fix="--shard 100M",
+            fix="--shard-tokens 100M",
             name="bad-number",
         )
     if options.val_share is not None and not 0 <= options.val_share < 1:  # nan, too

@@ -41,6 +41,7 @@ from onecard.inputs.resume import (
 )
 from onecard.inputs.tokenizer import keep_tokenizer_in, tokenizer_of
 from onecard.models.ranks import ranks_of_torchrun
+from onecard.models.ways import shards
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from onecard.train.memory_snapshot import MeasuredMemory
     from onecard.train.ranks import Joined
 
+_READ_IT = "onecard sample reads its checkpoints"
 _FILES = ("--profile", "--memory_snapshot")
 Files = tuple[Path | None, Path | None]  # what these name
 
@@ -196,7 +198,7 @@ def _begin(
         )
         _say([said] if said else [])
     planned = run_config if device == "cuda" else run_config.replace({"device": device})  # no plan of a card's memory
-    fitted, memory = checked(planned, fit=fit, source=config, typed=flags)
+    fitted, memory = checked(planned, fit=fit, source=config, typed=flags, ranks=processes.ranks if processes else None)
     run_config = fitted.replace({"device": run_config.device})
     if processes:
         chosen = fit or config is None  # here, not by the user
@@ -271,14 +273,14 @@ def _go_on(
         _say(words)
         if done:
             return 0
-        device, step = _device(config), step_reached(run)
+        device, step, ranks = _device(config), step_reached(run), processes.ranks if processes else None
         dataset, notes, findings = open_data_again(config, run)
         print_warnings(notes, console(stderr=True))
         print_findings(findings, console(stderr=True))
         if run.imported:  # weights may have come without a tokenizer
             keep_tokenizer_in(folder.path, dataset)
         since = run.imported.step if run.imported else 0
-        memory = predicted(as_it_runs(config, run)) if device == "cuda" else None
+        memory = predicted(as_it_runs(config, run), ranks) if device == "cuda" else None
         if device == "cpu":
             _say([on_cpu(config, step=step, insist=resume_under(config.replace({"device": "cpu"}), run))])
         return _train(
@@ -344,6 +346,9 @@ def _train(
 
     def progress_text() -> ProgressText | None:
         if not config.sample_interval:
+            return None
+        if processes and shards(processes.ranks.as_run(config)):
+            warn(f"sample_interval={config.sample_interval} writes no texts: no card has the whole model; {_READ_IT}")
             return None
         try:
             return ProgressText(config, tokenizer_of(folder.path, config))

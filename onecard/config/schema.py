@@ -206,6 +206,12 @@ class RunConfig(NanoGPTConfig):
     memory_limit: Size | None = key(
         None, "most memory the driver may show for the process, e.g. 10GiB", "memory", kind="limit", resume="rounding"
     )
+    shard: Literal["none", "full"] = key(
+        "none",
+        "full: several cards hold a share each of weights, gradients and optimizer states (FSDP2)",
+        "memory speed",
+        resume="rounding",
+    )
     expandable_segments: YesNo = key(True, "PyTorch allocator setting of onecard's own trainer", "memory", resume="yes")
     max_hours: Hours | None = key(None, "stop after this long", "loss", kind="limit", resume="yes")
     stop_after_worse: Steps = key(

@@ -259,7 +259,7 @@ def _too_many(files: Sequence[TokenFile], problem: OSError) -> MachineError:
     return MachineError(
         f"the {len(files):,} token files of {files[0].path.parent} cannot all be open at once",
         why=f"the system says: {problem.strerror or problem}",
-        fix=f"ulimit -n {2 * len(files) + 1024}, or prepare the data in fewer files: --shard 100M",
+        fix=f"ulimit -n {2 * len(files) + 1024}, or prepare the data in fewer files: --shard-tokens 100M",
         name="too-many-files",
     )
 

@@ -11,6 +11,7 @@ from onecard.inputs.place import place_here
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
+    from onecard.models.ranks import Ranks
     from onecard.plan.memory.predict import Memory
     from onecard.plan.place import Place
 
@@ -89,8 +90,9 @@ def _roughly(seconds: float) -> str:
     return f"{days:,.0f} days" if days < 2 * YEAR_DAYS else f"{days / YEAR_DAYS:,.0f} years"
 
 
-def predicted(config: RunConfig) -> Memory | None:
-    """The memory a run will take on this machine's card; None without a card."""
+def predicted(config: RunConfig, ranks: Ranks | None = None) -> Memory | None:
+    """The memory a run will take on this machine's card, as one of `ranks`; None without a card."""
+    from onecard.models.ranks import ONE_RANK
     from onecard.plan.memory.predict import predict_onecard
     from onecard.plan.precision import with_dtype
 
@@ -98,18 +100,23 @@ def predicted(config: RunConfig) -> Memory | None:
     if place is None:
         return None
     return predict_onecard(
-        with_dtype(config, place.card), place.card, available_bytes=place.available_bytes_for(config)
+        with_dtype(config, place.card),
+        place.card,
+        available_bytes=place.available_bytes_for(config),
+        ranks=ranks or ONE_RANK,
     )
 
 
-def checked(config: RunConfig, *, fit: bool, source: str | None, typed: Flags = ()) -> tuple[RunConfig, Memory | None]:
+def checked(
+    config: RunConfig, *, fit: bool, source: str | None, typed: Flags = (), ranks: Ranks | None = None
+) -> tuple[RunConfig, Memory | None]:
     """The config that will run and its predicted memory (None without a card); refused where it cannot fit.
 
     The refusal's command names the config file it came from, and keeps the flags that were typed.
     """
     from onecard.config.command import train_command
 
-    place, memory = place_of_run(config), predicted(config)
+    place, memory = place_of_run(config), predicted(config, ranks)
     if place is None or memory is None:
         if fit:
             raise MachineError(
@@ -124,7 +131,7 @@ def checked(config: RunConfig, *, fit: bool, source: str | None, typed: Flags = 
     free = place.available_bytes_for(config)
     fitted = _fitted(config, place, free)
     if fit and fitted is not None:
-        return fitted, predicted(fitted)
+        return fitted, predicted(fitted, ranks)
     fix = None
     if fitted is not None:
         changes = {key: value for key, value in fitted.model_dump().items() if value != getattr(config, key)}

@@ -124,6 +124,8 @@ class OrthogonalUpdates:
 
     def make_workspace(self) -> None:
         """Obtain all that a step needs, that of the library for products included."""
+        if self.workspace is not None:
+            return
         x = self._empty(max(batch.elements for batch in self.batches), self.dtype)
         next_x = self._empty(max(batch.elements for batch in self.batches), self.dtype)
         gram = self._empty(max(batch.gram_elements for batch in self.batches), self.dtype)
@@ -145,15 +147,11 @@ class OrthogonalUpdates:
         ops.move_towards(gradients, moments, momentum)  # Nesterov's look-ahead
         for batch in self.batches:
             updates_nRC = self._orthogonalised(batch, gradients)
-            weights = self._split(self.weights, batch)
+            weights = [self.weights[place] for place in batch.parts]
             ops.add_updates(weights, list(_pieces(updates_nRC, batch)), kept=1 - rate * decay, by=-rate * batch.scale)
 
     def _empty(self, elements: int, dtype: Any) -> Tensor:
         return self.ops.empty((elements,), dtype=dtype, like=self.weights[0], part=OPTIMIZER_TEMPORARIES)
-
-    def _split(self, weights: Sequence[Tensor], batch: Batch) -> list[Tensor]:
-        """Those in the batch, each as its parts."""
-        return [weights[place].view(parts, batch.rows, batch.columns) for place, parts in batch.parts.items()]
 
     def _orthogonalised(self, batch: Batch, gradients: Sequence[Tensor]) -> Tensor:
         """The matrices of a batch, orthogonalised, in the workspace. x x' is taken on the smaller side of x."""
@@ -164,7 +162,7 @@ class OrthogonalUpdates:
         gram = space.gram[: batch.gram_elements].view(*square)
         polynomial = space.polynomial[: batch.gram_elements].view(*square)
         wide = batch.rows <= batch.columns
-        ops.copy_all(list(_pieces(x, batch)), self._split(gradients, batch))
+        ops.copy_all(list(_pieces(x, batch)), [gradients[place] for place in batch.parts])
         for number, (a, b, c) in enumerate(STEPS):
             ops.multiply_batch(*((x, x.mT) if wide else (x.mT, x)), gram)
             if number == 0:
@@ -176,8 +174,8 @@ class OrthogonalUpdates:
 
 
 def _pieces(x_nRC: Tensor, batch: Batch) -> Iterator[Tensor]:
-    """What belongs to each weight."""
+    """What belongs to each weight, in its shape."""
     start = 0
     for parts in batch.parts.values():
-        yield x_nRC[start : start + parts]
+        yield x_nRC[start : start + parts].flatten(0, 1)
         start += parts

@@ -79,9 +79,10 @@ class MuonOnPaper(FusedOptimizer):
         state_elements: list[int],
         moved_bytes: int,
         updates: OrthogonalUpdates,
+        gathered_bytes: int,
     ) -> None:
         super().__init__(paper, parameters, state_elements, moved_bytes)
-        self._updates = updates
+        self._updates, self._gathered_bytes = updates, gathered_bytes
 
     def make_workspace(self) -> None:
         self._updates.make_workspace()
@@ -91,13 +92,24 @@ class MuonOnPaper(FusedOptimizer):
 
     def step(self) -> None:
         super().step()
+        if self._gathered_bytes:
+            self.paper.scratch(self._gathered_bytes)  # of a batch at a time, the largest
         self._updates.step(self._updates.weights, rate=0.0, momentum=0.0, decay=0.0)
 
 
 def optimizer_on_paper(
-    paper: Paper, parameters: list[Parameter], optimizer: Optimizer, kinds: Mapping[str, Kind]
+    paper: Paper,
+    parameters: list[Parameter],
+    optimizer: Optimizer,
+    kinds: Mapping[str, Kind],
+    *,
+    whole: Mapping[str, Parameter] | None = None,
+    of: int = 1,
 ) -> FusedOptimizer:
-    """The optimizer of a run. Its state is made group by group."""
+    """The optimizer of a run. Its state is made group by group.
+
+    Where `parameters` are one of `of` ranks' shares, `whole` are the weights by name: Muon gathers its matrices.
+    """
     ordered: list[tuple[Parameter, Rule]] = [
         (parameter, group.rule)
         for group in optimizer.groups
@@ -109,9 +121,15 @@ def optimizer_on_paper(
         for parameter, rule in ordered
         for elements in [1] * len(rule.numbers) + [parameter.numel] * len(rule.moments)
     ]
-    matrices = [(parameter, kinds[parameter.name].parts) for parameter, rule in ordered if rule == MUON]
+    matrices = [
+        (whole[parameter.name] if whole else parameter, kinds[parameter.name].parts)
+        for parameter, rule in ordered
+        if rule == MUON
+    ]
+    moved_bytes = optimizer.moved_bytes // of
     if not matrices:
-        return FusedOptimizer(paper, parameters, state_elements, optimizer.moved_bytes)
+        return FusedOptimizer(paper, parameters, state_elements, moved_bytes)
     dtype = 2 if paper.half and paper.device.has_bfloat16 else FLOAT
     updates = OrthogonalUpdates(paper, matrices, dtype)
-    return MuonOnPaper(paper, parameters, state_elements, optimizer.moved_bytes, updates)
+    gathers = max(batch.elements for batch in updates.batches) * dtype if whole else 0
+    return MuonOnPaper(paper, parameters, state_elements, moved_bytes, updates, gathers)

@@ -43,6 +43,11 @@ class Ranks:
         """Where this rank's micro-batches of `size` sequences begin, without end: from `first` on, ranks take turns."""
         return islice(count(first, size), self.rank, None, self.world_size)
 
+    def as_run(self, config: RunConfig) -> RunConfig:
+        """The config as these ranks run it: one alone has nobody to share a model with."""
+        alone = self.world_size == 1 and config.shard != "none"
+        return config.replace({"shard": "none"}) if alone else config
+
     def sequences_per_step(self, config: RunConfig) -> int:
         """Sequences of an update that each rank reads."""
         return config.sequences_per_step // self.world_size

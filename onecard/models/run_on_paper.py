@@ -11,15 +11,15 @@ from onecard.models.evaluation import TEXT_TOKENS, eval_batch_size, eval_sequenc
 from onecard.models.on_paper import Named, optimizer_on_paper, weights_on_paper
 from onecard.models.optimizers import optimizer_of
 from onecard.models.ranks import ONE_RANK, Ranks
-from onecard.models.structure import kinds_of
+from onecard.models.structure import Kind, kinds_of
 from onecard.models.training import EVAL_BATCHES, EVAL_SPLITS, UPDATES, Steps, split_loss
 from onecard.models.ways import fuses, records_graph
 from onecard.paper.device import Device
 from onecard.paper.kernels import FLOAT
-from onecard.paper.library import GradScaler
+from onecard.paper.library import FusedOptimizer, GradScaler
 from onecard.paper.operations import PaperOperations
 from onecard.paper.tape import Tape
-from onecard.paper.tensor import tape_of
+from onecard.paper.tensor import Parameter, Tensor, tape_of
 from onecard.paper.work import Parts
 
 
@@ -28,20 +28,21 @@ class PaperRun:
 
     def __init__(self, config: RunConfig, device: Device, *, ranks: Ranks = ONE_RANK) -> None:
         self.config = config
-        self.ops = ops = PaperOperations(device, half=config.dtype != "float32", deterministic=config.deterministic)
+        self.ops = ops = self.operations(device)
         ops.starts()
         architecture = architecture_of(config)
         layers = architecture.structure(config)
         self.p = p = weights_on_paper(layers, ops)
         self.model = model = architecture.model(ops, config)
         self.connect(p, model)
+        parameters = self.trained(p)
         self.steps = Steps(
             ops,
             config,
-            loss=partial(model.loss, p),
-            token_losses=partial(model.token_losses, p),
-            parameters=p.parameters,
-            optimizer=optimizer_on_paper(ops, p.parameters, optimizer_of(config), kinds_of(layers)),
+            loss=self.loss,
+            token_losses=self.token_losses,
+            parameters=parameters,
+            optimizer=self.optimizer(parameters, kinds_of(layers)),
             scaler=GradScaler(ops, enabled=config.dtype == "float16"),
             passes=architecture.passes(ops, model, p, ops.compute_dtype) if fuses(config) else None,
             records=records_graph(config),
@@ -51,6 +52,25 @@ class PaperRun:
         mine = ranks.share(range(whole + (rest > 0)))  # the last batch has the rest
         full = len(ranks.share(range(whole)))
         self.eval_batches = [eval_batch_size(config)] * min(full, EVAL_BATCHES) + [rest] * (len(mine) - full)
+
+    def operations(self, device: Device) -> PaperOperations:
+        config = self.config
+        return PaperOperations(device, half=config.dtype != "float32", deterministic=config.deterministic)
+
+    def trained(self, p: Named) -> list[Parameter]:
+        """What the optimizer steps on."""
+        return p.parameters
+
+    def optimizer(self, parameters: list[Parameter], kinds: dict[str, Kind]) -> FusedOptimizer:
+        return optimizer_on_paper(self.ops, parameters, optimizer_of(self.config), kinds)
+
+    def loss(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
+        """The mean loss of a micro-batch."""
+        return self.model.loss(self.p, x_BT, y_BT)  # type: ignore[no-any-return]
+
+    def token_losses(self, x_BT: Tensor, y_BT: Tensor) -> Tensor:
+        """The losses of tokens, without gradients."""
+        return self.model.token_losses(self.p, x_BT, y_BT)  # type: ignore[no-any-return]
 
     def connect(self, p: Named, model: Any) -> None:
         """Say what calling a part of the model does."""

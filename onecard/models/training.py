@@ -13,6 +13,7 @@ from typing import Any
 from onecard.config.schema import RunConfig
 from onecard.errors import first_line
 from onecard.models.ranks import ONE_RANK, Ranks
+from onecard.models.ways import shards
 
 # How much of a run is enough to see all that happens in it: of many, paper runs only these.
 UPDATES = 3  # the optimizer's state exists from the second on; the third is the steady state
@@ -110,8 +111,12 @@ class Steps:
         ops.release_memory()
 
     def sums(self) -> list[Tensor]:
-        """What must be summed over the ranks before the step: gradients, and the loss."""
-        return [*(each.grad for each in self.parameters if each.grad is not None), self._loss]
+        """What must be summed over the ranks before the step: gradients, and the loss.
+
+        Gradients of a model that is divided among the ranks were summed as they were made.
+        """
+        gradients = () if shards(self.config) else self.parameters
+        return [*(each.grad for each in gradients if each.grad is not None), self._loss]
 
     def ready_to_step(self) -> Tensor:
         """The gradients' norm before clipping; from here on an update needs no memory, and nothing has changed yet."""

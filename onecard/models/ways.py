@@ -12,6 +12,12 @@ def recomputations(config: RunConfig) -> tuple[str, ...]:
     return ("none", "full") if config.model == "nanochat" else RECOMPUTATION
 
 
+def shards(config: RunConfig) -> bool:
+    """Whether the ranks hold a share each of the model, which then runs eagerly: weights come and go between passes,
+    so nothing that is compiled, written out or recorded can expect them at one place. Config: of `Ranks.as_run`."""
+    return config.shard == "full"
+
+
 def records_graph(config: RunConfig) -> bool:
     """Whether a micro-batch is recorded as a CUDA graph: where it is compiled or written out.
 
@@ -28,7 +34,7 @@ def fuses(config: RunConfig, *, half: bool | None = None) -> bool:
     `half`: whether products run in half precision, if that is known; otherwise the config decides, for a card.
     """
     is_half = config.dtype != "float32" if half is None else half
-    return config.compile and is_half and not config.dropout and not config.bias
+    return config.compile and is_half and not config.dropout and not config.bias and not shards(config)
 
 
 def compiles_blocks(config: RunConfig, *, written_out: bool | None = None) -> bool:
@@ -37,4 +43,4 @@ def compiles_blocks(config: RunConfig, *, written_out: bool | None = None) -> bo
     `written_out`: whether they are, if that is known; otherwise the config decides.
     """
     is_written_out = fuses(config) if written_out is None else written_out
-    return config.compile and config.model == "gpt2" and not is_written_out
+    return config.compile and config.model == "gpt2" and not is_written_out and not shards(config)

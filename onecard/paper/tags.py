@@ -16,6 +16,8 @@ WORKSPACE = "workspace"
 TOKEN_IDS = "token ids"
 OPTIMIZER_TEMPORARIES = "optimizer temporaries"
 
+GATHERED = "gathered blocks"
+
 TAGS: dict[str, str] = {
     WEIGHTS: "float32",
     GRADIENTS: "float32, until zero_grad",
@@ -27,6 +29,7 @@ TAGS: dict[str, str] = {
     GRADIENTS_IN_FLIGHT: "of activations, and of weights not yet added up",
     WORKSPACE: "scratch memory of cuBLAS and of kernels",
     TOKEN_IDS: "inputs, targets and positions, 8 bytes each",
+    GATHERED: "weights of the blocks at work from all cards, and gradients on their way to all",
     OPTIMIZER_TEMPORARIES: "norms and copies for clipping, scaling and the update",
 }
 

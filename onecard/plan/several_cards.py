@@ -11,11 +11,12 @@ from itertools import pairwise
 
 from onecard.config.schema import RunConfig
 from onecard.models.ranks import Ranks
+from onecard.models.ways import shards
 from onecard.plan.cards import Card
 from onecard.plan.interconnects import Interconnect
 from onecard.plan.ranges import Range
 from onecard.plan.speed import Speed, predict_speed
-from onecard.plan.speed.communication import gradient_bytes, sum_seconds
+from onecard.plan.speed.communication import Traffic, gradient_bytes, sum_seconds
 
 # What NCCL was seen to take of a card beside the allocator's memory: groups of 2 and of 4 A100 on NVLink, one sum each
 # (NVIDIA/nccl issue 964). More links need more; on PCIe it has fewer channels, so less is likely.
@@ -56,7 +57,8 @@ class Pace:
     """How fast a number of cards trains a run together."""
 
     speed: Speed  # of one rank with its share, as if alone
-    sum_seconds: Range  # of an update's gradients over all cards
+    traffic: Traffic | None  # of cards that share a model
+    sum_seconds: Range  # in which cards send an update's gradients, and weights that they share
     hidden_seconds: float  # of these, while a card still computes
     tokens_per_second: Range
     step_seconds: Range
@@ -76,25 +78,32 @@ class Cost:
 
 def pace_of(config: RunConfig, card: Card | None, ranks: int, links: tuple[Interconnect, ...]) -> Pace | None:
     """How fast `ranks` such cards train a run; None where the card's speed is unknown."""
-    speed = predict_speed(share_of(config, ranks), card, "onecard")
+    speed = predict_speed(share_of(config, ranks), card, "onecard", ranks=Ranks(world_size=ranks))
     if speed is None:
         return None
-    sums = sum_seconds(gradient_bytes(config), ranks, links)
-    if ranks == 1:
-        step, rate = speed.step_seconds, speed.tokens_per_second
-    elif config.eval_only:  # no gradients
-        sums = Range(low=0.0, likely=0.0, high=0.0)
-        step, rate = speed.step_seconds, speed.tokens_per_second.mapped(lambda each: ranks * each)
+    together, traffic = Ranks(world_size=ranks), None
+    if shards(together.as_run(config)):
+        traffic = Traffic.of(config, ranks)
+        sums, hidden = traffic.seconds(links), traffic.hidden_seconds(links, speed.step_seconds.likely)
     else:  # a card waits for the sums: they begin when the backward pass has ended
-        step = _sum(speed.step_seconds, sums)
+        summed = 0 if config.eval_only else gradient_bytes(config)
+        sums, hidden = sum_seconds(summed, ranks, links), 0.0
+    waits = Range(low=max(0.0, sums.low - hidden), likely=sums.likely - hidden, high=sums.high)
+    step, rate = speed.step_seconds, speed.tokens_per_second
+    if config.eval_only:
+        rate = rate.mapped(lambda each: ranks * each)
+    elif ranks > 1:
+        step = _sum(speed.step_seconds, waits)
         rate = step.mapped(lambda seconds: config.tokens_per_step / seconds)
+    updates = 0 if config.eval_only else config.max_iters
     return Pace(
         speed=speed,
+        traffic=traffic,
         sum_seconds=sums,
-        hidden_seconds=0.0,
+        hidden_seconds=hidden,
         tokens_per_second=rate,
         step_seconds=step,
-        total_seconds=_sum(speed.total_seconds, sums.mapped(lambda seconds: config.max_iters * seconds)),
+        total_seconds=_sum(speed.total_seconds, waits.mapped(lambda seconds: updates * seconds)),
     )
 
 

@@ -32,7 +32,7 @@ def cards_lines(several: SeveralCards, plan: Plan) -> Iterator[Line]:
         low, likely, high = (units.duration(seconds) for seconds in astuple(pace.total_seconds))
         yield "time", f"{likely} ({low} to {high})"
         if asked.ranks.world_size > 1:
-            yield "sums", _sums_words(several, pace)
+            yield "shares" if pace.traffic else "sums", _sums_words(several, pace)
     if several.worth is not None:
         yield "worth it", _worth_words(several)
     if several.costs:
@@ -56,7 +56,8 @@ def _cards_words(several: SeveralCards, plan: Plan) -> str:
     config = plan.config
     micros = config.gradient_accumulation_steps // many
     reads = f"{micros:,} micro-batch{'' if micros == 1 else 'es'} of {config.batch_size:,} in an update"
-    return f"{many:,} x {card}{machines}{linked}{'; each reads ' if many > 1 else ': it reads '}{reads}"
+    how = "; they share the model, whose blocks run eagerly" if several.pace and several.pace.traffic else ""
+    return f"{many:,} x {card}{machines}{linked}{'; each reads ' if many > 1 else ': it reads '}{reads}{how}"
 
 
 def _link_words(several: SeveralCards) -> list[str]:
@@ -69,9 +70,12 @@ def _sums_words(several: SeveralCards, pace: Pace) -> str:
     low, likely, high = (_short(seconds) for seconds in astuple(pace.sum_seconds))
     share = (pace.sum_seconds.likely - pace.hidden_seconds) / pace.step_seconds.likely
     hidden = f"{_short(pace.hidden_seconds)} of it hidden" if pace.hidden_seconds else "none of it hidden"
+    sent = f"{units.size(several.gradient_bytes)} of gradients an update"
+    if pace.traffic:
+        every = "in each micro-batch weights twice and gradients once"
+        sent = f"a card sends {units.size(round(pace.traffic.sent_bytes))} an update, {every},"
     return (
-        f"{units.size(several.gradient_bytes)} of gradients an update in {likely} ({low} to {high}), {hidden}: "
-        f"{share:.0%} of an update's {_short(pace.step_seconds.likely)}"
+        f"{sent} in {likely} ({low} to {high}), {hidden}: {share:.0%} of an update's {_short(pace.step_seconds.likely)}"
     )
 
 
@@ -138,6 +142,7 @@ def several_cards_json(several: SeveralCards) -> dict[str, Any]:
         "nccl_bytes_seen": list(NCCL_BYTES) if asked.ranks.world_size > 1 else None,
         "phases": {name: {"allocated_bytes": phase.allocated_bytes} for name, phase in memory.phases.items()},
         "gradient_bytes": several.gradient_bytes,
+        "bytes_sent": round(pace.traffic.sent_bytes) if pace and pace.traffic else None,
         "seconds_of_sums": asdict(pace.sum_seconds) if pace else None,
         "seconds_hidden": pace.hidden_seconds if pace else None,
         "seconds_per_step": asdict(pace.step_seconds) if pace else None,

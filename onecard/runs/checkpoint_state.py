@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,13 +113,32 @@ def verified_state(path: Path, names: list[str]) -> dict[str, Any]:
         state = {name: field(content, name, read) for name, read in _FIELDS.items()}
         if checkpoint_step(path.name) not in (None, state["step"]):
             raise bad(path, f"{STATE} was saved at step {state['step']:,}, and its folder is called {path.name}")
-        for name in names:
+        files = [file for name in names for file in files_of(path, name, state["files"])]
+        for name in files:
             saved, size = state["files"].get(name, {}), (path / name).stat().st_size
             if size != field(saved, "bytes", whole):
                 raise bad(path, f"{name} has {size:,} bytes of {saved['bytes']:,}")
             if file_digest(path / name) != saved.get("sha256"):
                 raise bad(path, f"{name} does not match its checksum")
     return state
+
+
+def part_name(name: str, number: int, of: int) -> str:
+    """What a part of a file is called, as each of several ranks writes one: model-1-of-2.safetensors."""
+    stem, _, ending = name.rpartition(".")
+    return f"{stem}-{number}-of-{of}.{ending}"
+
+
+def files_of(path: Path, name: str, there: Collection[str]) -> list[str]:
+    """Of the files of the checkpoint `path`, those that hold `name`: itself, or else its parts."""
+    stem, _, ending = name.rpartition(".")
+    numbers = [re.fullmatch(rf"{stem}-[1-9]\d{{0,5}}-of-([1-9]\d{{0,5}})\.{ending}", each) for each in there]
+    counts = {int(found[1]) for found in numbers if found}
+    if name in there or not counts:
+        return [name]
+    if len(counts) > 1:
+        raise bad(path, f"{STATE} has parts of {name} from different numbers of ranks")
+    return [part_name(name, number, of) for of in counts for number in range(1, of + 1)]
 
 
 @contextmanager

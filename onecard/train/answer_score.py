@@ -17,7 +17,7 @@ from onecard.train.model import GPT
 from onecard.train.oom import OutOfMemory, release_memory
 from onecard.train.past import Continuations, Past
 
-_GPU_TOKENS, _CPU_TOKENS = 16_384, 2_048  # of a batch: enough to fill a card, and what a processor's caches like
+_GPU_TOKENS, _CPU_TOKENS = 16_384, 512  # of a batch: enough to fill a card, and few enough for a processor's caches
 _LOGITS_AT_ONCE = 512  # tokens whose logits exist at a time
 _WORTH_SHARING = 8  # tokens of context, from which reading them once is faster than in one pass with each answer
 _MOST_ANSWERS = 32  # that share a reading

@@ -29,12 +29,14 @@ from onecard.runs.checkpoint_state import (
     UnreadableCheckpoint,
     bad,
     checkpoints,
+    reading,
     step_of,
     verified_state,
 )
 from onecard.runs.folder import checkpoint_name
 from onecard.train import checkpoint_files
-from onecard.train.checkpoint_files import BEST
+from onecard.train.checkpoint_files import BEST, Tensors, WriteFiles, write_whole
+from onecard.train.operations import is_shared
 from onecard.train.optim import AdamW
 from onecard.train.snapshot import FLOATS
 from onecard.untrusted_json import BadJson, count, field, number, read_object
@@ -105,6 +107,7 @@ def save(
     optimizer: AdamW,
     state: TrainingState,
     config: RunConfig,
+    write_files: WriteFiles = write_whole,
 ) -> Path:
     """The new checkpoint's path, under `folder`; when this returns, a power cut does not lose it.
 
@@ -122,15 +125,14 @@ def save(
             if problem_of(path) is None:
                 return path
             checkpoint_files.delete(path)
-    weights: dict[str, Tensor] = dict(model.named_parameters())
-    tensors = {MODEL: weights, OPTIMIZER: _optimizer_tensors(model, optimizer)}
+    tensors = tensors_of(model, optimizer)
     rest = {**asdict(state), "config": config.model_dump(), "rng": _rng_states(next(model.parameters()).device)}
     keep = config.keep_checkpoints
     room = _FEWER if keep > 2 and _superfluous(folder, step=state.step, keep=1) else MAKE_ROOM
 
     def write() -> None:
         with checkpoint_files.changing(path, room=room):
-            checkpoint_files.write(path, tensors, rest, room=room)
+            checkpoint_files.write(path, tensors, rest, room=room, write_files=write_files)
 
     try:
         write()
@@ -139,6 +141,11 @@ def save(
             raise
         write()
     return path
+
+
+def tensors_of(model: nn.Module, optimizer: AdamW) -> Tensors:
+    """What a checkpoint holds of a model and its optimizer, by file."""
+    return {MODEL: dict(model.named_parameters()), OPTIMIZER: _optimizer_tensors(model, optimizer)}
 
 
 def _made_room(path: Path, needed_bytes: int, *, keep: int) -> bool:
@@ -283,6 +290,12 @@ def load(
     """
     content = verified_state(path, [MODEL] if optimizer is None else [MODEL, OPTIMIZER])
     _check_identity(path, content, config, data_fingerprint, weights_only=optimizer is None)
+    state = TrainingState(**{name: content[name] for name in TrainingState.__dataclass_fields__})
+    if optimizer is not None and is_shared(next(model.parameters())):
+        random = _random_states(path, content["rng"], next(model.parameters()).device)
+        load_rows(path, model=model, optimizer=optimizer)
+        _restore_rng(random, next(model.parameters()).device)
+        return state
     weights = checkpoint_files.tensors_in(path, MODEL)
     _check_weights(path, weights, model)
     if optimizer is not None:
@@ -293,7 +306,29 @@ def load(
             parameter.copy_(weights[name])
     if optimizer is not None:
         _restore_rng(random, next(model.parameters()).device)
-    return TrainingState(**{name: content[name] for name in TrainingState.__dataclass_fields__})
+    return state
+
+
+def load_rows(path: Path, *, model: nn.Module, optimizer: AdamW) -> None:
+    """Put back this rank's rows of the weights and moments saved at `path`, which another rank has verified."""
+    from onecard.train.checkpoint_parts import described, read_rows
+
+    with reading(path, file=MODEL):
+        saved = described(path)
+    parameters = dict(model.named_parameters())
+    moments = {name: tensor for name, tensor in saved.items() if "/" in name}
+    _check_weights(path, {name: tensor for name, tensor in saved.items() if name not in moments}, model)
+    optimizer.make_state()
+    to_fill = _optimizer_tensors(model, optimizer)
+    for name, tensor in moments.items():
+        if name not in to_fill or to_fill[name].shape != tensor.shape or tensor.dtype not in FLOATS:
+            expected = to_fill.get(name)
+            must = "absent" if expected is None else f"{list(expected.shape)} float32"
+            raise bad(
+                path, f"{OPTIMIZER}: {name:.80} is {_said((tuple(tensor.shape), tensor.dtype))} and must be {must}"
+            )
+    wanted = {name: tensor.detach() for name, tensor in parameters.items()}
+    read_rows(path, wanted | {name: to_fill[name] for name in moments})
 
 
 def verify(path: Path) -> None:

@@ -5,6 +5,7 @@
         model.safetensors       weights by nanoGPT's names; the tied head once, as transformer.wte.weight
         optimizer.safetensors   "exp_avg/transformer.wte.weight" and so on
         state.json              everything else, and the size and SHA-256 of the two files
+                                (several ranks that share a model write parts of both: checkpoint_parts)
       best.json                 which step had the lowest validation loss
       .new-…, .gone-…, ….onecard-new    half-written or half-deleted: never read, cleared by the next save
 
@@ -19,12 +20,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
@@ -40,7 +42,7 @@ from onecard.files import (
     write_durably,
     writing,
 )
-from onecard.runs.checkpoint_state import SCHEMA, STATE, digest, file_digest, reading
+from onecard.runs.checkpoint_state import SCHEMA, STATE, digest, file_digest, files_of, reading
 from onecard.untrusted_json import BadJson
 
 BEST = "best.json"
@@ -72,14 +74,29 @@ def as_os_error(error: Exception) -> OSError:
     return OSError(int(in_text[1]), os.strerror(int(in_text[1]))) if in_text else OSError(str(error))
 
 
+Tensors = Mapping[str, Mapping[str, Tensor]]  # by the file they are for, and by name
+Files = Mapping[str, Mapping[str, Any]]  # size and checksum of each
+WriteFiles = Callable[[Path, Tensors], Files]  # into a folder
+
+
+def write_whole(folder: Path, tensors: Tensors) -> Files:
+    """Write the files of one process, and flush them."""
+    return {name: _write_tensors(folder / name, named) for name, named in tensors.items()}
+
+
 def write(
-    path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], *, room: str = MAKE_ROOM
+    path: Path,
+    tensors: Tensors,
+    state: Mapping[str, Any],
+    *,
+    room: str = MAKE_ROOM,
+    write_files: WriteFiles = write_whole,
 ) -> None:
-    """Make the folder `path` of `tensors` (file name -> its tensors) and of what else there is to say, as JSON."""
+    """Make the folder `path` of `tensors` and of what else there is to say, as JSON."""
     check_space(path, needed_bytes=needed_bytes(tensors), room=room)
     new = path.with_name(_NEW + path.name)
     new.mkdir()
-    files = {name: _write_tensors(new / name, named) for name, named in tensors.items()}
+    files = write_files(new, tensors)
     content = {"schema": SCHEMA, **state, "files": files}
     content = json.loads(json.dumps(content, allow_nan=False))  # as it will be read: the checksum is over that
     state_text = json.dumps(content | {"sha256": digest(content)}, indent=1, allow_nan=False)
@@ -89,7 +106,7 @@ def write(
     sync_folder(path.parent)
 
 
-def needed_bytes(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
+def needed_bytes(tensors: Tensors) -> int:
     """What a checkpoint of these tensors takes on the disk, at most."""
     return sum(tensor.nbytes for named in tensors.values() for tensor in named.values()) + units.MIB
 
@@ -130,9 +147,15 @@ def _remove(path: Path) -> None:
 
 
 def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
-    """The tensors in a file of the checkpoint `path`, mapped into memory; BadCheckpoint if they are not readable."""
+    """The tensors in a file of the checkpoint `path`, mapped into memory; BadCheckpoint if they are not readable.
+
+    Where several ranks have written parts of it, they are put together.
+    """
     with reading(path, file=name):
+        parts = files_of(path, name, [file.name for file in path.iterdir()])
         try:
+            if parts != [name]:
+                return _put_together([path / part for part in parts])
             return _load(path / name)
         except FileNotFoundError:  # what safetensors says of every file it cannot open
             with (path / name).open("rb"):  # raises what is really wrong, if it still is
@@ -153,3 +176,47 @@ def _load(path: Path) -> dict[str, Tensor]:
     except UnicodeEncodeError:
         return load(path.read_bytes())
     return load_file(path)
+
+
+# Parts, as several ranks write them
+
+_ROWS, _FIRST_ROW = "DCP_SHARDING_INFO", "saved_offsets"  # torch's names, in the header of a file
+
+
+def _put_together(paths: list[Path]) -> dict[str, Tensor]:
+    """The whole tensors in all parts of one file."""
+    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            rows = _rows_of((file.metadata() or {}).get(_ROWS, ""))
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                parts.setdefault(name, []).append((_first_row(rows, name), file.get_tensor(name)))
+    return {name: _joined(name, sorted(of_name, key=lambda part: part[0])) for name, of_name in parts.items()}
+
+
+def _rows_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadJson(f"its header does not say which rows it has: {_ROWS} is {text!r:.60}") from None
+
+
+def _first_row(rows: Any, name: str) -> int:
+    """Where a part of a tensor begins; 0 for a single number."""
+    try:
+        offsets: list[Any] = [*rows[name][_FIRST_ROW], 0]
+    except (KeyError, TypeError):
+        raise BadJson(f"it does not say which rows of {name:.60} it has") from None
+    first, *columns = offsets
+    if type(first) is not int or any(columns):
+        raise BadJson(f"it has columns of {name:.60}, not rows")
+    return first
+
+
+def _joined(name: str, parts: list[tuple[int, Tensor]]) -> Tensor:
+    ends, tensors = 0, [tensor for _, tensor in parts]
+    for first, tensor in parts:
+        if first != ends or tensor.shape[1:] != tensors[0].shape[1:] or tensor.dtype != tensors[0].dtype:
+            raise BadJson(f"its parts of {name:.60} do not fit together")
+        ends += len(tensor) if tensor.dim() else 1
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]

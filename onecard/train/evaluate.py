@@ -40,8 +40,12 @@ def evaluate(
     on_oom: Callable[[int, int | None, str], None],
     before_batch: Callable[[int, int], None] = lambda _done, _total: None,
     processes: Processes = ALONE,
+    rehearse: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Losses on the same windows every time; each rank reads its share of them.
+
+    With `rehearse` the ranks share a model, and wait for each other in every pass: a rank that has no batch left reads
+    nothing along with the others, and memory may run out in rehearsals only.
 
     Out of memory: `on_oom(before, after, why)`, half the batch, again.
     `before_batch(done, total)` counts the batches of both splits; what it raises ends the evaluation. It is called as
@@ -55,12 +59,21 @@ def evaluate(
 
         def splits(batch_size: int = batch_size, turns: list[int] = turns, step: Callable[[], None] = step) -> None:
             losses[:] = [
-                _split(sequence_losses, windows.batches(batch_size, ranks=processes.ranks), most, device, step)
+                _split(
+                    sequence_losses,
+                    windows.batches(batch_size, ranks=processes.ranks),
+                    most,
+                    device,
+                    step,
+                    along=rehearse is not None,
+                )
                 for windows, most in zip((train, val), turns, strict=True)
             ]
 
-        message = processes.lack_memory(splits)
+        message = processes.lack_memory(partial(rehearse, batch_size) if rehearse else splits)
         if message is None:
+            if rehearse:
+                splits()
             break
         smaller = batch_size // 2 or None
         on_oom(batch_size, smaller, message)
@@ -92,7 +105,10 @@ def _split(
     turns: int,
     device: torch.device,
     before_batch: Callable[[], None],
+    *,
+    along: bool,
 ) -> SplitLosses:
+    """A rank's part of a split's losses. `along`: without a batch it runs along with the others."""
     taken = 0
 
     def brought(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -105,4 +121,6 @@ def _split(
     mean, spread, sequences = split_loss(TORCH, sequence_losses, (partial(brought, batch) for batch in batches))
     for _ in range(turns - taken):
         before_batch()
+        if along:
+            sequence_losses(*torch.zeros(2, 1, 1, dtype=torch.long, device=device))
     return SplitLosses(mean=mean, spread=spread, sequences=sequences)

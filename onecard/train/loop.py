@@ -188,7 +188,7 @@ class _Loop:
             self.saving.check_space()
         if resume and self.folder:  # every check has passed: the run continues with these settings
             self.folder.write_config(self.config.model_dump())
-        self.trainer.as_first_rank()
+        self.trainer.as_first_rank(self.folder.path.resolve() / resumed_from if self.folder and resumed_from else None)
         self._record_start(resumed_from, predicted_process_bytes)
         try:
             end = self._end(self._trained())
@@ -254,7 +254,7 @@ class _Loop:
         while True:
             last = trainer.finished
             evaluating = last or trainer.step % config.eval_interval == 0
-            if not fresh and self.saving and (evaluating or self.saving.due):
+            if not fresh and (evaluating or self._due()):
                 self._save("finished" if last else "due")
             if evaluating:
                 # after a resume too: the checkpoint was written before this evaluation, which may not have finished
@@ -276,6 +276,11 @@ class _Loop:
             fresh = False
             if self.without_loss >= PATIENCE:
                 return "diverged"
+
+    def _due(self) -> bool:
+        """Whether a checkpoint is due besides those of evaluations; where all ranks write it, the first one says so."""
+        due = bool(self.saving and self.saving.due)
+        return self.processes.any(due) if self.trainer.sharding else due
 
     def _stop_if_asked(self) -> None:
         """Raise Stopped on all ranks if a signal came to one."""
@@ -361,6 +366,7 @@ class _Loop:
                 on_oom=self._eval_shrunk,
                 before_batch=self._before_eval_batch,
                 processes=self.processes,
+                rehearse=trainer.rehearse_evaluation if trainer.sharding else None,
             )
             self.evaluating = False
         self.eval_batch_size = found.batch_size
@@ -453,6 +459,7 @@ class _Loop:
         return loss / math.log(2) / self.bytes_per_token if self.bytes_per_token else None
 
     def _eval_shrunk(self, before: int, after: int | None, message: str) -> None:
+        self.trainer.renew()
         self._record(
             Oom(
                 step=self.trainer.step,
@@ -468,8 +475,12 @@ class _Loop:
     def _save(self, reason: str) -> None:
         """Save, unless the loss is NaN: never replace a good checkpoint with NaN weights."""
         self.card_watch.pauses()
-        if not self.without_loss and self.saving:
+        if self.without_loss:
+            return
+        if self.saving:
             self._record(self.saving.save(reason))
+        elif self.trainer.sharding:
+            self.trainer.write_parts_asked_for()
 
     def _resume(self) -> str | None:
         if not self.folder or not self.saving:

@@ -74,6 +74,11 @@ class GPT(nn.Module):
         layers = [module for module in self.modules() if isinstance(module, nn.Linear | nn.Embedding)]
         model.set_first_weights(layers, self.named_parameters())
 
+    @property
+    def blocks(self) -> list[Part]:
+        """The layers that repeat, in order."""
+        return list(self.transformer.h)
+
     def hidden(self, tokens_BT: Tensor) -> Tensor:
         """x_BTC after the last norm."""
         x_BTC: Tensor = self.architecture.hidden(self, tokens_BT)[0]

@@ -63,7 +63,7 @@ class TensorOperations:
 
     def empty(self, shape: Sequence[int], *, dtype: torch.dtype, like: Tensor, part: str) -> Tensor:
         """A new tensor where `like` is; `part` is what it is for."""
-        return like.new_empty(shape, dtype=dtype)
+        return own_part(like).new_empty(shape, dtype=dtype)
 
     def zeros(self, shape: Sequence[int], *, dtype: torch.dtype, like: Tensor, part: str) -> Tensor:
         """The same, of zeros."""
@@ -88,13 +88,14 @@ class TensorOperations:
     def copy_all(self, copies: list[Tensor], originals: list[Tensor]) -> None:
         """Tensors copied into others, in place."""
         with torch.no_grad():
-            torch._foreach_copy_(copies, originals)
+            pairs = zip(copies, originals, strict=True)
+            torch._foreach_copy_(copies, [whole(original, copy.dtype) for copy, original in pairs])
 
     # Muon's updates
 
     def move_towards(self, tensors: list[Tensor], ends: list[Tensor], share: float) -> None:
         """A share of the way to other tensors, in place."""
-        torch._foreach_lerp_(tensors, ends, share)
+        torch._foreach_lerp_([own_part(each) for each in tensors], [own_part(each) for each in ends], share)
 
     def multiply_batch(
         self,
@@ -121,7 +122,9 @@ class TensorOperations:
         gram_nSS.mul_(factors_n11).mul_(factors_n11)
 
     def add_updates(self, weights: list[Tensor], updates: list[Tensor], *, kept: float, by: float) -> None:
-        """weight = kept · weight + by · update, in place."""
+        """weight = kept · weight + by · update, in place; updates are whole, also where weights are shared by ranks."""
+        updates = [own_rows(update, weight) for update, weight in zip(updates, weights, strict=True)]
+        weights = [own_part(weight) for weight in weights]
         if kept != 1:
             torch._foreach_mul_(weights, kept)
         torch._foreach_add_(weights, updates, alpha=by)
@@ -331,13 +334,41 @@ class DeviceOperations(TensorOperations):
 TORCH = TensorOperations()
 
 
+# Tensors of which several ranks have some rows each (train/sharding.py): torch's DTensor, whose import takes a second.
+
+
+def is_shared(x: Tensor) -> bool:
+    return hasattr(x, "full_tensor")
+
+
+def whole(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A shared tensor gathered, in `dtype`: all ranks must ask for it. Others as they are."""
+    return x.to(dtype).full_tensor() if is_shared(x) else x  # type: ignore[attr-defined]
+
+
+def own_part(x: Tensor) -> Tensor:
+    """Of a shared tensor, the rows that this rank has; others as they are."""
+    return x.to_local() if is_shared(x) else x  # type: ignore[attr-defined]
+
+
+def own_rows(x: Tensor, like: Any) -> Tensor:
+    """Of a whole tensor, the rows that this rank has of a shared one."""
+    if not is_shared(like):
+        return x
+    most = -(-len(like) // like.device_mesh.size())  # rows of a rank; the last ones may have fewer
+    first = like.device_mesh.get_local_rank() * most
+    return x[first : first + most]
+
+
 def clip_gradients(parameters: Iterable[Tensor], *, max_norm: float) -> Tensor:
     """The norm of all gradients before clipping, still on the device; 0 as `max_norm` only measures it."""
     parameters = list(parameters)
     if max_norm > 0:
-        return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return nn.utils.get_total_norm(gradients, foreach=True)
+        norm = nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
+    else:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients, foreach=True)
+    return whole(norm, norm.dtype)
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:

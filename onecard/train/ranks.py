@@ -86,6 +86,11 @@ class Processes:
         return "this process was asked to stop" if here else None
 
     @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """While entered, what torch's backends refuse becomes the error of a rank that lost the others."""
+        yield
+
+    @contextmanager
     def together(self) -> Iterator[None]:
         """While entered, the ranks wait for each other: an error of one ends all."""
         yield
@@ -139,13 +144,13 @@ class Joined(Processes):
 
     def _flags(self, *said: bool) -> list[bool]:
         flags = torch.tensor(said, dtype=torch.uint8)
-        with self._speaking():
+        with self.speaking():
             dist.all_reduce(flags, op=dist.ReduceOp.MAX)
         return [bool(flag) for flag in flags.tolist()]
 
     def highest(self, figures: Sequence[float | None]) -> list[float | None]:
         found = torch.tensor([-1.0 if figure is None else figure for figure in figures], dtype=torch.float64)
-        with self._speaking():
+        with self.speaking():
             dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return [None if figure < 0 else figure for figure in found.tolist()]
 
@@ -153,7 +158,7 @@ class Joined(Processes):
         text = json.dumps(value).encode()
         sizes = torch.zeros(self.ranks.world_size, dtype=torch.int64)
         sizes[self.ranks.rank] = len(text)
-        with self._speaking():
+        with self.speaking():
             dist.all_reduce(sizes)
             padded = [torch.zeros(int(sizes.max()), dtype=torch.uint8) for _ in range(self.ranks.world_size)]
             own = torch.zeros_like(padded[0])
@@ -164,14 +169,14 @@ class Joined(Processes):
     def from_first(self, value: Any = None) -> Any:
         text = json.dumps(value).encode() if self.ranks.rank == 0 else b""
         size = torch.tensor(len(text))
-        with self._speaking():
+        with self.speaking():
             dist.broadcast(size, src=0)
             content = _bytes(text) if self.ranks.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
             dist.broadcast(content, src=0)
         return json.loads(_text(content))
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        with torch.no_grad(), self._speaking():
+        with torch.no_grad(), self.speaking():
             for tensor in tensors:
                 dist.broadcast(tensor.detach(), src=0)
 
@@ -186,7 +191,7 @@ class Joined(Processes):
         under way. Every rank gets the same bits: each number is added up in one place."""
         self.make_buckets(tensors)
         under_way: list[Callable[[], None]] = []
-        with torch.no_grad(), self._speaking():
+        with torch.no_grad(), self.speaking():
             for number, bucket in enumerate(in_buckets(tensors, self._buckets[0].numel())):
                 if len(under_way) == len(self._buckets):
                     under_way.pop(0)()
@@ -247,7 +252,7 @@ class Joined(Processes):
             dist.destroy_process_group()
 
     @contextmanager
-    def _speaking(self) -> Iterator[None]:
+    def speaking(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as problem:  # torch's errors of a backend are such

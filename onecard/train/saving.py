@@ -58,13 +58,15 @@ class Saving:
         """The record of a checkpoint of this step; those that are not to be kept are gone."""
         began = time.perf_counter()
         trainer, folder = self._trainer, self._folder
-        path = checkpoint.save(
-            folder,
-            model=trainer.model,
-            optimizer=trainer.optimizer,
-            state=trainer.state(),
-            config=self._config,
-        )
+        with trainer.writing_files() as write_files:
+            path = checkpoint.save(
+                folder,
+                model=trainer.model,
+                optimizer=trainer.optimizer,
+                state=trainer.state(),
+                config=self._config,
+                write_files=write_files,
+            )
         self._newest_step, self._newest_at = trainer.step, time.monotonic()
         for note in checkpoint.prune(folder, saved=path, keep=self._config.keep_checkpoints):
             self._on_note(note)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,11 +20,13 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.prefetch import Prefetcher
 from onecard.data.windows import Batch, EvalWindows, Windows
+from onecard.errors import MachineError, is_out_of_memory
 from onecard.models.evaluation import eval_sequences
 from onecard.models.training import Losses, Steps
-from onecard.models.ways import compiles_blocks, fuses, records_graph
+from onecard.models.ways import compiles_blocks, fuses, records_graph, shards
 from onecard.plan.schedule import learning_rate
-from onecard.train.checkpoint import TrainingState
+from onecard.train.checkpoint import TrainingState, load_rows, tensors_of
+from onecard.train.checkpoint_files import Files, Tensors, WriteFiles, write_whole
 from onecard.train.loss import has_kernel
 from onecard.train.model import GPT
 from onecard.train.oom import OutOfMemory, release_memory, smaller_micro_batch
@@ -31,6 +35,9 @@ from onecard.train.optim import AdamW, make_optimizer, set_rates
 from onecard.train.precision import Precision
 from onecard.train.products import has_products
 from onecard.train.ranks import ALONE, Processes
+
+if TYPE_CHECKING:
+    from onecard.train.sharding import Sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +81,17 @@ class Trainer:
     ) -> None:
         ranks = processes.ranks
         ranks.check(config)
-        self.config = config
+        self.config = config = ranks.as_run(config)
         self.ranks, self.processes = ranks, processes
         self.device = device
         self.precision = precision
         torch.manual_seed(config.seed)
-        self.model = GPT(config).to(device)
+        self.sharding: Sharding | None = None
+        if shards(config):
+            from onecard.train.sharding import Sharding  # importing torch's part for it takes a second
+
+            self.sharding = Sharding(config, processes, device, precision)
+        self.model = self.sharding.divided(GPT(config)) if self.sharding else GPT(config).to(device)
         dropout_seed = ranks.dropout_seed(config.seed)  # the weights are the same on all ranks, dropout is not
         if dropout_seed is not None:
             torch.manual_seed(dropout_seed)
@@ -92,8 +104,8 @@ class Trainer:
         self.steps = Steps(
             DeviceOperations(device, precision),
             config,
-            loss=self.model.loss,
-            token_losses=self.model.token_losses,
+            loss=lambda x_BT, y_BT: self.model.loss(x_BT, y_BT),
+            token_losses=lambda x_BT, y_BT: self.model.token_losses(x_BT, y_BT),
             parameters=list(self.model.parameters()),
             optimizer=make_optimizer(self.model, config),
             scaler=precision.grad_scaler(),
@@ -110,6 +122,8 @@ class Trainer:
         self.best_val_loss: float | None = None
         self.before_micro_batch: Callable[[int, int], None] = lambda _done, _total: None  # of an update
         self._batches: Prefetcher[tuple[Tensor, Tensor]] | None = None
+        self._rehearsed: int | None = None  # the micro-batch that fits where the model is divided among ranks
+        self._rehearsed_evaluations: set[int] = set()  # the same for evaluations
         self._norm: Tensor | None = None  # of the gradients of the update under way
 
     @property
@@ -154,8 +168,7 @@ class Trainer:
         random = self._random_state()
         while True:
             waited = self._batches.waited_seconds if self._batches else 0.0
-            message = self.processes.lack_memory(self._gradients) or self.processes.lack_memory(self._ready_to_step)
-            if message is None:
+            if (message := self._prepared()) is None:
                 break
             self._set_random_state(random)  # also where shrinking ends the run: it is saved as before this update
             self._shrink(message, on_shrink)
@@ -175,6 +188,70 @@ class Trainer:
             data_wait_seconds=self._batches.waited_seconds - waited,
         )
 
+    def _prepared(self) -> str | None:
+        """Make all that a step needs; if memory ran out on any rank, what that rank was told."""
+        lack_memory = self.processes.lack_memory
+        if self.sharding is None:
+            return lack_memory(self._gradients) or lack_memory(self._ready_to_step)
+        if self._rehearsed != self.batch_size and (message := lack_memory(self._rehearse)):
+            return message
+        self._rehearsed = self.batch_size
+        self._gradients_together()
+        if message := lack_memory(self._obtain_what_a_step_needs):
+            return message
+        self._ready_to_step()
+        return None
+
+    def _gradients_together(self) -> None:
+        """Gradients of a model that the ranks share: they wait for each other in every pass."""
+        try:
+            self._gradients()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise MachineError(
+                "memory ran out in the middle of an update",
+                why="it had fitted when it was rehearsed, and the ranks that share the model wait for this one's part",
+                fix="free memory of this card, then go on: the same torchrun command with --continue",
+                name="out-of-memory",
+            ) from error
+
+    def _obtain_what_a_step_needs(self) -> None:
+        self.optimizer.make_state()
+        self.optimizer.make_workspace()
+
+    def _rehearse(self) -> None:
+        """Two micro-batches in which nothing is sent: the second adds to the gradients of the first."""
+        assert self.sharding
+        random = self._random_state()
+        self.optimizer.make_state()
+        batch = self.nothing_to_read(self.batch_size, self.config.block_size)
+        with self.sharding.rehearsing(self.model):
+            for _ in range(2):
+                self.steps.micro_batch(*batch)
+        self.optimizer.zero_grad()
+        self._set_random_state(random)
+
+    def rehearse_evaluation(self, batch_size: int) -> None:
+        """The passes of a batch in which nothing is sent, once for each size."""
+        assert self.sharding
+        if batch_size not in self._rehearsed_evaluations:
+            with self.sharding.rehearsing(self.model):
+                self.steps.sequence_losses(*self.nothing_to_read(batch_size, self.config.eval_length))
+            self._rehearsed_evaluations.add(batch_size)
+
+    def nothing_to_read(self, sequences: int, length: int) -> tuple[Tensor, Tensor]:
+        """A batch of no text, for passes whose results nobody uses."""
+        x_BT = torch.zeros(sequences, length, dtype=torch.long, device=self.device)
+        return x_BT, x_BT
+
+    def renew(self) -> None:
+        """Make a model that is divided anew, after a pass has ended half-way."""
+        if self.sharding:
+            trains = self.model.training
+            self.model = self.sharding.divided_anew()
+            self.model.train(trains)
+
     def _gradients(self) -> None:
         self.steps.gradients(self._next_batch, self.before_micro_batch)
         self.processes.make_buckets(self.steps.sums())
@@ -183,7 +260,8 @@ class Trainer:
         """Every rank has its part of the gradients: the sums, and all else that a step needs."""
         if self.processes.joined:
             self.processes.sum(self.steps.sums())
-        self._norm = self.steps.ready_to_step()
+        with self.processes.speaking() if self.sharding else nullcontext():  # the norm is of all ranks' shares
+            self._norm = self.steps.ready_to_step()
 
     @contextmanager
     def evaluating(self) -> Iterator[Losses]:
@@ -194,6 +272,8 @@ class Trainer:
             yield self.steps.sequence_losses
         finally:
             self.model.train()
+            if self.sharding:
+                self.sharding.free_gathered(self.model)
 
     def _next_batch(self) -> tuple[Tensor, Tensor]:
         if self._batches is None:
@@ -214,6 +294,7 @@ class Trainer:
         steps.optimizer.zero_grad()
         steps.scaler = self._same_scaler()
         self.close()
+        self.renew()
         release_memory(self.device)
         smaller = smaller_micro_batch(self.batch_size, self.ranks.sequences_per_step(self.config))
         after = self.config.sequences_per_step // smaller if smaller else None
@@ -267,6 +348,31 @@ class Trainer:
             eval_sequences=self.eval_sequences,
         )
 
+    @contextmanager
+    def writing_files(self) -> Iterator[WriteFiles]:
+        """On the rank that saves: how the tensors of a checkpoint are written, by all ranks that have some of them."""
+        if self.sharding is None:
+            yield write_whole
+            return
+        self.optimizer.make_state()  # as on the others, which cannot know whether there is one
+        yield self._write_parts
+        self.processes.from_first(None)
+
+    def _write_parts(self, folder: Path, tensors: Tensors) -> Files:
+        from onecard.train.checkpoint_parts import write_parts
+
+        self.processes.from_first(str(folder))
+        return write_parts(folder, tensors, self.processes)
+
+    def write_parts_asked_for(self) -> None:
+        """On the other ranks: write parts of a checkpoint until the rank that saves has it."""
+        from onecard.train.checkpoint_parts import write_parts
+
+        self.optimizer.make_state()
+        while folder := self.processes.from_first():
+            with suppress(OSError):  # all ranks know of it; the first one decides
+                write_parts(Path(folder), tensors_of(self.model, self.optimizer), self.processes)
+
     def restore(self, state: TrainingState) -> None:
         """Continue from a checkpoint whose tensors have been loaded."""
         self.step = state.step
@@ -279,20 +385,32 @@ class Trainer:
             self.scaler.load_state_dict(dict(state.scaler))
         self.close()
 
-    def as_first_rank(self) -> None:
-        """Take over where the first rank stands: its weights, its optimizer's state, its step."""
+    def as_first_rank(self, resumed_from: Path | None) -> None:
+        """Take over where the first rank stands: its weights, its optimizer's state, its step.
+
+        Of a model that is divided, each rank reads its own part of what the first has resumed from.
+        """
         processes = self.processes
         if not processes.joined:
             return
+        if self.sharding:
+            path = processes.from_first(str(resumed_from) if resumed_from else None)
+            if path and self.ranks.rank:
+                load_rows(Path(path), model=self.model, optimizer=self.optimizer)
+        else:
+            self._copy_from_first()
+        state = processes.from_first(asdict(self.state()))
+        if self.ranks.rank:
+            self.restore(TrainingState(**state))
+
+    def _copy_from_first(self) -> None:
+        processes = self.processes
         parameters = list(self.model.parameters())
         processes.copy_from_first(parameters)
         if processes.from_first(bool(self.optimizer.state)):
             self.optimizer.make_state()
             moments = (self.optimizer.state[parameter] for parameter in parameters)
             processes.copy_from_first(each[name] for each in moments for name in sorted(each))
-        state = processes.from_first(asdict(self.state()))
-        if self.ranks.rank:
-            self.restore(TrainingState(**state))
 
     def _goes_on_in(self, asked: int, micro_batch: int) -> bool:
         """Whether the micro-batch of the checkpoint is used: not if the user has asked for another, or if it does not

@@ -400,10 +400,14 @@ MISTAKES = [
     (["data", "prepare", "x.jsonl", "--out", "o", "--tokenizer=2024"], "no-such-tokenizer", "--tokenizer=gpt2"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--tokens", "many"], "bad-number", "--tokens"),
     (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--tokens", "0"], "bad-number", "--tokens"),
-    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "0"], "bad-number", "--shard"),
-    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "1"], "bad-number", "--shard 100M"),
-    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "9999"], "bad-number", "--shard 100M"),
-    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard", "3B"], "bad-number", "--shard"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard-tokens", "0"], "bad-number", "--shard-tokens"),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard-tokens", "1"], "bad-number", "--shard-tokens 100M"),
+    (
+        ["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard-tokens", "9999"],
+        "bad-number",
+        "--shard-tokens 100M",
+    ),
+    (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--shard-tokens", "3B"], "bad-number", "--shard-tokens"),
     *(
         (["data", "prepare", "x.jsonl", "--out", "o", *BYTES, "--val-share", share], "bad-number", "--val-share 0.1")
         for share in ("2", "1", "-0.1", "nan", "inf")

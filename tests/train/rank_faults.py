@@ -8,8 +8,11 @@ from errno import ENOSPC
 from typing import Any
 
 from onecard.cli import torchrun
+from onecard.models.gpt2 import GPT2
 from onecard.models.training import Steps
 from onecard.train import meeting
+from onecard.train.operations import DeviceOperations
+from onecard.train.optim import AdamW
 from onecard.train.trainer import Trainer
 
 AT_STEP = 7
@@ -64,6 +67,33 @@ match FAULT:
         before(Trainer, "_next_batch", lambda trainer: no_memory(trainer) if trainer._batches else None)
     case "memory to step":
         before(Steps, "ready_to_step", no_memory_to_step)
+    case "memory in a pass":  # in the second block
+        blocks: list[int] = []
+
+        def attention(model: GPT2) -> None:
+            blocks.append(0)
+            if len(blocks) == 2:
+                raise RuntimeError(NO_MEMORY)
+
+        before(GPT2, "attention", attention)
+    case "memory in a backward pass":
+        passes: list[int] = []
+
+        def backward(_ops: DeviceOperations) -> None:
+            passes.append(0)
+            if len(passes) == 2:
+                raise RuntimeError(NO_MEMORY)
+
+        before(DeviceOperations, "backward", backward)
+    case "memory for a workspace":
+        once: list[int] = []
+
+        def workspace(_optimizer: AdamW) -> None:
+            once.append(0)
+            if len(once) == 1:
+                raise RuntimeError(NO_MEMORY)
+
+        before(AdamW, "make_workspace", workspace)
     case "memory in an evaluation":
         evaluating, sizes = Steps._sequence_losses, []
 

@@ -54,7 +54,7 @@ def here(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ONECARD_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hf-cache")  # not this user's
     return tmp_path
 
 
@@ -191,12 +191,45 @@ def test_an_unknown_task_names_the_nearest(here: Path, monkeypatch: pytest.Monke
     assert problem.value.fix == "--tasks winogrande"
 
 
+def in_the_cache(cache: Path, owner: str, name: str, rows: list[dict[str, Any]]) -> None:
+    """Questions as Hugging Face's library leaves them after it fetched a data set."""
+    import datasets
+
+    source = cache.parent / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"train": str(source), "validation": str(source)}
+    made = datasets.load_dataset("json", data_files=files, cache_dir=str(cache.parent / "made"))
+    arrow = Path(made["train"].cache_files[0]["filename"])
+    place = cache / f"{owner}___{name}" / "default" / "0.0.0" / "0123456789abcdef"
+    place.mkdir(parents=True)
+    for split in files:
+        shutil.copy(arrow.with_name(f"json-{split}.arrow"), place / f"{name}-{split}.arrow")
+    info = json.loads(arrow.with_name("dataset_info.json").read_text()) | {"dataset_name": name}
+    (place / "dataset_info.json").write_text(json.dumps(info))
+
+
+def test_questions_in_hugging_faces_cache_are_asked_without_network(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"goal": "Open a jar.", "sol1": "Turn the lid.", "sol2": "Turn the table.", "label": 0},
+        {"goal": "Cool the tea.", "sol1": "Light a fire.", "sol2": "Wait a while.", "label": 1},
+    ]
+    in_the_cache(here / "hf-cache", "baber", "piqa", rows)
+    monkeypatch.setattr("socket.getaddrinfo", no_network)
+    answer = said(capsys, "hf", "--tasks", "piqa")
+    (main,) = [row for row in answer["results"] if row["main"]]
+    assert (main["task"], main["metric"], main["questions"], main["chance"]) == ("piqa", "acc", 2, 0.5)
+    assert [other["model"] for other in main["published"]] == ["GPT-2 124M", "Pythia-160M"]
+
+
+def no_network(*_: object, **__: object) -> None:
+    raise AssertionError("the network was asked")
+
+
 def test_data_that_is_not_here_is_three_lines_and_nothing_is_fetched(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_network(*_: object, **__: object) -> None:
-        raise AssertionError("the network was asked")
-
     monkeypatch.setattr("socket.getaddrinfo", no_network)
     with pytest.raises(MachineError) as problem:
         load_tasks(["piqa"], command="onecard eval runs/a --tasks piqa", download=False)

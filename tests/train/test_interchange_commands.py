@@ -607,7 +607,7 @@ def test_time_before_an_import_is_not_claimed(onecard: Any, trained: Path) -> No
 def test_nanogpts_config_says_what_its_checkpoint_does_not(onecard: Any, here: Path) -> None:
     Path("text.txt").write_text("".join(f"{number} is a number, and so is {number**3}.\n\n" for number in range(9000)))
     for name, form in (("shards", "onecard"), ("plain", "nanogpt")):
-        how = ["--tokenizer=bytes", "--workers", "1", "--shard", "60000", "--format", form]
+        how = ["--tokenizer=bytes", "--workers", "1", "--shard-tokens", "60000", "--format", form]
         assert onecard("data", "prepare", "text.txt", "--out", f"data/{name}", *how).code == 0
         out = Path(f"back {name}").resolve()
         few = ["--max_iters=2", "--eval_interval=2", "--learning_rate=3e-4", f"--dataset=data/{name}"]

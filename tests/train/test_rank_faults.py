@@ -150,6 +150,35 @@ def test_out_of_memory_on_one_rank_shrinks_the_micro_batch_on_all(machine: Machi
         assert ours.loss == pytest.approx(theirs.loss, rel=2e-5)
 
 
+@pytest.mark.parametrize("fault", ["memory in a backward pass", "memory for a workspace"])
+def test_out_of_memory_on_one_of_ranks_that_share_a_model_shrinks_the_micro_batch_on_all(
+    machine: Machine, whole: Path, fault: str
+) -> None:
+    run = f"shared-{fault.replace(' ', '-')}"
+    outcomes = machine.run("--shard=full", "--max_iters=6", run=run, fault=fault, on=1)
+    assert [each.code for each in outcomes] == [0, 0], outcomes[0].stderr
+    (short,) = [record for record in load_run(machine.folder / run).records if isinstance(record, Oom)]
+    assert (short.where, short.batch_size_before, short.batch_size_after) == ("train", 2, 1)
+    assert "can't allocate memory" in short.message
+    for ours, theirs in zip(load_run(machine.folder / run).steps, load_run(whole).steps, strict=False):
+        assert ours.loss == pytest.approx(theirs.loss, rel=2e-5)
+
+
+def test_out_of_memory_in_one_ranks_evaluation_of_a_shared_model_shrinks_its_batch_on_all(
+    machine: Machine, whole: Path
+) -> None:
+    keys = ["--shard=full", "--max_iters=2"]
+    outcomes = machine.run(*keys, run="shared-short-eval", fault="memory in a pass", on=1)
+    assert [each.code for each in outcomes] == [0, 0], outcomes[0].stderr
+    records = load_run(machine.folder / "shared-short-eval").records
+    assert {(each.where, each.batch_size_after) for each in records if isinstance(each, Oom)} == {("eval", 1)}
+    first, undisturbed = (
+        next(each for each in load_run(run).records if isinstance(each, Eval))
+        for run in (machine.folder / "shared-short-eval", whole)
+    )
+    assert first.val_loss == pytest.approx(undisturbed.val_loss, rel=1e-6)
+
+
 def test_out_of_memory_in_one_ranks_evaluation_shrinks_its_batch_on_all(machine: Machine, whole: Path) -> None:
     outcomes = machine.run("--max_iters=3", run="short-eval", fault="memory in an evaluation", on=1)
     assert [each.code for each in outcomes] == [0, 0], outcomes[0].stderr

@@ -13,10 +13,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 
-from safetensors.torch import load_file  # noqa: E402
-
+from onecard.runs.checkpoint_state import MODEL  # noqa: E402
 from onecard.runs.folder import CHECKPOINTS, checkpoint_name, load_run  # noqa: E402
 from onecard.runs.records import Eval, FindingRecord, Record, Sample, Step  # noqa: E402
+from onecard.train.checkpoint_files import tensors_in  # noqa: E402
 from tests.warm import Outcome, WarmProcess  # noqa: E402
 from tests.warm_process import TORCH  # noqa: E402
 
@@ -97,7 +97,7 @@ def alone(start: Start, place: Path) -> Path:
 
 
 def weights_of(run: Path, step: int = UPDATES) -> dict[str, Any]:
-    return load_file(run / CHECKPOINTS / checkpoint_name(step) / "model.safetensors")
+    return tensors_in(run / CHECKPOINTS / checkpoint_name(step), MODEL)
 
 
 def records_of(run: Path) -> list[Record]:
@@ -135,6 +135,23 @@ def test_any_number_of_processes_trains_the_same_model(start: Start, place: Path
     same_run(place / f"of-{count}", alone)
 
 
+@pytest.mark.parametrize(
+    ("count", "keys"),
+    [
+        (2, []),
+        pytest.param(4, [], marks=pytest.mark.long),
+        pytest.param(3, ["--grad_checkpoint=full"], marks=pytest.mark.long),  # rows that do not divide
+    ],
+)
+def test_ranks_that_share_a_model_train_the_same_one(
+    start: Start, place: Path, alone: Path, count: int, keys: list[str]
+) -> None:
+    outcomes = start(count, "tiny.py", f"--out_dir=shared-by-{count}", "--shard=full", *keys)
+    all_well(outcomes)
+    assert all(not other.stdout and not other.stderr for other in outcomes[1:]), "only the first rank prints"
+    same_run(place / f"shared-by-{count}", alone)
+
+
 def test_only_the_first_process_writes_texts_and_the_losses_stay(start: Start, place: Path) -> None:
     (place / "data/meta.json").write_text('{"tokenizer": "bytes"}')
     try:
@@ -159,6 +176,26 @@ def test_a_run_goes_on_with_another_number_of_processes(start: Start, place: Pat
         assert (ours.step, ours.tokens, ours.loss) == (theirs.step, theirs.tokens, pytest.approx(theirs.loss, rel=2e-5))
     for name, weight in weights_of(place / "changing").items():
         torch.testing.assert_close(weight, weights_of(alone)[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
+def test_a_run_goes_on_in_any_layout(start: Start, place: Path, alone: Path, optimizer: str) -> None:
+    """One process, four that share the model, two that do not, two that share it: one run."""
+    of = [f"--out_dir=layouts-{optimizer}", f"--optimizer={optimizer}"]
+    whole = alone
+    if optimizer != "adamw":
+        whole = place / f"whole-{optimizer}"
+        all_well(start(0, "tiny.py", f"--out_dir={whole.name}", f"--optimizer={optimizer}"))
+    all_well(start(0, "tiny.py", *of, "--max_iters=11"))
+    all_well(start(4, "tiny.py", *of, "--continue", "--max_iters=24", "--shard=full"))
+    all_well(start(2, "tiny.py", *of, "--continue", "--max_iters=33", "--shard=none"))
+    all_well(start(2, "tiny.py", *of, "--continue", "--max_iters=42", "--shard=full"))
+    all_well(start(0, "tiny.py", *of, "--continue", "--max_iters=50", "--shard=full"))
+    run = place / of[0].partition("=")[2]
+    for ours, theirs in zip(load_run(run).steps, load_run(whole).steps, strict=True):
+        assert (ours.step, ours.tokens, ours.loss) == (theirs.step, theirs.tokens, pytest.approx(theirs.loss, rel=2e-5))
+    for name, weight in weights_of(run).items():
+        torch.testing.assert_close(weight, weights_of(whole)[name], rtol=0, atol=1e-5)
 
 
 def test_what_does_not_divide_is_refused_once_and_nothing_is_written(start: Start, place: Path) -> None:

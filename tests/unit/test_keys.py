@@ -3,8 +3,9 @@
 import pytest
 
 from onecard.config.schema import KEYS, RESUMABLE_KEYS, SHAPE_KEYS, RunConfig, key
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.plan.cards import find_card
-from onecard.plan.memory.predict import predict_memory
+from onecard.plan.memory.predict import predict_memory, predict_onecard
 from onecard.plan.speed import TrainerName, predict_speed
 
 CARD = find_card("RTX 4070")
@@ -31,6 +32,7 @@ OTHER = {
     "max_hours": 1.0,
     "sample_interval": 7,
     "stop_after_worse": 3,
+    "shard": "full",
 }
 
 
@@ -44,9 +46,11 @@ def other_value(name: str, value: object) -> object:
     return f"{value}2"
 
 
-def figures(config: RunConfig, trainer: TrainerName) -> tuple[object, object]:
-    """What the plan says of memory and speed."""
-    memory, speed = predict_memory(config, CARD, trainer), predict_speed(config, CARD, trainer)
+def figures(config: RunConfig, trainer: TrainerName, ranks: Ranks = ONE_RANK) -> tuple[object, object]:
+    """What the plan says of memory and speed; of several cards, which only onecard has, for one of them."""
+    memory, speed = predict_memory(config, CARD, trainer), predict_speed(config, CARD, trainer, ranks=ranks)
+    if trainer == "onecard" and ranks.world_size > 1:
+        memory = predict_onecard(config, CARD, ranks=ranks)
     assert speed
     allocated = [phase.allocated_bytes for phase in memory.phases.values()]
     return (allocated, memory.process_bytes), speed.tokens_per_second.likely
@@ -58,7 +62,8 @@ def test_a_plan_changes_with_a_key_where_its_line_says_so(name: str) -> None:
     for config in RUNS:
         other = config.replace({name: other_value(name, getattr(config, name))})
         for trainer in ("nanogpt", "onecard"):
-            before, after = figures(config, trainer), figures(other, trainer)
+            ranks = Ranks(world_size=2) if name == "shard" and trainer == "onecard" else ONE_RANK
+            before, after = figures(config, trainer, ranks), figures(other, trainer, ranks)
             changed |= {
                 effect for effect, was, now in zip(("memory", "speed"), before, after, strict=True) if was != now
             }

@@ -10,16 +10,21 @@ from onecard.config.schema import RunConfig
 from onecard.errors import OnecardError
 from onecard.inputs.make_plan import plan_named
 from onecard.inputs.several_cards import cards_asked_for
+from onecard.models.optimizers import optimizer_of
 from onecard.models.ranks import Ranks
-from onecard.plan.cards import find_card
+from onecard.paper.tags import GATHERED, OPTIMIZER_STATE, WEIGHTS
+from onecard.paper.tape import parts_at
+from onecard.plan.cards import device_of, find_card
+from onecard.plan.counts import count_params
 from onecard.plan.interconnects import INTERCONNECTS, Interconnect, find_interconnect
+from onecard.plan.memory.onecard.tape import onecard_tape
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.plan import Plan
 from onecard.plan.ranges import Range
 from onecard.plan.several_cards import Asked, divided, pace_of, share_of, worth_up_to
 from onecard.plan.speed import predict_speed
-from onecard.plan.speed.communication import BUCKET_BYTES, gradient_bytes, ring_bytes, sum_seconds
+from onecard.plan.speed.communication import BUCKET_BYTES, Traffic, gradient_bytes, ring_bytes, sum_seconds
 from onecard.report.plan_json import plan_json
 
 CARD = find_card("RTX 4070")
@@ -237,3 +242,54 @@ def test_links_that_nobody_named_are_assumed_and_said() -> None:
     assert asked.assumed == ("PCIe 4 x16",)
     assert asked.ranks.world_size == 8
     assert cards_asked_for(None, None, (), (), place=None) is None
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_a_run_keeps_is_divided_among_cards_that_share_a_model(dtype: str, optimizer: str) -> None:
+    config = CONFIG.replace({"shard": "full", "dtype": dtype, "optimizer": optimizer, "vocab_size": 4096})
+    kept = optimizer_of(config).held_bytes - 4 * count_params(config).total  # without gradients
+    for ranks in (2, 4):
+        tape = onecard_tape(config, device_of(CARD), ranks=Ranks(world_size=ranks))
+        at_the_end = parts_at(tape, len(tape.events) - 1)
+        ours = sum(at_the_end[tag] for tag in (WEIGHTS, OPTIMIZER_STATE))
+        assert ours == pytest.approx(kept / ranks, rel=0.01)  # blocks are rounded up to 512 bytes
+        assert GATHERED not in at_the_end, "what is gathered is given back"
+
+
+def test_cards_that_share_a_model_hold_two_blocks_at_most() -> None:
+    """By hand: buffer and weights of a block, and while it computes backwards the buffer of the one before, or its
+    gradients on their way; beside them what is outside the blocks, gathered for all of a micro-batch."""
+    config = CONFIG.replace({"shard": "full", "dtype": "float32", "vocab_size": 512})
+    block = 4 * (12 * 256**2 + 2 * 256)
+    rest = 4 * (512 * 256 + 512 * 256 + 256)
+    memory = predict_onecard(config, CARD, ranks=Ranks(world_size=2))
+    (gathered,) = (part.size_bytes for part in memory.parts_of("train") if part.name == GATHERED)
+    assert rest + block <= gathered <= rest + 3 * block
+
+
+def test_one_process_has_nothing_to_share() -> None:
+    shared, alone = (predict_onecard(CONFIG.replace({"shard": shard}), CARD) for shard in ("full", "none"))
+    assert shared == alone
+    shared_plan, plan = planned({"shard": "full"}).onecard, planned().onecard
+    assert shared_plan
+    assert plan
+    assert shared_plan.speed == plan.speed
+
+
+def test_traffic_of_cards_that_share_a_model_by_hand() -> None:
+    """Two cards, two micro-batches each: blocks come twice in half precision, the rest once, gradients go once."""
+    config = CONFIG.replace(
+        {"shard": "full", "dtype": "bfloat16", "vocab_size": 512, "gradient_accumulation_steps": 4, "batch_size": 1}
+    )
+    block, rest = 12 * 256**2 + 2 * 256, 2 * 512 * 256 + 256
+    sent = (2 * 2 * 4 * block + 4 * rest + 4 * (4 * block + rest)) / 2
+    traffic = Traffic.of(config, 2)
+    assert traffic.sent_bytes == pytest.approx(2 * sent)
+    slow, fast = link(bytes_per_second=1e3), link(bytes_per_second=1e15)
+    assert traffic.seconds((slow,)).likely == pytest.approx(2 * sent / 1e3)
+    computing = 6.0  # seconds of an update
+    assert traffic.hidden_seconds((slow,), computing) == pytest.approx(computing * 3 / 4), "behind all blocks but one"
+    nearly_nothing = traffic.seconds((fast,)).likely
+    assert 0 < traffic.hidden_seconds((fast,), computing) < nearly_nothing
+    assert traffic.hidden_seconds((fast,), 0.0) == 0

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache, partial
 from onecard.config.schema import RunConfig
 from onecard.models.nanogpt import eager_tape
 from onecard.models.ranks import ONE_RANK, Ranks
-from onecard.models.ways import compiles_blocks, fuses, records_graph
+from onecard.models.ways import compiles_blocks, fuses, records_graph, shards
 from onecard.paper.device import Device
 from onecard.paper.kernels import FLOAT
 from onecard.paper.scratch import WORKSPACE_BYTES
@@ -251,6 +251,7 @@ def predict_onecard(
 
 @lru_cache(maxsize=64)
 def _predict_onecard(config: RunConfig, card: Card | None, available_bytes: int | None, ranks: Ranks) -> Memory:
+    config = ranks.as_run(config)
     device = device_of(card)
     context = _context(context_of_onecard(config, card), _context_source(config, card)) if card else NO_CONTEXT
     description = Description(
@@ -367,6 +368,9 @@ def _onecard_assumptions(config: RunConfig, device: Device, card: Card | None) -
     yield "expandable segments" if config.expandable_segments else "default allocator settings"
     if compiles_blocks(config):
         yield from _not_modelled(config, device)
+    if shards(config):
+        yield "blocks run eagerly, because cards that share a model gather and free them all the time"
+        yield "gathered blocks by FSDP2's source, as if all ran on one stream: not measured on several cards"
 
 
 def _assumptions(config: RunConfig, device: Device, card: Card | None, expandable_segments: bool) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from onecard.config.schema import RunConfig
 from onecard.models.chunks import chunk_starts, default_chunk_tokens
 from onecard.models.evaluation import eval_batch_size, eval_sequences
+from onecard.models.ways import shards
 from onecard.paper import tags
 from onecard.paper.kernels import FLOAT
 from onecard.plan.counts import count_params
@@ -59,11 +60,12 @@ def _size(size_bytes: int) -> str:
 def _why(config: RunConfig, tag: str, phase: str, size_bytes: int, tokens: int) -> str:
     params = count_params(config).total
     each = size_bytes / tokens / config.n_embd
+    share = ", shared by all cards" if shards(config) else ""
     match tag:
         case tags.GRADIENTS if phase != TRAINING:
             return f"{size_bytes / params:.2g} bytes x {params:,} parameters: {_IN_EVALUATION[tag]}"
         case tags.WEIGHTS | tags.GRADIENTS | tags.OPTIMIZER_STATE | tags.WEIGHT_CASTS:
-            return f"{size_bytes / params:.2g} bytes x {params:,} parameters: {tags.TAGS[tag]}"
+            return f"{size_bytes / params:.2g} bytes x {params:,} parameters{share}: {tags.TAGS[tag]}"
         case tags.ACTIVATIONS | tags.ATTENTION if phase == TRAINING:
             return f"{each / config.n_layer:.3g} bytes x n_embd x n_layer per token: {tags.TAGS[tag]}"
         case tags.ACTIVATIONS | tags.ATTENTION:

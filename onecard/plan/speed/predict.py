@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from onecard.config.schema import RunConfig
 from onecard.models.evaluation import eval_tokens
 from onecard.models.optimizers import Optimizer
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.plan.cards import Card
 from onecard.plan.counts import mfu, needed_flops_per_token
 from onecard.plan.ranges import Range, within
@@ -42,8 +43,14 @@ class Speed:
     measured_here: str | None = None  # the date, where it stands on runs that were timed on this machine's card
 
 
-def predict_speed(config: RunConfig, card: Card | None, trainer: TrainerName = "nanogpt") -> Speed | None:
-    """The speed of a trainer on a card; None where the card or its figures are not known."""
+def predict_speed(
+    config: RunConfig, card: Card | None, trainer: TrainerName = "nanogpt", *, ranks: Ranks = ONE_RANK
+) -> Speed | None:
+    """The speed of a trainer on a card; None where the card or its figures are not known.
+
+    As one of several `ranks`: of a config that is this rank's share, without what they say to each other.
+    """
+    config = ranks.as_run(config)
     if card is None or not card.peak_flops or not card.bandwidth_bytes_per_second:
         return None
     known = known_speed(card)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from onecard.config.schema import RunConfig
+from onecard.models.divided_on_paper import DividedRun
 from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.run_on_paper import PaperRun
-from onecard.models.ways import compiles_blocks, records_graph
+from onecard.models.ways import compiles_blocks, records_graph, shards
 from onecard.paper.device import Device
 from onecard.paper.tape import Tape
 from onecard.plan.memory.onecard.compiled.blocks import CompiledRun
@@ -20,5 +21,5 @@ def onecard_tape(config: RunConfig, device: Device, *, ranks: Ranks = ONE_RANK, 
     The default is as many rounds as bring something new. When a micro-batch is recorded for the second time, the cuBLAS
     workspaces that the first recording left behind exist from its start.
     """
-    run = CompiledRun if compiles_blocks(config) else PaperRun
+    run = DividedRun if shards(config) else CompiledRun if compiles_blocks(config) else PaperRun
     return run(config, device, ranks=ranks).tape(rounds or (2 if records_graph(config) else 1))
