@@ -21,10 +21,13 @@ from statistics import median
 
 from onecard.config.schema import RunConfig
 from onecard.runs.record_json import to_line
-from onecard.runs.records import Eval, Start, Step
+from onecard.runs.records import CardReading, Eval, Start, Step
 
 PAGES = 200
 PAGES_SECONDS = 10
+PLANS = 24  # movements of a slider
+READ_EVERY = 5  # updates between readings of the card
+LAST_IN_LINE = 19  # the niceness of the doctor's process
 
 
 def lines(updates: int) -> bytes:
@@ -39,8 +42,28 @@ def lines(updates: int) -> bytes:
         resumed_from=None,
     )
     return to_line(start) + b"".join(
-        to_line(update(number)) + (to_line(evaluation(number)) if number % 1000 == 0 else b"")
+        to_line(update(number))
+        + (to_line(reading(number)) if number % READ_EVERY == 0 else b"")
+        + (to_line(evaluation(number)) if number % 1000 == 0 else b"")
         for number in range(1, updates + 1)
+    )
+
+
+def reading(number: int) -> CardReading:
+    return CardReading(
+        step=number,
+        elapsed_seconds=number * 1.01,
+        rank=0,
+        temperature_c=71.0,
+        power_watts=195.5 + number % 9,
+        power_limit_watts=200.0,
+        sm_clock_mhz=2505.0,
+        memory_clock_mhz=10251.0,
+        throttle=("power limit",) if number % 3 else (),
+        busy=0.99,
+        other_bytes=10**9,
+        pcie_generation=4,
+        pcie_width=16,
     )
 
 
@@ -96,10 +119,24 @@ class Site:
         return body
 
     def timed(self, what: str, path: str) -> bytes:
-        began = time.perf_counter()
+        """Prints how long an answer takes, how much of it the processor works, and its size."""
+        worked, began = self.work(), time.perf_counter()
         body = self.get(path)
-        print(f"{what:38} {time.perf_counter() - began:7.3f} s {len(body) / 1000:9,.0f} KB")
+        took, worked = time.perf_counter() - began, self.work() - worked
+        print(f"{what:38} {took:7.3f} s, {worked:5.2f} s of work {len(body) / 1000:9,.0f} KB")
         return body
+
+    def settle(self) -> None:
+        """Wait until all that the first answers need is loaded: a person takes as long to look at the list."""
+        before = -1.0
+        while (now := self.work()) > before + 0.02:
+            before = now
+            time.sleep(1)
+
+    def work(self) -> float:
+        """CPU seconds of the processes that answer: not of the doctor, which works where nobody else wants to."""
+        ids = [str(self.process.pid), *children(self.process.pid)]
+        return sum(cpu_seconds(pid) for pid in ids if fields_of(pid)[16:17] != [str(LAST_IN_LINE)])
 
     def spent(self) -> list[tuple[float, int]]:
         """CPU seconds and resident bytes of the server and of each worker; Linux only."""
@@ -127,6 +164,19 @@ def cpu_seconds(pid: str) -> float:
 
 def resident_bytes(pid: str) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def drag(site: Site) -> None:
+    """Ask for plans as a slider does: each of another model."""
+    took = []
+    worked = site.work()
+    for layers in range(2, 2 + PLANS):
+        began = time.perf_counter()
+        site.get(f"/api/plan?gpu=RTX+4070&n_layer={layers}&n_head=12&n_embd=768&batch_size=8&max_iters=4750")
+        took.append(time.perf_counter() - began)
+    worked = (site.work() - worked) / PLANS
+    print(f"a plan, each of another model: median {median(took):.3f} s, at most {max(took):.3f} s,", end=" ")
+    print(f"{worked:.3f} s of work each")
 
 
 def open_pages(site: Site, run: str, append: Callable[[int], None], last: int) -> None:
@@ -177,9 +227,11 @@ def main(runs: int, updates: int) -> None:
         site.timed("the list, first", "/api/runs")
         rows = json.loads(site.timed("the list, again", "/api/runs"))["runs"]
         name, place = rows[0]["id"], folder / rows[0]["name"]
+        site.settle()
         site.timed("a run, first", f"/api/runs/{name}")
         site.timed("a run, again", f"/api/runs/{name}")
         site.timed("a run, 1,000 updates of it", f"/api/runs/{name}?from={updates // 2}&to={updates // 2 + 1000}")
+        drag(site)
 
         def append(number: int) -> None:
             with (place / "records.jsonl").open("ab") as records:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NUMBER_TYPES = ("f32", "f16", "q8_0")
 DEFAULT_TYPE: NumberType = "f16"  # as llama.cpp's own converter
+PROMPT_TOKENS = 8  # that the shown prompt takes at most
 _ELSEWHERE = "choose another place with --out PATH"
 
 
@@ -90,6 +91,7 @@ def export(
     no_flags(flags, "export")
     _check_push(kind, push, private)
     _check_type(kind, number_type)
+    _check_name(kind, out)
     needs_torch("reading a checkpoint needs it")
     from onecard.inputs.before_run import config_of
     from onecard.runs.folder import checkpoint_name, load_run
@@ -145,6 +147,15 @@ def _check_type(kind: str, number_type: NumberType | None) -> None:
             "--type goes with --to gguf",
             why="the other formats have the weights as they are: float32",
             fix=f"onecard export RUN --to gguf --type {number_type}",
+        )
+
+
+def _check_name(kind: str, out: str | None) -> None:
+    if kind == "gguf" and out and Path(out).suffix != ".gguf":
+        raise UsageError(
+            f"--out {out} does not end in .gguf",
+            why="with --to gguf it names a file, and LM Studio and Ollama know such files by their ending",
+            fix=f"--out {quote(str(Path(out, 'model.gguf') if Path(out).is_dir() else Path(out + '.gguf')))}",
         )
 
 
@@ -286,7 +297,8 @@ def _to_gguf(
         ) from None
     told = gguf_facts(run, config, step=snapshot.step, tokenizer=tokenizer.name)
     gguf_file.write(target, snapshot, config, vocabulary, number_type=number_type, told=told, instead=_ELSEWHERE)
-    command = f"llama-completion -m {quote(str(target))} -no-cnv -p {quote(_prompt(tokenizer))} -n 200"
+    length = min(200, max(1, config.block_size - PROMPT_TOKENS))  # llama.cpp's text ends where the context does
+    command = f"llama-completion -m {quote(str(target))} -no-cnv -p {quote(_prompt(tokenizer))} -n {length}"
     done = Exported(path=target, files=(target.name,), next=(command,), notes=snapshot.notes)
     _show(done, snapshot.step, None, as_json=as_json)
     return 0
@@ -366,7 +378,8 @@ def _show(done: Exported, step: int, address: str | None, *, as_json: bool) -> N
         click.echo(json.dumps(said))
         return
     talk = console(stderr=True)
-    talk.print(f"{done.path}: step {step:,}; {', '.join(done.files)}", soft_wrap=True, markup=False)
+    files = "" if done.path.name in done.files else f"; {', '.join(done.files)}"
+    talk.print(f"{done.path}: step {step:,}{files}", soft_wrap=True, markup=False)
     print_warnings(done.notes, talk)
     for line in [f"pushed to {address}"] if address else [f"next: {command}" for command in done.next]:
         talk.print(line, soft_wrap=True, markup=False)

@@ -19,6 +19,7 @@ from onecard.cli.flags import Flag
 from onecard.cli.library import console, json_option, needs_torch
 from onecard.cli.prompts import ask_again_and_again
 from onecard.errors import ConfigError, UsageError
+from onecard.visible import visible
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -315,7 +316,6 @@ def _must_not_be_nanogpts(folder: Path) -> None:
 
 def _text(pieces: Iterable[str], run: Run, chosen: Path, *, quiet: bool) -> str:
     """One text, printed as it comes unless `quiet`."""
-    from onecard.data.samples import printable
     from onecard.train.interchange import not_numbers
 
     text = ""
@@ -323,7 +323,7 @@ def _text(pieces: Iterable[str], run: Run, chosen: Path, *, quiet: bool) -> str:
         for piece in pieces:
             text += piece
             if not quiet:
-                shown = printable(piece) if sys.stdout.isatty() else piece  # a model should not steer a terminal
+                shown = visible(piece) if sys.stdout.isatty() else piece  # a model should not steer a terminal
                 click.echo(shown, nl=False, color=True)  # color: as it is
     except FloatingPointError as problem:
         if text and not quiet:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import onecard
 from onecard.cli import signals
-from onecard.cli.signals import INTERRUPTED
 from onecard.errors import ConfigError, OfAnotherRank, OnecardError
 from onecard.inputs.before_run import torch_environment
 from onecard.inputs.config import open_data
@@ -37,18 +36,23 @@ def as_one_of(ranks: Ranks, asked: Mapping[str, object], first: Callable[[Joined
     meeting = Meeting(ranks, {WITH_CARD: has_card(), "same": {key: str(value) for key, value in same.items()}})
     _refuse_difference(meeting)
     processes = Joined(meeting)
-    with processes.together():
-        if not ranks.writes:
-            return _follow(processes)
-        code = INTERRUPTED
-        try:
-            code = first(processes)
-        except OnecardError as error:
-            code = error.exit_code
-            raise
-        finally:
-            _end(processes, code)
-        return code
+    try:
+        with processes.together():
+            return _as_first(processes, first) if ranks.writes else _follow(processes)
+    except OnecardError as error:
+        if error.name != "rank-stopped":
+            signals.forget()  # torchrun ends those that are left by a signal: what happened is told all the same
+        raise
+
+
+def _as_first(processes: Joined, first: Callable[[Joined], int]) -> int:
+    try:
+        code = first(processes)
+    except OnecardError as error:
+        _end(processes, error.exit_code)
+        raise
+    _end(processes, code)
+    return code
 
 
 def _end(processes: Joined, code: int) -> None:

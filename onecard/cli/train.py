@@ -41,7 +41,6 @@ from onecard.inputs.resume import (
 )
 from onecard.inputs.tokenizer import keep_tokenizer_in, tokenizer_of
 from onecard.models.ranks import ranks_of_torchrun
-from onecard.models.ways import shards
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -320,6 +319,7 @@ def _train(
     processes: Joined | None,
     timed_from: int = 0,
 ) -> int:
+    from onecard.models.ways import shards
     from onecard.report.console import outlive_disk
     from onecard.report.messages import print_warnings
     from onecard.report.training import TrainingDisplay
@@ -333,6 +333,9 @@ def _train(
     profile, snapshot = files
     if processes:
         tell(processes, config, dataset)
+        ranks = processes.ranks
+        share = f"{ranks.sequences_per_step(config):,} of the {config.sequences_per_step:,} sequences of an update"
+        _say([f"{ranks.world_size:,} process{'es' * (ranks.world_size > 1)}: each reads {share}"])
     signals.check()  # torch has been imported: from here on nothing swallows an exception
 
     def warn(words: str) -> None:

@@ -23,6 +23,8 @@ from onecard.inputs.before_run import check_data, check_keys
 from onecard.inputs.config import config_as_typed, open_data, with_vocabulary
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from onecard.config.resolve import Resolved
     from onecard.config.schema import RunConfig
     from onecard.plan.calibration import TimedRun
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 
 MINUTES = 1.5
 WARM_UP, MOST_UPDATES = 3, 60  # of each way: compiling, recording and settling are not timed
-MACHINE_SHARE, WAY_SHARE = 0.25, 0.03  # of the time: the machine itself, and the timed updates of each way
+MACHINE_SHARE, WAY_SHARE = 0.28, 0.03  # of the time: the machine itself, and the timed updates of each way
 ON_CPU_SHARE = 0.05  # a processor has fewer figures
-LONGEST_MACHINE_SECONDS = 25.0  # clock and power have settled by then
+LONGEST_MACHINE_SECONDS = 25.0  # 20 of them under load: clock and power have settled by then
 SHORT_STEP_SECONDS = 0.8  # an update predicted to be longer is timed with fewer micro-batches
 
 
@@ -51,9 +53,12 @@ SHORT_STEP_SECONDS = 0.8  # an update predicted to be longer is timed with fewer
     help="The time it may take.",
 )
 @click.option("--write", type=PathType(), metavar="FILE", help="Save the config with the fastest settings.")
+@click.option("--share", type=PathType(), metavar="FILE", help="Save what was measured, to send it: nothing personal.")
 @json_option
 @click.pass_obj
-def tune(flags: list[Flag], /, config: str | None, minutes: float, write: str | None, as_json: bool) -> int:
+def tune(
+    flags: list[Flag], /, config: str | None, minutes: float, write: str | None, share: str | None, as_json: bool
+) -> int:
     """\b
     Example:
       onecard tune train_fineweb.py --memory_limit=12GiB --write tuned.py
@@ -70,8 +75,9 @@ def tune(flags: list[Flag], /, config: str | None, minutes: float, write: str | 
     from onecard.runs.tuned import Tuned
 
     needs_torch("tuning trains a model for a moment")
-    if write:
-        _check_new(Path(write))
+    for option, path in (("--write", write), ("--share", share)):
+        if path:
+            _check_new(Path(path), option=option)
     resolved = config_as_typed(config, flags, otherwise=without_config())
     check_keys(resolved.config)
     dataset = open_data(resolved.config)
@@ -93,6 +99,8 @@ def tune(flags: list[Flag], /, config: str | None, minutes: float, write: str | 
         raise stopped or _nothing_ran(tuned)
     search.keep()
     _tell(tuned, resolved, write=write, as_json=as_json)
+    if share:
+        _share(tuned, Path(share), talk)
     if isinstance(stopped, OnecardError):
         print_error(stopped, talk)  # printed, not raised: with --json, stdout already has its one object
         return stopped.exit_code
@@ -262,18 +270,29 @@ def _shortened(way: Way, tried: list[Tried]) -> RunConfig:
     return config.replace({"gradient_accumulation_steps": micro_batches})
 
 
-def _check_new(path: Path) -> None:
+def _check_new(path: Path, *, option: str) -> None:
     """Refuse, before anything is measured, a file that exists or cannot be written."""
     from onecard.files import free_name
 
     if path.exists():
         raise ConfigError(
             f"{path} already exists",
-            why="--write never overwrites one of your configs",
-            fix=f"--write {free_name(path)}",
+            why=f"{option} never overwrites a file of yours",
+            fix=f"{option} {free_name(path)}",
             name="file-exists",
         )
-    check_writable(path, option="--write")
+    check_writable(path, option=option)
+
+
+def _share(tuned: Tuned, path: Path, talk: Console) -> None:
+    """Show what a shared file says, then write it."""
+    from onecard.report.tune import shared_text
+
+    text = shared_text(tuned, date=time.strftime("%Y-%m-%d"))
+    talk.print(f"{path} says this and no more:", soft_wrap=True, markup=False)
+    talk.print(text, soft_wrap=True, markup=False, highlight=False)
+    write_text(path, text, option="--share", overwrite=False)
+    talk.print("to send it: CONTRIBUTING.md says how", soft_wrap=True)
 
 
 def _nothing_ran(tuned: Tuned) -> OnecardError:

@@ -8,6 +8,7 @@ import numpy as np
 
 from onecard.data.dataset import Dataset
 from onecard.data.tokens import Tokens
+from onecard.visible import visible
 
 _LOOK_TOKENS = 4096  # how far after a position to look for the next document
 
@@ -32,13 +33,8 @@ def samples(dataset: Dataset, *, count: int, length: int = 60) -> tuple[Sample, 
             position = _document_from(tokens, len(tokens) * number // count, end)
             ids = _first_document(tokens.read(position, length).tolist(), end)
             if ids:
-                found[split, position] = Sample(split, position, printable(dataset.tokenizer.decode(ids)))
+                found[split, position] = Sample(split, position, visible(dataset.tokenizer.decode(ids)))
     return tuple(found.values())
-
-
-def printable(text: str) -> str:
-    """The text with line breaks and tabs; other control characters, which could steer a terminal, are escaped."""
-    return "".join(each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in text)
 
 
 def _first_document(ids: list[int], end_of_text: int | None) -> list[int]:

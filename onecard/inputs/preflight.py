@@ -60,9 +60,13 @@ def on_cpu(config: RunConfig, *, step: int = 0, insist: str) -> str:
 
     `insist` is the command that trains on the CPU all the same.
     """
+    from onecard.inputs.calibration import Device, calibration_of, torch_here
+    from onecard.machine import processor_name, usable_threads
     from onecard.train.cpu import cpu_seconds
 
-    seconds = cpu_seconds(config, step=step)
+    known, note = calibration_of(Device(card=processor_name(), driver="", torch=torch_here()))
+    timed = known.run_like(config, usable_threads()) if known else None
+    seconds = cpu_seconds(config, step=step, timed=timed)
     updates = max(0, config.max_iters - step)
     work = "one evaluation" if config.eval_only else units.things(updates, "update")
     if config.device == "auto" and seconds.likely > LONGEST_ON_CPU_SECONDS:
@@ -77,7 +81,9 @@ def on_cpu(config: RunConfig, *, step: int = 0, insist: str) -> str:
         )
     low, high = _roughly(seconds.low), _roughly(seconds.high)
     between = f"; between {low} and {high}" if low != high else ""
-    return f"on the CPU: about {_roughly(seconds.likely)} for {work} (estimated from a short speed test{between})"
+    source = known.source if known and timed else "estimated from a short speed test"
+    passed_over = f"; {note}" if note else ""
+    return f"on the CPU: about {_roughly(seconds.likely)} for {work} ({source}{between}){passed_over}"
 
 
 def _roughly(seconds: float) -> str:

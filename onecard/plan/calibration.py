@@ -63,6 +63,16 @@ class Calibration:
         """`measured on this machine on 2026-11-19`"""
         return f"measured on this machine on {self.date}"
 
+    def run_like(self, config: RunConfig, threads: int) -> TimedRun | None:
+        """The run of this model, micro-batch and number of threads, with any number of micro-batches."""
+        asked = decisive(config).replace({"gradient_accumulation_steps": 1})
+        alike = (
+            run
+            for run in reversed(self.runs)
+            if run.threads == threads and run.config.replace({"gradient_accumulation_steps": 1}) == asked
+        )
+        return next(alike, None)
+
     def with_runs(self, runs: Iterable[TimedRun], *, date: str) -> Calibration:
         """The same with more runs: a way that is known already was measured again, which replaces it."""
         found = {(run.config, run.threads): run for run in self.runs}

@@ -41,7 +41,7 @@ def meaning(score: TaskScore) -> str:
     words += [f"{side} {' and '.join(models)}" for side, models in sides.items()]
     if not words:
         return "there is nothing known to compare it with"
-    return f"{', '.join(words)} (a difference counts from {BEYOND_NOISE:.0f} standard errors on)"
+    return ", ".join(words)
 
 
 def task_table(scores: Sequence[TaskScore]) -> Table:
@@ -70,9 +70,10 @@ def task_lines(scores: Sequence[TaskScore], *, source: str) -> Iterator[str]:
     steps = len({score.step for score in scores}) > 1
     for score in scores:
         yield f"{f'step {score.step:,}, ' if steps else ''}{visible(score.task)}: {meaning(score)}"
+    yield f"a difference counts from {BEYOND_NOISE:.0f} standard errors on"
     by = " and ".join(dict.fromkeys(score.harness for score in scores))
     limits = {score.limit for score in scores} - {None}
-    first = f", the first {units.things(max(filter(None, limits)), 'question')} of each part" if limits else ""
+    first = f", the first {units.things(max(filter(None, limits)), 'question')} of each" if limits else ""
     at = "" if steps else f", step {scores[0].step:,}"
     yield f"{source}{at}; zero-shot by {by}{first}"
     for model, sources in _sources(scores).items():

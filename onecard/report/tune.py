@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ from onecard.config.recipes import RECIPES
 from onecard.config.resolve import Resolved, assignments
 from onecard.config.schema import KEYS
 from onecard.config.shown import typed
+from onecard.plan.speed.measured_run import KEYS as KEYS_OF_A_RUN
+from onecard.plan.speed.measured_run import SHARED_COLUMNS
 from onecard.plan.tuning import Tried, Way
 from onecard.report.live_line import redraws
 from onecard.report.strict import strict
@@ -43,6 +47,22 @@ def tune_json(tuned: Tuned) -> dict[str, object]:
     return content
 
 
+def shared_text(tuned: Tuned, *, date: str) -> str:
+    """What was measured as CSV, a row for each run: names of card, driver and torch, and figures; nothing personal."""
+    said = io.StringIO()
+    rows = csv.DictWriter(said, SHARED_COLUMNS, lineterminator="\n")
+    rows.writeheader()
+    machine = tuned.machine
+    named = {key: machine.get(key) or "" for key in ("driver", "torch")} | {"card": machine.get("name") or ""}
+    for run in (each.timed for each in tuned.tried if each.timed):
+        settings = {key: getattr(run.config, key) for key in KEYS_OF_A_RUN}
+        figures = {
+            key: getattr(run, key) for key in ("tokens_per_second", "reserved_bytes", "process_bytes", "threads")
+        }
+        rows.writerow(named | {"date": date} | settings | figures)
+    return said.getvalue()
+
+
 def _way_json(tried: Tried) -> dict[str, object]:
     return {
         "patch": tried.way.patch,
@@ -65,7 +85,54 @@ def print_tune(tuned: Tuned, resolved: Resolved, console: Console, *, written: s
     console.print(_verdict(tuned), soft_wrap=True)
     console.print(f"  type: {_command(tuned, resolved, written)}", soft_wrap=True)
     console.print()
+    for line in machine_lines(tuned.machine):
+        console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
+    console.print()
     print_table(_table(tuned.tried, []), console)
+    if tuned.calibration:
+        here = f"kept in {tuned.calibration}"
+        console.print(here if tuned.is_on_cpu else f"{here}: plans for this card use it", soft_wrap=True, markup=False)
+
+
+def machine_lines(machine: dict[str, Any]) -> Iterator[str]:
+    """What was measured of the machine itself, as far as it tells."""
+    products = machine.get("products") or []
+    if machine.get("device") == "cpu":
+        fastest = max(each["flops_per_second"] for each in products)
+        cores = units.things(machine["cores"], "core")
+        yield f"{machine.get('name') or 'processor'}, {cores}: {fastest / 1e9:,.0f} GFLOP/s in products"
+    if machine.get("device") != "cuda":
+        return
+    held = machine.get("other_bytes")
+    memory = [f"{units.mib(machine['allocatable_bytes'])} for torch"]
+    memory += [] if held is None else [f"other programs hold {units.mib(held)}"]
+    memory += [f"a process's context {units.mib(machine['context_bytes'])}"] if machine.get("context_bytes") else []
+    driver = f", driver {machine['driver']}" if machine.get("driver") else ""
+    yield f"{machine['name']}{driver}: {', '.join(memory)}"
+    largest = {each["dtype"]: each for each in products}  # the last of each type is the largest
+    rates = [f"{dtype} {units.flops(each['flops_per_second'])}" for dtype, each in largest.items()]
+    yield (
+        f"products: {', '.join(rates)}; copies: {machine['bandwidth_bytes_per_second'] / 1e9:,.0f} GB/s; "
+        f"a launch: {1e6 * machine['launch_seconds']:.1f} µs"
+    )
+    if load := machine.get("load"):
+        yield _load_words(load)
+
+
+def _load_words(load: dict[str, Any]) -> str:
+    """`20 s under load: 2,610 to 2,475 MHz, 199 of 200 W, 66 °C, products 4% slower at the end; slowed by heat`"""
+    said = []
+    if load["first_sm_mhz"] and load["sm_mhz"]:
+        said.append(f"{load['first_sm_mhz']:,.0f} to {load['sm_mhz']:,.0f} MHz")
+    if load["watts"]:
+        limit = f" of {load['limit_watts']:.0f}" if load["limit_watts"] else ""
+        said.append(f"{load['watts']:.0f}{limit} W")
+    if load["celsius"]:
+        said.append(f"{load['celsius']:.0f} °C")
+    slower = 1 - load["last_flops_per_second"] / load["first_flops_per_second"]
+    said.append(f"products {slower:.0%} slower at the end" if slower >= 0.01 else "products as fast at the end")
+    why = f"; slowed by {', '.join(load['slowed_by'])}" if load["slowed_by"] else ""
+    return f"{load['seconds']:.0f} s under load: {', '.join(said)}{why}"
 
 
 def _verdict(tuned: Tuned) -> str:

@@ -9,23 +9,27 @@ import torch
 
 from onecard.config.schema import RunConfig
 from onecard.models.evaluation import eval_tokens, evaluations_after
+from onecard.plan.calibration import TimedRun
 from onecard.plan.counts import flops_per_token
-from onecard.plan.ranges import Range
+from onecard.plan.ranges import Range, within
 
 # Training's share of the speed of one matrix product of the same width. Measured on two cores of an AMD EPYC with torch
 # 2.13, seven shapes from 128 to 768 wide: 0.59 to 0.83. A laptop that gets warm, or is used meanwhile, reaches less.
 SHARE = Range(low=0.3, likely=0.65, high=0.85)
+TIMED_SPREAD = 0.2  # a rule of thumb: what else the machine does meanwhile
 OVERHEAD_SECONDS = 0.002  # of an update, however small the model: starting its operations
 TEST_SECONDS = 0.1
 TEST_ROWS = 512  # enough to fill all cores
 
 
-def cpu_seconds(config: RunConfig, *, step: int = 0) -> Range:
-    """Seconds of training and evaluation from `step` to the end of the run."""
+def cpu_seconds(config: RunConfig, *, step: int = 0, timed: TimedRun | None = None) -> Range:
+    """Seconds of training and evaluation from `step` to the end of the run; `timed` is the same model, timed here."""
     updates = 0 if config.eval_only else max(0, config.max_iters - step)
     evaluations = 1 if config.eval_only else evaluations_after(config, step) + (step % config.eval_interval == 0)
     evaluated_tokens = 2 * evaluations * eval_tokens(config)  # of both splits
     tokens = updates * config.tokens_per_step + evaluated_tokens / 3  # a forward pass alone is a third of the work
+    if timed:
+        return within(tokens / timed.tokens_per_second, TIMED_SPREAD)
     work_seconds = tokens * flops_per_token(config) / matmul_flops(config)
     return SHARE.mapped(lambda share: work_seconds / share + updates * OVERHEAD_SECONDS)
 

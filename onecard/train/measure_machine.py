@@ -26,7 +26,7 @@ from onecard.train.precision import allow_tf32
 PRODUCTS = (1024, 2048, 4096, 8192)  # rows and columns of the square products that are timed on a card
 COPIED_BYTES = 256 * 2**20  # far more than any cache holds
 STARTS = 2000  # of a kernel that does nothing to speak of
-SHARE_OF_LOAD = 0.6  # of the seconds: products without pause, while clock and power are read
+SHARE_OF_LOAD = 0.8  # of the seconds: products without pause, while clock and power are read
 SENSOR_SECONDS = 0.5  # between two readings
 ROWS_ON_CPU = 4096  # of a product at most: more say nothing new
 
@@ -101,6 +101,7 @@ def _of_card(device: torch.device, *, seconds: float) -> dict[str, object]:
         "driver": after.driver if after else "",
         "total_bytes": properties.total_memory,
         "allocatable_bytes": after.total_bytes - after.driver_bytes if after else properties.total_memory,
+        "other_bytes": after.used_bytes - own_bytes if after and own_bytes else None,
         "context_bytes": own_bytes - torch.cuda.memory_reserved(device) if own_bytes else None,
         "products": products,
         "bandwidth_bytes_per_second": bandwidth,
@@ -179,6 +180,7 @@ def _under_load(number: int, dtype: torch.dtype, seconds: float) -> dict[str, ob
         "seconds": time.perf_counter() - began,
         "first_flops_per_second": rates[0],
         "last_flops_per_second": statistics.median(rates[-3:]),
+        "first_sm_mhz": next((each.sm_clock_mhz for each in seen if each.sm_clock_mhz), None),
         "sm_mhz": _last(each.sm_clock_mhz for each in seen),
         "watts": _last(each.power_watts for each in seen),
         "limit_watts": _last(each.power_limit_watts for each in seen),

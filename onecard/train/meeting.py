@@ -27,6 +27,7 @@ from onecard.units import duration
 
 TIMEOUT = timedelta(minutes=10)  # the longest that a rank waits for another: torch's own for NCCL
 ROLL_CALL_SECONDS = 3.0  # how long ranks that lost another one wait to hear which ones are still there
+ASKED_TO_STOP = "it was asked to stop"  # the last words of a rank that a signal ended
 _PAUSE_SECONDS = 0.02
 _GONE, _STOPPED = "ZXx", "Tt"  # states of a process in Linux's /proc
 _WHERE_IN_GLOO = re.compile(r"^(\[\S+:\d+\] )+")
@@ -67,10 +68,10 @@ class Meeting:
             self.store.set(f"last/{self.ranks.rank}", json.dumps([words, told]))
 
     def killed(self) -> OnecardError | None:
-        """The error if another rank on this machine is gone without a word: torchrun ends all of them then."""
+        """The error if another rank on this machine is gone without a word: torchrun then stops all by a signal."""
         with suppress(RuntimeError):
-            words = self._last_words()
-            gone = [rank for rank in self._in_state(_GONE) if rank not in words]
+            self._say_here()
+            gone = self._gone()
             if gone:
                 return self._was_killed(gone) if self._tells() else OfAnotherRank()
         return None
@@ -78,19 +79,19 @@ class Meeting:
     def lost(self, problem: BaseException, *, connected: bool = True) -> OnecardError:
         """The error of a rank that cannot reach another, any longer or at all: one of each machine tells which one."""
         try:
+            self._say_here()
             if not self._tells():
                 return OfAnotherRank()
             present, words, gone = self._roll_call()
+            if gone:
+                return self._was_killed(gone)
         except RuntimeError:  # who kept the store is gone, too
             return self._lost_with_store(problem)
         if words:
             return self._said(*next(iter(words.items())))
-        if gone:
-            return self._was_killed(gone)
         if not connected:
             return self._failed(problem)
-        absent = [rank for rank in range(self.ranks.world_size) if rank not in present]
-        return self._silent(absent, problem)
+        return self._silent([rank for rank in range(self.ranks.world_size) if rank not in present], problem)
 
     def _lost_with_store(self, problem: BaseException) -> OnecardError:
         if any(rank < self.ranks.rank for rank in self._in_state("", but=_GONE + _STOPPED)):
@@ -129,9 +130,15 @@ class Meeting:
         words, told = said
         if told and self.places[rank].machine == self.place.machine:
             return OfAnotherRank()
+        if words == ASKED_TO_STOP:
+            return _ended(
+                f"{self.named([rank])} was asked to stop", "there was nothing to save yet", name="rank-stopped"
+            )
         return _ended(f"{self.named([rank])} has ended: {words}", "the others cannot go on without it")
 
     def _was_killed(self, gone: list[int]) -> OnecardError:
+        for rank in gone:  # the other machines cannot see it
+            self.store.set(f"last/{rank}", json.dumps(["it was killed", False]))
         why = "gone without a word, and the others cannot go on; where memory is short, Linux kills (dmesg says so)"
         return _ended(f"{self.named(gone)} {_has(gone, 'was', 'were')} killed", why)
 
@@ -140,23 +147,31 @@ class Meeting:
         own = str(self.ranks.rank)
         return self.store.compare_set(f"tells/{self.place.machine}", "", own).decode() == own
 
+    def _say_here(self) -> None:
+        self.store.set(f"here/{self.ranks.rank}", "")
+
     def _roll_call(self) -> tuple[set[int], dict[int, tuple[str, bool]], list[int]]:
         """The ranks that are still there, the last words of those that are not, and the killed ones here."""
-        self.store.set(f"here/{self.ranks.rank}", "")
         until = time.monotonic() + ROLL_CALL_SECONDS
         while True:
-            words = self._last_words()
-            present = {rank for rank in range(self.ranks.world_size) if self.store.check([f"here/{rank}"])}
-            gone = [rank for rank in self._in_state(_GONE) if rank not in {*present, *words}]
-            stopped = self._in_state(_STOPPED)
-            known = {*present, *words, *stopped}
+            words, present, gone = self._last_words(), self._present(), self._gone()
+            known = {*present, *words, *self._in_state(_STOPPED)}
             if words or gone or len(known) == self.ranks.world_size or time.monotonic() > until:
                 return present, words, gone
             time.sleep(_PAUSE_SECONDS)
 
+    def _present(self) -> set[int]:
+        return {rank for rank in range(self.ranks.world_size) if self.store.check([f"here/{rank}"])}
+
     def _last_words(self) -> dict[int, tuple[str, bool]]:
         ended = [rank for rank in range(self.ranks.world_size) if self.store.check([f"last/{rank}"])]
         return {rank: json.loads(self.store.get(f"last/{rank}")) for rank in ended}
+
+    def _gone(self) -> list[int]:
+        """The ranks of this machine that are gone without a word: seen first to be gone, and then to have said none."""
+        gone = self._in_state(_GONE)
+        heard_of = {*self._present(), *self._last_words()}
+        return [rank for rank in gone if rank not in heard_of]
 
     def _in_state(self, states: str, *, but: str = "") -> list[int]:
         """The ranks of this machine whose processes are in one of these states; none where there is no /proc."""
@@ -238,6 +253,6 @@ def _has(ranks: list[int], one: str = "has", several: str = "have") -> str:
     return one if len(ranks) == 1 else several
 
 
-def _ended(what: str, why: str) -> MachineError:
+def _ended(what: str, why: str, name: str = "rank-lost") -> MachineError:
     fix = "see what that rank printed; the same torchrun command with --continue goes on"
-    return MachineError(what, why=why, fix=fix, name="rank-lost")
+    return MachineError(what, why=why, fix=fix, name=name)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onecard.errors import OnecardError, first_line, is_out_of_memory, kind_and_line
 from onecard.models.ranks import ONE_RANK, Ranks
-from onecard.train.meeting import Meeting
+from onecard.train.meeting import ASKED_TO_STOP, Meeting
 from onecard.units import MIB
 
 BUCKET_BYTES = 25 * MIB  # of gradients that are summed together: as torch's DistributedDataParallel
@@ -227,7 +227,7 @@ class Joined(Processes):
             killed = self.meeting.killed()
             if killed:
                 raise killed from None
-            self.meeting.say_last("it was asked to stop", told=False)
+            self.meeting.say_last(ASKED_TO_STOP, told=False)
             raise
         except BaseException as error:
             if not self.apart:

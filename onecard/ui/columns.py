@@ -219,8 +219,8 @@ def _reading(line: bytes) -> Reading | None:
         step, throttle = said["step"], said.get("throttle")
         if type(step) is not int or not 0 <= step < 2**63:
             return None
-        told = (said.get(name) for name in Reading._fields[1:-1])
-        values = [float(value) if type(value) in (int, float) and abs(value) < 1e18 else None for value in told]
+        told = map(said.get, _NUMBERS)
+        values = [value if isinstance(value, int | float) and -1e18 < value < 1e18 else None for value in told]
     except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         return None
     return Reading._make((step, *values, tuple(map(str, throttle)) if isinstance(throttle, list) else None))
@@ -268,4 +268,5 @@ _ANY = Step(
     mfu=None, allocated_bytes=None, reserved_bytes=None, data_wait_seconds=None,
 )  # fmt: skip
 _LINE = _pattern()
+_NUMBERS = Reading._fields[1:-1]
 _CARD = re.compile(rb'\{"kind":"card",[^\n]*\n')

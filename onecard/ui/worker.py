@@ -73,7 +73,7 @@ def _answer(pipe: Connection, background: bool) -> None:
     if background and hasattr(os, "nice"):  # not on Windows
         os.nice(19)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
-    gc.set_threshold(50_000)  # records are many small objects, and none of them is a circle
+    gc.disable()  # between two answers, and not while somebody waits for one
     from onecard.ui.answers import QUESTIONS
 
     while True:
@@ -89,3 +89,4 @@ def _answer(pipe: Connection, background: bool) -> None:
         except Exception:
             answer = Bug(traceback.format_exc())
         pipe.send(answer)
+        gc.collect(1)  # of what this answer made; all that is older would take 40 ms each time, and is kept anyway

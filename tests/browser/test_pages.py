@@ -21,6 +21,22 @@ from tests.browser.conftest import HOSTILE, Site
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "onecard/ui/static"
+START = {  # where the planner begins
+    "dataset": "fineweb",
+    "n_layer": "12",
+    "n_head": "12",
+    "n_embd": "768",
+    "block_size": "1024",
+    "batch_size": "8",
+    "gradient_accumulation_steps": "64",
+    "max_iters": "4750",
+    "lr_decay_iters": "4750",
+    "warmup_iters": "250",
+    "learning_rate": "6e-4",
+    "min_lr": "6e-5",
+    "eval_interval": "250",
+    "eval_iters": "100",
+}
 LATE_SECONDS = 2.0  # after which a new update must have appeared
 
 
@@ -122,6 +138,21 @@ def test_the_planner_says_what_the_command_says(site: Site) -> None:
         assert f"MFU {100 * trainer['speed']['mfu']:.0f} %" in page.locator(".big").inner_text()
         page.get_by_role("slider", name="Layers").press("ArrowLeft")
     assert "n_layer=22" in page.url
+
+
+def test_a_card_of_any_size_and_one_trainer(site: Site) -> None:
+    page = site.open("/plan.html")
+    page.get_by_label("Card", exact=True).select_option(label="a card of another size")
+    page.get_by_role("slider", name="Its memory").press("ArrowRight")
+    page.get_by_role("slider", name="Vocabulary").press("ArrowLeft")
+    page.get_by_text("onecard", exact=True).first.wait_for()
+    page.get_by_role("radio", name="onecard").first.check(force=True)
+    page.wait_for_function("() => document.querySelectorAll('.mrow').length === 1")
+    assert "vram=20GiB" in page.url
+    assert "vocab_size=32768" in page.url
+    trainer = planned({"vram": "20GiB", "trainer": "onecard"} | START | {"vocab_size": "32768"})
+    size = f"{trainer['process_bytes'] / units.GIB:.2f}"
+    page.locator(".mrow").first.get_by_text(re.compile(f"^{size}")).wait_for(timeout=10_000)
 
 
 def planned(options: dict[str, str]) -> Any:
@@ -279,6 +310,25 @@ def test_a_text_stops_and_so_does_one_whose_page_is_closed(site: Site) -> None:
     other = playground(site, "speaks")
     other.get_by_role("button", name="Write").click()
     wait_for_letters(other, 3)
+
+
+def test_without_torch_the_playground_says_what_to_install(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onecard.inputs import before_run
+
+    monkeypatch.setattr(before_run, "find_spec", lambda name: None)
+    missing = before_run.torch_missing("a text comes from the model itself")
+    assert missing is not None
+    page = site.open(site.run("speaks"))
+
+    def without_torch(route: Any) -> None:
+        answer = route.fetch()
+        playground = {"step": 100, "missing": missing.as_json()["error"]}
+        route.fulfill(response=answer, json=answer.json() | {"playground": playground})
+
+    page.route(f"**/api/runs/{site.ids['speaks']}", without_torch)
+    page.reload()
+    page.get_by_text('pip install "onecard[train]"').wait_for()
+    assert not page.get_by_role("form", name="Playground").is_visible()
 
 
 def test_hostile_tokens_of_a_model_stay_text(site: Site) -> None:

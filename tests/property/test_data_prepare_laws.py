@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from onecard.data.documents import read_documents
 from onecard.data.encode import content_hash
 from onecard.data.manifest import Settings
 from onecard.data.prepare import prepare
-from onecard.data.samples import printable
 from onecard.data.sources import SourceFile, local_source
 from onecard.data.tokenizers import ByteTokenizer
+from onecard.visible import visible
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 
@@ -69,4 +70,4 @@ def test_no_bytes_make_a_reader_fail(raw: bytes, kind: str, packing: str | None)
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_shown_text_has_no_control_characters(text: str) -> None:
-    assert all(each.isprintable() or each in "\n\t" for each in printable(text))
+    assert not any(unicodedata.category(each) == "Cc" and each not in "\n\t" for each in visible(text))

@@ -130,3 +130,13 @@ def test_many_answers_are_more_than_one_group(monkeypatch: pytest.MonkeyPatch) -
     whole = likelihoods(model, asked)
     monkeypatch.setattr(answer_score, "_MOST_ANSWERS", 2)
     assert [each.log for each in likelihoods(model, asked)] == pytest.approx([each.log for each in whole], abs=2e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, found none")
+@pytest.mark.parametrize("keys", [{}, {"model": "nanochat"}], ids=["gpt2", "nanochat"])
+def test_a_card_gives_the_likelihoods_of_the_cpu(keys: dict[str, Any]) -> None:
+    model, asked = made(**keys), questions()
+    there = likelihoods(model, asked)
+    here = likelihoods(model.to("cuda"), asked)
+    assert [each.log for each in here] == pytest.approx([each.log for each in there], abs=1e-3)

@@ -169,7 +169,7 @@ def test_the_text_says_what_the_score_means(here: Path, capsys: pytest.CaptureFi
     assert run(["eval", "hf", "--tasks", HOUSEHOLD]) == 0
     shown = capsys.readouterr()
     assert "guessing" in shown.out
-    assert "(a difference counts from 2 standard errors on)" in shown.out
+    assert "a difference counts from 2 standard errors on" in shown.out
     assert not (here / "hf" / SCORES).exists()
 
 
@@ -332,3 +332,50 @@ def test_scores_are_in_compare_in_the_model_card_and_on_the_page(
     card = Path("card/README.md").read_text()
     assert "| household, acc\\_norm (24 questions) |" in card or "| household, acc_norm (24 questions) |" in card
     assert "## Scores" in card
+
+
+ROWS: dict[str, dict[str, Any]] = {
+    "Rowan/hellaswag": {
+        "activity_label": "Baking",
+        "ctx_a": "A man opens the oven.",
+        "ctx_b": "he",
+        "endings": ["takes the bread out.", "paints it.", "sings [title] loudly.", "leaves."],
+        "label": "0",
+    },
+    "baber/piqa": {"goal": "Open a jar.", "sol1": "Turn the lid.", "sol2": "Turn the table.", "label": 0},
+    "allenai/ai2_arc": {
+        "question": "What do plants need?",
+        "choices": {"text": ["light", "music", "paint"], "label": ["A", "B", "C"]},
+        "answerKey": "A",
+    },
+    "EleutherAI/lambada_openai": {"text": "She counted the candles on the cake of the cake"},
+    "allenai/sciq": {
+        "support": "Ice is frozen water.",
+        "question": "What is ice?",
+        "distractor1": "sand",
+        "distractor2": "glass",
+        "distractor3": "salt",
+        "correct_answer": "water",
+    },
+    "nyu-mll/blimp": {"sentence_good": "The dog barks.", "sentence_bad": "The dog bark."},
+}
+
+
+def test_every_core_task_is_asked_as_lm_eval_words_it(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    def made(path: str, **_: object) -> dict[str, Any]:
+        table = datasets.table.InMemoryTable.from_pylist([ROWS[path]] * 3)
+        return dict.fromkeys(("train", "validation", "test"), datasets.Dataset(table, fingerprint="a" * 16))
+
+    monkeypatch.setattr("datasets.load_dataset", made)
+    answer = said(capsys, "runs/a", "--tasks", "core", "--limit", "2")
+    main = {row["task"]: row for row in answer["results"] if row["main"]}
+    assert list(main) == task_names("core")
+    assert {name: row["chance"] for name, row in main.items()} == pytest.approx(
+        {"hellaswag": 0.25, "piqa": 0.5, "arc_easy": 1 / 3, "lambada_openai": 0, "sciq": 0.25, "blimp": 0.5}
+    )
+    assert main["blimp"]["questions"] == 67 * 2, "each of its parts"
+    assert all(row["error"] is not None for row in main.values())

@@ -163,17 +163,19 @@ def test_q8_0_is_within_half_a_step_of_each_group(tmp_path: Path) -> None:
     [
         (["n", "--to", "gguf"], "not-llama-cpps-model", "llama.cpp has no such model"),
         (["r", "--to", "hf", "--type", "f16"], "usage", "float32"),
-        (["r", "--to", "gguf", "--out", "there"], "file-exists", "never overwrites"),
+        (["r", "--to", "gguf", "--out", "there.gguf"], "file-exists", "never overwrites"),
+        (["r", "--to", "gguf", "--out", "there"], "usage", "by their ending"),
     ],
 )
 def test_what_cannot_be_written_is_refused(
     capsys: pytest.CaptureFixture[str], arguments: list[str], name: str, why: str
 ) -> None:
-    Path("there").write_text("mine")
+    Path("there.gguf").write_text("mine")
     said = refused(capsys, *arguments)
     assert f"[{name}]" in said
     assert why in said
-    assert Path("there").read_text() == "mine"
+    assert Path("there.gguf").read_text() == "mine"
+    assert not Path("there").exists()
 
 
 def test_rows_that_are_not_groups_of_32_are_refused_as_q8_0(

@@ -86,6 +86,24 @@ def test_a_deterministic_run_resumes_bit_for_bit(home: Path, tmp_path: Path, com
     assert [step.loss for step in steps(halves)] == [step.loss for step in steps(whole)]
 
 
+def test_one_process_of_torchrun_trains_over_nccl_what_it_trains_alone(home: Path, tmp_path: Path) -> None:
+    keys = [f"--{key}" for key in (*SMALL, *SHORT, "max_iters=12", "deterministic=True", "log_style=plain")]
+    environment = os.environ | {"ONECARD_HOME": str(home), "NCCL_DEBUG": "INFO"}
+    environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # wherever this machine's name leads
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
+    runs = []
+    for name, start in (("alone", []), ("joined", torchrun)):
+        command = [sys.executable, *start, "-m", "onecard", "train", f"--out_dir={tmp_path / name}", *keys]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        assert ("NCCL INFO" in done.stdout + done.stderr) == bool(start), "gradients go by NCCL under torchrun only"
+        runs.append(load_run(tmp_path / name))
+    alone, joined = ([(step.step, step.loss, step.grad_norm) for step in steps(run)] for run in runs)
+    assert len(joined) == 12
+    for ours, theirs in zip(joined, alone, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+
+
 LOOP = """
 import sys
 from pathlib import Path

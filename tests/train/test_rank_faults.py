@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -23,8 +26,8 @@ from torch.distributed import TCPStore  # noqa: E402
 
 from onecard.runs.folder import LOCK, RECORDS, load_run  # noqa: E402
 from onecard.runs.lock import Lock  # noqa: E402
-from onecard.runs.records import Eval, Oom  # noqa: E402
-from tests.train.test_several_processes import CONFIG, UPDATES  # noqa: E402
+from onecard.runs.records import Eval, Oom, Start  # noqa: E402
+from tests.train.test_several_processes import CONFIG, UPDATES, weights_of  # noqa: E402
 from tests.warm import Outcome, WarmProcess  # noqa: E402
 from tests.warm_process import TORCH  # noqa: E402
 
@@ -45,7 +48,7 @@ class Started:
         """Wait until the run is at least there."""
         said = f'"step":{step},'
         file = self._folder / RECORDS
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         while not (file.exists() and said in file.read_text()) and time.monotonic() < until:
             time.sleep(0.005)
         assert time.monotonic() < until, "the ranks do not train"
@@ -68,6 +71,14 @@ class Machine:
         self._threads = ThreadPoolExecutor(len(processes))
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
+    @contextmanager
+    def with_ranks(self, count: int) -> Iterator[Machine]:
+        """The same machine with more ranks."""
+        made = [WarmProcess(*TORCH) for _ in range(count - len(self._processes))]
+        yield Machine(self.folder, [*self._processes, *made])
+        for process in made:
+            process.close()
+
     def start(
         self,
         *arguments: str,
@@ -75,7 +86,7 @@ class Machine:
         fault: str = "",
         on: int | None = None,
         per_rank: tuple[str, ...] = (),
-        folders: tuple[str, str] = ("", ""),
+        folders: tuple[str, ...] = ("",) * 4,
     ) -> Started:
         """Start a rank in each process, with a fault in one of them or in all."""
         count = len(self._processes)
@@ -96,9 +107,10 @@ class Machine:
                 environment={key: str(value) for key, value in named.items()},
                 before=FAULTS if fault and on in (None, rank) else None,
                 on_start=started[rank].put,
+                timeout=300,
             )
             outcomes.append(begun)
-        return Started([each.get(timeout=60) for each in started], outcomes, self.folder / run)
+        return Started([each.get(timeout=300) for each in started], outcomes, self.folder / run)
 
     def run(self, *arguments: str, run: str, fault: str = "", on: int | None = None) -> list[Outcome]:
         return self.start(*arguments, run=run, fault=fault, on=on).end()
@@ -233,6 +245,31 @@ def test_a_killed_rank_ends_the_others_with_one_message_that_names_it(machine: M
     told_once(outcomes, f"rank {rank} on {HOST} was killed", "[rank-lost]", "--continue")
 
 
+def test_torchrun_starts_a_killed_run_again_and_it_goes_on_from_its_newest_checkpoint(
+    machine: Machine, whole: Path
+) -> None:
+    run = machine.folder / "again"
+    command = "--standalone --nproc_per_node=2 --max-restarts=1 -m onecard train tiny.py --out_dir=again --continue"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *command.split(), "--checkpoint_interval=10"],
+        cwd=machine.folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as torchrun:
+        Started([], [], run).reach(13)
+        first = int((run / LOCK).read_text().split()[0])
+        os.kill(first, signal.SIGKILL)
+        _, said = torchrun.communicate(timeout=200)
+    assert torchrun.returncode == 0, said
+    assert said.count("error: ") == said.count(f"error: rank 0 on {HOST} was killed") == 1, said
+    starts = [record for record in load_run(run).history.records if isinstance(record, Start)]
+    assert [start.resumed_from is not None for start in starts] == [False, True]
+    same_losses(run, whole)
+
+
 def test_an_exception_on_one_rank_ends_all_and_says_where_it_was(machine: Machine) -> None:
     outcomes = machine.run(run="broken", fault="exception", on=1)
     assert [each.code for each in outcomes] == [3, 70]
@@ -284,3 +321,47 @@ def test_two_jobs_in_one_folder_are_refused(machine: Machine, whole: Path) -> No
     assert [each.code for each in outcomes] == [2, 2]
     told_once(outcomes, "whole is in use", f"process {os.getpid()} on {HOST}")
     assert sorted((file, file.stat().st_mtime_ns) for file in whole.rglob("*") if file.name != LOCK) == before
+
+
+@pytest.mark.parametrize(
+    ("count", "kills"), [(2, 3), pytest.param(4, 50, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
+def test_a_run_whose_ranks_are_killed_at_random_has_the_losses_of_the_one_left_alone(
+    machine: Machine, count: int, kills: int
+) -> None:
+    rng, run = random.Random(kills), f"killed-{kills}-times"
+    records = machine.folder / run / RECORDS
+    often = ("--checkpoint_interval=5", "--eval_interval=50", "--lr_decay_iters=500")
+    with machine.with_ranks(count) as ranks:
+        trained = 0
+        for _ in range(kills):
+            written = records.stat().st_size if records.exists() else 0
+            started = ranks.start("--continue", LONG, *often, run=run)
+            if rng.random() < 0.8:  # many of the others are killed before they train
+                until = time.monotonic() + 60
+                while not (records.exists() and records.stat().st_size > written) and time.monotonic() < until:
+                    time.sleep(0.005)
+            time.sleep(rng.uniform(0, 0.6))  # anywhere: where they meet, in a step, a sum, a record, a checkpoint
+            killed = rng.randrange(count)
+            started.send(killed, signal.SIGKILL)
+            started._outcomes[killed].result(timeout=60)
+            others = [rank for rank in range(count) if rank != killed]
+            for rank in others:  # as torchrun does
+                with suppress(ProcessLookupError):
+                    started.send(rank, signal.SIGTERM)
+            outcomes = started.end(within=30)  # torchrun kills after 30 seconds
+            assert outcomes[killed].code == -signal.SIGKILL
+            said = "".join(outcome.stderr for outcome in outcomes)
+            assert {outcomes[rank].code for rank in others} <= {3, 130}, said
+            assert said.count("error:") <= 1, said
+            assert f"rank {killed} on {HOST} was killed" in said or "error:" not in said, said
+            trained += records.exists() and records.stat().st_size > written
+        last = load_run(machine.folder / run).last_step + 7
+        whole = f"never-{run}"
+        for name in (run, whole):
+            assert {each.code for each in ranks.run("--continue", f"--max_iters={last}", *often, run=name)} == {0}
+    assert trained > kills // 2, "hardly any kill fell into training"
+    same_losses(machine.folder / run, machine.folder / whole)
+    for name, weight in weights_of(machine.folder / run, last).items():
+        assert torch.equal(weight, weights_of(machine.folder / whole, last)[name])
+    print(f"{kills} kills among {count} ranks, {trained} of them in training; {last} updates, equal bit for bit")

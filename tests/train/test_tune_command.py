@@ -20,8 +20,13 @@ from onecard.cli.worker import OutOfTime
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.errors import OnecardError
+from onecard.inputs.calibration import Device, calibration_of, keep, torch_here
+from onecard.machine import processor_name, usable_threads
+from onecard.models.evaluation import eval_tokens
+from onecard.plan.calibration import TimedRun, decisive
 from onecard.runs.measured import Measured
 from onecard.runs.tuned import Tuned
+from onecard.train.cpu import cpu_seconds
 from tests.warm import ROOT, Outcome, WarmProcess
 
 pytest.importorskip("torch", reason="needs torch")
@@ -42,8 +47,11 @@ def tune(tmp_path: Path, warm_with_torch: WarmProcess) -> Tune:
 def test_the_patch_is_the_fastest_of_what_was_measured_and_keeps_the_tokens_of_an_update(
     tune: Tune, tmp_path: Path
 ) -> None:
-    done = tune("--json", "--write", "tuned.py", "--gradient_accumulation_steps=4")
+    done = tune("--json", "--write", "tuned.py", "--share", "mine.csv", "--gradient_accumulation_steps=4")
     assert done.code == 0, done.stderr
+    shared = (tmp_path / "mine.csv").read_text()
+    assert shared.strip() in done.stderr  # shown as it is written
+    assert str(tmp_path) not in shared
     found = done.json
     assert found["schema"] == 1
     measured = [each for each in found["candidates"] if each["tokens_per_second"]]
@@ -60,6 +68,29 @@ def test_the_patch_is_the_fastest_of_what_was_measured_and_keeps_the_tokens_of_a
     assert written.tokens_per_step == 4 * 4 * 16
     assert {key: getattr(written, key) for key in found["patch"]} == found["patch"]
     assert written.n_embd == 16
+
+
+def test_training_on_the_processor_says_how_long_it_takes_by_what_was_measured(
+    tmp_path: Path, warm_with_torch: WarmProcess
+) -> None:
+    """The same model and micro-batch at any number of updates; another model is estimated as before."""
+    config = RunConfig().replace({"n_layer": 1, "n_head": 1, "n_embd": 16, "block_size": 16, "batch_size": 4})
+    device = Device(card=processor_name(), driver="", torch=torch_here())
+    timed = TimedRun(config=decisive(config), tokens_per_second=640.0, threads=usable_threads())
+    keep(device, [timed], date="2026-11-19", environ={"ONECARD_HOME": str(tmp_path)})
+    known, _ = calibration_of(device, {"ONECARD_HOME": str(tmp_path)})
+    assert known
+    longer = config.replace({"gradient_accumulation_steps": 10, "max_iters": 100, "eval_interval": 10**6})
+    assert known.run_like(longer, usable_threads()) == timed
+    assert known.run_like(longer, usable_threads() + 1) is None
+    assert known.run_like(longer.replace({"n_embd": 32}), usable_threads()) is None
+    evaluated = 2 * 2 * eval_tokens(longer) / 3
+    assert cpu_seconds(longer, timed=timed).likely == pytest.approx((100 * 640 + evaluated) / 640)
+    said = warm_with_torch.run(
+        "train", *TINY, "--max_iters=1", "--eval_iters=1", "--vocab_size=50304", "--out_dir=run",
+        cwd=tmp_path, environment={"ONECARD_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert "measured on this machine on 2026-11-19" in said.stdout + said.stderr
 
 
 def test_ways_whose_processes_break_run_out_of_memory_or_of_time_spoil_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -13,12 +16,15 @@ import pytest
 import onecard
 from onecard.config.schema import RunConfig
 from onecard.inputs.calibration import FOLDER, Device, calibration_of, keep, torch_here
+from onecard.inputs.place import as_measured_here
 from onecard.plan.calibrated import calibrated
 from onecard.plan.calibration import MOST_RUNS, Calibration, TimedRun, decisive
 from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.speed import predict_speed
+from onecard.plan.speed.fitted import fitted, left_out_error
+from onecard.plan.speed.measured import runs_of_card
 from onecard.plan.speed.rates import ADA_GEFORCE_RATES, Rates
 from onecard.plan.speed.times import step_times
 from onecard.report.plan_json import plan_json
@@ -204,6 +210,23 @@ def test_noise_between_the_runs_widens_the_range() -> None:
     assert wide.spread > 0.1
 
 
+def test_left_out_errors_are_those_of_fits_without_each_run() -> None:
+    """fitted.py computes them from one fit; here is a fit for each."""
+    wide = [GPT2.replace({"n_layer": 4, "n_embd": width, "n_head": width // 64}) for width in (256, 512, 1024)]
+    noise = random.Random(7)
+    timed_ways = [replace(run, tokens_per_second=run.tokens_per_second * noise.gauss(1, 0.03)) for run in MADE.runs]
+    timed_wide = [
+        replace(timed(way), tokens_per_second=timed(way).tokens_per_second * noise.gauss(1, 0.03)) for way in wide
+    ]
+    runs = runs_of_card(calibrated(Place(card=RTX_4070), replace(MADE, runs=(*timed_ways, *timed_wide))).card)
+    squares = []
+    for run in runs:
+        rates = fitted([other for other in runs if other is not run], RTX_4070, ADA_GEFORCE_RATES)
+        predicted = run.config.tokens_per_step / step_times(run.config, RTX_4070, rates, "onecard").step
+        squares.append(math.log(predicted / run.tokens_per_second) ** 2)
+    assert left_out_error(runs, RTX_4070, ADA_GEFORCE_RATES) == pytest.approx(math.sqrt(mean(squares)), rel=0.05)
+
+
 def test_a_context_that_was_measured_replaces_the_estimate() -> None:
     memory = predict_onecard(GPT2, HERE)
     assert memory.context_bytes == CONTEXT_BYTES
@@ -215,3 +238,22 @@ def test_where_the_driver_shows_no_memory_of_processes_the_estimate_stays() -> N
     quiet = replace(MADE, runs=tuple(replace(run, process_bytes=None) for run in MADE.runs))
     card = calibrated(Place(card=RTX_4070), quiet).card
     assert (card.context_bytes, card.context_source) == (RTX_4070.context_bytes, RTX_4070.context_source)
+
+
+def test_the_doctor_knows_the_speed_of_this_machines_card_and_of_no_other(home: Path) -> None:
+    keep(device(), MADE.runs, date=TODAY)
+    here, other = as_measured_here(RTX_4070), as_measured_here(find_card("RTX 4090"))
+    assert here
+    assert here.calibration
+    assert here.context_bytes == HERE.context_bytes
+    assert here.allocatable_bytes == RTX_4070.allocatable_bytes  # a run may have been elsewhere: no more than was timed
+    assert other == find_card("RTX 4090")
+    assert as_measured_here(None) is None
+
+
+def test_a_fit_starts_from_it_too(home: Path) -> None:
+    before = onecard.make_plan(gpu="RTX 4070", fit=True)
+    keep(device(), MADE.runs, date=TODAY)
+    after = onecard.make_plan(gpu="RTX 4070", fit=True)
+    found = [plan.fit.best.speed for plan in (before, after) if plan.fit and plan.fit.best]
+    assert [speed and speed.measured_here for speed in found] == [None, TODAY]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from onecard.data.dataset import open_path
-from onecard.data.samples import printable, samples
+from onecard.data.samples import samples
 
 
 def folder_of(tmp_path: Path, train: bytes, *, tokenizer: str | None = "bytes") -> Path:
@@ -40,5 +40,10 @@ def test_without_a_tokenizer_there_are_none(tmp_path: Path) -> None:
     assert samples(open_path(folder_of(tmp_path, b"x" * 9, tokenizer=None), name="x", environ={}), count=3) == ()
 
 
-def test_what_steers_a_terminal_is_written_out() -> None:
-    assert printable("a\x1b[31m\tb\n\x07\u202e") == "a\\x1b[31m\tb\n\\x07\\x202e"
+def test_what_steers_a_terminal_is_written_out_and_what_joins_letters_stays(tmp_path: Path) -> None:
+    joined = "\u0915\u094d\u200d\u0937 \U0001f468\u200d\U0001f469 \u0646\u200c\u0645"
+    text = f"a\x1b[31m\tb\n\x07\u202e{joined}"
+    (found, *_) = samples(
+        open_path(folder_of(tmp_path, text.encode() + b"\0"), name="x", environ={}), count=1, length=99
+    )
+    assert found.text == f"a\\x1b[31m\tb\n\\x07\\u202e{joined}"

@@ -24,7 +24,7 @@ from onecard.plan.speed.work import TrainerName
 # first are the ranges of cards that nobody measured (rates.py); the last is what repeated runs of one config differ by.
 PRODUCTS, ATTENTION, BYTES, HOST = 0.3, 0.4, 0.3, 0.4
 NOISE = 0.02
-ROUNDS, SETTLED = 6, 1e-4
+ROUNDS, SETTLED, STEP = 6, 1e-4, 1e-3
 LONGEST_MOVE = 0.5  # of a round
 
 NEAR = 0.7  # distance (measured.py) up to which a run says most about another: twice the tokens of a micro-batch
@@ -102,16 +102,25 @@ def fitted(runs: Sequence[MeasuredRun], card: Card, base: Rates) -> Rates:
 
 
 def left_out_error(runs: Sequence[MeasuredRun], card: Card, base: Rates) -> float | None:
-    """The root of the mean square of the runs' errors, each predicted from all others; None for too few of them."""
+    """The root of the mean square of the runs' errors, each predicted from all others; None for too few of them.
+
+    Without a fit for each: of a linear fit, a run that is left out is missed by its residual divided by one less its
+    leverage, and the logarithm of a time is nearly linear in those of the factors.
+    """
     if len(runs) < FEWEST:
         return None
-    errors = []
-    for number, run in enumerate(runs):
-        others = [*runs[:number], *runs[number + 1 :]]
-        errors.append(_error(run, card, fitted(others, card, base)))
-    return math.sqrt(sum(error * error for error in errors) / len(errors))
+    here = _factors(runs, card, base)
+    slopes, now = _slopes(runs, card, base, here)
+    normal = _normal(slopes)
+    squares = 0.0
+    for number, residual in enumerate(now[: len(runs)]):
+        row = [slope[number] for slope in slopes]
+        leverage = sum(a * b for a, b in zip(row, _solved(normal, row), strict=True))
+        squares += (NOISE * residual / max(LEAST_LEFT, 1 - leverage)) ** 2
+    return math.sqrt(squares / len(runs))
 
 
+LEAST_LEFT = 0.05  # of a run that alone decides a factor
 _HELD = (PRODUCTS, ATTENTION, BYTES, HOST)
 
 
@@ -119,19 +128,30 @@ def _factors(runs: Sequence[MeasuredRun], card: Card, base: Rates) -> list[float
     """Logarithms of the factors."""
     here = [0.0] * len(_HELD)
     for _ in range(ROUNDS):
-        now = _residuals(runs, card, base, here)
-        slopes = []
-        for index in range(len(here)):
-            there = [*here]
-            there[index] += 1e-3
-            slopes.append([(b - a) / 1e-3 for a, b in zip(now, _residuals(runs, card, base, there), strict=True)])
-        normal = [[sum(a * b for a, b in zip(one, other, strict=True)) for other in slopes] for one in slopes]
+        slopes, now = _slopes(runs, card, base, here)
         downhill = [-sum(a * b for a, b in zip(slope, now, strict=True)) for slope in slopes]
-        move = [max(-LONGEST_MOVE, min(LONGEST_MOVE, each)) for each in _solved(normal, downhill)]
+        move = [max(-LONGEST_MOVE, min(LONGEST_MOVE, each)) for each in _solved(_normal(slopes), downhill)]
         here = [a + b for a, b in zip(here, move, strict=True)]
         if max(map(abs, move)) < SETTLED:
             break
     return here
+
+
+def _slopes(
+    runs: Sequence[MeasuredRun], card: Card, base: Rates, here: list[float]
+) -> tuple[list[list[float]], list[float]]:
+    """How every residual changes with each factor, and the residuals."""
+    now = _residuals(runs, card, base, here)
+    slopes = []
+    for index in range(len(here)):
+        there = [*here]
+        there[index] += STEP
+        slopes.append([(b - a) / STEP for a, b in zip(now, _residuals(runs, card, base, there), strict=True)])
+    return slopes, now
+
+
+def _normal(slopes: list[list[float]]) -> list[list[float]]:
+    return [[sum(a * b for a, b in zip(one, other, strict=True)) for other in slopes] for one in slopes]
 
 
 def _residuals(runs: Sequence[MeasuredRun], card: Card, base: Rates, factors: list[float]) -> list[float]:

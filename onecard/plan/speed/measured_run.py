@@ -59,6 +59,13 @@ class MeasuredRun(NamedTuple):
 
 KEYS = tuple(name for name in MeasuredRun._fields if name in RunConfig.model_fields)  # of its config
 
+# Of a file that people send: what was measured, on what, with what.
+SHARED_COLUMNS = (
+    *("card", "driver", "torch", "date"),
+    *KEYS,
+    *("tokens_per_second", "reserved_bytes", "process_bytes", "threads"),
+)
+
 
 @cache
 def _config_of(run: MeasuredRun) -> RunConfig:

@@ -6,7 +6,7 @@ import { gib, int, missing, short } from "./numbers.js";
 import { planned, toType } from "./planned.js";
 import { memoryStep } from "./step.js";
 
-const WAIT_MS = 60; // after the last movement; the answer itself takes about as long
+const WAIT_MS = 10; // after a movement; while an answer is on its way, nothing else is asked
 const MORE_MS = 350; // the config file and the step's timeline wait until the hand rests
 
 // configs/gpt2_124m.py, so that the first picture is one people know.
@@ -27,6 +27,8 @@ const START = {
   eval_interval: 250,
   eval_iters: 100,
 };
+const VOCABULARIES = [96, 256, 4096, 8192, 16384, 32768, 50304, 65536, 100352, 128256, 151936, 200064];
+const SIZE = "size"; // a card that is not in the list
 const USUAL_CARD = "RTX 4070"; // shown where this machine has none
 
 frame("plan");
@@ -78,7 +80,7 @@ const number = (key, label, stops, words, patch = (value) => ({ [key]: value }))
 function choice(key, label, options) {
   const box = segmented(label, options, null, (value) => move({ [key]: value }));
   paints.push(() => {
-    const value = String(state[key] ?? plan?.config[key]).toLowerCase();
+    const value = String(state[key] ?? plan?.config[key] ?? "both").toLowerCase(); // the trainers are no key
     for (const input of box.querySelectorAll("input")) input.checked = input.value.toLowerCase() === value;
   });
   return h("div", { class: "switch" }, label, box);
@@ -87,7 +89,19 @@ function choice(key, label, options) {
 const otherGib = () => Number.parseFloat(state.other ?? (plan?.gpu ? plan.gpu.other_bytes / 2 ** 30 : 0)) || 0;
 const cards = h("select", {
   "aria-label": "Card",
-  onchange: (event) => move({ gpu: event.target.value || undefined, vram: undefined }),
+  onchange: ({ target: { value } }) =>
+    move(value === SIZE ? { gpu: undefined, vram: "16GiB" } : { gpu: value || undefined, vram: undefined }),
+});
+const vramGib = () => Number.parseFloat(state.vram ?? 16) || 16;
+const size = slider(
+  "Its memory",
+  () => [4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96],
+  vramGib,
+  (value) => ({ vram: `${value}GiB` }),
+  (value) => [`${value} GiB`],
+);
+paints.push(() => {
+  size.hidden = !state.vram;
 });
 const starts = h("select", { "aria-label": "Start from", onchange: startFrom });
 const file = h("input", {
@@ -108,6 +122,7 @@ const controls = h(
     {},
     h("legend", { text: "The card" }),
     cards,
+    size,
     slider(
       "Other programs hold",
       () => counting(0, 8, 0.25),
@@ -139,6 +154,7 @@ const controls = h(
       (value) => [int(value), `of ${short(current("n_embd") / value)}`],
     ),
     number("block_size", "Context", doubling(64, 8192), (value) => [int(value), "tokens"]),
+    number("vocab_size", "Vocabulary", VOCABULARIES, (value) => [int(value), "tokens"]),
   ),
   h(
     "fieldset",
@@ -176,6 +192,11 @@ const controls = h(
     choice("compile", "Compile", [
       ["True", "on"],
       ["False", "off"],
+    ]),
+    choice("trainer", "Trainer", [
+      ["both", "both"],
+      ["onecard", "onecard"],
+      ["nanogpt", "nanoGPT"],
     ]),
     choice("recipe", "Recipe", [
       ["nanogpt", "nanoGPT"],
@@ -335,14 +356,13 @@ try {
   cards.append(
     option("", "this machine's card"),
     option("none", "no card"),
+    option(SIZE, "a card of another size"),
     ...gpus.map((gpu) =>
       option(gpu.name, `${gpu.name.replace("GeForce ", "")} · ${gib(gpu.allocatable_bytes, 1)} GiB`),
     ),
   );
-  cards.value =
-    [...cards.options].find(
-      (one) => one.value === state.gpu || (one.value && one.value === plan.gpu?.name && state.gpu),
-    )?.value ?? "";
+  const named = (one) => one.value === state.gpu || (one.value && one.value === plan.gpu?.name && state.gpu);
+  cards.value = state.vram ? SIZE : ([...cards.options].find(named)?.value ?? "");
   show(board);
   draw();
   details();
