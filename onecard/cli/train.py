@@ -41,7 +41,6 @@ from onecard.inputs.resume import (
 )
 from onecard.inputs.tokenizer import keep_tokenizer_in, tokenizer_of
 from onecard.models.ranks import ranks_of_torchrun
-from onecard.models.ways import shards
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -320,6 +319,7 @@ def _train(
     processes: Joined | None,
     timed_from: int = 0,
 ) -> int:
+    from onecard.models.ways import shards
     from onecard.report.console import outlive_disk
     from onecard.report.messages import print_warnings
     from onecard.report.training import TrainingDisplay

@@ -49,11 +49,9 @@ def open_run(folder: Path, *, device: str | None, which: str = "last", alone: bo
 
     run = load_run(folder)
     config = config_of(run.path, run.config)
-    from onecard.runs.checkpoint_state import (  # torch only now: a run that is not there is reported at once
-        MODEL,
-        step_of,
-        verified_state,
-    )
+    from onecard.runs.checkpoint_state import step_of, weights_digest
+
+    # torch only now: a run that is not there is reported at once
     from onecard.train import checkpoint
     from onecard.train.interchange import from_checkpoint
     from onecard.train.model import GPT
@@ -74,7 +72,7 @@ def open_run(folder: Path, *, device: str | None, which: str = "last", alone: bo
             tokenizer=tokenizer,
             device=place,
             notes=(*passed_over, *note),
-            weights=verified_state(saved, [])["files"][MODEL]["sha256"],
+            weights=weights_digest(saved),
         )
 
     return from_checkpoint(run.path, opened, which=which)
@@ -83,10 +81,11 @@ def open_run(folder: Path, *, device: str | None, which: str = "last", alone: bo
 def _check_size(saved: Path, config: RunConfig) -> None:
     """BadCheckpoint for a config of more weights than the checkpoint has: a few letters must not fill the memory."""
     from onecard.plan.counts import count_params
-    from onecard.runs.checkpoint_state import MODEL, bad, reading
+    from onecard.runs.checkpoint_state import MODEL, bad, files_of, reading
 
     with reading(saved):
-        there = (saved / MODEL).stat().st_size
+        names = files_of(saved, MODEL, [file.name for file in saved.iterdir()])
+        there = sum((saved / name).stat().st_size for name in names)
     if (needed := 4 * count_params(config).total) > there:
         raise bad(saved, f"{MODEL} has {there:,} bytes, and the config's weights are {needed:,}")
 

@@ -123,6 +123,14 @@ def verified_state(path: Path, names: list[str]) -> dict[str, Any]:
     return state
 
 
+def weights_digest(path: Path) -> str:
+    """What tells the weights of the checkpoint `path` from others: the checksum of their file, or of its parts'."""
+    with reading(path):
+        files = verified_state(path, [])["files"]
+        digests = [field(files.get(name, {}), "sha256", text) for name in files_of(path, MODEL, files)]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
 def part_name(name: str, number: int, of: int) -> str:
     """What a part of a file is called, as each of several ranks writes one: model-1-of-2.safetensors."""
     stem, _, ending = name.rpartition(".")

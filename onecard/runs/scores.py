@@ -77,7 +77,7 @@ class TaskScore:
     limit: int | None  # --limit: of a task's questions (of each part, for a group of tasks) only the first
     version: str  # of the task, in its own words
     harness: str  # the program that made the questions: lm-eval and its version
-    weights: str | None = None  # sha256 of the checkpoint's file of weights
+    weights: str | None = None  # checksum of the checkpoint's weights
     right: str = ""  # whether each question was answered right by `metric`: bits, first question first, as hex
 
     @property

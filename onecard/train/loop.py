@@ -165,6 +165,8 @@ class _Loop:
         torch.use_deterministic_algorithms(config.deterministic)
         if self.precision.note:
             heard.on_note(self.precision.note)
+        if processes.ranks.as_run(config) != config:
+            heard.on_note(f"shard={config.shard} has nothing to divide: this is one process; torchrun starts several")
         self.card = card_of(self.device)
         if config.memory_limit and self.device.type == "cuda":
             context_bytes = context_of_onecard(config, self.card) if self.card else 0

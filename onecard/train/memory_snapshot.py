@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from onecard.paper.tags import GRADIENTS, LOGITS_AND_LOSS, OPTIMIZER_STATE, WEIGHTS
+from onecard.train.operations import own_part
 from onecard.train.trainer import Trainer
 
 TAKEN_AFTER = 3  # updates: everything is compiled, recorded and made by then
@@ -60,8 +61,8 @@ def measured_memory(history: Iterable[Mapping[str, Any]], trainer: Trainer) -> M
     """The parts alive at the peak of the allocator's history: what is known by its tensors, and by who asked for it."""
     alive = live_at_peak(history)
     allocated = sum(entry["size"] for entry in alive)
-    states = (tensor for state in trainer.optimizer.state.values() for tensor in state.values())
-    parameters = list(trainer.model.parameters())
+    states = (own_part(tensor) for state in trainer.optimizer.state.values() for tensor in state.values())
+    parameters = [own_part(parameter) for parameter in trainer.model.parameters()]
     parts = {
         WEIGHTS: sum(parameter.nbytes for parameter in parameters),
         GRADIENTS: sum(parameter.nbytes for parameter in parameters),

@@ -312,6 +312,25 @@ def test_a_text_stops_and_so_does_one_whose_page_is_closed(site: Site) -> None:
     wait_for_letters(other, 3)
 
 
+def test_without_torch_the_playground_says_what_to_install(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onecard.inputs import before_run
+
+    monkeypatch.setattr(before_run, "find_spec", lambda name: None)
+    missing = before_run.torch_missing("a text comes from the model itself")
+    assert missing is not None
+    page = site.open(site.run("speaks"))
+
+    def without_torch(route: Any) -> None:
+        answer = route.fetch()
+        playground = {"step": 100, "missing": missing.as_json()["error"]}
+        route.fulfill(response=answer, json=answer.json() | {"playground": playground})
+
+    page.route(f"**/api/runs/{site.ids['speaks']}", without_torch)
+    page.reload()
+    page.get_by_text('pip install "onecard[train]"').wait_for()
+    assert not page.get_by_role("form", name="Playground").is_visible()
+
+
 def test_hostile_tokens_of_a_model_stay_text(site: Site) -> None:
     form = playground(site, "hostile speech")
     form.get_by_label("Prompt").fill(HOSTILE)

@@ -108,6 +108,27 @@ def test_the_commands_of_the_page_on_training_run_with_fewer_updates(
     assert load_run("runs/default").config["grad_checkpoint"] == "full"
 
 
+def test_the_commands_of_the_page_on_fine_tuning_run_with_fewer_updates(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONECARD_HOME", str(home))
+    Path("notes").mkdir()
+    for number in range(12):
+        Path(f"notes/{number}.md").write_text(f"# Note {number}\n\nThis is what note {number} says.\n" * 9)
+    text = (PAGES / "fine-tune.md").read_text().replace("=1000", "=4").replace("_interval=50", "_interval=2")
+    commands = [shlex.split(command)[1:] for command in commands_in(text)]
+    assert {words[0] for words in commands} >= {"train", "export", "data", "plan", "doctor", "sample"}
+    for words in commands:
+        files = [found for word in words for found in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
+        small = FLAGS if words[0] == "train" and "--resume" not in words else []
+        assert run([files[0], *small, *files[1:]]) in {"doctor": (0, 1)}.get(words[0], (0,)), (
+            f"{words}\n{capsys.readouterr().err}"
+        )
+    assert load_run("runs/notes").config["stop_after_worse"] == 3
+    assert Path("models/notes/model.safetensors").is_file()
+
+
 def test_the_reference_names_every_key_that_a_resume_may_change() -> None:
     """In the table of settings, the rows before the last, which is the rest."""
     page = (PAGES.parent / "reference" / "resuming.md").read_text()

@@ -198,6 +198,32 @@ def test_a_run_goes_on_in_any_layout(start: Start, place: Path, alone: Path, opt
         torch.testing.assert_close(weight, weights_of(whole)[name], rtol=0, atol=1e-5)
 
 
+def test_one_process_reads_what_ranks_that_shared_a_model_have_saved(
+    start: Start, place: Path, warm_with_torch: WarmProcess
+) -> None:
+    (place / "data/meta.json").write_text('{"tokenizer": "bytes"}')
+    (place / "text.txt").write_text("A text that the model is asked about.\n" * 20)
+    keys = ["--max_iters=4", "--eval_interval=2", "--keep_checkpoints=9", "--vocab_size=256"]
+    try:
+        all_well(start(2, "tiny.py", "--out_dir=read", "--shard=full", *keys))
+    finally:
+        (place / "data/meta.json").unlink()
+    for command in (
+        ["sample", "read", "--max_new_tokens=3", "--prompt", "A"],
+        ["export", "read", "--to", "hf", "--out", "exported"],
+        ["eval", "read", "--text", "text.txt"],
+        ["doctor", "read"],
+    ):
+        outcome = warm_with_torch.run(*command, cwd=place)
+        assert outcome.code == 0, f"{command}: {outcome.stderr}"
+    damaged = place / "read" / CHECKPOINTS / checkpoint_name(4) / "model-2-of-2.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    (again,) = start(0, "--resume", "read", "--max_iters=5")
+    assert again.code == 0, again.stderr
+    assert "step-00000004 is damaged" in again.stderr
+    assert [each.step for each in load_run(place / "read").steps][-3:] == [3, 4, 5]
+
+
 def test_what_does_not_divide_is_refused_once_and_nothing_is_written(start: Start, place: Path) -> None:
     first, second = start(2, "tiny.py", "--out_dir=odd", "--gradient_accumulation_steps=3")
     assert (first.code, second.code) == (2, 2)
