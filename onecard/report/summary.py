@@ -44,7 +44,7 @@ def summary_lines(plan: Plan, *, driver: DriverFigures | None = None) -> Iterato
         return
     for name, planned in plan.trainers.items():
         yield TRAINER_NAMES[name], verdict(planned, plan)
-    yield "speed", _each(plan, _speed_words)
+    yield "speed", ("of the evaluation: " if plan.config.eval_only else "") + _each(plan, _speed_words)
     if any(planned.speed for planned in plan.trainers.values()):
         yield "time", _each(plan, _time_words)
     yield "loss", loss_words(plan)
