@@ -24,7 +24,7 @@ SHAPE: dict[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 16, "block_size": 
 STEPS = {"gradient_accumulation_steps": 1, "eval_interval": 2, "eval_iters": 1, "warmup_iters": 1, "log_interval": 1}
 SMALL = {**SHAPE, **STEPS, "max_iters": 4}
 FLAGS = [f"--{key}={value}" for key, value in SMALL.items()]
-NETWORK = ("gpt2", "--push")
+NETWORK = ("gpt2", "--push", "--download")
 PAGE_NAMES = ("bring-your-nanogpt-project.md", "evaluate.md", "publish-a-model.md", "track-with-your-tool.md")
 
 
@@ -54,6 +54,9 @@ def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     transformers.GPT2LMHeadModel(
         transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
     ).save_pretrained("models/small")
+    shown = (PAGES / "evaluate.md").read_text()
+    for name, kind in (("household.yaml", "yaml"), ("household.jsonl", "json")):
+        (tmp_path / name).write_text(shown.partition(f"```{kind}\n")[2].partition("```")[0])
     (tmp_path / "book.txt").write_text("<|endoftext|>".join(f"The {n}th part of a book.\n" * 5 for n in range(9)))
     return tmp_path
 
@@ -65,6 +68,8 @@ def test_the_commands_of_a_page_run_one_after_the_other(
     if page == "track-with-your-tool.md":
         for package in ("tensorboard", "wandb", "trackio"):
             pytest.importorskip(package, reason=f"needs {package}: pip install 'onecard[log]'")
+    if page == "evaluate.md":
+        pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'onecard[eval]'")
     commands = [
         command for command in commands_in((PAGES / page).read_text()) if not any(n in command for n in NETWORK)
     ]
