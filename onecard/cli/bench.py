@@ -218,7 +218,7 @@ def _one_question(context: click.Context, *, loss: bool) -> None:
             raise UsageError(
                 f"{option} has no meaning {'with' if loss else 'without'} --loss",
                 why="--loss compares what recipes learn; without it speed and memory are measured",
-                fix=f"leave {option} out" if loss else f"--loss --against adamw, with {option}",
+                fix=f"leave {option} out" if loss else f"add --loss --against adamw, or leave {option} out",
                 name="two-questions",
             )
 

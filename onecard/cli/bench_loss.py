@@ -65,7 +65,7 @@ def bench_loss(flags: list[Flag], /, **options: Any) -> int:
     stopped: KeyboardInterrupt | OnecardError | None = None
     try:
         tokens = _tokens_in(options["seconds"], found[0], checkout) if options["seconds"] else options["tokens"]
-        jobs = jobs_of(found, tokens=tokens, lengths=lengths, seeds=options["seeds"])
+        jobs = jobs_of(found, tokens=tokens, lengths=lengths, seeds=options["seeds"], seconds=options["seconds"])
         _learn(jobs, checkout, learned)
     except (KeyboardInterrupt, OnecardError) as problem:
         stopped = problem

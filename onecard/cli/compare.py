@@ -12,7 +12,7 @@ import click
 
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
-from onecard.cli.library import KeyCommand, console, json_option, no_flags
+from onecard.cli.library import console, json_option, no_flags
 from onecard.cli.plan import complete_card
 from onecard.errors import UsageError
 from onecard.inputs.runs import EXAMPLES, cases_at, doctors_card, stated_config, stdin_once
@@ -37,7 +37,7 @@ class Options:
     as_json: bool
 
 
-@click.command(cls=KeyCommand, short_help="Which run is better, by which measure, and what changed.")
+@click.command(short_help="Which run is better, by which measure, and what changed.")
 @click.argument("path", nargs=-1, type=PathType())
 @click.option(
     "--config",

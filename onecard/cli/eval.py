@@ -46,7 +46,12 @@ class Answer:
     notes: list[str] = field(default_factory=list)
 
 
-@click.command("eval", cls=KeyCommand, short_help="How good a model is: benchmark tasks, bits per byte of a text.")
+@click.command(
+    "eval",
+    cls=KeyCommand,
+    keys=("device",),
+    short_help="How good a model is: benchmark tasks, bits per byte of a text.",
+)
 @click.argument("model", metavar="RUN|FOLDER|CKPT", type=PathType())
 @click.option(
     "--tasks",

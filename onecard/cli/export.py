@@ -14,7 +14,15 @@ import click
 
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
-from onecard.cli.library import console, json_option, needs_torch, no_flags
+from onecard.cli.library import (
+    best_option,
+    checkpoint_option,
+    console,
+    json_option,
+    needs_torch,
+    no_flags,
+    which_checkpoint,
+)
 from onecard.errors import ConfigError, OnecardError, UsageError
 from onecard.files import free_name
 
@@ -60,7 +68,8 @@ class Exported:
     type=click.Choice(NUMBER_TYPES),
     help=f"With --to gguf: the type of the weights; default: {DEFAULT_TYPE}. q8_0 has a quarter of f32's size.",
 )
-@click.option("--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest.")
+@best_option
+@checkpoint_option
 @click.option("--push", metavar="USER/NAME", help="With --to hf: upload the folder to the Hugging Face hub, too.")
 @click.option("--private", is_flag=True, help="With --push: a repository that only you can see.")
 @json_option
@@ -73,6 +82,7 @@ def export(
     out: str | None,
     number_type: NumberType | None,
     best: bool,
+    checkpoint: str | None,
     push: str | None,
     private: bool,
     as_json: bool,
@@ -92,6 +102,7 @@ def export(
     _check_push(kind, push, private)
     _check_type(kind, number_type)
     _check_name(kind, out)
+    which = which_checkpoint(checkpoint, best=best)
     needs_torch("reading a checkpoint needs it")
     from onecard.inputs.before_run import config_of
     from onecard.runs.folder import checkpoint_name, load_run
@@ -112,7 +123,7 @@ def export(
 
     if push:
         hf_hub.check_token(push)
-    snapshot = read_run(found.path, which="best" if best else "last")
+    snapshot = read_run(found.path, which=which)
     if kind == "gguf":
         return _to_gguf(snapshot, config, found, out=out, number_type=number_type or DEFAULT_TYPE, as_json=as_json)
     target = Path(out) if out else found.path / "export" / f"{kind}-{checkpoint_name(snapshot.step)}"

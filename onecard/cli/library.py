@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +15,8 @@ from onecard.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+T = TypeVar("T")
 
 
 class Commands(click.Group):
@@ -26,7 +29,11 @@ class Commands(click.Group):
 
 
 class KeyCommand(click.Command):
-    """A command that also takes --key=value flags, and completes them in the shell."""
+    """A command that also takes --key=value flags, and completes them in the shell: those of `keys`, None for all."""
+
+    def __init__(self, *args: Any, keys: Collection[str] | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.keys = keys
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
@@ -35,7 +42,8 @@ class KeyCommand(click.Command):
 
         offered = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("--"):
-            flags = {f"--{name}=": key.meaning for name, key in KEYS.items()}
+            taken = {name: key for name, key in KEYS.items() if self.keys is None or name in self.keys}
+            flags = {f"--{name}=": key.meaning for name, key in taken.items()}
             offered += [CompletionItem(flag, help=said) for flag, said in flags.items() if flag.startswith(incomplete)]
         return offered
 
@@ -84,6 +92,12 @@ class CountType(click.ParamType):  # type: ignore[type-arg]
             ) from None
 
 
+best_option = click.option(
+    "--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest."
+)
+checkpoint_option = click.option(
+    "--checkpoint", metavar="WHICH", help="best, last (the newest, the default), or the step of a checkpoint."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
 
 
@@ -93,6 +107,22 @@ def needs_torch(why: str) -> None:
 
     if missing := torch_missing(why):
         raise missing
+
+
+def the_one(name: str, value: T | None, other_name: str, other: T | None) -> T | None:
+    """The value of one of two names for the same thing; UsageError where both have one."""
+    if value is not None and other is not None:
+        raise UsageError(
+            f"{name} and {other_name} are both given",
+            why="they are two names for the same thing",
+            fix=f"leave {other_name} out",
+        )
+    return other if value is None else value
+
+
+def which_checkpoint(checkpoint: str | None, *, best: bool) -> str:
+    """What --checkpoint and --best ask for: best, last or a step."""
+    return the_one("--checkpoint", checkpoint, "--best", "best" if best else None) or "last"
 
 
 def no_flags(flags: list[Flag], command: str) -> None:

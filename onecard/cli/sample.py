@@ -10,13 +10,22 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
-from onecard.cli.library import console, json_option, needs_torch
+from onecard.cli.library import (
+    KeyCommand,
+    best_option,
+    checkpoint_option,
+    console,
+    json_option,
+    needs_torch,
+    the_one,
+    which_checkpoint,
+)
 from onecard.cli.prompts import ask_again_and_again
 from onecard.errors import ConfigError, UsageError
 from onecard.visible import visible
@@ -27,8 +36,6 @@ if TYPE_CHECKING:
     from onecard.runs.folder import Run
     from onecard.train.model import GPT
     from onecard.train.sample import Drawn
-
-T = TypeVar("T")
 
 SEED = 1337
 FILE = "FILE:"  # before the name of a file, in nanoGPT's --start
@@ -75,7 +82,7 @@ class Loaded:
     notes: list[str]
 
 
-@click.command(short_help="Text from a trained run.")
+@click.command(cls=KeyCommand, keys=TAKEN, short_help="Text from a trained run.")
 @click.argument("run", required=False, type=PathType())
 @click.option("--prompt", metavar="TEXT", help="What the text begins with; without it, the model begins one.")
 @click.option("--start", metavar="TEXT", help="nanoGPT's name for --prompt; FILE:NAME reads it from a file.")
@@ -99,10 +106,8 @@ class Loaded:
     metavar="K",
     help="Consider the K likeliest tokens.",
 )
-@click.option("--best", is_flag=True, help="The checkpoint with the lowest validation loss, not the newest.")
-@click.option(
-    "--checkpoint", metavar="WHICH", help="best, last (the newest, the default), or the step of a checkpoint."
-)
+@best_option
+@checkpoint_option
 @click.option(
     "--sample-seed",
     type=click.IntRange(0, 2**63 - 1),
@@ -222,7 +227,7 @@ def _sample(options: Options, flags: list[Flag]) -> int:
 def _asked(options: Options, flags: list[Flag]) -> SampleRequest:
     """What was asked for, in onecard's words or in nanoGPT's; UsageError where both are used for one thing."""
     keys = _keys(flags)
-    run = _one("RUN", options.run, "--out_dir", keys.out_dir if "out_dir" in keys.model_fields_set else None)
+    run = the_one("RUN", options.run, "--out_dir", keys.out_dir if "out_dir" in keys.model_fields_set else None)
     if run is None:
         raise UsageError(
             "no run is named",
@@ -230,11 +235,13 @@ def _asked(options: Options, flags: list[Flag]) -> SampleRequest:
             fix="onecard sample runs/default, or nanoGPT's --out_dir=runs/default",
         )
     start = None if options.start is None else _started(options.start)
-    seed = _one("--sample-seed", options.sample_seed, "--seed", keys.seed if "seed" in keys.model_fields_set else None)
+    seed = the_one(
+        "--sample-seed", options.sample_seed, "--seed", keys.seed if "seed" in keys.model_fields_set else None
+    )
     return SampleRequest(
         run=Path(run),
-        prompt=_one("--prompt", options.prompt, "--start", start),
-        checkpoint=_one("--checkpoint", options.checkpoint, "--best", "best" if options.best else None) or "last",
+        prompt=the_one("--prompt", options.prompt, "--start", start),
+        checkpoint=which_checkpoint(options.checkpoint, best=options.best),
         seed=SEED if seed is None else seed,
         device=keys.device if "device" in keys.model_fields_set else None,
     )
@@ -273,17 +280,6 @@ def _without_effect(setting: str, why: str) -> UsageError:
     return UsageError(
         f"--{setting} has no effect on onecard sample", why=why, fix=f"leave --{key} out", name="unexpected-key"
     )
-
-
-def _one(name: str, value: T | None, other_name: str, other: T | None) -> T | None:
-    """The value of one of two names for the same thing."""
-    if value is not None and other is not None:
-        raise UsageError(
-            f"{name} and {other_name} are both given",
-            why="they are two names for the same thing",
-            fix=f"leave {other_name} out",
-        )
-    return other if value is None else value
 
 
 def _started(start: str) -> str:

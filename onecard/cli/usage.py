@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from shlex import quote
 
 import click
@@ -64,6 +64,17 @@ def _no_number(option: click.Option, said: str, command: str, *, kind: str, exam
     )
 
 
+def _keys_of(context: click.Context | None) -> Collection[str]:
+    """The config keys that a command takes; none for one that reads no config."""
+    from onecard.cli.library import KeyCommand
+    from onecard.config.schema import KEYS
+
+    command = context.command if context else None
+    if not isinstance(command, KeyCommand):
+        return ()
+    return KEYS if command.keys is None else command.keys
+
+
 def _value_after(option: str, typed: Sequence[str]) -> str:
     """The word after an option, as it was typed; VALUE where there is none."""
     after = list(typed[typed.index(option) + 1 :]) if option in typed else []
@@ -99,10 +110,8 @@ def unknown_command(word: str, known: list[str], *, group: str = "onecard") -> U
 
 
 def _unknown_option(option: str, command: str, context: click.Context | None, typed: Sequence[str] = ()) -> UsageError:
-    from onecard.config.schema import KEYS
-
     word = option.lstrip("-")
-    key = nearest(word, KEYS)
+    key = nearest(word, _keys_of(context))
     if key and key == word.replace("-", "_"):
         return UsageError(
             f"{option} is a config key, and keys are written with =",

@@ -225,10 +225,17 @@ def _check(found: Sequence[Contender], against: TrainerName) -> None:
         )
 
 
-def jobs_of(found: Sequence[Contender], *, tokens: float | None, lengths: Sequence[float], seeds: int) -> list[Job]:
+def jobs_of(
+    found: Sequence[Contender],
+    *,
+    tokens: float | None,
+    lengths: Sequence[float],
+    seeds: int,
+    seconds: float | None = None,
+) -> list[Job]:
     """All runs in their order: of each seed the other side's, then ours by length, so that every seed is an answer.
 
-    `tokens` are those of the other side; None for those of its config.
+    `tokens` are those of the other side; None for those of its config. `seconds`: those it was asked for.
     """
     theirs = found[0].config
     tokens = theirs.total_tokens if tokens is None else tokens
@@ -249,10 +256,12 @@ def jobs_of(found: Sequence[Contender], *, tokens: float | None, lengths: Sequen
     shortest = min(jobs, key=lambda job: job.config.max_iters)
     if shortest.config.max_iters < FEWEST_UPDATES:
         needed = FEWEST_UPDATES * shortest.config.tokens_per_step / shortest.share
+        enough = f"--seconds {math.ceil(seconds * needed / tokens)}" if seconds else f"--tokens {math.ceil(needed)}"
+        longer = ", or a longer shortest run: --lengths 0.5,1" if shortest.share < 0.5 else ""
         raise UsageError(
             f"{shortest.contender.name} would have {units.things(shortest.config.max_iters, 'update')}",
             why=f"a run has at least {FEWEST_UPDATES}, and this one reads {shortest.share:g} of {tokens:,.0f} tokens",
-            fix=f"--tokens {math.ceil(needed)}, or a longer shortest run: --lengths 0.5,1",
+            fix=f"{enough}{longer}",
             name="too-short",
         )
     return jobs

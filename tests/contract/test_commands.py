@@ -97,6 +97,7 @@ def test_json_is_one_object_on_stdout_and_nothing_else(onecard: Command, command
 MISTAKES = [
     (["plann"], "unknown-command", "onecard plan"),
     (["plan", "--gpuu", "4070"], "unknown-option", "--gpu"),
+    (["gpus", "--bad"], "unknown-option", "onecard gpus --help"),
     (["plan", "--batch_size", "8"], "key-without-value", "--batch_size=8"),
     (["plan", "--batch-size", "8"], "key-without-value", "--batch_size=8"),
     (["plan", "--n_layr=3"], "unknown-key", "--n_layer=3"),

@@ -221,6 +221,20 @@ def test_the_best_checkpoint_is_exported_where_asked_for(onecard: Any, trained: 
     assert onecard("export", "r", "--to", "nanogpt", "--best", "--out", "x").error == "no-best-checkpoint"
 
 
+def test_the_checkpoint_that_is_named_is_exported(onecard: Any, trained: Path) -> None:
+    def step(*which: str) -> int:
+        out = str(Path("out", "-".join(which) or "none"))
+        exported: int = json.loads(onecard("export", "r", "--to", "hf", "--out", out, "--json", *which).out)["step"]
+        return exported
+
+    kept = sorted(int(path.name.split("-")[1]) for path in Path("r/checkpoints").glob("step-*"))
+    assert [step(), step("--checkpoint", "last"), step("--checkpoint", "best"), step("--best")] == [kept[-1]] * 4
+    assert step("--checkpoint", str(kept[0])) == kept[0] < kept[-1]
+    missing = onecard("export", "r", "--to", "hf", "--checkpoint", "5")
+    assert (missing.error, "--checkpoint 4" in missing.err) == ("no-such-checkpoint", True)
+    assert onecard("export", "r", "--to", "hf", "--best", "--checkpoint", "last").error == "usage"
+
+
 def diverge(run: Path, step: int) -> None:
     """Make the weights of a checkpoint NaN, as a diverged run saves them: whole, with the right checksums."""
     folder = run / "checkpoints" / f"step-{step:08d}"

@@ -98,6 +98,9 @@ def test_a_run_too_short_to_train_is_refused_with_a_length_that_is_enough(config
         jobs_of(found, tokens=10_000, lengths=[0.25, 1], seeds=1)
     assert caught.value.fix.startswith("--tokens 20480,")
     assert jobs_of(found, tokens=20_480, lengths=[0.25, 1], seeds=1)
+    with pytest.raises(UsageError) as caught:
+        jobs_of(found, tokens=4_000, lengths=[1], seeds=1, seconds=5)
+    assert caught.value.fix == "--seconds 7", "and not --tokens, which --seconds excludes"
 
 
 def test_a_best_value_at_the_edge_of_those_tried_is_said(config: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from onecard.config.names import nearest
 
-KNOWN = ("characters", "fineweb-edu", "beta1", "beta2", "eval_iters", "eval_only", "My-Run.log")
+KNOWN = ("characters", "fineweb-edu", "beta1", "beta2", "eval_iters", "eval_only", "My-Run.log", "backend")
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,8 @@ KNOWN = ("characters", "fineweb-edu", "beta1", "beta2", "eval_iters", "eval_only
         ("beta", "beta2"),  # the beginning of two
         ("beta1", "beta1"),
         ("fin", None),  # too short for an abbreviation
+        ("bet1", "beta1"),
+        ("bad", None),  # 0.6 of the letters of backend
         ("", None),
         ("something", None),
     ],
