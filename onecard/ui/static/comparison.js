@@ -1,7 +1,7 @@
 // Runs side by side: the verdict, their curves, who wins, what changed. Every figure is one of `onecard compare --json`.
 
-import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
-import { colour, h, segmented } from "./dom.js";
+import { LOSS_STEPS, TIME_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
+import { capital, colour, h, segmented } from "./dom.js";
 import { pythonValue } from "./findings.js";
 import { duration, gib, int, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
 
@@ -76,24 +76,26 @@ function plotted(result) {
       if (crossing) {
         const [x, y] = [p.X(crossing.seconds), p.Y(crossing.loss)];
         p.dot(x, y, 4.5, halo, colour("--ink"));
+        const below = (y + 26 * p.ratio < p.bottom ? 22 : -12) * p.ratio;
         if (u.width >= 520)
-          p.text(`${letterOf(crossing.run)} passes ${letterOf(crossing.passes)}'s final loss`, x, y + 22 * p.ratio, {
+          p.text(`${letterOf(crossing.run)} passes ${letterOf(crossing.passes)}'s final loss`, x, y + below, {
             fill: colour("--ink"),
             align: "right",
             weight: "600",
             halo,
           });
       }
-      ui.curves.forEach((one, i) => {
+      const ends = ui.curves.flatMap((one, i) => {
         const [xs, ys] = points(one);
-        if (!xs.length) return;
-        const x = Math.min(p.X(xs.at(-1)) + 6 * p.ratio, p.right - 14 * p.ratio);
-        p.text(letterOf(i), x, p.Y(ys.at(-1)) - 8 * p.ratio, {
-          fill: colour(style(i)[0]),
-          weight: "600",
-          size: 13,
-          halo,
-        });
+        if (!xs.length) return [];
+        return [{ i, x: Math.min(p.X(xs.at(-1)) + 6 * p.ratio, p.right - 14 * p.ratio), y: p.Y(ys.at(-1)) - 8 * p.ratio }];
+      });
+      ends.sort((a, b) => b.y - a.y); // from below; a letter that would cover another stands above it
+      ends.forEach((one, k) => {
+        const size = 13;
+        for (const other of ends.slice(0, k))
+          if (Math.abs(other.x - one.x) < size * p.ratio) one.y = Math.min(one.y, other.y - size * p.ratio);
+        p.text(letterOf(one.i), one.x, one.y, { fill: colour(style(one.i)[0]), weight: "600", size, halo });
       });
     });
   };
@@ -105,7 +107,7 @@ function plotted(result) {
   const made = chart(holder, (width) => {
     const [x, y] = axes({ x: xWord, y: lossTick(limits), incrs: LOSS_STEPS, size: 38 });
     if (along === "time")
-      x.incrs = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800];
+      x.incrs = TIME_STEPS;
     return {
       options: {
         height: width < 520 ? 280 : 360,
@@ -228,7 +230,7 @@ function winners(result) {
       row("Tokens seen", of("tokens"), short),
       row("Trained", of("seconds"), duration),
       row("Memory, planned (GiB)", of("predicted_process_bytes"), gib),
-      row("Memory, reserved (GiB)", of("reserved_bytes"), gib),
+      row("Memory, the most reserved (GiB)", of("reserved_bytes"), gib),
     ),
   );
 }
@@ -262,10 +264,11 @@ function onTheWay(result) {
 }
 
 const signed = (value, word) => (value === 0 ? "same" : `${value > 0 ? "+" : "−"}${word(Math.abs(value))}`);
+const aloneOf = (result) => (result.runs.length === 2 ? (result.predicted_alone?.["1"] ?? []) : []);
 function changes(result) {
   const keys = Object.keys(result.config_diff);
   if (!keys.length) return h("p", { class: "quiet", text: "No setting differs." });
-  const alone = result.runs.length === 2 ? (result.predicted_alone?.["1"] ?? []) : [];
+  const alone = aloneOf(result);
   const rest = keys.filter((key) => !alone.some((one) => key in one.patch));
   const rows = [...alone.map((one) => [Object.keys(one.patch), one]), ...rest.map((key) => [[key], null])];
   const value = (key, i) =>
@@ -359,12 +362,16 @@ function headline({ runs, winners: won, crossings, at_equal_seconds: time, at_eq
 }
 
 const lede = (result) =>
-  (result.cautions ?? []).map((caution) => (typeof caution === "string" ? caution : (caution.what ?? ""))).join(" ");
+  (result.cautions ?? [])
+    .map((caution) => (typeof caution === "string" ? caution : (caution.what ?? "")))
+    .map((words) => capital(words).replace(/[^.]$/, "$&."))
+    .join(" ");
 
 /** The nodes of a comparison, and `draw()` for when they are on the page. `between` stands below the verdict. */
 export function comparison(result, between = null) {
   const names = result.runs.map((run, i) => h("span", {}, letter(i), nameOf(result.ui.runs?.[i]?.name ?? run.source)));
   const chartBox = plotted(result);
+  const alone = aloneOf(result);
   const together = result.changed_together ?? [];
   const nodes = [
     h("p", { class: "kicker names" }, names),
@@ -397,8 +404,8 @@ export function comparison(result, between = null) {
         h(
           "div",
           { class: "head" },
-          h("h2", { text: "What changed, and what each change alone would do to A" }),
-          h("span", { class: "quiet", text: "effects are predicted, not measured" }),
+          h("h2", { text: alone.length ? "What changed, and what each change alone would do to A" : "What changed" }),
+          alone.length ? h("span", { class: "quiet", text: "effects are predicted, not measured" }) : null,
         ),
         changes(result),
         together.length > 1
