@@ -275,6 +275,7 @@ async function details() {
   if (mine !== wanted) update();
 }
 
+const sayWhy = ({ what, why, message }) => say([what ?? message, why].filter(Boolean).join(": "));
 async function fit() {
   try {
     const { fit: found } = await ask(`/api/plan?${query({ fit: 1 })}`);
@@ -282,7 +283,7 @@ async function fit() {
     move(found.patch);
     say(found.why);
   } catch (error) {
-    say(error.what ?? error.message);
+    sayWhy(error);
   }
 }
 
@@ -294,7 +295,7 @@ async function inHours() {
     move(proposals[0].config);
     say(`Proposed: ${proposals[0].name}`);
   } catch (error) {
-    say(error.what ?? error.message);
+    sayWhy(error);
   }
 }
 
@@ -319,7 +320,7 @@ async function readFile() {
     });
     restart(config);
   } catch (error) {
-    say(error.what ?? error.message);
+    sayWhy(error);
   }
 }
 
