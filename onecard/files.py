@@ -151,7 +151,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def _disk_full(what: str, *, why: str, path: Path, room: str) -> MachineError:
-    fix = f"{room} (see `df -h {_existing(path)}`), then run the same command again (a training run: with --resume)"
+    again = "then type the same command again (to go on with a run that was saved: onecard train --resume RUN)"
+    fix = f"{room} (see `df -h {_existing(path)}`), {again}"
     return MachineError(what, why=why, fix=fix, name="disk-full")
 
 

@@ -42,7 +42,12 @@ BUG = 70  # what sysexits.h calls an internal software error; not one of the con
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run onecard with `arguments` (default: the command line) and exit."""
     prepare_streams()
-    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+    code = run(list(sys.argv[1:] if arguments is None else arguments))
+    if "TORCHELASTIC_RUN_ID" in os.environ and "onecard.train.meeting" in sys.modules:
+        with suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)  # torch's threads, which connect ranks, abort some processes that Python takes down
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

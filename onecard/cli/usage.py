@@ -26,6 +26,11 @@ def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Grou
                 fix=f'--gpu "{card}"',
                 name="unquoted-card",
             )
+        case click.BadOptionUsage(option_name=option) if "requires an argument" in error.message:
+            return UsageError(f"{option} needs a value after it", why="none was typed", fix=help_line)
+        case click.BadParameter(param=click.Option(type=click.Choice())):
+            said = error.format_message().removeprefix("Invalid value for ").rstrip(".").replace("'", "")
+            return UsageError(said, why="these are all that it knows", fix=help_line)
         case click.MissingParameter():
             said = " ".join(error.format_message().split())  # click puts choices on separate lines
             return UsageError(said, why="the command needs it", fix=help_line)

@@ -316,8 +316,8 @@ class RunConfig(NanoGPTConfig):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens read by max_iters updates."""
-        return self.tokens_per_step * self.max_iters
+        """Tokens read by max_iters updates; none where a run only evaluates."""
+        return 0 if self.eval_only else self.tokens_per_step * self.max_iters
 
     @property
     def starts_pretrained(self) -> bool:

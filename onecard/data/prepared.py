@@ -122,7 +122,9 @@ def _empty_split(prepared: Prepared, split: str) -> Finding:
         severity="warn",
         sure="high",
         what=f"there is no {'validation' if split == 'val' else 'training'} data, and onecard train needs both",
-        why="all documents have the same text, and a document is never cut"
+        why="there is one document, and a document is never cut"
+        if documents == 1
+        else "all documents have the same text, and a document is never cut"
         if one_text
         else f"{why}; of these {documents:,} documents that is {'none' if split == 'val' else 'all of them'}",
         fix=both_sides(prepared.counts.lowest, prepared.folder),

@@ -38,7 +38,7 @@ def ignored(
             "its figures here are without"
         )
     if resolved.config.eval_only and not budget:
-        yield "eval_only=True makes one evaluation and no update: the training below does not happen"
+        yield "eval_only=True makes one evaluation and no update: memory, speed and time below are the evaluation's"
     if budget:
         yield from _decided(resolved, trainer)
     if budget and fit:

@@ -38,6 +38,8 @@ def read_text(source: Path | BinaryIO, *, kind: str = CONFIG_FILE, otherwise: st
             else neighbour(Path(name), otherwise=otherwise),
             name="no-such-file",
         ) from problem
+    except IsADirectoryError as problem:
+        raise _a_folder(Path(name), kind) from problem
     except (OSError, ValueError) as problem:
         raise _unreadable(name, kind, getattr(problem, "strerror", None) or str(problem)) from problem
     if len(raw) > MAX_FILE_BYTES:
@@ -57,6 +59,12 @@ def _unreadable(name: str, kind: str, why: str) -> ConfigError:
     return ConfigError(
         f"{name} cannot be read as a {kind}", why=why, fix=f"name a {kind}, {example}", name="unreadable-file"
     )
+
+
+def _a_folder(path: Path, kind: str) -> ConfigError:
+    inside = sorted(path.glob("*.py" if kind == CONFIG_FILE else "*.txt"))
+    fix = f"name a file in it: {quote(str(inside[0]))}" if inside else f"name a {kind}"
+    return ConfigError(f"{path} is a folder", why=f"a {kind} is needed here", fix=fix, name="unreadable-file")
 
 
 def neighbour(path: Path, *, otherwise: str) -> str:

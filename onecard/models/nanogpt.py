@@ -137,13 +137,18 @@ class Train:
         return [X, Y, logits, loss]
 
     def tape(self) -> Tape:
-        """Evaluate, update three times, evaluate; the tape ends while the loop's variables are still alive."""
+        """Evaluate, and unless that is all: update three times, evaluate.
+
+        The tape ends while the loop's variables are still alive.
+        """
         paper, config = self.paper, self.config
         optimizer = optimizer_on_paper(paper, self.parameters, nanogpt_optimizer(config), kinds_of(structure(config)))
         variables: Variables = [*self.get_batch(), None, None]
         paper.loads("copy")
         paper.tape.phase("eval0")
         self.estimate_loss()
+        if config.eval_only:
+            return tape_of(paper)
         paper.tape.phase("train")
         for _ in range(UPDATES):
             for _ in range(min(config.gradient_accumulation_steps, MICRO_BATCHES)):

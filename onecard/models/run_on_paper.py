@@ -113,13 +113,13 @@ class PaperRun:
         return self.ops.work.taken()
 
     def tape(self, rounds: int) -> Tape:
-        """All of a run: phases "init", "eval0", then `rounds` times "train" and "eval"."""
+        """All of a run: phases "init", "eval0", then `rounds` times "train" and "eval", unless it only evaluates."""
         tape = self.ops.tape
         self.ops.loads("copy")
         tape.phase("eval0")
         self.evaluate()
         self.write_text()
-        for _ in range(rounds):
+        for _ in range(0 if self.config.eval_only else rounds):
             tape.phase("train")
             for _ in range(UPDATES):
                 self.update()

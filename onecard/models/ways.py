@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from onecard.config.schema import RunConfig
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onecard.config.schema import RunConfig
 
 RECOMPUTATION = ("none", "selective", "full")  # grad_checkpoint: less and less memory, more and more work
 

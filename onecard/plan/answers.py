@@ -7,6 +7,7 @@ from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
 from onecard.config.schema import KEYS, RunConfig
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.budget import Budget, least_budget, propose
+from onecard.plan.cards import Card
 from onecard.plan.fit import Fit, fit_config
 from onecard.plan.loss import forecast_loss
 from onecard.plan.memory.predict import predict_onecard
@@ -14,7 +15,7 @@ from onecard.plan.place import DESKTOP_BYTES, Place
 from onecard.plan.plan import Plan, Proposed, SeveralCards, WithoutRecipe, under_onecard
 from onecard.plan.precision import with_dtype
 from onecard.plan.sensitivity import Change, single_changes
-from onecard.plan.several_cards import Asked, Cost, Price, cost_of, pace_of, worth_up_to
+from onecard.plan.several_cards import Asked, Cost, Pace, Price, cost_of, divided, pace_of, worth_up_to
 from onecard.plan.shape import SHAPE_OF_SIZE
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.communication import gradient_bytes
@@ -107,17 +108,26 @@ def on_cards(plan: Plan, asked: Asked) -> SeveralCards:
     """The run on several cards. Its update must divide among them: ConfigError where it does not."""
     config, card, ranks = plan.config, plan.card, asked.ranks
     ranks.check(config)
-    worth, worth_all = worth_up_to(config, card, asked.links) if asked.links else (None, False)
+    worth, worth_all = worth_up_to(config, card, asked) if asked.links else (None, False)
     return SeveralCards(
         asked=asked,
         rank=under_onecard(config, plan.place, ranks=ranks),
         gradient_bytes=gradient_bytes(config),
         pace=pace_of(config, card, ranks.world_size, asked.links),
         alone=pace_of(config, card, 1, ()),
+        machine=_one_machine(config, card, asked),
         worth=worth,
         worth_all=worth_all,
         costs=tuple(filter(None, (_cost(plan, asked, price) for price in asked.prices))),
     )
+
+
+def _one_machine(config: RunConfig, card: Card | None, asked: Asked) -> Pace | None:
+    """The pace of one of several machines, if it has several cards among which the update divides."""
+    cards = asked.per_machine
+    if asked.machines == 1 or cards == 1:
+        return None
+    return pace_of(divided(config, cards), card, cards, asked.links_of(cards))
 
 
 def _cost(plan: Plan, asked: Asked, price: Price) -> Cost | None:

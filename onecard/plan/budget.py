@@ -203,7 +203,7 @@ def _rounded_up(amount: float) -> float:
 
 def _decided_by_budget(config: RunConfig) -> RunConfig:
     """The config with usual values where a budget decides: what is wrong with the given ones does not matter."""
-    shaped = _with_public_length(config.replace({"n_layer": 12, "n_head": 12, "n_embd": 768}))
+    shaped = _with_public_length(config.replace({"n_layer": 12, "n_head": 12, "n_embd": 768, "eval_only": False}))
     return shaped.replace({key: setting.value for key, setting in recipe.settings_of_training(shaped).items()})
 
 

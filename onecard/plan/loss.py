@@ -95,7 +95,7 @@ def forecast_loss(config: RunConfig) -> LossForecast | None:
 
 def why_no_forecast(config: RunConfig) -> str:
     """Why there is no forecast of a run; empty where there is one."""
-    if not config.total_tokens:
+    if config.eval_only or not config.total_tokens:
         return "no update is made"
     if config.starts_pretrained:
         return f"scaling laws cover runs from scratch; this one starts from init_from={config.init_from}"

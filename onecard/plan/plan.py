@@ -84,6 +84,7 @@ class SeveralCards:
     gradient_bytes: int  # of a rank, summed over all once an update
     pace: Pace | None  # None where the card's speed is unknown
     alone: Pace | None  # one card
+    machine: Pace | None  # one of several machines, where it has several cards
     worth: int | None  # the number of cards past which another brings less than half of itself
     worth_all: bool  # whether that is as many as the sequences of an update allow
     costs: tuple[Cost, ...] = ()
@@ -91,9 +92,17 @@ class SeveralCards:
     @property
     def cards_worth(self) -> float | None:
         """How many cards' speed they have together."""
-        if self.pace is None or self.alone is None:
+        return self._times(self.alone)
+
+    @property
+    def machines_worth(self) -> float | None:
+        """How many machines' speed they have together."""
+        return self._times(self.machine)
+
+    def _times(self, other: Pace | None) -> float | None:
+        if self.pace is None or other is None:
             return None
-        return self.pace.tokens_per_second.likely / self.alone.tokens_per_second.likely
+        return self.pace.tokens_per_second.likely / other.tokens_per_second.likely
 
     @property
     def cheapest(self) -> Cost | None:
@@ -311,7 +320,8 @@ def _findings(
     With both trainers a patch is made to fit nanoGPT: then it fits onecard, too. Without a card it stays as it is.
     """
     about_data = data_findings(config, data, "nanogpt" if trainer == "nanogpt" else "onecard")
-    found = [*intent_findings(resolved), *condition_findings(resolved), *about_data]
+    about_training = [] if config.eval_only else [*intent_findings(resolved), *condition_findings(resolved)]
+    found = [*about_training, *about_data]
     for finding in sorted(found, key=lambda each: SEVERITIES.index(each.severity)):
         made = None
         if place is not None and is_planned(finding):

@@ -107,7 +107,9 @@ RECOMPUTED = {
 
 
 def recomputing(config: RunConfig) -> Iterator[Remedy]:
-    """More recomputation than the config has; only onecard's trainer has the key."""
+    """More recomputation than the config has; only onecard's trainer has the key. An evaluation keeps nothing."""
+    if config.eval_only:
+        return
     for mode in recomputations(config):
         if RECOMPUTATION.index(mode) <= RECOMPUTATION.index(config.grad_checkpoint):
             continue

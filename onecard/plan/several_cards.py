@@ -46,6 +46,11 @@ class Asked:
         """The first rank, which has the most to do."""
         return Ranks(world_size=self.per_machine * self.machines)
 
+    def links_of(self, cards: int) -> tuple[Interconnect, ...]:
+        """What that many of them are linked by: no network where they are in one machine."""
+        alone = self.machines > 1 and cards <= self.per_machine
+        return tuple(link for link in self.links if not (alone and link.between_machines))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
@@ -81,10 +86,13 @@ def pace_of(config: RunConfig, card: Card | None, ranks: int, links: tuple[Inter
         traffic = Traffic.of(config, ranks)
         sums, hidden = traffic.seconds(links), traffic.hidden_seconds(links, speed.step_seconds.likely)
     else:  # a card waits for the sums: they begin when the backward pass has ended
-        sums, hidden = sum_seconds(gradient_bytes(config), ranks, links), 0.0
+        summed = 0 if config.eval_only else gradient_bytes(config)
+        sums, hidden = sum_seconds(summed, ranks, links), 0.0
     waits = Range(low=max(0.0, sums.low - hidden), likely=sums.likely - hidden, high=sums.high)
     step, rate = speed.step_seconds, speed.tokens_per_second
-    if ranks > 1:
+    if config.eval_only:
+        rate = rate.mapped(lambda each: ranks * each)
+    elif ranks > 1:
         step = _sum(speed.step_seconds, waits)
         rate = step.mapped(lambda seconds: config.tokens_per_step / seconds)
     updates = 0 if config.eval_only else config.max_iters
@@ -111,14 +119,17 @@ def _sum(one: Range, other: Range) -> Range:
     return Range(low=one.low + other.low, likely=one.likely + other.likely, high=one.high + other.high)
 
 
-def worth_up_to(config: RunConfig, card: Card | None, links: tuple[Interconnect, ...]) -> tuple[int | None, bool]:
+def worth_up_to(config: RunConfig, card: Card | None, asked: Asked) -> tuple[int | None, bool]:
     """The number of cards past which another brings less than half of itself, and whether no more can share an update.
 
-    Numbers between which an update cannot be divided are passed over: what a card of the next brings is their mean.
+    One machine is filled before the next begins, and that is full, too. Numbers between which an update cannot be
+    divided are passed over: what a card of the next brings is their mean.
     """
     rates: dict[int, float] = {}
     for ranks in _numbers(config.sequences_per_step):
-        pace = pace_of(divided(config, ranks), card, ranks, links)
+        if asked.machines > 1 and ranks > asked.per_machine and ranks % asked.per_machine:
+            continue
+        pace = pace_of(divided(config, ranks), card, ranks, asked.links_of(ranks))
         if pace is None:
             return None, False
         rates[ranks] = pace.tokens_per_second.likely

@@ -104,7 +104,7 @@ def print_prepared(prepared: Prepared, console: Console, *, downloads: Downloads
         (
             "val",
             f"{tokens['val']:,} tokens from {_things(counts.documents['val'], 'document')}"
-            + (f" ({100 * tokens['val'] / total:.2g}% of all)" if total else ""),
+            + (f" ({tokens['val'] / total:.2%} of all)" if total else ""),
         ),
         ("tokenizer", f"{meta['tokenizer']}, {meta['vocab_size']:,} tokens{per_token}"),
         ("files", f"{len(meta['train']) + len(meta['val'])} of {meta['dtype']} tokens, {_format(meta['format'])}"),

@@ -185,7 +185,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.evidence and not diagnosis.judged:
         return f"nothing to judge yet: only one step is logged{notes}"
     if not diagnosis.evidence:
-        return f"nothing found, but there is little to judge by{notes}"
+        return f"nothing that a rule knows: is it the log of a run?{notes}"
     if diagnosis.unchecked or diagnosis.not_looked_at:
         where = "run" if diagnosis.case.run.format == "onecard" else "log"
         told_first = f"nothing wrong in the {where}{notes}"

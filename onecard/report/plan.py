@@ -113,6 +113,10 @@ def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
             f"{params.total:,} parameters{positions}{looked_up}, {params.decayed:,} of them decayed, in "
             f"{params.decayed_tensors} tensors",
         )
+    how = f"{config.dtype}, {'compiled' if config.compile else 'eager'}"
+    if config.eval_only:
+        yield "run", f"one evaluation of {config.eval_iters:,} batches of each split, and no update; {how}"
+        return
     yield (
         "update",
         f"{units.things(config.batch_size, 'sequence')} x "
@@ -122,8 +126,7 @@ def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
     yield (
         "run",
         f"{config.max_iters:,} updates = {units.count(config.total_tokens)} tokens, "
-        f"{_few_digits(plan.tokens_per_parameter)} per parameter; {config.dtype}, "
-        f"{'compiled' if config.compile else 'eager'}",
+        f"{_few_digits(plan.tokens_per_parameter)} per parameter; {how}",
     )
     if details:
         exaflops = plan.flops_per_token * config.total_tokens / 1e18
@@ -164,8 +167,9 @@ def _trainer_column(planned: TrainerPlan, plan: Plan) -> dict[str, str]:
     memory, speed = planned.memory, planned.speed
     whole = "for the process" if memory.knows_context else "without the card's context"
     lines = {"memory": f"{units.mib(memory.process_bytes)} {whole}", "fits": _short_verdict(planned, plan)}
-    training, *evaluations = (memory.phases[name].allocated_bytes / units.MIB for name in ("train", "eval0", "eval"))
-    lines["allocated"] = f"{training:,.0f} MiB training, {max(evaluations):,.0f} evaluating"
+    peaks = {name: phase.allocated_bytes / units.MIB for name, phase in memory.phases.items()}
+    training = f"{peaks.pop('train'):,.0f} MiB training, " if "train" in peaks else "MiB: "
+    lines["allocated"] = f"{training}{max(peaks.values()):,.0f} evaluating"
     if speed is None:
         return lines | {"speed": "unknown: no card whose speed is known"}
     low, likely, high = (units.duration(seconds) for seconds in astuple(speed.total_seconds))
@@ -193,6 +197,8 @@ def _data_lines(plan: Plan) -> Iterator[Line]:
         return
     epochs = data.epochs(config.total_tokens)
     read = f"read {epochs:,.2f} times" if epochs and epochs < 10 else f"read {epochs:,.0f} times"
+    if config.eval_only:
+        read = "only evaluated"
     held_out = f" ({data.held_out})" if data.held_out else ""
     val = "" if data.val_tokens is None else f", {units.count(data.val_tokens)} for validation{held_out}"
     source = data.source if data.here else f"{data.source} (not here)"

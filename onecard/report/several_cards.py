@@ -27,7 +27,7 @@ def cards_lines(several: SeveralCards, plan: Plan) -> Iterator[Line]:
         yield (
             "speed",
             f"{rate.likely / 1000:,.1f}k tokens/s ({rate.low / 1000:,.1f}k to {rate.high / 1000:,.1f}k), "
-            f"{several.cards_worth:.3g} times one card; {COMPUTED}",
+            f"{_times_words(several)}{COMPUTED}",
         )
         low, likely, high = (units.duration(seconds) for seconds in astuple(pace.total_seconds))
         yield "time", f"{likely} ({low} to {high})"
@@ -37,6 +37,14 @@ def cards_lines(several: SeveralCards, plan: Plan) -> Iterator[Line]:
         yield "worth it", _worth_words(several)
     if several.costs:
         yield "cost", _cost_words(several)
+
+
+def _times_words(several: SeveralCards) -> str:
+    """`1.93 times one card; `; nothing of one card"""
+    times = [(several.cards_worth, "one card")] if several.asked.ranks.world_size > 1 else []
+    times += [(several.machines_worth, "one machine")]
+    said = [f"{worth:.3g} times {what}" for worth, what in times if worth]
+    return f"{', '.join(said)}; " if said else ""
 
 
 def _cards_words(several: SeveralCards, plan: Plan) -> str:
@@ -78,7 +86,10 @@ def _short(seconds: float) -> str:
 def _worth_words(several: SeveralCards) -> str:
     if several.worth_all:
         return f"up to {several.worth:,} cards, as many as this update has sequences"
-    return f"up to {units.things(several.worth or 0, 'card')}: past that, another brings less than half of itself"
+    machine = ", one machine" if several.machine and several.worth == several.asked.per_machine else ""
+    return (
+        f"up to {units.things(several.worth or 0, 'card')}{machine}: past that, another brings less than half of itself"
+    )
 
 
 def _cost_words(several: SeveralCards) -> str:
@@ -139,6 +150,7 @@ def several_cards_json(several: SeveralCards) -> dict[str, Any]:
         "seconds_total": round(pace.total_seconds.likely) if pace else None,
         "seconds_total_range": _whole(pace.total_seconds) if pace else None,
         "times_one_card": several.cards_worth,
+        "times_one_machine": several.machines_worth,
         "worth_up_to": several.worth,
         "costs": [_cost_json(cost) for cost in several.costs],
         "cheapest": several.cheapest.card.name if several.cheapest else None,

@@ -44,7 +44,7 @@ def summary_lines(plan: Plan, *, driver: DriverFigures | None = None) -> Iterato
         return
     for name, planned in plan.trainers.items():
         yield TRAINER_NAMES[name], verdict(planned, plan)
-    yield "speed", _each(plan, _speed_words)
+    yield "speed", ("of the evaluation: " if plan.config.eval_only else "") + _each(plan, _speed_words)
     if any(planned.speed for planned in plan.trainers.values()):
         yield "time", _each(plan, _time_words)
     yield "loss", loss_words(plan)
@@ -152,7 +152,7 @@ def _speed_words(speed: Speed | None) -> str:
     if speed is None:
         return "unknown: no card whose speed is known"
     rate = f"{speed.tokens_per_second.likely / 1000:,.1f}k tokens/s ({spread(speed)})"
-    here = f", measured on this machine on {speed.measured_here}" if speed.measured_here else ""
+    here = f", from runs measured on this machine on {speed.measured_here}" if speed.measured_here else ""
     return f"{rate}, MFU {speed.mfu:.0%}" + (counted(speed) if speed.mfu > 1 else "") + here
 
 

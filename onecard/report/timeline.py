@@ -58,7 +58,8 @@ def timeline_svg(memory: Memory, *, title: str) -> str:
     middle, _ = frame.at(drawn.evaluation, 0)
     across = f"{middle:.1f}"
     body.append(element("line", x1=across, y1=TOP, x2=across, y2=frame.floor, stroke="#333", stroke_dasharray="4 3"))
-    body.append(words_at(LEFT, frame.floor + 24, "one training step"))
+    if drawn.evaluation:
+        body.append(words_at(LEFT, frame.floor + 24, "one training step"))
     body.append(words_at(middle + 4, frame.floor + 24, "one evaluation"))
     order = "left to right: allocations and frees in order (not time)"
     body.append(words_at(LEFT, frame.floor + 46, order, fill=SOFT))
@@ -95,11 +96,19 @@ class _Drawn:
 
 
 def _drawn(memory: Memory, most: int) -> _Drawn:
-    """The training step with the peak of training, and the evaluation after it, in about `most` columns."""
+    """The training step with the peak of training, and the evaluation after it, in about `most` columns.
+
+    Of a run that only evaluates, the evaluation.
+    """
     tape = memory.tape
-    step, evaluation = _step_and_evaluation(tape, memory.peaks["train"].event)
-    for_evaluation = most // EVALUATION_SHARE
-    trained = _columns(tape, step, most - for_evaluation)
+    trained: list[tuple[int, dict[str, int]]] = []
+    for_evaluation = most
+    if "train" in memory.peaks:
+        step, evaluation = _step_and_evaluation(tape, memory.peaks["train"].event)
+        for_evaluation = most // EVALUATION_SHARE
+        trained = _columns(tape, step, most - for_evaluation)
+    else:
+        evaluation = range(next(begin for begin, name in tape.phases if name == "eval0"), len(tape.events))
     columns = [*trained, *_columns(tape, evaluation, for_evaluation)]
     first_batch = next(begin for begin, _ in tape.moments if begin in evaluation)
     totals = [sum(sizes.values()) for _, sizes in columns]
@@ -109,7 +118,7 @@ def _drawn(memory: Memory, most: int) -> _Drawn:
         moments=[BEFORE if evaluation.start <= event < first_batch else tape.moment_at(event) for event, _ in columns],
         evaluation=len(trained),
         peak=peak,
-        peak_bytes=memory.phases["train" if peak < len(trained) else "eval"].allocated_bytes,
+        peak_bytes=memory.phases["train" if peak < len(trained) else list(memory.phases)[-1]].allocated_bytes,
     )
 
 

@@ -131,7 +131,8 @@ class TrainingDisplay:
             if doing == "evaluating":
                 self._say(f"step {step:,}: evaluating, {done} of {total} batches done")
             elif not self._step_said:
-                self._say(f"update {step + 1:,} of {self.config.max_iters:,}: {done} of {total} micro-batches done")
+                parts = f": {done} of {total} micro-batches done" if total > 1 else ""
+                self._say(f"update {step + 1:,} of {self.config.max_iters:,}{parts}")
 
     def _start(self, record: Start) -> None:
         self._started_at = record.step
@@ -162,7 +163,9 @@ class TrainingDisplay:
         elif not self._progress:
             figures = "".join(self._figures(record).values())
             left = self._seconds_left(record.step)
-            shown = "" if left is None else f"{APART}{units.duration(left)} left"
+            shown = (
+                "" if left is None or record.step == self.config.max_iters else f"{APART}{units.duration(left)} left"
+            )
             self._step_said = True
             self._say(f"step {record.step:,}/{self.config.max_iters:,}{figures}{shown}")
 

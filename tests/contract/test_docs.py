@@ -52,6 +52,7 @@ NEVER_ENDS = ("onecard ui",)  # by itself: tests/ui runs it
 RUN_IN_ORDER = (
     "bring-your-nanogpt-project.md",
     "evaluate.md",
+    "fine-tune.md",
     "fineweb-on-one-machine.md",  # by test_data_docs.py, with a hub on this machine
     "publish-a-model.md",
     "track-with-your-tool.md",

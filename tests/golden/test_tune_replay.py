@@ -15,11 +15,15 @@ from bench.tune_replay import (
     recorded_processes,
     same_model,
     speed_error,
+    timed,
     true_speed,
     tuned,
     unknown_card,
 )
-from onecard.plan.speed import ONECARD_RUNS, predict_speed
+from onecard.plan.calibrated import calibrated
+from onecard.plan.calibration import Calibration
+from onecard.plan.place import Place
+from onecard.plan.speed import MEASURED_RUNS, ONECARD_RUNS, predict_speed
 from tests.share import WHOLE, every_tenth
 
 SIBLINGS = [
@@ -58,6 +62,21 @@ def test_nine_of_ten_runs_that_are_left_out_of_all_others_are_predicted_within_5
         errors = [speed_error(run, [each for each in ONECARD_RUNS if each is not run], card)[0] for run in runs]
     assert sum(abs(error) <= 0.05 for error in errors) >= 0.9 * len(errors) - 1
     assert max(map(abs, errors)) < 0.11
+
+
+def test_nanogpts_runs_stay_inside_the_range_where_our_runs_calibrate() -> None:
+    """What our graphs tell of a card must not spoil what is known of a host that launches kernels one by one."""
+    with unknown_card() as card:
+        known = Calibration(card="made", driver="", torch="2.11.0", date="2026-11-19", runs=timed(ONECARD_RUNS[::4]))
+        here = calibrated(Place(card=card), known).card
+        runs = [run for run in MEASURED_RUNS if run.card == card.name]
+        speeds = [(run, predict_speed(run.config, here, "nanogpt")) for run in runs]
+    inside = [
+        abs(speed.tokens_per_second.likely / run.tokens_per_second - 1) <= speed.spread
+        for run, speed in speeds
+        if speed
+    ]
+    assert sum(inside) >= 0.95 * len(runs)
 
 
 def test_processes_that_did_not_calibrate_are_predicted_within_2_percent() -> None:

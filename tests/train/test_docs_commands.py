@@ -24,7 +24,7 @@ SHAPE: dict[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 16, "block_size": 
 STEPS = {"gradient_accumulation_steps": 1, "eval_interval": 2, "eval_iters": 1, "warmup_iters": 1, "log_interval": 1}
 SMALL = {**SHAPE, **STEPS, "max_iters": 4}
 FLAGS = [f"--{key}={value}" for key, value in SMALL.items()]
-NETWORK = ("gpt2", "--push")
+NETWORK = ("gpt2", "--push", "--download")
 PAGE_NAMES = ("bring-your-nanogpt-project.md", "evaluate.md", "publish-a-model.md", "track-with-your-tool.md")
 
 
@@ -54,6 +54,9 @@ def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     transformers.GPT2LMHeadModel(
         transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
     ).save_pretrained("models/small")
+    shown = (PAGES / "evaluate.md").read_text()
+    for name, kind in (("household.yaml", "yaml"), ("household.jsonl", "json")):
+        (tmp_path / name).write_text(shown.partition(f"```{kind}\n")[2].partition("```")[0])
     (tmp_path / "book.txt").write_text("<|endoftext|>".join(f"The {n}th part of a book.\n" * 5 for n in range(9)))
     return tmp_path
 
@@ -65,6 +68,8 @@ def test_the_commands_of_a_page_run_one_after_the_other(
     if page == "track-with-your-tool.md":
         for package in ("tensorboard", "wandb", "trackio"):
             pytest.importorskip(package, reason=f"needs {package}: pip install 'onecard[log]'")
+    if page == "evaluate.md":
+        pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'onecard[eval]'")
     commands = [
         command for command in commands_in((PAGES / page).read_text()) if not any(n in command for n in NETWORK)
     ]
@@ -106,6 +111,27 @@ def test_the_commands_of_the_page_on_training_run_with_fewer_updates(
         assert run([*words, *more]) == 0, f"{command}\n{capsys.readouterr().err}"
     assert load_run("runs/default").last_step == 8
     assert load_run("runs/default").config["grad_checkpoint"] == "full"
+
+
+def test_the_commands_of_the_page_on_fine_tuning_run_with_fewer_updates(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONECARD_HOME", str(home))
+    Path("notes").mkdir()
+    for number in range(12):
+        Path(f"notes/{number}.md").write_text(f"# Note {number}\n\nThis is what note {number} says.\n" * 9)
+    text = (PAGES / "fine-tune.md").read_text().replace("=1000", "=4").replace("_interval=50", "_interval=2")
+    commands = [shlex.split(command)[1:] for command in commands_in(text)]
+    assert {words[0] for words in commands} >= {"train", "export", "data", "plan", "doctor", "sample"}
+    for words in commands:
+        files = [found for word in words for found in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
+        small = FLAGS if words[0] == "train" and "--resume" not in words else []
+        assert run([files[0], *small, *files[1:]]) in {"doctor": (0, 1)}.get(words[0], (0,)), (
+            f"{words}\n{capsys.readouterr().err}"
+        )
+    assert load_run("runs/notes").config["stop_after_worse"] == 3
+    assert Path("models/notes/model.safetensors").is_file()
 
 
 def test_the_reference_names_every_key_that_a_resume_may_change() -> None:

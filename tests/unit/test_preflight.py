@@ -50,6 +50,16 @@ def test_what_does_not_fit_is_refused_and_the_fix_fits() -> None:
     assert predict_onecard(fixed, DESKTOP.card, available_bytes=DESKTOP.available_bytes).fits
 
 
+def test_what_only_evaluates_is_judged_by_its_evaluation() -> None:
+    asked = config(batch_size=64, gradient_accumulation_steps=8)
+    settled, memory = preflight.checked(asked.replace({"eval_only": True}), fit=False, source="t.py")
+    assert settled.eval_only
+    assert memory is not None
+    assert set(memory.phases) == {"eval0"}
+    with pytest.raises(DoesNotFit):
+        preflight.checked(asked, fit=False, source="t.py")
+
+
 def test_the_fix_keeps_what_was_typed_but_for_what_it_changes() -> None:
     asked = config(batch_size=64, gradient_accumulation_steps=8, out_dir="my runs")
     typed = [("batch_size", "64"), ("gradient_accumulation_steps", "8"), ("out_dir", "my runs")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from onecard.config.schema import RunConfig
@@ -20,7 +22,7 @@ from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import Place
 from onecard.plan.plan import Plan
 from onecard.plan.ranges import Range
-from onecard.plan.several_cards import divided, pace_of, share_of, worth_up_to
+from onecard.plan.several_cards import Asked, divided, pace_of, share_of, worth_up_to
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.communication import BUCKET_BYTES, Traffic, gradient_bytes, ring_bytes, sum_seconds
 from onecard.report.plan_json import plan_json
@@ -149,9 +151,9 @@ def test_more_cards_are_never_slower_in_computing_and_never_faster_than_their_nu
 def test_cards_are_worth_it_until_another_brings_less_than_half() -> None:
     endless, slow, none = link(bytes_per_second=1e18), link(bytes_per_second=2e9), link(bytes_per_second=1e6)
     big = CONFIG.replace({"gradient_accumulation_steps": 64})
-    assert worth_up_to(big, CARD, (none,)) == (1, False)
-    some, whole = worth_up_to(big, CARD, (slow,))
-    most, _ = worth_up_to(big, CARD, (endless,))
+    assert worth_up_to(big, CARD, Asked(links=(none,))) == (1, False)
+    some, whole = worth_up_to(big, CARD, Asked(links=(slow,)))
+    most, _ = worth_up_to(big, CARD, Asked(links=(endless,)))
     assert some is not None
     assert most is not None
     assert 1 < some < most <= big.sequences_per_step
@@ -162,6 +164,33 @@ def test_cards_are_worth_it_until_another_brings_less_than_half() -> None:
     assert next_one
     gain = (next_one.tokens_per_second.likely - there.tokens_per_second.likely) / some
     assert gain < alone.tokens_per_second.likely / 2
+
+
+def test_a_second_machine_behind_a_slow_network_does_not_count_against_the_first() -> None:
+    inside, network = link(bytes_per_second=1e11), replace(link(bytes_per_second=1e6), between_machines=True)
+    big = CONFIG.replace({"gradient_accumulation_steps": 64})
+    two_boxes = Asked(per_machine=4, machines=2, links=(inside, network))
+    assert worth_up_to(big, CARD, two_boxes) == (4, False)
+    assert two_boxes.links_of(4) == (inside,)
+    assert two_boxes.links_of(8) == (inside, network)
+    assert Asked(per_machine=4, links=(inside,)).links_of(8) == (inside,), "one larger machine"
+
+
+def test_two_machines_are_compared_with_one() -> None:
+    fine = {"batch_size": 2, "gradient_accumulation_steps": 48}
+    several = planned(fine, gpus=4, nodes=2, interconnects=["pcie-4-x16", "ethernet-10"]).several_cards
+    assert several is not None
+    assert several.machine is not None
+    alone = planned(fine, gpus=4, interconnects=["pcie-4-x16"]).several_cards
+    assert alone is not None
+    assert alone.pace is not None
+    assert several.machine.tokens_per_second.likely == pytest.approx(alone.pace.tokens_per_second.likely)
+    assert several.machines_worth is not None
+    assert several.machines_worth < 1, "10 Gb/s make two machines slower than one"
+    assert several.cards_worth is not None
+    assert alone.cards_worth is not None
+    assert several.machines_worth == pytest.approx(several.cards_worth / alone.cards_worth, rel=0.05)
+    assert alone.machines_worth is None
 
 
 def test_the_price_of_all_cards_for_as_long_as_they_take_and_the_cheapest() -> None:

@@ -66,8 +66,8 @@ def card_too_hot(case: Case) -> Iterator[Finding]:
     """A card that lowers its clock because it is hot.
 
     What it sees: in a run of onecard's, at least five readings of the card's sensors that give heat as the reason for a
-    lower clock. A warning where the run lost more than 3 % of its time to it; where every reading is so, and the loss
-    cannot be measured, where it is a fifth of them.
+    lower clock. A warning where the run lost more than 3 % of its time to it. Where that cannot be measured, because it
+    was nearly always so, it takes a fifth of the readings.
 
     Why it matters: updates take longer for nothing, and a card that runs at its highest temperature wears.
 

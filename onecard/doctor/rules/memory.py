@@ -330,6 +330,7 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
             continue
         config, card = known(case, *PLANNED_KEYS), case.card
         patch, how = _remedy(case, failed)
+        what = "" if config and config.eval_only else ", but training needs more"
         why = "evaluation keeps no graph and needs less than training: nanoGPT only evaluates first"
         if failed.went_on_with is not None:
             why = "evaluation keeps no graph and needs less than training, unless its batches or sequences are longer"
@@ -339,21 +340,26 @@ def oom_in_eval(case: Case) -> Iterator[Finding]:
             if plan.fits:
                 patch = {}
                 why = (
-                    f"the plan says training fits ({units.mib(plan.process_bytes)} of {units.mib(room)}), so it is the "
+                    f"the plan says {'it' if config.eval_only else 'training'} fits "
+                    f"({units.mib(plan.process_bytes)} of {units.mib(room)}), so it is the "
                     "evaluation's own batch or another program"
                 )
                 how = "close other programs; under onecard, --eval_batch_size=" + str(max(1, config.batch_size // 2))
             else:
-                peak = plan.phases["train"].allocated_bytes, plan.phases["eval0"].allocated_bytes
-                why = (
-                    f"training needs {units.mib(peak[0])}, the first evaluation {units.mib(peak[1])} (planned), and "
-                    f"{units.mib(room)} are there: a config that cannot train dies in nanoGPT's first evaluation"
-                )
+                first, there = units.mib(plan.phases["eval0"].allocated_bytes), f"{units.mib(room)} are there"
+                if config.eval_only:
+                    why = f"the evaluation needs {first} (planned), and {there}"
+                else:
+                    training = units.mib(plan.phases["train"].allocated_bytes)
+                    why = (
+                        f"training needs {training}, the first evaluation {first} (planned), and {there}: a config "
+                        "that cannot train dies in nanoGPT's first evaluation"
+                    )
         yield Finding(
             rule="oom-in-eval",
             severity=_severity(failed),
             sure="high" if config and card else "medium",
-            what="memory ran out during an evaluation, but training needs more" + _outcome(failed),
+            what=f"memory ran out during an evaluation{what}" + _outcome(failed),
             why=why + _lowered(failed),
             fix=f"{how}; eval_iters saves no memory",
             seen=lines(message),
@@ -378,7 +384,7 @@ def states_do_not_fit(case: Case) -> Iterator[Finding]:
     room = _room(case)
     config = known(case, "dtype", "n_embd")
     sharded = (case.run.world_size or 1) > 1 and case.run.format not in NANOGPT_LIKE  # nanoGPT's cards each hold all
-    if params is None or room is None or sharded:
+    if params is None or room is None or sharded or (config and config.eval_only):
         return
     half = config is None or config.dtype != "float32"
     state, moments = float(STATE_BYTES_PER_PARAM), "Adam's two moments"

@@ -81,8 +81,7 @@ def slowing_down(case: Case) -> Iterator[Finding]:
         severity="warn" if bad else "info",
         sure="high" if times_longer > MUCH_SLOWER else "medium",
         what=f"an update takes {times_longer:.2g} times as long as earlier in the run: "
-        f"{units.duration(times_longer * fastest)} after {units.duration(fastest)}"
-        + ("" if still else "; it was faster again later"),
+        f"{times_longer * fastest:.3g} s, and {fastest:.3g} s then" + ("" if still else "; it was faster again later"),
         why=f"the same update does the same work; {lost:.0%} of the time is lost to it",
         fix=LOOK_AT_THE_CARD if case.cardless is None else "look at what else runs on this machine, and at the disk",
         seen=(

@@ -101,12 +101,12 @@ def decay_horizon(case: Case, config: RunConfig) -> Iterator[Finding]:
 def _falls(config: RunConfig) -> str:
     """When the rate of a schedule falls, against how long the run is; for wsd also where the rate ends."""
     if config.schedule == "cosine":
-        return f"the rate falls over {config.lr_decay_iters:,} updates, the run makes {config.max_iters:,}"
+        return f"the learning rate falls over {config.lr_decay_iters:,} updates, and the run makes {config.max_iters:,}"
     last = learning_rate(config, config.max_iters - 1)
-    at_the_end = f", and ends at {last / config.learning_rate:.0%} of the full rate" if config.learning_rate else ""
+    at_the_end = f" and ends at {last / config.learning_rate:.0%} of the full rate" if config.learning_rate else ""
     return (
-        f"the rate falls in the last {config.decay_share:.0%} of {config.lr_decay_iters:,} updates, the run makes "
-        f"{config.max_iters:,}{at_the_end}"
+        f"the learning rate falls in the last {config.decay_share:.0%} of {config.lr_decay_iters:,} updates, "
+        f"and the run makes {config.max_iters:,}{at_the_end}"
     )
 
 

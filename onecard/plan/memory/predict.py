@@ -24,7 +24,7 @@ from onecard.plan.speed.work import TrainerName
 from onecard.units import MIB
 
 TAPES = 4  # that are kept: of a run, and of the changes to it that a plan proposes; they are large
-PHASES = ("eval0", "train", "eval")  # both trainers evaluate first, then train, then evaluate again
+PHASES = ("eval0", "train", "eval")  # both trainers evaluate first (eval_only: that is all), train, evaluate again
 PROCESS = "process"  # the phase of parts that belong to no single phase: cache and context
 ROUNDING = "block rounding"
 SLACK = "allocator slack"
@@ -128,7 +128,7 @@ class Memory:
     def parts(self) -> tuple[Part, ...]:
         """The parts at the peak of every phase, then slack and context: what the process takes beyond the largest."""
         tape = self.tape
-        parts = [part for name in PHASES for part in _parts(tape, self.peaks[name], self.description.why)]
+        parts = [part for name in self.phases for part in _parts(tape, self.peaks[name], self.description.why)]
         slack = self.process_bytes - self.context_bytes - self.peak_phase.allocated_bytes
         parts.append(Part(name=SLACK, phase=PROCESS, size_bytes=slack, why="cached for reuse, or lost between blocks"))
         return (*parts, self.description.context)
@@ -311,7 +311,7 @@ def _memory(
         fits = tight = limited is not None and limited.ok
         run = limited if limited and tight else run
     return Memory(
-        phases={name: _phase(tape, run.phases[name]) for name in PHASES},
+        phases={name: _phase(tape, run.phases[name]) for name in PHASES if name in run.phases},
         process_bytes=run.reserved_bytes + context_bytes,
         error_bytes=_error_bytes(run.reserved_bytes, card),
         fits=fits,

@@ -1,8 +1,8 @@
 """The rates of a card that has measured runs: what is known without them, moved until it explains the runs.
 
-Four factors move: of products, of attention, of bytes and of the host. A run tells about some of them only, so each is
-held near what was known, as firmly as that was known. How far runs are off that were left out of the fit says how wide
-the ranges are.
+Five factors move: of products, of attention, of bytes, of the host's launches, and of our trainer's wait once a step. A
+run tells about some of them only, so each is held near what was known, as firmly as that was known. How far runs
+are off that were left out of the fit says how wide the ranges are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onecard.plan.speed.work import TrainerName
 
 # How far the logarithm of each factor may be from what was known before, and that of a run's time from the fit. The
 # first are the ranges of cards that nobody measured (rates.py); the last is what repeated runs of one config differ by.
-PRODUCTS, ATTENTION, BYTES, HOST = 0.3, 0.4, 0.3, 0.4
+PRODUCTS, ATTENTION, BYTES, HOST, WAIT = 0.3, 0.4, 0.3, 0.4, 0.4
 NOISE = 0.02
 ROUNDS, SETTLED, STEP = 6, 1e-4, 1e-3
 LONGEST_MOVE = 0.5  # of a round
@@ -121,7 +121,7 @@ def left_out_error(runs: Sequence[MeasuredRun], card: Card, base: Rates) -> floa
 
 
 LEAST_LEFT = 0.05  # of a run that alone decides a factor
-_HELD = (PRODUCTS, ATTENTION, BYTES, HOST)
+_HELD = (PRODUCTS, ATTENTION, BYTES, HOST, WAIT)
 
 
 def _factors(runs: Sequence[MeasuredRun], card: Card, base: Rates) -> list[float]:
@@ -167,7 +167,7 @@ def _error(run: MeasuredRun, card: Card, rates: Rates) -> float:
 
 
 def _moved(base: Rates, factors: Sequence[float]) -> Rates:
-    products, attention, moved_bytes, host = map(math.exp, factors)
+    products, attention, moved_bytes, host, wait = map(math.exp, factors)
     return replace(
         base,
         matmul_share=base.matmul_share * products,
@@ -176,7 +176,7 @@ def _moved(base: Rates, factors: Sequence[float]) -> Rates:
         float32_attention_share=base.float32_attention_share * attention,
         bandwidth_share=base.bandwidth_share * moved_bytes,
         host=Host(**{name: host * getattr(base.host, name) for name in Host.__dataclass_fields__}),
-        our_step_seconds=base.our_step_seconds * host,
+        our_step_seconds=base.our_step_seconds * wait,
         our_rerun_seconds=base.our_rerun_seconds * host,
         our_evaluation_launch_seconds=base.our_evaluation_launch_seconds * host,
         our_evaluation_batch_seconds=base.our_evaluation_batch_seconds * host,

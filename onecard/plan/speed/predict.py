@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onecard.config.schema import RunConfig
+from onecard.models.evaluation import eval_tokens
 from onecard.models.optimizers import Optimizer
 from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.plan.cards import Card
@@ -29,7 +30,7 @@ class SpeedPart:
 class Speed:
     """How fast a run will be."""
 
-    tokens_per_second: Range
+    tokens_per_second: Range  # trained; of a run with eval_only, evaluated, and so are the next four
     mfu: float  # share of this card's tensor peak at the likely speed; counts all pairs of attention, as nanoGPT does
     needed_share: float  # the same without the pairs that causal attention skips: never above 1
     micro_batch_seconds: Range
@@ -58,16 +59,21 @@ def predict_speed(
     doubts = _doubts(config, card, known, trainer, launches_matter=times.host_share > _LAUNCHES_MATTER)
     unsure = bool(doubts) or config.dtype == "float32"
     spread = known.spread_of(config, card, trainer, unsure=unsure)
-    tokens_per_second = within(config.tokens_per_step / times.step, spread).at_most(fastest)
-    step_seconds = tokens_per_second.mapped(lambda speed: config.tokens_per_step / speed)
+    # One evaluation is all of a run with eval_only: forward passes, a third of the FLOPs of training.
+    only = config.eval_only
+    tokens, share = (evaluated_tokens(config, trainer), 1 / 3) if only else (config.tokens_per_step, 1.0)
+    likely_seconds = times.evaluation if only else times.step
+    tokens_per_second = within(tokens / likely_seconds, spread).at_most(fastest / share)
+    step_seconds = tokens_per_second.mapped(lambda speed: tokens / speed)
+    batches = times.evaluation_batches if only else config.gradient_accumulation_steps
     total = run_seconds(config, times)
     return Speed(
         tokens_per_second=tokens_per_second,
-        mfu=mfu(config, tokens_per_second=tokens_per_second.likely, peak_flops=card.peak_flops),
-        needed_share=needed_flops_per_token(config) * tokens_per_second.likely / card.peak_flops,
-        micro_batch_seconds=step_seconds.mapped(lambda seconds: seconds / config.gradient_accumulation_steps),
+        mfu=share * mfu(config, tokens_per_second=tokens_per_second.likely, peak_flops=card.peak_flops),
+        needed_share=share * needed_flops_per_token(config) * tokens_per_second.likely / card.peak_flops,
+        micro_batch_seconds=step_seconds.mapped(lambda seconds: seconds / batches),
         step_seconds=step_seconds,
-        total_seconds=step_seconds.mapped(lambda seconds: total * seconds / times.step),
+        total_seconds=step_seconds.mapped(lambda seconds: total * seconds / likely_seconds),
         parts=_parts(config, times, optimizer_for(config, trainer)),
         basis="; ".join([known.basis, *doubts]),
         measured_here=card.calibration.date if card.calibration else None,
@@ -92,6 +98,13 @@ def _doubts(
 _LAUNCHES_MATTER = 0.9
 
 
+def evaluated_tokens(config: RunConfig, trainer: TrainerName) -> int:
+    """Tokens that an evaluation reads of both splits."""
+    if trainer == "onecard":
+        return 2 * eval_tokens(config)
+    return 2 * config.eval_iters * config.batch_size * config.block_size
+
+
 def run_seconds(config: RunConfig, times: StepTimes) -> float:
     """Likely seconds of a whole run."""
     steps = 0 if config.eval_only else config.max_iters
@@ -101,6 +114,9 @@ def run_seconds(config: RunConfig, times: StepTimes) -> float:
 
 def _parts(config: RunConfig, times: StepTimes, optimizer: Optimizer) -> tuple[SpeedPart, ...]:
     updates = max(1, config.max_iters)
+    if config.eval_only:
+        why = f"2 × eval_iters={config.eval_iters} batches, forward passes alone; nothing is trained"
+        return (SpeedPart(name="evaluation", seconds=times.evaluation, why=why),)
     eager = "" if config.compile else ", one kernel per operation"
     between = "norms, GELU, residuals" if config.model == "gpt2" else "norms, rotations, ReLU², residuals"
     named = (

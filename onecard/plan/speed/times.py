@@ -45,6 +45,7 @@ class StepTimes:
     launches: float  # what the host adds to the card's time
     host_share: float  # the host's time divided by the card's: above 1, launches decide
     evaluation: float  # one evaluation of both splits
+    evaluation_batches: int  # of one evaluation
     checkpoint: float
     evaluations: int  # of a run
     checkpoints: int
@@ -92,6 +93,7 @@ def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName
         optimizer=optimizer,
         launches=waiting + pause,
         host_share=host_seconds / card_seconds,
+        evaluation_batches=work.evaluation_batches,
         evaluation=work.evaluation_batches * _evaluation_batch_seconds(work, card, rates, dtype),
         checkpoint=optimizer_for(config, trainer).saved_bytes / _CHECKPOINT_BYTES_PER_SECOND,
         evaluations=work.evaluations,

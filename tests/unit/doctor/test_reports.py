@@ -105,7 +105,7 @@ def test_a_note_shows_the_step_it_speaks_of_and_the_one_before() -> None:
 
 def test_a_log_of_nothing_is_not_called_healthy() -> None:
     (diagnosis,) = diagnosed(case(None))
-    assert verdict(diagnosis) == "nothing found, but there is little to judge by"
+    assert verdict(diagnosis) == "nothing that a rule knows: is it the log of a run?"
 
 
 def test_the_json_is_the_contracts_and_strict() -> None:

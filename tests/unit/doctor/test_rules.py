@@ -314,11 +314,12 @@ class TestTheSchedule:
         wsd = {"schedule": "wsd", "max_iters": 30, "learning_rate": 1e-3, "min_lr": 1e-4}
         never = the("decay-horizon", case(changed(**wsd, lr_decay_iters=400, warmup_iters=5)))
         assert never.what == (
-            "the rate falls in the last 20% of 400 updates, the run makes 30, and ends at 100% of the full rate"
+            "the learning rate falls in the last 20% of 400 updates, "
+            "and the run makes 30 and ends at 100% of the full rate"
         )
         assert never.patch == {"lr_decay_iters": 30}
         over = the("decay-horizon", case(changed(**wsd, lr_decay_iters=20, warmup_iters=5)))
-        assert over.what.endswith("the run makes 30, and ends at 10% of the full rate")
+        assert over.what.endswith("the run makes 30 and ends at 10% of the full rate")
         assert found("decay-horizon", case(changed(**wsd, lr_decay_iters=30, warmup_iters=5))) == []
 
     def test_a_log_that_ends_is_not_finished_and_says_what_finishing_would_bring(self) -> None:
