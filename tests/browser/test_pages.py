@@ -252,11 +252,24 @@ def test_each_of_three_compared_runs_can_be_chosen_anew(site: Site) -> None:
     ids = [site.ids[name] for name in ("40M.log", "124M.log", "fineweb")]
     page = site.open("/compare.html?" + "&".join(f"run={each}" for each in ids))
     assert [page.get_by_label(f"Run {letter}").input_value() for letter in "ABC"] == ids
+    many = "&".join(f"run={site.ids[name]}" for name in ("40M.log", "124M.log", *["fineweb", "long"] * 3))
+    narrow = site.open(f"/compare.html?{many}", width=360)
+    assert narrow.evaluate("document.documentElement.scrollWidth") == 360
     page.get_by_label("Run B").select_option(site.ids["long"])
     page.get_by_role("button", name="Compare", exact=True).click()
     page.wait_for_url(lambda address: site.ids["long"] in address)
     page.wait_for_selector("main:not([aria-busy])")
     assert page.get_by_label("Run C").input_value() == ids[2]
+
+
+def test_the_better_run_is_that_of_the_command(site: Site) -> None:
+    for names in (("fineweb", "brief"), ("brief", "fineweb"), ("40M.log", "124M.log")):
+        query = "&".join(f"run={site.ids[name]}" for name in names)
+        page = site.open(f"/compare.html?{query}")
+        said = page.evaluate("path => fetch(path).then(a => a.json())", f"/api/compare?{query}")
+        assert page.locator(".verdict").inner_text().startswith(f"{'AB'[said['at_equal_seconds']['winner']]} is better")
+    page = site.open(f"/compare.html?run={site.ids['fineweb']}&run={site.ids['begun']}")
+    assert page.locator(".verdict").inner_text() == "These runs have no loss in common."
 
 
 def test_the_planner_says_what_its_link_started_from(site: Site) -> None:

@@ -18,7 +18,13 @@ const style = (i) => STYLES[i % STYLES.length];
 export const letter = (i) => h("span", { class: `letter ${"ab"[i] ?? "c"}`, text: letterOf(i) });
 const nameOf = (source) => source.replace(/\/$/, "").split("/").at(-1);
 
+const MEASURES = {
+  val_loss: ["Validation loss", "nats"],
+  train_loss: ["Training loss", "nats"],
+  bits_per_byte: ["Validation loss", "bits per byte"],
+};
 function plotted(result) {
+  const [what, unit] = MEASURES[result.measure] ?? ["Loss", "nats"];
   const { ui, runs } = result;
   let along = ui.curves.every((one) => one.points.some((point) => !missing(point.seconds))) ? "time" : "tokens";
   const equal = () => (along === "time" ? result.at_equal_seconds : result.at_equal_tokens);
@@ -58,6 +64,7 @@ function plotted(result) {
     p.clip(() => {
       if (limit()) {
         const x = p.X(limit());
+        const left = x - p.left > 130 * p.ratio; // of the line is room for its words
         p.line(
           [
             [x, p.top],
@@ -67,9 +74,9 @@ function plotted(result) {
         );
         p.text(
           along === "time" ? `equal time, ${duration(limit())}` : `equal tokens, ${short(limit())}`,
-          x - 6 * p.ratio,
+          x + (left ? -6 : 6) * p.ratio,
           p.top + 12 * p.ratio,
-          { fill: colour("--ink-2"), align: "right", halo },
+          { fill: colour("--ink-2"), align: left ? "right" : "left", halo },
         );
       }
       const crossing = along === "time" ? result.crossings?.[0] : null;
@@ -80,7 +87,7 @@ function plotted(result) {
         if (u.width >= 520)
           p.text(`${letterOf(crossing.run)} passes ${letterOf(crossing.passes)}'s final loss`, x, y + below, {
             fill: colour("--ink"),
-            align: "right",
+            align: x - p.left > 160 * p.ratio ? "right" : "left",
             weight: "600",
             halo,
           });
@@ -102,7 +109,7 @@ function plotted(result) {
   const holder = h("div", {
     class: "plot",
     role: "group",
-    "aria-label": "Validation loss of the runs. Arrow keys read the curves.",
+    "aria-label": `${what} of the runs. Arrow keys read the curves.`,
   });
   const made = chart(holder, (width) => {
     const [x, y] = axes({ x: xWord, y: lossTick(limits), incrs: LOSS_STEPS, size: 38 });
@@ -132,7 +139,7 @@ function plotted(result) {
   });
   const title = h("span", { class: "quiet" });
   const again = () => {
-    title.textContent = `nats, against ${along === "time" ? "time in training" : "tokens"}`;
+    title.textContent = `${unit}, against ${along === "time" ? "time in training" : "tokens"}`;
     tell();
     made.draw();
   };
@@ -145,7 +152,7 @@ function plotted(result) {
       h(
         "figcaption",
         { class: "head" },
-        h("h2", { text: "Validation loss" }),
+        h("h2", { text: what }),
         title,
         h(
           "div",
@@ -221,8 +228,8 @@ function winners(result) {
     h(
       "tbody",
       {},
-      time ? row(`Loss at ${duration(time.seconds)}`, time.loss, four, time.winner, time.noise) : null,
-      tokens ? row(`Loss at ${short(tokens.tokens)} tokens`, tokens.loss, four, tokens.winner, tokens.noise) : null,
+      time?.loss ? row(`Loss at ${duration(time.seconds)}`, time.loss, four, time.winner, time.noise) : null,
+      tokens?.loss ? row(`Loss at ${short(tokens.tokens)} tokens`, tokens.loss, four, tokens.winner, tokens.noise) : null,
       row("Final loss", of("final_val_loss"), four, won.final_val_loss, of("evaluation_noise")),
       row("Tokens per second", of("tokens_per_second"), int, won.tokens_per_second),
       row("MFU", of("mfu"), percent),
@@ -237,7 +244,7 @@ function winners(result) {
 
 function onTheWay(result) {
   const rows = (equal, word) =>
-    equal
+    equal?.loss
       ? [...equal.earlier, equal].map((one) =>
           h(
             "tr",
@@ -351,13 +358,15 @@ function changes(result) {
   );
 }
 
-function headline({ runs, winners: won, crossings, at_equal_seconds: time, at_equal_tokens: tokens }) {
+function headline({ runs, measure, winners: won, crossings, at_equal_seconds: time, at_equal_tokens: tokens }) {
   const crossing = crossings?.[0];
-  if (crossing && !missing(crossing.seconds))
+  const sooner = crossing && !missing(crossing.seconds) && crossing.seconds < crossing.passed_seconds;
+  if (sooner && crossing.run === time?.winner)
     return `${letterOf(crossing.run)} is better: it passes ${letterOf(crossing.passes)}'s final loss after ${duration(crossing.seconds)}, where ${letterOf(crossing.passes)} took ${duration(crossing.passed_seconds)}.`;
-  if (time && !missing(time.winner)) return `${letterOf(time.winner)} is better after the same time.`;
-  if (tokens && !missing(tokens.winner)) return `${letterOf(tokens.winner)} is better after the same tokens.`;
+  if (!missing(time?.winner)) return `${letterOf(time.winner)} is better after the same time.`;
+  if (!missing(tokens?.winner)) return `${letterOf(tokens.winner)} is better after the same tokens.`;
   if (!missing(won.final_val_loss)) return `${letterOf(won.final_val_loss)} ends lower.`;
+  if (!measure) return "These runs have no loss in common.";
   return runs.length ? "No run is clearly better: the difference is within the noise." : "";
 }
 
@@ -370,7 +379,10 @@ const lede = (result) =>
 /** The nodes of a comparison, and `draw()` for when they are on the page. `between` stands below the verdict. */
 export function comparison(result, between = null) {
   const names = result.runs.map((run, i) => h("span", {}, letter(i), nameOf(result.ui.runs?.[i]?.name ?? run.source)));
-  const chartBox = plotted(result);
+  const chartBox = result.measure ? plotted(result) : null;
+  /** A column for each run may need more than there is: then the table scrolls, and the page does not. */
+  const wide = (label, table) =>
+    result.runs.length > 2 ? h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": label }, table) : table;
   const alone = aloneOf(result);
   const together = result.changed_together ?? [];
   const nodes = [
@@ -378,11 +390,11 @@ export function comparison(result, between = null) {
     h("h1", { class: "verdict", text: headline(result) }),
     lede(result) ? h("p", { class: "lede", text: lede(result) }) : null,
     between,
-    chartBox.node,
+    chartBox?.node,
     h(
       "section",
       { class: "two" },
-      h("div", { class: "card" }, h("div", { class: "head" }, h("h2", { text: "Who wins" })), winners(result)),
+      h("div", { class: "card" }, h("div", { class: "head" }, h("h2", { text: "Who wins" })), wide("Who wins", winners(result))),
       h(
         "div",
         { class: "card" },
@@ -392,7 +404,7 @@ export function comparison(result, between = null) {
           h("h2", { text: "On the way" }),
           h("span", { class: "quiet", text: "the same time, the same tokens" }),
         ),
-        onTheWay(result),
+        wide("On the way", onTheWay(result)),
       ),
     ),
     h(
@@ -407,7 +419,7 @@ export function comparison(result, between = null) {
           h("h2", { text: alone.length ? "What changed, and what each change alone would do to A" : "What changed" }),
           alone.length ? h("span", { class: "quiet", text: "effects are predicted, not measured" }) : null,
         ),
-        changes(result),
+        wide("What changed", changes(result)),
         together.length > 1
           ? h("p", {
               class: "lede small",
@@ -417,5 +429,5 @@ export function comparison(result, between = null) {
       ),
     ),
   ];
-  return { nodes, draw: chartBox.again };
+  return { nodes, draw: () => chartBox?.again() };
 }
