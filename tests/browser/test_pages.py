@@ -269,7 +269,7 @@ def test_the_better_run_is_that_of_the_command(site: Site) -> None:
         said = page.evaluate("path => fetch(path).then(a => a.json())", f"/api/compare?{query}")
         assert page.locator(".verdict").inner_text().startswith(f"{'AB'[said['at_equal_seconds']['winner']]} is better")
     page = site.open(f"/compare.html?run={site.ids['fineweb']}&run={site.ids['begun']}")
-    assert page.locator(".verdict").inner_text() == "These runs have no loss in common."
+    assert page.locator(".verdict").inner_text() == "No run can be called better."
 
 
 def test_the_planner_says_what_its_link_started_from(site: Site) -> None:

@@ -366,7 +366,7 @@ function headline({ runs, measure, winners: won, crossings, at_equal_seconds: ti
   if (!missing(time?.winner)) return `${letterOf(time.winner)} is better after the same time.`;
   if (!missing(tokens?.winner)) return `${letterOf(tokens.winner)} is better after the same tokens.`;
   if (!missing(won.final_val_loss)) return `${letterOf(won.final_val_loss)} ends lower.`;
-  if (!measure) return "These runs have no loss in common.";
+  if (!measure) return "No run can be called better.";
   return runs.length ? "No run is clearly better: the difference is within the noise." : "";
 }
 
@@ -395,6 +395,7 @@ export function comparison(result, between = null) {
       "section",
       { class: "two" },
       h("div", { class: "card" }, h("div", { class: "head" }, h("h2", { text: "Who wins" })), wide("Who wins", winners(result))),
+      result.measure &&
       h(
         "div",
         { class: "card" },
