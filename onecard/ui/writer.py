@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 WRITING_SECONDS = 120.0  # of one text
 IDLE_SECONDS = 300.0  # without a question, after which the process ends and its memory is free
 STOP = "stop"  # what a reader who has gone sends
+LESS_IMPORTANT = 10  # by nice: beside a run on all cores 19 would leave it next to nothing
 DEVICE = "cpu"  # a run may train on the card, and would be short of what a model takes there
 
 Said = tuple[str, dict[str, Any]]
@@ -58,7 +59,7 @@ def _last_in_line() -> None:
     """The first that the system slows down, and that it ends when memory is short: never a run that trains."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
     if hasattr(os, "nice"):  # not on Windows
-        os.nice(19)
+        os.nice(LESS_IMPORTANT)
     with suppress(OSError):  # Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -339,16 +339,16 @@ def wait_for_letters(form: Any, count: int) -> str:
 def test_a_prompt_is_continued_token_by_token_and_the_same_again(site: Site) -> None:
     form = playground(site, "speaks")
     form.get_by_label("Prompt").fill("def f(")
-    form.get_by_label("Tokens").fill("300")
+    form.get_by_label("Tokens").fill("60")
     form.get_by_label("Temperature").fill("0")
     form.get_by_role("button", name="Write").press("Enter")
     early = wait_for_letters(form, 8)
-    form.get_by_text("tokens/s on the processor").wait_for(timeout=60_000)
+    form.get_by_text("tokens/s on the processor").wait_for(timeout=100_000)
     whole = form.locator(".written").inner_text()
     assert early.startswith("def f(")
     assert len(early) < len(whole)
     form.get_by_role("button", name="Write").click()
-    form.get_by_text("tokens/s on the processor").wait_for(timeout=60_000)
+    form.get_by_text("tokens/s on the processor").wait_for(timeout=100_000)
     assert form.locator(".written").inner_text() == whole
 
 
@@ -388,13 +388,14 @@ def test_without_torch_the_playground_says_what_to_install(site: Site, monkeypat
     page.reload()
     page.get_by_text('pip install "onecard[train]"').wait_for()
     assert not page.get_by_role("form", name="Playground").is_visible()
+    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_hostile_tokens_of_a_model_stay_text(site: Site) -> None:
     form = playground(site, "hostile speech")
     form.get_by_label("Prompt").fill(HOSTILE)
     form.get_by_role("button", name="Write").click()
-    form.get_by_text("tokens/s on the processor").wait_for(timeout=60_000)
+    form.get_by_text("tokens/s on the processor").wait_for(timeout=100_000)
     assert form.locator(".written").inner_text().count(HOSTILE) > 2
     assert form.locator("img").count() == 0
     assert form.page.title() == "hostile speech · onecard"

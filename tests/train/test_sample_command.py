@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,14 @@ class Terminal:
         shown, _, self.said = self.said.partition(text)
         return shown
 
+    def left_by_ctrl_c(self) -> int:
+        """The exit code. Python misses a key that comes in the instant between readline's prompt and its wait."""
+        for _ in range(20):
+            self.type("\x03")
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(timeout=5)
+        raise AssertionError(self.said)
+
 
 def test_on_a_terminal_it_asks_again_and_ctrl_c_stops_a_text_and_twice_leaves(trained: Path) -> None:
     terminal = Terminal("sample", "r", "--length", "100000000")
@@ -139,9 +148,9 @@ def test_on_a_terminal_it_asks_again_and_ctrl_c_stops_a_text_and_twice_leaves(tr
     terminal.wait_for("\n")
     terminal.wait_for("class")
     terminal.type("\x03")
+    terminal.wait_for("(Ctrl-C again leaves)")
     terminal.wait_for("> ")
-    terminal.type("\x03")
-    assert terminal.process.wait(timeout=60) == 130
+    assert terminal.left_by_ctrl_c() == 130
 
 
 def test_ctrl_d_leaves_and_each_line_is_answered(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,7 @@ def test_training_on_the_processor_says_how_long_it_takes_by_what_was_measured(
     assert cpu_seconds(longer, timed=timed).likely == pytest.approx((100 * 640 + evaluated) / 640)
     said = warm_with_torch.run(
         "train", *TINY, "--max_iters=1", "--eval_iters=1", "--vocab_size=50304", "--out_dir=run",
-        cwd=tmp_path, environment={"ONECARD_HOME": str(tmp_path)},
+        cwd=tmp_path, environment={"ONECARD_HOME": str(tmp_path), "OMP_NUM_THREADS": str(usable_threads())},
     )  # fmt: skip
     assert "measured on this machine on 2026-11-19" in said.stdout + said.stderr
 
