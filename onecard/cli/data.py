@@ -65,8 +65,6 @@ class Options:
     keys=("vocab_size",),
     short_help="Make token files from a source; continues if it was stopped.",
 )
-    cls=KeyCommand, keys=("vocab_size",), short_help="Make token files from a source; continues if it was stopped."
-)
 @click.argument("source", nargs=-1, required=True, type=PathType())
 @click.option("--out", required=True, type=PathType(), metavar="DIR", help="The folder to make, or to continue.")
 @click.option("--tokens", type=CountType(), metavar="N", help="Stop after this many: 100M, 2.5B. Default: everything.")
