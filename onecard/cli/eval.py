@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onecard import units
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
 from onecard.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from onecard.data.texts import Texts
     from onecard.inputs.harness import Asked
     from onecard.inputs.opened import Opened
     from onecard.runs.scores import TaskScore
+
+LONG_TEXT_BYTES = units.MIB  # from here on it is said before what is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,10 +176,13 @@ def _on_text(options: Options, text: str, opened: Opened, answer: Answer) -> Non
     from onecard.runs.scores import append_score
 
     texts = texts_at(text)
+    if not options.as_json and not answer.results and (ahead := _to_read(text, texts, options.limit)):
+        console(stderr=True).print(ahead, soft_wrap=True, markup=False)
     with EvalDisplay(console(stderr=True), quiet=options.as_json) as display:
 
-        def progress() -> None:
-            display(texts.read_bytes / texts.size_bytes if texts.size_bytes and not options.limit else None)
+        def progress(scored: float) -> None:
+            whole = texts.size_bytes if not options.limit else None
+            display(scored * texts.read_bytes / whole if whole else None)
 
         score, bits, notes = score_text(opened, texts, name=text, limit=options.limit, on_progress=progress)
     if opened.run:
@@ -187,6 +194,17 @@ def _on_text(options: Options, text: str, opened: Opened, answer: Answer) -> Non
     if not options.as_json:
         for line in text_score_lines(score, bits, source=str(opened.source)):
             click.echo(line)
+
+
+def _to_read(named: str, texts: Texts, limit: int | None) -> str:
+    """`scoring notes: 90 files, 12 MiB; …`, of what may take long; "" for one small file."""
+    size = texts.size_bytes
+    if len(texts.files) == 1 and (size is None or size < LONG_TEXT_BYTES):
+        return ""
+    amount = units.things(len(texts.files), "file") + (f", {units.size(size)}" if size is not None else "")
+    if limit:
+        return f"scoring {named}: the first {'document' if limit == 1 else f'{limit:,} documents'} of {amount}"
+    return f"scoring {named}: {amount}; the time left shows after the first batch (--limit N scores N documents only)"
 
 
 def _on_tasks(

@@ -16,9 +16,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, get_args
 
 from onecard.config.names import nearest
+from onecard.config.paths import expanded
 from onecard.data.folders import SEARCH, find_data, folder_names
 from onecard.data.home import cache_home, writable_home
 from onecard.data.hub import NAMED
@@ -73,23 +75,31 @@ def open_dataset(name_or_path: str, *, environ: Mapping[str, str], search: Seque
         return open_path(built, name=EMBEDDED, environ=environ)
     if path := find_data(name_or_path, search=search):
         return open_path(path, name=name_or_path, environ=environ)
-    places = [str(place / name_or_path) for place in search]
+    places = list(dict.fromkeys(place / expanded(name_or_path) for place in search))  # all the same for a whole path
     near = nearest(name_or_path, [EMBEDDED, *folder_names(search)])
     raise ConfigError(
         f"there is no dataset {name_or_path}",
-        why=f"looked for train.bin, or datatrove's or Megatron's files, in {', '.join(places)}",
-        fix=_how_to_have(name_or_path, near or EMBEDDED),
+        why=f"looked for train.bin, or datatrove's or Megatron's files, in {', '.join(map(str, places))}",
+        fix=_how_to_have(name_or_path, near or EMBEDDED, places),
         name="no-such-dataset",
     )
 
 
-def _how_to_have(name_or_path: str, other: str) -> str:
+def _how_to_have(name_or_path: str, other: str, places: Sequence[Path]) -> str:
     """What to type for a dataset that is not here: the command that makes it, or the name of one that is here."""
     folder = Path(name_or_path) if "/" in name_or_path else Path("data", name_or_path)
     if folder.name in NAMED:
         return f"onecard data prepare {folder.name} --out {folder}, or --dataset={other}"
-    made = f"onecard data prepare SOURCE --out {folder} (nanoGPT: python {folder}/prepare.py)"
-    return f"--dataset={other}, or prepare it first: {made}"
+    if theirs := next((script for place in places if _is_file(script := place / "prepare.py")), None):
+        return f"python {quote(str(theirs))}   (nanoGPT's, which makes it), or --dataset={other}"
+    return f"--dataset={other}, or prepare it first: onecard data prepare SOURCE --out {quote(str(folder))}"
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def open_path(path: Path, *, name: str, environ: Mapping[str, str]) -> Dataset:

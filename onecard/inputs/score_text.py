@@ -23,9 +23,11 @@ def score_text(
     *,
     name: str,
     limit: int | None = None,
-    on_progress: Callable[[], None] = lambda: None,
+    on_progress: Callable[[float], None] = lambda scored: None,
 ) -> tuple[TextScore, tuple[float, ...], list[str]]:
     """(the score, bits per byte of each document, what to know about it); `limit` scores the first documents only.
+
+    `on_progress` is told which share of what was read so far is scored.
 
     Every document is read from its beginning, after the token that begins a text, and that token costs nothing.
     """

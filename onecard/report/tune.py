@@ -82,7 +82,7 @@ def _environment(way: Way) -> dict[str, str]:
 
 def print_tune(tuned: Tuned, resolved: Resolved, console: Console, *, written: str | None) -> None:
     """The verdict, what to type, and a row for each way."""
-    console.print(_verdict(tuned), soft_wrap=True)
+    console.print(verdict(tuned), soft_wrap=True)
     console.print(f"  type: {_command(tuned, resolved, written)}", soft_wrap=True)
     console.print()
     for line in machine_lines(tuned.machine):
@@ -135,16 +135,31 @@ def _load_words(load: dict[str, Any]) -> str:
     return f"{load['seconds']:.0f} s under load: {', '.join(said)}{why}"
 
 
-def _verdict(tuned: Tuned) -> str:
+def verdict(tuned: Tuned) -> str:
+    """The fastest way, where there was one to compare it with, and else why there was none."""
     best = tuned.best
     assert best
     assert best.tokens_per_second
     speed = f"{best.tokens_per_second:,.0f} tokens/s"
+    if not any(each.tokens_per_second for each in tuned.tried if each is not best):
+        return f"{_name(best.way)}: {speed}; {_why_alone(tuned)}"
     if tuned.is_as_given(best.way):
         return f"the config as given is the fastest way that was measured: {speed}"
     gain = tuned.gain
     than = f", {gain:.2f} times as fast as the config as given" if gain else ""
     return f"fastest: {_name(best.way)}: {speed}{than}"
+
+
+def _why_alone(tuned: Tuned) -> str:
+    """Why only one way was measured, where nothing can be called the fastest."""
+    others = {each.state for each in tuned.tried if not each.tokens_per_second}
+    if "no time left" in others:
+        return "nothing else was measured in the time (--minutes gives more)"
+    if len(tuned.tried) < len(tuned.ways):
+        return "nothing else was measured before the end"
+    if others == {"cannot win"}:
+        return "nothing else was measured: every other way is predicted to be slower"
+    return "no other way ran" if others else "there is no other way to try"
 
 
 def _command(tuned: Tuned, resolved: Resolved, written: str | None) -> str:

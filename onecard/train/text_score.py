@@ -50,9 +50,11 @@ def document_nats(
     model: GPT,
     documents: Iterable[Sequence[int]],
     *,
-    on_progress: Callable[[], None] = lambda: None,
+    on_progress: Callable[[float], None] = lambda scored: None,
 ) -> list[float]:
     """The nats that the model needs for each document, without those for its first token.
+
+    `on_progress` is told which share of the documents taken so far is scored.
 
     FloatingPointError if the logits are not numbers, as after a run that diverged.
     """
@@ -64,10 +66,11 @@ def document_nats(
         model.train(training)
 
 
-def _document_nats(model: GPT, documents: Iterable[Sequence[int]], on_progress: Callable[[], None]) -> list[float]:
+def _document_nats(model: GPT, documents: Iterable[Sequence[int]], on_progress: Callable[[float], None]) -> list[float]:
     nats: list[float] = []
     waiting: list[Window] = []
     size = BatchSize()
+    taken = 0  # windows
 
     def score(windows: list[Window]) -> None:
         windows.sort(key=lambda window: len(window.tokens))
@@ -80,11 +83,13 @@ def _document_nats(model: GPT, documents: Iterable[Sequence[int]], on_progress: 
             for window, loss in zip(windows[-fitting:], losses, strict=True):
                 nats[window.document] += loss
             del windows[-fitting:]
-            on_progress()
+            on_progress(1 - len(windows) / taken)
 
     for number, tokens in enumerate(documents):
         nats.append(0.0)
-        waiting += windows_of(number, tokens, model.config.block_size)
+        windows = list(windows_of(number, tokens, model.config.block_size))
+        waiting += windows
+        taken += len(windows)
         if len(waiting) >= _WAITING:
             score(waiting)
     score(waiting)

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (CPU): pip install 'onecard[train]'")
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'onecard[dev]'")
 
+from onecard import units  # noqa: E402
 from onecard.cli.main import run  # noqa: E402
 from onecard.config.schema import RunConfig  # noqa: E402
 from onecard.runs.scores import SCORES, read_scores  # noqa: E402
@@ -162,6 +163,27 @@ def test_compare_takes_one_text_where_the_tokenizers_differ(here: Path, capsys: 
     compared = said(capsys, "compare", "runs/bpe", "runs/bytes")
     assert compared["same_text"]["bits_per_byte"] == pytest.approx(bits)
     assert compared["winners"]["same_text"] == bits.index(min(bits))
+
+
+def test_how_much_of_a_folder_is_read_is_said_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("notes").mkdir()
+    for name in ("a.md", "b.txt"):
+        Path("notes", name).write_text(TEXT)
+    size = units.size(2 * len(TEXT.encode()))
+    assert run(["eval", "hf", "--text", "notes"]) == 0
+    assert capsys.readouterr().err.startswith(f"scoring notes: 2 files, {size}; the time left shows")
+    assert run(["eval", "hf", "--text", "notes", "--limit", "1"]) == 0
+    assert capsys.readouterr().err.startswith(f"scoring notes: the first document of 2 files, {size}")
+    said(capsys, "eval", "hf", "--text", "notes")
+
+
+def test_progress_is_the_share_of_windows_that_are_scored(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_score, "BatchSize", lambda small=text_score.BatchSize: small(16))
+    shares: list[float] = []
+    document_nats(model, [list(range(40))], on_progress=shares.append)
+    assert len(shares) > 2
+    assert shares == sorted(set(shares))
+    assert shares[-1] == 1
 
 
 def test_limit_scores_the_first_documents_and_is_another_text(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

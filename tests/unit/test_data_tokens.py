@@ -207,9 +207,17 @@ def test_a_missing_dataset_gets_the_command_that_makes_it(name: str, folder: str
     assert caught.value.fix.startswith(f"onecard data prepare {Path(folder).name} --out {folder},")
     with pytest.raises(ConfigError) as caught:
         open_dataset("data/mine", environ={"ONECARD_HOME": str(tmp_path)}, search=(tmp_path,))
-    assert caught.value.fix.endswith(
-        "onecard data prepare SOURCE --out data/mine (nanoGPT: python data/mine/prepare.py)"
-    )
+    assert caught.value.fix.endswith("onecard data prepare SOURCE --out data/mine"), "no script that is not there"
+
+
+def test_a_missing_dataset_is_looked_for_once_in_a_place_and_made_by_the_script_that_is_there(tmp_path: Path) -> None:
+    whole = tmp_path / "my data"
+    whole.mkdir()
+    (whole / "prepare.py").touch()
+    with pytest.raises(ConfigError) as caught:
+        open_dataset(str(whole), environ={"ONECARD_HOME": str(tmp_path)})
+    assert caught.value.why.count(str(whole)) == 1
+    assert caught.value.fix.startswith(f"python '{whole}/prepare.py'")
 
 
 def test_the_first_id_outside_the_vocabulary_is_found_with_its_place(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.tuning import Tried, Way, best_of, cannot_win, ways_on_card, ways_on_cpu
+from onecard.report.tune import verdict
+from onecard.runs.tuned import Tuned
 from onecard.units import GIB
 
 CONFIG = RunConfig().replace({"batch_size": 8, "gradient_accumulation_steps": 8})
@@ -22,6 +26,21 @@ def test_the_fastest_wins_and_of_equals_the_first() -> None:
     assert best_of([tried(100), tried(None), tried(120)]).tokens_per_second == 120  # type: ignore[union-attr]
     assert best_of([tried(119.5), tried(120)]).tokens_per_second == 119.5  # type: ignore[union-attr]
     assert best_of([tried(None)]) is None
+
+
+def test_a_way_is_called_the_fastest_only_beside_another_that_was_measured() -> None:
+    given = tried(120)
+
+    def said(*others: Tried) -> str:
+        return verdict(Tuned(asked=CONFIG, ways=[given.way] * 2, tried=[given, *others]))
+
+    late, slower = (replace(tried(None, size=16), state=state) for state in ("no time left", "cannot win"))
+    assert said(tried(100, size=16)) == "the config as given is the fastest way that was measured: 120 tokens/s"
+    assert "fastest" not in said(late, slower)
+    assert said(late, slower).endswith("120 tokens/s; nothing else was measured in the time (--minutes gives more)")
+    assert said(slower).endswith("every other way is predicted to be slower")
+    assert said(tried(None, size=16)).endswith("no other way ran")
+    assert said().endswith("nothing else was measured before the end")
 
 
 def test_what_takes_more_than_is_free_does_not_win() -> None:

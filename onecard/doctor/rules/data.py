@@ -28,7 +28,7 @@ from onecard.doctor.evidence import (
 )
 from onecard.doctor.needs import TOKENS, TRAINING_DATA, VALIDATION_DATA, Need, needs, needs_settings
 from onecard.doctor.repair import trainer_of
-from onecard.findings import Finding
+from onecard.findings import Finding, Severity
 from onecard.plan import conditions as plan_conditions
 from onecard.plan import data as plan_data
 from onecard.plan.data import EPOCHS_BEYOND, FAR_TOO_MANY_EPOCHS, MANY_EPOCHS, WANTED_VAL_TOKENS, tokens_per_evaluation
@@ -265,7 +265,8 @@ def too_many_epochs(case: Case) -> Iterator[Finding]:
     """Data that is read over and over.
 
     What it sees: tokens read so far are more than 4 times (a warning) or 16 times (an error) the training tokens. A
-    200th of an epoch more is ignored: updates are whole, and the last may go a little beyond.
+    200th of an epoch more is ignored: updates are whole, and the last may go a little beyond. It is a note where
+    stop_after_worse ended the run: it ended in time, and its best checkpoint is kept.
 
     Why it matters: up to four epochs, repeated tokens are worth nearly as much as new ones; after sixteen, almost
     nothing (arXiv 2305.16264).
@@ -281,13 +282,22 @@ def too_many_epochs(case: Case) -> Iterator[Finding]:
     far = passes > FAR_TOO_MANY_EPOCHS + EPOCHS_BEYOND
     limit = FAR_TOO_MANY_EPOCHS if far else MANY_EPOCHS
     times = f"{passes:,.1f}" if passes < 1000 else f"{passes:,.0f}"
+    what = f"the training data was read {times if round(passes, 1) > limit else f'more than {limit}'} times"
+    severity: Severity = "error" if far else "warn"
+    kept = ""
+    if case.end and case.end.reason == "stop_after_worse":
+        severity = "info"
+        best = f", that of {place(case, case.facts.best_val)}," if case.facts.best_val else ""
+        what += ", and stop_after_worse ended the run in time"
+        kept = f"; the best checkpoint{best} is kept (--best)"
     yield Finding(
         rule="too-many-epochs",
-        severity="error" if far else "warn",
+        severity=severity,
         sure="high",
-        what=f"the training data was read {times if round(passes, 1) > limit else f'more than {limit}'} times",
+        what=what,
         why=f"{units.count(tokens)} tokens of {units.count(size)}; beyond {limit} epochs "
-        + ("more of it teaches almost nothing" if far else "it is worth less and less"),
+        + ("more of it teaches almost nothing" if far else "it is worth less and less")
+        + kept,
         fix=f"more data: at least {units.count(tokens / MANY_EPOCHS)} tokens for so long a run",
         seen=(*_data_said(case), f"{tokens:,} tokens read"),
     )

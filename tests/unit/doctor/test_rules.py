@@ -18,7 +18,7 @@ from onecard.inputs.make_plan import make_plan
 from onecard.plan import recipe
 from onecard.plan.cards import find_card
 from onecard.plan.place import Place
-from onecard.runs.records import Start
+from onecard.runs.records import End, Start
 from onecard.units import GIB, mib
 from tests.unit.doctor.cases import (
     BEFORE,
@@ -86,7 +86,7 @@ TABLE = {
     "overfitting": "warn",
     "val-below-train": "info warn",
     "needless-dropout": "warn info",
-    "too-many-epochs": "warn error",
+    "too-many-epochs": "info warn error",
     "tokens-per-parameter": "info",
     "capacity-or-data": "info",
     "plateau": "info",
@@ -551,6 +551,15 @@ class TestTheData:
     def test_sixteen_epochs_are_an_error(self) -> None:
         assert the("too-many-epochs", case(records=learning(), train_tokens=3 * 10**8)).severity == "error"
         assert the("too-many-epochs", case(records=learning(), train_tokens=10**9)).severity == "warn"
+
+    def test_many_epochs_that_stop_after_worse_ended_are_a_note_that_names_the_best(self) -> None:
+        ended = End(step=10_000, tokens=None, reason="stop_after_worse", best_val_loss=3.0, seconds=None)
+        for reason, severity in (("stop_after_worse", "info"), ("finished", "error")):
+            records = [*learning(), replace(ended, reason=reason)]
+            finding = the("too-many-epochs", case(records=records, train_tokens=3 * 10**8, log_format="onecard"))
+            assert finding.severity == severity
+            assert ("ended the run in time" in finding.what) is (severity == "info")
+            assert ("the best checkpoint, that of step 10,000, is kept" in finding.why) is (severity == "info")
 
     def test_a_gap_of_a_nat_is_overfitting_without_a_minimum(self) -> None:
         assert found("overfitting", case(records=evals([(4.2, 4.2), (1.0, 2.1)])))
