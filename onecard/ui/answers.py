@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from onecard.plan.nvidia_smi import DriverFigures
     from onecard.plan.plan import Plan
     from onecard.runs.follow import Followed
+    from onecard.runs.records import Start
 
 MOST_SPARKS = 60  # points of the small curve in a list
 KEPT_SOURCES = 2  # whose records stay in memory
@@ -137,7 +138,10 @@ def _read(asked: dict[str, str], name: str, read: Callable[[str], Any]) -> Any:
         return read(value)
     except ValueError:
         raise UsageError(
-            f"{name}={value[:40]} is not a number", why=f"{name} takes one", fix=f"{name}=2", name="bad-number"
+            f"{name}={value[:40]} is not a number",
+            why=f"{name} takes one",
+            fix=f"{name}={'12GiB' if name in ('vram', 'other') else 2}",
+            name="bad-number",
         ) from None
 
 
@@ -398,6 +402,7 @@ def _summary(found: Diagnosis) -> Answer:
         "seconds": facts.seconds,
         "seconds_to_go": to_go.likely if to_go else None,
         "card": case.card.name if case.card else None,
+        "device": start.device if (start := _last_start(case)) else None,
         "params": facts.params,
         "findings": {severity: severities[severity] for severity in SEVERITIES},
         "first_finding": found.findings[0].what if found.findings else None,
@@ -409,10 +414,14 @@ def _summary(found: Diagnosis) -> Answer:
 
 def _predicted_bytes(case: Case) -> int | None:
     """What the plan said when the run last started."""
+    start = _last_start(case)
+    return start.predicted_process_bytes if start else None
+
+
+def _last_start(case: Case) -> Start | None:
     from onecard.runs.records import Start
 
-    starts = (record for record in reversed(case.run.records) if isinstance(record, Start))
-    return next((start.predicted_process_bytes for start in starts), None)
+    return next((record for record in reversed(case.run.records) if isinstance(record, Start)), None)
 
 
 def _recorded(

@@ -25,7 +25,7 @@ FRESH_LOCKED_SECONDS = 6 * 3600  # one whose lock names a process: evaluations a
 ROW = (
     *("state", "state_why", "changed", "step", "steps_planned", "progress", "tokens", "loss"),
     *("val_loss", "val_loss_error", "val_step", "tokens_per_second", "mfu", "reserved_bytes"),
-    *("predicted_process_bytes", "seconds", "seconds_to_go", "card"),
+    *("predicted_process_bytes", "seconds", "seconds_to_go", "card", "device"),
 )
 _STEP = b'{"kind":"step"'
 
@@ -74,7 +74,7 @@ def _row(folder: Path, start: Start | None, last: list[Record], changed: float) 
     config = config_in(folder) or (dict(start.config) if start else {})
     start = next((record for record in last if isinstance(record, Start)), start)
     steps = [record for record in last if isinstance(record, Step)]
-    evaluation = next((record for record in last if isinstance(record, Eval) and record.val_loss is not None), None)
+    evaluation = next((record for record in last if isinstance(record, Eval) and _is_finite(record.val_loss)), None)
     end = next((record for record in last if isinstance(record, Start | End)), None)
     step = steps[0] if steps else None
     done = max((record.step for record in (step, evaluation) if record), default=0)
@@ -82,7 +82,8 @@ def _row(folder: Path, start: Start | None, last: list[Record], changed: float) 
     planned = planned if type(planned) is int and planned > 0 else None
     seconds = _median(step.seconds for step in steps)
     state, why = _state(folder, end if isinstance(end, End) else None, step, changed)
-    to_go = max(0, planned - done) * seconds if planned and seconds and state == "training" else None
+    goes_on = state in ("training", "interrupted", "died")  # or would, if resumed
+    to_go = max(0, planned - done) * seconds if planned and seconds and goes_on else None
     return {
         "state": state,
         "state_why": why,
@@ -102,12 +103,17 @@ def _row(folder: Path, start: Start | None, last: list[Record], changed: float) 
         "seconds": step.elapsed_seconds if step else None,
         "seconds_to_go": to_go,
         "card": start.card if start else None,
+        "device": start.device if start else None,
     }
 
 
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return median(known) if known else None
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def _state(folder: Path, end: End | None, step: Step | None, changed: float) -> tuple[str, str]:

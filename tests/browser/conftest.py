@@ -1,8 +1,10 @@
 """Debian's Chromium before a server over made runs. Every test fails where a page has written to the console."""
 
+import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,9 @@ class Site:
         return {
             "runs": "/",
             "run": self.run("fineweb"),
+            "begun": self.run("begun"),
+            "one update": self.run("one update"),
+            "not a number": self.run("not a number"),
             "playground": self.run("speaks"),
             "log": self.run("124M.log"),
             "planner": "/plan.html?gpu=RTX+4070",
@@ -73,6 +78,26 @@ def chromium() -> str:
     return str(shutil.which("chromium"))
 
 
+def keep(run: Path, wanted: Callable[[dict[str, Any]], Any]) -> None:
+    """Only the wanted records of a run, as `wanted` left them."""
+    records = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    (run / "records.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in records if wanted(each)))
+
+
+def lower(record: dict[str, Any]) -> bool:
+    """A loss that is better at once, but not than what a longer run reaches."""
+    if record["kind"] == "step":
+        record["loss"] -= 0.5
+    return True
+
+
+def not_a_number(record: dict[str, Any]) -> bool:
+    """The loss of an update after 300 is NaN."""
+    if record["kind"] == "step" and record["step"] > 300:
+        record["loss"] = math.nan
+    return True
+
+
 @pytest.fixture(scope="session")
 def served_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     executable, folder = chromium(), tmp_path_factory.mktemp("ui")
@@ -83,6 +108,10 @@ def served_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     make_run(folder / "runs/fineweb", updates=500)
     make_run(folder / "runs/long", updates=12_000)
     make_run(folder / "runs" / HOSTILE, updates=300)
+    keep(make_run(folder / "runs/begun", updates=0), lambda record: record["kind"] == "start")
+    keep(make_run(folder / "runs/one update", updates=10), lambda record: record["kind"] in ("start", "step"))
+    keep(make_run(folder / "runs/brief", updates=120), lambda record: record["kind"] != "eval" and lower(record))
+    keep(make_run(folder / "runs/not a number", updates=400), not_a_number)
     make_model(folder / "runs" / "speaks", n_layer=6, n_embd=128)
     make_model(folder / "runs" / "hostile speech", token=HOSTILE)
     with served(folder / "40M.log", folder / "124M.log", folder / "runs") as address, sync_playwright() as playwright:

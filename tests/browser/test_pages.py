@@ -79,6 +79,30 @@ def test_a_point_of_the_chart_is_the_record(site: Site) -> None:
         assert f"loss {record['loss']:.4f}" in " ".join(said.split())
 
 
+def test_a_run_of_no_update_says_so_and_one_of_one_has_a_dot(site: Site) -> None:
+    page = site.open(site.run("begun"))
+    assert "No update is recorded yet." in page.locator("main").inner_text()
+    assert page.locator(".plot").first.is_hidden()
+    assert "does not print" not in page.locator("main").inner_text()
+    page = site.open(site.run("one update"))
+    blue = page.locator(".multiples canvas").first.evaluate(
+        """canvas => {
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            const pixels = Array.from({ length: data.length / 4 }, (_, i) => data.slice(4 * i, 4 * i + 4));
+            return pixels.filter(([red, , blue, alpha]) => alpha > 150 && blue - red > 60).length;
+        }"""
+    )
+    assert blue > 3  # the accent: nothing else in the picture has a colour
+
+
+def test_a_loss_that_is_no_number_is_told(site: Site) -> None:
+    page = site.open(site.run("not a number"))
+    readout = page.locator(".readout").first
+    assert "loss not finite" in " ".join(readout.inner_text().split())
+    page.locator(".plot").first.press("Home")
+    assert "not finite" not in readout.inner_text()
+
+
 def test_a_zoom_shows_every_update_until_all_is_shown_again(site: Site) -> None:
     page = site.open(site.run("long"))
     figure = page.locator("figure").first
@@ -222,6 +246,41 @@ def test_two_runs_are_chosen_by_keyboard_and_compared(site: Site) -> None:
     page.get_by_role("link", name="Compare 2 runs").press("Enter")
     page.wait_for_selector("text=Who wins")
     assert "passes" in page.locator("h1.verdict").inner_text()
+
+
+def test_each_of_three_compared_runs_can_be_chosen_anew(site: Site) -> None:
+    ids = [site.ids[name] for name in ("40M.log", "124M.log", "fineweb")]
+    page = site.open("/compare.html?" + "&".join(f"run={each}" for each in ids))
+    assert [page.get_by_label(f"Run {letter}").input_value() for letter in "ABC"] == ids
+    many = "&".join(f"run={site.ids[name]}" for name in ("40M.log", "124M.log", *["fineweb", "long"] * 3))
+    narrow = site.open(f"/compare.html?{many}", width=360)
+    assert narrow.evaluate("document.documentElement.scrollWidth") == 360
+    page.get_by_label("Run B").select_option(site.ids["long"])
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.wait_for_url(lambda address: site.ids["long"] in address)
+    page.wait_for_selector("main:not([aria-busy])")
+    assert page.get_by_label("Run C").input_value() == ids[2]
+
+
+def test_the_better_run_is_that_of_the_command(site: Site) -> None:
+    for names in (("fineweb", "brief"), ("brief", "fineweb"), ("40M.log", "124M.log")):
+        query = "&".join(f"run={site.ids[name]}" for name in names)
+        page = site.open(f"/compare.html?{query}")
+        said = page.evaluate("path => fetch(path).then(a => a.json())", f"/api/compare?{query}")
+        assert page.locator(".verdict").inner_text().startswith(f"{'AB'[said['at_equal_seconds']['winner']]} is better")
+    page = site.open(f"/compare.html?run={site.ids['fineweb']}&run={site.ids['begun']}")
+    assert page.locator(".verdict").inner_text() == "No run can be called better."
+
+
+def test_the_planner_says_what_its_link_started_from(site: Site) -> None:
+    said = "select => select.selectedOptions[0].text"
+    for path, start in (
+        ("/plan.html", "GPT-2 of 124M, on FineWeb"),
+        ("/plan.html?gpu=RTX+4070", "the packaged default"),
+        ("/plan.html?gpu=RTX+4070&batch_size=4", "what the address says"),
+        (f"/plan.html?gpu=RTX+4070&config={site.ids['fineweb']}", "fineweb"),
+    ):
+        assert site.open(path).get_by_label("Start from").evaluate(said) == start
 
 
 def test_back_returns_and_a_pasted_link_shows_the_same(site: Site) -> None:

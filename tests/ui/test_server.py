@@ -43,6 +43,26 @@ def test_the_list_says_what_the_runs_do(site: Site) -> None:
     assert rows["half"]["val_loss_error"] == 0.01
 
 
+def test_what_a_list_says_of_runs_that_stopped(tmp_path: Path) -> None:
+    """The time that a resumed run would take, the last loss that is a number, and no guess at where it trained."""
+    from onecard.ui.glance import glance
+
+    died = make_run(tmp_path / "died")
+    os.utime(died / "records.jsonl", (0, 0))
+    row = glance(died, died / "records.jsonl")
+    assert (row["state"], row["seconds_to_go"], row["device"]) == ("died", 50, "cpu")
+    diverged = make_run(tmp_path / "diverged", ended="diverged")
+    lines = (diverged / "records.jsonl").read_text().splitlines()
+    evaluations = [line for line in lines if '"kind":"eval"' in line]
+    last = json.loads(evaluations[-1]) | {"val_loss": "NaN"}
+    (diverged / "records.jsonl").write_text("\n".join([*lines, json.dumps(last), lines[-1]]) + "\n")
+    row = glance(diverged, diverged / "records.jsonl")
+    assert (row["state"], row["val_loss"], row["seconds_to_go"]) == ("diverged", 3.1, None)
+    only_config = make_run(tmp_path / "only config")
+    (only_config / "records.jsonl").unlink()
+    assert glance(only_config, only_config / "records.jsonl")["device"] is None
+
+
 def test_a_page_gets_the_plan_of_the_command(site: Site) -> None:
     asked = site.ask("/api/plan?gpu=RTX+4070&other=2.1GiB&n_layer=4&n_head=4&n_embd=128").json
     assert asked == command(

@@ -23,6 +23,8 @@ export function axes({ x, y, size = 46, space = 34, incrs }) {
   ];
 }
 
+/** Between two seconds on an axis. */
+export const TIME_STEPS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000];
 export const LOSS_STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5];
 /** Losses with one decimal, or two where the picture is narrow. */
 export const lossTick = (limits) => (value) => {

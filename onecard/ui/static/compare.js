@@ -9,7 +9,8 @@ const ids = new URLSearchParams(location.search).getAll("run");
 
 async function chooser() {
   const { runs } = await ask("/api/runs");
-  if (runs.length < 2) return h("p", { class: "lede", text: "Comparing needs two runs; there are not yet two here." });
+  const lede = (text) => h("p", { class: "lede", text });
+  if (runs.length < 2) return lede("Comparing needs two runs; there are not yet two here.");
   const select = (i) =>
     h(
       "select",
@@ -18,11 +19,11 @@ async function chooser() {
         h("option", { value: run.id, text: run.name, selected: ids[i] ? ids[i] === run.id : i === j }),
       ),
     );
-  const selects = [select(0), select(1)];
+  const selects = Array.from({ length: Math.max(2, ids.length) }, (_, i) => select(i));
   const go = () => {
     location.search = selects.map((one) => `run=${encodeURIComponent(one.value)}`).join("&");
   };
-  return h(
+  const form = h(
     "form",
     {
       class: "filters",
@@ -34,15 +35,14 @@ async function chooser() {
     selects.map((one, i) => h("label", { class: "chooser" }, letter(i), one)),
     h("button", { class: "button", text: "Compare" }),
   );
+  return ids.length < 2 ? [lede("Choose two here, or more on the list of runs."), form] : form;
 }
-
 
 async function page() {
   const choose = await chooser();
   if (ids.length < 2)
     return show(
       h("h1", { class: "verdict", text: "Which run is better?" }),
-      h("p", { class: "lede", text: "Choose two here, or more on the list of runs." }),
       choose,
     );
   const result = await ask(`/api/compare?${ids.map((id) => `run=${encodeURIComponent(id)}`).join("&")}&more=1`);

@@ -1,7 +1,7 @@
 // Runs side by side: the verdict, their curves, who wins, what changed. Every figure is one of `onecard compare --json`.
 
-import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
-import { colour, h, segmented } from "./dom.js";
+import { LOSS_STEPS, TIME_STEPS, axes, chart, cursor, lossTick, pen, saves, whole } from "./charts.js";
+import { capital, colour, h, segmented } from "./dom.js";
 import { pythonValue } from "./findings.js";
 import { duration, gib, int, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
 
@@ -18,7 +18,13 @@ const style = (i) => STYLES[i % STYLES.length];
 export const letter = (i) => h("span", { class: `letter ${"ab"[i] ?? "c"}`, text: letterOf(i) });
 const nameOf = (source) => source.replace(/\/$/, "").split("/").at(-1);
 
+const MEASURES = {
+  val_loss: ["Validation loss", "nats"],
+  train_loss: ["Training loss", "nats"],
+  bits_per_byte: ["Validation loss", "bits per byte"],
+};
 function plotted(result) {
+  const [what, unit] = MEASURES[result.measure] ?? ["Loss", "nats"];
   const { ui, runs } = result;
   let along = ui.curves.every((one) => one.points.some((point) => !missing(point.seconds))) ? "time" : "tokens";
   const equal = () => (along === "time" ? result.at_equal_seconds : result.at_equal_tokens);
@@ -58,6 +64,7 @@ function plotted(result) {
     p.clip(() => {
       if (limit()) {
         const x = p.X(limit());
+        const left = x - p.left > 130 * p.ratio; // of the line is room for its words
         p.line(
           [
             [x, p.top],
@@ -67,45 +74,47 @@ function plotted(result) {
         );
         p.text(
           along === "time" ? `equal time, ${duration(limit())}` : `equal tokens, ${short(limit())}`,
-          x - 6 * p.ratio,
+          x + (left ? -6 : 6) * p.ratio,
           p.top + 12 * p.ratio,
-          { fill: colour("--ink-2"), align: "right", halo },
+          { fill: colour("--ink-2"), align: left ? "right" : "left", halo },
         );
       }
       const crossing = along === "time" ? result.crossings?.[0] : null;
       if (crossing) {
         const [x, y] = [p.X(crossing.seconds), p.Y(crossing.loss)];
         p.dot(x, y, 4.5, halo, colour("--ink"));
+        const below = (y + 26 * p.ratio < p.bottom ? 22 : -12) * p.ratio;
         if (u.width >= 520)
-          p.text(`${letterOf(crossing.run)} passes ${letterOf(crossing.passes)}'s final loss`, x, y + 22 * p.ratio, {
+          p.text(`${letterOf(crossing.run)} passes ${letterOf(crossing.passes)}'s final loss`, x, y + below, {
             fill: colour("--ink"),
-            align: "right",
+            align: x - p.left > 160 * p.ratio ? "right" : "left",
             weight: "600",
             halo,
           });
       }
-      ui.curves.forEach((one, i) => {
+      const ends = ui.curves.flatMap((one, i) => {
         const [xs, ys] = points(one);
-        if (!xs.length) return;
-        const x = Math.min(p.X(xs.at(-1)) + 6 * p.ratio, p.right - 14 * p.ratio);
-        p.text(letterOf(i), x, p.Y(ys.at(-1)) - 8 * p.ratio, {
-          fill: colour(style(i)[0]),
-          weight: "600",
-          size: 13,
-          halo,
-        });
+        if (!xs.length) return [];
+        return [{ i, x: Math.min(p.X(xs.at(-1)) + 6 * p.ratio, p.right - 14 * p.ratio), y: p.Y(ys.at(-1)) - 8 * p.ratio }];
+      });
+      ends.sort((a, b) => b.y - a.y); // from below; a letter that would cover another stands above it
+      ends.forEach((one, k) => {
+        const size = 13;
+        for (const other of ends.slice(0, k))
+          if (Math.abs(other.x - one.x) < size * p.ratio) one.y = Math.min(one.y, other.y - size * p.ratio);
+        p.text(letterOf(one.i), one.x, one.y, { fill: colour(style(one.i)[0]), weight: "600", size, halo });
       });
     });
   };
   const holder = h("div", {
     class: "plot",
     role: "group",
-    "aria-label": "Validation loss of the runs. Arrow keys read the curves.",
+    "aria-label": `${what} of the runs. Arrow keys read the curves.`,
   });
   const made = chart(holder, (width) => {
     const [x, y] = axes({ x: xWord, y: lossTick(limits), incrs: LOSS_STEPS, size: 38 });
     if (along === "time")
-      x.incrs = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800];
+      x.incrs = TIME_STEPS;
     return {
       options: {
         height: width < 520 ? 280 : 360,
@@ -130,7 +139,7 @@ function plotted(result) {
   });
   const title = h("span", { class: "quiet" });
   const again = () => {
-    title.textContent = `nats, against ${along === "time" ? "time in training" : "tokens"}`;
+    title.textContent = `${unit}, against ${along === "time" ? "time in training" : "tokens"}`;
     tell();
     made.draw();
   };
@@ -143,7 +152,7 @@ function plotted(result) {
       h(
         "figcaption",
         { class: "head" },
-        h("h2", { text: "Validation loss" }),
+        h("h2", { text: what }),
         title,
         h(
           "div",
@@ -219,8 +228,8 @@ function winners(result) {
     h(
       "tbody",
       {},
-      time ? row(`Loss at ${duration(time.seconds)}`, time.loss, four, time.winner, time.noise) : null,
-      tokens ? row(`Loss at ${short(tokens.tokens)} tokens`, tokens.loss, four, tokens.winner, tokens.noise) : null,
+      time?.loss ? row(`Loss at ${duration(time.seconds)}`, time.loss, four, time.winner, time.noise) : null,
+      tokens?.loss ? row(`Loss at ${short(tokens.tokens)} tokens`, tokens.loss, four, tokens.winner, tokens.noise) : null,
       row("Final loss", of("final_val_loss"), four, won.final_val_loss, of("evaluation_noise")),
       row("Tokens per second", of("tokens_per_second"), int, won.tokens_per_second),
       row("MFU", of("mfu"), percent),
@@ -228,14 +237,14 @@ function winners(result) {
       row("Tokens seen", of("tokens"), short),
       row("Trained", of("seconds"), duration),
       row("Memory, planned (GiB)", of("predicted_process_bytes"), gib),
-      row("Memory, reserved (GiB)", of("reserved_bytes"), gib),
+      row("Memory, the most reserved (GiB)", of("reserved_bytes"), gib),
     ),
   );
 }
 
 function onTheWay(result) {
   const rows = (equal, word) =>
-    equal
+    equal?.loss
       ? [...equal.earlier, equal].map((one) =>
           h(
             "tr",
@@ -262,10 +271,11 @@ function onTheWay(result) {
 }
 
 const signed = (value, word) => (value === 0 ? "same" : `${value > 0 ? "+" : "−"}${word(Math.abs(value))}`);
+const aloneOf = (result) => (result.runs.length === 2 ? (result.predicted_alone?.["1"] ?? []) : []);
 function changes(result) {
   const keys = Object.keys(result.config_diff);
   if (!keys.length) return h("p", { class: "quiet", text: "No setting differs." });
-  const alone = result.runs.length === 2 ? (result.predicted_alone?.["1"] ?? []) : [];
+  const alone = aloneOf(result);
   const rest = keys.filter((key) => !alone.some((one) => key in one.patch));
   const rows = [...alone.map((one) => [Object.keys(one.patch), one]), ...rest.map((key) => [[key], null])];
   const value = (key, i) =>
@@ -348,34 +358,44 @@ function changes(result) {
   );
 }
 
-function headline({ runs, winners: won, crossings, at_equal_seconds: time, at_equal_tokens: tokens }) {
+function headline({ runs, measure, winners: won, crossings, at_equal_seconds: time, at_equal_tokens: tokens }) {
   const crossing = crossings?.[0];
-  if (crossing && !missing(crossing.seconds))
+  const sooner = crossing && !missing(crossing.seconds) && crossing.seconds < crossing.passed_seconds;
+  if (sooner && crossing.run === time?.winner)
     return `${letterOf(crossing.run)} is better: it passes ${letterOf(crossing.passes)}'s final loss after ${duration(crossing.seconds)}, where ${letterOf(crossing.passes)} took ${duration(crossing.passed_seconds)}.`;
-  if (time && !missing(time.winner)) return `${letterOf(time.winner)} is better after the same time.`;
-  if (tokens && !missing(tokens.winner)) return `${letterOf(tokens.winner)} is better after the same tokens.`;
+  if (!missing(time?.winner)) return `${letterOf(time.winner)} is better after the same time.`;
+  if (!missing(tokens?.winner)) return `${letterOf(tokens.winner)} is better after the same tokens.`;
   if (!missing(won.final_val_loss)) return `${letterOf(won.final_val_loss)} ends lower.`;
+  if (!measure) return "No run can be called better.";
   return runs.length ? "No run is clearly better: the difference is within the noise." : "";
 }
 
 const lede = (result) =>
-  (result.cautions ?? []).map((caution) => (typeof caution === "string" ? caution : (caution.what ?? ""))).join(" ");
+  (result.cautions ?? [])
+    .map((caution) => (typeof caution === "string" ? caution : (caution.what ?? "")))
+    .map((words) => capital(words).replace(/[^.]$/, "$&."))
+    .join(" ");
 
 /** The nodes of a comparison, and `draw()` for when they are on the page. `between` stands below the verdict. */
 export function comparison(result, between = null) {
   const names = result.runs.map((run, i) => h("span", {}, letter(i), nameOf(result.ui.runs?.[i]?.name ?? run.source)));
-  const chartBox = plotted(result);
+  const chartBox = result.measure ? plotted(result) : null;
+  /** A column for each run may need more than there is: then the table scrolls, and the page does not. */
+  const wide = (label, table) =>
+    result.runs.length > 2 ? h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": label }, table) : table;
+  const alone = aloneOf(result);
   const together = result.changed_together ?? [];
   const nodes = [
     h("p", { class: "kicker names" }, names),
     h("h1", { class: "verdict", text: headline(result) }),
     lede(result) ? h("p", { class: "lede", text: lede(result) }) : null,
     between,
-    chartBox.node,
+    chartBox?.node,
     h(
       "section",
       { class: "two" },
-      h("div", { class: "card" }, h("div", { class: "head" }, h("h2", { text: "Who wins" })), winners(result)),
+      h("div", { class: "card" }, h("div", { class: "head" }, h("h2", { text: "Who wins" })), wide("Who wins", winners(result))),
+      result.measure &&
       h(
         "div",
         { class: "card" },
@@ -385,7 +405,7 @@ export function comparison(result, between = null) {
           h("h2", { text: "On the way" }),
           h("span", { class: "quiet", text: "the same time, the same tokens" }),
         ),
-        onTheWay(result),
+        wide("On the way", onTheWay(result)),
       ),
     ),
     h(
@@ -397,10 +417,10 @@ export function comparison(result, between = null) {
         h(
           "div",
           { class: "head" },
-          h("h2", { text: "What changed, and what each change alone would do to A" }),
-          h("span", { class: "quiet", text: "effects are predicted, not measured" }),
+          h("h2", { text: alone.length ? "What changed, and what each change alone would do to A" : "What changed" }),
+          alone.length ? h("span", { class: "quiet", text: "effects are predicted, not measured" }) : null,
         ),
-        changes(result),
+        wide("What changed", changes(result)),
         together.length > 1
           ? h("p", {
               class: "lede small",
@@ -410,5 +430,5 @@ export function comparison(result, between = null) {
       ),
     ),
   ];
-  return { nodes, draw: chartBox.again };
+  return { nodes, draw: () => chartBox?.again() };
 }

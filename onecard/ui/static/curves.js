@@ -1,6 +1,6 @@
 // The curves of one run: loss on top, four small ones below, on one x axis with one crosshair.
 
-import { LOSS_STEPS, axes, chart, cursor, lossTick, pen, saves, showAll, whole } from "./charts.js";
+import { LOSS_STEPS, TIME_STEPS, axes, chart, cursor, lossTick, pen, saves, showAll, whole } from "./charts.js";
 import { capital, colour, h, icon, s, segmented } from "./dom.js";
 import { duration, gib, int, learningRate, loss, missing, percent, short, tick, timeTick } from "./numbers.js";
 import { closer } from "./zoom.js";
@@ -39,7 +39,8 @@ export function curves(first, finer = null) {
   const take = () => {
     run = { ...run, curves: zoom.shown(coarse) };
   };
-  let along = known(run.curves.tokens).length ? "tokens" : "steps";
+  const own = run.run.format === "onecard"; // its records will have tokens and seconds, if they have none yet
+  let along = own || known(run.curves.tokens).length ? "tokens" : "steps";
   let log = false;
   const WORDS = run.curves.steps_told === false ? { ...AXES, steps: "logged losses" } : AXES;
   const xOf = { tokens: (point) => point.tokens, time: (point) => point.seconds, steps: (point) => point.step };
@@ -69,8 +70,10 @@ export function curves(first, finer = null) {
     all.hidden = !shown;
   };
   const all = h("button", { class: "mini", type: "button", hidden: true, text: "Show all", onclick: () => showAll() });
+  /** What is predicted of a run that trains. */
+  const ahead = () => (run.run.state === "training" ? run.prediction : null);
   const end = () => {
-    const planned = run.run.state === "training" && run.prediction ? at(run.prediction) : null;
+    const planned = ahead() ? at(run.prediction) : null;
     return most([planned, ...xs(), ...run.evals.map(at)]);
   };
   const xWord = (value) => (along === "time" ? timeTick(value) : tick(value));
@@ -79,7 +82,7 @@ export function curves(first, finer = null) {
   const bothAxes = (options) => {
     const [x, y] = axes({ x: xWord, ...options });
     if (along === "time" && !log)
-      x.incrs = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000];
+      x.incrs = TIME_STEPS;
     if (log) x.filter = decades;
     if (log) y.filter = (_, ticks) => ticks;
     return [x, y];
@@ -135,6 +138,8 @@ export function curves(first, finer = null) {
     },
   });
   const hidden = { stroke: "transparent", points: { show: false } };
+  /** A line through one value is no line: a dot shows it. */
+  const dotAlone = (values) => ({ show: known(values).length === 1, size: 5 });
 
   // ---- loss
   const lossOf = () => run.curves.loss ?? { min: [], mean: [], max: [] };
@@ -142,11 +147,11 @@ export function curves(first, finer = null) {
     const shown = part(u);
     if (shown) return closeLimits(shown);
     const { min, max } = coarse.loss ?? lossOf();
-    const skipped = log ? 0 : Math.ceil(max.length * FIRST_DESCENT);
+    const skipped = log ? 0 : Math.floor(max.length * FIRST_DESCENT);
     const from = xs(coarse)[skipped] ?? 0;
     const seen = run.evals.filter((one) => at(one) >= from || run.evals.length < 3).flatMap((one) => [one.val_loss]);
     const high = most([...max.slice(skipped), ...seen]);
-    const low = least([...min, ...run.evals.map((one) => one.val_loss), run.prediction?.loss?.low]);
+    const low = least([...min, ...run.evals.map((one) => one.val_loss), ahead()?.loss?.low]);
     return around(low, high);
   };
   /** Around what a part of the x axis shows. */
@@ -181,10 +186,31 @@ export function curves(first, finer = null) {
     for (const [x, y] of E) if (E.length < 80) p.dot(x, p.Y(y), 2, accent);
     const latest = E.at(-1);
     if (latest) prediction(p, latest);
+    notFinite(p);
+  };
+  /** Where the loss is a number no more, a line says so: the curve alone only ends. */
+  const notFinite = (p) => {
+    const value = xs(coarse)[coarse.not_finite?.[0]];
+    if (missing(value)) return;
+    const [x, bad] = [p.X(value), colour("--bad")];
+    p.line(
+      [
+        [x, p.top],
+        [x, p.bottom],
+      ],
+      { stroke: bad, dash: [6, 3] },
+    );
+    const left = x - p.left > 120 * p.ratio;
+    p.text("loss is not finite", x + (left ? -6 : 6) * p.ratio, p.top + 30 * p.ratio, {
+      fill: bad,
+      align: left ? "right" : "left",
+      weight: "600",
+      halo: colour("--surface"),
+    });
   };
   const prediction = (p, [x0, y0]) => {
-    const ahead = run.prediction?.loss;
-    if (!ahead || run.run.state !== "training" || missing(at(run.prediction))) return;
+    const ends = ahead()?.loss;
+    if (!ends || missing(at(run.prediction))) return;
     const accent = colour("--accent");
     const x1 = p.X(at(run.prediction)) - 5 * p.ratio;
     if (x1 <= x0) return;
@@ -193,19 +219,19 @@ export function curves(first, finer = null) {
         x0 + ((x1 - x0) * k) / 24,
         p.Y(y0 + (to - y0) * (1 - (1 - k / 24) ** 1.6)),
       ]);
-    p.area(fan(ahead.high), fan(ahead.low), colour("--accent-band"));
-    p.line(fan(ahead.likely), { stroke: accent, width: 1.6, dash: [5, 4] });
+    p.area(fan(ends.high), fan(ends.low), colour("--accent-band"));
+    p.line(fan(ends.likely), { stroke: accent, width: 1.6, dash: [5, 4] });
     p.line(
       [
-        [x1, p.Y(ahead.high)],
-        [x1, p.Y(ahead.low)],
+        [x1, p.Y(ends.high)],
+        [x1, p.Y(ends.low)],
       ],
       { stroke: accent, width: 2 },
     );
-    p.dot(x1, p.Y(ahead.likely), 3.6, colour("--surface"), accent);
-    const words = `${loss(ahead.likely, 2)} (${loss(ahead.low, 2)} to ${loss(ahead.high, 2)})`;
+    p.dot(x1, p.Y(ends.likely), 3.6, colour("--surface"), accent);
+    const words = `${loss(ends.likely, 2)} (${loss(ends.low, 2)} to ${loss(ends.high, 2)})`;
     const halo = colour("--surface");
-    const y = p.Y(ahead.high) - 20 * p.ratio;
+    const y = p.Y(ends.high) - 20 * p.ratio;
     p.text(words, x1, y, { fill: colour("--ink"), align: "right", weight: "600", size: 12, halo });
     p.text("predicted end", x1, y + 13 * p.ratio, { fill: colour("--ink-3"), align: "right", halo });
   };
@@ -217,7 +243,7 @@ export function curves(first, finer = null) {
         width < 520 ? 260 : 340,
         { distr: log ? 3 : 1, range: limits },
         { y: lossTick(limits), incrs: LOSS_STEPS, size: 38 },
-        [hidden, hidden, { stroke: colour("--ink-3"), width: 1, alpha: 0.75, points: { show: false } }],
+        [hidden, hidden, { stroke: colour("--ink-3"), width: 1, alpha: 0.75, points: dotAlone(mean) }],
         drawLoss,
         [{ series: [2, 1], fill: colour("--train-band") }],
       ),
@@ -240,7 +266,7 @@ export function curves(first, finer = null) {
       missing(tokens[i]) ? "" : item("tokens", short(tokens[i])),
       missing(seconds[i]) ? "" : item("after", duration(seconds[i])),
       missing(min[i])
-        ? ""
+        ? item("loss", "not finite")
         : item(
             "loss",
             min[i] === max[i] ? loss(min[i], 4) : `${loss(min[i])} to ${missing(max[i]) ? "not finite" : loss(max[i])}`,
@@ -259,7 +285,7 @@ export function curves(first, finer = null) {
     const range = () => [
       0,
       (Math.max(
-        most([...values().max.slice(worst ? Math.ceil(values().max.length * FIRST_DESCENT) : 0), top?.() ?? 0, 1e-12]),
+        most([...values().max.slice(worst ? Math.floor(values().max.length * FIRST_DESCENT) : 0), top?.() ?? 0, 1e-12]),
       ) || 1) * 1.1,
     ];
     const draw = (p) => {
@@ -284,14 +310,16 @@ export function curves(first, finer = null) {
     const series = [
       hidden,
       hidden,
-      { stroke: colour("--accent"), width: 1.5, points: { show: false }, spanGaps: true },
+      { width: 1.5, spanGaps: true },
     ];
     const plot = chart(holder, () => ({
       options: options(
         138,
         { range },
         { y: (v) => (v ? word(v) : "0"), size, space: 28, incrs },
-        series.map((one) => (one === hidden ? one : { ...one, stroke: colour("--accent") })),
+        series.map((one) =>
+          one === hidden ? one : { ...one, stroke: colour("--accent"), points: dotAlone(values().mean) },
+        ),
         draw,
         [{ series: [2, 1], fill: colour("--accent-band") }],
       ),
@@ -340,7 +368,7 @@ export function curves(first, finer = null) {
       title: "Gradient norm",
       note: "band: lowest to highest",
       key: "grad_norm",
-      word: (v) => v.toFixed(2),
+      word: (v) => (v < 100 ? v.toFixed(2) : int(v)),
       worst: true,
       absent: "This log does not print it. onecard train does.",
       lines: () => (clip() > 0 ? [{ value: clip(), label: `clipped at ${clip()}` }] : []),
@@ -434,6 +462,34 @@ export function curves(first, finer = null) {
   const absent = h("ul", { class: "not-drawn" });
   const list = h("ol", { class: "events" });
   const table = h("tbody", {});
+  const legend = h(
+    "div",
+    { class: "readout legend" },
+    key("M0 5h16", "k-val", "validation, with its error"),
+    key("M0 2h16v6H0z", "k-band", "training loss, lowest to highest of each stretch"),
+    predicted,
+  );
+  const evaluations = h(
+    "details",
+    { "data-key": "evaluations" },
+    h("summary", {}, icon("down"), "Evaluations as a table"),
+    h(
+      "table",
+      { class: "plain evaluations" },
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          ["Step", "Tokens", "Train loss", "Val loss"].map((words) =>
+            h("th", { scope: "col", class: "num", text: words }),
+          ),
+        ),
+      ),
+      table,
+    ),
+  );
   const describe = () => {
     const { max } = lossOf();
     const above = !log && max.length && max[0] > limits()[1] ? `; begins at ${loss(max[0], 1)}, above the picture` : "";
@@ -446,9 +502,11 @@ export function curves(first, finer = null) {
       `Loss against ${WORDS[along]}${latest && !missing(latest.val_loss) ? `: validation ${withError(latest)} at step ${int(latest.step)}` : ""}. Arrow keys read the curve.`,
     );
     describeCard();
-    predicted.hidden = !run.prediction?.loss || run.run.state !== "training";
+    predicted.hidden = !ahead()?.loss;
     const gone = panels.filter((panel) => panel.node.hidden && panel.absent);
-    absent.hidden = !gone.length;
+    const begun = run.curves.step.length > 0;
+    absent.hidden = !gone.length || !begun;
+    for (const part of [lossHolder, legend, evaluations]) part.hidden = !begun && !run.evals.length;
     absent.replaceChildren(...gone.map((panel) => h("li", {}, h("b", { text: `${panel.title}: ` }), panel.absent)));
     list.hidden = !events().length;
     list.replaceChildren(
@@ -497,7 +555,7 @@ export function curves(first, finer = null) {
     ];
   };
   const choices = Object.keys(WORDS).filter(
-    (key) => key === "steps" || known(run.curves[key === "time" ? "seconds" : key]).length,
+    (key) => own || key === "steps" || known(run.curves[key === "time" ? "seconds" : key]).length,
   );
   const node = h(
     "section",
@@ -546,35 +604,9 @@ export function curves(first, finer = null) {
       ),
       readout,
       lossHolder,
-      h(
-        "div",
-        { class: "readout legend" },
-        key("M0 5h16", "k-val", "validation, with its error"),
-        key("M0 2h16v6H0z", "k-band", "training loss, lowest to highest of each stretch"),
-        predicted,
-      ),
+      legend,
       list,
-      h(
-        "details",
-        { "data-key": "evaluations" },
-        h("summary", {}, icon("down"), "Evaluations as a table"),
-        h(
-          "table",
-          { class: "plain evaluations" },
-          h(
-            "thead",
-            {},
-            h(
-              "tr",
-              {},
-              ["Step", "Tokens", "Train loss", "Val loss"].map((words) =>
-                h("th", { scope: "col", class: "num", text: words }),
-              ),
-            ),
-          ),
-          table,
-        ),
-      ),
+      evaluations,
     ),
     h(
       "div",

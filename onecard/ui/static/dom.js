@@ -53,6 +53,8 @@ export const icon = (name) =>
     { class: `icon icon-${name}`, viewBox: "0 0 16 16", "aria-hidden": "true" },
     s("path", { d: ICONS[name] ?? ICONS.info }),
   );
+/** What a run trains on, null where it does not say. */
+export const hardware = (run) => run.card ?? (run.device === "cpu" ? "on the processor" : null);
 export const state = (name) => h("span", { class: `state state-${name}` }, icon(name), name);
 
 let hiding;

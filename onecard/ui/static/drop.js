@@ -1,6 +1,6 @@
 // A log from elsewhere, dropped anywhere on the page or chosen with a button: read by the doctor, never kept.
 
-import { h, say } from "./dom.js";
+import { capital, h, say } from "./dom.js";
 import { ask } from "./live.js";
 import { view } from "./view.js";
 
@@ -22,6 +22,8 @@ async function diagnosis(files) {
     method: "POST",
     headers: { "Content-Type": config ? "application/json" : "text/plain" },
     body,
+  }).catch((error) => {
+    throw Object.assign(error, { what: error.what?.replace("stdin", log.name) }); // as the command calls what is piped
   });
   return { name: log.name, answer };
 }
@@ -57,8 +59,8 @@ export function dropLogs(place) {
         h(
           "div",
           { class: "card refused", role: "alert" },
-          h("h2", { text: error.what ?? error.message }),
-          h("p", { text: [error.why, error.fix].filter(Boolean).join(". ") }),
+          h("h2", { text: capital(error.what ?? error.message) }),
+          h("p", { text: [error.why, error.fix].filter(Boolean).map(capital).join(". ") }),
           close,
         ),
       );

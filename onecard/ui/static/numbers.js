@@ -33,7 +33,12 @@ export const tick = (value) =>
   short(value)
     .replace(/(\.\d*?)0+(?=[kMBT]$)/, "$1")
     .replace(/\.(?=[kMBT]$)/, "");
-export const timeTick = (seconds) => (seconds === 0 ? "0" : duration(seconds).replace(".0 ", " "));
+export const timeTick = (seconds) =>
+  seconds === 0
+    ? "0"
+    : seconds >= 5400 && seconds < 4 * 3600 && seconds % 1800
+      ? `${int(seconds / 60)} min` // 100 min, where hours would be rounded
+      : duration(seconds).replace(".0 ", " ");
 
 export function duration(seconds) {
   if (seconds < 10) return `${seconds.toFixed(1)} s`;

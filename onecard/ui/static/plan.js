@@ -32,6 +32,7 @@ const SIZE = "size"; // a card that is not in the list
 const USUAL_CARD = "RTX 4070"; // shown where this machine has none
 
 frame("plan");
+const isSetting = (name) => !["gpu", "vram", "other", "trainer", "config"].includes(name); // of the model or its updates
 const asked = Object.fromEntries(new URLSearchParams(location.search));
 let state = Object.keys(asked).length ? asked : { ...START };
 let plan = null;
@@ -274,6 +275,7 @@ async function details() {
   if (mine !== wanted) update();
 }
 
+const sayWhy = ({ what, why, message }) => say([what ?? message, why].filter(Boolean).join(": "));
 async function fit() {
   try {
     const { fit: found } = await ask(`/api/plan?${query({ fit: 1 })}`);
@@ -281,18 +283,19 @@ async function fit() {
     move(found.patch);
     say(found.why);
   } catch (error) {
-    say(error.what ?? error.message);
+    sayWhy(error);
   }
 }
 
 async function inHours() {
+  if (!(hours.value > 0)) return say("Type a number of hours, more than 0");
   try {
     const { proposals } = await ask(`/api/plan?${query({ hours: hours.value })}`);
     if (!proposals?.length) return say("No model is worth training in these hours on this card");
     move(proposals[0].config);
     say(`Proposed: ${proposals[0].name}`);
   } catch (error) {
-    say(error.what ?? error.message);
+    sayWhy(error);
   }
 }
 
@@ -317,7 +320,7 @@ async function readFile() {
     });
     restart(config);
   } catch (error) {
-    say(error.what ?? error.message);
+    sayWhy(error);
   }
 }
 
@@ -341,13 +344,14 @@ try {
   const [{ gpus }, { runs }] = await Promise.all([ask("/api/cards"), ask("/api/runs").catch(() => ({ runs: [] }))]);
   const option = (value, text) => h("option", { value, text });
   starts.append(
-    ...(asked.n_layer || asked.n_embd ? [option("address", "what the address says")] : []),
+    ...(Object.keys(asked).some(isSetting) ? [option("address", "what the address says")] : []),
     option("gpt2", "GPT-2 of 124M, on FineWeb"),
     option("default", "the packaged default"),
     ...runs.filter((run) => run.format === "onecard").map((run) => option(`run ${run.id}`, run.name)),
     option("file", "a file…"),
   );
   if (state.config) starts.value = `run ${state.config}`;
+  else if (starts.value !== "address" && Object.keys(asked).length) starts.value = "default";
   plan = await ask(`/api/plan?${query()}`);
   if (!plan.gpu && !state.gpu) {
     state.gpu = USUAL_CARD;
@@ -367,8 +371,7 @@ try {
   draw();
   details();
 } catch (error) {
-  show(board);
-  refuse(error);
+  show(failed(error), h("p", {}, h("a", { class: "button", href: "plan.html", text: "Start with a usual plan" })));
 }
 let width = board.clientWidth;
 new ResizeObserver(() => {

@@ -1,7 +1,7 @@
 // The list of runs: live, sorted and filtered; two or more of them to compare; a log from elsewhere to drop.
 
 import { dropLogs } from "./drop.js";
-import { capital, failed, frame, h, none, s, segmented, show, state } from "./dom.js";
+import { capital, failed, frame, h, hardware, none, s, segmented, show, state } from "./dom.js";
 import { tally } from "./findings.js";
 import { ask, follow } from "./live.js";
 import { duration, gib, int, loss, missing, percent, rate, short } from "./numbers.js";
@@ -73,7 +73,8 @@ function memory(run) {
 function left(run) {
   if (run.state === "finished")
     return missing(run.seconds) ? none("finished") : [h("span", { text: duration(run.seconds) }), cap("it took")];
-  if (missing(run.seconds_to_go)) return none("nothing says how long an update takes");
+  if (missing(run.seconds_to_go))
+    return none(run.state === "diverged" ? "it diverged" : "nothing says how long an update takes");
   return [h("span", { text: duration(run.seconds_to_go) }), run.state === "training" ? null : cap("if resumed")];
 }
 
@@ -86,7 +87,7 @@ const ago = (run) => {
 const kind = (run) =>
   [
     missing(run.params) ? null : short(run.params),
-    run.format === "onecard" ? (run.card ?? "on the processor") : `${run.format} log`,
+    run.format === "onecard" || !run.format ? hardware(run) : `${run.format} log`,
   ]
     .filter(Boolean)
     .join(" · ");
@@ -160,6 +161,16 @@ const body = h("tbody", {});
 const empty = h("p", { class: "absent" });
 const compare = h("a", { class: "button primary" });
 const filters = h("span", {});
+const search = h("input", {
+  class: "search",
+  type: "search",
+  placeholder: "Filter by name",
+  "aria-label": "Filter by name",
+  oninput: (event) => {
+    words = event.target.value.toLowerCase();
+    draw();
+  },
+});
 const FILTERS = [
   ["all", "All", () => true],
   ["training", "Training", (run) => run.state === "training"],
@@ -260,6 +271,7 @@ function draw() {
   body.replaceChildren(...rows.map(row));
   if (focused) body.querySelector(`input[data-run="${CSS.escape(focused)}"]`)?.focus();
   table.hidden = !rows.length;
+  for (const part of [filters, search, compare]) part.hidden = !runs.length;
   empty.hidden = rows.length > 0 || !runs.length;
   empty.textContent = "No run has this name and state.";
   const ready = picked.size >= 2;
@@ -298,16 +310,6 @@ try {
       },
     ),
   );
-  const search = h("input", {
-    class: "search",
-    type: "search",
-    placeholder: "Filter by name",
-    "aria-label": "Filter by name",
-    oninput: (event) => {
-      words = event.target.value.toLowerCase();
-      draw();
-    },
-  });
   await refresh();
   show(
     dropped,

@@ -1,7 +1,7 @@
 // One run, from its verdict to its config: the page of a run, and what a dropped log looks like.
 
 import { curves } from "./curves.js";
-import { capital, copyButton, h, icon, none, state } from "./dom.js";
+import { capital, copyButton, h, hardware, icon, none, state } from "./dom.js";
 import { findings, pythonValue } from "./findings.js";
 import { duration, gib, int, loss, missing, percent, range, rate, short } from "./numbers.js";
 
@@ -33,6 +33,9 @@ function lede({ run, prediction }) {
   return run.state === "finished" ? (run.state_why ?? "") : "";
 }
 
+/** Why a figure of the updates is not there. */
+const unsaid = (run) => (run.format === "onecard" && !run.step ? "no update yet" : "the log does not say");
+
 function figures({ run, evals, prediction, memory }) {
   const figure = (name, value, unit, note) =>
     h(
@@ -44,6 +47,7 @@ function figures({ run, evals, prediction, memory }) {
     );
   const last = evals.findLast((one) => !missing(one.val_loss));
   const error = last && !missing(last.val_loss_error) ? `± ${last.val_loss_error.toFixed(4)}` : "";
+  const noShare = run.card ? unsaid(run) : "needs a card and its peak";
   const held = run.reserved_bytes ?? null;
   const planned = memory?.predicted_process_bytes ?? run.predicted_process_bytes;
   const toGo = prediction?.seconds_to_go;
@@ -79,21 +83,21 @@ function figures({ run, evals, prediction, memory }) {
     ),
     figure(
       "Tokens",
-      missing(run.tokens) ? none("the log does not say") : short(run.tokens),
+      missing(run.tokens) ? none(unsaid(run)) : short(run.tokens),
       "",
       `step ${int(run.step ?? 0)}${run.steps_planned ? ` of ${int(run.steps_planned)}` : ""}`,
     ),
     figure(
       "Speed",
-      missing(run.tokens_per_second) ? none("the log does not say") : rate(run.tokens_per_second),
-      "tokens/s",
-      "",
+      missing(run.tokens_per_second) ? none(unsaid(run)) : rate(run.tokens_per_second),
+      missing(run.tokens_per_second) ? "" : "tokens/s",
+      run.state === "training" && !missing(run.tokens_per_second) ? "now" : "",
     ),
     figure(
       "MFU",
-      missing(run.mfu) ? none("needs a card and its peak") : percent(run.mfu),
+      missing(run.mfu) ? none(noShare) : percent(run.mfu),
       "",
-      missing(run.mfu) ? "needs a card and its peak" : run.card ? `of ${run.card}` : "",
+      missing(run.mfu) ? noShare : run.card ? `of ${run.card}` : "",
     ),
     figure(
       "Memory",
@@ -261,7 +265,7 @@ const kicker = ({ run }, alone) => [
   run.state ? state(run.state) : null,
   h("span", { text: run.name }),
   missing(run.params) ? null : h("span", { text: `${short(run.params)} parameters` }),
-  h("span", { text: run.card ?? (run.format === "onecard" ? "on the processor" : "") }),
+  hardware(run) ? h("span", { text: hardware(run) }) : null,
   run.format && run.format !== "onecard" ? h("span", { text: `${run.format} log` }) : null,
 ];
 
