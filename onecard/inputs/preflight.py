@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onecard import units
-from onecard.errors import DoesNotFit, MachineError
+from onecard.errors import DoesNotFit, MachineError, UsageError
 from onecard.inputs.config import Flags
 from onecard.inputs.place import place_here
 
@@ -122,6 +122,9 @@ def checked(
     """
     from onecard.config.command import train_command
 
+    shared = ranks if ranks and ranks.world_size > 1 else None
+    if fit and shared:
+        raise _for_one_card(shared, source, typed)
     place, memory = place_of_run(config), predicted(config, ranks)
     if place is None or memory is None:
         if fit:
@@ -135,7 +138,7 @@ def checked(
     if memory.fits is not False and not fit:
         return config, memory
     free = place.available_bytes_for(config)
-    fitted = _fitted(config, place, free)
+    fitted = _leanest_share(config, shared) if shared else _fitted(config, place, free)
     if fit and fitted is not None:
         return fitted, predicted(fitted, ranks)
     fix = None
@@ -154,6 +157,31 @@ def _fitted(config: RunConfig, place: Place, free: int) -> RunConfig | None:
     if found.best is None:
         return None
     return config.replace(found.best.patch)
+
+
+def _leanest_share(config: RunConfig, ranks: Ranks) -> RunConfig | None:
+    """The same update with every layer recomputed, one sequence at a time, if a rank's share of it then fits."""
+    from onecard.models.ways import recomputations
+
+    leanest = config.in_micro_batches(1).replace({"grad_checkpoint": recomputations(config)[-1]})
+    memory = predicted(leanest, ranks)
+    return leanest if memory and memory.fits else None
+
+
+def _for_one_card(ranks: Ranks, source: str | None, typed: Flags) -> UsageError:
+    """The refusal of --fit, with the command that plans what one rank of a run holds."""
+    from shlex import quote
+
+    machines = ranks.world_size // ranks.local_size
+    named = [quote(source)] if source else []
+    cards = f"--gpu auto --gpus {ranks.local_size}" + (f" --nodes {machines}" if machines > 1 else "")
+    plan = ["onecard plan", *named, cards, *(quote(f"--{key}={text}") for key, text in typed)]
+    return UsageError(
+        f"--fit fits a run to one card, and here {ranks.world_size} processes share it",
+        why="their memory and their speed depend on each other, and the search looks at one alone",
+        fix=f"leave --fit out; whether a batch_size fits: {' '.join(plan)}",
+        name="fits-one-card",
+    )
 
 
 def _does_not_fit(memory: Memory, free: int, place: Place, fix: str | None) -> DoesNotFit:

@@ -14,6 +14,7 @@ from rich.text import Text
 from onecard import units
 from onecard.config.known_data import EMBEDDED
 from onecard.config.schema import KEYS
+from onecard.models.ways import shards
 from onecard.plan.counts import multiplied_params
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.plan import Plan, TrainerPlan
@@ -113,7 +114,7 @@ def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
             f"{params.total:,} parameters{positions}{looked_up}, {params.decayed:,} of them decayed, in "
             f"{params.decayed_tensors} tensors",
         )
-    how = f"{config.dtype}, {'compiled' if config.compile else 'eager'}"
+    how = f"{config.dtype}, {_way(plan)}"
     if config.eval_only:
         yield "run", f"one evaluation of {config.eval_iters:,} batches of each split, and no update; {how}"
         return
@@ -131,6 +132,14 @@ def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
     if details:
         exaflops = plan.flops_per_token * config.total_tokens / 1e18
         yield "", f"{units.count(plan.flops_per_token)} FLOPs per token, {exaflops:,.3g} exaFLOPs in all"
+
+
+def _way(plan: Plan) -> str:
+    """Whether blocks run compiled: not where the cards that were asked for share the model."""
+    config = plan.config
+    if plan.several_cards and shards(plan.several_cards.asked.ranks.as_run(config)):
+        return "eager: the cards share the model"
+    return "compiled" if config.compile else "eager"
 
 
 def _few_digits(number: float) -> str:

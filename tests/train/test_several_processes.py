@@ -230,3 +230,11 @@ def test_what_does_not_divide_is_refused_once_and_nothing_is_written(start: Star
     assert "6 sequences per update, 2 at a time, do not divide among 2 ranks" in first.stderr
     assert not second.stderr
     assert not (place / "odd").exists()
+
+
+def test_fit_is_refused_once_and_nothing_is_written(start: Start, place: Path) -> None:
+    first, second = start(2, "tiny.py", "--fit", "--out_dir=fitted")
+    assert (first.code, second.code) == (2, 2)
+    assert "--fit fits a run to one card, and here 2 processes share it" in first.stderr
+    assert not second.stderr
+    assert not (place / "fitted").exists()

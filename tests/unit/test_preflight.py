@@ -7,8 +7,9 @@ import pytest
 
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
-from onecard.errors import DoesNotFit, MachineError
+from onecard.errors import DoesNotFit, MachineError, UsageError
 from onecard.inputs import preflight
+from onecard.models.ranks import Ranks
 from onecard.plan.cards import find_card
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import Place
@@ -91,6 +92,32 @@ def test_a_model_too_large_for_any_micro_batch_says_so() -> None:
     with pytest.raises(DoesNotFit) as refusal:
         preflight.checked(huge, fit=True, source="t.py")
     assert "smaller model" in refusal.value.fix
+
+
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_fit_is_refused_among_several_processes_with_the_plan_of_one(shard: str) -> None:
+    ranks = Ranks(rank=0, world_size=8, local_size=4)
+    with pytest.raises(UsageError) as refusal:
+        preflight.checked(config(shard=shard), fit=True, source="t.py", typed=[("shard", shard)], ranks=ranks)
+    assert refusal.value.name == "fits-one-card"
+    assert "8 processes share it" in refusal.value.what
+    assert f"onecard plan t.py --gpu auto --gpus 4 --nodes 2 --shard={shard}" in refusal.value.fix
+    settled, _ = preflight.checked(config(shard=shard), fit=True, source="t.py", ranks=Ranks())
+    assert settled.tokens_per_step == config().tokens_per_step, "one process has its card for itself"
+
+
+def test_what_does_not_fit_a_rank_is_refused_and_the_fix_fits_its_share() -> None:
+    """A model of which one card cannot hold the whole, and four a share each."""
+    asked, ranks = config(shard="full", n_layer=36, n_head=20, n_embd=1280), Ranks(world_size=4)
+    with pytest.raises(DoesNotFit) as refusal:
+        preflight.checked(asked, fit=False, source="t.py", ranks=ranks)
+    flags = [word.removeprefix("--").split("=") for word in refusal.value.fix.split() if word.startswith("--")]
+    fixed = asked.replace({key: int(value) if value.isdigit() else value for key, value in flags})
+    ranks.check(fixed)
+    assert fixed.tokens_per_step == asked.tokens_per_step
+    assert preflight.checked(fixed, fit=False, source="t.py", ranks=ranks)[0] == fixed
+    with pytest.raises(DoesNotFit):
+        preflight.checked(fixed, fit=False, source="t.py")
 
 
 def test_without_a_card_nothing_is_planned_and_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from onecard.config.schema import RunConfig
 from onecard.errors import OnecardError
@@ -25,6 +27,7 @@ from onecard.plan.ranges import Range
 from onecard.plan.several_cards import Asked, divided, pace_of, share_of, worth_up_to
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.communication import BUCKET_BYTES, Traffic, gradient_bytes, ring_bytes, sum_seconds
+from onecard.report.plan import print_plan
 from onecard.report.plan_json import plan_json
 
 CARD = find_card("RTX 4070")
@@ -293,3 +296,14 @@ def test_traffic_of_cards_that_share_a_model_by_hand() -> None:
     nearly_nothing = traffic.seconds((fast,)).likely
     assert 0 < traffic.hidden_seconds((fast,), computing) < nearly_nothing
     assert traffic.hidden_seconds((fast,), 0.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("shard", "gpus", "way"),
+    [("full", 2, "eager: the cards share the model"), ("full", 1, "compiled"), ("none", 2, "compiled")],
+)
+def test_the_plan_says_whether_blocks_run_compiled(shard: str, gpus: int, way: str) -> None:
+    console = Console(width=200, file=StringIO(), record=True)
+    print_plan(planned({"shard": shard}, gpus=gpus), console)
+    (run,) = (line for line in console.export_text().splitlines() if line.startswith("run "))
+    assert run.endswith(f"; bfloat16, {way}")
