@@ -62,7 +62,9 @@ class Answer:
     metavar="core|NAME,…",
     help="Tasks of lm-eval, or files of tasks. core: those that tell small models apart. The default without --text.",
 )
-@click.option("--text", type=PathType(), metavar="FILE", help="Score this text in bits per byte: .txt, .jsonl, …")
+@click.option(
+    "--text", type=PathType(), metavar="FILE", help="Score this text in bits per byte: .txt, .jsonl, … or a folder."
+)
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N documents, or questions of a task."
 )

@@ -35,9 +35,9 @@ def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Grou
             said = " ".join(error.format_message().split())  # click puts choices on separate lines
             return UsageError(said, why="the command needs it", fix=help_line)
         case click.BadParameter(param=click.Option(type=click.types.IntParamType()) as number):
-            return _no_number(number, error.message, command, kind="whole number", example="2")
+            return _no_number(number, error.message, command, typed, kind="whole number", example="2")
         case click.BadParameter(param=click.Option(type=click.types.FloatParamType()) as number):
-            return _no_number(number, error.message, command, kind="number", example="0.5")
+            return _no_number(number, error.message, command, typed, kind="number", example="0.5")
     return UsageError(error.format_message().rstrip("."), why=f"{command} was called this way", fix=help_line)
 
 
@@ -51,12 +51,15 @@ def _unquoted_card(typed: Sequence[str]) -> str:
     return next((name for name in names if matching_cards(name)), "")
 
 
-def _no_number(option: click.Option, said: str, command: str, *, kind: str, example: str) -> UsageError:
+def _no_number(
+    option: click.Option, said: str, command: str, words: Sequence[str], *, kind: str, example: str
+) -> UsageError:
     """The three-line error for `--hours two` or `--hours 2,5`, and for a number that is out of range."""
-    name = option.opts[-1]
+    name = next((each for each in option.opts if each in words), option.opts[-1])
     typed, no_number, _ = said.partition(" is not a valid ")
     if not no_number:
-        return UsageError(f"{name}: {said.rstrip('.')}", why="that is its range", fix=f"{command} --help")
+        value = said.partition(" is not in the range ")[0]
+        return UsageError(f"{name} {value} is out of range", why=_range(option), fix=f"{command} --help")
     with_point = typed.strip("'").replace(",", ".")
     meant = with_point if kind == "number" and _is_number(with_point) else example
     return UsageError(
@@ -73,6 +76,15 @@ def _keys_of(context: click.Context | None) -> Collection[str]:
     if not isinstance(command, KeyCommand):
         return ()
     return KEYS if command.keys is None else command.keys
+
+
+def _range(option: click.Option) -> str:
+    """`it takes 1 or more`, `it takes more than 0, and at most 1440`"""
+    kind = option.type
+    assert isinstance(kind, (click.IntRange, click.FloatRange))
+    least = "" if kind.min is None else f"more than {kind.min}" if kind.min_open else f"{kind.min} or more"
+    most = "" if kind.max is None else f"less than {kind.max}" if kind.max_open else f"at most {kind.max}"
+    return f"it takes {', and '.join(filter(None, [least, most]))}"
 
 
 def _value_after(option: str, typed: Sequence[str]) -> str:

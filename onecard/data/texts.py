@@ -55,8 +55,10 @@ def texts_at(named: str) -> Texts:
         near = nearest(path.name, [child.name for child in path.parent.iterdir()]) if path.parent.is_dir() else None
         raise ConfigError(
             f"there is no file {named[:200]}",
-            why=f"looked for a text from the folder {Path.cwd().name}/",
-            fix=f"did you mean {path.parent / near} ?" if near else "name a file: .txt, .jsonl, .parquet, or packed",
+            why=f"it was looked for from the folder {Path.cwd().name}/",
+            fix=f"did you mean {path.parent / near} ?"
+            if near
+            else "name a text (.txt, .jsonl, .parquet, packed) or a folder",
             name="no-such-file",
         )
     return Texts(files)

@@ -15,7 +15,8 @@ def text_score_lines(score: TextScore, bits: Sequence[float], *, source: str) ->
     yield f"{with_error(score.bits_per_byte, score.error)} bits per byte of {score.text}   ({tokens})"
     yield (
         f"{source}, step {score.step:,}; {units.things(score.documents, 'document')}, {score.bytes:,} bytes, "
-        f"{score.tokens:,} tokens; {score.context:,} tokens of context, at least half of it before each token"
+        f"{score.tokens:,} tokens; {score.context:,} tokens of context, "
+        f"at least {max(1, score.context // 2):,} of them before each token (fewer where a document begins)"
     )
     if len(bits) > 1:
         low, high = min(range(len(bits)), key=bits.__getitem__), max(range(len(bits)), key=bits.__getitem__)

@@ -22,7 +22,7 @@ from onecard.config.schema import KEYS
 from onecard.config.shown import typed
 from onecard.plan.speed.measured_run import KEYS as KEYS_OF_A_RUN
 from onecard.plan.speed.measured_run import SHARED_COLUMNS
-from onecard.plan.tuning import Tried, Way
+from onecard.plan.tuning import AS_FAST, Tried, Way
 from onecard.report.live_line import redraws
 from onecard.report.strict import strict
 from onecard.report.tables import print_table
@@ -143,6 +143,9 @@ def verdict(tuned: Tuned) -> str:
     speed = f"{best.tokens_per_second:,.0f} tokens/s"
     if not any(each.tokens_per_second for each in tuned.tried if each is not best):
         return f"{_name(best.way)}: {speed}; {_why_alone(tuned)}"
+    ahead = any((each.tokens_per_second or 0.0) > best.tokens_per_second for each in tuned.tried)
+    if tuned.is_as_given(best.way) and ahead:
+        return f"the config as given is as fast as any other way, within {AS_FAST:.0%}: {speed}"
     if tuned.is_as_given(best.way):
         return f"the config as given is the fastest way that was measured: {speed}"
     gain = tuned.gain

@@ -475,14 +475,14 @@ def _holds_records(path: Path) -> bool:
 
 
 def _no_run(path: Path) -> ConfigError:
-    near = [run.name for folder in (path, path.parent) for run in runs_in(folder) if run != path]
-    beside = f"; runs near it: {', '.join(near[:5])}" if near else ""
+    near = [run for folder in (path, path.parent) for run in runs_in(folder) if run != path]
+    beside = f"; runs near it: {', '.join(run.name for run in near[:5])}" if near else ""
     why = f"a run is a folder with {CONFIG} and {RECORDS}"
     if problem := _config_problem(path):
         why = f"its {CONFIG} {problem}, and it has no {RECORDS} of a run"
     return ConfigError(
         f"there is no run in {path}",
         why=why + beside,
-        fix="give the folder of a run, such as runs/default",
+        fix=f"give the folder of a run, such as {near[0] if near else 'runs/default'}",
         name="no-such-run",
     )

@@ -138,7 +138,7 @@ def _checkpoint_of_step(path: Path, which: str) -> Path:
         near = max(there) if asked is None else min(there, key=lambda step: abs(step - asked))
         raise ConfigError(
             f"{path} has no checkpoint {which:.40}",
-            why=f"a checkpoint is named best, last or by its step, and there are those of {', '.join(listed)}",
+            why=f"a checkpoint is named best, last or by its step; this run has {', '.join(listed)}",
             fix=f"--checkpoint {near}",
             name="no-such-checkpoint",
         )
@@ -149,7 +149,7 @@ def _checkpoint_of_step(path: Path, which: str) -> Path:
         return _checkpoint_of_step(path, which)
     raise ConfigError(
         f"the checkpoint of step {asked} of {path} is damaged",
-        why=f"{problem}; there are those of {', '.join(listed)}",
+        why=f"{problem}; this run has {', '.join(listed)}",
         fix="--checkpoint last   (the newest complete one)",
         name="damaged-checkpoint",
     )

@@ -87,7 +87,7 @@ def test_a_checkpoint_is_chosen_by_name_or_step(capsys: pytest.CaptureFixture[st
     for which in ("5", "worst", "9" * 5000):
         error = said(capsys, *OURS, "--checkpoint", which)["error"]
         assert error["name"] == "no-such-checkpoint"
-        assert "there are those of 4 (the best), 8" in error["why"]
+        assert "this run has 4 (the best), 8" in error["why"]
         assert error["fix"] == f"--checkpoint {4 if which == '5' else 8}"
     assert said(capsys, *OURS, "--checkpoint", "8", "--best")["error"]["name"] == "usage"
     (trained / "checkpoints" / "step-00000004" / MODEL).write_bytes(b"cut off")

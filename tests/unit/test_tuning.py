@@ -36,6 +36,7 @@ def test_a_way_is_called_the_fastest_only_beside_another_that_was_measured() -> 
 
     late, slower = (replace(tried(None, size=16), state=state) for state in ("no time left", "cannot win"))
     assert said(tried(100, size=16)) == "the config as given is the fastest way that was measured: 120 tokens/s"
+    assert said(tried(120.5, size=16)) == "the config as given is as fast as any other way, within 1%: 120 tokens/s"
     assert "fastest" not in said(late, slower)
     assert said(late, slower).endswith("120 tokens/s; nothing else was measured in the time (--minutes gives more)")
     assert said(slower).endswith("every other way is predicted to be slower")
