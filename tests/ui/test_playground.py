@@ -109,13 +109,14 @@ def test_the_server_itself_never_imports_torch(site: Site) -> None:
 @pytest.mark.timeout(120)
 def test_the_process_comes_last_and_ends_with_the_server(site: Site, own: str) -> None:
     from onecard.ui.server import Server
+    from onecard.ui.writer import LESS_IMPORTANT
 
     with Server([site.folder], host="127.0.0.1", port=0) as server:
         other = Site(server, site.folder)
         connection, _ = started(other, own)
         number = server.site.playground.process.number
         assert Path(f"/proc/{number}/oom_score_adj").read_text() == "1000\n"
-        assert os.getpriority(os.PRIO_PROCESS, number or 0) == 19
+        assert os.getpriority(os.PRIO_PROCESS, number or 0) == LESS_IMPORTANT
     assert not Path(f"/proc/{number}").exists()
     connection.close()
 
