@@ -47,9 +47,10 @@ def worker_lines(
             running.kill()
 
         clock = threading.Timer(seconds or 0.0, end)
-        if seconds is not None:
-            clock.start()
+        clock.daemon = True  # Ctrl-C can come at any line: no thread may keep the command from ending
         try:
+            if seconds is not None:
+                clock.start()
             for text in running.stdout:
                 if not text.startswith("{"):  # the code of a checkout may print, too
                     continue
