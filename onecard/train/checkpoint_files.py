@@ -43,7 +43,7 @@ from onecard.files import (
     writing,
 )
 from onecard.runs.checkpoint_state import SCHEMA, STATE, digest, file_digest, files_of, reading
-from onecard.untrusted_json import BadJson
+from onecard.untrusted_json import BadJson, parsed
 
 BEST = "best.json"
 
@@ -196,8 +196,8 @@ def _put_together(paths: list[Path]) -> dict[str, Tensor]:
 
 def _rows_of(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parsed(text.encode())
+    except BadJson:
         raise BadJson(f"its header does not say which rows it has: {_ROWS} is {text!r:.60}") from None
 
 
