@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onecard.data.folders import DATATROVE, INDEX, MEGATRON, METADATA
-from onecard.data.tokens import TokenFile, TokenType, damaged, token_file
+from onecard.data.tokens import TokenFile, TokenType, damaged, token_file, unreadable
 from onecard.errors import ConfigError
 from onecard.opening import open_file, read_file
 
@@ -193,9 +193,4 @@ def _opened(path: Path) -> Any:
     try:
         return open_file(path)
     except OSError as problem:
-        raise ConfigError(
-            f"{path} cannot be read",
-            why=f"the system says: {problem.strerror or problem}",
-            fix=f"look at `ls -l {path}`",
-            name="token-file-unreadable",
-        ) from problem
+        raise unreadable(path, problem) from problem

@@ -77,12 +77,7 @@ def token_file(path: Path, *, dtype: TokenType = "uint16", raw: bool = False) ->
             name="token-file-missing",
         ) from problem
     except OSError as problem:
-        raise ConfigError(
-            f"{path} cannot be read",
-            why=f"the system says: {problem.strerror or problem}",
-            fix=f"look at `ls -l {path}`",
-            name="token-file-unreadable",
-        ) from problem
+        raise unreadable(path, problem) from problem
     if len(header) == HEADER_BYTES:
         magic, version, count = (int(number) for number in np.frombuffer(header, "<i4", 3))
         if stored := _HEADERS.get((magic, version)):
@@ -261,6 +256,16 @@ def _too_many(files: Sequence[TokenFile], problem: OSError) -> MachineError:
         why=f"the system says: {problem.strerror or problem}",
         fix=f"ulimit -n {2 * len(files) + 1024}, or prepare the data in fewer files: --shard-tokens 100M",
         name="too-many-files",
+    )
+
+
+def unreadable(path: Path, problem: OSError) -> ConfigError:
+    """The error for a token file, or one beside it, that the system does not let anybody read."""
+    return ConfigError(
+        f"{path} cannot be read",
+        why=f"the system says: {problem.strerror or problem}",
+        fix=f"look at `ls -l {path}`",
+        name="token-file-unreadable",
     )
 
 
