@@ -271,7 +271,7 @@ def test_updates_are_recorded_and_are_those_of_float32(dataset: Dataset, archite
     ours, exact = found
     assert ours[0] == pytest.approx(exact[0], rel=2e-3), "the same weights and data"
     assert ours == pytest.approx(exact, rel=0.02), "roundings grow from step to step"
-    assert ours[3] < ours[0] - 0.3
+    assert ours[3] < ours[0] - {"gpt2": 0.5, "nanochat": 0.3}[architecture], "it learns"
 
 
 # nanochat's kernels beside plain torch
