@@ -237,7 +237,6 @@ class Search:
             reserved_bytes=found.reserved_bytes,
             process_bytes=found.process_bytes if card else None,
             predicted_reserved_bytes=reserved,
-            evaluation_batch_seconds=found.evaluation_batch_seconds,
         )
 
     def keep(self) -> None:

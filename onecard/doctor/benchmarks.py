@@ -17,7 +17,7 @@ _CRUMB = "model card of crumb/gpt2023 on the Hugging Face hub"
 _KARPATHY = "karpathy/llm.c, dev/data/hellaswag.py"
 _ISSUE = "EleutherAI/lm-evaluation-harness, issue 2159"
 
-GPT2, GPT2_MEDIUM, PYTHIA = "GPT-2 124M", "GPT-2 355M", "Pythia-160M"
+GPT2, PYTHIA = "GPT-2 124M", "Pythia-160M"
 
 
 @dataclass(frozen=True)

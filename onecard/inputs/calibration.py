@@ -124,7 +124,6 @@ def _run(value: object) -> TimedRun:
         reserved_bytes=field(content, "reserved_bytes", optional(positive)),
         process_bytes=field(content, "process_bytes", optional(positive)),
         predicted_reserved_bytes=field(content, "predicted_reserved_bytes", optional(positive)),
-        evaluation_batch_seconds=field(content, "evaluation_batch_seconds", optional(_above_zero)),
     )
 
 
@@ -172,7 +171,6 @@ def _run_json(run: TimedRun) -> dict[str, object]:
         "reserved_bytes": run.reserved_bytes,
         "process_bytes": run.process_bytes,
         "predicted_reserved_bytes": run.predicted_reserved_bytes,
-        "evaluation_batch_seconds": run.evaluation_batch_seconds,
     }
 
 

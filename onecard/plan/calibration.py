@@ -22,7 +22,6 @@ class TimedRun:
     reserved_bytes: int | None = None  # by PyTorch; None off a card
     process_bytes: int | None = None  # as the driver showed it; None where it does not say
     predicted_reserved_bytes: int | None = None  # before the run
-    evaluation_batch_seconds: float | None = None
 
     @property
     def context_bytes(self) -> int | None:

@@ -29,7 +29,6 @@ class Measured:
     losses: tuple[float, ...] = ()  # of all updates: the mean over micro-batches
     val_loss: float | None = None  # after the last update, on the same windows for all
     val_loss_error: float | None = None
-    evaluation_batch_seconds: float | None = None  # None where it was not timed
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     process_bytes: int | None = None  # as the driver shows it; None if it does not
@@ -42,10 +41,7 @@ class Measured:
         return self.tokens_per_step / median(self.step_seconds) if self.step_seconds else None
 
     def as_json(self) -> dict[str, object]:
-        content = asdict(self) | {"tokens_per_second": self.tokens_per_second}
-        if self.evaluation_batch_seconds is None:  # only `onecard tune` times it
-            del content["evaluation_batch_seconds"]
-        return content
+        return asdict(self) | {"tokens_per_second": self.tokens_per_second}
 
 
 def from_json(value: dict[str, Any]) -> Measured:

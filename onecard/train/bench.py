@@ -87,7 +87,6 @@ def measure(job: dict[str, Any]) -> Measured:
         )
         found = _with_memory(found, device)  # before the validation, whose memory is not the trainer's
         if is_short:
-            found = replace(found, evaluation_batch_seconds=_evaluation_batch_seconds(run))
             run.close()
             return found if device.type == "cuda" else replace(found, process_bytes=peak_process_bytes())
         each = torch.tensor(run.window_losses(windows))
@@ -101,13 +100,6 @@ def measure(job: dict[str, Any]) -> Measured:
 
 def _is_enough(timed: list[float], seconds: float) -> bool:
     return len(timed) >= LEAST_TIMED and sum(timed) >= seconds
-
-
-def _evaluation_batch_seconds(run: Running) -> float:
-    """Seconds of a batch of an evaluation, of some that are read as a run reads them."""
-    began = time.perf_counter()
-    run.evaluate_first()
-    return (time.perf_counter() - began) / (2 * FIRST_EVAL_BATCHES)
 
 
 def _with_memory(found: Measured, device: torch.device) -> Measured:
