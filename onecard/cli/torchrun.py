@@ -38,6 +38,7 @@ def as_one_of(ranks: Ranks, asked: Mapping[str, object], first: Callable[[Joined
     processes = Joined(meeting)
     try:
         with processes.together():
+            processes.connect()
             return _as_first(processes, first) if ranks.writes else _follow(processes)
     except OnecardError as error:
         if error.name != "rank-stopped":

@@ -12,10 +12,12 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -29,6 +31,8 @@ TIMEOUT = timedelta(minutes=10)  # the longest that a rank waits for another: to
 ROLL_CALL_SECONDS = 3.0  # how long ranks that lost another one wait to hear which ones are still there
 ASKED_TO_STOP = "it was asked to stop"  # the last words of a rank that a signal ended
 _PAUSE_SECONDS = 0.02
+_LOOK_SECONDS = 0.2  # how often ranks that connect look whether one of them is gone
+_LAST = "last"  # whether any rank has left its last words
 _GONE, _STOPPED = "ZXx", "Tt"  # states of a process in Linux's /proc
 _WHERE_IN_GLOO = re.compile(r"^(\[\S+:\d+\] )+")
 
@@ -62,10 +66,35 @@ class Meeting:
     def place(self) -> Place:
         return self.places[self.ranks.rank]
 
+    def connect(self, connect: Callable[[Store], None]) -> None:
+        """Call `connect`, which waits for the other ranks inside torch: in a thread, as torch hears no signals there.
+
+        A rank that goes away meanwhile, of which torch hears nothing either, ends the waiting.
+        """
+        connected: Future[None] = Future()
+        store: Store = self.store.clone()  # type: ignore[attr-defined]  # the other one stays free
+
+        def work() -> None:
+            try:
+                connect(store)
+                connected.set_result(None)
+            except BaseException as problem:
+                connected.set_exception(problem)
+
+        Thread(target=work, name="connect", daemon=True).start()
+        while not wait([connected], timeout=_LOOK_SECONDS).done:
+            if self._in_state(_GONE) or self.store.check([_LAST]):
+                raise RuntimeError("a rank is gone")
+        connected.result()
+
     def say_last(self, words: str, *, told: bool) -> None:
         """Leave word why this rank ends, for those that will notice; `told` if it has told the user itself."""
         with suppress(RuntimeError):
-            self.store.set(f"last/{self.ranks.rank}", json.dumps([words, told]))
+            self._say_last_of(self.ranks.rank, words, told)
+
+    def _say_last_of(self, rank: int, words: str, told: bool) -> None:
+        self.store.set(f"last/{rank}", json.dumps([words, told]))
+        self.store.set(_LAST, "")
 
     def killed(self) -> OnecardError | None:
         """The error if another rank on this machine is gone without a word: torchrun then stops all by a signal."""
@@ -138,7 +167,7 @@ class Meeting:
 
     def _was_killed(self, gone: list[int]) -> OnecardError:
         for rank in gone:  # the other machines cannot see it
-            self.store.set(f"last/{rank}", json.dumps(["it was killed", False]))
+            self._say_last_of(rank, "it was killed", told=False)
         why = "gone without a word, and the others cannot go on; where memory is short, Linux kills (dmesg says so)"
         return _ended(f"{self.named(gone)} {_has(gone, 'was', 'were')} killed", why)
 
@@ -210,7 +239,9 @@ def _all_met(store: Store, ranks: Ranks, introduction: list[object], timeout: ti
     else:
         raise _waited_in_vain(store, attempt, ranks, timeout)
     if ranks.writes:  # the store may be this process's: it must not end before all have read it
-        store.wait([f"onecard/{attempt}/{rank} has met" for rank in range(ranks.world_size)])
+        met_all = [f"onecard/{attempt}/{rank} has met" for rank in range(ranks.world_size)]
+        while not store.check(met_all) and time.monotonic() < until:  # not store.wait, which hears no signals
+            time.sleep(_PAUSE_SECONDS)
     return attempt, [said for _, said in met]
 
 

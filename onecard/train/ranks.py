@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from onecard.errors import OnecardError, first_line, is_out_of_memory, kind_and_line
 from onecard.models.ranks import ONE_RANK, Ranks
@@ -114,16 +115,19 @@ class Joined(Processes):
         self.meeting = meeting
         self.apart = False  # whether the ranks can no longer speak to each other
         self._buckets: list[Tensor] = []
+
+    def connect(self) -> None:
+        backend = "cpu:gloo,cuda:nccl" if all(said[WITH_CARD] for said in self.meeting.said) else "gloo"
+        rank, count = self.ranks.rank, self.ranks.world_size
+
+        def init(store: Store) -> None:
+            dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=self.meeting.timeout)
+
         try:
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if all(said[WITH_CARD] for said in meeting.said) else "gloo",
-                store=meeting.store,
-                rank=self.ranks.rank,
-                world_size=self.ranks.world_size,
-                timeout=meeting.timeout,
-            )
+            self.meeting.connect(init)
         except (RuntimeError, ValueError) as problem:
-            raise meeting.lost(problem, connected=False) from problem
+            self.apart = True
+            raise self.meeting.lost(problem, connected=False) from problem
 
     def asked_to_stop(self, here: bool) -> str | None:
         """In words that a signal came to some ranks, and which; None if none did."""

@@ -1,6 +1,7 @@
 """Faults inside a rank: imported before the command by the process of that rank, which $FAULT tells what to do."""
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -112,6 +113,10 @@ match FAULT:
         before(Trainer, "update", disk_is_full)
     case "impatient":
         meeting.TIMEOUT = timedelta(seconds=2)
+    case "killed while connecting":
+        before(meeting.Meeting, "connect", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    case "slow to connect":
+        before(meeting.Meeting, "connect", lambda _: time.sleep(2))
     case "late":
         meeting.TIMEOUT = timedelta(seconds=1)
         if RANK == "1":

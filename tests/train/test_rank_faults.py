@@ -56,6 +56,10 @@ class Started:
     def send(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.pids[rank], number)
 
+    def connects(self, rank: int) -> bool:
+        """Whether a thread of this rank waits to be connected."""
+        return len(list(Path(f"/proc/{self.pids[rank]}/task").iterdir())) > 1
+
     def end(self, *, within: float = 60) -> list[Outcome]:
         return [outcome.result(timeout=within) for outcome in self._outcomes]
 
@@ -75,9 +79,11 @@ class Machine:
     def with_ranks(self, count: int) -> Iterator[Machine]:
         """The same machine with more ranks."""
         made = [WarmProcess(*TORCH) for _ in range(count - len(self._processes))]
-        yield Machine(self.folder, [*self._processes, *made])
-        for process in made:
-            process.close()
+        try:
+            yield Machine(self.folder, [*self._processes, *made])
+        finally:
+            for process in made:
+                process.close()
 
     def start(
         self,
@@ -293,6 +299,25 @@ def test_a_rank_that_does_not_come_is_not_waited_for_without_end(machine: Machin
     assert first.code == 3
     told_once([first], "rank 1 did not come within 1.0 s", "[ranks-cannot-meet]")
     assert not (machine.folder / "late").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_while_they_connect_ends_the_others(machine: Machine, rank: int) -> None:
+    outcomes = machine.start(run="unconnected", fault="killed while connecting", on=rank).end(within=20)
+    assert (outcomes[rank].code, outcomes[1 - rank].code) == (-signal.SIGKILL, 3)
+    told_once(outcomes, f"rank {rank} on {HOST} was killed", "[rank-lost]", "--continue")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_a_rank_that_waits_to_be_connected_ends_all(machine: Machine, rank: int) -> None:
+    started = machine.start(run="unconnected", fault="slow to connect", on=1 - rank)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not started.connects(rank):
+        time.sleep(0.01)
+    started.send(rank, signal.SIGTERM)
+    outcomes = started.end(within=20)
+    assert (outcomes[rank].code, outcomes[1 - rank].code) == (130, 3), outcomes
+    told_once([outcomes[1 - rank]], f"rank {rank} on {HOST} was asked to stop", "[rank-stopped]")
 
 
 def test_a_full_disk_on_the_first_rank_ends_all(machine: Machine) -> None:
