@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from errno import ENOSPC
+from pathlib import Path
 from typing import Any
 
 from onecard.cli import torchrun
@@ -115,8 +116,9 @@ match FAULT:
         meeting.TIMEOUT = timedelta(seconds=2)
     case "killed while connecting":
         before(meeting.Meeting, "connect", lambda _: os.kill(os.getpid(), signal.SIGKILL))
-    case "slow to connect":
-        before(meeting.Meeting, "connect", lambda _: time.sleep(2))
+    case "rank 0 is slow to connect" | "rank 1 is slow to connect":
+        slow = FAULT.split()[1] == RANK
+        before(meeting.Meeting, "connect", lambda _: time.sleep(4) if slow else Path(f"{RANK} connects").touch())
     case "late":
         meeting.TIMEOUT = timedelta(seconds=1)
         if RANK == "1":

@@ -56,10 +56,6 @@ class Started:
     def send(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.pids[rank], number)
 
-    def connects(self, rank: int) -> bool:
-        """Whether a thread of this rank waits to be connected."""
-        return len(list(Path(f"/proc/{self.pids[rank]}/task").iterdir())) > 1
-
     def end(self, *, within: float = 60) -> list[Outcome]:
         return [outcome.result(timeout=within) for outcome in self._outcomes]
 
@@ -310,10 +306,12 @@ def test_a_rank_that_is_killed_while_they_connect_ends_the_others(machine: Machi
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_a_rank_that_waits_to_be_connected_ends_all(machine: Machine, rank: int) -> None:
-    started = machine.start(run="unconnected", fault="slow to connect", on=1 - rank)
+    started = machine.start(run="unconnected", fault=f"rank {1 - rank} is slow to connect")
+    connecting = machine.folder / f"{rank} connects"
     until = time.monotonic() + 60
-    while time.monotonic() < until and not started.connects(rank):
+    while time.monotonic() < until and not connecting.exists():
         time.sleep(0.01)
+    time.sleep(0.5)
     started.send(rank, signal.SIGTERM)
     outcomes = started.end(within=20)
     assert (outcomes[rank].code, outcomes[1 - rank].code) == (130, 3), outcomes
