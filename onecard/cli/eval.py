@@ -101,7 +101,7 @@ def _evaluate(options: Options, flags: list[Flag]) -> int:
     names = task_names(options.tasks) if options.tasks or options.text is None else []
     checkpoints = _checkpoints(options)
     first = open_model(options.model, device=device, which=checkpoints[0])  # before minutes of loading questions
-    tasks = load_tasks(names, command=_command(options), download=options.download)
+    tasks = load_tasks(names, command=_command(options), download=options.download) if names else []
     answer = Answer()
     opened = first
     try:

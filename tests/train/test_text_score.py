@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,16 @@ def test_bits_per_byte_are_those_that_transformers_loss_gives(here: Path, capsys
     nats = theirs(ids, labels=ids).loss.item() * (ids.shape[1] - 1)
     assert score["results"][0]["value"] == pytest.approx(nats / math.log(2) / 11, rel=1e-4)
     assert score["results"][1]["value"] == pytest.approx(nats / (ids.shape[1] - 1), rel=1e-4)
+
+
+def test_a_text_needs_no_lm_eval(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)  # as if it were not installed
+    Path("short.txt").write_text("A line.")
+    assert said(capsys, "eval", "hf", "--text", "short.txt")["results"]
+    assert run(["eval", "hf", "--tasks", "hellaswag"]) == 3
+    assert "[missing-package]" in capsys.readouterr().err
 
 
 def test_compare_takes_one_text_where_the_tokenizers_differ(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
