@@ -27,6 +27,7 @@ PAGES = 200
 PAGES_SECONDS = 10
 PLANS = 24  # movements of a slider
 READ_EVERY = 5  # updates between readings of the card
+DAY = 86_400.0  # seconds
 LAST_IN_LINE = 19  # the niceness of the doctor's process
 
 
@@ -222,6 +223,7 @@ def main(runs: int, updates: int) -> None:
             run.mkdir(parents=True)
             (run / "config.json").write_text(json.dumps(config))
             (run / "records.jsonl").write_bytes(body)
+            os.utime(run / "records.jsonl", (time.time() - DAY,) * 2)  # all but one have ended
         print(f"{runs} runs of {updates:,} updates, {len(body) / 1e6:.0f} MB each")
         site = Site(folder)
         site.timed("the list, first", "/api/runs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 MOST_SPARKS = 60  # points of the small curve in a list
 KEPT_SOURCES = 2  # whose records stay in memory
+GROWING_SECONDS = 600  # without a new record, and a run has ended
 KEPT_TRACKS = 6  # run folders whose columns stay in memory, for the next zoom: 8 MB for 100,000 updates
 PATH_MARKS = ("/", "\\", "~", "..")
 
@@ -271,6 +273,8 @@ def looks(source: Source) -> list[Answer]:
     from onecard.report.doctor_json import diagnoses_json
 
     found = diagnose_cases(_cases(source))
+    if time.time() - source.stamp()[1] / 1e9 > GROWING_SECONDS:
+        del _kept[source.id]  # nothing will be added: it is not looked at again
     said = diagnoses_json(found)["runs"]
     return [
         {"row": _summary(each), "doctor": doctor, "prediction": strict(_prediction(each))}

@@ -318,3 +318,15 @@ def test_no_other_command_imports_a_web_server(tmp_path: Path, words: list[str])
 def test_the_server_never_imports_torch(tmp_path: Path) -> None:
     code = "import sys, onecard.ui.server, onecard.ui.answers as answers; answers.plan({'gpu': 'none'}, None)"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True, cwd=tmp_path)
+
+
+def test_only_records_that_may_grow_stay_in_memory(tmp_path: Path) -> None:
+    from onecard.ui import answers
+    from onecard.ui.sources import sources_in
+
+    (source,) = sources_in([make_run(tmp_path / "run")])
+    answers.looks(source)
+    assert source.id in answers._kept
+    os.utime(source.records, (0, 0))
+    assert answers.looks(source)[0]["doctor"]
+    assert source.id not in answers._kept
