@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +51,8 @@ def _as_first(processes: Joined, first: Callable[[Joined], int]) -> int:
     try:
         code = first(processes)
     except OnecardError as error:
-        _end(processes, error.exit_code)
+        with suppress(OnecardError):  # of another rank: this one's says more
+            _end(processes, error.exit_code)
         raise
     _end(processes, code)
     return code

@@ -35,10 +35,29 @@ def write_parts(
 
     OSError on all ranks if one could not write.
     """
+    own: dict[str, dict[str, Any]] = {}
+    problem: OSError | None = None
+    try:
+        own = _write_own(folder, tensors, processes)
+    except OSError as error:
+        problem = error
+    said = processes.gathered([own, [problem.errno, problem.strerror or str(problem)] if problem else None])
+    problems = [OSError(*each) for _, each in said if each]
+    if problem or problems:
+        raise problem or problems[0]
+    return {name: facts for files, _ in said for name, facts in files.items()}
+
+
+def _write_own(
+    folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], processes: Processes
+) -> dict[str, dict[str, Any]]:
+    """Size and checksum of this rank's files."""
     numbers = {name: number for number, named in enumerate(tensors.values(), 1) for name in named}
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=numbers, save_distributed=True)
+    written = {name: each.detach() for named in tensors.values() for name, each in named.items()}
     try:
-        save({name: each.detach() for named in tensors.values() for name, each in named.items()}, storage_writer=writer)
+        with processes.speaking():
+            save(written, storage_writer=writer)
     except CheckpointException as problem:
         raise _as_os_error(problem) from problem
     rank, of = processes.ranks.rank, processes.ranks.world_size
@@ -49,7 +68,7 @@ def write_parts(
         allow_readers(path)
         sync_file(path)
         own[path.name] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-    return {name: facts for part in processes.gathered(own) for name, facts in part.items()}
+    return own
 
 
 def _as_os_error(problem: CheckpointException) -> OSError:

@@ -21,12 +21,12 @@ from onecard.config.schema import RunConfig
 from onecard.data.dataset import Dataset
 from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
-from onecard.errors import MachineError, OnecardError, first_line, is_out_of_memory
+from onecard.errors import ConfigError, MachineError, OfAnotherRank, OnecardError, first_line, is_out_of_memory
 from onecard.models.evaluation import TEXT_TOKENS, SplitLosses, eval_batch_size, worse_in_a_row, writes_text
 from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
 from onecard.plan.memory.predict import context_of_onecard
-from onecard.runs.folder import RunFolder
+from onecard.runs.folder import LOCK, RunFolder
 from onecard.runs.records import CardReading, End, EndReason, Eval, FindingRecord, Oom, Record, Sample, Start, Step
 from onecard.train.card_watch import CardWatch
 from onecard.train.device import cap_memory, card_of, choose_device
@@ -104,6 +104,13 @@ def train(
                 raise
             raise _too_large(error, choose_device(config)) from error
     return replace(finished, without_trace=profiling.missing)
+
+
+def _says(path: Path, words: str) -> bool:
+    try:
+        return path.read_text() == words
+    except OSError:
+        return False
 
 
 def _too_large(error: BaseException, device: torch.device) -> MachineError:
@@ -185,6 +192,8 @@ class _Loop:
         self.bytes_per_token = bytes_per_token(dataset.val, dataset.tokenizer) if dataset.tokenizer else None
 
     def run(self, *, resume: bool, predicted_process_bytes: int | None) -> Finished:
+        if self.trainer.sharding:
+            self._check_all_see_folder()
         resumed_from = self._resume() if resume else None
         if not self.config.eval_only and self.saving:
             self.saving.check_space()
@@ -199,6 +208,21 @@ class _Loop:
             self._record_fault(error)
             raise
         return Finished(end=end, measured_memory=self.snapshot.measured)
+
+    def _check_all_see_folder(self) -> None:
+        """Refuse ranks that would write their parts of a checkpoint elsewhere than the first one."""
+        own = (str(self.folder.path.resolve()), (self.folder.path / LOCK).read_text()) if self.folder else None
+        path, said = self.processes.from_first(own)
+        blind = [rank for rank, sees in enumerate(self.processes.gathered(_says(Path(path) / LOCK, said))) if not sees]
+        if blind and not self.folder:
+            raise OfAnotherRank(ConfigError.exit_code)
+        if blind:
+            raise ConfigError(
+                f"rank{'s' * (len(blind) > 1)} {', '.join(map(str, blind))} cannot see the run folder, {path}",
+                why="with shard=full every rank writes its part of a checkpoint there",
+                fix="--out_dir=PATH on a disk that all machines have under the same path",
+                name="folder-not-shared",
+            )
 
     def _asked(self) -> None:
         """A signal came. Of several ranks the first says so once all have heard: it may have come to any of them."""

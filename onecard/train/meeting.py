@@ -18,7 +18,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -31,9 +31,11 @@ TIMEOUT = timedelta(minutes=10)  # the longest that a rank waits for another: to
 ROLL_CALL_SECONDS = 3.0  # how long ranks that lost another one wait to hear which ones are still there
 ASKED_TO_STOP = "it was asked to stop"  # the last words of a rank that a signal ended
 _PAUSE_SECONDS = 0.02
-_LOOK_SECONDS = 0.2  # how often ranks that connect look whether one of them is gone
+_LOOK_SECONDS = 0.2  # how often a rank that waits inside torch looks around
+_GONE_AWAY = "a rank has gone away"
 _LAST = "last"  # whether any rank has left its last words
 _GONE, _STOPPED = "ZXx", "Tt"  # states of a process in Linux's /proc
+_T = TypeVar("_T")
 _WHERE_IN_GLOO = re.compile(r"^(\[\S+:\d+\] )+")
 
 
@@ -54,7 +56,7 @@ class Meeting:
         self.places = [Place(host, "", 0)] * ranks.world_size  # until the others have said theirs
         own = Place(host, f"{host} {os.environ.get('GROUP_RANK', '')}", os.getpid())
         try:
-            store, _, _ = next(rendezvous("env://", timeout=self.timeout))
+            store, _, _ = _hearing_signals(lambda: next(rendezvous("env://", timeout=self.timeout)))
             attempt, everyone = _all_met(store, ranks, [own, saying], self.timeout)
         except (RuntimeError, ValueError) as problem:
             raise self._failed(problem) from problem
@@ -67,25 +69,25 @@ class Meeting:
         return self.places[self.ranks.rank]
 
     def connect(self, connect: Callable[[Store], None]) -> None:
-        """Call `connect`, which waits for the other ranks inside torch: in a thread, as torch hears no signals there.
+        """Call `connect`, in which torch waits for all ranks; RuntimeError if one of them goes away meanwhile."""
+        # the clone is for that thread: a store answers one thread at a time
+        _hearing_signals(lambda: connect(self.store.clone()), look=self._look_for_lost)  # type: ignore[attr-defined]
+        self.store.set(f"connected/{self.ranks.rank}", "")
+        all_connected = [f"connected/{rank}" for rank in range(self.ranks.world_size)]
+        while True:  # from here on none is missed that has something else to do, or to end for
+            lost = self._is_one_lost()
+            if self.store.check(all_connected):
+                return
+            if lost:
+                raise RuntimeError(_GONE_AWAY)
+            time.sleep(_PAUSE_SECONDS)
 
-        A rank that goes away meanwhile, of which torch hears nothing either, ends the waiting.
-        """
-        connected: Future[None] = Future()
-        store: Store = self.store.clone()  # type: ignore[attr-defined]  # the other one stays free
+    def _look_for_lost(self) -> None:
+        if self._is_one_lost():
+            raise RuntimeError(_GONE_AWAY)
 
-        def work() -> None:
-            try:
-                connect(store)
-                connected.set_result(None)
-            except BaseException as problem:
-                connected.set_exception(problem)
-
-        Thread(target=work, name="connect", daemon=True).start()
-        while not wait([connected], timeout=_LOOK_SECONDS).done:
-            if self._in_state(_GONE) or self.store.check([_LAST]):
-                raise RuntimeError("a rank is gone")
-        connected.result()
+    def _is_one_lost(self) -> bool:
+        return bool(self._in_state(_GONE)) or self.store.check([_LAST])
 
     def say_last(self, words: str, *, told: bool) -> None:
         """Leave word why this rank ends, for those that will notice; `told` if it has told the user itself."""
@@ -99,7 +101,7 @@ class Meeting:
     def killed(self) -> OnecardError | None:
         """The error if another rank on this machine is gone without a word: torchrun then stops all by a signal."""
         with suppress(RuntimeError):
-            self._say_here()
+            self.say_here()
             gone = self._gone()
             if gone:
                 return self._was_killed(gone) if self._tells() else OfAnotherRank()
@@ -108,7 +110,7 @@ class Meeting:
     def lost(self, problem: BaseException, *, connected: bool = True) -> OnecardError:
         """The error of a rank that cannot reach another, any longer or at all: one of each machine tells which one."""
         try:
-            self._say_here()
+            self.say_here()
             if not self._tells():
                 return OfAnotherRank()
             present, words, gone = self._roll_call()
@@ -118,13 +120,15 @@ class Meeting:
             return self._lost_with_store(problem)
         if words:
             return self._said(*next(iter(words.items())))
-        if not connected:
-            return self._failed(problem)
+        if not connected and not self._in_state(_STOPPED):
+            failed = self._failed(problem)
+            self.say_last(failed.what, told=True)
+            return failed
         return self._silent([rank for rank in range(self.ranks.world_size) if rank not in present], problem)
 
     def _lost_with_store(self, problem: BaseException) -> OnecardError:
-        if any(rank < self.ranks.rank for rank in self._in_state("", but=_GONE + _STOPPED)):
-            return OfAnotherRank()
+        if any(rank < self.ranks.rank and state not in _GONE + _STOPPED for rank, state in self._states().items()):
+            return OfAnotherRank()  # a lower one tells
         gone = self._in_state(_GONE)
         if gone:
             return _ended(f"{self.named(gone)} {_has(gone)} ended", "the others cannot go on without it")
@@ -176,7 +180,8 @@ class Meeting:
         own = str(self.ranks.rank)
         return self.store.compare_set(f"tells/{self.place.machine}", "", own).decode() == own
 
-    def _say_here(self) -> None:
+    def say_here(self) -> None:
+        """Let the others know that this rank was not killed."""
         self.store.set(f"here/{self.ranks.rank}", "")
 
     def _roll_call(self) -> tuple[set[int], dict[int, tuple[str, bool]], list[int]]:
@@ -202,11 +207,33 @@ class Meeting:
         heard_of = {*self._present(), *self._last_words()}
         return [rank for rank in gone if rank not in heard_of]
 
-    def _in_state(self, states: str, *, but: str = "") -> list[int]:
+    def _in_state(self, states: str) -> list[int]:
         """The ranks of this machine whose processes are in one of these states; none where there is no /proc."""
+        return [rank for rank, state in self._states().items() if state and state in states]
+
+    def _states(self) -> dict[int, str]:
+        """Of the ranks of this machine."""
         here = (rank for rank, place in enumerate(self.places) if place.machine == self.place.machine)
-        found = ((rank, _state(self.places[rank].process)) for rank in here)
-        return [rank for rank, state in found if (state not in but if but else state in states)]
+        return {rank: _state(self.places[rank].process) for rank in here}
+
+
+def _hearing_signals(work: Callable[[], _T], look: Callable[[], None] = lambda: None) -> _T:
+    """What `work` returns, which waits inside torch, where no signal is heard: so a thread does it.
+
+    `look` is called now and then, and may end the waiting by an error.
+    """
+    done: Future[_T] = Future()
+
+    def answer() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as problem:
+            done.set_exception(problem)
+
+    Thread(target=answer, daemon=True).start()
+    while not wait([done], timeout=_LOOK_SECONDS).done:
+        look()
+    return done.result()
 
 
 def _all_met(store: Store, ranks: Ranks, introduction: list[object], timeout: timedelta) -> tuple[str, list[list[Any]]]:

@@ -253,6 +253,8 @@ class Joined(Processes):
         """Say goodbye: the ranks have nothing more to say to each other."""
         self.apart = True
         with suppress(RuntimeError):
+            self.meeting.say_here()
+        with suppress(RuntimeError):
             dist.destroy_process_group()
 
     @contextmanager
@@ -260,6 +262,8 @@ class Joined(Processes):
         try:
             yield
         except RuntimeError as problem:  # torch's errors of a backend are such
+            if is_out_of_memory(problem):
+                raise
             self.apart = True
             raise self.meeting.lost(problem) from problem
 

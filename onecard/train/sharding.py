@@ -39,6 +39,8 @@ class Sharding:
     def __init__(self, config: RunConfig, processes: Processes, device: torch.device, precision: Precision) -> None:
         self._config, self._processes = config, processes
         self._mesh = init_device_mesh(device.type, (processes.ranks.world_size,))
+        with processes.speaking():  # NCCL obtains its own memory at the first exchange: before anything is rehearsed
+            dist.all_reduce(torch.zeros(1, device=device), group=self._mesh.get_group())
         half = precision.dtype if precision.dtype != torch.float32 else None
         # Blocks arrive in half precision where they multiply in it: autocast would make and keep copies of all of them.
         # The rest stays float32: gradients of an embedding's rows are too many and too small to be summed in half.

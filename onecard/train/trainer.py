@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,7 +174,8 @@ class Trainer:
             self._shrink(message, on_shrink)
         set_rates(self.optimizer, self.config, self.step)
         norm, self._norm = self._norm, None
-        figures = self.steps.step(norm)
+        with self._together(), self._speaking():
+            figures = self.steps.step(norm)
         self.step += 1
         self.updates_here += 1
         seconds = time.perf_counter() - began
@@ -196,18 +197,20 @@ class Trainer:
         if self._rehearsed != self.batch_size and (message := lack_memory(self._rehearse)):
             return message
         self._rehearsed = self.batch_size
-        self._gradients_together()
+        with self._together():
+            self._gradients()
         if message := lack_memory(self._obtain_what_a_step_needs):
             return message
         self._ready_to_step()
         return None
 
-    def _gradients_together(self) -> None:
-        """Gradients of a model that the ranks share: they wait for each other in every pass."""
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Work on a model that the ranks share: they wait for each other in it, so none may run out of memory there."""
         try:
-            self._gradients()
+            yield
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not self.sharding or not is_out_of_memory(error):
                 raise
             raise MachineError(
                 "memory ran out in the middle of an update",
@@ -260,8 +263,12 @@ class Trainer:
         """Every rank has its part of the gradients: the sums, and all else that a step needs."""
         if self.processes.joined:
             self.processes.sum(self.steps.sums())
-        with self.processes.speaking() if self.sharding else nullcontext():  # the norm is of all ranks' shares
+        with self._together(), self._speaking():  # the norm is of all ranks' shares
             self._norm = self.steps.ready_to_step()
+
+    def _speaking(self) -> AbstractContextManager[None]:
+        """Around steps in which ranks that share a model exchange parts of it."""
+        return self.processes.speaking() if self.sharding else nullcontext()
 
     @contextmanager
     def evaluating(self) -> Iterator[Losses]:
@@ -370,7 +377,7 @@ class Trainer:
 
         self.optimizer.make_state()
         while folder := self.processes.from_first():
-            with suppress(OSError):  # all ranks know of it; the first one decides
+            with suppress(OSError):  # all ranks have it; the first one decides
                 write_parts(Path(folder), tensors_of(self.model, self.optimizer), self.processes)
 
     def restore(self, state: TrainingState) -> None:

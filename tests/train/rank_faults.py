@@ -5,16 +5,18 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from errno import ENOSPC
+from errno import EIO, ENOSPC
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from onecard.cli import torchrun
 from onecard.models.gpt2 import GPT2
 from onecard.models.training import Steps
-from onecard.train import meeting
+from onecard.train import checkpoint_parts, loop, meeting, operations
 from onecard.train.operations import DeviceOperations
-from onecard.train.optim import AdamW
+from onecard.train.optim import AdamW, Muon
 from onecard.train.trainer import Trainer
 
 AT_STEP = 7
@@ -118,7 +120,46 @@ match FAULT:
         before(meeting.Meeting, "connect", lambda _: os.kill(os.getpid(), signal.SIGKILL))
     case "rank 0 is slow to connect" | "rank 1 is slow to connect":
         slow = FAULT.split()[1] == RANK
-        before(meeting.Meeting, "connect", lambda _: time.sleep(4) if slow else Path(f"{RANK} connects").touch())
+        before(meeting.Meeting, "connect", lambda _: time.sleep(9) if slow else Path(f"{RANK} connects").touch())
+    case "late to hear that it is connected":
+        connect = dist.init_process_group
+
+        def late(*arguments: Any, **named: Any) -> None:
+            connect(*arguments, **named)
+            time.sleep(1)
+
+        dist.init_process_group = late
+    case "no network on another machine":
+        os.environ["GROUP_RANK"] = RANK
+        if RANK == "1":
+
+            def no_network(*_: Any, **__: Any) -> None:
+                raise RuntimeError("Unable to find address for: eth7")
+
+            dist.init_process_group = no_network
+    case "another disk":
+        loop._says = lambda *_: False
+    case "disk fails after a part is written":
+
+        def fails(_: Path) -> None:
+            raise OSError(EIO, os.strerror(EIO))
+
+        checkpoint_parts.sync_file = fails
+    case "killed before it writes its part":
+        checkpoint_parts.save = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    case "killed in Muon's step":
+        before(Muon, "step", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    case "memory for the norm":
+        clips: list[int] = []
+        clip = operations.clip_gradients
+
+        def short(*arguments: Any, **named: Any) -> Any:
+            clips.append(0)
+            if len(clips) == 3:
+                raise RuntimeError(NO_MEMORY)
+            return clip(*arguments, **named)
+
+        operations.clip_gradients = short
     case "late":
         meeting.TIMEOUT = timedelta(seconds=1)
         if RANK == "1":

@@ -313,9 +313,53 @@ def test_a_signal_to_a_rank_that_waits_to_be_connected_ends_all(machine: Machine
         time.sleep(0.01)
     time.sleep(0.5)
     started.send(rank, signal.SIGTERM)
-    outcomes = started.end(within=20)
-    assert (outcomes[rank].code, outcomes[1 - rank].code) == (130, 3), outcomes
-    told_once([outcomes[1 - rank]], f"rank {rank} on {HOST} was asked to stop", "[rank-stopped]")
+    assert started._outcomes[rank].result(timeout=6).code == 130, "it waits for the slow one"
+    other = started._outcomes[1 - rank].result(timeout=30)
+    assert other.code == 3
+    told_once([other], f"rank {rank} on {HOST} was asked to stop", "[rank-stopped]")
+
+
+def test_an_error_of_the_first_rank_is_told_where_another_hears_late_that_it_is_connected(
+    machine: Machine, whole: Path
+) -> None:
+    with machine.with_ranks(4) as ranks:
+        outcomes = ranks.run(run="whole", fault="late to hear that it is connected", on=3)
+    assert [each.code for each in outcomes] == [2] * 4
+    told_once(outcomes, "[run-exists]")
+
+
+def test_a_rank_that_cannot_connect_ends_those_on_other_machines(machine: Machine) -> None:
+    outcomes = machine.start(run="unconnected", fault="no network on another machine").end(within=30)
+    assert [each.code for each in outcomes] == [3, 3]
+    told_once([outcomes[0]], f"rank 1 on {HOST}", "could not reach the others", "[rank-lost]")
+    told_once([outcomes[1]], "Unable to find address for: eth7", "[ranks-cannot-meet]")
+
+
+def test_ranks_that_share_a_model_must_see_one_folder(machine: Machine) -> None:
+    outcomes = machine.run("--shard=full", run="elsewhere-1", fault="another disk", on=1)
+    assert [each.code for each in outcomes] == [2, 2]
+    told_once(outcomes, "rank 1 cannot see the run folder", "[folder-not-shared]", "--out_dir")
+
+
+def test_a_disk_that_fails_one_rank_that_shares_a_model_ends_all(machine: Machine) -> None:
+    keys = ("--shard=full", "--max_iters=6", "--checkpoint_interval=3")
+    outcomes = machine.run(*keys, run="shared-disk", fault="disk fails after a part is written", on=1)
+    assert [each.code for each in outcomes] == [3, 3]
+    told_once(outcomes, "Input/output error")
+
+
+@pytest.mark.parametrize("fault", ["killed before it writes its part", "killed in Muon's step"])
+def test_a_killed_rank_that_shares_a_model_is_named(machine: Machine, fault: str) -> None:
+    keys = ("--shard=full", "--optimizer=muon", "--checkpoint_interval=3")
+    outcomes = machine.run(*keys, run=f"shared-{fault[:15].replace(' ', '-')}", fault=fault, on=1)
+    assert [each.code for each in outcomes] == [3, -signal.SIGKILL]
+    told_once(outcomes, f"rank 1 on {HOST} was killed", "[rank-lost]")
+
+
+def test_memory_that_runs_out_where_ranks_that_share_a_model_wait_ends_all(machine: Machine) -> None:
+    outcomes = machine.run("--shard=full", run="shared-norm", fault="memory for the norm", on=1)
+    assert [each.code for each in outcomes] == [3, 3]
+    told_once(outcomes, f"rank 1 on {HOST}", "memory ran out in the middle of an update")
 
 
 def test_a_full_disk_on_the_first_rank_ends_all(machine: Machine) -> None:
