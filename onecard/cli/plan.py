@@ -13,7 +13,7 @@ import click
 
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
-from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
+from onecard.cli.library import CountType, HoursType, KeyCommand, SizeType, console, json_option
 from onecard.errors import UsageError
 from onecard.inputs.questions import check_questions
 
@@ -70,7 +70,7 @@ class Options:
 @click.option("--trainer", type=click.Choice(["both", "onecard", "nanogpt"]), default="both", help="Whose run to plan.")
 @click.option("--fit", is_flag=True, help="Find the fastest config that fits, with the same tokens per update.")
 @click.option("--params", type=CountType(), metavar="N", help="With --fit: choose the shape for N parameters too.")
-@click.option("--hours", type=float, metavar="H", help="What to train in H hours.")
+@click.option("--hours", type=HoursType(), metavar="H", help="What to train in H hours.")
 @click.option("--tokens", type=CountType(), metavar="N", help="What to train on N tokens.")
 @click.option("--write", type=PathType(), metavar="FILE", help="With --hours or --tokens: save the proposed config.")
 @click.option("--sensitivity", is_flag=True, help="Re-plan with each setting halved, doubled or switched.")
