@@ -267,7 +267,7 @@ def _go_on(
         print_warnings(notes, console(stderr=True))
         check_keys(config)
         if processes:
-            processes.ranks.check(config)
+            processes.ranks.check(config, resumed=True)
         done, words = where_it_stands(run, config)
         _say(words)
         if done:

@@ -63,7 +63,7 @@ def resumed_config(run: Run, asked: Mapping[str, object], origins: Mapping[str, 
     said = [
         *_other_data(before, after, had_data=had_data),
         *_other_rounding(before, after),
-        *_schedule_changes(before, after, run.last_step),
+        *_schedule_changes(before, after, run),
     ]
     if made and edited:
         said.insert(0, f"{run.path / CONFIG} has changed since {made.name}: {_changes(before, after, edited)}")
@@ -331,9 +331,9 @@ def _already_beyond(before: RunConfig, after: RunConfig, run: Run, fixing: Mappi
 
 
 def _longer(config: RunConfig, updates: int) -> dict[str, object]:
-    """The values that make a run longer: with its schedule where the rate has come to zero, or nothing is learned."""
-    at_zero = config.decay_lr and config.min_lr == 0 and config.lr_decay_iters < updates
-    return {"max_iters": updates, **({"lr_decay_iters": updates} if at_zero else {})}
+    """The values that make a run longer, with its schedule: what is added at the lowest rate learns little."""
+    too_short = config.decay_lr and config.lr_decay_iters < updates
+    return {"max_iters": updates, **({"lr_decay_iters": updates} if too_short else {})}
 
 
 def step_reached(run: Run) -> int:
@@ -365,15 +365,19 @@ def _other_rounding(before: RunConfig, after: RunConfig) -> list[str]:
     return [f"{_changes(before, after, [key])}: the same mathematics; rounding may differ" for key in changed]
 
 
-def _schedule_changes(before: RunConfig, after: RunConfig, step: int) -> list[str]:
-    """What a longer or shorter run does to the learning rate, in words."""
+def _schedule_changes(before: RunConfig, after: RunConfig, run: Run) -> list[str]:
+    """What a longer or shorter run does to the learning rate, in words; not what the doctor will say when it starts."""
     from onecard.plan.schedule import learning_rate
+    from onecard.runs.records import FindingRecord
 
+    step = run.last_step
     was, now = learning_rate(before, step), learning_rate(after, step)
     found = []
     if abs(now - was) > 0.01 * was:
         found.append(f"the learning rate goes from {was:.3g} to {now:.3g} at step {step:,}: the schedule has changed")
-    if after.decay_lr and after.max_iters > max(after.lr_decay_iters, before.max_iters):
+    # the doctor reports a rule once in a run
+    told = any(isinstance(record, FindingRecord) and record.finding.rule == "decay-horizon" for record in run.records)
+    if told and after.decay_lr and after.max_iters > max(after.lr_decay_iters, before.max_iters):
         found.append(
             f"from step {after.lr_decay_iters:,} on the learning rate stays at min_lr={after.min_lr:.2g}; "
             f"to decay to the end: --lr_decay_iters={after.max_iters}"

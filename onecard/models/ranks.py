@@ -63,27 +63,36 @@ class Ranks:
         return int.from_bytes(key[:8], "little") >> 1  # torch's seeds have a sign
 
     def divided(self, config: RunConfig) -> RunConfig:
-        """The config in the largest micro-batch, no larger than its own, that divides what a rank reads."""
+        """The config in the largest micro-batch, no larger than its own, that divides what a rank reads; what an
+        evaluation reads stays, or is a little more."""
         each, rest = divmod(config.sequences_per_step, self.world_size)
         if rest:
             return config
-        return config.in_micro_batches(next(n for n in range(config.batch_size, 0, -1) if each % n == 0))
+        size = next(n for n in range(config.batch_size, 0, -1) if each % n == 0)
+        evaluations = -(-config.eval_iters * config.batch_size // size)
+        return config.in_micro_batches(size).replace({"eval_iters": evaluations})
 
-    def check(self, config: RunConfig) -> None:
-        """Refuse an update whose sequences cannot be divided equally among the ranks, in whole micro-batches."""
+    def check(self, config: RunConfig, *, resumed: bool = False) -> None:
+        """Refuse an update whose sequences cannot be divided equally among the ranks, in whole micro-batches.
+
+        The updates of a run that is `resumed` keep their sequences.
+        """
         sequences, size = config.sequences_per_step, config.batch_size
         if sequences % (self.world_size * size) == 0:
             return
         from onecard.config.command import flags_of  # here only: help imports this module, and needs no pydantic
 
         each, rest = divmod(sequences, self.world_size)
-        if rest:
-            micros = max(1, round(config.gradient_accumulation_steps / self.world_size)) * self.world_size
-            nearest = f"{micros * size:,} sequences per update: the nearest that divides"
-            fix = f"{flags_of({'gradient_accumulation_steps': micros})}   ({nearest})"
+        if rest and resumed:
+            count = _nearest_divisor(sequences, self.world_size)
+            fix = f"torchrun --nproc_per_node={count}, and the rest as typed   (the run's updates stay as they are)"
+        elif rest:
+            fitting = self._nearest_update(config)
+            patch = {key: getattr(fitting, key) for key in _OF_UPDATE if getattr(fitting, key) != getattr(config, key)}
+            fix = f"{flags_of(patch)}   ({fitting.sequences_per_step:,} sequences per update: the nearest that divides)"
         else:
             fitting = config.in_micro_batches(_nearest_divisor(each, size))
-            patch = {key: getattr(fitting, key) for key in ("batch_size", "gradient_accumulation_steps")}
+            patch = {key: getattr(fitting, key) for key in _OF_UPDATE}
             fix = f"{flags_of(patch)}   (the same {sequences:,} sequences per update)"
         raise ConfigError(
             f"{sequences:,} sequences per update, {size} at a time, do not divide among {self.world_size} ranks",
@@ -92,8 +101,18 @@ class Ranks:
             name="ranks-do-not-divide",
         )
 
+    def _nearest_update(self, config: RunConfig) -> RunConfig:
+        """The config with an update that divides and is near to its own, in micro-batches as large as that allows."""
+        sequences = config.sequences_per_step
+        turns = {size: max(1, round(sequences / (self.world_size * size))) for size in range(config.batch_size, 0, -1)}
+        away = {size: abs(size * turns[size] * self.world_size / sequences - 1) for size in turns}
+        size = next((size for size in away if away[size] <= _NEAR), min(away, key=away.__getitem__))
+        return config.replace({"batch_size": size, "gradient_accumulation_steps": turns[size] * self.world_size})
+
 
 ONE_RANK = Ranks()
+_OF_UPDATE = ("batch_size", "gradient_accumulation_steps")
+_NEAR = 0.1  # a share of an update, by which it may grow or shrink
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

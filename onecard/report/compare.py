@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from onecard import units
-from onecard.config.recipes import keys_between
+from onecard.config.recipes import keys_between, recipe_values
 from onecard.config.schema import SHAPE_KEYS
-from onecard.config.shown import shown
+from onecard.config.shown import same_value, shown
 from onecard.doctor.case import Case
 from onecard.doctor.compare import FINAL, SAME_TEXT, TASK, AtEqual, Comparison, Passing
-from onecard.doctor.config_diff import UNSAID
+from onecard.doctor.config_diff import UNSAID, known_settings
 from onecard.doctor.curves import Reading, steps_per_point
 from onecard.doctor.repair import trainer_of
 from onecard.doctor.single_changes import NOT_COVERED, SingleChange
@@ -36,6 +36,7 @@ from onecard.units import MIB
 from onecard.visible import visible
 
 LABEL_WIDTH = 7
+FIRST_NAMED = ("recipe", "optimizer")  # of what differs, before the shape and the rest
 MOST_CHANGED_LINES = 2  # without details
 COMMANDS = ("next",)  # lines of the verdict that are pasted: never broken
 
@@ -105,14 +106,28 @@ def _forecast_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _changes_in_brief(comparison: Comparison) -> str:
-    """`n_embd 384 → 768, dropout 0.1 → 0.0`: the settings with an effect, the model's shape first; of two recipes
-    their names."""
-    recipes = [str(recipe) for recipe in dict.fromkeys(comparison.config_diff.get("recipe", ()))]
-    brought = keys_between(recipes[0], recipes[1]) if len(recipes) == 2 else ()
-    keys = sorted(comparison.together, key=lambda key: (key != "recipe", key not in SHAPE_KEYS))
-    keys = [key for key in keys if key not in brought]
+    """`recipe nanogpt → fast, n_embd 384 → 768, dropout 0.1 → 0.0`: the settings with an effect, what says most about
+    a run first; not those that its recipe alone brought."""
+    keys = [key for key in comparison.together if not _brought_by_recipe(comparison, key)]
+    keys.sort(key=lambda key: (key not in FIRST_NAMED, key not in SHAPE_KEYS))
     rows = [(key, comparison.config_diff[key]) for key in keys]
     return ", ".join(f"{key} {' → '.join(_value(key, value) for value in values)}" for key, values in rows)
+
+
+def _brought_by_recipe(comparison: Comparison, key: str) -> bool:
+    """Whether a key differs because the recipes do: no run has another value than its recipe, or than another run of
+    it. nanoGPT's recipe is what its files make of it."""
+    recipes = [str(recipe) for recipe in dict.fromkeys(comparison.config_diff.get("recipe", ()))]
+    if len(recipes) != 2 or key not in keys_between(recipes[0], recipes[1]):
+        return False
+    first: dict[str, object] = {}  # by recipe, the value of its first run
+    for case, value in zip(comparison.cases, comparison.config_diff[key], strict=True):
+        settings = known_settings(case)
+        recipe = str(settings.get("recipe"))
+        brought = recipe_values(recipe, settings).get(key, value)
+        if not same_value(value, brought) or not same_value(value, first.setdefault(recipe, value)):
+            return False
+    return True
 
 
 def _described(comparison: Comparison, run: int, *, details: bool) -> str:

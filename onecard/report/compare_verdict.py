@@ -16,6 +16,7 @@ from onecard.report.compare_why import best_run, explained_run, main_cause, prin
 from onecard.report.compare_words import (
     NO_DIFFERENCE,
     end_forecast,
+    letters,
     place_words,
     progress_words,
     run_letter,
@@ -115,10 +116,11 @@ def _speed(comparison: Comparison) -> Iterator[str]:
     speeds = {run: v for run, case in enumerate(comparison.cases) if (v := case.facts.tokens_per_second) is not None}
     standing = comparison.standings.get("tokens_per_second")
     if standing:
-        order = sorted(speeds, key=lambda run: -speeds[run])
-        fastest = f"{speeds[order[0]]:,.0f} tokens/s against {speeds[order[1]]:,.0f}"
-        winner = standing.winner
-        yield f"{run_letter(winner)} is faster: {fastest}" if winner is not None else f"{NO_DIFFERENCE}: {fastest}"
+        order = sorted(speeds, key=lambda run: -speeds[run])[: MOST_LOSSES + 1]
+        first, *others = (f"{run_letter(run)} {speeds[run]:,.0f}" for run in order)
+        verb = "is" if standing.winner is not None else "are"
+        said = f"{letters(standing.best)} {verb} faster" if standing.beaten else NO_DIFFERENCE
+        yield ", ".join([f"{said}: {first} tokens/s", *others])
     shares = [(run, case.facts.mfu) for run, case in enumerate(comparison.cases) if case.facts.mfu is not None]
     if shares:
         yield "MFU " + ", ".join(f"{run_letter(run)} {100 * mfu:.0f} %" for run, mfu in shares[: MOST_LOSSES + 1])

@@ -56,7 +56,7 @@ def test_the_unfinished_run_has_a_latest_loss_and_a_forecast_of_its_end(onecard:
 
 def test_which_is_faster(onecard: Command, pair: Path) -> None:
     speed = asked(onecard, pair, *CARD).splitlines()[3]
-    assert speed == "speed  A is faster: 131,072 tokens/s against 58,254; MFU A 67 %, B 85 %"
+    assert speed == "speed  A is faster: A 131,072 tokens/s, B 58,254; MFU A 67 %, B 85 %"
 
 
 def test_why_the_loss_fell_and_what_to_type_next(onecard: Command, pair: Path) -> None:

@@ -92,10 +92,11 @@ def test_a_run_of_no_updates_is_finished_and_has_lost_nothing(offered: Any, caps
     assert "finished at step 2" in capsys.readouterr().out
 
 
-def test_a_run_whose_rate_has_reached_zero_is_made_longer_with_its_schedule(
-    offered: Any, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("rate", [["--recipe=fast", "--n_embd=16"], ["--min_lr=0.0001", "--warmup_iters=0"]])
+def test_a_finished_run_is_made_longer_with_its_schedule(
+    offered: Any, capsys: pytest.CaptureFixture[str], rate: list[str]
 ) -> None:
-    again = ["train", *TINY, "--recipe=fast", "--n_embd=16", "--out_dir=r"]
+    again = ["train", *TINY, *rate, "--out_dir=r"]
     assert run(again) == 0
     capsys.readouterr()
     assert run(again) == 2
@@ -104,8 +105,10 @@ def test_a_run_whose_rate_has_reached_zero_is_made_longer_with_its_schedule(
     said = capsys.readouterr().err
     (longer,) = (line.partition("to train longer: ")[2] for line in said.splitlines() if "longer" in line)
     assert run(shlex.split(longer)[1:]) == 0
-    said = capsys.readouterr().err
-    assert "stays at min_lr" not in said
+    said = "".join(capsys.readouterr())
+    assert said.count("the schedule has changed") == 1
+    assert "decay-horizon" not in said
+    assert "resume-lr-jump" not in said
 
 
 def test_a_profile_that_cannot_be_written_is_refused_before_the_run(

@@ -151,7 +151,7 @@ def test_a_fix_keeps_what_was_typed_and_may_change(onecard: Any, trained: Path) 
     said = onecard("train", "--resume", "r", "--seed=7", "--max_iters=2")
     assert said.fix == ["train", "--resume", "r"], "an end before the step reached is no fix"
     said = onecard("train", "--resume", "r", "--max_iters=2", "--log_interval=2")
-    assert said.fix == ["train", "--resume", "r", "--log_interval=2", "--max_iters=10"]
+    assert said.fix == ["train", "--resume", "r", "--log_interval=2", "--max_iters=10", "--lr_decay_iters=10"]
     assert "--resume r --log_interval=2 --max_iters=10" in onecard("train", "--resume", "r", "--log_interval=2").err
 
 
@@ -446,8 +446,8 @@ def test_a_new_run_that_a_resume_would_be_too_is_offered_the_resume_with_what_wa
         (["--n_embd=64", "--max_iters=5"], "cannot change n_embd=64 (was 32)"),
         (["--batch_size=2", "--max_iters=5"], "cannot change batch_size=2 (was 4)"),
         (["--init_from=r", "--max_iters=5"], "cannot change init_from=r (was scratch)"),
-        ([], "--resume r --max_iters=6)"),  # it is finished: a resume would do nothing
-        (["--max_iters=2", "--lr_decay_iters=2"], "--resume r --lr_decay_iters=2 --max_iters=6)"),
+        ([], "--resume r --max_iters=6 --lr_decay_iters=6)"),  # it is finished: a resume would do nothing
+        (["--max_iters=2", "--lr_decay_iters=2"], "--resume r --lr_decay_iters=6 --max_iters=6)"),
     ],
 )
 def test_a_new_run_that_a_resume_would_not_be_is_offered_a_folder_with_all_that_was_typed(

@@ -169,8 +169,11 @@ def test_a_longer_run_says_what_it_does_to_the_learning_rate(tmp_path: Path, fin
     first = [*TINY, "--max_iters=6", "--lr_decay_iters=6", "--out_dir=r"]
     assert finish("train", *first).code == 0
     flat = finish("train", "--resume", "r", "--max_iters=8")
-    assert "from step 6 on the learning rate stays at min_lr" in flat.stderr
-    assert "--lr_decay_iters=8" in flat.stderr
+    (said,) = (line for line in (flat.stderr + flat.stdout).splitlines() if "--lr_decay_iters=8" in line)
+    assert said.endswith("[decay-horizon]")
+    flat = finish("train", "--resume", "r", "--max_iters=10")
+    (said,) = (line for line in (flat.stderr + flat.stdout).splitlines() if "--lr_decay_iters=10" in line)
+    assert "from step 6 on the learning rate stays at min_lr" in said, "the doctor reports a rule once in a run"
     raised = finish("train", "--resume", "r", "--max_iters=12", "--lr_decay_iters=12")
     assert "the learning rate goes from" in raised.stderr
     other = finish("train", "--resume", "r", "--max_iters=14", "--batch_size=2")

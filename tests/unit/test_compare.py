@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from onecard.config.recipes import recipe_values
 from onecard.config.resolve import resolve
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.compare import Comparison, Standing, _lowest, compare_runs
@@ -742,6 +743,24 @@ def test_settings_that_changed_together_are_told_from_the_first_run_whose_config
     ]
 
 
+def differing(*runs: Case) -> str:
+    """The line without details that names what differs."""
+    (said,) = re.findall(r"^differ (.*)$", shown(compare_runs(runs), details=False), re.MULTILINE)
+    return str(said)
+
+
+def test_a_recipe_is_named_for_what_it_brings_and_nothing_else_is_left_out() -> None:
+    fast = {"recipe": "fast", **recipe_values("fast", {**SMALL, "max_iters": 5000})}
+    nanogpt, by_recipe = own(0.0, max_iters=5000), own(0.1, **{**fast, "max_iters": 5000})
+    assert differing(nanogpt, by_recipe) == "recipe nanogpt → fast"
+    with_muon = own(0.2, max_iters=5000, optimizer="muon", dropout=0.1)
+    assert differing(nanogpt, by_recipe, with_muon) == (
+        "recipe nanogpt → fast → nanogpt, optimizer adamw → muon → muon, dropout 0.0 → 0.0 → 0.1"
+    )
+    other_rate = own(0.1, **{**fast, "max_iters": 5000, "learning_rate": 0.1})
+    assert differing(nanogpt, other_rate) == "recipe nanogpt → fast, learning_rate 0.0006 → 0.1"
+
+
 def test_a_run_that_only_evaluates_is_not_like_one_that_trains() -> None:
     comparison = compare_runs([own(0.0), own(0.03, eval_only=True)])
     assert (comparison.together, comparison.idle) == (("eval_only",), {})
@@ -1091,8 +1110,21 @@ def test_the_verdict_names_the_better_run_by_each_measure() -> None:
     assert said["better"] == "B at equal tokens; A at equal hours"
     assert said["loss"] == "at 163.84M tokens B 3.7302, A 3.9302; at 4 min A 3.9302, B 4.1143"
     assert said["end"] == "A ended at 3.9302; B ended at 3.7302"
-    assert said["speed"].startswith("A is faster: 655,360 tokens/s against 327,680; MFU A ")
+    assert said["speed"].startswith("A is faster: A 655,360 tokens/s, B 327,680; MFU A ")
     assert list(said)[:6] == ["better", "loss", "end", "speed", "why", "next"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ((0.5, 0.25, 0.3), "B is faster: B 655,360 tokens/s, C 546,133, A 327,680"),
+        ((0.25, 0.5, 0.25), "A, C are faster: A 655,360 tokens/s, C 655,360, B 327,680"),
+        ((0.25, 0.25, 0.25), "no difference within noise: A 655,360 tokens/s, B 655,360, C 655,360"),
+    ],
+)
+def test_every_speed_is_said_with_the_run_it_is_of(seconds: tuple[float, ...], said: str) -> None:
+    runs = [case(made.nanogpt(steps=1000, seconds=each), wandb_run_name=f"run{each}") for each in seconds]
+    assert verdict(*runs)["speed"].startswith(f"{said}; MFU A ")
 
 
 def test_no_difference_is_no_verdict_and_asks_for_another_seed() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from onecard.config.schema import RunConfig
 from onecard.errors import ConfigError
+from onecard.models.evaluation import eval_sequences
 from onecard.models.ranks import ONE_RANK, Ranks, ranks_of_torchrun
 from onecard.models.run_on_paper import PaperRun
 from onecard.paper.device import H200
@@ -47,7 +48,19 @@ def test_one_of_several_writes_and_each_draws_its_own_dropout() -> None:
     ("sequences", "micro_batch", "world_size", "fix"),
     [
         (480, 12, 7, "--gradient_accumulation_steps=42   (504 sequences per update: the nearest that divides)"),
-        (480, 12, 64, "--gradient_accumulation_steps=64   (768 sequences per update: the nearest that divides)"),
+        (
+            480,
+            12,
+            64,
+            "--batch_size=8 --gradient_accumulation_steps=64   (512 sequences per update: the nearest that divides)",
+        ),
+        (
+            16,
+            16,
+            3,
+            "--batch_size=5 --gradient_accumulation_steps=3   (15 sequences per update: the nearest that divides)",
+        ),
+        (1, 1, 3, "--gradient_accumulation_steps=3   (3 sequences per update: the nearest that divides)"),
         (480, 12, 3, "--batch_size=10 --gradient_accumulation_steps=48   (the same 480 sequences per update)"),
         (40, 8, 4, "--batch_size=10 --gradient_accumulation_steps=4   (the same 40 sequences per update)"),
         (8, 8, 8, "--batch_size=1 --gradient_accumulation_steps=8   (the same 8 sequences per update)"),
@@ -69,6 +82,17 @@ def test_what_does_not_divide_is_refused_with_the_nearest_that_does(
 def test_a_micro_batch_that_onecard_chooses_divides_where_any_does(world_size: int, micro_batch: int) -> None:
     divided = Ranks(world_size=world_size).divided(update(480, 12))
     assert (divided.batch_size, divided.sequences_per_step) == (micro_batch, 480)
+
+
+def test_what_ranks_evaluate_does_not_depend_on_their_number() -> None:
+    config = update(480, 12).replace({"eval_iters": 5})
+    assert [eval_sequences(Ranks(world_size=n).divided(config)) for n in (1, 2, 3, 64)] == [60, 60, 60, 60]
+
+
+def test_a_run_that_goes_on_is_offered_a_number_of_ranks_that_divides_its_updates() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Ranks(world_size=3).check(update(16, 8), resumed=True)
+    assert refused.value.fix.startswith("torchrun --nproc_per_node=2, ")
 
 
 def test_one_rank_takes_every_update() -> None:

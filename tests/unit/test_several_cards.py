@@ -217,7 +217,7 @@ def test_a_card_that_the_run_does_not_fit_is_never_the_cheapest() -> None:
 @pytest.mark.parametrize(
     ("asked", "name", "fix"),
     [
-        ({"gpus": 5}, "ranks-do-not-divide", "--gradient_accumulation_steps=10"),
+        ({"gpus": 5}, "ranks-do-not-divide", "--batch_size=7 --gradient_accumulation_steps=15"),
         ({"gpus": 0}, "bad-cards", "--gpus 2"),
         ({"nodes": -1}, "bad-cards", "--nodes 2"),
         ({"gpus": 2, "interconnects": ["pci"]}, "unknown-interconnect", "--interconnect pcie-4-x8"),

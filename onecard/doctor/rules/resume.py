@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from itertools import pairwise
 from shlex import quote
 
 from onecard import units
@@ -81,10 +82,12 @@ def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
 
     What to do: keep the schedule: the same learning_rate, min_lr and lr_decay_iters, and the optimizer's state.
 
-    When it is wrong: warm restarts do this on purpose. A validation loss that rises by less than five standard errors
-    of the difference of two evaluations is only a note.
+    When it is wrong: warm restarts do this on purpose. A onecard run that had made all its updates, and was then made
+    longer, is left alone: from the end of a decay, a rate that is worth more updates can only rise. A validation loss
+    that rises by less than five standard errors of the difference of two evaluations is only a note.
     """
-    jump = _rate_jump(case.steps)
+    longer = _made_longer(case)
+    jump = _rate_jump(case.steps, longer)
     if jump:
         before, after = jump
         yield _jumped(
@@ -97,17 +100,26 @@ def resume_lr_jump(case: Case, others: Sequence[Case]) -> Iterator[Finding]:
     if earlier:
         yield from _jump_between(earlier, case)
     for start in (r for r in case.run.records if isinstance(r, Start) and r.resumed_from):
+        if start.step in longer:
+            continue
         at = start.step
         yield from _loss_jump(case, [e for e in case.evals if e.step <= at], [e for e in case.evals if e.step > at])
 
 
-def _rate_jump(steps: Sequence[Step]) -> tuple[Step, Step] | None:
+def _made_longer(case: Case) -> set[int]:
+    """The steps at which a run that had made all its updates was given more."""
+    starts = [record for record in case.run.records if isinstance(record, Start)]
+    return {later.step for earlier, later in pairwise(starts) if earlier.config.get("max_iters") == later.step}
+
+
+def _rate_jump(steps: Sequence[Step], longer: Set[int]) -> tuple[Step, Step] | None:
     highest = 0.0
     before: Step | None = None
     for step in steps:
         if step.lr is None:
             continue
-        if before and before.lr and before.lr <= PAST_PEAK * highest and above(step.lr, RATE_JUMP * before.lr):
+        falling = before and before.lr and before.lr <= PAST_PEAK * highest and before.step not in longer
+        if before and before.lr and falling and above(step.lr, RATE_JUMP * before.lr):
             return before, step
         highest = max(highest, step.lr)
         before = step

@@ -167,6 +167,19 @@ def test_a_run_of_which_nothing_is_known_has_no_finding(name: str) -> None:
     assert found(name, case(None)) == []
 
 
+def start(number: int, **config: object) -> Start:
+    """Training begins, or is resumed, at this step."""
+    return Start(
+        step=number,
+        config=config,
+        versions={},
+        device="cpu",
+        card=None,
+        predicted_process_bytes=None,
+        resumed_from="c" if number else None,
+    )
+
+
 class TestTheMismatch:
     def test_the_patch_is_complete_and_planned(self) -> None:
         finding = the("params-mismatch", case(NARROW, card="RTX 4070"))
@@ -490,9 +503,7 @@ class TestWhatIsOnlyTold:
 
     def test_a_rise_within_the_noise_over_a_resume_of_our_own(self) -> None:
         wild = [evaluation(e.step, e.val_loss + (0.1 if e.step % 1000 else -0.1)) for e in learning() if e.val_loss]
-        resumed = Start(
-            step=5000, config={}, versions={}, device="cpu", card=None, predicted_process_bytes=None, resumed_from="c"
-        )
+        resumed = start(5000)
         before, after = wild[:11], wild[11:]
         after[0] = evaluation(5500, before[-1].val_loss + 0.1)  # type: ignore[operator]
         records = [*before, resumed, *after]
@@ -772,6 +783,14 @@ class TestMemory:
 class TestResume:
     def test_a_falling_rate_is_no_jump(self) -> None:
         assert found("resume-lr-jump", case(records=falling_then_raised(2.5e-4))) == []
+
+    def test_a_finished_run_that_is_made_longer_raises_its_rate_on_purpose(self) -> None:
+        *before, raised = falling_then_raised(6e-4)
+        worse = [evaluation(400, 3.0), start(400), raised, evaluation(500, 4.0)]
+        unfinished, ended = start(0, max_iters=1000), start(0, max_iters=400)
+        (finding,) = found("resume-lr-jump", case(records=[unfinished, *before, *worse]))
+        assert "the learning rate rises" in finding.what
+        assert found("resume-lr-jump", case(records=[ended, *before, *worse])) == []
 
     def test_a_warm_up_is_no_jump(self) -> None:
         assert found("resume-lr-jump", case(records=steps([4.0] * 4, lrs=[1e-5, 1e-4, 3e-4, 6e-4]))) == []
