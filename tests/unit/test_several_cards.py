@@ -250,8 +250,10 @@ def test_links_that_nobody_named_are_assumed_and_said() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_what_a_run_keeps_is_divided_among_cards_that_share_a_model(dtype: str, optimizer: str) -> None:
+@pytest.mark.parametrize("model", ["gpt2", "nanochat"])
+def test_what_a_run_keeps_is_divided_among_cards_that_share_a_model(model: str, dtype: str, optimizer: str) -> None:
     config = CONFIG.replace({"shard": "full", "dtype": dtype, "optimizer": optimizer, "vocab_size": 4096})
+    config = config.replace({"model": model})
     kept = optimizer_of(config).held_bytes - 4 * count_params(config).total  # without gradients
     for ranks in (2, 4):
         tape = onecard_tape(config, device_of(CARD), ranks=Ranks(world_size=ranks))
