@@ -108,7 +108,7 @@ def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
         f"{units.count(params.nanogpt)} parameters",
     )
     if not details and params.total > params.nanogpt:
-        yield "", f"{params.total:,} with position embeddings, which nanoGPT leaves out of its count"
+        yield "", f"{params.total:,} with position embeddings, which nanoGPT does not count"
     if details:
         positions = " with position embeddings" if params.total > params.nanogpt else ""
         multiplied = multiplied_params(config)
