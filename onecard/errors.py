@@ -46,6 +46,7 @@ class UnknownCard(OnecardError):
     def __init__(self, what: str, *, why: str, meant: str | None, size: str = "8GiB", name: str | None = None) -> None:
         otherwise = f"--vram {size} plans for any card of that size; onecard gpus lists all"
         super().__init__(what, why=why, fix=f'--gpu "{meant}"' if meant else otherwise, name=name)
+        self.meant = meant
 
 
 class MachineError(OnecardError):

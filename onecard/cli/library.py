@@ -73,6 +73,14 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic in click >
             ) from None
 
 
+class HoursType(click.types.FloatParamType):
+    """A number of hours: 48, 0.5, 48h."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        number: Any = value.strip().removesuffix("h") if isinstance(value, str) else value
+        return super().convert(number, param, ctx)
+
+
 class CountType(click.ParamType):  # type: ignore[type-arg]
     """A number of things: 124M, 10B, 524288."""
 

@@ -21,6 +21,7 @@ from onecard.cli.flags import Flag, split_flags
 from onecard.cli.library import console
 from onecard.cli.signals import INTERRUPTED
 from onecard.cli.streams import prepare_streams
+from onecard.cli.torchrun import is_told
 from onecard.cli.usage import usage_error
 from onecard.errors import (
     ConfigError,
@@ -162,13 +163,13 @@ def _system_failed(problem: OSError) -> MachineError:
 def _fail(error: OnecardError, *, as_json: bool) -> int:
     from onecard.report.messages import print_error
 
-    if isinstance(error, OfAnotherRank):
+    cause = error.__cause__ or error.__context__
+    caused_by_machine = isinstance(cause, OSError) and cause.errno in BROKEN
+    if isinstance(error, OfAnotherRank) or (not caused_by_machine and is_told(error)):
         return error.exit_code
     if as_json:
         click.echo(json.dumps(error.as_json()))
     else:
         with suppress(OSError):  # nobody can read it; the exit code says it
             print_error(error, console(stderr=True))
-    cause = error.__cause__ or error.__context__
-    caused_by_machine = isinstance(cause, OSError) and cause.errno in BROKEN
     return MachineError.exit_code if caused_by_machine else error.exit_code

@@ -13,9 +13,9 @@ import click
 
 from onecard.cli.files import PathType, without_config
 from onecard.cli.flags import Flag
-from onecard.cli.library import CountType, KeyCommand, SizeType, console, json_option
+from onecard.cli.library import CountType, HoursType, KeyCommand, SizeType, console, json_option
 from onecard.errors import UsageError
-from onecard.inputs.questions import check_questions
+from onecard.inputs.questions import ABOUT_CARDS, check_questions
 
 if TYPE_CHECKING:
     from onecard.plan.nvidia_smi import DriverFigures
@@ -70,7 +70,7 @@ class Options:
 @click.option("--trainer", type=click.Choice(["both", "onecard", "nanogpt"]), default="both", help="Whose run to plan.")
 @click.option("--fit", is_flag=True, help="Find the fastest config that fits, with the same tokens per update.")
 @click.option("--params", type=CountType(), metavar="N", help="With --fit: choose the shape for N parameters too.")
-@click.option("--hours", type=float, metavar="H", help="What to train in H hours.")
+@click.option("--hours", type=HoursType(), metavar="H", help="What to train in H hours.")
 @click.option("--tokens", type=CountType(), metavar="N", help="What to train on N tokens.")
 @click.option("--write", type=PathType(), metavar="FILE", help="With --hours or --tokens: save the proposed config.")
 @click.option("--sensitivity", is_flag=True, help="Re-plan with each setting halved, doubled or switched.")
@@ -112,7 +112,7 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
     from onecard.report.plan_json import plan_json
 
     options = Options(**typed)  # type: ignore[arg-type]  # click made them by these names
-    _check(options)
+    _check(options, flags)
     driver = _driver(options)
     made = _make(options, flags, driver)
     _write_files(options, made, driver)
@@ -123,7 +123,7 @@ def plan(flags: list[Flag], /, **typed: object) -> int:
     return made.exit_code
 
 
-def _check(options: Options) -> None:
+def _check(options: Options, flags: list[Flag]) -> None:
     """UsageError where what is asked for does not go together."""
     from onecard.units import MIB
 
@@ -151,15 +151,16 @@ def _check(options: Options) -> None:
         return f"--fit {words}" if name == "params" else words
 
     def apart(budget: str, beside: str) -> str:
-        proposed = " ".join([*_plan_typed(options), again(budget), "--write FILE.py"])
-        return f"{proposed}, then {' '.join(['onecard plan FILE.py', again(beside), *_place_typed(options)])}"
+        proposed = " ".join([*_plan_typed(options, flags), again(budget), "--write FILE.py"])
+        together = [name for name in ABOUT_CARDS if name in typed] if beside in ABOUT_CARDS else [beside]
+        return f"{proposed}, then {' '.join(['onecard plan FILE.py', *map(again, together), *_place_typed(options)])}"
 
     check_questions(asked, apart=apart)
     if options.write and options.hours is None and options.tokens is None:
         raise UsageError(
             "--write needs --hours or --tokens",
             why="it saves the config that those propose",
-            fix=" ".join([*_plan_typed(options), "--hours 48 --write", quote(options.write)]),
+            fix=" ".join([*_plan_typed(options, flags), "--hours 48 --write", quote(options.write)]),
             name="write-without-proposal",
         )
     if options.timeline:
@@ -168,9 +169,10 @@ def _check(options: Options) -> None:
         check_svg(options.timeline, option="--timeline")
 
 
-def _plan_typed(options: Options) -> list[str]:
-    """The command with its config and its card, as words to type."""
-    return ["onecard plan", *([quote(options.config)] if options.config else []), *_place_typed(options)]
+def _plan_typed(options: Options, flags: list[Flag]) -> list[str]:
+    """The command with its config, keys and card, as words to type."""
+    keys = [quote(f"--{key}={value}") for key, value in flags]
+    return ["onecard plan", *([quote(options.config)] if options.config else []), *keys, *_place_typed(options)]
 
 
 def _place_typed(options: Options) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import onecard
 from onecard.cli import signals
-from onecard.errors import ConfigError, OfAnotherRank, OnecardError
+from onecard.errors import ConfigError, OfAnotherRank, OnecardError, UsageError
 from onecard.inputs.before_run import torch_environment
 from onecard.inputs.config import open_data
+from onecard.models.ranks import ranks_of_torchrun
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -25,6 +27,25 @@ if TYPE_CHECKING:
     from onecard.train.ranks import Joined
 
 _SHOWN = 3  # differences
+_PATIENCE_SECONDS = 10.0  # in which another rank on this machine has made the same mistake and torchrun ends this one
+_has_met = False  # whether this process has met the other ranks
+
+
+def is_told(error: OnecardError) -> bool:
+    """Whether the first rank of this machine tells of a mistake in the command or its files, so that this one need not.
+
+    Until they meet, ranks do the same with the same command and files. So this one waits for torchrun, which stops it
+    when the first has ended; it must not end before, because torchrun would stop the first, which may not have told.
+    If nothing comes, the mistake is this rank's alone.
+    """
+    ranks = ranks_of_torchrun(os.environ)
+    if _has_met or ranks is None or ranks.local_rank == 0 or not isinstance(error, UsageError | ConfigError):
+        return False
+    try:
+        time.sleep(_PATIENCE_SECONDS)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def as_one_of(ranks: Ranks, asked: Mapping[str, object], first: Callable[[Joined], int]) -> int:
@@ -32,9 +53,11 @@ def as_one_of(ranks: Ranks, asked: Mapping[str, object], first: Callable[[Joined
     from onecard.train.meeting import Meeting
     from onecard.train.ranks import WITH_CARD, Joined, has_card
 
+    global _has_met
     signals.check()  # torch has been imported
     same = {**asked, "onecard's code": _code(), "torch": version("torch"), "Python": platform.python_version()}
     meeting = Meeting(ranks, {WITH_CARD: has_card(), "same": {key: str(value) for key, value in same.items()}})
+    _has_met = True
     _refuse_difference(meeting)
     processes = Joined(meeting)
     try:

@@ -103,8 +103,9 @@ def train(
             fix=f"--memory_snapshot {Path(memory_snapshot).with_suffix('.json')}",
         )
     files = Path(profile) if profile else None, Path(memory_snapshot) if memory_snapshot else None
+    ranks = ranks_of_torchrun(os.environ)
     for option, file in zip(_FILES, files, strict=True):
-        if file:
+        if file and (ranks is None or ranks.writes):
             check_writable(file, option=option)
     if resume:
         _check_same_run(Path(resume), flag_values(flags))
@@ -126,7 +127,6 @@ def train(
             return _go_on(folder, changed_since(folder, resolved, fit=fit), resolved.origins, files, processes)
         return _begin(resolved, config, flags, fit=fit, files=files, processes=processes)
 
-    ranks = ranks_of_torchrun(os.environ)
     if ranks is None:
         return go(None)
     if resolved:

@@ -16,6 +16,7 @@ def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Grou
     """The three-line error for a problem that click found in the typed words after a group's name."""
     command = error.ctx.command_path if error.ctx else _command_path(typed, group)
     help_line = f"{command} --help"
+    flags = [f"--{key}={value}" for key, value in (error.ctx.obj or ())] if error.ctx else []
     match error:
         case click.NoSuchOption(option_name=option):
             return _unknown_option(option, command, error.ctx, typed)
@@ -35,9 +36,9 @@ def usage_error(error: click.UsageError, typed: Sequence[str], group: click.Grou
             said = " ".join(error.format_message().split())  # click puts choices on separate lines
             return UsageError(said, why="the command needs it", fix=help_line)
         case click.BadParameter(param=click.Option(type=click.types.IntParamType()) as number):
-            return _no_number(number, error.message, command, typed, kind="whole number", example="2")
+            return _no_number(number, error.message, command, [*typed, *flags], kind="whole number", example="2")
         case click.BadParameter(param=click.Option(type=click.types.FloatParamType()) as number):
-            return _no_number(number, error.message, command, typed, kind="number", example="0.5")
+            return _no_number(number, error.message, command, [*typed, *flags], kind="number", example="0.5")
     return UsageError(error.format_message().rstrip("."), why=f"{command} was called this way", fix=help_line)
 
 
@@ -60,11 +61,12 @@ def _no_number(
     if not no_number:
         value = said.partition(" is not in the range ")[0]
         return UsageError(f"{name} {value} is out of range", why=_range(option), fix=f"{command} --help")
-    with_point = typed.strip("'").replace(",", ".")
+    value = typed.strip("'")
+    with_point = value.replace(",", ".")
     meant = with_point if kind == "number" and _is_number(with_point) else example
-    return UsageError(
-        f"{name}: {typed} is not a {kind}", why=f"write it like {example}", fix=f"{command} {name} {meant}"
-    )
+    again = [{value: meant, f"{name}={value}": f"{name}={meant}"}.get(word, word) for word in words]
+    fix = " ".join(["onecard", *map(quote, again)]) if again != [*words] else f"{command} {name} {meant}"
+    return UsageError(f"{name}: {typed} is not a {kind}", why=f"write it like {example}", fix=fix)
 
 
 def _keys_of(context: click.Context | None) -> Collection[str]:

@@ -51,16 +51,21 @@ def _head_rate(width: int, *tokens: int) -> float:
 
 
 _HEAD_SIZE, _MOST_HEADS = 128, 1024
+_GPT2_HEAD_SIZE = 64
 
 
-def _heads(width: int) -> int:
+def _heads(width: int, size: int = _HEAD_SIZE) -> int:
     """Heads of about 128, at least two where the width allows it.
 
     Normed queries and keys score at most √D. Among 1,024 tokens a score of 8, that of D = 64, cannot pick out one.
     """
     fitting = [heads for heads in range(1, _MOST_HEADS) if width % (2 * heads) == 0] or [1]
     wide = [heads for heads in fitting if heads > 1] or fitting
-    return min(wide, key=lambda heads: abs(log(width / heads / _HEAD_SIZE)))
+    return min(wide, key=lambda heads: abs(log(width / heads / size)))
+
+
+def _gpt2_heads(width: int) -> int:
+    return _heads(width, _GPT2_HEAD_SIZE)
 
 
 def _momentum_warmup(updates: int) -> int:
@@ -96,16 +101,36 @@ RECIPES: Mapping[str, Mapping[str, object]] = {
 }
 
 
+# Under nanoGPT's recipe, for a file that is written for another and so says neither: nanoGPT's own defaults, 12 heads
+# and 600,000 updates until min_lr, would not fit every width and length.
+_BACK_TO_NANOGPT: Mapping[str, From] = {
+    "n_head": From(("n_embd",), _gpt2_heads),
+    "lr_decay_iters": From(("max_iters",), _same),
+}
+
+
 def recipe_values(recipe: str, said: Mapping[str, Any]) -> dict[str, object]:
     """The recipe's values for a config of which `said` is known; {} for one that does not exist."""
+    return _made(RECIPES.get(recipe, {}), said)
 
+
+def values_back(said: Mapping[str, Any]) -> dict[str, object]:
+    """What nanoGPT's recipe needs beside its defaults for a file that is written for another."""
+    return _made(_BACK_TO_NANOGPT, said)
+
+
+def derived_keys(recipe: str) -> tuple[str, ...]:
+    """The keys whose values the recipe makes from others."""
+    return tuple(key for key, value in RECIPES[recipe].items() if isinstance(value, From))
+
+
+def _made(values: Mapping[str, object], said: Mapping[str, Any]) -> dict[str, object]:
     def value_of(key: str) -> object:
         value = whole(said.get(key, KEYS[key].default))
         return value if type(value) is int and value > 0 else KEYS[key].default  # the config's checks refuse it later
 
     return {
-        key: value.of(*map(value_of, value.keys)) if isinstance(value, From) else value
-        for key, value in RECIPES.get(recipe, {}).items()
+        key: value.of(*map(value_of, value.keys)) if isinstance(value, From) else value for key, value in values.items()
     }
 
 

@@ -13,7 +13,7 @@ from onecard.config.names import nearest
 from onecard.config.paths import expanded, refuse_empty
 from onecard.config.plain import plain
 from onecard.config.reader import MAX_NUMBER, ConfigFile, NotAConfig, Value, is_too_large, read_config, read_value
-from onecard.config.recipes import NANOGPT, RECIPES, following, keys_between, recipe_values
+from onecard.config.recipes import NANOGPT, RECIPES, following, keys_between, recipe_values, values_back
 from onecard.config.schema import KEYS, NANOGPT_KEYS, PLANNED_KEYS, KeysDoNotFit, RunConfig, keys_that_affect
 from onecard.config.shown import typed
 from onecard.errors import ConfigError
@@ -111,7 +111,8 @@ def _under_flags(file: ConfigFile, flags: Iterable[tuple[str, str]], *, shown: s
     recipe = str(given.get("recipe", written_for))
     replaced = keys_between(recipe, written_for)
     stated = {key: value for key, value in file.values.items() if key not in replaced}
-    of_recipe = recipe_values(recipe, {**stated, **given})
+    back = values_back({**stated, **given}) if written_for != NANOGPT else {}
+    of_recipe = recipe_values(recipe, {**stated, **given}) or back
     values: dict[str, object] = {}
     origins = dict.fromkeys(KEYS, "default")
     for key in KEYS:
@@ -129,7 +130,8 @@ def _under_flags(file: ConfigFile, flags: Iterable[tuple[str, str]], *, shown: s
     warnings += _take_gpt2_shape(values, origins)
     config = checked(values, origins)
     warnings += _idle(config, origins, of_recipe)
-    without = {key: file.values.get(key, KEYS[key].default) for key in keys_between(recipe, NANOGPT)}
+    nanogpts = file.values if written_for == NANOGPT else back
+    without = {key: nanogpts.get(key, KEYS[key].default) for key in keys_between(recipe, NANOGPT)}
     return Resolved(
         config,
         origins,
@@ -139,7 +141,7 @@ def _under_flags(file: ConfigFile, flags: Iterable[tuple[str, str]], *, shown: s
         lines=file.lines,
         overridden={key: file.values[key] for key in file.values if key in given or key in replaced},
         unused=() if packaged else tuple(_unused(file)),
-        without_recipe=without if written_for == NANOGPT else {key: KEYS[key].default for key in without},
+        without_recipe=without,
     )
 
 
@@ -385,7 +387,7 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
         "literal_error": f"one of {limits.get('expected')}",
         "string_too_long": f"text of at most {limits.get('max_length')} characters",
     }.get(first["type"], first["msg"])
-    default = KEYS[key].default
+    meant = nearest(str(first["input"]), KEYS[key].choices) or KEYS[key].default
     too_large = (
         isinstance(first["input"], str) and first["type"] in ("int_type", "float_type") and is_too_large(first["input"])
     )
@@ -394,7 +396,7 @@ def _config_error(problem: ValidationError, origins: Mapping[str, str]) -> Confi
         if too_large
         else f"{key}={shown} is not {wanted}",
         why=why,
-        fix=f"--{key}={default}" if default is not None else f"leave {key} out",
+        fix=f"--{key}={meant}" if meant is not None else f"leave {key} out",
         name="bad-value",
     )
 

@@ -320,6 +320,18 @@ class RunConfig(NanoGPTConfig):
         return 0 if self.eval_only else self.tokens_per_step * self.max_iters
 
     @property
+    def learning_steps(self) -> int:
+        """Updates until the run ends, or until a schedule that ends at zero leaves the rest a learning rate of zero."""
+        if not self.decay_lr or self.min_lr:
+            return self.max_iters
+        return min(self.max_iters, max(self.lr_decay_iters, self.warmup_iters))
+
+    @property
+    def learned_tokens(self) -> int:
+        """Tokens read by updates that learn."""
+        return 0 if self.eval_only else self.tokens_per_step * self.learning_steps
+
+    @property
     def starts_pretrained(self) -> bool:
         """Whether the run starts from trained weights, and so has their shape."""
         return self.init_from not in ("scratch", "resume")
@@ -354,6 +366,7 @@ class Key:
     planned: bool  # whether the plan knows what it does to memory and speed
     only_with: str  # a key with its value, or a key that is not 0, without which it does nothing; empty: none is needed
     nanogpt: bool  # whether it is nanoGPT's
+    choices: tuple[str, ...]  # the words it may be; () where others are allowed
 
 
 def _keys() -> dict[str, Key]:
@@ -373,6 +386,7 @@ def _keys() -> dict[str, Key]:
             planned=facts["planned"],
             only_with=facts["only_with"],
             nanogpt=name in NanoGPTConfig.model_fields,
+            choices=tuple(each for each in get_args(field.annotation) if isinstance(each, str)),
         )
     return found
 

@@ -100,17 +100,18 @@ def make_plan(
     trainer = _trainer_of_model(resolved.config, trainer)
     if params is not None:
         resolved = _reshaped(resolved, params, fit=fit)
-    warnings = *resolved.warnings, *ignored(resolved, place, budget, trainer=trainer, fit=fit)
+    shown: Trainers = "onecard" if several else trainer
+    warnings = *resolved.warnings, *ignored(resolved, place, budget, trainer=shown, fit=fit)
     _check_card(resolved, place, fit=fit, budget=budget)
     if several:
-        _check_several(resolved, several, trainer=trainer, fit=fit)
+        _check_several(resolved, several, place, trainer=trainer, fit=fit)
     plan = plan_run(replace(resolved, warnings=warnings), place, data=data, trainer=trainer)
     plan = replace(
         plan,
         fixes=fixes_of(plan),
         fit=fit_of(plan, sized=params is not None) if fit and not budget else None,
         proposed=proposed_for(plan, budget) if budget else None,
-        sensitivity=changes_of(plan) if sensitivity else None,
+        sensitivity=changes_of(plan, several) if sensitivity else None,
         without_recipe=without_recipe(plan) if not budget else None,
         several_cards=on_cards(plan, several) if several else None,
     )
@@ -150,10 +151,11 @@ def _check_card(resolved: Resolved, place: Place | None, *, fit: bool, budget: B
         raise _needs_a_card("a budget", "its speed is not known")
 
 
-def _check_several(resolved: Resolved, several: Asked, *, trainer: Trainers, fit: bool) -> None:
+def _check_several(resolved: Resolved, several: Asked, place: Place | None, *, trainer: Trainers, fit: bool) -> None:
     """UsageError where the plan of several cards cannot be made beside what else was asked."""
     from onecard.plan.precision import with_dtype
     from onecard.plan.speed import predict_speed
+    from onecard.report.command import plan_command
 
     if trainer == "nanogpt":
         raise UsageError(
@@ -165,8 +167,8 @@ def _check_several(resolved: Resolved, several: Asked, *, trainer: Trainers, fit
     if fit:
         raise UsageError(
             "--fit does not go with several cards or a price",
-            why="--fit searches for the fastest config on one card, and these are about the config you have",
-            fix="--fit alone, then its config with --gpus",
+            why="--fit searches for one card; a plan of several says by itself which change fits, where yours does not",
+            fix=plan_command(resolved, place, several),
             name="two-questions",
         )
     for price in several.prices:

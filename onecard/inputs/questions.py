@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from onecard.plan.budget import Budget
 
 BUDGETS = ("hours", "tokens")
+ABOUT_CARDS = ("gpus", "nodes", "interconnect", "price")
 OF_ONE_CONFIG = (
     "params",
     "sensitivity",
@@ -19,10 +20,7 @@ OF_ONE_CONFIG = (
     "seen",
     "nvidia_smi",
     "timeline",
-    "gpus",
-    "nodes",
-    "interconnect",
-    "price",
+    *ABOUT_CARDS,
 )
 MOST_HOURS = 100_000  # eleven years
 MOST_TOKENS = 10**15  # more text than exists

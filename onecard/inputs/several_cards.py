@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from onecard import units
-from onecard.errors import UsageError
+from onecard.errors import UnknownCard, UsageError
 
 if TYPE_CHECKING:
     from onecard.plan.interconnects import Interconnect
@@ -125,7 +125,11 @@ def _price(text: str, place: Place | None) -> Price:
             name="bad-price",
         )
     if named:
-        return Price(card=find_card(name), per_hour=per_hour)
+        try:
+            return Price(card=find_card(name), per_hour=per_hour)
+        except UnknownCard as unknown:
+            fix = f'--price "{unknown.meant}={amount}"' if unknown.meant else "onecard gpus lists all"
+            raise UsageError(unknown.what, why=unknown.why, fix=fix, name=unknown.name) from None
     if place is None:
         raise UsageError(
             f"--price {text} needs a card",

@@ -136,7 +136,8 @@ class DividedRun(PaperRun):
         outputs = run(*inputs)
         del inputs
         group.gathered = []
-        return tuple(self._marked(each, partial(self._before_backward, number)) for each in outputs)
+        mark = partial(self._marked, before=partial(self._before_backward, number))
+        return mark(outputs) if isinstance(outputs, Tensor) else tuple(map(mark, outputs))
 
     # what comes when
 

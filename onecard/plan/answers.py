@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from onecard.config.recipes import NANOGPT, following
 from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
 from onecard.config.schema import KEYS, RunConfig
+from onecard.models.ranks import ONE_RANK, Ranks
+from onecard.models.ways import recomputations
 from onecard.plan.advice import Fix, ranked_fixes
 from onecard.plan.budget import Budget, least_budget, propose
 from onecard.plan.cards import Card
@@ -12,7 +16,7 @@ from onecard.plan.fit import Fit, fit_config
 from onecard.plan.loss import forecast_loss
 from onecard.plan.memory.predict import predict_onecard
 from onecard.plan.place import DESKTOP_BYTES, Place
-from onecard.plan.plan import Plan, Proposed, SeveralCards, WithoutRecipe, under_onecard
+from onecard.plan.plan import FittingShare, Plan, Proposed, SeveralCards, WithoutRecipe, under_onecard
 from onecard.plan.precision import with_dtype
 from onecard.plan.sensitivity import Change, single_changes
 from onecard.plan.several_cards import Asked, Cost, Pace, Price, cost_of, divided, pace_of, worth_up_to
@@ -98,10 +102,11 @@ def without_recipe(plan: Plan) -> WithoutRecipe | None:
     )
 
 
-def changes_of(plan: Plan) -> tuple[Change, ...]:
-    """What each setting does to memory."""
-    trainer = "both" if len(plan.trainers) > 1 else plan.ours
-    return tuple(single_changes(plan.config, plan.card, trainer, expandable_segments=plan.expandable_segments))
+def changes_of(plan: Plan, asked: Asked | None = None) -> tuple[Change, ...]:
+    """What each setting does to memory: of one card, or of each of those that were asked for."""
+    trainer = "both" if len(plan.trainers) > 1 and not asked else plan.ours
+    expandable, ranks = plan.expandable_segments, asked.ranks if asked else ONE_RANK
+    return tuple(single_changes(plan.config, plan.card, trainer, expandable_segments=expandable, ranks=ranks))
 
 
 def on_cards(plan: Plan, asked: Asked) -> SeveralCards:
@@ -109,9 +114,10 @@ def on_cards(plan: Plan, asked: Asked) -> SeveralCards:
     config, card, ranks = plan.config, plan.card, asked.ranks
     ranks.check(config)
     worth, worth_all = worth_up_to(config, card, asked) if asked.links else (None, False)
+    rank = under_onecard(config, plan.place, ranks=ranks)
     return SeveralCards(
         asked=asked,
-        rank=under_onecard(config, plan.place, ranks=ranks),
+        rank=rank,
         gradient_bytes=gradient_bytes(config),
         pace=pace_of(config, card, ranks.world_size, asked.links),
         alone=pace_of(config, card, 1, ()),
@@ -119,6 +125,49 @@ def on_cards(plan: Plan, asked: Asked) -> SeveralCards:
         worth=worth,
         worth_all=worth_all,
         costs=tuple(filter(None, (_cost(plan, asked, price) for price in asked.prices))),
+        change=_share_that_fits(plan, asked) if rank.memory.fits is False else None,
+    )
+
+
+def _share_that_fits(plan: Plan, asked: Asked) -> FittingShare | None:
+    """The fastest change of the same mathematics that fits the cards: beside a desktop, or else without one."""
+    assert plan.room_bytes is not None, "without a card nothing is known not to fit"
+    config, card, ranks = plan.config, plan.card, asked.ranks
+    leaner = [ways for ways in _leaner(config, ranks) if under_onecard(ways[-1], plan.place, ranks=ranks).memory.fits]
+    paced = [(way, pace_of(way, card, ranks.world_size, asked.links)) for ways in leaner for way in ways]
+    paced.sort(key=lambda each: -each[1].tokens_per_second.likely if each[1] else 0.0)
+    too_large, barely = [config], None
+    for way, pace in paced:
+        if any(_needs_no_less(way, tried) for tried in too_large):
+            continue
+        rank = under_onecard(way, plan.place, ranks=ranks)
+        patch = {key: value for key, value in way.model_dump().items() if value != getattr(config, key)}
+        found = FittingShare(patch=patch, rank=rank, pace=pace)
+        if rank.in_room.is_safe(plan.room_bytes):
+            return found
+        barely = barely or (found if rank.memory.fits else None)
+        too_large.append(way)
+    return barely
+
+
+def _leaner(config: RunConfig, ranks: Ranks) -> Iterator[list[RunConfig]]:
+    """The same run with more recomputed and halved micro-batches, the leanest last: as it is shared, and shared."""
+    recomputed = recomputations(config)
+    more = recomputed[recomputed.index(config.grad_checkpoint) :] if config.grad_checkpoint in recomputed else ("full",)
+    halved = (config.batch_size >> halvings for halvings in range(config.batch_size.bit_length()))
+    sizes = [size for size in halved if ranks.sequences_per_step(config) % size == 0]
+    for shard in dict.fromkeys((config.shard, "full" if ranks.world_size > 1 else config.shard)):
+        keys = [{"shard": shard, "grad_checkpoint": each} for each in more]
+        yield [config.in_micro_batches(size).replace(each) for each in keys for size in sizes]
+
+
+def _needs_no_less(way: RunConfig, tried: RunConfig) -> bool:
+    """Whether a way needs at least the memory of one that was tried: as much shared, no more recomputed."""
+    ways = (*recomputations(way), way.grad_checkpoint)
+    return (
+        way.shard == tried.shard
+        and way.batch_size >= tried.batch_size
+        and ways.index(way.grad_checkpoint) <= ways.index(tried.grad_checkpoint)
     )
 
 

@@ -28,7 +28,9 @@ EVALUATION_SHARE = 0.03  # of the run, for evaluations and the checkpoints that 
 MOST_EVALUATIONS, FEWER_EVALUATIONS = 40, 10  # below the second, each reads less
 EVALUATED_TOKENS = 524_288  # of a split: a standard error of 0.02
 LEAST_EVAL_BATCHES = EVAL_BATCHES  # from there on an evaluation takes the same memory
+LONGEST = 2**40  # updates: the most that a config may have
 FEWEST_STEPS = 100  # below this a run shows nothing
+LOWEST, LOWEST_OF_GPT2 = "lowest loss", "lowest loss of a GPT-2"  # names; the second beside another model's
 WITHOUT_NANOGPT = (
     "the fast recipe trains another model: it can be exported to Hugging Face, where transformers has it as nanochat, "
     "and not to nanoGPT"
@@ -93,9 +95,12 @@ def propose(
     means = Means(card=card, available_bytes=available_bytes, trainer=trainer)
     base = _base(config, means, asked)
     found = _proposals(base, budget, means, asked)
-    if found and trainer == "onecard" and base.recipe == NANOGPT and "recipe" not in asked:
-        found += _under_fast_recipe(base, budget, means, asked)
-    return found
+    if not found or trainer != "onecard" or base.recipe != NANOGPT or "recipe" in asked:
+        return found
+    fast = _under_fast_recipe(base, budget, means, asked)
+    if fast and found[0].name == LOWEST:
+        found[0] = replace(found[0], name=LOWEST_OF_GPT2)
+    return found + fast
 
 
 def _proposals(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str, Any]) -> list[Proposal]:
@@ -105,7 +110,7 @@ def _proposals(base: RunConfig, budget: Budget, means: Means, asked: Mapping[str
     if budget.seconds is None and budget.tokens is not None:
         best, name, why = _for_tokens(models, budget, means)
     else:
-        best, name, why = _lowest(models, budget, means), "lowest loss", "lowest predicted loss for the budget"
+        best, name, why = _lowest(models, budget, means), LOWEST, "lowest predicted loss for the budget"
     if best is None:
         return []
     best = _at_its_rates(best, base)
@@ -220,12 +225,14 @@ def _base(config: RunConfig, means: Means, asked: Mapping[str, Any]) -> RunConfi
     names = [name for name, key in KEYS.items() if "name" in key.kind and name not in asked]  # of the given run
     unsaid = ("init_from", "eval_only", "eval_iters", *names)
     made: dict[str, Any] = {key: KEYS[key].default for key in unsaid} | {"compile": True}
-    made |= {"learning_rate": decided.learning_rate, "warmup_iters": 0}  # until they are settled, any usual ones
+    # until they are settled: any usual rate, and a schedule that no budget outlasts
+    made |= {"learning_rate": decided.learning_rate, "warmup_iters": 0, "max_iters": LONGEST, "lr_decay_iters": LONGEST}
     if "dropout" not in asked:
         made["dropout"] = 0.0
     if means.trainer == "nanogpt" and config.dtype == "float32":
         made["dtype"] = means.card.best_dtype()
-    return config.replace({**made, "grad_checkpoint": "none"})
+    base = config.replace({**made, "grad_checkpoint": "none"})
+    return base.replace(following(config.model_dump(), base.model_dump()))
 
 
 def _for_tokens(models: Sequence[RunConfig], budget: Budget, means: Means) -> tuple[RunConfig | None, str, str]:

@@ -29,6 +29,7 @@ HIGHEST_WEIGHT_DECAY = 1.0  # ten times the usual 0.1
 USUAL_WEIGHT_DECAY = 0.1  # GPT-3, appendix B; nanoGPT's default
 HIGHEST_DROPOUT = 0.5  # more than half of the activations: no published GPT was trained so
 HIGH_DROPOUT = 0.3
+SCHEDULE_SAID = ("max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate")
 
 
 def stated(resolved: Resolved, *keys: str) -> tuple[str, ...]:
@@ -46,8 +47,11 @@ def _as_written(key: str, value: object) -> str:
 
 
 def condition_findings(resolved: Resolved) -> Iterator[Finding]:
-    """Settings of a run that has not started and that no scaling law covers; fine-tuning has other rules."""
+    """Settings of a run that has not started and that no scaling law covers; fine-tuning has other rules, but it learns
+    nothing at a rate of zero either."""
     config = resolved.config
+    if over := schedule_over(config, seen=stated(resolved, *SCHEDULE_SAID)):
+        yield over
     if config.starts_pretrained or not config.max_iters:
         return
     found = (
@@ -174,6 +178,25 @@ def _muon_rate_out_of_range(config: RunConfig, seen: tuple[str, ...]) -> Finding
         sure="medium",
         what=f"muon_learning_rate={rate:g}; {USUAL_MUON_RATE:g} is usual for models of any size",
         why=f"every update of a matrix has singular values of about this size; {low}",
+        fix=flags_of(patch),
+        seen=seen,
+        patch=patch,
+    )
+
+
+def schedule_over(config: RunConfig, *, seen: tuple[str, ...]) -> Finding | None:
+    """The finding about a schedule that ends at a rate of zero before the run does; None for others."""
+    learning, planned = config.learning_steps, config.max_iters
+    if learning == planned:
+        return None
+    patch = {"lr_decay_iters": planned}
+    return Finding(
+        rule="decay-horizon",
+        severity="warn",
+        sure="high",
+        what=f"the learning rate is zero from update {learning:,} on: the last {planned - learning:,} of {planned:,} "
+        "updates learn nothing",
+        why=f"min_lr=0, and the schedule ends at lr_decay_iters={config.lr_decay_iters:,}",
         fix=flags_of(patch),
         seen=seen,
         patch=patch,

@@ -77,7 +77,7 @@ def law(params: float, tokens: float) -> float:
 
 def forecast_loss(config: RunConfig) -> LossForecast | None:
     """The loss of a run; None where no law covers it; why_no_forecast says why."""
-    tokens, params, worth = config.total_tokens, params_of_law(config), worth_of(config)
+    tokens, params, worth = config.learned_tokens, params_of_law(config), worth_of(config)
     if why_no_forecast(config) or worth is None:
         return None
     name, dataset = dataset_of(config.dataset)
@@ -97,6 +97,8 @@ def why_no_forecast(config: RunConfig) -> str:
     """Why there is no forecast of a run; empty where there is one."""
     if config.eval_only or not config.total_tokens:
         return "no update is made"
+    if not config.learned_tokens:
+        return "the learning rate is zero in every update: nothing is learned"
     if config.starts_pretrained:
         return f"scaling laws cover runs from scratch; this one starts from init_from={config.init_from}"
     if config.vocab_size < SMALLEST_VOCABULARY:
@@ -120,7 +122,8 @@ def params_of_law(config: RunConfig) -> int:
 
 def expected_loss(config: RunConfig, tokens: int) -> float | None:
     """The loss in nats that a run reaches with `tokens` and a finished schedule; None where no law covers it."""
-    whole = config.model_copy(update={"max_iters": max(1, round(tokens / config.tokens_per_step))})
+    steps = max(1, round(tokens / config.tokens_per_step))
+    whole = config.model_copy(update={"max_iters": steps, "lr_decay_iters": steps})
     worth = worth_of(whole)
     if worth is None or why_no_forecast(whole):
         return None
@@ -164,7 +167,7 @@ def _by_law(params: float, tokens: float, dataset: Dataset, spread: float, worth
 
 def _caution(config: RunConfig, final: Range) -> str:
     if final.likely == guessing(config):
-        return f"no better than guessing: {config.total_tokens:,} tokens are too few for the scaling law"
+        return f"no better than guessing: {config.learned_tokens:,} tokens are too few for the scaling law"
     if config.block_size < SHORTEST_CONTEXT:
         return f"the scaling law does not cover contexts of {config.block_size} tokens: expect a higher loss"
     if config.vocab_size not in GPT2_SIZES:
@@ -179,10 +182,11 @@ def loss_at(config: RunConfig, step: int) -> Range | None:
     """The validation loss after `step` updates; None during warm-up and shortly after."""
     if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or why_no_forecast(config):
         return None
-    if step < config.max_iters and not is_gpt2_with_adamw(config):
+    last = config.learning_steps
+    if step < last and not is_gpt2_with_adamw(config):
         return None  # no public run says how far above its end such a run is
-    tokens, params = step * config.tokens_per_step, params_of_law(config)
-    return _reached(config, params, tokens, unfinished=MID_RUN_SPREAD if step < config.max_iters else 0.0)
+    tokens, params = min(step, last) * config.tokens_per_step, params_of_law(config)
+    return _reached(config, params, tokens, unfinished=MID_RUN_SPREAD if step < last else 0.0)
 
 
 def dataset_of(name: str) -> tuple[str, Dataset]:

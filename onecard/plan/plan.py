@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from onecard import units
 from onecard.config.command import EXPANDABLE
@@ -76,6 +77,15 @@ class WithoutRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FittingShare:
+    """A change of settings, the same mathematics, with which a rank's share of a run fits."""
+
+    patch: Mapping[str, Any]
+    rank: TrainerPlan
+    pace: Pace | None  # None where the card's speed is unknown
+
+
+@dataclass(frozen=True, kw_only=True)
 class SeveralCards:
     """The run on the cards that were asked for."""
 
@@ -88,6 +98,7 @@ class SeveralCards:
     worth: int | None  # the number of cards past which another brings less than half of itself
     worth_all: bool  # whether that is as many as the sequences of an update allow
     costs: tuple[Cost, ...] = ()
+    change: FittingShare | None = None  # what makes it fit, where it does not; None where nothing does
 
     @property
     def cards_worth(self) -> float | None:
@@ -170,6 +181,11 @@ class Plan:
         return {name: planned for name, planned in asked.items() if planned}
 
     @property
+    def of_a_rank(self) -> Plan:
+        """The same with one card's share of the run as its only run, where several cards were asked for."""
+        return replace(self, nanogpt=None, onecard=self.several_cards.rank) if self.several_cards else self
+
+    @property
     def first(self) -> TrainerPlan:
         """The run under nanoGPT, unless only onecard was asked for."""
         planned = self.nanogpt or self.onecard
@@ -219,7 +235,7 @@ class Plan:
     @property
     def source(self) -> str | None:
         """The config as written in a command; None for the packaged default."""
-        return "CONFIG" if self.resolved.source == "standard input" else self.resolved.source
+        return source_of(self.resolved)
 
     @property
     def typed(self) -> dict[str, object]:
@@ -232,6 +248,11 @@ class Plan:
         if self.proposals is not None:
             return 0 if self.proposals else 1
         return 1 if self.fits is False else 0
+
+
+def source_of(resolved: Resolved) -> str | None:
+    """A config as written in a command; None for the packaged default."""
+    return "CONFIG" if resolved.source == "standard input" else resolved.source
 
 
 def plan_run(

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from onecard import units
-from onecard.config.recipes import default_of
+from onecard.config.recipes import default_of, derived_keys
 from onecard.config.schema import KEYS, RunConfig
 from onecard.models.evaluation import eval_tokens, smaller_eval_batch, standard_error
 from onecard.models.training import MICRO_BATCHES
@@ -137,7 +137,10 @@ def _is_default(run: RunConfig, key: str) -> bool:
 
 
 def config_text(proposal: Proposal) -> str:
-    """The text of a config file, each key with its reason. nanoGPT can run a GPT-2's too: it ignores our own keys."""
+    """The text of a config file, each key with its reason. nanoGPT can run a GPT-2's too: it ignores our own keys.
+
+    What the recipe derives from other keys is left out: with another width or length it is derived anew.
+    """
     unit, seconds = ("hours", 3600) if proposal.seconds.likely >= 3600 else ("minutes", 60)
     low, likely, high = (f"{each / seconds:,.1f}" for each in astuple(proposal.seconds))
     lines = [
@@ -146,6 +149,12 @@ def config_text(proposal: Proposal) -> str:
         f"dataset = {proposal.config.dataset!r}",
         f"out_dir = {proposal.out_dir!r}",
     ]
+    run = proposal.config
+    derived = [key for key in derived_keys(run.recipe) if _is_default(run, key)]
     for key, setting in proposal.settings.items():
+        if key in derived:
+            continue
+        if key == "recipe" and derived:
+            setting = replace(setting, source=f"{setting.source}; it derives {units.listed(derived)}")
         lines.append(f"{key} = {setting.value!r}".ljust(40) + f" # {setting.source}")
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from onecard.config.schema import RunConfig
+from onecard.models.ranks import ONE_RANK, Ranks
 from onecard.models.ways import recomputations
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
@@ -32,20 +33,28 @@ class Change:
 
 
 def single_changes(
-    config: RunConfig, card: Card | None, trainer: Trainers = "nanogpt", *, expandable_segments: bool = False
+    config: RunConfig,
+    card: Card | None,
+    trainer: Trainers = "nanogpt",
+    *,
+    expandable_segments: bool = False,
+    ranks: Ranks = ONE_RANK,
 ) -> list[Change]:
     """Every single change with what the driver would show, in the order of the keys.
 
-    For both trainers: nanoGPT's run, then what only onecard has a key for. `expandable_segments` are nanoGPT's.
+    For both trainers: nanoGPT's run, then what only onecard has a key for. `expandable_segments` are nanoGPT's, and of
+    several ranks that share the run under onecard the memory is one's.
     """
 
     def nanogpt(changed: RunConfig) -> int:
         return predict_nanogpt(changed, card, expandable_segments=expandable_segments).process_bytes
 
     def onecard(changed: RunConfig) -> int:
-        return predict_onecard(changed, card).process_bytes
+        return predict_onecard(changed, card, ranks=ranks).process_bytes
 
     ours: dict[str, tuple[Any, ...]] = {"grad_checkpoint": recomputations(config)}
+    if ranks.world_size > 1:
+        ours["shard"] = ("none", "full")
     match trainer:
         case "nanogpt":
             return _changes(config, "nanogpt", nanogpt, SWITCHED)

@@ -55,7 +55,7 @@ def worth_of(config: RunConfig) -> Worth | None:
         tokens = Range(low=LEAST_OF_MUON, likely=likely, high=MOST_OF_MUON)
         return Worth(tokens=tokens, spread=0.0, source=f"Muon: {likely:.1f} times AdamW's tokens (arXiv 2509.02046)")
     tokens = FAST_TOKENS.mapped(lambda needed: LAW_TOKENS / needed)
-    away = hypot(_doublings(shape_params(config), PUBLIC_PARAMS), _doublings(config.total_tokens, FAST_TOKENS.likely))
+    away = hypot(_doublings(shape_params(config), PUBLIC_PARAMS), _doublings(config.learned_tokens, FAST_TOKENS.likely))
     return Worth(
         tokens=tokens,
         spread=SPREAD_PER_DOUBLING * away,
@@ -81,10 +81,10 @@ def why_unknown_worth(config: RunConfig) -> str:
     if config.block_size < SHORTEST:
         return f"the public runs of {name} have 1,024 tokens of context, this one {config.block_size}"
     least, most = known_tokens(config)
-    if not least <= config.total_tokens <= most:
+    if not least <= config.learned_tokens <= most:
         return (
             f"the public runs of {name} have about {FAST_TOKENS.likely / 1e9:g}B tokens, "
-            f"this one {config.total_tokens / 1e9:,.2g}B"
+            f"this one {config.learned_tokens / 1e9:,.2g}B"
         )
     return ""
 

@@ -156,7 +156,7 @@ def print_proposals(plan: Plan, console: Console) -> None:
         return
     first = proposals[0]
     for line in _first_proposal(first, plan):
-        console.print(Text(line))
+        console.print(Text(line), soft_wrap=True)
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("for this budget")
@@ -185,21 +185,30 @@ def print_proposals(plan: Plan, console: Console) -> None:
     console.print(config_text(first), markup=False, end="", soft_wrap=True)
 
 
+def _lower_otherwise(first: Proposal, plan: Plan) -> str:
+    """`; 3.00 with --recipe=fast`, where a run under another recipe is proposed, and its loss is lower."""
+    for proposal in plan.proposals or ():
+        recipe, reached = proposal.config.recipe, proposal.loss
+        if recipe != first.config.recipe and reached and first.loss and reached.final.likely < first.loss.final.likely:
+            return f"; {reached.final.likely:.2f} with --recipe={recipe}"
+    return ""
+
+
 def _first_proposal(proposal: Proposal, plan: Plan) -> Iterator[str]:
     """The answer to "what should I train?" in four lines."""
     config = proposal.config
     loss = f"; predicted loss {proposal.loss.final}" if proposal.loss else ""
     yield (
         f"train {units.count(count_params(config).nanogpt)} parameters ({config.n_layer} layers, width "
-        f"{config.n_embd}) on {units.count(config.total_tokens)} tokens{loss}"
+        f"{config.n_embd}) on {units.count(config.total_tokens)} tokens{loss}{_lower_otherwise(proposal, plan)}"
     )
     low, likely, high = (units.duration(each) for each in astuple(proposal.seconds))
     name = plan.place.card.name if plan.place else "this card"
     unsaid = plan.place is not None and plan.place.other_bytes is None
     beside = " beside a desktop" if unsaid and plan.proposed and plan.proposed.room_bytes == plan.room_bytes else ""
     yield (
-        f"about {likely} ({low} to {high}) with {TRAINER_NAMES[proposal.trainer]} on {name}, "
-        f"{units.mib(proposal.process_bytes)}{beside}"
+        f"about {likely} ({low} to {high}: the range of the predicted speed) with {TRAINER_NAMES[proposal.trainer]} "
+        f"on {name}, {units.mib(proposal.process_bytes)}{beside}"
     )
     if epochs := plan.data.epochs(config.total_tokens):
         size = units.count(plan.data.train_tokens or 0)

@@ -86,11 +86,12 @@ def _phases_line(memory: Memory) -> Text:
     )
 
 
-def print_sensitivity(changes: Sequence[Change], console: Console) -> None:
+def print_sensitivity(changes: Sequence[Change], console: Console, *, of_each_card: bool = False) -> None:
     """One line per changed setting."""
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("one change")
+    trainer = f" under {TRAINER_NAMES[changes[0].trainer]}" if changes else ""
+    table.add_column(f"one change{trainer}{', on each card' if of_each_card else ''}")
     table.add_column("process MiB", justify="right")
     table.add_column("difference", justify="right")
     for change in changes:

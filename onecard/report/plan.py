@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -46,6 +46,8 @@ def print_plan(
     if plan.proposals is not None:
         print_proposals(plan, console)
         return
+    if plan.several_cards:  # all of the answer is about one of them, under onecard
+        plan = replace(plan.of_a_rank, fixes=())
     print_lines(summary_lines(plan, driver=driver), console)
     console.print()
     print_lines([*_run_lines(plan, details=details), *_data_lines(plan), *_place_lines(plan)], console)
@@ -59,18 +61,18 @@ def print_plan(
             print_lines([("cards", words)], console)
     if details:
         print_lines(_loss_lines(plan), console)
-        print_trainers(plan, console)
+        if not plan.several_cards:  # whose speed is not one card's
+            print_trainers(plan, console)
         for name, planned in plan.trainers.items():
             print_memory(planned, plan, console, trainer=name)
     elif not narrower:
-        one = plan.several_cards.rank if plan.several_cards else plan.first
-        print_parts(one.memory, console, trainer="nanogpt" if one is plan.nanogpt else "onecard")
+        print_parts(plan.first.memory, console, trainer="nanogpt" if plan.nanogpt else "onecard")
     if plan.fixes and needs_room(plan) and not narrower:
         print_fixes(plan, console, details=details)
     if plan.fit:
         print_fit(plan.fit, plan, console)
     if plan.sensitivity is not None:
-        print_sensitivity(plan.sensitivity, console)
+        print_sensitivity(plan.sensitivity, console, of_each_card=plan.several_cards is not None)
     if driver:
         print_driver_figures(driver, plan.first.memory, console)
     print_findings(plan.findings, console, details=details)
@@ -105,6 +107,8 @@ def _run_lines(plan: Plan, *, details: bool) -> Iterator[Line]:
         f"width {config.n_embd}, context {config.block_size:,}, vocabulary {config.vocab_size:,}{extras}: "
         f"{units.count(params.nanogpt)} parameters",
     )
+    if not details and params.total > params.nanogpt:
+        yield "", f"{params.total:,} with position embeddings, which nanoGPT does not count"
     if details:
         positions = " with position embeddings" if params.total > params.nanogpt else ""
         multiplied = multiplied_params(config)

@@ -63,7 +63,7 @@ def plan_json(plan: Plan, *, driver: DriverFigures | None = None) -> dict[str, A
             "loss": asdict(without.loss.final) if without.loss else None,
         }
     if plan.several_cards:
-        made["cards"] = several_cards_json(plan.several_cards)
+        made["cards"] = several_cards_json(plan.several_cards, plan)
     if plan.sensitivity is not None:
         made["sensitivity"] = [asdict(change) for change in plan.sensitivity]
     if driver is not None:

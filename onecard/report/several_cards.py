@@ -8,9 +8,10 @@ from typing import Any
 
 from onecard import units
 from onecard.plan.interconnects import Interconnect
-from onecard.plan.plan import Plan, SeveralCards
+from onecard.plan.plan import FittingShare, Plan, SeveralCards
 from onecard.plan.ranges import Range
-from onecard.plan.several_cards import NCCL_BYTES, Cost, Pace
+from onecard.plan.several_cards import NCCL_BYTES, Asked, Cost, Pace, divided
+from onecard.report.command import plan_command, start_on_cards
 
 Line = tuple[str, str]  # a label, and what it says; an empty label goes on with the line above
 COMPUTED = "computed: nobody has measured it"
@@ -26,15 +27,15 @@ def cards_lines(several: SeveralCards, plan: Plan) -> Iterator[Line]:
         rate = pace.tokens_per_second
         yield (
             "speed",
-            f"{rate.likely / 1000:,.1f}k tokens/s ({rate.low / 1000:,.1f}k to {rate.high / 1000:,.1f}k), "
-            f"{_times_words(several)}{COMPUTED}",
+            f"{rate.likely / 1000:,.1f}k tokens/s ({rate.low / 1000:,.1f}k to {rate.high / 1000:,.1f}k)"
+            f"{f', {_times_words(several)}{COMPUTED}' if asked.ranks.world_size > 1 else ''}",
         )
         low, likely, high = (units.duration(seconds) for seconds in astuple(pace.total_seconds))
         yield "time", f"{likely} ({low} to {high})"
         if asked.ranks.world_size > 1:
             yield "shares" if pace.traffic else "sums", _sums_words(several, pace)
-    if several.worth is not None:
-        yield "worth it", _worth_words(several)
+    if several.worth is not None and several.rank.memory.fits is not False:
+        yield "worth it", _worth_words(several, plan)
     if several.costs:
         yield "cost", _cost_words(several)
 
@@ -68,28 +69,31 @@ def _link_words(several: SeveralCards) -> list[str]:
 
 def _sums_words(several: SeveralCards, pace: Pace) -> str:
     low, likely, high = (_short(seconds) for seconds in astuple(pace.sum_seconds))
-    share = (pace.sum_seconds.likely - pace.hidden_seconds) / pace.step_seconds.likely
-    hidden = f"{_short(pace.hidden_seconds)} of it hidden" if pace.hidden_seconds else "none of it hidden"
+    waits = pace.sum_seconds.likely - pace.hidden_seconds
+    share = f"{waits / pace.step_seconds.likely:.0%} of an update's {_short(pace.step_seconds.likely)}"
+    waited = f"{_short(pace.hidden_seconds)} of it while it computes; it waits for the rest, {share}"
+    if not pace.hidden_seconds:
+        waited = f"for which a card waits: {share}"
     sent = f"{units.size(several.gradient_bytes)} of gradients an update"
     if pace.traffic:
         every = "in each micro-batch weights twice and gradients once"
         sent = f"a card sends {units.size(round(pace.traffic.sent_bytes))} an update, {every},"
-    return (
-        f"{sent} in {likely} ({low} to {high}), {hidden}: {share:.0%} of an update's {_short(pace.step_seconds.likely)}"
-    )
+    return f"{sent} in {likely} ({low} to {high}), {waited}"
 
 
 def _short(seconds: float) -> str:
     return units.duration(seconds) if seconds >= 1 else f"{seconds * 1000:,.3g} ms"
 
 
-def _worth_words(several: SeveralCards) -> str:
+def _worth_words(several: SeveralCards, plan: Plan) -> str:
+    assert several.worth is not None
     if several.worth_all:
         return f"up to {several.worth:,} cards, as many as this update has sequences"
+    size = divided(plan.config, several.worth).batch_size
+    smaller = "" if size == plan.config.batch_size else f", in micro-batches of {size:,}"
     machine = ", one machine" if several.machine and several.worth == several.asked.per_machine else ""
-    return (
-        f"up to {units.things(several.worth or 0, 'card')}{machine}: past that, another brings less than half of itself"
-    )
+    many = units.things(several.worth, "card")
+    return f"up to {many}{machine}{smaller}: past that, another brings less than half of itself"
 
 
 def _cost_words(several: SeveralCards) -> str:
@@ -113,6 +117,8 @@ def _one_cost(cost: Cost, ranks: int) -> str:
 def cards_details(several: SeveralCards) -> Iterator[str]:
     """Assumptions and sources."""
     low, high = NCCL_BYTES
+    if speed := several.rank.speed:
+        yield f"a card's own speed: {speed.basis}; nearest measured: {several.rank.nearest_measured}"
     if several.asked.ranks.world_size > 1:
         yield (
             f"NCCL's own buffers are not in a card's figure: {low / 1e6:.0f} to {high / 1e6:.0f} MB were seen with 2 "
@@ -126,7 +132,7 @@ def cards_details(several: SeveralCards) -> Iterator[str]:
         )
 
 
-def several_cards_json(several: SeveralCards) -> dict[str, Any]:
+def several_cards_json(several: SeveralCards, plan: Plan) -> dict[str, Any]:
     """The cards of the contract."""
     asked, pace = several.asked, several.pace
     memory = several.rank.memory
@@ -152,6 +158,8 @@ def several_cards_json(several: SeveralCards) -> dict[str, Any]:
         "times_one_card": several.cards_worth,
         "times_one_machine": several.machines_worth,
         "worth_up_to": several.worth,
+        "change": None if several.change is None else _change_json(several.change, plan, asked),
+        "command": start_on_cards(plan, asked) if plan.fits else None,
         "costs": [_cost_json(cost) for cost in several.costs],
         "cheapest": several.cheapest.card.name if several.cheapest else None,
     }
@@ -166,6 +174,17 @@ def _link_json(link: Interconnect, several: SeveralCards) -> dict[str, Any]:
         "source": link.source,
         "reached": asdict(link.reached),
         "reached_source": link.reached_source,
+    }
+
+
+def _change_json(change: FittingShare, plan: Plan, asked: Asked) -> dict[str, Any]:
+    """What makes the run fit, and what plans it so."""
+    rate = change.pace.tokens_per_second.likely if change.pace else None
+    return {
+        "patch": dict(change.patch),
+        "command": plan_command(plan.resolved, plan.place, asked, change.patch),
+        "process_bytes": change.rank.memory.process_bytes,
+        "tokens_per_second": rate and round(rate),
     }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple
+from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,9 @@ from onecard.plan.fit import Fit
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.memory.predict import PROCESS, Memory
 from onecard.plan.place import DESKTOP_BYTES
-from onecard.plan.plan import NANOGPT_VOCABULARY, Plan, TrainerPlan, WithoutRecipe
+from onecard.plan.plan import NANOGPT_VOCABULARY, Plan, SeveralCards, TrainerPlan, WithoutRecipe
 from onecard.plan.speed import Speed, TrainerName
-from onecard.report.command import changed_command, start_command
+from onecard.report.command import changed_command, plan_command, start_command, start_on_cards
 from onecard.report.several_cards import Line, cards_lines
 
 if TYPE_CHECKING:
@@ -39,8 +40,7 @@ def summary_lines(plan: Plan, *, driver: DriverFigures | None = None) -> Iterato
         yield "a card", verdict(plan.several_cards.rank, plan)
         yield from cards_lines(plan.several_cards, plan)
         yield "loss", loss_words(plan)
-        if plan.several_cards.rank.memory.fits is False:
-            yield "type", " ".join(["onecard plan", *_planned_again(plan), "--fit"])
+        yield from _next_on_cards(plan.several_cards, plan)
         return
     for name, planned in plan.trainers.items():
         yield TRAINER_NAMES[name], verdict(planned, plan)
@@ -228,6 +228,31 @@ def _next_lines(plan: Plan) -> Iterator[Line]:
     else:
         yield "change", "nothing"
         yield "type", run
+
+
+def _next_on_cards(several: SeveralCards, plan: Plan) -> Iterator[Line]:
+    """What starts the run on several cards; where it does not fit, a change that does, and what plans it."""
+    asked, change = several.asked, several.change
+    again = partial(plan_command, plan.resolved, plan.place)
+    if plan.place is None:
+        yield "type", f'{again(asked)} --gpu "RTX 4070"'
+    elif several.rank.memory.fits is not False:
+        if asked.machines > 1:
+            yield "start", "type this on each machine; HOST is the name of one of them"
+        yield "type", start_on_cards(plan, asked)
+    elif change:
+        rate = f", {change.pace.tokens_per_second.likely / 1000:,.1f}k tokens/s" if change.pace else ""
+        yield "change", f"{_settings(change.patch)}: {verdict(change.rank, plan)}{rate}; the same updates"
+        yield "type", again(asked, change.patch)
+    else:
+        least = ["shard=full"] * (asked.ranks.world_size > 1) + ["grad_checkpoint=full", "batch_size=1"]
+        yield "change", f"nothing fits, not even {units.listed(least)}; what one card can hold:"
+        yield "type", f"{again(None)} --fit"
+
+
+def _settings(patch: Mapping[str, object]) -> str:
+    """`batch_size=4 and gradient_accumulation_steps=128`"""
+    return units.listed([f"{key}={value}" for key, value in patch.items()])
 
 
 def _planned_again(plan: Plan) -> list[str]:

@@ -29,6 +29,7 @@ Column = tuple[int, dict[str, int]]  # event, bytes by tag
 
 def timeline_of(plan: Plan) -> str:
     """The chart of a plan as SVG text: its run under nanoGPT, unless only onecard was asked for."""
+    plan = plan.of_a_rank
     trainer = TRAINER_NAMES["nanogpt" if plan.nanogpt else "onecard"]
     return timeline_svg(plan.first.memory, title=f"{plan.resolved.source or 'packaged default'} under {trainer}")
 

@@ -140,8 +140,9 @@ def begin(job: dict[str, Any], config: RunConfig, dataset: Dataset, device: torc
 class Running:
     """A trainer under way.
 
-    Both evaluate before their first update, and the blocks that this leaves decide how much the updates reserve: of
-    nanoGPT's 40M 1 GiB less than without (tests/golden/test_bench_memory.py).
+    `evaluate_first` is what runs of both begin with, and the blocks that it leaves decide how much the updates reserve:
+    of nanoGPT's 40M 1 GiB less than without (tests/golden/test_bench_memory.py). So a measurement of memory calls it;
+    bench_loss.py, which measures none, does not.
     """
 
     evaluate_first: Callable[[], object]

@@ -139,6 +139,8 @@ MISTAKES = [
     (["plan", "--vram"], "usage", "onecard plan --help"),
     (["plan", "--hours", "two"], "usage", "onecard plan --hours 0.5"),
     (["plan", "--hours", "1,5"], "usage", "onecard plan --hours 1.5"),
+    (["plan", "--gpu", "4070", "--hours=48x", "--n_layer=4"], "usage", "onecard plan --gpu 4070 --hours=0.5"),
+    (["plan", "--gpu", "4070", "--hours", "0h"], "bad-budget", "--hours 48"),
     (["bench", "--repeat", "2.5"], "usage", "onecard bench --repeat 2"),
     (["bench", "--repeat", "0"], "usage", "onecard bench --help"),
     (["plan", "--gpu", "RTX 4O70"], "unknown-card", '--gpu "GeForce RTX 4070"'),

@@ -15,6 +15,8 @@ OF_ONE_FUNCTION = {
     "onecard/config/hf_config.py _NANOCHAT": "transformers' names",
     "onecard/doctor/diagnose.py DRAWN_BY_CARD": "what the default for a card chooses",
     "onecard/doctor/rules/resume.py RATES_SHOWN": "the lines that a finding shows",
+    "onecard/plan/conditions.py SCHEDULE_SAID": "the lines that a finding shows",
+    "onecard/config/recipes.py _BACK_TO_NANOGPT": "what nanoGPT's recipe needs for another's file",
     "onecard/plan/proposal.py DECIDED": "what a budget decides",
     "onecard/config/recipes.py RECIPES": "the values of each recipe",
     "onecard/config/recipes.py _SIZES": "what a recipe's rates follow from",

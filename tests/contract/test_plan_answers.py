@@ -1,5 +1,6 @@
 """Answers of a plan that must not mislead: the data here, the allocator's settings, the card in this machine."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,23 @@ def test_several_cards_are_in_the_json_and_said_to_be_computed(onecard: Command)
 
 
 def test_several_cards_beside_a_budget_are_refused_with_both_commands(onecard: Command) -> None:
-    refused = onecard("plan", *ON_A_4070, "--hours", "5", "--gpus", "2")
+    refused = onecard("plan", *ON_A_4070, "--recipe=fast", "--hours", "5", "--gpus", "2", "--price", "1")
     assert refused.code == 2
-    assert "onecard plan FILE.py --gpus 2 --gpu 'RTX 4070'" in refused.stderr
+    assert "--recipe=fast --gpu 'RTX 4070' --hours 5 --write FILE.py" in refused.stderr
+    assert "onecard plan FILE.py --gpus 2 --price 1 --gpu 'RTX 4070'" in refused.stderr
+
+
+def test_what_a_plan_of_several_cards_says_to_type_fits_as_it_said(onecard: Command) -> None:
+    large = ["--n_embd=768", "--n_head=12", "--n_layer=12", "--batch_size=64", "--block_size=1024"]
+    large += ["--gradient_accumulation_steps=8"]
+    refused = onecard("plan", *ON_A_4070, *large, "--gpus", "2", "--interconnect", "pcie-5-x16", "--json")
+    change = refused.json["cards"]["change"]
+    assert (refused.code, refused.json["cards"]["command"]) == (1, None)
+    again = onecard(*shlex.split(change["command"])[1:], "--json")
+    cards = again.json["cards"]
+    assert (again.code, cards["fits"], cards["change"]) == (0, True, None)
+    assert (cards["process_bytes"], cards["tokens_per_second"]["likely"]) == (
+        change["process_bytes"],
+        change["tokens_per_second"],
+    )
+    assert cards["command"].startswith("torchrun --nproc_per_node=2 -m onecard train")

@@ -160,6 +160,8 @@ match FAULT:
             return clip(*arguments, **named)
 
         operations.clip_gradients = short
+    case "in a hurry":
+        torchrun._PATIENCE_SECONDS = 0.1
     case "late":
         meeting.TIMEOUT = timedelta(seconds=1)
         if RANK == "1":

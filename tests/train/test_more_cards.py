@@ -113,6 +113,13 @@ def test_every_file_of_the_folder_is_checked_here() -> None:
     assert all(f"(more-cards/{path.name})" in page for path in FOLDER.iterdir())
 
 
+def test_onecard_is_installed_from_a_clone() -> None:
+    """PyPI has no onecard: by its name alone it is found only where it is installed."""
+    installs = [line for path in FOLDER.iterdir() for line in path.read_text().splitlines() if "pip install" in line]
+    assert len(installs) == 2
+    assert all('pip install ".[train,data]"' in line for line in installs)
+
+
 @pytest.mark.parametrize("name", scripts())
 def test_shells_accept_the_scripts(name: str) -> None:
     done = subprocess.run(["bash", "-n"], input=scripts()[name], capture_output=True, text=True, check=False)

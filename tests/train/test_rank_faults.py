@@ -381,6 +381,26 @@ def test_ranks_with_other_code_another_config_or_other_data_are_refused_with_wha
         assert not list(machine.folder.glob("differ-*/checkpoints/*"))
 
 
+def test_a_mistake_that_all_ranks_make_is_told_by_the_first(machine: Machine) -> None:
+    for number, (typed, name) in enumerate({"--n_layr=2": "[unknown-key]", "--bogus": "[unknown-option]"}.items()):
+        ranks = machine.start(typed, run=f"mistaken-{number}")
+        first = ranks._outcomes[0].result(timeout=60)
+        time.sleep(0.5)
+        ranks.send(1, signal.SIGTERM)  # as torchrun does
+        outcomes = ranks.end()
+        assert outcomes[0].code == 2
+        assert outcomes[1].code in (2, 130), "a signal that comes before it has read the command ends it, too"
+        assert told_once([first], name) == told_once(outcomes, name)
+
+
+def test_a_mistake_that_only_another_rank_makes_is_told_by_it(machine: Machine) -> None:
+    ranks = machine.start(run="alone", per_rank=("--n_layer=2", "--n_layr=2"), fault="in a hurry", on=1)
+    other = ranks._outcomes[1].result(timeout=60)
+    ranks.send(0, signal.SIGTERM)
+    assert [each.code for each in ranks.end()] == [130, 2]
+    told_once([other], "[unknown-key]")
+
+
 def test_two_jobs_in_one_folder_are_refused(machine: Machine, whole: Path) -> None:
     before = sorted((file, file.stat().st_mtime_ns) for file in whole.rglob("*") if file.name != LOCK)
     with closing(Lock(whole / LOCK)):

@@ -26,6 +26,7 @@ from onecard.plan.plan import Plan
 from onecard.plan.proposal import config_text
 from onecard.plan.token_worth import LAW_TOKENS
 from onecard.report.plan_json import plan_json
+from onecard.report.summary import summary_lines
 from onecard.runs.records import Eval, Step
 from tests.unit.doctor.cases import case, evaluation, found, step
 
@@ -177,6 +178,19 @@ class TestWhoseValueCounts:
         with pytest.raises(ConfigError, match="recipe='slow' is not one of 'nanogpt' or 'fast'"):
             resolve(None, flags=[("recipe", "slow")])
 
+    @pytest.mark.parametrize(
+        ("key", "typed", "fix"),
+        [
+            ("recipe", "fastt", "fast"),
+            ("shard", "ful", "full"),
+            ("schedule", "x", "cosine"),
+        ],
+    )
+    def test_the_nearest_word_is_offered(self, key: str, typed: str, fix: str) -> None:
+        with pytest.raises(ConfigError) as error:
+            resolve(None, flags=[(key, typed)])
+        assert error.value.fix == f"--{key}={fix}"
+
     def test_a_run_folders_config_comes_back_whole(self, tmp_path: Path) -> None:
         """Values that are a key's default and not the recipe's are among those it states."""
         config = resolve("recipe = 'fast'\noptimizer = 'adamw'\nschedule = 'cosine'\n").config
@@ -190,6 +204,45 @@ class TestWhoseValueCounts:
 )
 def test_heads_have_about_128_numbers_an_even_number_of_them(width: int, heads: int) -> None:
     assert recipe_values(FAST, {"n_embd": width})["n_head"] == heads
+
+
+class TestZeroRate:
+    """A schedule that ends at a rate of zero before the run does."""
+
+    FILE = "recipe = 'fast'\ndataset = 'fineweb'\nbatch_size = 8\ngradient_accumulation_steps = 64\n"
+
+    def test_updates_at_a_rate_of_zero_are_found_and_predict_no_gain(self) -> None:
+        whole, over = (
+            planned(resolve(f"{self.FILE}max_iters = {steps}\nlr_decay_iters = 5000\n")) for steps in (5000, 8000)
+        )
+        assert [finding.rule for finding in whole.findings] == []
+        (finding,) = over.findings
+        assert (finding.rule, finding.severity, finding.patch) == ("decay-horizon", "warn", {"lr_decay_iters": 8000})
+        assert finding.what.endswith("the last 3,000 of 8,000 updates learn nothing")
+        assert over.loss
+        assert whole.loss
+        assert over.loss.final == whole.loss.final
+        said = dict(summary_lines(over))
+        assert said["look at"] == finding.what
+        assert said["or type"].endswith("--lr_decay_iters=8000")
+        mended = planned(resolve(f"{self.FILE}max_iters = 8000\n"))
+        assert mended.findings == ()
+        assert mended.loss
+        assert mended.loss.final.likely < over.loss.final.likely
+
+    def test_the_doctor_says_the_same(self) -> None:
+        text = f"{self.FILE}max_iters = 8000\nlr_decay_iters = 5000\n"
+        (finding,) = found("decay-horizon", case(text))
+        assert finding.what == planned(resolve(text)).findings[0].what
+
+    def test_a_rate_above_zero_learns_on(self) -> None:
+        text = "dataset = 'fineweb'\nmax_iters = 8000\nlr_decay_iters = 5000\n"
+        assert resolve(text).config.learning_steps == 8000
+        assert resolve(f"{text}min_lr = 0.0\n").config.learning_steps == 5000
+        assert resolve(f"{text}min_lr = 0.0\ndecay_lr = False\n").config.learning_steps == 8000
+        assert "is zero in every update" in why_no_forecast(
+            resolve(f"{text}min_lr = 0.0\n", flags=[("lr_decay_iters", "0"), ("warmup_iters", "0")]).config
+        )
 
 
 class TestPlan:
@@ -310,12 +363,12 @@ class TestHours:
         plan = planned(resolve(None), budget=Budget(seconds=48 * 3600))
         assert plan.proposals
         best, _, recipe = plan.proposals
-        assert recipe.name == "the fast recipe"
         assert recipe.loss
         assert best.loss
         assert recipe.loss.final.likely < best.loss.final.likely - 0.1
         assert "not to nanoGPT" in recipe.note
         assert recipe.process_bytes <= (plan.room_bytes or 0)
+        assert (best.name, recipe.name) == ("lowest loss of a GPT-2", "the fast recipe")
 
     def test_asked_for_it_is_the_first_and_its_file_makes_that_run(self) -> None:
         plan = planned(resolve(None, flags=[("recipe", FAST)]), budget=Budget(seconds=24 * 3600))
@@ -325,10 +378,36 @@ class TestHours:
         made = recipe_values(FAST, first.config.model_dump())
         assert {key: getattr(first.config, key) for key in made} == made, "the rates are those of its own size"
         text = config_text(first)
-        assert f"heads of {first.config.head_size}" in text
         again = resolve(text, filename="weekend.py")
         assert again.config.replace({"out_dir": first.config.out_dir}) == first.config
         assert again.config.lr_decay_iters == again.config.max_iters
+        wider = resolve(text, flags=[("n_embd", "1280"), ("max_iters", "999")]).config
+        assert {key: getattr(wider, key) for key in made} == recipe_values(FAST, wider.model_dump())
+
+    def test_its_file_goes_back_to_nanogpts_recipe(self) -> None:
+        plan = planned(resolve(None, flags=[("recipe", FAST)]), budget=Budget(seconds=48 * 3600))
+        assert plan.proposals
+        written = config_text(plan.proposals[0])
+        stated = written + "".join(f"{key} = {plan.proposals[0].config.model_dump()[key]!r}\n" for key in FAST_KEYS)
+        for text in (written, stated):
+            back = resolve(text, filename="weekend.py", flags=[("recipe", NANOGPT)]).config
+            assert (back.model, back.n_embd, back.n_head, back.optimizer) == ("gpt2", 1024, 16, "adamw")
+            assert back.lr_decay_iters == back.max_iters == plan.proposals[0].config.max_iters
+            without = planned(resolve(text, filename="weekend.py")).without_recipe
+            assert without
+            assert without.config == back.replace({"dtype": without.config.dtype})
+
+    def test_a_config_that_is_longer_than_its_schedule_proposes_the_same(self) -> None:
+        """What a budget decides is not read from the config: min_lr=0 at its lr_decay_iters least of all."""
+        flags = [("recipe", FAST), ("dataset", "fineweb")]
+        short = resolve("max_iters = 50\nlr_decay_iters = 40\n", flags=flags)
+        made = [
+            planned(each, budget=Budget(seconds=24 * 3600)).proposals
+            for each in (short, resolve("n_layer = 12\n", flags=flags))
+        ]
+        assert made[0]
+        assert made[1]
+        assert made[0][0].config == made[1][0].config
 
     @pytest.mark.parametrize(("flags", "why"), [({"dataset": "my_text"}, "data"), ({"bias": True}, "no biases")])
     def test_it_is_left_out_where_its_loss_is_not_known(self, flags: dict[str, object], why: str) -> None:

@@ -228,7 +228,8 @@ def test_a_card_that_the_run_does_not_fit_is_never_the_cheapest() -> None:
         ({"gpus": 2, "prices": ["nan"]}, "bad-price", "--price 0.35"),
         ({"gpus": 2, "gpu": "none", "prices": ["1"]}, "no-card", "--gpu"),
         ({"gpus": 2, "trainer": "nanogpt"}, "not-nanogpts-cards", "--trainer onecard"),
-        ({"gpus": 2, "fit": True}, "two-questions", "--fit alone"),
+        ({"gpus": 2, "fit": True}, "two-questions", "onecard plan config --gpu 'GeForce RTX 4070' --gpus 2"),
+        ({"gpus": 2, "prices": ["RTX 409=0.35"]}, "unknown-card", '--price "GeForce RTX 4090=0.35"'),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_what_to_type(asked: dict[str, object], name: str, fix: str) -> None:
@@ -249,8 +250,10 @@ def test_links_that_nobody_named_are_assumed_and_said() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_what_a_run_keeps_is_divided_among_cards_that_share_a_model(dtype: str, optimizer: str) -> None:
+@pytest.mark.parametrize("model", ["gpt2", "nanochat"])
+def test_what_a_run_keeps_is_divided_among_cards_that_share_a_model(model: str, dtype: str, optimizer: str) -> None:
     config = CONFIG.replace({"shard": "full", "dtype": dtype, "optimizer": optimizer, "vocab_size": 4096})
+    config = config.replace({"model": model})
     kept = optimizer_of(config).held_bytes - 4 * count_params(config).total  # without gradients
     for ranks in (2, 4):
         tape = onecard_tape(config, device_of(CARD), ranks=Ranks(world_size=ranks))
@@ -307,3 +310,95 @@ def test_the_plan_says_whether_blocks_run_compiled(shard: str, gpus: int, way: s
     print_plan(planned({"shard": shard}, gpus=gpus), console)
     (run,) = (line for line in console.export_text().splitlines() if line.startswith("run "))
     assert run.endswith(f"; bfloat16, {way}")
+
+
+def told(plan: Plan, **how: bool) -> dict[str, str]:
+    """What is printed, by label; lines without one go on with the last."""
+    console = Console(width=400, file=StringIO(), record=True)
+    print_plan(plan, console, **how)
+    return {line[:9].strip(): line[9:].strip() for line in reversed(console.export_text().splitlines())}
+
+
+def test_what_does_not_fit_the_cards_has_the_fastest_change_that_does() -> None:
+    asked = {"n_layer": 12, "n_embd": 768, "batch_size": 96}
+    large = planned(asked, gpus=4)
+    assert large.fits is False
+    assert large.several_cards
+    change = large.several_cards.change
+    assert change
+    assert change.pace
+    changed = large.config.replace(dict(change.patch))
+    assert changed.tokens_per_step == large.config.tokens_per_step
+    assert predict_onecard(changed, CARD, available_bytes=large.room_bytes, ranks=Ranks(world_size=4)).fits
+    for other in ({"batch_size": 16, "gradient_accumulation_steps": 72}, {"grad_checkpoint": "full"}):
+        planned_so = planned(asked | other, gpus=4)
+        assert planned_so.several_cards
+        assert planned_so.several_cards.pace
+        slower = planned_so.several_cards.pace.tokens_per_second.likely <= change.pace.tokens_per_second.likely
+        assert slower or not planned_so.several_cards.rank.fits_with_desktop, other
+    assert " --gpu 'GeForce RTX 4070' --gpus 4" in told(large)["type"]
+    assert "--fit" not in told(large)["type"]
+
+
+def test_cards_that_must_share_the_model_are_told_so_and_a_model_too_large_for_them_too() -> None:
+    wide = {"n_layer": 8, "n_embd": 2048, "n_head": 16, "vocab_size": 512}
+    shared = planned(wide, gpu="GTX 1650", gpus=4)
+    assert shared.several_cards
+    assert shared.several_cards.change
+    assert shared.several_cards.change.patch["shard"] == "full"
+    none = planned(wide | {"n_embd": 4096}, gpu="GTX 1650", gpus=2)
+    assert none.several_cards
+    assert none.several_cards.change is None
+    said = told(none)
+    assert said["change"].startswith("nothing fits, not even shard=full")
+    assert said["type"].endswith("--gpu 'GeForce GTX 1650' --fit")
+
+
+@pytest.mark.parametrize(
+    ("asked", "command"),
+    [
+        ({"gpus": 2}, "torchrun --nproc_per_node=2 -m onecard train config"),
+        (
+            {"gpus": 2, "nodes": 2},
+            "torchrun --nnodes=2 --rdzv_id=onecard --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 "
+            "--nproc_per_node=2 -m onecard train config",
+        ),
+        ({"prices": ["1"]}, "onecard train config"),
+        ({"gpus": 2, "gpu": "none"}, 'onecard plan config --gpus 2 --gpu "RTX 4070"'),
+    ],
+)
+def test_a_run_that_fits_the_cards_has_the_line_that_starts_it(asked: dict[str, object], command: str) -> None:
+    assert told(planned(**asked))["type"] == command
+
+
+def test_only_what_several_cards_do_is_said_to_be_unmeasured() -> None:
+    assert "nobody has measured it" not in told(planned(prices=["1"]))["speed"]
+    assert "nobody has measured it" in told(planned(gpus=2))["speed"]
+
+
+def test_all_tables_below_several_cards_are_about_one_of_them() -> None:
+    large = {"n_layer": 12, "n_embd": 768, "batch_size": 32}
+    console = Console(width=200, file=StringIO(), record=True)
+    print_plan(planned(large, gpus=2, sensitivity=True), console, details=True)
+    text = console.export_text()
+    assert "nanoGPT, " not in text, "no memory of one card's run under nanoGPT"
+    assert "under nanoGPT" not in text
+    assert "what to change" not in text
+    assert "under onecard, on each card" in text
+    two = planned(large, gpus=2, sensitivity=True)
+    assert two.several_cards
+    assert two.sensitivity
+    rank, (shared,) = two.several_cards.rank.memory, [each for each in two.sensitivity if each.key == "shard"]
+    alone = predict_onecard(two.config, CARD, ranks=Ranks(world_size=2)).process_bytes
+    assert shared.process_bytes - shared.difference_bytes == alone
+    assert rank.process_bytes >= alone
+    assert {each.trainer for each in two.sensitivity} == {"onecard"}
+
+
+def test_cards_that_need_smaller_micro_batches_are_counted_with_them() -> None:
+    coarse = planned({"batch_size": 24, "gradient_accumulation_steps": 4}, gpus=2, interconnects=["pcie-5-x16"])
+    several = coarse.several_cards
+    assert several
+    assert several.worth
+    assert several.worth > 4
+    assert f"in micro-batches of {divided(coarse.config, several.worth).batch_size}" in told(coarse)["worth it"]

@@ -51,13 +51,14 @@ def lr_out_of_range(case: Case, config: RunConfig) -> Iterator[Finding]:
         yield unless_fine_tuning(found, config)
 
 
-@needs_settings("max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate")
+@needs_settings(*conditions.SCHEDULE_SAID)
 def decay_horizon(case: Case, config: RunConfig) -> Iterator[Finding]:
     """A learning rate that does not reach its end with the run.
 
     What it sees: lr_decay_iters differs from max_iters; or decay_lr is off; or min_lr is more than a fifth of
-    learning_rate. With onecard's schedule=wsd the rate falls only in the last part of lr_decay_iters (decay_share, by
-    default a fifth): in a run that ends before that, it never falls.
+    learning_rate. With min_lr=0 every update after lr_decay_iters has a rate of zero. With onecard's schedule=wsd the
+    rate falls only in the last part of lr_decay_iters (decay_share, by default a fifth): in a run that ends before
+    that, it never falls.
 
     Why it matters: the last stretch of falling learning rate is where much of the loss is gained. A cosine 25 % longer
     than the run is measurably worse (Chinchilla, appendix B).
@@ -65,9 +66,13 @@ def decay_horizon(case: Case, config: RunConfig) -> Iterator[Finding]:
     What to do: lr_decay_iters equal to max_iters, min_lr a tenth of learning_rate.
 
     When it is wrong: in a run that is meant to be continued, or to be cooled down later, and in a test of a few
-    updates, which has nothing to gain. Fine-tuning at a constant rate is usual, so there it is only a note.
+    updates, which has nothing to gain. Fine-tuning at a constant rate is usual, so there it is only a note,
+    unless that rate is zero.
     """
     if not config.max_iters:
+        return
+    if over := conditions.schedule_over(config, seen=said(case, *conditions.SCHEDULE_SAID)):
+        yield over
         return
     tenth = recipe.min_lr(config.learning_rate).value
     patch: dict[str, object] = {}
@@ -92,7 +97,7 @@ def decay_horizon(case: Case, config: RunConfig) -> Iterator[Finding]:
         what="; ".join(told),
         why=f"the end of a full decay is where much of the loss is gained ({source})",
         fix=" ".join(f"--{key}={value}" for key, value in patch.items()),
-        seen=said(case, "max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate"),
+        seen=said(case, *conditions.SCHEDULE_SAID),
         patch=patch,
     )
     yield unless_fine_tuning(finding, config)
