@@ -21,7 +21,6 @@ from onecard.cli.flags import Flag, split_flags
 from onecard.cli.library import console
 from onecard.cli.signals import INTERRUPTED
 from onecard.cli.streams import prepare_streams
-from onecard.cli.torchrun import is_told
 from onecard.cli.usage import usage_error
 from onecard.errors import (
     ConfigError,
@@ -161,6 +160,7 @@ def _system_failed(problem: OSError) -> MachineError:
 
 
 def _fail(error: OnecardError, *, as_json: bool) -> int:
+    from onecard.cli.torchrun import is_told
     from onecard.report.messages import print_error
 
     cause = error.__cause__ or error.__context__

@@ -74,8 +74,8 @@ class Meeting:
         _hearing_signals(lambda: connect(self.store.clone()), look=self._look_for_lost)  # type: ignore[attr-defined]
         self.store.set(f"connected/{self.ranks.rank}", "")
         all_connected = [f"connected/{rank}" for rank in range(self.ranks.world_size)]
-        while True:  # from here on none is missed that has something else to do, or to end for
-            lost = self._is_one_lost()
+        while True:  # until all are: a rank that ended sooner would look killed to one that still connects
+            lost = self._is_one_lost()  # asked first, as one that has connected may end between the two questions
             if self.store.check(all_connected):
                 return
             if lost:

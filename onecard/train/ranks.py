@@ -117,6 +117,7 @@ class Joined(Processes):
         self._buckets: list[Tensor] = []
 
     def connect(self) -> None:
+        """Connect with all ranks; returns once all have connected."""
         backend = "cpu:gloo,cuda:nccl" if all(said[WITH_CARD] for said in self.meeting.said) else "gloo"
         rank, count = self.ranks.rank, self.ranks.world_size
 
