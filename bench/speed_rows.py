@@ -67,7 +67,8 @@ def row_config(columns: dict[str, str]) -> RunConfig:
     """The config of a measured row."""
     switches = {key: columns[key] == "True" for key in ("bias", "compile")}
     rest = {"dtype": columns["dtype"], "dropout": float(columns["dropout"])}
-    return RunConfig().replace({key: int(columns[key]) for key in _WHOLE} | switches | rest)
+    named = {key: columns[key] for key in ("model", "optimizer") if columns.get(key)}
+    return RunConfig().replace({key: int(columns[key]) for key in _WHOLE} | switches | rest | named)
 
 
 # Of the loop in bench/quiet_core.py, on the processor that the host's costs are stated for. It is in the middle of the
@@ -175,6 +176,7 @@ def rtx_4070_rows() -> list[Row]:
 
 OWN = GOLDEN / "onecard_h200_speed.csv"
 OWN_CHECK, OWN_EAGER = GOLDEN / "onecard_h200_speed_check.csv", GOLDEN / "onecard_h200_speed_eager.csv"
+OWN_HEADS = GOLDEN / "onecard_h200_speed_heads.csv"
 BENCHED = GOLDEN / "bench_h200_fused.csv"
 BENCHED_CHECK = GOLDEN / "bench_h200_fused_check.csv"  # in no fit
 

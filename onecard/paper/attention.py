@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onecard.paper import kernels
+from onecard.paper.device import AttentionKernel
 from onecard.paper.kernels import FLOAT, LONG
 from onecard.paper.paper import Paper
 from onecard.paper.tags import ATTENTION, WORKSPACE
 from onecard.paper.tensor import Storage, Tensor
-from onecard.paper.work import ATTENTION_WORK
+from onecard.paper.work import ATTENTION_DROPOUT, ATTENTION_WORK
 
 SCALAR = 4  # bytes of a 0-dimensional float32
 
@@ -21,8 +22,13 @@ TILE = 128
 # Of the time that exponentials take, the forward kernel's share: 0.56 of 2.32 ms (124M batch 8, H200); its two products
 # alone would be 2 of 7.
 FORWARD_SHARE = 0.3
-# Drawing random numbers per pair: 124M batch 8 took 3.40 ms a micro-batch with dropout 0.1, 2.32 without (H200).
-DROPOUT_FACTOR = 1.7
+# How many times as long an H200's kernels multiply (bench/attention_kernels.py): flash's do not use Hopper's own
+# instructions, and for heads wider than 128 cuDNN's backward pass works in smaller tiles.
+FLASH_ON_HOPPER = 2.3
+WIDE_HEADS_BACKWARD = 2.0
+# The same for the bytes of copies to and from padded heads: 14 copies a layer of 36/8/480, with rows of 120 bytes, took
+# 2.9 ps a value (H200, 2026-11-20).
+COPY_OF_ODD_HEADS = 2.5
 
 
 def heads(paper: Paper, x: Tensor, number: int) -> Tensor:
@@ -30,7 +36,14 @@ def heads(paper: Paper, x: Tensor, number: int) -> Tensor:
     node = paper.record([x])
     shape, dtype = x.shape, x.dtype
     out = x.like(*shape[:-1], number, shape[-1] // number)
-    return paper.result(node, out, lambda gs, _: [paper.gradient(shape, dtype) if gs[0].cut else gs[0].like(*shape)])
+
+    def backward(gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+        if not gs[0].cut:
+            return [gs[0].like(*shape)]
+        _copies(paper, gs[0])
+        return [paper.gradient(shape, dtype)]
+
+    return paper.result(node, out, backward)
 
 
 def joined(paper: Paper, y: Tensor) -> Tensor:
@@ -39,21 +52,33 @@ def joined(paper: Paper, y: Tensor) -> Tensor:
     if not y.cut:
         return paper.view(y, (B, T, H * D))
     node = paper.record([y])
+    _copies(paper, y)
     return paper.result(node, paper.new((B, T, H * D), y.dtype, ATTENTION), lambda gs, _: [gs[0].like(B, T, H, D)])
+
+
+def _copies(paper: Paper, x: Tensor) -> None:
+    """The work of a copy to or from heads that are padded or in another order."""
+    paper.work.add(ATTENTION_WORK, moved_bytes=COPY_OF_ODD_HEADS * 2 * x.numel * x.dtype, kernels=1)
 
 
 def attention(paper: Paper, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """Causal attention by the kernel that PyTorch chooses. `dropout` is 0 in an evaluation."""
     out = _kernel(paper, q, k, v, dropout)
     (B, T, H, D), element = q.shape, q.dtype
-    pairs = B * T * (T + TILE) / 2  # of a query and a key that is not after it
-    exponentials = pairs * H * (DROPOUT_FACTOR if dropout else 1.0)
+    kernel = _kernel_of(paper, q)
+    pairs = H * B * T * (T + TILE) / 2  # of a query and a key that is not after it
+    width = kernels.multiplied_head_size(kernel, D)
+    on_hopper = paper.device.capability == (9, 0)
+    slower = FLASH_ON_HOPPER if on_hopper and kernel == "flash" else 1.0
+    slower_backward = WIDE_HEADS_BACKWARD if kernel == "cudnn" and width > 128 else 1.0
 
-    def works(share: float, products: int, tensors: int, launches: int) -> None:
+    def works(share: float, products: float, tensors: int, launches: int) -> None:
+        if dropout:
+            paper.work.add(ATTENTION_DROPOUT, values=share * pairs)
         paper.work.add(
             ATTENTION_WORK,
-            tensor_flops=products * 2 * pairs * H * D,
-            values=share * exponentials,
+            tensor_flops=slower * products * 2 * pairs * width,
+            values=share * pairs,
             moved_bytes=B * T * H * D * element * tensors,
             products=launches,
         )
@@ -63,9 +88,9 @@ def attention(paper: Paper, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> 
         of_kernel = out.node.backward
 
         def backward(gs: list[Tensor], kept: list[Storage]) -> Sequence[Tensor | None]:
-            # Scores again and four gradients. Those four and the gradient are read twice over, the gradient of q is
-            # summed in float32, and three gradients are written.
-            works(1 - FORWARD_SHARE, 5, 14, 3)
+            # Scores again and four gradients. The gradient and the output are read twice, then from the cache; the
+            # gradient of q is summed in float32.
+            works(1 - FORWARD_SHARE, 5 * slower_backward, 12, 3)
             return of_kernel(gs, kept)
 
         out.node.backward = backward
@@ -73,14 +98,17 @@ def attention(paper: Paper, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> 
 
 
 def _kernel(paper: Paper, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    *_, T, _H, D = q.shape
-    dtype = "float32" if q.dtype == FLOAT else "half"
-    kernel = paper.device.attention_kernel(dtype, D, T)
+    kernel, D = _kernel_of(paper, q), q.shape[-1]
     if kernel == "math":
         return _math(paper, q, k, v, dropout)
     if kernel == "flash" and kernels.flash_head_size(D) != D:
         return _padded_flash(paper, q, k, v, dropout)
     return {"efficient": _efficient, "cudnn": _cudnn, "flash": _flash}[kernel](paper, q, k, v, dropout)
+
+
+def _kernel_of(paper: Paper, q: Tensor) -> AttentionKernel:
+    *_, T, _H, D = q.shape
+    return paper.device.attention_kernel("float32" if q.dtype == FLOAT else "half", D, T)
 
 
 def _efficient(paper: Paper, q: Tensor, k: Tensor, v: Tensor, _dropout: float) -> Tensor:
@@ -163,10 +191,12 @@ def _padded_flash(paper: Paper, q: Tensor, k: Tensor, v: Tensor, dropout: float)
 
     def padded(x: Tensor) -> Tensor:
         def cut_off(_gs: list[Tensor], _kept: list[Storage]) -> list[Tensor]:
+            _copies(paper, x)
             gradient = paper.gradient((B, T, H, D), dtype)
             gradient.cut = True
             return [gradient]
 
+        _copies(paper, x)
         return paper.result(paper.record([x]), paper.new((B, T, H, wide), dtype, ATTENTION), cut_off)
 
     q, k, v = (padded(part) for part in (q, k, v))
@@ -177,6 +207,8 @@ def _padded_flash(paper: Paper, q: Tensor, k: Tensor, v: Tensor, dropout: float)
 
         def backward(gs: list[Tensor], kept: list[Storage]) -> list[Tensor]:
             copies = [paper.new((B, T, H, wide), dtype, WORKSPACE) for _ in ("gradient", "out")]  # made contiguous
+            for copy in copies:
+                _copies(paper, copy)
             parts = flash(gs, kept)
             del copies
             return list(parts)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from onecard.paper.device import Device
+from onecard.paper.device import AttentionKernel, Device
 
 FLOAT = 4  # bytes of a float32
 LONG = 8  # bytes of an int64
@@ -29,6 +29,16 @@ def flash_head_size(head_size: int) -> int:
 def flash_rounded_head_size(head_size: int) -> int:
     """Head size of flash's float32 accumulators. Source: flash_attn/flash_api.cpp, head_size_rounded."""
     return round_up(head_size, 32 if head_size <= 128 else 64)
+
+
+def multiplied_head_size(kernel: AttentionKernel, head_size: int) -> int:
+    """Head size that a kernel's products really have: tiles are whole.
+
+    cuDNN's names on an H200 end in 64, 128 and 192, and its times rise in steps of 64 (bench/attention_kernels.py).
+    """
+    if kernel == "cudnn":
+        return round_up(head_size, 64)
+    return flash_rounded_head_size(head_size) if kernel == "flash" else head_size
 
 
 def flash_splits(device: Device, batch: int, heads: int, tokens: int, head_size: int) -> int:

@@ -233,7 +233,10 @@ class PaperOperations(Paper):
         soft_cap: float | None = None,
     ) -> None:
         """The losses of logits, which become their own gradient: one kernel, in place."""
-        self.work.computes(LOSS_WORK, *[logits_nV] * (2 if gradient else 1))
+        times = 2 if gradient else 1
+        self.work.computes(LOSS_WORK, *[logits_nV] * times)
+        if soft_cap:  # an exponential more for each
+            self.work.add(LOSS_WORK, values=times * logits_nV.numel)
 
     def soft_capped(self, logits: Tensor, soft_cap: float) -> Tensor:
         """soft_cap · tanh(logits / soft_cap) in float32."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MATMULS = "matmuls"  # of the blocks
 HEAD = "head"  # products with the logits
 ATTENTION_WORK = "attention"
+ATTENTION_DROPOUT = "dropout in attention"  # its random numbers, one for each pair of tokens
 MEMORY_BOUND = "memory-bound parts"
 EMBEDDINGS_WORK = "embeddings"
 DROPOUT = "dropout"  # its random numbers; its bytes are memory-bound

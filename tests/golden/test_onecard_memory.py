@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from bench.measured import CARD, GOLDEN, Errors, Measured, measured_rows
+from onecard.config.schema import RunConfig
 from onecard.paper.device import H200
 from onecard.paper.tape import Tape
 from onecard.plan.memory.onecard.compiled.blocks import CompiledRun
@@ -107,6 +108,37 @@ def test_torch_counts_all_of_a_request_against_its_limit_and_a_driver_does_not()
     assert (by_torch.process_bytes, by_torch.fits, by_torch.refused_whole) == (shown, False, True)
     smaller_card = predict_onecard(refused.replace({"memory_limit": 12 * GIB}), CARD, available_bytes=shown)
     assert (smaller_card.fits, smaller_card.refused_whole) == (True, False)
+
+
+HEADS = measured_rows(GOLDEN / "onecard_h200_speed_heads.csv")
+
+
+def test_deep_and_narrow_models_with_heads_of_32_to_256_are_right_to_the_byte() -> None:
+    """No trace of them was looked at: 13 rows, and 10 that were drawn at random (2026-11-20)."""
+    assert len(HEADS) == 23
+    assert Errors.of(row.allocated_error(phase) for row in HEADS for phase in PHASES).largest == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "once", "again"),
+    [
+        ({"n_head": 4, "n_embd": 256, "block_size": 2560, "batch_size": 5, "bias": True}, 1_088_330_240, 1_121_884_672),
+        ({"n_embd": 1024, "block_size": 512, "batch_size": 4, "dropout": 0.1}, 1_873_996_800, 1_907_551_232),
+        ({"n_embd": 1024, "block_size": 512, "batch_size": 4}, 1_656_825_344, 1_656_825_344),
+    ],
+)
+def test_only_a_run_that_evaluates_between_updates_records_its_graph_again(
+    keys: dict[str, Any], once: int, again: int
+) -> None:
+    """`onecard train` of ten updates, highest bytes in its records: with one evaluation at each end, and one every
+    four updates (H200, torch 2.11.0+cu130, 2026-11-20)."""
+    size = {"n_layer": 3, "n_head": 16, "vocab_size": 32_000, "gradient_accumulation_steps": 2, "dtype": "bfloat16"}
+    config = RunConfig(max_iters=10, eval_iters=2).replace(size | keys)
+    found = [
+        predict_onecard(config.replace({"eval_interval": interval}), CARD).phases["train"].allocated_bytes
+        for interval in (10, 4)
+    ]
+    assert found == [once, again]
 
 
 def test_evaluation_stays_below_training_in_every_measured_row() -> None:

@@ -7,7 +7,9 @@ are in no fit (the last of _check.csv; the first five are older, of compiled blo
 when they were opened, a little else now that float16 has an exponent of its own, by nanoGPT in `onecard bench`.
 bench_h200_fused.csv is `onecard bench`, nanoGPT and ours in one command; what was benched at 124M is in the fit;
 bench_h200_fused_check.csv is of the day after, and in none.
-_eager.csv are eight rows on cores that nobody shared.
+_eager.csv are eight rows on cores that nobody shared. _heads.csv (2026-11-20) are deep and narrow models, with heads of
+32 to 256: the first thirteen led to attention's present description, which had most of them up to 50 % too fast; ten
+were drawn at random and predicted before they were measured.
 """
 
 import csv
@@ -19,7 +21,7 @@ import pytest
 from bench.measured import GOLDEN
 from bench.onecard_speed import error, evaluation_ratio, fit_evaluations
 from bench.speed_fit import FITTED_N_EMBD, fit_power
-from bench.speed_rows import BENCHED_CHECK, H200, Row, benched_rows, own_rows, row_config
+from bench.speed_rows import BENCHED_CHECK, H200, OWN_HEADS, Row, benched_rows, own_rows, row_config
 from onecard.config.schema import RunConfig
 from onecard.plan.memory.predict import predict_nanogpt, predict_onecard
 from onecard.plan.speed import ONECARD_RUNS, nearest_measured, predict_speed
@@ -51,10 +53,21 @@ def test_measured_steps_are_within_six_percent(row: Row) -> None:
     assert abs(error(row)) < 0.06
 
 
+@pytest.mark.parametrize("row", own_rows(OWN_HEADS), ids=named)
+def test_deep_and_narrow_models_are_within_twelve_percent_whatever_their_heads(row: Row) -> None:
+    assert is_inside(row)
+    assert abs(error(row)) < 0.12
+
+
+def test_nine_of_the_ten_that_were_drawn_are_within_seven_percent() -> None:
+    drawn = own_rows(OWN_HEADS)[-10:]
+    assert sum(abs(error(row)) < 0.07 for row in drawn) == 9
+
+
 def test_without_the_power_limit_the_steps_of_wide_models_are_not() -> None:
     unlimited = replace(H200_RATES, power=None)
     errors = [row.step_seconds / step_times(row.config, H200, unlimited, "onecard").step - 1 for row in ROWS]
-    assert max(errors) > 0.25
+    assert max(errors) > 0.2
     assert sum(each > 0.10 for each in errors) > len(ROWS) / 2
 
 

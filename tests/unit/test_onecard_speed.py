@@ -7,7 +7,7 @@ import pytest
 from onecard.config.schema import RunConfig
 from onecard.models.chunks import chunk_slices, default_chunk_tokens
 from onecard.paper.work import Work
-from onecard.plan.cards import find_card
+from onecard.plan.cards import device_of, find_card
 from onecard.plan.counts import count_params
 from onecard.plan.speed import predict_speed
 from onecard.plan.speed.nanogpt import nanogpt_step
@@ -30,7 +30,7 @@ COMPILED: dict[str, object] = {"dropout": 0.1}  # and so not written out
 
 
 def step_of(**keys: object) -> StepWork:
-    return onecard_step(GPT2.replace(keys), "bfloat16", H200_RATES.costs)
+    return onecard_step(GPT2.replace(keys), "bfloat16", H200_RATES.costs, device_of(H200))
 
 
 def test_a_recorded_micro_batch_is_started_as_one_and_sums_into_what_exists() -> None:
@@ -43,7 +43,7 @@ def test_a_recorded_micro_batch_is_started_as_one_and_sums_into_what_exists() ->
     assert eager.started(2) == 2 * eager.micro_batch.whole.launches
     assert eager.sums(64) == 63
     assert eager.added(64) == 63 * (6 * L + 3)
-    assert nanogpt_step(GPT2, "bfloat16", H200_RATES.costs).sums(64) == 63
+    assert nanogpt_step(GPT2, "bfloat16", H200_RATES.costs, device_of(H200)).sums(64) == 63
 
 
 def test_zeroing_recorded_gradients_writes_four_bytes_a_parameter_and_casting_matrices_moves_six() -> None:
@@ -58,7 +58,7 @@ def test_zeroing_recorded_gradients_writes_four_bytes_a_parameter_and_casting_ma
 def test_where_nobody_has_timed_written_out_passes_they_count_as_compiled_blocks() -> None:
     for rates in (ADA_GEFORCE_RATES, GEFORCE_RATES, WORKSTATION_RATES, OLDER_RATES, OTHER_MAKERS_RATES):
         assert rates.costs.written_out_byte is None
-    untimed = onecard_step(GPT2, "bfloat16", ADA_GEFORCE_RATES.costs)
+    untimed = onecard_step(GPT2, "bfloat16", ADA_GEFORCE_RATES.costs, device_of(H200))
     assert untimed.accumulation.moved_bytes > 0
     assert untimed.micro_batch.memory_bound.moved_bytes > step_of().micro_batch.memory_bound.moved_bytes
 

@@ -10,6 +10,7 @@ from onecard.models.on_paper import weights_on_paper
 from onecard.models.run_on_paper import PaperRun
 from onecard.models.structure import Embedding, LayerNorm, Linear, Structure, head
 from onecard.models.training import Steps
+from onecard.paper.device import H200
 from onecard.paper.library import FusedOptimizer, GradScaler
 from onecard.paper.operations import PaperOperations
 from onecard.paper.tags import ACTIVATIONS
@@ -41,7 +42,7 @@ def on_paper() -> PaperOperations:
 
 @pytest.mark.parametrize("make", [ours, ours_eager, nanogpts])
 def test_products_are_six_flops_a_parameter_and_token_and_causal_attention_half_its_pairs(make: object) -> None:
-    parts = update_on_paper(make, GPT2)  # type: ignore[arg-type]
+    parts = update_on_paper(make, GPT2, DEVICE)  # type: ignore[arg-type]
     matrices = 12 * L * C * C + V * C  # positions and norms multiply nothing
     assert parts[MATMULS].tensor_flops + parts[HEAD].tensor_flops == 6 * matrices * N
     # scores and values, again scores and four gradients: 7 products; a row sees half a tile of 128 too many
@@ -49,7 +50,7 @@ def test_products_are_six_flops_a_parameter_and_token_and_causal_attention_half_
 
 
 def test_written_out_a_layer_has_sixteen_products_and_norms_and_gelu_move_64_bytes() -> None:
-    one, two = (update_on_paper(ours, GPT2.replace({"n_layer": n_layer})) for n_layer in (1, 2))
+    one, two = (update_on_paper(ours, GPT2.replace({"n_layer": n_layer}), DEVICE) for n_layer in (1, 2))
     layer = {part: two[part] + one[part] * -1 for part in one}
     assert layer[MATMULS].products == 4 + 2 * 6  # a product each for queries, keys and values on the way back
     assert layer[ATTENTION_WORK].products == 4
@@ -59,7 +60,7 @@ def test_written_out_a_layer_has_sixteen_products_and_norms_and_gelu_move_64_byt
 
 
 def test_an_evaluation_batch_is_the_forward_pass() -> None:
-    parts = evaluation_batch_on_paper(ours, GPT2)
+    parts = evaluation_batch_on_paper(ours, GPT2, DEVICE)
     assert parts[MATMULS].tensor_flops == 2 * 12 * L * C * C * N
     assert parts[MEMORY_BOUND].moved_bytes == (8 + 16) * N * C * L + 4 * N * C  # and the last norm
     assert UPDATE not in parts
@@ -67,19 +68,19 @@ def test_an_evaluation_batch_is_the_forward_pass() -> None:
 
 def test_an_update_clips_and_steps_over_all_parameters() -> None:
     total = count_params(GPT2).total
-    assert update_on_paper(nanogpts, GPT2)[UPDATE].moved_bytes == (12 + 28) * total
-    assert update_on_paper(nanogpts, GPT2.replace({"grad_clip": 0.0}))[UPDATE].moved_bytes == 28 * total
+    assert update_on_paper(nanogpts, GPT2, DEVICE)[UPDATE].moved_bytes == (12 + 28) * total
+    assert update_on_paper(nanogpts, GPT2.replace({"grad_clip": 0.0}), DEVICE)[UPDATE].moved_bytes == 28 * total
 
 
 @pytest.mark.parametrize("keys", [{}, {"grad_checkpoint": "full"}, {"compile": False, "dropout": 0.1, "bias": True}])
 def test_layers_that_are_alike_need_not_run(keys: dict[str, object]) -> None:
     config = GPT2.replace({"n_layer": 5, **keys})
     whole = PaperRun(config, DEVICE).work_of_update()
-    known = update_on_paper(ours if config.compile else ours_eager, config)
+    known = update_on_paper(ours if config.compile else ours_eager, config, DEVICE)
     for part in (MATMULS, ATTENTION_WORK, MEMORY_BOUND, HEAD):
         assert known[part].moved_bytes == pytest.approx(whole[part].moved_bytes)
         assert known[part].launches == pytest.approx(whole[part].launches)
-    assert eager_run(config, DEVICE).work_of_update()[MATMULS] == update_on_paper(nanogpts, config)[MATMULS]
+    assert eager_run(config, DEVICE).work_of_update()[MATMULS] == update_on_paper(nanogpts, config, DEVICE)[MATMULS]
 
 
 def test_what_is_remembered_or_repeated_counts_as_often_as_it_would_run() -> None:
@@ -165,7 +166,7 @@ def test_nanochat_has_no_formula_and_a_speed_near_gpt2s(keys: dict[str, object])
         assert new
         assert known
         assert 0.85 < new.tokens_per_second.likely / known.tokens_per_second.likely < 1.35
-    run = onecard_step(nanochat, "bfloat16", H200_RATES.costs).micro_batch
+    run = onecard_step(nanochat, "bfloat16", H200_RATES.costs, H200).micro_batch
     products = 6 * (12 * L * C * C + V * C) * N
     if nanochat.grad_checkpoint == "none":
         assert run.matmuls.tensor_flops == products

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onecard.config.schema import RunConfig
+from onecard.paper.device import Device
 from onecard.paper.work import ACCUMULATION, UPDATE, Parts, Work
 from onecard.plan.counts import count_params, count_tensors
 from onecard.plan.speed.on_paper import (
@@ -22,10 +23,10 @@ from onecard.plan.speed.on_paper import (
 from onecard.plan.speed.work import Costs, MicroBatch, StepWork
 
 
-def nanogpt_step(config: RunConfig, dtype: str, costs: Costs) -> StepWork:
+def nanogpt_step(config: RunConfig, dtype: str, costs: Costs, device: Device) -> StepWork:
     """The work of one step of nanoGPT; `dtype` is the type it really runs in."""
-    parts, half = update_on_paper(nanogpts, config), dtype != "float32"
-    in_evaluation = evaluation_batch_on_paper(nanogpts, config)
+    parts, half = update_on_paper(nanogpts, config, device), dtype != "float32"
+    in_evaluation = evaluation_batch_on_paper(nanogpts, config, device)
     return StepWork(
         micro_batch=_micro_batch(parts, config, costs, half=half, backward=True),
         evaluation_batch=_micro_batch(in_evaluation, config, costs, half=half, backward=False),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, Protocol
 
 from onecard.config.schema import RunConfig, keys_that_affect
 from onecard.models.nanogpt import eager_run
 from onecard.models.run_on_paper import PaperRun
+from onecard.paper.device import Device
 from onecard.paper.work import (
+    ATTENTION_DROPOUT,
     ATTENTION_WORK,
     DROPOUT,
     EMBEDDINGS_WORK,
@@ -23,7 +25,6 @@ from onecard.paper.work import (
     Parts,
     Work,
 )
-from onecard.plan.cards import device_of
 from onecard.plan.speed.work import Costs, MicroBatch
 
 
@@ -35,7 +36,7 @@ class Run(Protocol):
     def work_of_evaluation_batch(self) -> Parts: ...
 
 
-Make = Callable[[RunConfig], Run]
+Make = Callable[[RunConfig, Device], Run]  # attention's kernels depend on the device
 
 # A vocabulary that is not a multiple of 8 keeps eager products off the fast kernels. This is an estimate: padding 50257
 # to 50304 made all of nanoGPT 25 % faster (Karpathy on Twitter, February 2023) with 31 % of its FLOPs in that product,
@@ -61,52 +62,47 @@ class Keys:
 _FOR_UPDATES = Keys({*keys_that_affect("speed"), "grad_clip"} - {"gradient_accumulation_steps", "compile", "n_layer"})
 _FOR_EVALUATIONS = Keys(key for key in _FOR_UPDATES.all if key != "grad_checkpoint")
 _ONE_MICRO_BATCH = RunConfig(gradient_accumulation_steps=1)
-_ANY_DEVICE = device_of(None)  # work does not depend on it
 
 
-def ours(config: RunConfig) -> Run:
-    """A run of onecard's trainer, compiled: written out where it can be."""
-    return PaperRun(config, _ANY_DEVICE)
+ours: Make = PaperRun  # a run of onecard's trainer, compiled: written out if it can be
 
 
-def ours_eager(config: RunConfig) -> Run:
+def ours_eager(config: RunConfig, device: Device) -> Run:
     """A run of onecard's trainer, one operation after the other."""
-    return PaperRun(config.model_copy(update={"compile": False}), _ANY_DEVICE)
+    return PaperRun(config.model_copy(update={"compile": False}), device)
 
 
-def nanogpts(config: RunConfig) -> Run:
-    """A run of nanoGPT without torch.compile."""
-    return eager_run(config, _ANY_DEVICE)
+nanogpts: Make = eager_run  # a run of nanoGPT without torch.compile
 
 
-def update_on_paper(make: Make, config: RunConfig) -> Parts:
+def update_on_paper(make: Make, config: RunConfig, device: Device) -> Parts:
     """The work of a micro-batch, of adding its gradients to others, and of an update."""
-    parts = _by_layers(_in_an_update, _FOR_UPDATES, make, config)
+    parts = _by_layers(partial(_in_an_update, make, device), _FOR_UPDATES, config)
     parts[UPDATE] += _MORE_KERNELS
     return parts
 
 
-def evaluation_batch_on_paper(make: Make, config: RunConfig) -> Parts:
+def evaluation_batch_on_paper(make: Make, config: RunConfig, device: Device) -> Parts:
     """The work of an evaluation batch of `batch_size` sequences."""
-    return _by_layers(_in_an_evaluation, _FOR_EVALUATIONS, make, config)
+    return _by_layers(partial(_in_an_evaluation, make, device), _FOR_EVALUATIONS, config)
 
 
-def _by_layers(work: Callable[..., Parts], keys: Keys, make: Make, config: RunConfig) -> Parts:
+def _by_layers(work: Callable[..., Parts], keys: Keys, config: RunConfig) -> Parts:
     """The work of a model whose layers are alike: that of none, and for each what one adds."""
     layers = config.n_layer
-    none = work(make, keys.around, keys.values_around(config), 0)
-    one = work(make, keys.all, keys.values(config), 1)
+    none = work(keys.around, keys.values_around(config), 0)
+    one = work(keys.all, keys.values(config), 1)
     return {part: none.get(part, NOTHING) * (1 - layers) + one[part] * layers for part in one}
 
 
 @lru_cache(maxsize=4096)
-def _in_an_update(make: Make, keys: tuple[str, ...], values: tuple[Any, ...], layers: int) -> Parts:
-    return make(_shallow(keys, values, layers)).work_of_update()
+def _in_an_update(make: Make, device: Device, keys: tuple[str, ...], values: tuple[Any, ...], layers: int) -> Parts:
+    return make(_shallow(keys, values, layers), device).work_of_update()
 
 
 @lru_cache(maxsize=4096)
-def _in_an_evaluation(make: Make, keys: tuple[str, ...], values: tuple[Any, ...], layers: int) -> Parts:
-    return make(_shallow(keys, values, layers)).work_of_evaluation_batch()
+def _in_an_evaluation(make: Make, device: Device, keys: tuple[str, ...], values: tuple[Any, ...], layers: int) -> Parts:
+    return make(_shallow(keys, values, layers), device).work_of_evaluation_batch()
 
 
 def _shallow(keys: tuple[str, ...], values: tuple[Any, ...], layers: int) -> RunConfig:
@@ -122,7 +118,8 @@ def micro_batch(parts: Parts, costs: Costs, *, byte: float = 1.0, value: float =
     pointwise = value * costs.pointwise_flops / _VALUES_OF_A_LAYER
     return MicroBatch(
         matmuls=parts.get(MATMULS, NOTHING) + parts[HEAD],
-        attention=parts.get(ATTENTION_WORK, NOTHING).costing(costs.attention_flops),
+        attention=parts.get(ATTENTION_WORK, NOTHING).costing(costs.attention_flops)
+        + parts.get(ATTENTION_DROPOUT, NOTHING).costing(costs.attention_dropout_flops),
         memory_bound=parts[MEMORY_BOUND].costing(pointwise, byte=byte) + parts[EMBEDDINGS_WORK] + dropped,
         loss=parts[LOSS_WORK].costing(costs.loss_flops / _READS_OF_LOGITS),
     )

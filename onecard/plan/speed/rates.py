@@ -59,6 +59,7 @@ class Rates:
     kernel_seconds: float  # start and end of a kernel
     product_seconds: float  # the same for a product or attention, whose last wave leaves most of the card idle
     roofline_power: float  # how well computing and moving bytes overlap: 1 not at all, infinity perfectly
+    attention_roofline_power: float  # the same in attention
     host: Host
     costs: Costs
     power: Power | None = None  # None: the shares include the limit's cost, or nobody measured it
@@ -70,34 +71,36 @@ class Rates:
 
 
 H200_RATES = Rates(
-    matmul_share=0.811,  # products of 24 profiled rows; the ceiling of a large one is 790 of 989 TFLOP/s
+    matmul_share=0.814,  # products of 24 profiled rows; the ceiling of a large one is 790 of 989 TFLOP/s
     float32_matmul_share=0.519,  # two rows: 124M batch 8, 271 TFLOP/s; 2,048 tokens at n_embd 640, 179
-    attention_share=0.486,  # 24 profiled rows, head sizes 32, 48 and 64; at 64 the exponentials cost as much again
-    float32_attention_share=0.436,  # the same two rows: the memory-efficient kernel, 28 and 17 TFLOP/s
+    attention_share=0.74,  # this, the power and the cost of a pair: bench/attention_kernels.py and profiled rows
+    float32_attention_share=0.474,  # the same two rows: the memory-efficient kernel, 28 and 17 TFLOP/s
     bandwidth_share=0.70,  # not fitted, set with nanogpt.py's bytes: AdamW gets 3.5, sums of gradients 3.1 of 4.89 TB/s
     kernel_seconds=1.35e-6,  # the remainder in the rows of 1,024 to 8,192 tokens
     product_seconds=3.75e-6,  # the same, for products and attention
+    attention_roofline_power=1.12,
     roofline_power=2.42,  # products of n_embd 256 to 1024: 558 to 767 TFLOP/s
     host=Host(  # 26 configs timed on unshared cores; all but two wait for the host
         launch_seconds=16.7e-6,
-        addition_seconds=20.8e-6,
-        micro_batch_seconds=0.335e-3,
+        addition_seconds=21.5e-6,
+        micro_batch_seconds=0.320e-3,
         sequence_seconds=14.6e-6,  # the rows of 32 and 64 sequences
         update_seconds=0.319e-3,  # this and the next: updates timed alone, with 27 to 292 tensors
         tensor_seconds=8.67e-6,
-        step_seconds=1.99e-3,
+        step_seconds=2.03e-3,
         stumble_seconds=14.3e-6,  # four rows of 24 to 26 layers
     ),
     costs=Costs(
         pointwise_flops=1268,
         loss_flops=126,
-        attention_flops=191,
+        attention_flops=90,
+        attention_dropout_flops=104,
         dropout_flops=597,
-        written_out_byte=0.476,  # fitted with `power`
+        written_out_byte=0.461,  # fitted with `power`
     ),
     # With these and `written_out_byte`, the steps of our twenty rows, and of both trainers in `onecard bench` at 124M,
     # are predicted within 4 % (bench/onecard_speed.py). At 690 of 700 W the clock falls from 1,980 MHz to 1,470.
-    power=Power(free_share=0.332, exponent=0.202, float16_exponent=0.279),
+    power=Power(free_share=0.328, exponent=0.209, float16_exponent=0.280),
 )
 
 # The RTX 4070's two public runs (134.1k and 56.1k tokens/s) fit one number: products at 1.15 of the published rate.
@@ -105,7 +108,13 @@ H200_RATES = Rates(
 # L2 cache keeps them. Two runs cannot tell. Either run predicts the other within 6 %. The shares of attention and
 # bandwidth are estimates, chosen from a few that were tried on these runs (0.60 to 0.75, 0.85 to 0.95).
 # There is no power limit here: these runs lasted hours, so they include its cost. For the cards below it is not known.
-UNTIMED = replace(H200_RATES, costs=replace(H200_RATES.costs, written_out_byte=None), power=None)
+# What flash costs per pair of tokens was fitted to an H200's kernels as if products, exponentials and bytes overlapped.
+UNTIMED = replace(
+    H200_RATES,
+    attention_roofline_power=H200_RATES.roofline_power,
+    costs=replace(H200_RATES.costs, attention_flops=191, attention_dropout_flops=134, written_out_byte=None),
+    power=None,
+)
 ADA_GEFORCE_RATES = replace(UNTIMED, matmul_share=1.15, attention_share=0.70, bandwidth_share=0.92)
 # Estimates from here on. Other GeForce cards: the published rate, without help from clocks or caches.
 GEFORCE_RATES = replace(ADA_GEFORCE_RATES, matmul_share=1.0)
@@ -177,11 +186,13 @@ def overlapped(power: float, *seconds: float) -> float:
     return float(longest * sum((each / longest) ** power for each in seconds) ** (1 / power))
 
 
-def work_seconds(work: Work, card: Card, rates: Rates, tensor_flops_per_second: float) -> float:
+def work_seconds(
+    work: Work, card: Card, rates: Rates, tensor_flops_per_second: float, *, power: float | None = None
+) -> float:
     """Seconds the card needs for some work, with its matrix products at the given rate."""
     assert card.bandwidth_bytes_per_second
     roof = overlapped(
-        rates.roofline_power,
+        power or rates.roofline_power,
         work.tensor_flops / tensor_flops_per_second,
         work.vector_flops / (card.fp32_flops or tensor_flops_per_second),
         work.moved_bytes / (card.bandwidth_bytes_per_second * rates.bandwidth_share),

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from onecard.config.schema import RunConfig
 from onecard.models.optimizers import Optimizer, nanogpt_optimizer, optimizer_of
-from onecard.plan.cards import Card
+from onecard.paper.device import Device
+from onecard.plan.cards import Card, device_of
 from onecard.plan.counts import needed_flops_per_token
 from onecard.plan.speed.nanogpt import nanogpt_step
 from onecard.plan.speed.onecard import onecard_step
@@ -63,14 +64,14 @@ _STEPS = {"nanogpt": nanogpt_step, "onecard": onecard_step}
 
 
 @lru_cache(maxsize=256)  # a fit of rates asks for the times of the same steps again and again
-def _work(config: RunConfig, dtype: str, costs: Costs, trainer: TrainerName) -> StepWork:
-    return _STEPS[trainer](config, dtype, costs)
+def _work(config: RunConfig, dtype: str, costs: Costs, device: Device, trainer: TrainerName) -> StepWork:
+    return _STEPS[trainer](config, dtype, costs, device)
 
 
 def step_times(config: RunConfig, card: Card, rates: Rates, trainer: TrainerName = "nanogpt") -> StepTimes:
     """Likely seconds of a step with the given rates."""
     dtype = card.best_dtype() if config.dtype == "auto" else config.dtype
-    work = _work(config, dtype, rates.costs, trainer)
+    work = _work(config, dtype, rates.costs, device_of(card), trainer)
     micros = config.gradient_accumulation_steps
     products = matmul_flops_per_second(card, rates, dtype)
     pause = rates.our_step_seconds if trainer == "onecard" else rates.host.step_seconds
@@ -148,7 +149,13 @@ def _spent(batch: MicroBatch, card: Card, rates: Rates, dtype: str) -> _Spent:
     products = matmul_flops_per_second(card, rates, dtype)
     return _Spent(
         matmuls=work_seconds(batch.matmuls, card, rates, products),
-        attention=work_seconds(batch.attention, card, rates, attention_flops_per_second(card, rates, dtype)),
+        attention=work_seconds(
+            batch.attention,
+            card,
+            rates,
+            attention_flops_per_second(card, rates, dtype),
+            power=rates.attention_roofline_power,
+        ),
         memory_bound=work_seconds(batch.memory_bound, card, rates, products),
         loss=work_seconds(batch.loss, card, rates, products),
     )

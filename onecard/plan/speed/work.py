@@ -69,6 +69,7 @@ class Costs:
     pointwise_flops: float  # per token, layer and n_embd: GELU, norms, casts, forward and backward
     loss_flops: float  # per logit: softmax and its gradient
     attention_flops: float  # per head and pair of tokens: the exponentials between the two products
+    attention_dropout_flops: float  # per head and pair of tokens: random numbers
     dropout_flops: float  # per token, layer and n_embd: random numbers and masks
     # Time of a byte in the kernels of our trainer's written-out passes, divided by that in nanoGPT's. None where nobody
     # has timed them: there they count as compiled blocks.

@@ -18,8 +18,9 @@ from onecard.plan.memory.onecard.compiled.blocks import CompiledRun
 def onecard_tape(config: RunConfig, device: Device, *, ranks: Ranks = ONE_RANK, rounds: int | None = None) -> Tape:
     """All of a rank's allocations and frees: phases "init", "eval0", then `rounds` times "train" and "eval".
 
-    The default is as many rounds as bring something new. When a micro-batch is recorded for the second time, the cuBLAS
-    workspaces that the first recording left behind exist from its start.
+    The default is as many rounds as bring something new. A graph is recorded again after each evaluation and text
+    between updates, and then the cuBLAS workspaces of the first recording exist from the start.
     """
     run = DividedRun if shards(config) else CompiledRun if compiles_blocks(config) else PaperRun
-    return run(config, device, ranks=ranks).tape(rounds or (2 if records_graph(config) else 1))
+    pauses = min(config.eval_interval, config.sample_interval or config.max_iters) < config.max_iters
+    return run(config, device, ranks=ranks).tape(rounds or (2 if pauses and records_graph(config) else 1))
