@@ -22,7 +22,14 @@ from bench.speed_fit import fit_figures, fit_geforce, fit_h200, paced, update_al
 from bench.speed_rows import Row, h200_rows, profiled_rows, public_rows, rtx_4070_rows
 from onecard.plan.cards import Card
 from onecard.plan.speed.predict import predict_speed
-from onecard.plan.speed.rates import ADA_GEFORCE_RATES, H200_RATES, Rates, estimated_rates, rates_by_figures
+from onecard.plan.speed.rates import (
+    ADA_GEFORCE_RATES,
+    FIGURES_SPREAD,
+    H200_RATES,
+    Rates,
+    estimated_rates,
+    rates_by_figures,
+)
 from onecard.plan.speed.times import step_times
 
 
@@ -68,7 +75,7 @@ class PublicError:
     row: Row
     planned: float  # tokens per second
     left_out: float
-    spread: float  # of the range without runs of the card
+    spread: float  # of a card without runs
 
     @property
     def inside(self) -> bool:
@@ -82,10 +89,9 @@ def public_errors() -> list[PublicError]:
     fitted = [row for row in rows if row.card.architecture != "Hopper"]
     for card in dict.fromkeys(row.card for row in rows):
         known = estimated_rates(card)
-        without, spread = known.rates, known.spread
+        without, spread = known.rates, FIGURES_SPREAD
         if card.architecture != "Hopper":
             without = _without_runs(card, [row for row in fitted if row.card != card])
-            spread = max(spread, 0.30)  # the RTX 4070's own is of its own runs
         for row in rows:
             if row.card == card:
                 tokens = row.config.tokens_per_step

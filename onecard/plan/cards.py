@@ -117,6 +117,7 @@ def of_one_speed(found: tuple[Card, ...]) -> Card | None:
     return max(found, key=lambda card: (-card.allocatable_bytes, card.peak_flops))
 
 
+SAME_SIZE = 0.05  # drivers show a little less than the size on the box, and each driver differs
 SAME_PEAK = 1.15  # times: a V100 on PCIe has 112 TFLOP/s, on SXM2 125
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from onecard.config.schema import RunConfig
 from onecard.machine import GpuStatus, Program
-from onecard.plan.cards import Card, matching_cards, plain_card
-from onecard.plan.nvidia_smi import SAME_SIZE
+from onecard.plan.cards import SAME_SIZE, Card, matching_cards, plain_card
 from onecard.units import GIB
 
 DESKTOP_BYTES = 2 * GIB  # a screen, a browser and an editor; the RTX 4070 of the notes showed 2,118 MiB

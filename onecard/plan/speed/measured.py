@@ -21,6 +21,7 @@ _QUIET = "on unshared cores, torch 2.11.0+cu130, 2026-11-16"
 _4070 = "public log, github lzwjava/nanoGPT"
 _RENTED = "a public script with its results, torch 2.8: on GitHub, search 477M tok/$ | 2.86B tok/h"
 _NOTES = "notes in a copy of build-nanogpt: on GitHub, search tok/sec: 193189.05"
+_EIGHT_A100 = "one of eight A100, their memory not said, 2023-02, github karpathy/nanoGPT issue 110"
 _4090 = "29 % of 312 TFLOP/s, early 2023, github karpathy/nanoGPT issue 182"
 _TWO_4090 = "one of two cards, with RMSNorm, 2025-01, github tyler-romero/nanogpt-speedrun b3c32f8"
 _3090_TI = "a public README: on GitHub, search Tokens/s is based on NVIDIA RTX 3090Ti"
@@ -111,6 +112,7 @@ PUBLIC_RUNS = (
         for times, speed in zip((1, 2), speeds, strict=True)
     ),
     _124M._replace(card="GeForce RTX 5090", tokens_per_second=193_130, source=_NOTES),
+    MeasuredRun("A100 SXM4 40 GB", 12, 12, 768, 1024, 12, 5, 50257, "bfloat16", 0.0, True, 109_000, _EIGHT_A100),
     MeasuredRun("GeForce RTX 4090", 12, 12, 768, 1024, 12, 5, 50304, "bfloat16", 0.0, True, 105_900, _4090),
     MeasuredRun("GeForce RTX 4090", 12, 12, 768, 1024, 32, 4, 50304, "bfloat16", 0.0, True, 110_500, _TWO_4090),
     MeasuredRun("GeForce RTX 3090 Ti", 12, 12, 768, 1024, 16, 1, 50257, "bfloat16", 0.0, True, 67_671, _3090_TI, True),
@@ -194,12 +196,10 @@ def nearest_measured(config: RunConfig, card: Card | None, trainer: TrainerName 
     Distances in parameters and in tokens per micro-batch are logarithms of their ratios. Another card, type or mode of
     running counts as a factor, by its effect on speed.
     """
-    runs = (
-        (*(runs_of_card(card) if card else ()), *ONECARD_RUNS)
-        if trainer == "onecard"
-        else (*MEASURED_RUNS, *PUBLIC_RUNS)
-    )
-    if trainer == "nanogpt":
+    if trainer == "onecard":
+        runs = (*(runs_of_card(card) if card else ()), *ONECARD_RUNS)
+    else:
+        runs = (*MEASURED_RUNS, *(run for run in PUBLIC_RUNS if card and run.card == card.name))
         config = config.model_copy(update={"grad_checkpoint": "none"})  # nanoGPT has no such key
     run = min(runs, key=lambda each: distance(each, config, card))
     return f"{run.description}; {_differences(run, config, card)}", distance(run, config, card)
