@@ -243,7 +243,7 @@ def test_of_two_cards_with_one_name_this_machine_has_the_one_with_its_memory(nam
 
 @pytest.mark.parametrize(
     ("typed", "taken"),
-    [("V100", "Tesla V100 PCIe 16 GB"), ("V100 32GB", "Tesla V100 PCIe 32 GB"), ("A100", "A100 PCIe 40 GB")],
+    [("V100", "Tesla V100 SXM2 16 GB"), ("V100 32GB", "Tesla V100 SXM2 32 GB"), ("A100", "A100 PCIe 40 GB")],
 )
 def test_the_doctor_takes_a_name_of_several_cards_whose_peaks_agree(typed: str, taken: str) -> None:
     card = doctors_card(typed)
