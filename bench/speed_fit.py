@@ -21,10 +21,14 @@ from onecard.plan.speed.nanogpt import nanogpt_step
 from onecard.plan.speed.rates import (
     ADA_GEFORCE_RATES,
     H200_RATES,
+    OLDER,
+    SLOWDOWN,
+    TILE_BYTES_PER_FLOP,
     Host,
     Power,
     Rates,
     matmul_flops_per_second,
+    rates_by_figures,
     work_seconds,
 )
 from onecard.plan.speed.times import host_update_seconds, step_times
@@ -167,3 +171,33 @@ def fit_power() -> Rates:
     ours = [replace(row, matmul_seconds=None, attention_seconds=None) for row in own_rows()]
     both = [row for row in benched_rows() if row.config.n_embd == FITTED_N_EMBD]
     return fitted(POWER_START, [*ours, *both], ["written_out_byte", *POWER_NAMES], rounds=40)
+
+
+def fit_figures(rows: list[Row]) -> tuple[float, float, float]:
+    """SLOWDOWN, TILE_BYTES_PER_FLOP and OLDER: least absolute logarithms, each card of the same weight.
+
+    Single machines may be half as fast as others of their kind, and squares would follow them.
+    """
+    newer = [row for row in rows if row.card.compute_capability and row.card.compute_capability >= (8, 0)]
+    older = [row for row in rows if row not in newer]
+
+    def off(of: list[Row], figures: list[float]) -> float:
+        errors: dict[str, list[float]] = {}
+        for row in of:
+            seconds = step_times(row.config, row.card, rates_by_figures(row.card, *figures)).step
+            errors.setdefault(row.card.name, []).append(abs(math.log(seconds / (row.step_seconds or 0))))
+        return sum(sum(each) / len(each) for each in errors.values())
+
+    here = [SLOWDOWN, TILE_BYTES_PER_FLOP, OLDER]
+    for of, moved in ((newer, (0, 1)), (older, (2,))):
+        step = 0.2
+        while of and step > 0.005:
+            tried = [
+                [*here[:i], here[i] * factor, *here[i + 1 :]] for i in moved for factor in (1 + step, 1 / (1 + step))
+            ]
+            best = min(tried, key=lambda figures: off(of, figures))
+            if off(of, best) < off(of, here) - 1e-9:
+                here = best
+            else:
+                step /= 2
+    return here[0], here[1], here[2]

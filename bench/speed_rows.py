@@ -11,7 +11,7 @@ from statistics import median
 from bench.quiet_core import parsed
 from onecard.config.schema import RunConfig
 from onecard.plan.cards import Card, find_card
-from onecard.plan.speed import MEASURED_RUNS, MeasuredRun
+from onecard.plan.speed import MEASURED_RUNS, PUBLIC_RUNS, MeasuredRun
 from onecard.plan.speed.work import TrainerName
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
@@ -172,6 +172,11 @@ def h200_rows() -> list[Row]:
 def rtx_4070_rows() -> list[Row]:
     """The two public runs the GeForce rates are fitted to, and a third that only checks them."""
     return [run_row(run) for run in MEASURED_RUNS if run.card == RTX_4070.name]
+
+
+def public_rows() -> list[Row]:
+    """Every public run, of any card."""
+    return [*rtx_4070_rows(), *map(run_row, PUBLIC_RUNS)]
 
 
 OWN = GOLDEN / "onecard_h200_speed.csv"

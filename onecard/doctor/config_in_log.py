@@ -9,7 +9,7 @@ from onecard.config.reader import comments_in
 from onecard.config.resolve import NEEDED_KEYS, Resolved, resolve
 from onecard.config.schema import KEYS, RunConfig
 from onecard.errors import ConfigError
-from onecard.plan.cards import Card, matching_cards
+from onecard.plan.cards import Card, matching_cards, of_one_speed
 from onecard.runs.logged import LoggedRun
 
 
@@ -51,11 +51,8 @@ def _config_file(run: LoggedRun) -> Resolved | None:
 
 
 def card_in_log(run: LoggedRun) -> Card | None:
-    """The card the log names, if all it may mean have the same peak."""
-    found = matching_cards(run.card_name) if run.card_name else ()
-    if len({card.peak_flops for card in found}) != 1:
-        return None
-    return min(found, key=lambda card: card.allocatable_bytes)  # what fits the smaller fits both
+    """The card the log names, if the peaks of all it may mean agree."""
+    return of_one_speed(matching_cards(run.card_name)) if run.card_name else None
 
 
 def config_under_log(config: Resolved, run: LoggedRun) -> Resolved:

@@ -234,12 +234,9 @@ def _config_no_log(place: Path, *, command: str) -> ConfigError:
 
 
 def doctors_card(name: str | None) -> Card | None:
-    """The card a person means; None where none is named. Of several with the same peak, the smallest is taken."""
-    from onecard.plan.cards import find_card, matching_cards
+    """The card a person means; None where none is named. Of several whose peaks agree, the smallest is taken."""
+    from onecard.plan.cards import find_card, matching_cards, of_one_speed
 
     if name is None or name == "none":
         return None
-    found = matching_cards(name)
-    if len(found) > 1 and len({card.peak_flops for card in found}) == 1:
-        return min(found, key=lambda card: card.allocatable_bytes)  # what fits the smaller fits both
-    return find_card(name)
+    return of_one_speed(matching_cards(name)) or find_card(name)

@@ -99,13 +99,29 @@ def find_card(name: str) -> Card:
 def matching_cards(name: str) -> tuple[Card, ...]:
     """The cards that `name` may mean: an exact model before suffixes (Ti, SUPER), desktop before laptop.
 
+    An NVL is meant only by that word: to its driver an H200 SXM is an H200.
     A memory size in the name (12 GB) must be the card's own, and it never selects another model. For example, the table
     has no RTX 3060 with 8 GB, and that name does not match the RTX 3060 Ti, although the Ti has 8 GB.
     """
     model, memory = _model_and_memory(name)
     found = [card for card in _of_model(model) if memory <= {_memory_word(card)}]
-    found = [card for card in found if not card.laptop] or found
+    found = [card for card in found if not (card.laptop or "nvl" in _words(card.name) - model)] or found
     return tuple([card for card in found if _memory_word(card) not in _words(card.name)] or found)
+
+
+def of_one_speed(found: tuple[Card, ...]) -> Card | None:
+    """One card for several that a name may mean, if their peaks agree; what fits the smallest fits all.
+
+    The higher peak is taken, so no share of a peak is overstated.
+    """
+    peaks = [card.peak_flops for card in found if card.peak_flops]
+    if not peaks or max(peaks) > SAME_PEAK * min(peaks):
+        return None
+    return max(found, key=lambda card: (-_BOX_GB[card.name], card.peak_flops))
+
+
+SAME_SIZE = 0.05  # drivers show a little less than the size on the box, and each driver differs
+SAME_PEAK = 1.15  # times: a V100 on PCIe has 112 TFLOP/s, on SXM2 125
 
 
 def _of_model(model: set[str]) -> list[Card]:
@@ -162,13 +178,14 @@ _IGNORED |= frozenset({"generation", "workstation", "edition", "founders", "the"
 _SYNONYMS = {"laptop": "mobile", "notebook": "mobile", "maxq": "mobile", "hbm3": "sxm5"}
 
 # Words that distinguish cards of one model. Alone they match no card: "ada" does not mean RTX 6000 Ada.
-_SUFFIXES = frozenset("ti super xt xtx mobile pro ada blackwell pcie sxm sxm2 sxm4 sxm5 32c 40c 76c".split())
+_SUFFIXES = frozenset("ti super xt xtx mobile pro ada blackwell pcie sxm sxm2 sxm4 sxm5 nvl 32c 40c 76c".split())
 
 
 def _words(name: str) -> set[str]:
     """`NVIDIA GeForce RTX4070-Ti (Laptop)` -> {4070, ti, mobile}"""
     text = re.sub(r"[\W_]+", " ", name.lower())
     text = re.sub(r"(\d+) ?gi?b\b", r" \1gb ", text)
+    text = re.sub(r"gh200 +480gb", "gh200 96gb", text)  # the driver names it by its processor's memory
     text = re.sub(r"\b(rtx|gtx|rx|gt)(?=[a-z]?\d)", r"\1 ", text)  # rtx4070
     text = re.sub(r"(?<=\d{4})(ti|super|xtx|xt|laptop|mobile)", r" \1 ", text)  # 4070ti
     text = re.sub(r"\bti(?=super)", "ti ", re.sub(r"\bmax q\b", "mobile", text))

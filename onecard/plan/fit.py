@@ -16,6 +16,7 @@ from onecard.plan.candidate import Candidate, candidate_of, rank_of
 from onecard.plan.cards import Card
 from onecard.plan.counts import count_params
 from onecard.plan.memory.predict import context_of_onecard, predict_memory, predict_nanogpt, predict_onecard
+from onecard.plan.precision import compiles
 from onecard.plan.pretrained import smaller_weights
 from onecard.plan.search import largest, start_of_search
 from onecard.plan.shape import HEAD_SIZE
@@ -271,9 +272,9 @@ def _answer(
 
 
 def _compiled(config: RunConfig, card: Card | None) -> RunConfig:
-    """The config as nanoGPT runs it fastest: compiled, in half precision."""
+    """The config as nanoGPT runs it fastest: compiled, where the card can, and in half precision."""
     half = {"dtype": card.best_dtype() if card else "bfloat16"} if config.dtype == "float32" else {}
-    return config.replace({"compile": True, **half})
+    return config.replace({"compile": compiles(card), **half})
 
 
 def held_bytes(config: RunConfig, card: Card | None) -> int:

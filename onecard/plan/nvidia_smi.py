@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from onecard.plan.cards import Card, known_cards, matching_cards
+from onecard.plan.cards import SAME_SIZE, Card, known_cards, matching_cards
 from onecard.plan.memory.predict import Memory
 from onecard.plan.place import Place
 from onecard.units import MIB
-
-SAME_SIZE = 0.05  # drivers show a little less than the size on the box, and each driver differs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from onecard.config.schema import RunConfig
 from onecard.machine import GpuStatus, Program
-from onecard.plan.cards import Card, matching_cards, plain_card
+from onecard.plan.cards import SAME_SIZE, Card, matching_cards, plain_card
 from onecard.units import GIB
 
 DESKTOP_BYTES = 2 * GIB  # a screen, a browser and an editor; the RTX 4070 of the notes showed 2,118 MiB
@@ -57,7 +57,8 @@ class Place:
 
 def place_of(status: GpuStatus) -> Place:
     """This machine's card as its driver describes it; speed and context from the table where the model is known."""
-    known = matching_cards(status.name)
+    named = matching_cards(status.name)
+    known = [card for card in named if abs(card.vram_bytes - status.total_bytes) < SAME_SIZE * card.vram_bytes] or named
     card = known[0] if len(known) == 1 else replace(plain_card(status.total_bytes), name=status.name)
     said = "the driver, now"
     card = replace(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from onecard import units
-from onecard.config.command import EXPANDABLE
+from onecard.config.command import EXPANDABLE, flags_of
 from onecard.config.resolve import PACKAGED_DEFAULT, Resolved
 from onecard.config.schema import GPT2_VOCABULARIES, RunConfig
 from onecard.findings import SEVERITIES, Finding
@@ -24,7 +24,7 @@ from onecard.plan.intent import intent_findings
 from onecard.plan.loss import LossForecast, forecast_loss
 from onecard.plan.memory.predict import Memory, predict_nanogpt, predict_onecard
 from onecard.plan.place import Place
-from onecard.plan.precision import with_dtype
+from onecard.plan.precision import OLDEST_OF_TRITON, compiles, with_dtype
 from onecard.plan.proposal import Proposal
 from onecard.plan.repair import is_planned, make_whole, with_whole_patch
 from onecard.plan.run_to_fix import is_roomy
@@ -342,13 +342,31 @@ def _findings(
     """
     about_data = data_findings(config, data, "nanogpt" if trainer == "nanogpt" else "onecard")
     about_training = [] if config.eval_only else [*intent_findings(resolved), *condition_findings(resolved)]
-    found = [*about_training, *about_data]
+    found = [*_not_compiled(resolved.config, place, trainer), *about_training, *about_data]
     for finding in sorted(found, key=lambda each: SEVERITIES.index(each.severity)):
         made = None
         if place is not None and is_planned(finding):
             fitted_to: TrainerName = "onecard" if trainer == "onecard" else "nanogpt"
             made = make_whole(config, finding.patch, place=place, trainer=fitted_to, train_tokens=data.train_tokens)
         yield with_whole_patch(finding, made) if made else finding
+
+
+def _not_compiled(config: RunConfig, place: Place | None, trainer: Trainers) -> Iterator[Finding]:
+    """A card that torch.compile has no kernels for: the figures are of the run without."""
+    if not config.compile or place is None or compiles(place.card):
+        return
+    eager = {"compile": False}
+    capability, oldest = (".".join(map(str, each)) for each in (place.card.compute_capability or (), OLDEST_OF_TRITON))
+    yield Finding(
+        rule="compile-failed",
+        severity="warn",
+        sure="high",
+        what=f"torch.compile does not run on a {place.card.name}: planned without",
+        why=f"Triton needs compute capability {oldest}, this card has {capability}"
+        + ("" if trainer == "onecard" else "; onecard then trains without, nanoGPT fails"),
+        fix=f"{flags_of(eager)}, with a build of PyTorch that still has kernels for this card",
+        patch=eager,
+    )
 
 
 def _room(memory: Memory, place: Place | None, available_bytes: int | None) -> str:

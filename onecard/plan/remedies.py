@@ -11,6 +11,7 @@ from onecard.config.schema import RunConfig
 from onecard.models.evaluation import smaller_eval_batch
 from onecard.models.ways import RECOMPUTATION, recomputations
 from onecard.plan.fit import SHORTEST_BLOCK, micro_batches
+from onecard.plan.precision import compiles
 from onecard.plan.run_to_fix import RunToFix
 from onecard.plan.search import largest, start_of_search
 from onecard.plan.shape import HEAD_SIZE
@@ -42,7 +43,7 @@ def remedies(run: RunToFix) -> Iterator[Remedy]:
 def free_remedies(run: RunToFix) -> Iterator[Remedy]:
     """Changes of the same run that cost no speed."""
     config, of_nanogpt = run.config, run.trainer == "nanogpt"
-    if not config.compile:
+    if not config.compile and compiles(run.card):
         why = "fused kernels keep less"
         if of_nanogpt:
             why = f"the fused loss makes no float32 copy of the logits, and {why}"

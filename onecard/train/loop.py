@@ -36,7 +36,7 @@ from onecard.train.live_findings import LiveFindings
 from onecard.train.memory_snapshot import MeasuredMemory, MemorySnapshot
 from onecard.train.oom import OutOfMemory, release_memory
 from onecard.train.peaks import Peaks
-from onecard.train.precision import allow_tf32, choose_precision
+from onecard.train.precision import allow_tf32, choose_precision, runs_triton
 from onecard.train.profiling import Profiling
 from onecard.train.progress_text import ProgressText
 from onecard.train.ranks import ALONE, Processes
@@ -172,6 +172,8 @@ class _Loop:
         torch.use_deterministic_algorithms(config.deterministic)
         if self.precision.note:
             heard.on_note(self.precision.note)
+        if config.compile and self.device.type == "cuda" and not runs_triton():
+            heard.on_note("compile=True has no effect on this card: it is too old for Triton, so nothing is compiled")
         if processes.ranks.as_run(config) != config:
             heard.on_note(f"shard={config.shard} has nothing to divide: this is one process; torchrun starts several")
         self.card = card_of(self.device)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from onecard.models.chunks import whole_tiles
+from onecard.train.precision import runs_triton
 from onecard.units import MIB
 
 IGNORED = -1  # targets with this value do not count, as in nanoGPT
@@ -22,12 +23,12 @@ SLICE_BYTES = 64 * MIB  # of float32 logits, made for one slice of a chunk at a 
 
 @functools.cache
 def has_kernel(device_type: str) -> bool:
-    """Whether our Triton kernels compute: on CUDA, if Triton is installed (on Linux it comes with torch).
+    """Whether our Triton kernels compute: on CUDA, if Triton is there (on Linux with torch) and knows the card.
 
     In Triton's interpreter (`TRITON_INTERPRET=1`, for tests) they compute on the CPU.
     """
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return (device_type == "cuda" or interpreted) and find_spec("triton") is not None
+    return (interpreted or (device_type == "cuda" and runs_triton())) and find_spec("triton") is not None
 
 
 def write_losses(

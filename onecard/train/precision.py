@@ -8,10 +8,16 @@ from dataclasses import dataclass
 import torch
 
 from onecard.config.schema import RunConfig
+from onecard.plan.precision import OLDEST_OF_TRITON
 
 NATIVE_BFLOAT16 = (8, 0)  # compute capability of the first cards that multiply bfloat16 in hardware (Ampere)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def runs_triton() -> bool:
+    """Whether Triton, and so torch.compile, has kernels for this machine's card."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= OLDEST_OF_TRITON
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from onecard.train.model import GPT
 from onecard.train.oom import OutOfMemory, release_memory, smaller_micro_batch
 from onecard.train.operations import DeviceOperations
 from onecard.train.optim import AdamW, make_optimizer, set_rates
-from onecard.train.precision import Precision
+from onecard.train.precision import Precision, runs_triton
 from onecard.train.products import has_products
 from onecard.train.ranks import ALONE, Processes
 
@@ -99,7 +99,7 @@ class Trainer:
         passes = None
         if on_card and fuses(config, half=precision.dtype != torch.float32) and can_write_out():
             passes = self.model.passes(precision.dtype)
-        if on_card and compiles_blocks(config, written_out=passes is not None):
+        if on_card and runs_triton() and compiles_blocks(config, written_out=passes is not None):
             self.model.compile_blocks()
         self.steps = Steps(
             DeviceOperations(device, precision),

@@ -145,7 +145,7 @@ def cases(draw: st.DrawFn) -> Case:
     return make_case(
         run,
         config=config,
-        card=draw(st.sampled_from([None, find_card("RTX 4070"), find_card("V100 16GB")])),
+        card=draw(st.sampled_from([None, find_card("RTX 4070"), find_card("V100 SXM2 16GB")])),
         data=DataSizes(train_tokens=draw(counts), val_tokens=draw(counts)),
     )
 

@@ -153,7 +153,10 @@ def test_a_second_evaluation_allocates_and_frees_the_same_as_the_first(config: R
     assert first == second
 
 
-CARDS = [None, *map(find_card, "RTX 4070/T4/V100/RTX 3060/H100 SXM5 80 GB/RTX 5090/RX 7900 XTX".split("/"))]
+CARDS = [
+    None,
+    *map(find_card, "RTX 4070/T4/V100 SXM2 32GB/TITAN Xp/RTX 3060/H100 SXM5 80 GB/RTX 5090/RX 7900 XTX".split("/")),
+]
 extremes = st.builds(
     lambda heads, head_size, **keys: RunConfig().replace({"n_head": heads, "n_embd": heads * head_size, **keys}),
     heads=st.sampled_from([1, 2, 5]),

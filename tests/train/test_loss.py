@@ -169,6 +169,17 @@ def test_chunks_cover_every_token_once_and_are_about_equal(tokens: int, chunk: i
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, found none")
 
 
+@pytest.mark.parametrize(("capability", "computes"), [((6, 0), False), ((6, 1), False), ((7, 0), True), ((9, 0), True)])
+def test_our_kernels_compute_on_the_cards_that_triton_knows(
+    capability: tuple[int, int], computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(loss, "find_spec", lambda _: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert loss.has_kernel.__wrapped__("cuda") == computes
+
+
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from onecard.errors import UnknownCard
+from onecard.inputs.runs import doctors_card
 from onecard.machine import GpuStatus, Program
 from onecard.plan.cards import find_card, known_cards, matching_cards, plain_card, search_cards
 from onecard.plan.place import Place, place_of
@@ -32,6 +33,23 @@ from onecard.report.cards import cards_json
         ("NVIDIA H100 80GB HBM3", "H100 SXM5 80 GB"),
         ("NVIDIA H200", "H200 SXM 141 GB"),
         ("Tesla V100-SXM2-16GB", "Tesla V100 SXM2 16 GB"),
+        ("Tesla V100-PCIE-32GB", "Tesla V100 PCIe 32 GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80 GB"),
+        ("NVIDIA A800-SXM4-80GB", "A800 SXM4 80 GB"),
+        ("NVIDIA A800 80GB PCIe", "A800 PCIe 80 GB"),
+        ("NVIDIA H800 PCIe", "H800 PCIe 80 GB"),
+        ("NVIDIA H200 NVL", "H200 NVL 141 GB"),
+        ("NVIDIA H100 NVL", "H100 NVL 94 GB"),
+        ("NVIDIA GH200 480GB", "GH200 96 GB"),  # its processor's memory
+        ("gh200", "GH200 96 GB"),
+        ("NVIDIA B200", "B200 SXM 180 GB"),
+        ("NVIDIA TITAN Xp", "TITAN Xp"),
+        ("Tesla P100-PCIE-16GB", "Tesla P100 PCIe 16 GB"),
+        ("p4", "Tesla P4"),
+        ("3050", "GeForce RTX 3050 8 GB"),
+        ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", "GeForce RTX 3050 Ti Mobile"),
+        ("3050 laptop 4GB", "GeForce RTX 3050 Mobile 4 GB"),
+        ("NVIDIA RTX 4000 Ada Generation", "RTX 4000 Ada Generation"),
         ("t4", "Tesla T4"),
         ("A10", "A10 PCIe"),
         ("A10G", "A10G"),
@@ -55,7 +73,9 @@ def test_every_card_is_found_by_its_own_name() -> None:
         assert find_card(card.name) == card
 
 
-@pytest.mark.parametrize("typed", ["4060 ti", "a100", "h100", "rtx 6000"])
+@pytest.mark.parametrize(
+    "typed", ["4060 ti", "a100", "a800", "h100", "h800", "rtx 6000", "V100", "V100 16GB", "3050 laptop"]
+)
 def test_an_ambiguous_name_is_refused_with_the_choices(typed: str) -> None:
     with pytest.raises(UnknownCard) as caught:
         find_card(typed)
@@ -71,7 +91,7 @@ def test_an_ambiguous_name_is_refused_with_the_choices(typed: str) -> None:
         ("4070 16 GB", ["GeForce RTX 4070 has 12 GB", "with 16 GB there is GeForce RTX 4070 Ti SUPER"]),
         ("rtx 4060 16gb", ["GeForce RTX 4060 has 8 GB", "with 16 GB there is GeForce RTX 4060 Ti 16 GB"]),
         ("4090 laptop 24gb", ["GeForce RTX 4090 Mobile has 16 GB", "with 24 GB there is GeForce RTX 4090"]),
-        ("V100 32GB", ["Tesla V100 SXM2 16 GB has 16 GB"]),
+        ("V100 24GB", ["Tesla V100 SXM2 16 GB has 16 GB", "Tesla V100 PCIe 32 GB has 32 GB"]),
     ],
 )
 def test_a_model_with_a_memory_it_has_not_is_refused_with_what_there_is(typed: str, there_is: list[str]) -> None:
@@ -205,6 +225,37 @@ def test_this_machines_card_is_taken_as_the_driver_says() -> None:
     assert place.card.allocatable_bytes == (12282 - 311) * 2**20
     assert place.other_bytes == 2150 * 2**20
     assert place.available_bytes == (12282 - 311 - 2150) * 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "meant"),
+    [
+        ("NVIDIA GeForce RTX 3050 Laptop GPU", 6, "GeForce RTX 3050 Mobile 6 GB"),
+        ("NVIDIA GeForce RTX 4060 Ti", 16, "GeForce RTX 4060 Ti 16 GB"),
+        ("NVIDIA GeForce RTX 3080", 10, "GeForce RTX 3080"),
+    ],
+)
+def test_of_two_cards_with_one_name_this_machine_has_the_one_with_its_memory(name: str, gib: int, meant: str) -> None:
+    place = place_of(GpuStatus(name, (8, 6), gib * 2**30, 0, 0, ()))
+    assert place.card.name == meant
+    assert place.card.peak_flops
+
+
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [("V100", "Tesla V100 SXM2 16 GB"), ("V100 32GB", "Tesla V100 SXM2 32 GB"), ("A100", "A100 PCIe 40 GB")],
+)
+def test_the_doctor_takes_a_name_of_several_cards_whose_peaks_agree(typed: str, taken: str) -> None:
+    card = doctors_card(typed)
+    assert card
+    assert card.name == taken
+    with pytest.raises(UnknownCard):
+        find_card(typed)
+
+
+def test_the_doctor_refuses_a_name_of_cards_with_other_peaks() -> None:
+    with pytest.raises(UnknownCard):
+        doctors_card("H100")
 
 
 def test_a_card_nobody_knows_is_planned_from_its_memory() -> None:

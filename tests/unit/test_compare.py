@@ -698,7 +698,7 @@ def test_a_type_that_the_card_chooses_anyway_is_no_change() -> None:
     assert re.search(r"dtype +bfloat16 +auto +\(no effect: bfloat16 in both\)", shown(comparison))
     assert strictly(comparison)["changed_without_effect"] == {"dtype": "no effect: bfloat16 in both"}
     for first, second, card in (
-        ("bfloat16", "auto", "V100"),
+        ("bfloat16", "auto", "V100 SXM2 16GB"),
         ("bfloat16", "float16", "H200"),
         ("bfloat16", "auto", None),
     ):

@@ -14,11 +14,9 @@ from onecard.plan.speed.nanogpt import nanogpt_step
 from onecard.plan.speed.onecard import checkpoints, evaluations, onecard_step
 from onecard.plan.speed.rates import (
     ADA_GEFORCE_RATES,
-    GEFORCE_RATES,
     H200_RATES,
-    OLDER_RATES,
     OTHER_MAKERS_RATES,
-    WORKSTATION_RATES,
+    rates_by_figures,
 )
 from onecard.plan.speed.times import step_times
 from onecard.plan.speed.work import StepWork, TrainerName
@@ -56,7 +54,7 @@ def test_zeroing_recorded_gradients_writes_four_bytes_a_parameter_and_casting_ma
 
 
 def test_where_nobody_has_timed_written_out_passes_they_count_as_compiled_blocks() -> None:
-    for rates in (ADA_GEFORCE_RATES, GEFORCE_RATES, WORKSTATION_RATES, OLDER_RATES, OTHER_MAKERS_RATES):
+    for rates in (ADA_GEFORCE_RATES, rates_by_figures(find_card("RTX 3090")), OTHER_MAKERS_RATES):
         assert rates.costs.written_out_byte is None
     untimed = onecard_step(GPT2, "bfloat16", ADA_GEFORCE_RATES.costs, device_of(H200))
     assert untimed.accumulation.moved_bytes > 0
@@ -187,5 +185,5 @@ def test_it_costs_ours_more_than_nanogpt_and_a_wide_model_more_than_a_narrow_one
 
 
 def test_of_other_kinds_of_cards_nobody_knows_it() -> None:
-    others = (ADA_GEFORCE_RATES, GEFORCE_RATES, WORKSTATION_RATES, OLDER_RATES, OTHER_MAKERS_RATES)
+    others = (ADA_GEFORCE_RATES, rates_by_figures(find_card("RTX 3090")), OTHER_MAKERS_RATES)
     assert all(rates.power is None for rates in others)

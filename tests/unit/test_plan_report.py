@@ -56,6 +56,28 @@ def test_what_is_to_be_pasted_is_never_broken(width: int) -> None:
     assert f"{EXPANDABLE} python train.py c.py" in lines
 
 
+@pytest.mark.parametrize("name", ["TITAN Xp", "P100", "P4"])
+def test_on_a_card_too_old_for_triton_the_plan_is_of_a_run_that_is_not_compiled(name: str) -> None:
+    place = Place(card=find_card(name))
+    plan, eager = (planned(f"batch_size = 4\ncompile = {on}\n", place) for on in (True, False))
+    (finding,) = [finding for finding in plan.findings if finding.rule == "compile-failed"]
+    assert finding.patch["compile"] is False
+    assert place.card.name in finding.what
+    assert not plan.config.compile
+    assert plan.first.memory.process_bytes == eager.first.memory.process_bytes
+    assert plan.first.speed == eager.first.speed
+    assert not [finding for finding in eager.findings if finding.rule == "compile-failed"]
+    for fix in planned("batch_size = 64\ncompile = False\n", place).fixes:
+        assert not fix.patch.get("compile")
+
+
+def test_a_card_that_triton_knows_is_planned_compiled() -> None:
+    for name in ("V100 SXM2 16GB", "T4", "RTX 4070", "RX 7900 XTX"):
+        plan = planned("batch_size = 4\n", Place(card=find_card(name)))
+        assert plan.config.compile
+        assert not [finding for finding in plan.findings if finding.rule == "compile-failed"]
+
+
 def test_every_fix_has_its_figures_on_one_line() -> None:
     plan = planned("batch_size = 16\n")
     console = paper()

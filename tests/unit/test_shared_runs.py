@@ -15,16 +15,23 @@ from onecard.plan.calibration import TimedRun, decisive
 from onecard.plan.cards import find_card
 from onecard.plan.speed import MeasuredRun, measured, nearest_measured, predict_speed
 from onecard.plan.speed.fitted import known_speed
-from onecard.plan.speed.rates import GEFORCE_RATES
+from onecard.plan.speed.rates import rates_by_figures
 from onecard.plan.speed.times import step_times
 from onecard.plan.tuning import Tried, Way
 from onecard.report.tune import shared_text
 from onecard.runs.tuned import Tuned
 
-CARD = find_card("RTX 3060 Ti")  # nobody has measured it: its rates are estimated from an RTX 4070
+CARD = find_card("RTX 3060 Ti")  # nobody has measured it: its rates come from its figures
 GPT2 = RunConfig().replace({"batch_size": 8, "gradient_accumulation_steps": 16, "dtype": "bfloat16", "bias": False})
 WAYS = [*(GPT2.in_micro_batches(size) for size in (2, 4, 8)), GPT2.replace({"grad_checkpoint": "full"})]
-TRUE = replace(GEFORCE_RATES, matmul_share=0.8, costs=replace(GEFORCE_RATES.costs, written_out_byte=0.476))
+PLANNED = rates_by_figures(CARD)
+TRUE = replace(
+    PLANNED,
+    matmul_share=0.8 * PLANNED.matmul_share,
+    attention_share=1.17 * PLANNED.attention_share,
+    bandwidth_share=0.92,
+    costs=replace(PLANNED.costs, written_out_byte=0.476),
+)
 
 
 def speed_of(config: RunConfig) -> float:

@@ -19,6 +19,15 @@ _LATER = "torch 2.11.0+cu130, 2026-11-17"
 _BOTH_DAYS = "torch 2.11.0+cu130, 2026-11-16 and 17"
 _QUIET = "on unshared cores, torch 2.11.0+cu130, 2026-11-16"
 _4070 = "public log, github lzwjava/nanoGPT"
+_RENTED = "a public script with its results, torch 2.8: on GitHub, search 477M tok/$ | 2.86B tok/h"
+_NOTES = "notes in a copy of build-nanogpt: on GitHub, search tok/sec: 193189.05"
+_EIGHT_A100 = "one of eight A100, their memory not said, 2023-02, github karpathy/nanoGPT issue 110"
+_4090 = "29 % of 312 TFLOP/s, early 2023, github karpathy/nanoGPT issue 182"
+_TWO_4090 = "one of two cards, with RMSNorm, 2025-01, github tyler-romero/nanogpt-speedrun b3c32f8"
+_3090_TI = "a public README: on GitHub, search Tokens/s is based on NVIDIA RTX 3090Ti"
+_V100 = "a V100 of 32 GB, 2023-03, github karpathy/nanoGPT issue 215"
+_COLAB = "a round figure of Colab, 2024, github Guney-olu/Quantgpt"
+_TITANS = "one of two cards, 2024-03, github karpathy/nanoGPT issue 466"
 
 
 # fmt: off
@@ -65,6 +74,52 @@ MEASURED_RUNS = (  # of nanoGPT
     MeasuredRun("GeForce RTX 4070", 12, 12, 384, 1024, 16, 32, 50304, "bfloat16", 0.1, True, 134_100, _4070),
     MeasuredRun("GeForce RTX 4070", 12, 12, 768, 1024, 8, 64, 50304, "bfloat16", 0.0, True, 56_100, _4070),
     MeasuredRun("GeForce RTX 4070", 18, 16, 896, 1024, 2, 4, 50304, "bfloat16", 0.0, False, 24_750, _4070),
+)
+_124M = MeasuredRun("", 12, 12, 768, 1024, 16, 32, 50304, "bfloat16", 0.0, True, 0, "", bias=True)
+_RENTED_CARDS = (  # sequences of a micro-batch, tokens/s with that many and with twice as many
+    ("B200 SXM 180 GB", 64, 785_629, 793_891),
+    ("H200 SXM 141 GB", 64, 495_147, 498_141),
+    ("RTX PRO 6000 Blackwell", 32, 283_925, 287_774),
+    ("H100 NVL 94 GB", 64, 259_018, 262_133),
+    ("H100 SXM5 80 GB", 32, 456_914, 466_440),
+    ("H100 PCIe 80 GB", 32, 285_373, 289_447),
+    ("L40", 16, 96_119, 96_346),
+    ("L40S", 16, 141_512, 142_641),
+    ("RTX 6000 Ada Generation", 32, 107_156, 104_803),
+    ("GeForce RTX 5090", 16, 189_429, 196_551),
+    ("L4", 8, 40_338, 40_423),
+    ("RTX 4000 Ada Generation", 8, 53_151, 55_103),
+    ("RTX 2000 Ada Generation", 8, 30_397, 31_360),
+    ("A100 PCIe 80 GB", 32, 185_677, 189_393),
+    ("A100 SXM4 80 GB", 32, 203_910, 208_962),
+    ("A40 PCIe", 16, 84_471, 87_612),
+    ("RTX A6000", 32, 91_140, 92_444),
+    ("RTX A5000", 8, 71_234, 73_707),
+    ("RTX A4500", 8, 60_910, 62_451),
+    ("RTX A4000", 8, 49_211, 51_603),
+)
+# Of nanoGPT and of scripts with the same model, mostly on one card. The rates of cards without others come from them.
+PUBLIC_RUNS = (
+    *(
+        _124M._replace(
+            card=card,
+            batch_size=times * sequences,
+            gradient_accumulation_steps=512 // (times * sequences),
+            tokens_per_second=speed,
+            source=_RENTED,
+        )
+        for card, sequences, *speeds in _RENTED_CARDS
+        for times, speed in zip((1, 2), speeds, strict=True)
+    ),
+    _124M._replace(card="GeForce RTX 5090", tokens_per_second=193_130, source=_NOTES),
+    MeasuredRun("A100 SXM4 40 GB", 12, 12, 768, 1024, 12, 5, 50257, "bfloat16", 0.0, True, 109_000, _EIGHT_A100),
+    MeasuredRun("GeForce RTX 4090", 12, 12, 768, 1024, 12, 5, 50304, "bfloat16", 0.0, True, 105_900, _4090),
+    MeasuredRun("GeForce RTX 4090", 12, 12, 768, 1024, 32, 4, 50304, "bfloat16", 0.0, True, 110_500, _TWO_4090),
+    MeasuredRun("GeForce RTX 3090 Ti", 12, 12, 768, 1024, 16, 1, 50257, "bfloat16", 0.0, True, 67_671, _3090_TI, True),
+    MeasuredRun("GeForce RTX 3090 Ti", 12, 12, 768, 1024, 16, 32, 50257, "bfloat16", 0.0, True, 69_164, _3090_TI, True),
+    MeasuredRun("Tesla V100 SXM2 32 GB", 12, 12, 768, 1024, 12, 5, 50304, "float16", 0.0, True, 56_000, _V100),
+    MeasuredRun("Tesla T4", 12, 12, 768, 1024, 8, 64, 50304, "float16", 0.0, True, 20_000, _COLAB, True),
+    MeasuredRun("TITAN Xp", 12, 12, 768, 512, 4, 64, 44902, "float16", 0.0, False, 3_881, _TITANS),
 )
 ONECARD_RUNS = (  # of our own trainer; the mean if there are several
     MeasuredRun(_SXM, 24, 20, 1280, 1024, 24, 2, 50304, "float16", 0.0, True, 122_693, _OURS, False, "full"),
@@ -141,8 +196,10 @@ def nearest_measured(config: RunConfig, card: Card | None, trainer: TrainerName 
     Distances in parameters and in tokens per micro-batch are logarithms of their ratios. Another card, type or mode of
     running counts as a factor, by its effect on speed.
     """
-    runs = (*(runs_of_card(card) if card else ()), *ONECARD_RUNS) if trainer == "onecard" else MEASURED_RUNS
-    if trainer == "nanogpt":
+    if trainer == "onecard":
+        runs = (*(runs_of_card(card) if card else ()), *ONECARD_RUNS)
+    else:
+        runs = (*MEASURED_RUNS, *(run for run in PUBLIC_RUNS if card and run.card == card.name))
         config = config.model_copy(update={"grad_checkpoint": "none"})  # nanoGPT has no such key
     run = min(runs, key=lambda each: distance(each, config, card))
     return f"{run.description}; {_differences(run, config, card)}", distance(run, config, card)

@@ -13,6 +13,7 @@ from functools import cache
 
 from onecard.paper.work import Work
 from onecard.plan.cards import Card
+from onecard.plan.speed.measured import PUBLIC_RUNS
 from onecard.plan.speed.work import Costs
 
 
@@ -107,7 +108,7 @@ H200_RATES = Rates(
 # A value above 1 may come from clocks above the published 2,475 MHz, or from bytes that this model counts although the
 # L2 cache keeps them. Two runs cannot tell. Either run predicts the other within 6 %. The shares of attention and
 # bandwidth are estimates, chosen from a few that were tried on these runs (0.60 to 0.75, 0.85 to 0.95).
-# There is no power limit here: these runs lasted hours, so they include its cost. For the cards below it is not known.
+# There is no power limit here: these runs lasted hours, so they include its cost. So do those of the cards below.
 # What flash costs per pair of tokens was fitted to an H200's kernels as if products, exponentials and bytes overlapped.
 UNTIMED = replace(
     H200_RATES,
@@ -116,11 +117,15 @@ UNTIMED = replace(
     power=None,
 )
 ADA_GEFORCE_RATES = replace(UNTIMED, matmul_share=1.15, attention_share=0.70, bandwidth_share=0.92)
-# Estimates from here on. Other GeForce cards: the published rate, without help from clocks or caches.
-GEFORCE_RATES = replace(ADA_GEFORCE_RATES, matmul_share=1.0)
-# Professional cards do not hold their published clocks as well; older cards have no flash kernel.
-WORKSTATION_RATES = replace(UNTIMED, matmul_share=0.75, attention_share=0.50, bandwidth_share=0.85)
-OLDER_RATES = replace(WORKSTATION_RATES, attention_share=0.25)
+# Other cards with tensor cores. A product computes, and its tiles read again what the caches did not keep: the more
+# FLOP a card has for each byte it moves, the smaller the share of its peak. Two numbers, fitted to public runs of
+# 124M on 20 cards (bench/speed_errors.py --public); the ratio of the shares is the H200's and the RTX 4070's.
+SLOWDOWN, TILE_BYTES_PER_FLOP = 0.795, 0.0029
+ATTENTION_OF_MATMUL = 0.6
+UNTIMED_BANDWIDTH_SHARE = 0.85  # an estimate; 0.70 to 0.92 fit the same runs equally well
+# Before compute capability 8.0 there is no flash kernel, and a V100 and a T4 made half of that. A card without tensor
+# cores (a TITAN Xp, eager) made 0.3 of it.
+OLDER, WITHOUT_TENSOR_CORES = 0.5, 0.3
 OTHER_MAKERS_RATES = replace(UNTIMED, matmul_share=0.55, attention_share=0.30, bandwidth_share=0.75)
 
 
@@ -136,46 +141,64 @@ class CardRates:
 # Ranges are at least this wide where launches matter (a plan does not know the processor) and in float32 (there are
 # only two rows).
 UNSURE_SPREAD = 0.20
+# Of NVIDIA cards by their figures. 49 of the 52 public runs lie in the range that their card would have without them.
+KNOWN_SPREAD = 0.30  # of a card that has public runs
+FIGURES_SPREAD = 0.35
+WITHOUT_TENSOR_CORES_SPREAD = 0.40
 
 
 @cache
 def estimated_rates(card: Card) -> CardRates:
     """What is known of a card's speed from its figures, and from the runs that the numbers above are fitted to."""
-    if card.name.startswith("H200"):
+    if card.name == "H200 SXM 141 GB":
         return CardRates(rates=H200_RATES, spread=0.15, basis="measured on this card")
-    if card.name.startswith("GeForce RTX") and card.architecture in ("Ampere", "Ada Lovelace", "Blackwell 2.0"):
-        return _geforce(card)
-    if card.architecture == "Hopper":
-        return CardRates(
-            rates=H200_RATES,
-            spread=0.30,
-            basis="no measured run on this card: estimated from an H200, with a wider range",
-        )
+    if card.name == "GeForce RTX 4070":
+        return CardRates(rates=ADA_GEFORCE_RATES, spread=0.15, basis="from two public runs on this card")
     if card.compute_capability is None:
         return CardRates(
             rates=OTHER_MAKERS_RATES,
             spread=0.60,
             basis="no measured run on any card of this maker: an estimate with a very wide range",
         )
-    rates = WORKSTATION_RATES if card.compute_capability >= (8, 0) else OLDER_RATES
-    return CardRates(
-        rates=rates, spread=0.40, basis="no measured run on this kind of card: an estimate with a wide range"
+    public = sum(run.card == card.name for run in PUBLIC_RUNS)
+    runs = f"{public} public runs" if public > 1 else "a public run"
+    known = f"from {runs} on this card and from" if public else "no measured run on this card: estimated from"
+    spread = KNOWN_SPREAD if public else FIGURES_SPREAD
+    if card.architecture == "Hopper":
+        return CardRates(rates=H200_RATES, spread=spread, basis=f"{known} an H200")
+    basis = f"{known} other cards, by the bandwidth for each FLOP"
+    if _without_tensor_cores(card):
+        spread, basis = WITHOUT_TENSOR_CORES_SPREAD, f"{known} a TITAN Xp: no tensor cores"
+    elif card.laptop:
+        basis += "; laptop power limits differ"
+    return CardRates(rates=rates_by_figures(card), spread=spread, basis=basis)
+
+
+def rates_by_figures(
+    card: Card,
+    slowdown: float = SLOWDOWN,
+    tile_bytes: float = TILE_BYTES_PER_FLOP,
+    older: float = OLDER,
+    without_tensor_cores: float = WITHOUT_TENSOR_CORES,
+) -> Rates:
+    """The rates of an NVIDIA card that was not timed, from its peak and its bandwidth."""
+    assert card.peak_flops
+    assert card.bandwidth_bytes_per_second
+    share = 1 / (slowdown + tile_bytes * card.peak_flops / card.bandwidth_bytes_per_second)
+    if card.compute_capability and card.compute_capability < (8, 0):
+        share *= without_tensor_cores if _without_tensor_cores(card) else older
+    return replace(
+        UNTIMED,
+        matmul_share=share,
+        attention_share=share * ATTENTION_OF_MATMUL,
+        bandwidth_share=UNTIMED_BANDWIDTH_SHARE,
     )
 
 
-def _geforce(card: Card) -> CardRates:
-    if card.name == "GeForce RTX 4070":
-        return CardRates(rates=ADA_GEFORCE_RATES, spread=0.15, basis="from two public runs on this card")
-    rates = ADA_GEFORCE_RATES if card.architecture == "Ada Lovelace" else GEFORCE_RATES
-    if card.laptop:
-        return CardRates(
-            rates=rates,
-            spread=0.40,
-            basis="no measured run on this card: estimated from an RTX 4070; laptop power limits differ",
-        )
-    return CardRates(
-        rates=rates, spread=0.30, basis="no measured run on this card: estimated from an RTX 4070, with a wider range"
-    )
+def _without_tensor_cores(card: Card) -> bool:
+    """Whether 16-bit products run at the rate of fp32 or, packed, at twice that."""
+    assert card.peak_flops
+    return (card.compute_capability or (8, 0)) < (8, 0) and card.peak_flops <= 2.1 * (card.fp32_flops or 0)
 
 
 def overlapped(power: float, *seconds: float) -> float:

@@ -375,7 +375,7 @@ class TestStability:
     def test_bfloat16_is_offered_where_the_card_has_it(self) -> None:
         half = changed(dtype="float16")
         assert the("loss-nan", case(half, records=steps([4.0, math.nan]), card="RTX 4070")).patch["dtype"] == "bfloat16"
-        assert "dtype" not in the("loss-nan", case(half, records=steps([4.0, math.nan]), card="V100 16GB")).patch
+        assert "dtype" not in the("loss-nan", case(half, records=steps([4.0, math.nan]), card="V100 SXM2 16GB")).patch
 
     def test_a_nan_that_passes_is_an_error_not_the_end(self) -> None:
         assert the("loss-nan", case(records=steps([4.0, math.nan, *[4.0] * 8]))).severity == "error"
@@ -681,7 +681,7 @@ class TestSpeed:
         finding = the("low-mfu", SICK["low-mfu"]())
         assert "not compiled" in finding.why
         assert finding.patch == {"compile": True}
-        emulated = case(changed(dtype="bfloat16"), records=timed(60.0), card="V100 16GB")
+        emulated = case(changed(dtype="bfloat16"), records=timed(60.0), card="V100 SXM2 16GB")
         assert the("low-mfu", emulated).patch == {"dtype": "float16"}
 
     def test_low_mfu_of_a_model_too_narrow_for_its_card_asks_for_nothing_that_cannot_help(self) -> None:
