@@ -58,6 +58,10 @@ PLACES = (
     ("compare", "good.log", "{}"),
     ("plan", "{}"),
     ("plan", "--gpu", "rtx-4070", "--nvidia-smi", "{}"),
+    ("data", "prepare", "{}", "--tokenizer=bytes", "--out", "made"),
+    ("data", "prepare", "good.log", "{}", "--tokenizer=bytes", "--out", "made"),
+    ("data", "prepare", "good.log", "--tokenizer={}", "--out", "made"),
+    ("data", "prepare", "good.log", "--tokenizer=gpt2", "--ranks", "{}", "--out", "made"),
     ("train", "{}"),
 )
 
