@@ -182,8 +182,8 @@ def _questions(path: Path, said: Mapping[str, Any]) -> tuple[list[dict[str, Any]
                     raise _bad(path, f"line {number} of {files}: {problem}") from problem
                 if len(found) > _MOST_QUESTIONS:
                     raise _bad(path, f"{files} has more than {_MOST_QUESTIONS:,} questions")
-    except OSError as problem:
-        raise _bad(path, f"{files} cannot be read: {problem.strerror or problem}") from problem
+    except (OSError, ValueError) as problem:  # ValueError: a name with a NUL
+        raise _bad(path, f"{files} cannot be read: {getattr(problem, 'strerror', None) or problem}") from problem
     if not found:
         raise _bad(path, f"{files} has no question")
     return found, content.digest()
