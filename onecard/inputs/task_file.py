@@ -147,8 +147,8 @@ def _check_template(path: Path, key: str, value: object) -> None:
     allowed = (nodes.Output, nodes.TemplateData, nodes.Name, nodes.Const, nodes.List, nodes.Getitem)
     try:
         template = jinja.Environment(autoescape=False).parse(value)
-    except (jinja.TemplateError, RecursionError) as problem:
-        raise _bad(path, f"{key} is not a template: {problem}") from problem
+    except Exception as problem:  # of a number of 9,000 digits, no error of its own
+        raise _bad(path, f"{key} is not a template: {first_line(problem)}") from problem
     for node in template.find_all(nodes.Node):
         if not isinstance(node, allowed):
             raise _runs_code(path, f"{key} has {type(node).__name__}")
