@@ -428,6 +428,32 @@ def test_a_file_in_torchs_old_format_is_read() -> None:
     assert run(["import", "old.pt", "--out_dir=new"]) == 0
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "train --resume LOOP",
+            "import LOOP --out_dir=new",
+            "export LOOP --to hf --out x",
+            "sample LOOP",
+            "plan LOOP",
+        ),
+        *(
+            "eval LOOP --text nano/ckpt.pt",
+            "eval r --text LOOP",
+            "data info LOOP",
+            "train --dataset=LOOP",
+            "doctor LOOP",
+        ),
+        *("data prepare LOOP --tokenizer=bytes --out x", "train --init_from=LOOP --out_dir=new", "compare LOOP r"),
+    ],
+)
+@pytest.mark.parametrize("links", ["itself", "a folder in itself"])
+def test_a_link_to_itself_is_refused(refused: Refused, command: str, links: str) -> None:
+    Path("loop").symlink_to("loop")
+    refused(*command.replace("LOOP", "./loop" if links == "itself" else "./loop/x").split())
+
+
 # The tensors of a run's own checkpoint, with checksums that fit
 
 
