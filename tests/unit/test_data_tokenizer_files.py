@@ -12,6 +12,7 @@ import pytest
 
 from onecard.data import tokenizers
 from onecard.data.dataset import open_path
+from onecard.data.encode import Encoding
 from onecard.data.manifest import Settings
 from onecard.data.prepare import prepare
 from onecard.data.sources import local_source
@@ -298,3 +299,10 @@ def test_a_text_on_which_the_library_panics_is_left_out_or_refused() -> None:
     with pytest.raises(ValueError, match="it is not a tokenizer"):  # the document is left out, and counted
         tokenizer.encode_arrays([hostile])
     assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+
+
+def test_a_kept_tokenizer_that_was_changed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    how = Encoding(folder=tmp_path, said={"tokenizer": "tokenizer.json"}, column="text", end_first=False)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        how.opened()
