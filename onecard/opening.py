@@ -25,7 +25,7 @@ class NotAFile(OSError):
 
 def open_file(path: Path) -> BinaryIO:
     """A regular file, opened for reading. OSError if it cannot be opened: NotAFile if it is something else."""
-    _check_regular(path, path.stat().st_mode)  # before it is opened: opening a device can have effects
+    check_regular(path)  # before it is opened: opening a device can have effects
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAITING))  # noqa: SIM115
     try:
         _check_regular(path, os.fstat(file.fileno()).st_mode)  # again: it may have been replaced
@@ -33,6 +33,11 @@ def open_file(path: Path) -> BinaryIO:
         file.close()
         raise
     return file
+
+
+def check_regular(path: Path) -> None:
+    """NotAFile for a pipe, a device or a socket; OSError where there is nothing. For what others will open."""
+    _check_regular(path, path.stat().st_mode)
 
 
 def _check_regular(path: Path, mode: int) -> None:

@@ -87,6 +87,8 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
             raise
         raise BrokenPipeError from None
     except Exception as problem:  # a bug of ours, unless the machine is the cause: show everything
+        if isinstance(problem, RuntimeError) and str(problem).startswith("Symlink loop"):  # pathlib's word for it
+            problem = OSError(ELOOP, os.strerror(ELOOP), str(problem).partition(" from ")[2].strip("'"))
         if isinstance(problem, OSError) and problem.errno in (EPIPE, *FULL):
             raise
         if signals.heard:  # the exception of a signal was lost on its way, and this one followed

@@ -24,7 +24,7 @@ from onecard.data.blocks import DocumentBlock
 from onecard.data.document import MAX_DOCUMENT_BYTES, Bad
 from onecard.data.tokenizer_files import kept_tokenizer
 from onecard.data.tokenizers import Ids, Tokenizer
-from onecard.errors import MachineError
+from onecard.errors import ConfigError, MachineError
 
 _AHEAD = 2  # blocks per worker that are read before they are needed
 
@@ -54,7 +54,13 @@ class Encoding:
     def opened(self) -> Encoding:
         """The same with its tokenizer ready."""
         tokenizer = kept_tokenizer(self.folder, self.said, environ=os.environ)
-        assert tokenizer is not None, "kept when the preparation began"
+        if tokenizer is None:  # it was there when the preparation began
+            raise ConfigError(
+                f"the tokenizer in {self.folder} cannot be read",
+                why="it was kept there when the preparation began, and has been changed since",
+                fix="prepare again, with another --out",
+                name="bad-tokenizer",
+            )
         return Encoding(
             folder=self.folder, said=self.said, column=self.column, end_first=self.end_first, tokenizer=tokenizer
         )

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import io
 import pickle
-import pickletools
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
+from onecard.untrusted_pickle import DATA, check
 
 MAX_BYTES = 2**24  # nanoGPT's own have about a kilobyte; a large character set has some hundred
-
-_HARMLESS = frozenset(
-    "PROTO FRAME STOP MARK POP MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET NONE NEWTRUE NEWFALSE INT LONG "
-    "BININT BININT1 BININT2 LONG1 FLOAT BINFLOAT UNICODE BINUNICODE SHORT_BINUNICODE EMPTY_DICT DICT SETITEM SETITEMS "
-    "EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3".split()
-)
 
 
 @dataclass(frozen=True)
@@ -45,9 +39,14 @@ def read_meta(raw: bytes) -> NanogptMeta:
     if not isinstance(letters, dict) or len(letters) != size:
         return NanogptMeta(size, None)
     characters = tuple(letters.get(index) for index in range(size))
-    if not all(isinstance(character, str) for character in characters) or len(set(characters)) != size:
+    if not all(map(_is_text, characters)) or len(set(characters)) != size:
         return NanogptMeta(size, None)
     return NanogptMeta(size, characters)  # type: ignore[arg-type]  # all are text, as just checked
+
+
+def _is_text(letter: object) -> bool:
+    """Whether a letter can be written to a file: half of a surrogate pair cannot."""
+    return isinstance(letter, str) and not any("\ud800" <= each <= "\udfff" for each in letter)
 
 
 def characters_meta(tokenizer: Tokenizer) -> dict[str, object] | None:
@@ -70,15 +69,7 @@ def _harmless(raw: bytes) -> Any:
     """The data in a pickle; ValueError if it is damaged or more than data."""
     if len(raw) > MAX_BYTES:
         raise ValueError(f"it is longer than {MAX_BYTES:,} bytes")
-    try:
-        used = [(code.name, argument) for code, argument, _ in pickletools.genops(raw)]
-    except Exception as problem:  # damaged pickles raise nearly anything
-        raise ValueError("it is damaged") from problem
-    for name, argument in used:
-        if name not in _HARMLESS:
-            raise ValueError(f"it does more than hold data ({name})")
-        if name.endswith("PUT") and (not isinstance(argument, int) or argument > len(raw)):
-            raise ValueError("it is damaged")  # it would allocate room for a billion entries at once
+    check(raw, instructions=DATA, calls=lambda _: False)
     try:
         return _NoClasses(io.BytesIO(raw)).load()
     except Exception as problem:

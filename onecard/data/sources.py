@@ -13,6 +13,7 @@ from typing import Literal
 from onecard.config.names import nearest
 from onecard.data import stdlib
 from onecard.errors import ConfigError
+from onecard.opening import NotAFile, check_regular
 
 Kind = Literal["parquet", "jsonl", "text", "document"]  # text: many documents in a file; document: one
 
@@ -92,7 +93,10 @@ def local_files(word: str, *, but: Path | None = None) -> list[SourceFile] | Non
     try:
         if path.is_dir():
             return _folder(path, but=but)
-        return [_file(path, name=path.name, alone=True)] if path.exists() else None
+        if not path.exists():
+            return None
+        check_regular(path)
+        return [_file(path, name=path.name, alone=True)]
     except (OSError, ValueError) as problem:  # no permission; a name with a NUL, or too long
         raise unreadable(word[:200], problem) from problem
 
@@ -130,7 +134,9 @@ def unreadable(name: str, problem: Exception) -> ConfigError:
     return ConfigError(
         f"{name} cannot be read",
         why=getattr(problem, "strerror", None) or str(problem),
-        fix=f"look at `ls -l {name}`",
+        fix=f"name {STDIN}, and give it as {STANDARD_INPUT}: < {name}"
+        if isinstance(problem, NotAFile)
+        else f"look at `ls -l {name}`",
         name="unreadable-source",
     )
 
@@ -150,10 +156,7 @@ def _folder(root: Path, *, but: Path | None) -> list[SourceFile]:
 
 def _file(path: Path, *, name: str, alone: bool) -> SourceFile:
     kind, packing = kind_of(name, alone=alone)
-    regular = path.is_file()
-    return SourceFile(
-        name=name, kind=kind, packing=packing, size_bytes=path.stat().st_size if regular else None, path=path
-    )
+    return SourceFile(name=name, kind=kind, packing=packing, size_bytes=path.stat().st_size, path=path)
 
 
 def _neighbours(path: Path) -> list[str]:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onecard import units
 from onecard.data.extras import extra
 from onecard.data.tokenizers import Ids
+from onecard.errors import ConfigError, first_line
+from onecard.untrusted_json import BadJson, mapping, parsed
 
 END_OF_TEXT = "<|endoftext|>"
 # The end of a document in GPT-2, Llama 3, Llama 2, Gemma and BERT, in the order in which we look for them.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+
+LARGEST_VOCABULARY = 2**24
+_LONGEST_REPLACEMENT = 64  # characters for one, through all replacements; Llama 2 has one for one
+_LONGEST_TRIAL_SECONDS = 20  # the largest in use, of 30 MB, take two
+_MOST_TRIAL_BYTES = 4 * units.GIB
+_TRIAL = "".join(map(chr, range(1, 256))) + "a" * 1000 + " 日本"
 
 
 class JsonTokenizer:
@@ -25,15 +39,15 @@ class JsonTokenizer:
     def __init__(self, text: str) -> None:
         self.text = text
         library = extra("tokenizers", purpose="a tokenizer.json")
-        try:
-            described = json.loads(text)
-            self._tokenizer: Any = library.Tokenizer.from_str(text)
-        except Exception as problem:  # the library raises plain Exceptions
-            raise ValueError(f"it is not a tokenizer: {str(problem)[:80]}") from problem
+        described = _checked(text)
+        _try_out(library, text)
+        self._tokenizer: Any = _asked(library.Tokenizer.from_str, text)
         self._tokenizer.no_truncation()  # these are settings of the model it was made for
         self._tokenizer.no_padding()
         self._byte_level = "ByteLevel" in json.dumps(described.get("decoder"))
-        self.vocab_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self.vocab_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if not 0 < self.vocab_size <= LARGEST_VOCABULARY:
+            raise ValueError(f"it is not a tokenizer: it has {self.vocab_size:,} tokens")
         found = (self._tokenizer.token_to_id(end) for end in _ENDS)
         self.end_of_text: int | None = next((token for token in found if token is not None), None)
 
@@ -42,15 +56,21 @@ class JsonTokenizer:
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(_asked(self._tokenizer.encode, text, add_special_tokens=False).ids)
+        except ValueError as problem:
+            raise _fails(problem) from problem
 
     def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        encoded = _asked(self._tokenizer.encode_batch_fast, list(texts), add_special_tokens=False)
         return [np.array(each.ids, dtype=np.uint32) for each in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         known = [token for token in ids if 0 <= token < self.vocab_size and token != self.end_of_text]
-        return str(self._tokenizer.decode(known, skip_special_tokens=False))
+        try:
+            return str(_asked(self._tokenizer.decode, known, skip_special_tokens=False))
+        except ValueError as problem:
+            raise _fails(problem) from problem
 
     def token_bytes(self, token: int) -> bytes:
         if not 0 <= token < self.vocab_size or token == self.end_of_text:
@@ -60,11 +80,85 @@ class JsonTokenizer:
             return b""
         if self._byte_level:
             return bytes(self._bytes_of[letter] for letter in piece if letter in self._bytes_of)
-        return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
+        return self.decode([token]).encode()
 
     @cached_property
     def _bytes_of(self) -> dict[str, int]:
         return {letter: byte for byte, letter in byte_letters().items()}
+
+
+def _checked(text: str) -> dict[str, Any]:
+    """The description in a tokenizer.json; ValueError where it makes texts many times as long as they were."""
+    try:
+        described = mapping(parsed(text.encode(errors="surrogatepass")))
+    except BadJson as problem:
+        raise ValueError(f"it is not a tokenizer: {problem}") from problem
+    for part in ("normalizer", "decoder"):
+        if math.prod(map(len, filter(None, _replacements(described.get(part))))) > _LONGEST_REPLACEMENT:
+            raise ValueError(f"it is not a tokenizer: its {part} would make a text very much longer")
+    return described
+
+
+def _replacements(part: object) -> Iterator[str]:
+    """What is put in place of something else, anywhere in a part of a tokenizer."""
+    if isinstance(part, dict):
+        yield str(part.get("content", ""))
+    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from _replacements(each)
+
+
+def _try_out(library: Any, text: str) -> None:
+    """ValueError where loading a tokenizer and using it once takes very long, or ends the process.
+
+    In a process of its own, which the system can end: while the library works, it hears no signal.
+    """
+    if not hasattr(os, "fork"):  # on Windows
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads: the child uses none of what they may hold
+        child = os.fork()
+    if child == 0:
+        try:
+            _limit_this_process()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where the library shows its stack
+            tried = library.Tokenizer.from_str(text)
+            tried.decode(tried.encode(_TRIAL, add_special_tokens=False).ids)
+        except Exception:  # is met again, and told
+            os._exit(0)
+        except BaseException:  # a panic, of which the library shows its stack
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        raise ValueError("it is not a tokenizer: the library takes too long over it, or fails")
+
+
+def _limit_this_process() -> None:
+    """From now on the system ends it after some seconds of work, and refuses it much memory."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CPU, (_LONGEST_TRIAL_SECONDS, _LONGEST_TRIAL_SECONDS))
+    with suppress(OSError):  # no Linux
+        own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (own + _MOST_TRIAL_BYTES, own + _MOST_TRIAL_BYTES))
+
+
+def _asked(question: Callable[..., Any], *asked: Any, **how: Any) -> Any:
+    """What the library answers; ValueError with its words where it fails, also where it panics."""
+    try:
+        return question(*asked, **how)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as problem:  # the library raises plain Exceptions, and Rust's panics are not even those
+        raise ValueError(f"it is not a tokenizer: {first_line(problem, 80)}") from problem
+
+
+def _fails(problem: ValueError) -> ConfigError:
+    return ConfigError(
+        "the tokenizer of this data cannot be used for this text",
+        why=f"its tokenizer.json cannot do it: {problem}",
+        fix="look at the tokenizer.json in the folder of the data, or get it again",
+        name="tokenizer-fails",
+    )
 
 
 def byte_letters() -> dict[int, str]:

@@ -95,8 +95,11 @@ class CharacterTokenizer:
     @cached_property
     def _ids_by_code(self) -> npt.NDArray[np.int64]:
         """The id of every code point up to the largest in use; -1 where there is none."""
-        ids = np.full(1 + max(map(ord, self.characters)), -1, dtype=np.int64)
-        ids[[ord(character) for character in self.characters]] = np.arange(self.vocab_size)
+        of = {
+            ord(letter): index for letter, index in self._ids.items() if len(letter) == 1
+        }  # a meta.pkl may have words
+        ids = np.full(1 + max(of, default=0), -1, dtype=np.int64)
+        ids[list(of)] = list(of.values())
         return ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[Ids]:

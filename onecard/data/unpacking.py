@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from onecard.data.extras import extra
 from onecard.data.sources import SourceFile, unreadable
+from onecard.opening import open_file
 
 BUFFER_BYTES = 2**20
 _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ": ".xz"}
@@ -23,7 +24,7 @@ def opened(file: SourceFile) -> BinaryIO:
     if file.path is None:
         return sys.stdin.buffer
     try:
-        return file.path.open("rb")
+        return open_file(file.path)
     except OSError as problem:
         raise unreadable(str(file.path), problem) from problem
 

@@ -22,7 +22,7 @@ from onecard.config.names import nearest
 from onecard.config.paths import expanded
 from onecard.data.extras import extra
 from onecard.doctor.benchmarks import CORE, benchmark
-from onecard.errors import ConfigError, MachineError, UsageError, first_line
+from onecard.errors import ConfigError, MachineError, OnecardError, UsageError, first_line, is_out_of_memory
 from onecard.inputs.task_file import is_task_file, read_task_file
 from onecard.runs.scores import TaskScore, packed
 
@@ -46,6 +46,7 @@ class Asked:
     version: str
     harness: str
     characters: int  # of its questions: about how much work it is
+    file: str | None = None  # that a user wrote
 
 
 def task_names(typed: str | None) -> list[str]:
@@ -84,15 +85,22 @@ def score_task(
     from onecard.inputs.harness_model import Model
 
     evaluator = extra("lm_eval.evaluator", purpose=_PURPOSE, brought_by="eval")
-    with _quiet():
-        found = evaluator.evaluate(
-            lm=Model(opened, on_progress=on_progress),
-            task_dict={"tasks": dict(asked.parts), "groups": {}, "group_map": {}},
-            limit=limit,
-            bootstrap_iters=0,  # the errors are ours: lm-eval draws 100,000 samples for some
-            log_samples=True,
-        )
-    return _score(opened, asked, found, limit=limit)
+    try:
+        with _quiet():
+            found = evaluator.evaluate(
+                lm=Model(opened, on_progress=on_progress),
+                task_dict={"tasks": dict(asked.parts), "groups": {}, "group_map": {}},
+                limit=limit,
+                bootstrap_iters=0,  # the errors are ours: lm-eval draws 100,000 samples for some
+                log_samples=True,
+            )
+        return _score(opened, asked, found, limit=limit)
+    except (OnecardError, OSError):
+        raise
+    except Exception as problem:
+        if asked.file is None or is_out_of_memory(problem):
+            raise
+        raise _not_asked(asked.file, problem) from problem  # a question whose answer is 0.5, say
 
 
 # tasks
@@ -109,7 +117,10 @@ def _from_file(path: Path) -> Asked:
     except Exception as problem:  # whatever lm-eval or a template raises about what the user wrote
         raise _not_asked(str(path), problem) from problem
     return _asked(
-        file.config["task"], [made], version=f"{file.config['metadata']['version']} {file.sha256[:16]}".strip()
+        file.config["task"],
+        [made],
+        version=f"{file.config['metadata']['version']} {file.sha256[:16]}".strip(),
+        file=str(path),
     )
 
 
@@ -148,7 +159,7 @@ def _manager(*, everything: bool) -> Any:
     return tasks.TaskManager(include_path=[str(here / folder) for folder in sorted(_FOLDERS)], include_defaults=False)
 
 
-def _asked(name: str, parts: Sequence[Any], *, version: str) -> Asked:
+def _asked(name: str, parts: Sequence[Any], *, version: str, file: str | None = None) -> Asked:
     for part in parts:
         if part.config.num_fewshot is None:
             part.set_config(key="num_fewshot", value=0)
@@ -159,6 +170,7 @@ def _asked(name: str, parts: Sequence[Any], *, version: str) -> Asked:
         version=version,
         harness=f"lm-eval {version_of('lm_eval')}",
         characters=sum(_characters(part) for part in parts),
+        file=file,
     )
 
 

@@ -47,6 +47,8 @@ def score_text(
                 tokens = tokenizer.encode(words)
             except ValueError as problem:  # tiktoken refuses a million spaces
                 raise _not_encoded(name, number, str(problem)) from problem
+            if not tokens:
+                raise _not_encoded(name, number, "its tokenizer makes no tokens of it")
             if max(tokens) >= known:
                 raise _not_encoded(name, number, f"it has token {max(tokens)}, and the model knows {known:,}")
             seen.update(len(utf8).to_bytes(8, "little") + utf8)

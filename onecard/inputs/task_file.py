@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onecard.data.extras import extra
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, first_line
 from onecard.opening import open_file, pieces, read_file
 from onecard.untrusted_json import BadJson, mapping, parsed
 from onecard.visible import visible
@@ -50,18 +50,36 @@ def read_task_file(path: Path) -> TaskFile:
     yaml = extra("yaml", purpose="a task file", brought_by="eval")
     try:
         raw = read_file(path, most_bytes=_MOST_BYTES)
-        said = yaml.safe_load(raw)
+        said = yaml.load(raw, Loader=_loader(yaml))
     except OSError as problem:
         raise _bad(path, f"it cannot be read: {problem.strerror or problem}") from problem
     except yaml.constructor.ConstructorError as problem:
         raise _runs_code(path, str(problem.problem)) from problem
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as problem:
-        raise _bad(path, f"it is not YAML: {str(problem).splitlines()[0]}") from problem
+    except _Reused as problem:
+        raise _bad(path, "it uses a part of itself again (*name): write it out") from problem
+    except Exception as problem:  # of a date, a number or bytes that are none, the library raises nearly anything
+        raise _bad(path, f"it is not YAML: {first_line(problem)}") from problem
     if not isinstance(said, dict):
         raise _bad(path, "it is not a list of names with values")
     config = _checked(path, said)
     questions, content = _questions(path, said)
     return TaskFile(config, questions, hashlib.sha256(raw + content).hexdigest())
+
+
+class _Reused(Exception):
+    """Some hundred bytes that name each other are endless when written out."""
+
+
+def _loader(yaml: Any) -> Any:
+    """YAML's reader of plain values, without aliases."""
+
+    class Plain(yaml.SafeLoader):  # type: ignore[misc]  # the module is untyped
+        def compose_node(self, parent: object, index: object) -> object:
+            if self.check_event(yaml.AliasEvent):
+                raise _Reused
+            return super().compose_node(parent, index)
+
+    return Plain
 
 
 def _checked(path: Path, said: Mapping[Any, Any]) -> dict[str, Any]:
@@ -70,7 +88,7 @@ def _checked(path: Path, said: Mapping[Any, Any]) -> dict[str, Any]:
     if not isinstance(said.get("task"), str) or not said["task"].strip():
         raise _bad(path, "it has no task, the name of the task")
     kind = said.get("output_type", "multiple_choice")
-    if kind not in _OF_TYPE:
+    if not isinstance(kind, str) or kind not in _OF_TYPE:
         raise _bad(path, f"output_type is {kind}, and answers are scored in multiple_choice and loglikelihood")
     for key in ("doc_to_text", "doc_to_target", *(["doc_to_choice"] if kind == "multiple_choice" else [])):
         if key not in said:
@@ -105,7 +123,11 @@ def _metrics(path: Path, kind: str, said: object) -> list[dict[str, Any]]:
         names = [each.get("metric") for each in said]
         for each in said:
             name = each.get("metric")
-            if name not in _OF_TYPE[kind] or each.get("aggregation", _METRICS[name]) != _METRICS[name]:
+            if (
+                not isinstance(name, str)
+                or name not in _OF_TYPE[kind]
+                or each.get("aggregation", _METRICS[name]) != _METRICS[name]
+            ):
                 raise _bad(path, f"its metrics may be {' and '.join(_OF_TYPE[kind])}, with their usual aggregation")
     return [{"metric": name, "aggregation": _METRICS[name], "higher_is_better": name != "perplexity"} for name in names]
 
@@ -125,8 +147,8 @@ def _check_template(path: Path, key: str, value: object) -> None:
     allowed = (nodes.Output, nodes.TemplateData, nodes.Name, nodes.Const, nodes.List, nodes.Getitem)
     try:
         template = jinja.Environment(autoescape=False).parse(value)
-    except (jinja.TemplateError, RecursionError) as problem:
-        raise _bad(path, f"{key} is not a template: {problem}") from problem
+    except Exception as problem:  # of a number of 9,000 digits, no error of its own
+        raise _bad(path, f"{key} is not a template: {first_line(problem)}") from problem
     for node in template.find_all(nodes.Node):
         if not isinstance(node, allowed):
             raise _runs_code(path, f"{key} has {type(node).__name__}")
@@ -160,8 +182,8 @@ def _questions(path: Path, said: Mapping[str, Any]) -> tuple[list[dict[str, Any]
                     raise _bad(path, f"line {number} of {files}: {problem}") from problem
                 if len(found) > _MOST_QUESTIONS:
                     raise _bad(path, f"{files} has more than {_MOST_QUESTIONS:,} questions")
-    except OSError as problem:
-        raise _bad(path, f"{files} cannot be read: {problem.strerror or problem}") from problem
+    except (OSError, ValueError) as problem:  # ValueError: a name with a NUL
+        raise _bad(path, f"{files} cannot be read: {getattr(problem, 'strerror', None) or problem}") from problem
     if not found:
         raise _bad(path, f"{files} has no question")
     return found, content.digest()

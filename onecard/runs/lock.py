@@ -11,6 +11,7 @@ from pathlib import Path
 
 from onecard.errors import OnecardError
 from onecard.files import writing
+from onecard.opening import read_file
 
 _BUSY = {errno.EWOULDBLOCK, errno.EACCES}
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # some network disks cannot lock
@@ -142,7 +143,7 @@ def _release(descriptor: int) -> None:
 def _holder(path: Path) -> tuple[int, str] | None:
     """The process id and machine in a lock file; None if it names nobody."""
     try:
-        pid, host = path.read_text(encoding="utf-8").split()
+        pid, host = read_file(path, most_bytes=1024).decode().split()
         return (int(pid), host) if 0 < int(pid) < 2**31 else None
     except (OSError, ValueError):
         return None

@@ -23,6 +23,7 @@ from onecard.data.tokenizers import bytes_per_token
 from onecard.doctor.live import evaluation_above_training, no_cuda_graph
 from onecard.errors import ConfigError, MachineError, OfAnotherRank, OnecardError, first_line, is_out_of_memory
 from onecard.models.evaluation import TEXT_TOKENS, SplitLosses, eval_batch_size, worse_in_a_row, writes_text
+from onecard.opening import read_file
 from onecard.plan.cards import device_of
 from onecard.plan.counts import mfu
 from onecard.plan.memory.predict import context_of_onecard
@@ -108,7 +109,7 @@ def train(
 
 def _says(path: Path, words: str) -> bool:
     try:
-        return path.read_text() == words
+        return read_file(path, most_bytes=len(words.encode())) == words.encode()
     except OSError:
         return False
 

@@ -6,6 +6,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError, first_line
 from onecard.models.architectures import ARCHITECTURES, structure_of
 from onecard.models.structure import Embedding, Structure, outside_blocks, parameters_of, tied_layers
+from onecard.untrusted_pickle import CONTAINERS, DATA, BadPickle, Unsafe, check
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_MOST_PICKLED_BYTES = 64 * units.MIB  # of what is no tensor: a checkpoint of GPT-2 has some 100 KB
+_PICKLES = 5  # in a file that is no archive: mark, version, machine, content, names of the tensors
+_INSTRUCTIONS = DATA | {"GLOBAL", "REDUCE", "NEWOBJ", "BUILD", "BINPERSID", "SHORT_BINSTRING"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +214,7 @@ def load_tensors(path: Path) -> Any:
     try:
         _check_regular(path)
         _check_parts(path)
+        _check_pickles(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols: what cannot be read is refused below
             # not mapped: nanoGPT saves over its ckpt.pt in place, and a mapped file would change under us
@@ -261,17 +267,33 @@ def _check_parts(path: Path) -> None:
         )
 
 
+def _check_pickles(path: Path) -> None:
+    """BadPickle unless all that torch would unpickle is quick, and calls at most torch's own: torch's list decides."""
+    with path.open("rb") as file:
+        is_archive = file.read(4) == b"PK\x03\x04"  # as torch decides
+        if is_archive:
+            content = torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")  # the one that torch will take
+        else:
+            file.seek(0)
+            content = file.read(_MOST_PICKLED_BYTES)
+    if is_archive and len(content) > _MOST_PICKLED_BYTES:
+        raise BadPickle(f"it holds more than {units.size(_MOST_PICKLED_BYTES)} that are no tensors")
+    pickles = BytesIO(content)
+    for _ in range(1 if is_archive else _PICKLES):
+        check(pickles, instructions=_INSTRUCTIONS, calls=lambda name: name in CONTAINERS or name.startswith("torch."))
+
+
 def _unreadable(path: Path, problem: Exception) -> ConfigError:
     said = str(problem)
-    if "weights only" in said.lower() and _may_be_pickle(path):
-        wanted = said.partition("GLOBAL ")[2].split(" ")[0] or "code"
+    wanted = problem.called if isinstance(problem, Unsafe) else said.partition("GLOBAL ")[2].split(" ")[0] or "code"
+    if (isinstance(problem, Unsafe) or "weights only" in said.lower()) and _may_be_pickle(path):
         return ConfigError(
             f"{path} holds more than data, and was not opened",
             why=f"loading it would call {wanted:.60}: a pickle can run any program, and onecard runs none",
             fix="save it again with only numbers, texts and tensors in it, or get it from somebody you trust",
             name="unsafe-checkpoint",
         )
-    why = f"torch says: {first_line(problem, 160)}"
+    why = str(problem) if isinstance(problem, BadPickle) else f"torch says: {first_line(problem, 160)}"
     fix = "give a complete ckpt.pt, as nanoGPT's train.py writes it (a copy may have been cut off)"
     if not isinstance(problem, OSError) and not _may_be_pickle(path):
         why = "it does not begin as the files that torch.save writes: it is a log, a config or something else"

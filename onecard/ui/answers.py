@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from onecard.runs.records import Start
 
 MOST_SPARKS = 60  # points of the small curve in a list
+READ_SECONDS = 5.0  # of a run's records for one question, of which many make one answer
 KEPT_SOURCES = 2  # whose records stay in memory
 GROWING_SECONDS = 600  # without a new record, and a run has ended
 KEPT_TRACKS = 6  # run folders whose columns stay in memory, for the next zoom: 8 MB for 100,000 updates
@@ -282,9 +283,12 @@ def looks(source: Source) -> list[Answer]:
     ]
 
 
-def run(source: Source, number: int, first: int | None, last: int | None) -> bytes:
-    """What is recorded of one run, as JSON; its curves between two steps."""
-    found = _tracked(source) if source.is_folder else None
+def run(source: Source, number: int, first: int | None, last: int | None) -> bytes | None:
+    """What is recorded of one run, as JSON; its curves between two steps. None where it is long: ask again."""
+    try:
+        found = _tracked(source) if source.is_folder else None
+    except _NotReadYet:
+        return None
     case, columns, readings = found or (_numbered(_cases(source), number), None, None)
     answer = _recorded(case, columns, readings, first=first, last=last) | {"playground": _playground(source)}
     return json.dumps(answer, allow_nan=False).encode()
@@ -298,6 +302,10 @@ def _playground(source: Source) -> Answer | None:
     saved = checkpoints_in(source.path) if source.is_folder else ()
     missing = torch_missing("a text comes from the model itself")
     return {"step": saved[-1].step, "missing": missing.as_json()["error"] if missing else None} if saved else None
+
+
+class _NotReadYet(Exception):
+    """What was read is kept, and more is there."""
 
 
 def _tracked(source: Source) -> tuple[Case, Columns, list[Reading]] | None:
@@ -317,16 +325,20 @@ def _tracked(source: Source) -> tuple[Case, Columns, list[Reading]] | None:
         return None
     track = _tracks.pop(source.id, None) or Track(source.path)
     try:
-        columns, readings, others = track.read()
+        read = track.read(seconds=READ_SECONDS)
     except OSError:
         return None
+    if read is None:
+        _tracks[source.id] = track
+        raise _NotReadYet
+    columns, readings, others = read
     if any(all(map(math.isnan, columns.values[name])) for name in ("elapsed_seconds", "tokens_per_second")):
         return None
     _tracks[source.id] = track
     while len(_tracks) > KEPT_TRACKS:
         _tracks.popitem(last=False)
-    read = logged_run(Run(source.path, config, History(others), checkpoints_in(source.path)))
-    case = make_case(read, config=None, card=None, data=DataSizes())
+    logged = logged_run(Run(source.path, config, History(others), checkpoints_in(source.path)))
+    case = make_case(logged, config=None, card=None, data=DataSizes())
     return case, _with_tokens(columns, case.facts.tokens_per_step), readings
 
 

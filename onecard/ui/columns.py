@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -94,11 +95,12 @@ class Track:
     _place: int = 0  # bytes read: whole lines
     _file: tuple[int, int] | None = None  # device and number of the file that was read
 
-    def read(self) -> tuple[Columns, list[Reading], tuple[Record, ...]]:
-        """The valid updates, readings and other records. A file that was replaced or cut is read from its beginning.
+    def read(self, *, seconds: float = math.inf) -> tuple[Columns, list[Reading], tuple[Record, ...]] | None:
+        """The valid updates, readings and other records; None after `seconds`, and the next call reads on from there.
 
-        OSError where there is none.
+        A file that was replaced or cut is read from its beginning. OSError where there is none.
         """
+        end = time.monotonic() + seconds
         with open_file(self.path / RECORDS) as file:
             status = os.fstat(file.fileno())
             if self._file != (status.st_dev, status.st_ino) or status.st_size < self._place:
@@ -108,6 +110,8 @@ class Track:
             for block in self._added(file):
                 for piece in _pieces(block):
                     self._add(piece)
+                if time.monotonic() > end:
+                    return None
         return valid(self._pieces)
 
     def _added(self, file: BinaryIO) -> Iterator[bytes]:

@@ -85,7 +85,9 @@ class Site:
         first, last = (_step(asked.get(name)) for name in ("from", "to"))
 
         async def recorded() -> bytes:
-            made: bytes = await _asked(self.reader, "run", source, number, first, last)
+            made: bytes | None = None
+            while made is None:  # a long run is read in parts, and others are answered between them
+                made = await _asked(self.reader, "run", source, number, first, last)
             return made
 
         found: bytes = await self.remembered.answer((run, first, last), source.stamp, recorded)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from onecard.config.schema import RunConfig
 from onecard.opening import LONGEST_PIECE_BYTES, NotAFile, open_file, pieces, read_file
 from onecard.runs.foreign import read_logs
+from onecard.runs.lock import left_behind
 from onecard.runs.records import Step
 from tests import made_logs as made
 from tests.warm import ROOT, WarmProcess
@@ -58,6 +60,10 @@ PLACES = (
     ("compare", "good.log", "{}"),
     ("plan", "{}"),
     ("plan", "--gpu", "rtx-4070", "--nvidia-smi", "{}"),
+    ("data", "prepare", "{}", "--tokenizer=bytes", "--out", "made"),
+    ("data", "prepare", "good.log", "{}", "--tokenizer=bytes", "--out", "made"),
+    ("data", "prepare", "good.log", "--tokenizer={}", "--out", "made"),
+    ("data", "prepare", "good.log", "--tokenizer=gpt2", "--ranks", "{}", "--out", "made"),
     ("train", "{}"),
 )
 
@@ -90,6 +96,34 @@ def test_a_run_folder_with_a_pipe_as_its_records_is_refused(run: Run, tmp_path: 
     assert code == 2
     assert "it is a pipe" in stderr
     assert len(stderr.splitlines()) == 3
+
+
+@pytest.mark.parametrize("lock", ["a pipe", "100 GB"])
+@pytest.mark.timeout(20)
+def test_a_lock_that_is_no_lock_is_not_read_for_ever(tmp_path: Path, lock: str) -> None:
+    if lock == "a pipe":
+        os.mkfifo(tmp_path / "lock")
+    else:
+        with (tmp_path / "lock").open("wb") as file:
+            file.truncate(100 << 30)
+    assert not left_behind(tmp_path / "lock")
+
+
+@pytest.mark.parametrize("place", [("doctor", "huge"), ("plan", "huge"), ("compare", "huge", "good.log")])
+def test_sigterm_ends_a_command_that_reads_a_huge_file(tmp_path: Path, place: tuple[str, ...]) -> None:
+    (tmp_path / "good.log").write_text("\n".join(made.nanogpt(steps=100)))
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(100 << 30)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "onecard", *place],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+    )
+    with suppress(subprocess.TimeoutExpired):
+        command.wait(timeout=3)
+    command.terminate()
+    assert command.wait(timeout=10) in (2, 130)  # seconds of a busy machine; alone it is less than one
 
 
 def test_a_file_that_becomes_a_pipe_is_noticed_when_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Never an internal error, never loaded silently wrong, and no more memory than th
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import struct
 import zipfile
@@ -370,6 +371,87 @@ def test_an_optimizer_that_is_not_nanogpts_starts_anew(params: Any, capsys: pyte
     save_nano(content)
     assert run(["import", "nano/ckpt.pt", "--out_dir=new"]) == 0
     assert "moments start from zero" in capsys.readouterr().err
+
+
+# Pickles that would take for ever, or all memory
+
+
+def pairs_as_key(depth: int = 60) -> bytes:
+    """A dictionary whose key is a pair of the same pair, `depth` deep: to hash it takes 2 ** depth steps."""
+    inner = b"".join(b"q%bh%b\x86" % (bytes([level]), bytes([level])) for level in range(depth))
+    return b"\x80\x02}X\x01\x00\x00\x00x\x85" + inner + b"K\x01s."
+
+
+ENDLESS = {
+    "pairs as a key": (pairs_as_key(), "a tuple of more than 1,000 values"),
+    "colliding keys": (pickle.dumps({n * (2**61 - 1): 0 for n in range(2_000)}, 2), "a key that is neither"),
+    "pairs as an id": (pairs_as_key()[:-5].replace(b"}", b"", 1) + b"Q.", "a tuple of more than 1,000 values"),
+    "many numbers": (b"\x80\x02](" + b"K\x01" * 30_000 + b"e.", "more than 20,000 instructions"),
+    "a text of 5 MB": (pickle.dumps({"model": "x" * 5_000_000}, 2), "a text of 5,000,000 characters"),
+    "a dictionary from a list": (
+        b"\x80\x02ccollections\nOrderedDict\n]]K\x01aK\x02aa\x85R.",
+        "fills a dictionary from a list",
+    ),
+    "a dictionary called by another": (
+        b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(ccollections\nOrderedDict\nNNtR.",
+        "fills a dictionary from a list",
+    ),
+    "two gigabytes of zeros": (b"\x80\x02cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R.", "builtins.bytearray"),
+}
+
+
+def as_archive(content: bytes, path: Path) -> None:
+    with zipfile.ZipFile("nano/ckpt.pt") as good, zipfile.ZipFile(path, "w") as bad:
+        for part in good.namelist():
+            bad.writestr(part, content if part.endswith("/data.pkl") else good.read(part))
+
+
+def as_old_file(content: bytes, path: Path) -> None:
+    before = (0x1950A86A20F9469CFC6C, 1001, {})
+    path.write_bytes(b"".join(pickle.dumps(each, 2) for each in before) + content + pickle.dumps([], 2))
+
+
+@pytest.mark.parametrize("save", [as_archive, as_old_file, lambda content, path: path.write_bytes(content)])
+@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.timeout(60)
+def test_a_checkpoint_that_would_take_for_ever_is_refused(
+    refused: Refused, name: str, save: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onecard.untrusted_pickle.MOST_INSTRUCTIONS", 20_000)
+    content, why = ENDLESS[name]
+    save(content, Path("x.pt"))
+    assert why in refused("import", "x.pt", "--out_dir=new")
+
+
+def test_a_file_in_torchs_old_format_is_read() -> None:
+    torch.save(nano(), "old.pt", _use_new_zipfile_serialization=False)
+    assert run(["import", "old.pt", "--out_dir=new"]) == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "train --resume LOOP",
+            "import LOOP --out_dir=new",
+            "export LOOP --to hf --out x",
+            "sample LOOP",
+            "plan LOOP",
+        ),
+        *(
+            "eval LOOP --text nano/ckpt.pt",
+            "eval r --text LOOP",
+            "data info LOOP",
+            "train --dataset=LOOP",
+            "doctor LOOP",
+        ),
+        *("data prepare LOOP --tokenizer=bytes --out x", "train --init_from=LOOP --out_dir=new", "compare LOOP r"),
+    ],
+)
+@pytest.mark.parametrize("links", ["itself", "a folder in itself"])
+def test_a_link_to_itself_is_refused(refused: Refused, command: str, links: str) -> None:
+    Path("loop").symlink_to("loop")
+    refused(*command.replace("LOOP", "./loop" if links == "itself" else "./loop/x").split())
 
 
 # The tensors of a run's own checkpoint, with checksums that fit

@@ -15,6 +15,7 @@ LAYERS = {
     "onecard.opening": 0,
     "onecard.units": 0,
     "onecard.untrusted_json": 0,
+    "onecard.untrusted_pickle": 0,
     "onecard.visible": 0,
     "onecard.machine": 1,
     "onecard.config": 1,

@@ -276,7 +276,17 @@ FILE = {
         "task: ''",
         ": : :",
         "[1, 2]",
+        "task: 2001-99-99",
+        "task: " + "9" * 9000,
+        "doc_to_text: '{{ " + "9" * 9000 + " }}'",
+        "task: !!int ''",
+        "output_type: [multiple_choice]",
+        "metric_list: [{metric: [acc]}]",
+        'dataset_kwargs: {data_files: "a\\0b"}',
+        "metadata: &a {version: *a}",
+        "metadata: {version: [" + ", ".join(f"&b{n} [{f'*b{n - 1}, ' * 9 if n else 'x'}]" for n in range(30)) + "]}",
     ],
+    ids=lambda change: change[:60],
 )
 def test_a_task_file_may_run_nothing_and_read_nothing_else(tmp_path: Path, change: str) -> None:
     (tmp_path / "evil.py").write_text("open('ran', 'w')\nrun = Task = None\n")
@@ -301,6 +311,17 @@ def test_a_field_that_the_questions_lack_is_three_lines(tmp_path: Path) -> None:
     task.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in FILE.items()))
     with pytest.raises(ConfigError, match="cannot be asked"):
         load_tasks([str(task)], command="", download=False)
+
+
+@pytest.mark.parametrize("answer", [0.5, {}, [0.5], None, "zzz", 2**63])
+def test_a_question_whose_answer_is_none_of_those_it_offers_is_three_lines(
+    here: Path, capsys: pytest.CaptureFixture[str], answer: object
+) -> None:
+    Path("q.jsonl").write_text("".join(json.dumps({"q": "a", "n": n}) + "\n" for n in (0, answer)))
+    said = FILE | {"doc_to_target": "n", "test_split": "train"}
+    Path("t.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in said.items()))
+    assert run(["eval", "runs/a", "--tasks", "t.yaml", "--device=cpu"]) == 2
+    assert "cannot be asked" in capsys.readouterr().err
 
 
 # where scores are shown

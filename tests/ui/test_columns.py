@@ -15,6 +15,7 @@ from onecard.runs.record_json import to_line
 from onecard.runs.records import CardReading, Eval, Sample, Step
 from onecard.ui.columns import COLUMNS, Columns, Track, columns_of, readings_in
 from tests.made_records import _bare, end, start, step
+from tests.ui.conftest import make_run
 
 losses = st.sampled_from([3.0, 4.25, 1e-7, 1.5e16, math.nan, math.inf, -math.inf])
 rates = st.sampled_from([None, 0.0, 6e-4, 123456.789, math.nan])
@@ -114,3 +115,20 @@ def test_what_the_trainer_writes_takes_the_fast_way() -> None:
     for rate in (None, 1e-05, 0.1, 3, math.nan):
         line = to_line(_bare(Step, step=7, loss=2.5, lr=rate, grad_norm=rate, seconds=0.5, elapsed_seconds=1e5))
         assert _LINE.fullmatch(line), json.loads(line)
+
+
+def test_a_long_run_is_read_in_parts_until_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of 500 MB was begun anew for every question, and never answered."""
+    from onecard.ui import answers
+    from onecard.ui.sources import sources_in
+
+    folder = make_run(tmp_path / "run", steps=3_000)
+    (source,) = sources_in([folder])
+    whole = answers.run(source, 0, None, None)
+    answers._tracks.clear()
+    monkeypatch.setattr(answers, "READ_SECONDS", 0.0)
+    made, parts = None, 0
+    while made is None:
+        made, parts = answers.run(source, 0, None, None), parts + 1
+    assert made == whole
+    assert parts > 5

@@ -5,12 +5,14 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from onecard.data import tokenizers
 from onecard.data.dataset import open_path
+from onecard.data.encode import Encoding
 from onecard.data.manifest import Settings
 from onecard.data.prepare import prepare
 from onecard.data.sources import local_source
@@ -251,3 +253,56 @@ def test_an_end_of_text_that_the_model_does_not_know_is_not_given_to_it() -> Non
 
     assert tokenizers.new_text(Ended("ab\n"), 50_257) == [50_256]
     assert tokenizers.new_text(Ended("ab\n"), 64) == [2]
+
+
+REGEX = {"type": "Split", "behavior": "Isolated", "invert": False}
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a regex that never ends": {"pre_tokenizer": REGEX | {"pattern": {"Regex": "(a+)+$"}}},
+    "pieces of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "a panic while it loads": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "a process that ends": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////wAAAAAAAAAA"}},
+    "a text 10 ** 18 times as long": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Replace", "pattern": {"String": "q"}, "content": "q" * 1000}] * 6,
+        }
+    },
+    "too many tokens": {"model": {"type": "WordLevel", "vocab": {"a": 2**32 - 1}, "unk_token": "a"}},
+    "no tokens": {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []},
+    "a number of 9,000 digits": {"truncation": None, "padding": 9},
+    "deep lists": {"padding": []},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_tokenizer_is_refused_without_a_panic(
+    name: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = json.dumps(json.loads(train_bpe(iter(PROSE), vocab_size=300)) | HOSTILE[name])
+    text = text.replace('"padding": 9', f'"padding": {"9" * 9000}').replace(
+        '"padding": []', f'"padding": {"[" * 90_000}{"]" * 90_000}'
+    )
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        find_tokenizer(str(tmp_path), ranks=None, environ={})
+    assert len(refused.value.why) < 400
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_a_text_on_which_the_library_panics_is_left_out_or_refused() -> None:
+    """A regex that is quick for all but one text."""
+    described = json.loads(train_bpe(iter(PROSE), vocab_size=300))
+    tokenizer = JsonTokenizer(json.dumps(described | {"pre_tokenizer": REGEX | {"pattern": {"Regex": "(q+)+$"}}}))
+    hostile = "q" * 40 + "!"
+    with pytest.raises(ConfigError, match="cannot be used for this text"):
+        tokenizer.encode(hostile)
+    with pytest.raises(ValueError, match="it is not a tokenizer"):  # the document is left out, and counted
+        tokenizer.encode_arrays([hostile])
+    assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+
+
+def test_a_kept_tokenizer_that_was_changed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    how = Encoding(folder=tmp_path, said={"tokenizer": "tokenizer.json"}, column="text", end_first=False)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        how.opened()

@@ -19,7 +19,7 @@ from onecard.data.manifest import Settings
 from onecard.data.nanogpt_meta import read_meta
 from onecard.data.prepare import prepare
 from onecard.data.sources import local_source
-from onecard.data.tokenizers import ByteTokenizer
+from onecard.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from onecard.data.tokens import Tokens, first_outside, token_file
 from onecard.errors import ConfigError
 
@@ -363,8 +363,15 @@ def test_a_number_of_numpys_is_not_read_and_the_way_to_a_plain_one_is_told(tmp_p
         b"\x80\x04}r\x00\x00\x10\x00\x8c\x0avocab_sizeK\x05s.",  # one that would take 16 MiB, in data else good
         b"\x80\x05\x96\x00\x00\x00\x00\x00\x01\x00\x00.",  # a byte array of a terabyte
         b"}]s.",
+        # pairs of the same pair, sixty deep, as a key: to hash it takes 2 ** 60 steps
+        b"}K\x01\x85" + b"".join(b"q%bh%b\x86" % (bytes([each]), bytes([each])) for each in range(60)) + b"K\x01s.",
+        b"](" + b"K\x01" * 2_000_000 + b"e.",
+        pickle.dumps({"vocab_size": 2, "itos": {0: "a", 1: "b" * 5_000_000}}),
+        pickle.dumps({"vocab_size": 2, **{n * (2**61 - 1): 0 for n in range(100)}}),  # type: ignore[arg-type]  # collide
     ],
+    ids=lambda raw: raw[:40].hex(),
 )
+@pytest.mark.timeout(60)
 def test_a_damaged_meta_is_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"it "):
         read_meta(raw)
@@ -373,6 +380,14 @@ def test_a_damaged_meta_is_refused(raw: bytes) -> None:
 def test_a_meta_whose_letters_do_not_fit_still_gives_the_size() -> None:
     for letters in ({0: "a"}, {0: "a", 1: "a"}, {0: "a", 2: "b"}, {0: "a", 1: 3}, None, [1, 2]):
         assert read_meta(pickle.dumps({"vocab_size": 2, "itos": letters})).characters is None
+
+
+def test_a_letter_that_no_file_can_hold_is_no_letter_and_words_are_read() -> None:
+    assert read_meta(pickle.dumps({"vocab_size": 2, "itos": {0: "a", 1: "\ud800"}})).characters is None
+    words = read_meta(pickle.dumps({"vocab_size": 3, "itos": {0: "a", 1: "bc", 2: ""}})).characters
+    assert words is not None
+    assert words == ("a", "bc", "")
+    assert [list(ids) for ids in CharacterTokenizer(words).encode_arrays(["aa"])] == [[0, 0]]
 
 
 def test_our_meta_lists_the_files_and_their_sizes_are_checked(tmp_path: Path) -> None:
