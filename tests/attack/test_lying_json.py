@@ -372,7 +372,6 @@ PARSERS = {  # who may parse JSON without untrusted_json, and why
     "data/encode.py": "a row of somebody's text: what is too deep is skipped",
     "data/gguf_vocabulary.py": "what the tokenizers library wrote",
     "data/gpt2_ranks.py": "a download, whose checksum is known",
-    "data/tokenizer_json.py": "a library reads the same text, and any failure is an error",
     "runs/foreign/hf_trainer.py": "one entry without braces inside, of a bounded file",
 }
 
