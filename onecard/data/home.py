@@ -42,7 +42,7 @@ def home_note(environ: Mapping[str, str]) -> str | None:
 
 
 def homes(environ: Mapping[str, str]) -> list[Path]:
-    """Every folder to look in: `cache_home`, and as long as it cannot be written the temporary one of earlier commands."""
+    """Every folder to look in: `cache_home`; as long as it cannot be written, also the one that stands in for it."""
     home, shared = cache_home(environ), _shared()
     in_use = shared and _is_ours(shared) and _why_not(home) is not None
     return [home, *([shared] if shared and in_use else [])]

@@ -19,7 +19,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Self
 
 from onecard.errors import ConfigError, MachineError
-from onecard.files import write_atomically, writing
+from onecard.files import is_half_written, write_atomically, writing
 from onecard.opening import open_file, pieces
 from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, held_here, left_behind, refuse_in_use
@@ -371,7 +371,7 @@ def runs_in(folder: Path) -> tuple[Path, ...]:
     if is_run(folder):
         return (folder,)
     try:
-        return tuple(sorted(child for child in folder.iterdir() if is_run(child)))
+        return tuple(sorted(each for each in folder.iterdir() if is_run(each) and not is_half_written(each)))
     except OSError:
         return ()
 

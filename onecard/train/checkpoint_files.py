@@ -19,7 +19,6 @@ import errno
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +36,7 @@ from onecard.files import (
     allow_readers,
     check_space,
     half_written,
+    remove,
     sync_file,
     sync_folder,
     write_durably,
@@ -122,9 +122,9 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def delete(path: Path) -> None:
     """Remove a checkpoint; if killed meanwhile, it is either gone or complete."""
     gone = path.with_name(_GONE + path.name)
-    _remove(gone)
+    remove(gone)
     path.rename(gone)
-    _remove(gone)
+    remove(gone)
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -132,15 +132,7 @@ def clear_leftovers(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name.startswith((_NEW, _GONE)) or path == half_written(folder / BEST):
             with suppress(OSError):
-                _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Remove what is there, if anything is; of a link, the link and not where it leads."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+                remove(path)
 
 
 # Reading

@@ -106,7 +106,8 @@ def test_a_calibration_of_the_stand_in_is_not_merged_into_that_of_a_home(tmp_pat
     assert calibration_of(device, named) == (None, None)
     keep(device, timed[1:], date="2026-11-20", environ=named)
     found, _ = calibration_of(device, named)
-    assert found and found.runs == tuple(timed[1:])
+    assert found
+    assert found.runs == tuple(timed[1:])
 
 
 # No memory
