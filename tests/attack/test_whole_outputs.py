@@ -50,12 +50,12 @@ def wrong(nursery: Nursery, kind: str, fault: Fault, whole: set[str]) -> list[st
     shutil.rmtree(nursery.path / "run")
     (nursery.path / "run").mkdir()
     ended, found, said = nursery.run(*COMMANDS[kind], fault=fault), there(nursery), nursery.said()
+    begun = [name for name in found if name.startswith(("deep/out/", "deep/out.gguf"))]
     is_whole, killed = found >= whole, ended.code == -signal.SIGKILL
     again = 0 if is_whole else nursery.run(*COMMANDS[kind]).code
     claims = {
         f"it ended with {ended.code}": killed or ended.code == 3 or (ended.code == 0 and is_whole),
-        "there is half an output": is_whole
-        or not (found if ended.code == 3 else found & {"deep/out", "deep/out.gguf"}),
+        "there is half an output": is_whole or not (begun if killed else found),
         "it calls a file damaged, or advises to delete one": "damaged" not in said and "rm " not in said,
         f"the repetition ended with {again}": again == 0,
         "something else is left": killed or there(nursery) == whole,
