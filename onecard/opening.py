@@ -7,12 +7,35 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import BinaryIO
+
+from onecard.errors import ConfigError, MachineError, OnecardError
 
 LONGEST_PIECE_BYTES = 16 * 1024  # of a line; no line that we understand is longer
 _READ_BYTES = 256 * 1024  # at once
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a disk"))
+
+
+_OF_THE_NAME = frozenset(  # what the system says of the name or the size, not of its own state: it will say so again
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG)
+)
+
+
+def cannot_read(path: Path | str, problem: Exception) -> OnecardError | None:
+    """The error for a file that the system fails to read, which may be whole; None if something else is the problem."""
+    if not isinstance(problem, OSError) or problem.errno is None or problem.errno in _OF_THE_NAME:
+        return None
+    forbidden = isinstance(problem, PermissionError)
+    return (ConfigError if forbidden else MachineError)(
+        f"{path} cannot be read",
+        why=f"the system says: {problem.strerror or problem}; this tells nothing about what is in it",
+        fix=f"ls -l {quote(str(path))}   (shows who may read it)"
+        if forbidden
+        else "type the same command again; if it fails again, look at that disk",
+        name="cannot-read",
+    )
 
 
 class NotAFile(OSError):

@@ -12,7 +12,8 @@ from typing import Literal
 
 from onecard.config.names import nearest
 from onecard.data import stdlib
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, OnecardError
+from onecard.opening import cannot_read
 
 Kind = Literal["parquet", "jsonl", "text", "document"]  # text: many documents in a file; document: one
 
@@ -126,8 +127,8 @@ def missing(words: Sequence[str]) -> ConfigError:
     )
 
 
-def unreadable(name: str, problem: Exception) -> ConfigError:
-    return ConfigError(
+def unreadable(name: str, problem: Exception) -> OnecardError:
+    return cannot_read(name, problem) or ConfigError(
         f"{name} cannot be read",
         why=getattr(problem, "strerror", None) or str(problem),
         fix=f"look at `ls -l {name}`",

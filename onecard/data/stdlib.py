@@ -115,7 +115,7 @@ def _complete(folder: Path) -> bool:
         meta: dict[str, Any] = read_object(folder / "meta.json")
         entries = meta["train"] + meta["val"]
         return all((folder / entry["file"]).stat().st_size == 2 * entry["tokens"] for entry in entries)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from onecard.errors import ConfigError, OnecardError
 from onecard.inputs.nearby import configs_near
 from onecard.inputs.text import THERE, read_text
+from onecard.opening import cannot_read
 from onecard.untrusted_json import field, mapping_of, parsed, read_object, scalar
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
         stated = {"model": "gpt2", **said} if is_run(folder) else shape_of(said)  # old runs are of GPT-2
         shape = {key: field(stated, key, scalar) for key in SHAPE_KEYS}
     except (OSError, ValueError) as problem:
-        raise ConfigError(
+        raise cannot_read(folder / "config.json", problem) or ConfigError(
             f"init_from={name} is not a model that onecard can train",
             why=str(problem)[:160],
             fix="give a Hugging Face folder of model_type gpt2 or nanochat, a run folder, or a ckpt.pt",

@@ -70,6 +70,8 @@ def changing(path: Path, *, room: str = MAKE_ROOM) -> Iterator[None]:
 
 def as_os_error(error: Exception) -> OSError:
     """What the system refused; its number is at the end of the message only: "(os error 28)" (safetensors), "(28)"."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
     in_text = re.search(r"\((?:os error )?(\d{1,3})\)$", str(error))
     return OSError(int(in_text[1]), os.strerror(int(in_text[1]))) if in_text else OSError(str(error))
 

@@ -18,6 +18,7 @@ from onecard.errors import ConfigError
 from onecard.files import allow_readers, sync_file, write_durably
 from onecard.models.architectures import structure_of
 from onecard.models.structure import parameters_of
+from onecard.opening import cannot_read
 from onecard.train.checkpoint_files import as_os_error
 from onecard.train.hf_weights import BUFFERS, from_hf, to_hf
 from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, load_tensors, not_a_model
@@ -59,7 +60,8 @@ def _config(folder: Path) -> tuple[Mapping[str, object], Mapping[str, int | bool
     try:
         config = read_object(folder / CONFIG)
     except (OSError, BadJson) as problem:
-        raise not_a_model(folder, f"{CONFIG} cannot be read: {str(problem)[:120]}") from problem
+        why = f"{CONFIG} cannot be read: {str(problem)[:120]}"
+        raise cannot_read(folder / CONFIG, problem) or not_a_model(folder, why) from problem
     try:
         return config, shape_of(config)
     except ValueError as problem:
@@ -73,7 +75,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         if (folder / SHARDS).is_file():
             return {name: tensor for file in _shards(folder) for name, tensor in load_file(folder / file).items()}
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:  # KeyError: an unknown type
-        raise ConfigError(
+        raise cannot_read(folder, as_os_error(problem)) or ConfigError(
             f"the weights in {folder} cannot be read",
             why=f"{str(problem)[:160] or type(problem).__name__}",
             fix="download or copy the folder again: a file may have been cut off",
