@@ -25,6 +25,8 @@ _OF_THE_NAME = frozenset(  # what the system says of the name or the size, not o
 
 def cannot_read(path: Path | str, problem: Exception) -> OnecardError | None:
     """The error for a file that the system fails to read, which may be whole; None if something else is the problem."""
+    while not isinstance(problem, OSError) and isinstance(problem.__context__, Exception):
+        problem = problem.__context__  # zipfile says of every file that it fails to read that it is no zip file
     if not isinstance(problem, OSError) or problem.errno is None or problem.errno in _OF_THE_NAME:
         return None
     forbidden = isinstance(problem, PermissionError)

@@ -99,7 +99,7 @@ class Tokens:
         try:
             self._mapped = [file.mapped() for file in self.files]
         except OSError as problem:
-            if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) or len(files) == 1:
                 raise
             raise _too_many(self.files, problem) from problem
         self._begins = [0, *accumulate(file.count for file in self.files)]

@@ -163,11 +163,10 @@ def _vocabulary(dataset: str, search: Sequence[Path]) -> tuple[str, int | None]:
 
     if dataset == EMBEDDED.name:  # it need not be built for a plan
         return EMBEDDED.name, EMBEDDED.vocab_size
-    folder = find_data(dataset, search=search)
-    if folder and find_spec("numpy"):
-        from onecard.data.dataset import open_path  # imports NumPy: only for data that is here
+    with suppress(OnecardError):  # data that cannot be used says nothing about the vocabulary
+        if (folder := find_data(dataset, search=search)) and find_spec("numpy"):
+            from onecard.data.dataset import open_path  # imports NumPy: only for data that is here
 
-        with suppress(OnecardError):  # data that cannot be used says nothing about the vocabulary
             return str(folder), open_path(folder, name=dataset, environ=os.environ).model_vocab_size
     if known := known_data(dataset):
         return f"nanoGPT's {known.name}", known.vocab_size

@@ -22,7 +22,10 @@ def sizes_of_data(config: RunConfig, search: Sequence[Path]) -> DataSizes:
     from onecard.config.known_data import known_data
     from onecard.data.folders import find_data
 
-    path = find_data(config.dataset, search=search)
+    try:
+        path = find_data(config.dataset, search=search)
+    except OnecardError as problem:  # a plan does not need the data: `train` will refuse it
+        return DataSizes(source=config.dataset, problem=problem.what)
     if path and find_spec("numpy"):
         from onecard.data.dataset import splits_at  # imports NumPy: only for data that is here
         from onecard.data.tokens import Tokens, val_in_train

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from onecard.errors import ConfigError, MachineError
 from onecard.files import is_half_written, write_atomically, writing
-from onecard.opening import open_file, pieces
+from onecard.opening import cannot_read, open_file, pieces
 from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, held_here, left_behind, refuse_in_use
 from onecard.runs.record_json import holds_record, to_line
@@ -341,7 +341,7 @@ def load_run(path: Path | str) -> Run:
     except FileNotFoundError:
         pass  # killed before its first record
     except OSError as problem:
-        raise ConfigError(
+        raise cannot_read(folder / RECORDS, problem) or ConfigError(
             f"{folder / RECORDS} cannot be read",
             why=f"the system says: {problem.strerror or problem}",
             fix=f"ls -l {quote(str(folder))}   (shows who may read it)",

@@ -150,10 +150,7 @@ def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
         try:
             if parts != [name]:
                 return _put_together([path / part for part in parts])
-            return _load(path / name)
-        except FileNotFoundError:  # what safetensors says of every file it cannot open
-            with (path / name).open("rb"):  # raises what is really wrong, if it still is
-                return _load(path / name)
+            return loaded(path / name)
         except (SafetensorError, RuntimeError) as problem:  # RuntimeError: it was deleted after it was opened
             refused = as_os_error(problem)
             if refused.errno not in (None, errno.ENOENT):
@@ -163,13 +160,17 @@ def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
             raise BadJson(f"it holds numbers of the type {problem}, which torch does not have") from problem
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def loaded(path: Path) -> dict[str, Tensor]:
     """The tensors in a file. safetensors opens no file whose name is not UTF-8: such a one is read whole."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
         return load(path.read_bytes())
-    return load_file(path)
+    try:
+        return load_file(path)
+    except FileNotFoundError:  # what safetensors says of every file it cannot open
+        with path.open("rb"):  # raises what is really wrong, if it still is
+            return load_file(path)
 
 
 # Parts, as several ranks write them

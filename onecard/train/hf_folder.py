@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from onecard import units
@@ -19,7 +19,7 @@ from onecard.files import allow_readers, sync_file, write_durably
 from onecard.models.architectures import structure_of
 from onecard.models.structure import parameters_of
 from onecard.opening import cannot_read
-from onecard.train.checkpoint_files import as_os_error
+from onecard.train.checkpoint_files import as_os_error, loaded
 from onecard.train.hf_weights import BUFFERS, from_hf, to_hf
 from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, load_tensors, not_a_model
 from onecard.untrusted_json import BadJson, field, mapping_of, read_object, text
@@ -71,9 +71,9 @@ def _config(folder: Path) -> tuple[Mapping[str, object], Mapping[str, int | bool
 def _tensors(folder: Path) -> dict[str, Tensor]:
     try:
         if (folder / WEIGHTS).is_file():
-            return load_file(folder / WEIGHTS)
+            return loaded(folder / WEIGHTS)
         if (folder / SHARDS).is_file():
-            return {name: tensor for file in _shards(folder) for name, tensor in load_file(folder / file).items()}
+            return {name: tensor for file in _shards(folder) for name, tensor in loaded(folder / file).items()}
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:  # KeyError: an unknown type
         raise cannot_read(folder, as_os_error(problem)) or ConfigError(
             f"the weights in {folder} cannot be read",
