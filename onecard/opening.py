@@ -43,7 +43,7 @@ def _check_regular(path: Path, mode: int) -> None:
 def read_file(path: Path, *, most_bytes: int) -> bytes:
     """The content of a regular file; OSError if it is larger than `most_bytes`."""
     with open_file(path) as file:
-        content = file.read(most_bytes + 1)
+        content = _read(file, most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
     return content
@@ -56,7 +56,7 @@ def pieces(file: BinaryIO, *, longest_bytes: int = LONGEST_PIECE_BYTES) -> Itera
     redraw a progress bar write very long lines. A piece that does not end in a newline goes on in the next.
     """
     rest = b""
-    while read := file.read(_READ_BYTES):
+    while read := _read(file, _READ_BYTES):
         *lines, rest = (rest + read).split(b"\n")
         for line in lines:
             if len(line) < longest_bytes:
@@ -68,6 +68,15 @@ def pieces(file: BinaryIO, *, longest_bytes: int = LONGEST_PIECE_BYTES) -> Itera
             yield from cut
     if rest:
         yield rest
+
+
+def _read(file: BinaryIO, most_bytes: int) -> bytes:
+    """The next bytes of a file. An error names the file, as those of opening it do."""
+    try:
+        return file.read(most_bytes)
+    except OSError as problem:
+        problem.filename = getattr(file, "name", None)
+        raise
 
 
 def _cut(line: bytes, longest_bytes: int) -> Iterator[bytes]:

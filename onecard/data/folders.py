@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from onecard.config.paths import expanded
+from onecard.errors import unless_machine_failed
 
 META, PROGRESS = "meta.json", "progress.json"  # in a folder that `onecard data prepare` made
 DATATROVE, MEGATRON = ".ds", ".idx"  # the end of a token file of datatrove; of an index of Megatron, beside its .bin
@@ -35,8 +36,8 @@ def _data_at(path: Path) -> Path | None:
             return path if path.is_file() else None
         tokens = path.with_suffix(".bin") if path.suffix in (".bin", MEGATRON) else Path(f"{path}.bin")
         return tokens if tokens.with_suffix(MEGATRON).is_file() else None
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError) as problem:
+        return unless_machine_failed(problem, None)
 
 
 def _has_tokens(folder: Path) -> bool:
@@ -52,5 +53,5 @@ def _children(folder: Path) -> list[Path]:
     """What is in a folder; nothing if it is not a folder or cannot be read."""
     try:
         return list(folder.iterdir())
-    except (OSError, ValueError):
-        return []
+    except (OSError, ValueError) as problem:
+        return unless_machine_failed(problem, [])

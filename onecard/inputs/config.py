@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.errors import ConfigError, OnecardError
+from onecard.errors import ConfigError, OnecardError, unless_machine_failed
 from onecard.inputs.nearby import configs_near
 from onecard.inputs.text import THERE, read_text
 from onecard.untrusted_json import field, mapping_of, parsed, read_object, scalar
@@ -166,8 +165,10 @@ def _vocabulary(dataset: str, search: Sequence[Path]) -> tuple[str, int | None]:
     if folder and find_spec("numpy"):
         from onecard.data.dataset import open_path  # imports NumPy: only for data that is here
 
-        with suppress(OnecardError):  # data that cannot be used says nothing about the vocabulary
+        try:
             return str(folder), open_path(folder, name=dataset, environ=os.environ).model_vocab_size
+        except OnecardError as problem:  # data that cannot be used says nothing about the vocabulary
+            unless_machine_failed(problem, None)
     if known := known_data(dataset):
         return f"nanoGPT's {known.name}", known.vocab_size
     return "default", None

@@ -66,8 +66,8 @@ def worth_of(config: RunConfig) -> Worth | None:
 
 
 def read_again(worth: Worth, tokens: float, data_tokens: int | None) -> Worth:
-    """The worth of tokens of which only `data_tokens` are new. At best all count; at worst the others count half of what
-    is likely."""
+    """The worth of tokens of which only `data_tokens` are new. At best all count; at worst the others count half
+    of what is likely."""
     if not data_tokens or tokens <= data_tokens:
         return worth
     new = data_tokens / tokens
