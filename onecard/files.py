@@ -12,13 +12,12 @@ from pathlib import Path
 from shlex import quote
 
 from onecard import units
-from onecard.errors import MachineError
+from onecard.errors import DISK_FULL, MachineError
 
 OTHER_FOLDER = "choose another folder with --out_dir=PATH"
 MAKE_ROOM = "make room"
 HALF_WRITTEN = ".onecard-new"  # the end of such a file's name
 UNTOUCHED = "what was written before is untouched"
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _BROKEN = {errno.EIO, *DISK_FULL}  # the disk itself failed; other errors mean that the system has no such call
 

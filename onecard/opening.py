@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import BinaryIO
 
-from onecard.errors import ConfigError, MachineError, OnecardError
+from onecard.errors import ConfigError, OnecardError, fault_behind, system_failed
 
 LONGEST_PIECE_BYTES = 16 * 1024  # of a line; no line that we understand is longer
 _READ_BYTES = 256 * 1024  # at once
@@ -18,24 +18,17 @@ _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a disk"))
 
 
-_OF_THE_NAME = frozenset(  # what the system says of the name or the size, not of its own state: it will say so again
-    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG)
-)
-
-
 def cannot_read(path: Path | str, problem: Exception) -> OnecardError | None:
-    """The error for a file that the system fails to read, which may be whole; None if something else is the problem."""
-    while not isinstance(problem, OSError) and isinstance(problem.__context__, Exception):
-        problem = problem.__context__  # zipfile says of every file that it fails to read that it is no zip file
-    if not isinstance(problem, OSError) or problem.errno is None or problem.errno in _OF_THE_NAME:
+    """The error for a file that cannot be read and may be whole; None if the problem is what was named, or is in it."""
+    if fault := fault_behind(problem):
+        fault.filename = fault.filename or str(path)
+        return system_failed(fault)
+    if not isinstance(problem, PermissionError):
         return None
-    forbidden = isinstance(problem, PermissionError)
-    return (ConfigError if forbidden else MachineError)(
+    return ConfigError(
         f"{path} cannot be read",
-        why=f"the system says: {problem.strerror or problem}; this tells nothing about what is in it",
-        fix=f"ls -l {quote(str(path))}   (shows who may read it)"
-        if forbidden
-        else "type the same command again; if it fails again, look at that disk",
+        why=f"the system says: {problem.strerror}",
+        fix=f"ls -l {quote(str(path))}   (shows who may read it)",
         name="cannot-read",
     )
 
@@ -68,7 +61,7 @@ def _check_regular(path: Path, mode: int) -> None:
 def read_file(path: Path, *, most_bytes: int) -> bytes:
     """The content of a regular file; OSError if it is larger than `most_bytes`."""
     with open_file(path) as file:
-        content = file.read(most_bytes + 1)
+        content = _read(file, most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
     return content
@@ -81,7 +74,7 @@ def pieces(file: BinaryIO, *, longest_bytes: int = LONGEST_PIECE_BYTES) -> Itera
     redraw a progress bar write very long lines. A piece that does not end in a newline goes on in the next.
     """
     rest = b""
-    while read := file.read(_READ_BYTES):
+    while read := _read(file, _READ_BYTES):
         *lines, rest = (rest + read).split(b"\n")
         for line in lines:
             if len(line) < longest_bytes:
@@ -93,6 +86,15 @@ def pieces(file: BinaryIO, *, longest_bytes: int = LONGEST_PIECE_BYTES) -> Itera
             yield from cut
     if rest:
         yield rest
+
+
+def _read(file: BinaryIO, most_bytes: int) -> bytes:
+    """The next bytes of a file. An error names the file, as those of opening it do."""
+    try:
+        return file.read(most_bytes)
+    except OSError as problem:
+        problem.filename = getattr(file, "name", None)
+        raise
 
 
 def _cut(line: bytes, longest_bytes: int) -> Iterator[bytes]:

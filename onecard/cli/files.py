@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from onecard.config.paths import expanded, refuse_empty
-from onecard.errors import ConfigError, MachineError, UsageError
-from onecard.files import DISK_FULL, cannot_write, free_name, free_path, half_written
+from onecard.errors import DISK_FULL, ConfigError, MachineError, UsageError
+from onecard.files import cannot_write, free_name, free_path, half_written
 from onecard.inputs.text import THERE
 
 

@@ -34,7 +34,7 @@ from onecard.data.stdlib import build_stdlib
 from onecard.data.tokenizer_files import kept_tokenizer, tokenizer_named
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
 from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, unless_machine_failed
 from onecard.opening import cannot_read, read_file
 from onecard.units import MIB
 
@@ -98,8 +98,8 @@ def _how_to_have(name_or_path: str, other: str, places: Sequence[Path]) -> str:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
+    except (OSError, ValueError) as problem:  # a name that no file can have
+        return unless_machine_failed(problem, False)
 
 
 def open_path(path: Path, *, name: str, environ: Mapping[str, str]) -> Dataset:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from onecard.config.paths import expanded
-from onecard.errors import OnecardError
+from onecard.errors import OnecardError, unless_machine_failed
 from onecard.opening import cannot_read
 
 META, PROGRESS = "meta.json", "progress.json"  # in a folder that `onecard data prepare` made
@@ -44,8 +44,8 @@ def _data_at(path: Path) -> Path | None:
             return path if path.is_file() else None
         tokens = path.with_suffix(".bin") if path.suffix in (".bin", MEGATRON) else Path(f"{path}.bin")
         return tokens if tokens.with_suffix(MEGATRON).is_file() else None
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError) as problem:
+        return unless_machine_failed(problem, None)
 
 
 def _has_tokens(folder: Path) -> bool:

@@ -24,7 +24,7 @@ from onecard.data.tokenizers import (
     Tokenizer,
     gpt2_tokenizer,
 )
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, unless_machine_failed
 from onecard.files import write_atomically
 from onecard.opening import cannot_read, read_file
 
@@ -73,16 +73,12 @@ def kept_tokenizer(folder: Path, said: Mapping[str, Any], *, environ: Mapping[st
             try:
                 return Gpt2Tokenizer(read_file(folder / GPT2_FILE, most_bytes=MOST_BYTES))
             except (OSError, ValueError) as problem:
-                if not (found := gpt2_tokenizer(environ)) and (unread := cannot_read(folder / GPT2_FILE, problem)):
-                    raise unread from problem
-                return found
+                return unless_machine_failed(problem, gpt2_tokenizer(environ))
         case "tokenizer.json":
             try:
                 return JsonTokenizer(read_file(folder / JSON_FILE, most_bytes=MOST_BYTES).decode())
             except (OSError, ValueError) as problem:
-                if unread := cannot_read(folder / JSON_FILE, problem):
-                    raise unread from problem
-                return None
+                return unless_machine_failed(problem, None)
     if isinstance(characters, list | tuple) and characters and all(isinstance(each, str) for each in characters):
         return CharacterTokenizer(characters)
     return None

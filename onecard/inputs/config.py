@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.errors import ConfigError, OnecardError
+from onecard.errors import ConfigError, OnecardError, unless_machine_failed
 from onecard.inputs.nearby import configs_near
 from onecard.inputs.text import THERE, read_text
 from onecard.opening import cannot_read
@@ -163,11 +162,13 @@ def _vocabulary(dataset: str, search: Sequence[Path]) -> tuple[str, int | None]:
 
     if dataset == EMBEDDED.name:  # it need not be built for a plan
         return EMBEDDED.name, EMBEDDED.vocab_size
-    with suppress(OnecardError):  # data that cannot be used says nothing about the vocabulary
+    try:
         if (folder := find_data(dataset, search=search)) and find_spec("numpy"):
             from onecard.data.dataset import open_path  # imports NumPy: only for data that is here
 
             return str(folder), open_path(folder, name=dataset, environ=os.environ).model_vocab_size
+    except OnecardError as problem:  # data that cannot be used says nothing about the vocabulary
+        unless_machine_failed(problem, None)
     if known := known_data(dataset):
         return f"nanoGPT's {known.name}", known.vocab_size
     return "default", None
