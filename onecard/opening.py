@@ -23,11 +23,16 @@ def cannot_read(path: Path | str, problem: Exception) -> OnecardError | None:
     if fault := fault_behind(problem):
         fault.filename = fault.filename or str(path)
         return system_failed(fault)
-    if not isinstance(problem, PermissionError):
+    behind: BaseException | None = problem
+    while behind and not isinstance(
+        behind, PermissionError
+    ):  # zipfile calls every file that it cannot read no zip file
+        behind = behind.__cause__ or behind.__context__
+    if not behind:
         return None
     return ConfigError(
         f"{path} cannot be read",
-        why=f"the system says: {problem.strerror}",
+        why=f"the system says: {behind.strerror}",
         fix=f"ls -l {quote(str(path))}   (shows who may read it)",
         name="cannot-read",
     )

@@ -78,7 +78,9 @@ def kept_tokenizer(folder: Path, said: Mapping[str, Any], *, environ: Mapping[st
             try:
                 return JsonTokenizer(read_file(folder / JSON_FILE, most_bytes=MOST_BYTES).decode())
             except (OSError, ValueError) as problem:
-                return unless_machine_failed(problem, None)
+                if unread := cannot_read(folder / JSON_FILE, problem):
+                    raise unread from problem
+                return None
     if isinstance(characters, list | tuple) and characters and all(isinstance(each, str) for each in characters):
         return CharacterTokenizer(characters)
     return None
