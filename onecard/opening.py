@@ -24,15 +24,13 @@ def cannot_read(path: Path | str, problem: Exception) -> OnecardError | None:
         fault.filename = fault.filename or str(path)
         return system_failed(fault)
     behind: BaseException | None = problem
-    while behind and not isinstance(
-        behind, PermissionError
-    ):  # zipfile calls every file that it cannot read no zip file
-        behind = behind.__cause__ or behind.__context__
-    if not behind:
+    while behind and not isinstance(behind, PermissionError):
+        behind = behind.__cause__ or behind.__context__  # zipfile says "not a zip file" of all that it cannot read
+    if behind is None:
         return None
     return ConfigError(
         f"{path} cannot be read",
-        why=f"the system says: {behind.strerror}",
+        why=f"the system says: {behind}",
         fix=f"ls -l {quote(str(path))}   (shows who may read it)",
         name="cannot-read",
     )
