@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from errno import ENOMEM
+from errno import EDQUOT, EINTR, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC, ENOTCONN, ESTALE, ETIMEDOUT
+from typing import TypeVar
 
 
 class OnecardError(Exception):
@@ -104,6 +105,41 @@ def out_of_memory(error: BaseException) -> MachineError:
     else:
         what, fix = "the computer ran out of memory", "close other programs, or raise the limit (ulimit -v shows it)"
     return MachineError(what, why=f"the system says: {said}", fix=f"{fix}, then try again", name="out-of-memory")
+
+
+DISK_FULL = {ENOSPC, EDQUOT}
+# What the system says when it fails, whatever was named: a disk that broke or is full, a server of files that is gone,
+# no memory or no descriptors left. Anything else says something of what was named: it is missing, or closed to us.
+_MACHINES_FAULT = {*DISK_FULL, EIO, EINTR, EMFILE, ENFILE, ENOMEM, ESTALE, ETIMEDOUT, ENOTCONN}
+_Answer = TypeVar("_Answer")
+
+
+def fault_behind(error: BaseException | None) -> OSError | None:
+    """The fault of the machine that an error is, or comes from; None where there is none."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _MACHINES_FAULT:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def unless_machine_failed(problem: Exception, answer: _Answer) -> _Answer:
+    """The answer where what was named is missing, closed or bad; MachineError where the machine failed to look."""
+    if fault := fault_behind(problem):
+        raise system_failed(fault) from problem
+    return answer
+
+
+def system_failed(problem: OSError) -> MachineError:
+    """A call to the system failed: no memory, a broken disk, a file that another program deleted meanwhile."""
+    if is_out_of_memory(problem):
+        return out_of_memory(problem)
+    return MachineError(
+        f"{problem.filename or 'a file'} could not be read or written",
+        why=f"the system says: {problem.strerror or first_line(problem, 240)}",
+        fix="run the same command again (a training run: with --resume); if it fails again, look at that disk",
+        name="system-failed",
+    )
 
 
 def first_line(error: BaseException, longest: int = 600) -> str:

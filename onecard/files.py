@@ -12,13 +12,12 @@ from pathlib import Path
 from shlex import quote
 
 from onecard import units
-from onecard.errors import MachineError
+from onecard.errors import DISK_FULL, MachineError
 
 OTHER_FOLDER = "choose another folder with --out_dir=PATH"
 MAKE_ROOM = "make room"
 HALF_WRITTEN = ".onecard-new"  # the end of such a file's name
 UNTOUCHED = "what was written before is untouched"
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _BROKEN = {errno.EIO, *DISK_FULL}  # the disk itself failed; other errors mean that the system has no such call
 
@@ -37,6 +36,7 @@ def writing(path: Path, *, instead: str = OTHER_FOLDER, room: str = MAKE_ROOM) -
 
 def cannot_write(path: Path, problem: OSError, *, instead: str = OTHER_FOLDER, room: str = MAKE_ROOM) -> MachineError:
     """The error for a `path` that cannot be written: disk-full, read-only or cannot-write."""
+    path = _meant(path)
     reason = f"the system says: {problem.strerror or problem}; {UNTOUCHED}"
     if problem.errno in DISK_FULL:
         return _disk_full(f"the disk is full: {path} could not be written", why=reason, path=path, room=room)
@@ -77,6 +77,7 @@ def free_path(path: Path) -> Path:
 
 def check_space(path: Path, *, needed_bytes: int, room: str = MAKE_ROOM) -> None:
     """Refuse to start writing `path` if it does not fit on the disk; the error has both sizes."""
+    path = _meant(path)
     free_bytes = shutil.disk_usage(_existing(path)).free
     if needed_bytes > free_bytes:
         needed, free = units.size(needed_bytes), units.size(free_bytes)
@@ -104,12 +105,63 @@ def write_atomically(path: Path, content: bytes) -> None:
         sync_folder(path.parent)
 
 
+@contextmanager
+def whole(path: Path, *, needed_bytes: int = 0, instead: str = OTHER_FOLDER) -> Iterator[Path]:
+    """A temporary path for a new file or folder; it becomes `path` when all is written, and is removed after an error.
+
+    `path` may be an empty folder. Inside, files are flushed by whoever writes them.
+    """
+    room = f"{MAKE_ROOM}, or {instead}"
+    place = path.resolve() if path.exists() else path  # of a link, the folder that it leads to
+    made = [folder for folder in place.parents if not folder.exists()]
+    written = new = half_written(place)
+    with writing(path, instead=instead, room=room):
+        check_space(path, needed_bytes=needed_bytes, room=room)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            remove(new)  # what a killed command left
+            yield new
+            if new.is_dir():
+                sync_folder(new)
+            if place.is_dir():
+                place.rmdir()
+            new.rename(place)
+            written = place
+            sync_folder(place.parent)
+        except BaseException:
+            with suppress(OSError):
+                remove(written)
+            for folder in made:
+                with suppress(OSError):
+                    folder.rmdir()
+            raise
+
+
+def remove(path: Path) -> None:
+    """Remove what is there, if anything is; of a link, the link and not where it leads."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def half_written(path: Path) -> Path:
     """The temporary path where a file or folder is written before it is renamed to `path`.
 
     A kill may leave it behind; the next write replaces it. Nothing else uses this name, so an existing one is deleted.
     """
     return path.with_name(f".{path.name}{HALF_WRITTEN}")
+
+
+def _meant(path: Path) -> Path:
+    """The path that a half-written one will have: only that one means something to a user."""
+    halves = (Path(part) for part in path.parts)
+    return Path(*(half.name[1:].removesuffix(HALF_WRITTEN) if is_half_written(half) else half for half in halves))
+
+
+def is_half_written(path: Path) -> bool:
+    """Whether a file or folder is not all there, by its name."""
+    return path.name.startswith(".") and path.name.endswith(HALF_WRITTEN)
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -7,12 +7,33 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import BinaryIO
+
+from onecard.errors import ConfigError, OnecardError, fault_behind, system_failed
 
 LONGEST_PIECE_BYTES = 16 * 1024  # of a line; no line that we understand is longer
 _READ_BYTES = 256 * 1024  # at once
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a disk"))
+
+
+def cannot_read(path: Path | str, problem: Exception) -> OnecardError | None:
+    """The error for a file that cannot be read and may be whole; None if the problem is what was named, or is in it."""
+    if fault := fault_behind(problem):
+        fault.filename = fault.filename or str(path)
+        return system_failed(fault)
+    behind: BaseException | None = problem
+    while behind and not isinstance(behind, PermissionError):
+        behind = behind.__cause__ or behind.__context__  # zipfile says "not a zip file" of all that it cannot read
+    if behind is None:
+        return None
+    return ConfigError(
+        f"{path} cannot be read",
+        why=f"the system says: {behind}",
+        fix=f"ls -l {quote(str(path))}   (shows who may read it)",
+        name="cannot-read",
+    )
 
 
 class NotAFile(OSError):
@@ -48,7 +69,7 @@ def _check_regular(path: Path, mode: int) -> None:
 def read_file(path: Path, *, most_bytes: int) -> bytes:
     """The content of a regular file; OSError if it is larger than `most_bytes`."""
     with open_file(path) as file:
-        content = file.read(most_bytes + 1)
+        content = _read(file, most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {most_bytes:,} bytes", str(path))
     return content
@@ -61,7 +82,7 @@ def pieces(file: BinaryIO, *, longest_bytes: int = LONGEST_PIECE_BYTES) -> Itera
     redraw a progress bar write very long lines. A piece that does not end in a newline goes on in the next.
     """
     rest = b""
-    while read := file.read(_READ_BYTES):
+    while read := _read(file, _READ_BYTES):
         *lines, rest = (rest + read).split(b"\n")
         for line in lines:
             if len(line) < longest_bytes:
@@ -73,6 +94,15 @@ def pieces(file: BinaryIO, *, longest_bytes: int = LONGEST_PIECE_BYTES) -> Itera
             yield from cut
     if rest:
         yield rest
+
+
+def _read(file: BinaryIO, most_bytes: int) -> bytes:
+    """The next bytes of a file. An error names the file, as those of opening it do."""
+    try:
+        return file.read(most_bytes)
+    except OSError as problem:
+        problem.filename = getattr(file, "name", None)
+        raise
 
 
 def _cut(line: bytes, longest_bytes: int) -> Iterator[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onecard.cli.files import PathType
+from onecard.cli.files import PathType, check_new
 from onecard.cli.flags import Flag
 from onecard.cli.library import (
     best_option,
@@ -24,7 +23,6 @@ from onecard.cli.library import (
     which_checkpoint,
 )
 from onecard.errors import ConfigError, OnecardError, UsageError
-from onecard.files import free_name
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
@@ -127,7 +125,7 @@ def export(
     if kind == "gguf":
         return _to_gguf(snapshot, config, found, out=out, number_type=number_type or DEFAULT_TYPE, as_json=as_json)
     target = Path(out) if out else found.path / "export" / f"{kind}-{checkpoint_name(snapshot.step)}"
-    _must_be_new(target)
+    check_new(target, again="--out ")
     tokenizer, note = _tokenizer(found.path, config)
     if kind == "nanogpt":
         done = _to_nanogpt(target, snapshot, config, found, tokenizer)
@@ -183,16 +181,6 @@ def _check_groups(run: str, config: RunConfig) -> None:
         )
 
 
-def _must_be_new(target: Path) -> None:
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ConfigError(
-            f"{target} exists already",
-            why="an export never overwrites anything",
-            fix=f"--out {free_name(target)}   (or remove it first)",
-            name="file-exists",
-        )
-
-
 def _tokenizer(run: Path, config: RunConfig) -> tuple[Tokenizer | None, str | None]:
     """(the run's tokenizer, None), or (None, why it is missing): weights alone are still worth exporting."""
     from onecard.inputs.tokenizer import tokenizer_of
@@ -205,23 +193,27 @@ def _tokenizer(run: Path, config: RunConfig) -> tuple[Tokenizer | None, str | No
 
 def _to_nanogpt(target: Path, snapshot: Snapshot, config: RunConfig, run: Run, tokenizer: Tokenizer | None) -> Exported:
     from onecard.data.nanogpt_meta import characters_meta
-    from onecard.files import write_atomically
+    from onecard.files import whole, write_durably
     from onecard.runs.records import Start
     from onecard.train import nanogpt_checkpoint
 
     devices = [record.device for record in run.records if isinstance(record, Start)]
     on_card = bool(devices) and devices[-1].startswith("cuda")
-    nanogpt_checkpoint.write(target / nanogpt_checkpoint.NAME, snapshot, config, fused=on_card)
     data = _nanogpt_data(config, target)
     text = nanogpt_checkpoint.config_text(config, folder=target, dataset=data.name, on_card=on_card)
-    write_atomically(target / nanogpt_checkpoint.CONFIG, text.encode())
+    meta = characters_meta(tokenizer) if tokenizer else None
+    with whole(target, needed_bytes=nanogpt_checkpoint.needed_bytes(snapshot), instead=_ELSEWHERE) as new:
+        new.mkdir()
+        nanogpt_checkpoint.write(new / nanogpt_checkpoint.NAME, snapshot, config, fused=on_card)
+        write_durably(new / nanogpt_checkpoint.CONFIG, text.encode())
+        if meta:
+            write_durably(new / "meta.pkl", pickle.dumps(meta))
     files, notes = [nanogpt_checkpoint.NAME, nanogpt_checkpoint.CONFIG], [*data.notes]
     longer = f" --max_iters={2 * snapshot.step}" if snapshot.step >= config.max_iters else ""
     train = f"python train.py {quote(str(target.resolve() / nanogpt_checkpoint.CONFIG))}{longer}"
     commands = [] if data.notes else [*data.made_by, train]
     sample = f"python sample.py {quote(f'--out_dir={target.resolve()}')}{'' if on_card else ' --device=cpu'}"
-    if tokenizer and (meta := characters_meta(tokenizer)):
-        write_atomically(target / "meta.pkl", pickle.dumps(meta))
+    if meta:
         files.append("meta.pkl")
         place = f"data/{nanogpt_checkpoint.nanogpt_config(config)['dataset']}"
         notes.append(f"nanoGPT's sample.py looks for the vocabulary in its {place}/: put meta.pkl there")
@@ -293,7 +285,7 @@ def _to_gguf(
 
     name = f"{run.path.resolve().name}-{checkpoint_name(snapshot.step)}-{number_type}.gguf"
     target = Path(out) if out else run.path / "export" / name
-    _must_be_new(target)
+    check_new(target, again="--out ")
     tokenizer = tokenizer_of(run.path, config)
     try:
         vocabulary = vocabulary_of(tokenizer)
@@ -325,32 +317,20 @@ def _to_hf(
     push: str | None,
     note: str | None,
 ) -> Exported:
-    """Write the folder under another name, then rename it: so it is complete if it is there."""
     from onecard.data.hf_tokenizer import tokenizer_files
-    from onecard.files import MAKE_ROOM, check_space, half_written, sync_folder, write_durably, writing
+    from onecard.files import whole, write_durably
     from onecard.report.model_card import model_card
     from onecard.train import hf_folder
 
-    new = half_written(target)
     texts = tokenizer_files(tokenizer, block_size=config.block_size) if tokenizer else {}
     named = tokenizer.name if tokenizer else None
     name, place = push or run.path.resolve().name, push or f"./{target.resolve().name}"
     texts["README.md"] = model_card(run, config, name=name, place=place, step=snapshot.step, tokenizer=named)
-    room = f"{MAKE_ROOM}, or {_ELSEWHERE}"
-    with writing(target, instead=_ELSEWHERE, room=room):
-        check_space(target, needed_bytes=hf_folder.needed_bytes(config), room=room)
-        shutil.rmtree(new, ignore_errors=True)
-        try:
-            new.mkdir(parents=True)
-            hf_folder.write(new, snapshot, config, end_of_text=tokenizer.end_of_text if tokenizer else None)
-            for file, text in texts.items():
-                write_durably(new / file, text.encode())
-            if target.is_dir():
-                target.rmdir()  # it is empty, as was checked before
-            new.rename(target)
-            sync_folder(target.parent)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
+    with whole(target, needed_bytes=hf_folder.needed_bytes(config), instead=_ELSEWHERE) as new:
+        new.mkdir()
+        hf_folder.write(new, snapshot, config, end_of_text=tokenizer.end_of_text if tokenizer else None)
+        for file, text in texts.items():
+            write_durably(new / file, text.encode())
     files = tuple(sorted(path.name for path in target.iterdir()))
     return Exported(path=target, files=files, next=_first_text(target, tokenizer), notes=(note,) if note else ())
 

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from onecard.config.paths import expanded, refuse_empty
-from onecard.errors import ConfigError, MachineError, UsageError
-from onecard.files import DISK_FULL, cannot_write, free_name, half_written
+from onecard.errors import DISK_FULL, ConfigError, MachineError, UsageError
+from onecard.files import cannot_write, free_name, free_path, half_written
 from onecard.inputs.text import THERE
 
 
@@ -88,6 +88,18 @@ def write_bytes(path: Path, content: bytes, *, option: str, overwrite: bool = Tr
             temporary = half_written(whole)
             _create(temporary, content, mode="wb")
             temporary.replace(whole)
+
+
+def check_new(path: Path, *, again: str) -> None:
+    """Refuse to put a whole folder or file where something is; an empty folder may be replaced. `again` NAME is new."""
+    why, instead = "an export or import never overwrites anything", free_path(path)
+    if path.is_dir() and not any(path.iterdir()):
+        if not path.is_mount() and not path.samefile(Path()):
+            return
+        why, instead = "a whole folder is put there at once, which cannot take the place of this one", path / "new"
+    elif not path.exists():
+        return
+    raise ConfigError(f"{path} exists already", why=why, fix=f"{again}{quote(str(instead))}", name="file-exists")
 
 
 def check_writable(path: Path, *, option: str) -> None:

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 import click
 
 from onecard import units
-from onecard.cli.files import PathType
+from onecard.cli.files import PathType, check_new
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
 from onecard.errors import ConfigError, OnecardError
+from onecard.files import free_path, whole
 from onecard.inputs.config import open_data
 from onecard.inputs.pretrained import bring, imported_config, put
 from onecard.inputs.tokenizer import keep_tokenizer_in
+from onecard.runs.folder import check_new_run, create_run
 
 if TYPE_CHECKING:
     from onecard.config.schema import RunConfig
     from onecard.data.dataset import Dataset
-    from onecard.runs.folder import RunFolder
     from onecard.train.snapshot import Snapshot
 
 
@@ -46,36 +47,34 @@ def import_run(flags: list[Flag], /, source: str, download: bool, as_json: bool)
     dataset, notes = _data(config)
     typed = [quote(f"--{key}={text}") for key, text in flags if key != "out_dir"]
     again = ["onecard import", quote(source), *(["--download"] if download else []), *typed]
-    with _new_folder(config, again=" ".join(again)) as folder:
+    run = Path(config.out_dir)
+    _check_folder(run, again=" ".join([*again, "--out_dir="]))
+    with whole(run) as new, create_run(new, config=config.model_dump()) as folder:
         put(folder, snapshot, config, source=path, data_fingerprint=dataset.fingerprint if dataset else None)
         if dataset:
             keep_tokenizer_in(folder.path, dataset)
-    mute = _without_tokenizer(folder.path, config)
+    mute = _without_tokenizer(run, config)
     notes = [*snapshot.notes, *notes, *([mute] if mute else [])]
     stated = "max_iters" in snapshot.config or "max_iters" in dict(flags)
     commands = [
-        *([_go_on(folder.path, snapshot, config, stated=stated)] if dataset else []),
-        *([] if mute else [f"onecard sample {quote(str(folder.path))}"]),
+        *([_go_on(run, snapshot, config, stated=stated)] if dataset else []),
+        *([] if mute else [f"onecard sample {quote(str(run))}"]),
     ]
-    _show(folder.path, snapshot, config, path, notes, commands=commands, as_json=as_json)
+    _show(run, snapshot, config, path, notes, commands=commands, as_json=as_json)
     return 0
 
 
-def _new_folder(config: RunConfig, *, again: str) -> RunFolder:
-    """A new folder for the run; if it exists already, the error has the command to import `again` into another one."""
-    from onecard.files import free_path
-    from onecard.runs.folder import create_run
-
-    path = Path(config.out_dir)
+def _check_folder(path: Path, *, again: str) -> None:
+    """Refuse a folder that is not new; the error has the command to import `again` into another one."""
     try:
-        return create_run(path, config=config.model_dump())
+        check_new_run(path)
     except ConfigError as problem:
         if problem.name != "run-exists":
             raise
-        another = quote(f"--out_dir={free_path(path)}")
         go_on = f"or continue the one there: onecard train --resume {quote(str(path))}"
-        fix = f"{again} {another}   ({go_on})"
+        fix = f"{again}{quote(str(free_path(path)))}   ({go_on})"
         raise ConfigError(problem.what, why=problem.why, fix=fix, name=problem.name) from problem
+    check_new(path, again=again)
 
 
 def _data(config: RunConfig) -> tuple[Dataset | None, list[str]]:

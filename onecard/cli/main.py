@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from errno import EACCES, EDQUOT, EINTR, EIO, ELOOP, EMFILE, ENAMETOOLONG, ENFILE, ENOSPC, EPERM, EPIPE
+from errno import EACCES, ELOOP, ENAMETOOLONG, EPERM, EPIPE
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,19 +23,19 @@ from onecard.cli.signals import INTERRUPTED
 from onecard.cli.streams import prepare_streams
 from onecard.cli.usage import usage_error
 from onecard.errors import (
+    DISK_FULL,
     ConfigError,
     MachineError,
     OfAnotherRank,
     OnecardError,
-    first_line,
+    fault_behind,
     is_out_of_memory,
     out_of_memory,
+    system_failed,
 )
 from onecard.visible import visible
 
-FULL = (ENOSPC, EDQUOT)  # what the operating system says when a disk is full
-BROKEN = (*FULL, EIO, EINTR, EMFILE, ENFILE)  # the machine's fault, whatever was being done
-UNUSABLE = (ENAMETOOLONG, EACCES, EPERM, ELOOP)  # and when it cannot look up a name
+UNUSABLE = (ENAMETOOLONG, EACCES, EPERM, ELOOP)  # what the operating system says when it cannot look up a name
 BUG = 70  # what sysexits.h calls an internal software error; not one of the contract's codes
 
 
@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
         _stop_writing()
         return code
     except OSError as problem:
-        if problem.errno not in FULL:
+        if problem.errno not in DISK_FULL:
             raise
         _stop_writing()
         return _fail(_no_space(problem), as_json=False)
@@ -89,7 +89,7 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
     except Exception as problem:  # a bug of ours, unless the machine is the cause: show everything
         if isinstance(problem, RuntimeError) and str(problem).startswith("Symlink loop"):  # pathlib's word for it
             problem = OSError(ELOOP, os.strerror(ELOOP), str(problem).partition(" from ")[2].strip("'"))
-        if isinstance(problem, OSError) and problem.errno in (EPIPE, *FULL):
+        if isinstance(problem, OSError) and problem.errno in (EPIPE, *DISK_FULL):
             raise
         if signals.heard:  # the exception of a signal was lost on its way, and this one followed
             return INTERRUPTED
@@ -99,7 +99,7 @@ def _answer(rest: list[str], flags: list[Flag]) -> int:
         if isinstance(problem, OSError) and (problem.errno in UNUSABLE or _is_working_folder_gone()):
             return _fail(_unusable(problem), as_json="--json" in rest)
         if isinstance(problem, OSError):
-            return _fail(_system_failed(problem), as_json="--json" in rest)
+            return _fail(system_failed(problem), as_json="--json" in rest)
         click.echo(visible(traceback.format_exc()), err=True, nl=False)
         click.echo(f"error: this is a bug in onecard {__version__}, not a mistake of yours  [bug]", err=True)
         click.echo("  why: nothing a user types or feeds should end like this", err=True)
@@ -151,27 +151,18 @@ def _unusable(problem: OSError) -> ConfigError:
     )
 
 
-def _system_failed(problem: OSError) -> MachineError:
-    """A call to the system failed where no command expects it: a broken disk, a file that another program deleted."""
-    return MachineError(
-        f"{problem.filename or 'a file'} could not be read or written",
-        why=f"the system says: {problem.strerror or first_line(problem, 240)}",
-        fix="run the same command again (a training run: with --resume); if it fails again, look at that disk",
-        name="system-failed",
-    )
-
-
 def _fail(error: OnecardError, *, as_json: bool) -> int:
     from onecard.cli.torchrun import is_told
     from onecard.report.messages import print_error
 
-    cause = error.__cause__ or error.__context__
-    caused_by_machine = isinstance(cause, OSError) and cause.errno in BROKEN
-    if isinstance(error, OfAnotherRank) or (not caused_by_machine and is_told(error)):
+    fault = fault_behind(error)
+    if isinstance(error, OfAnotherRank) or (not fault and is_told(error)):
         return error.exit_code
+    if fault and error.exit_code != MachineError.exit_code:  # what was named is not to blame, and may be whole
+        error = system_failed(fault)
     if as_json:
         click.echo(json.dumps(error.as_json()))
     else:
         with suppress(OSError):  # nobody can read it; the exit code says it
             print_error(error, console(stderr=True))
-    return MachineError.exit_code if caused_by_machine else error.exit_code
+    return error.exit_code

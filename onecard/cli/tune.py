@@ -97,7 +97,10 @@ def tune(
         stopped = problem
     if not tuned.best:
         raise stopped or _nothing_ran(tuned)
-    search.keep()
+    try:
+        search.keep()
+    except OnecardError as problem:
+        stopped = stopped or problem
     _tell(tuned, resolved, write=write, as_json=as_json)
     if share:
         _share(tuned, Path(share), talk)
@@ -240,7 +243,7 @@ class Search:
         )
 
     def keep(self) -> None:
-        """Save what was measured for later plans; where that cannot be, tuning has its answer all the same."""
+        """Save what was measured for later plans."""
         from onecard.inputs.calibration import Device, keep, public_version
 
         machine = self.found.machine

@@ -34,8 +34,8 @@ from onecard.data.stdlib import build_stdlib
 from onecard.data.tokenizer_files import kept_tokenizer, tokenizer_named
 from onecard.data.tokenizers import CharacterTokenizer, Tokenizer
 from onecard.data.tokens import TokenFile, Tokens, TokenType, fingerprint, token_file
-from onecard.errors import ConfigError
-from onecard.opening import read_file
+from onecard.errors import ConfigError, unless_machine_failed
+from onecard.opening import cannot_read, read_file
 from onecard.units import MIB
 
 TILE = 64  # of the products that make logits: with other vocabularies they are slower, and need one more copy
@@ -98,8 +98,8 @@ def _how_to_have(name_or_path: str, other: str, places: Sequence[Path]) -> str:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
+    except (OSError, ValueError) as problem:  # a name that no file can have
+        return unless_machine_failed(problem, False)
 
 
 def open_path(path: Path, *, name: str, environ: Mapping[str, str]) -> Dataset:
@@ -121,12 +121,12 @@ def open_path(path: Path, *, name: str, environ: Mapping[str, str]) -> Dataset:
         try:
             nanogpt = read_nanogpt_meta(read_file(folder / "meta.pkl", most_bytes=MAX_BYTES))
         except (OSError, ValueError) as problem:
-            raise ConfigError(
+            raise cannot_read(folder / "meta.pkl", problem) or ConfigError(
                 f"{folder / 'meta.pkl'} cannot be used: {problem}",
                 why="onecard runs no code in it, so it may only hold plain numbers and texts, as nanoGPT's prepare.py "
                 "writes them; NumPy's numbers are not plain",
-                fix=f"run `python {folder}/prepare.py` again, with int(…) around a vocab_size of NumPy's; or remove "
-                "the file and set --vocab_size=N",
+                fix=f"run `python {folder}/prepare.py` again, with int(…) around a vocab_size of NumPy's; or move "
+                "the file elsewhere and set --vocab_size=N",
                 name="bad-meta",
             ) from problem
         vocab_size = vocab_size or nanogpt.vocab_size
@@ -229,7 +229,7 @@ def _split_files(folder: Path, split: str, *, meta: Mapping[str, Any], dtype: To
             raise ConfigError(
                 f"{folder / name} has {file.count:,} tokens, but meta.json says {count:,}",
                 why="the file was cut off, or belongs to other data",
-                fix="prepare the data again",
+                fix="put back a copy of it, or prepare the data again",
                 name="token-file-damaged",
             )
     return files

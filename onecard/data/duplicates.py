@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onecard.errors import ConfigError
-from onecard.files import write_durably
+from onecard.files import free_name, write_durably
 
 Hashes = npt.NDArray[np.uint64]
 RUN_LENGTH = 2**23  # hashes in a sorted file: 64 MiB
@@ -89,7 +89,7 @@ class DocumentHashes:
             raise ConfigError(
                 f"{path} has {len(stored):,} hashes, but {length:,} were written",
                 why="the file was cut off or replaced since then",
-                fix=f"remove {self.folder.parent} and prepare the data again",
+                fix=f"put back a copy of it, or prepare into another folder: --out {free_name(self.folder.parent)}",
                 name="preparation-damaged",
             )
         self._file = path.open("r+b")

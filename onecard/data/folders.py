@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from onecard.config.paths import expanded
+from onecard.errors import OnecardError, unless_machine_failed
+from onecard.opening import cannot_read
 
 META, PROGRESS = "meta.json", "progress.json"  # in a folder that `onecard data prepare` made
 DATATROVE, MEGATRON = ".ds", ".idx"  # the end of a token file of datatrove; of an index of Megatron, beside its .bin
@@ -24,7 +27,13 @@ def find_data(name_or_path: str, *, search: Sequence[Path] = SEARCH) -> Path | N
 
 def folder_names(search: Sequence[Path] = SEARCH) -> list[str]:
     """The names of all folders below `search` that hold token files."""
-    return [child.name for place in search for child in _children(place) if _has_tokens(child)]
+    found = []
+    for place in search:
+        with suppress(OnecardError):
+            for child in _children(place):
+                with suppress(OnecardError):
+                    found += [child.name] * _has_tokens(child)
+    return found
 
 
 def _data_at(path: Path) -> Path | None:
@@ -35,8 +44,8 @@ def _data_at(path: Path) -> Path | None:
             return path if path.is_file() else None
         tokens = path.with_suffix(".bin") if path.suffix in (".bin", MEGATRON) else Path(f"{path}.bin")
         return tokens if tokens.with_suffix(MEGATRON).is_file() else None
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError) as problem:
+        return unless_machine_failed(problem, None)
 
 
 def _has_tokens(folder: Path) -> bool:
@@ -49,8 +58,10 @@ def _has_tokens(folder: Path) -> bool:
 
 
 def _children(folder: Path) -> list[Path]:
-    """What is in a folder; nothing if it is not a folder or cannot be read."""
+    """What is in a folder; nothing if it is not a folder. OnecardError if the system fails to say."""
     try:
         return list(folder.iterdir())
-    except (OSError, ValueError):
+    except (OSError, ValueError) as problem:
+        if unread := cannot_read(folder, problem):
+            raise unread from problem
         return []

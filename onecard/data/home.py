@@ -42,9 +42,10 @@ def home_note(environ: Mapping[str, str]) -> str | None:
 
 
 def homes(environ: Mapping[str, str]) -> list[Path]:
-    """Every folder to look in: `cache_home`, and the temporary one where an earlier command had to make it."""
-    shared = _shared()
-    return [cache_home(environ), *([shared] if shared and _is_ours(shared) else [])]
+    """Every folder to look in: a named home alone; ~/.cache's and, while it cannot be written, what stands in for it."""
+    home, shared = cache_home(environ), _shared()
+    in_use = shared and _is_ours(shared) and not environ.get("ONECARD_HOME") and _why_not(home) is not None
+    return [home, *([shared] if shared and in_use else [])]
 
 
 def can_write_user_home() -> bool:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from onecard.data.folders import DATATROVE, INDEX, MEGATRON, METADATA
 from onecard.data.tokens import TokenFile, TokenType, damaged, token_file, unreadable
 from onecard.errors import ConfigError
-from onecard.opening import open_file, read_file
+from onecard.opening import cannot_read, open_file, read_file
 
 Ends = npt.NDArray[Any]  # where each document ends, in tokens, in rising order
 
@@ -103,7 +103,8 @@ def _metadata(path: Path) -> tuple[str, int | None, int | None]:
     except FileNotFoundError:
         return "", None, None
     except (OSError, ValueError) as problem:
-        raise damaged(beside, f"it cannot be read: {getattr(problem, 'strerror', None) or problem}") from problem
+        why = f"it cannot be read: {getattr(problem, 'strerror', None) or problem}"
+        raise cannot_read(beside, problem) or damaged(beside, why) from problem
     name, bar, token_bytes = (lines or [""])[0].rpartition("|")
     if not bar:  # as older versions of datatrove wrote it
         name, token_bytes = token_bytes, ""

@@ -18,7 +18,8 @@ from onecard.data.document import Bad
 from onecard.data.folders import META, PROGRESS
 from onecard.data.shards import SHARD_TOKENS, Format
 from onecard.errors import ConfigError
-from onecard.files import write_atomically
+from onecard.files import free_name, write_atomically
+from onecard.opening import cannot_read
 from onecard.untrusted_json import (
     BadJson,
     count,
@@ -130,7 +131,7 @@ def read_progress(folder: Path) -> Progress | None:
     except FileNotFoundError:
         return None
     except (OSError, BadJson) as problem:
-        raise _damaged(folder, problem) from problem
+        raise cannot_read(folder / PROGRESS, problem) or _damaged(folder, problem) from problem
 
 
 def _place(said: object) -> tuple[int, int]:
@@ -210,7 +211,7 @@ def _damaged(folder: Path, problem: Exception) -> ConfigError:
     return ConfigError(
         f"{folder / PROGRESS} cannot be used",
         why=f"it should say how far the preparation is: {str(problem)[:80]}",
-        fix=f"remove {folder} and prepare the data again",
+        fix=f"put back a copy of it, or prepare into another folder: --out {free_name(folder)}",
         name="preparation-damaged",
     )
 
@@ -229,7 +230,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, BadJson) as problem:
-        raise bad_meta(folder, f"it cannot be read: {str(problem)[:80]}") from problem
+        why = f"it cannot be read: {str(problem)[:80]}"
+        raise cannot_read(folder / META, problem) or bad_meta(folder, why) from problem
 
 
 def _source(said: object) -> object:
@@ -288,6 +290,6 @@ def bad_meta(folder: Path, why: str) -> ConfigError:
     return ConfigError(
         f"{folder / META} cannot be used",
         why=why,
-        fix='prepare the data again, or write it by hand: {"dtype": "uint16", "vocab_size": 50257}',
+        fix='put back a copy of it, or write it by hand: {"dtype": "uint16", "vocab_size": 50257}',
         name="bad-meta",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from onecard.data.document import END, Bad, Read, bounded
@@ -23,7 +22,7 @@ def parquet_documents(file: SourceFile, *, start: int, column: str) -> Iterator[
     try:
         table = parquet.ParquetFile(file.path, memory_map=False, buffer_size=_BUFFER_BYTES, pre_buffer=False)
     except (arrow.ArrowException, OSError) as problem:
-        if isinstance(problem, OSError) and problem.errno is not None and not Path(file.path).is_file():
+        if isinstance(problem, OSError) and problem.errno is not None:
             raise unreadable(str(file.path), problem) from problem
         yield Read(Bad.DAMAGED, END, size_bytes)
         return
@@ -47,7 +46,9 @@ def parquet_documents(file: SourceFile, *, start: int, column: str) -> Iterator[
                     for text in _utf8(values.slice(skipped), arrow):
                         place += 1
                         yield Read(text, place, size_bytes * place // rows)
-            except (arrow.ArrowException, OSError):
+            except (arrow.ArrowException, OSError) as problem:
+                if isinstance(problem, OSError) and problem.errno is not None:
+                    raise unreadable(str(file.path), problem) from problem  # the disk failed, the data is fine
                 yield Read(Bad.DAMAGED, END, size_bytes)
                 return
 

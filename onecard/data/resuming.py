@@ -64,7 +64,7 @@ def where_it_stands(folder: Path, source: Source, settings: Settings, tokens: in
             f"{folder} holds other data" + (f": {', '.join(changed)}" if changed else ""),
             why="a folder holds one source, prepared in one way"
             + ("" if changed else "; files it was made from are gone or changed, or there are new ones between them"),
-            fix=f"--out {free_name(folder)}, or remove {folder}",
+            fix=f"--out {free_name(folder)}",
             name="other-preparation",
         )
     return before

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from onecard.data.tokens import HEADER_BYTES, STORED, TokenType, header
 from onecard.errors import ConfigError
-from onecard.files import sync_folder
+from onecard.files import free_name, sync_folder
 
 Format = Literal["onecard", "nanogpt", "llmc"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -144,7 +144,7 @@ class ShardWriter:
             raise ConfigError(
                 f"{self._part} is shorter than what was written to it",
                 why=f"it should have {size:,} bytes, but has {self._part.stat().st_size:,}",
-                fix=f"remove {self.layout.folder} and prepare the data again",
+                fix=f"put back a copy of it, or prepare into another folder: --out {free_name(self.layout.folder)}",
                 name="preparation-damaged",
             )
         self._file = self._part.open("r+b")

@@ -12,8 +12,8 @@ from typing import Literal
 
 from onecard.config.names import nearest
 from onecard.data import stdlib
-from onecard.errors import ConfigError
-from onecard.opening import NotAFile, check_regular
+from onecard.errors import ConfigError, OnecardError
+from onecard.opening import NotAFile, cannot_read, check_regular
 
 Kind = Literal["parquet", "jsonl", "text", "document"]  # text: many documents in a file; document: one
 
@@ -130,8 +130,8 @@ def missing(words: Sequence[str]) -> ConfigError:
     )
 
 
-def unreadable(name: str, problem: Exception) -> ConfigError:
-    return ConfigError(
+def unreadable(name: str, problem: Exception) -> OnecardError:
+    return cannot_read(name, problem) or ConfigError(
         f"{name} cannot be read",
         why=getattr(problem, "strerror", None) or str(problem),
         fix=f"name {STDIN}, and give it as {STANDARD_INPUT}: < {name}"

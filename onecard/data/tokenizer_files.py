@@ -24,9 +24,9 @@ from onecard.data.tokenizers import (
     Tokenizer,
     gpt2_tokenizer,
 )
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, unless_machine_failed
 from onecard.files import write_atomically
-from onecard.opening import read_file
+from onecard.opening import cannot_read, read_file
 
 JSON_FILE = "tokenizer.json"
 LEARNED = ("characters", "bpe")  # learned from the data; the others exist before it
@@ -44,7 +44,7 @@ def find_tokenizer(name: str, *, ranks: Path | None, environ: Mapping[str, str])
     try:
         return JsonTokenizer(read_file(path, most_bytes=MOST_BYTES).decode())
     except (OSError, ValueError) as problem:
-        raise ConfigError(
+        raise cannot_read(path, problem) or ConfigError(
             f"there is no tokenizer {name}",
             why=f"it is not one of {', '.join(NAMES)}, and {path} cannot be used: "
             f"{getattr(problem, 'strerror', None) or problem}",
@@ -72,12 +72,14 @@ def kept_tokenizer(folder: Path, said: Mapping[str, Any], *, environ: Mapping[st
         case "gpt2":
             try:
                 return Gpt2Tokenizer(read_file(folder / GPT2_FILE, most_bytes=MOST_BYTES))
-            except (OSError, ValueError):
-                return gpt2_tokenizer(environ)
+            except (OSError, ValueError) as problem:
+                return unless_machine_failed(problem, gpt2_tokenizer(environ))
         case "tokenizer.json":
             try:
                 return JsonTokenizer(read_file(folder / JSON_FILE, most_bytes=MOST_BYTES).decode())
-            except (OSError, ValueError):
+            except (OSError, ValueError) as problem:
+                if unread := cannot_read(folder / JSON_FILE, problem):
+                    raise unread from problem
                 return None
     if isinstance(characters, list | tuple) and characters and all(isinstance(each, str) for each in characters):
         return CharacterTokenizer(characters)
@@ -101,7 +103,7 @@ def _given_ranks(path: Path) -> Gpt2Tokenizer:
     try:
         return Gpt2Tokenizer(read_file(path, most_bytes=MOST_BYTES))
     except (OSError, ValueError) as problem:
-        raise ConfigError(
+        raise cannot_read(path, problem) or ConfigError(
             f"{path} cannot be used as GPT-2's ranks",
             why=getattr(problem, "strerror", None) or f"{problem}: its sha256 is not that of {GPT2_FILE}",
             fix=f"--ranks {GPT2_FILE}, the file tiktoken downloads for r50k_base",

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from onecard import units
 from onecard.data.extras import extra
 from onecard.data.home import homes
-from onecard.errors import ConfigError, OnecardError
+from onecard.errors import ConfigError, OnecardError, unless_machine_failed
 from onecard.opening import read_file
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ def gpt2_tokenizer(environ: Mapping[str, str]) -> Gpt2Tokenizer | None:
     for path in (*(home / GPT2_FILE for home in homes(environ)), cached / name):
         try:
             return Gpt2Tokenizer(read_file(path, most_bytes=MOST_BYTES))
-        except (OSError, ValueError):
-            continue
+        except (OSError, ValueError) as problem:
+            unless_machine_failed(problem, None)
     return None
 
 

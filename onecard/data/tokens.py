@@ -21,8 +21,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from onecard.errors import ConfigError, MachineError
-from onecard.opening import open_file
+from onecard.errors import ConfigError, MachineError, OnecardError
+from onecard.opening import cannot_read, open_file
 
 TokenType = Literal["uint16", "uint32"]
 Array = npt.NDArray[np.int64]
@@ -99,7 +99,7 @@ class Tokens:
         try:
             self._mapped = [file.mapped() for file in self.files]
         except OSError as problem:
-            if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            if problem.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) or len(files) == 1:
                 raise
             raise _too_many(self.files, problem) from problem
         self._begins = [0, *accumulate(file.count for file in self.files)]
@@ -259,9 +259,9 @@ def _too_many(files: Sequence[TokenFile], problem: OSError) -> MachineError:
     )
 
 
-def unreadable(path: Path, problem: OSError) -> ConfigError:
+def unreadable(path: Path, problem: OSError) -> OnecardError:
     """The error for a token file, or one beside it, that the system does not let anybody read."""
-    return ConfigError(
+    return cannot_read(path, problem) or ConfigError(
         f"{path} cannot be read",
         why=f"the system says: {problem.strerror or problem}",
         fix=f"look at `ls -l {path}`",

@@ -102,7 +102,7 @@ def _by_plan(case: Case) -> Range | None:
     config = known(case, *PLAN_KEYS)
     if config is None or not from_scratch(case) or not of_words(case):
         return None
-    forecast = forecast_loss(config)
+    forecast = forecast_loss(config, case.data.train_tokens)
     if forecast is None or forecast.caution or any(val < forecast.final.low for _, val in vals(case)):
         return None
     return forecast.final

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onecard.data.home import homes, writable_home
+from onecard.opening import cannot_read
 from onecard.untrusted_json import BadJson, field, list_of, mapping, number, optional, positive, read_object, text
 
 if TYPE_CHECKING:
@@ -59,8 +60,13 @@ def public_version(version: str) -> str:
     return version.partition("+")[0]
 
 
-def calibration_of(device: Device, environ: Mapping[str, str] = os.environ) -> tuple[Calibration | None, str | None]:
-    """The calibration of a device, and a sentence about a file that had to be passed over."""
+def calibration_of(
+    device: Device, environ: Mapping[str, str] = os.environ, *, to_add: bool = False
+) -> tuple[Calibration | None, str | None]:
+    """The calibration of a device, and a sentence about a file that had to be passed over.
+
+    `to_add` to it: one that cannot be read now may be whole, so that is an error.
+    """
     folders = [home / FOLDER for home in homes(environ)]
     for folder in folders:
         path = folder / device.filename
@@ -69,8 +75,10 @@ def calibration_of(device: Device, environ: Mapping[str, str] = os.environ) -> t
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (BadJson, OSError) as problem:
-            why = problem.strerror if isinstance(problem, OSError) else str(problem)
-            return None, f"{path} is passed over: {why}; delete it, or measure again: onecard tune"
+            if (unread := cannot_read(path, problem)) and to_add:
+                raise unread from problem
+            again = "" if unread else "; measure again: onecard tune"
+            return None, f"{path} is passed over: {getattr(problem, 'strerror', None) or problem}{again}"
     return None, _of_another(folders, device)
 
 
@@ -179,7 +187,7 @@ def keep(device: Device, runs: Iterable[TimedRun], *, date: str, environ: Mappin
     from onecard.files import write_atomically
     from onecard.plan.calibration import Calibration
 
-    known = calibration_of(device, environ)[0]
+    known = calibration_of(device, environ, to_add=True)[0]
     empty = Calibration(card=device.card, driver=device.driver, torch=device.torch, date=date, runs=())
     path = writable_home(environ) / FOLDER / device.filename
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.errors import ConfigError, OnecardError
+from onecard.errors import ConfigError, OnecardError, unless_machine_failed
 from onecard.inputs.nearby import configs_near
 from onecard.inputs.text import THERE, read_text
+from onecard.opening import cannot_read
 from onecard.untrusted_json import field, mapping_of, parsed, read_object, scalar
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def with_pretrained_shape(resolved: Resolved) -> Resolved:
         stated = {"model": "gpt2", **said} if is_run(folder) else shape_of(said)  # old runs are of GPT-2
         shape = {key: field(stated, key, scalar) for key in SHAPE_KEYS}
     except (OSError, ValueError) as problem:
-        raise ConfigError(
+        raise cannot_read(folder / "config.json", problem) or ConfigError(
             f"init_from={name} is not a model that onecard can train",
             why=str(problem)[:160],
             fix="give a Hugging Face folder of model_type gpt2 or nanochat, a run folder, or a ckpt.pt",
@@ -162,12 +162,13 @@ def _vocabulary(dataset: str, search: Sequence[Path]) -> tuple[str, int | None]:
 
     if dataset == EMBEDDED.name:  # it need not be built for a plan
         return EMBEDDED.name, EMBEDDED.vocab_size
-    folder = find_data(dataset, search=search)
-    if folder and find_spec("numpy"):
-        from onecard.data.dataset import open_path  # imports NumPy: only for data that is here
+    try:
+        if (folder := find_data(dataset, search=search)) and find_spec("numpy"):
+            from onecard.data.dataset import open_path  # imports NumPy: only for data that is here
 
-        with suppress(OnecardError):  # data that cannot be used says nothing about the vocabulary
             return str(folder), open_path(folder, name=dataset, environ=os.environ).model_vocab_size
+    except OnecardError as problem:  # data that cannot be used says nothing about the vocabulary
+        unless_machine_failed(problem, None)
     if known := known_data(dataset):
         return f"nanoGPT's {known.name}", known.vocab_size
     return "default", None

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onecard.errors import OnecardError
+from onecard.errors import OnecardError, unless_machine_failed
 from onecard.plan.data import NO_SIZES, DataSizes
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ def sizes_of_data(config: RunConfig, search: Sequence[Path]) -> DataSizes:
     from onecard.config.known_data import known_data
     from onecard.data.folders import find_data
 
-    path = find_data(config.dataset, search=search)
+    try:
+        path = find_data(config.dataset, search=search)
+    except OnecardError as problem:  # a plan does not need the data: `train` will refuse it
+        return unless_machine_failed(problem, DataSizes(source=config.dataset, problem=problem.what))
     if path and find_spec("numpy"):
         from onecard.data.dataset import splits_at  # imports NumPy: only for data that is here
         from onecard.data.tokens import Tokens, val_in_train
@@ -39,9 +42,10 @@ def sizes_of_data(config: RunConfig, search: Sequence[Path]) -> DataSizes:
                     held_out=splits.held_out,
                 )
         except OnecardError as problem:  # a plan does not need the data: `train` will refuse it
-            return DataSizes(source=str(path), problem=problem.what)
+            return unless_machine_failed(problem, DataSizes(source=str(path), problem=problem.what))
         except (OSError, ValueError) as problem:
-            return DataSizes(source=str(path), problem=f"{path} cannot be read: {problem}")
+            unread = DataSizes(source=str(path), problem=f"{path} cannot be read: {problem}")
+            return unless_machine_failed(problem, unread)
     known = known_data(config.dataset)
     if known is None or known.train_tokens is None:
         return NO_SIZES

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from onecard.errors import ConfigError, OnecardError
+from onecard.errors import ConfigError, OnecardError, unless_machine_failed
 from onecard.inputs.config import Flags
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def _tokenizer_of(source: Path) -> Tokenizer | None:
             return tokenizer_of(source, config_of(source, load_run(source).config))
         if (source / JSON_FILE).is_file():
             return find_tokenizer(str(source), ranks=None, environ=os.environ)
-    except OnecardError:
-        pass  # it names none, or none that is here
+    except OnecardError as problem:
+        unless_machine_failed(problem, None)  # it names none, or none that is here
     return None
 
 

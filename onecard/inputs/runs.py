@@ -13,7 +13,7 @@ from onecard.errors import ConfigError, UsageError
 from onecard.inputs.config import STDIN, Flags, config_as_typed, data_places
 from onecard.inputs.find_config import contradiction, find_config
 from onecard.inputs.text import THERE, neighbour, read_text
-from onecard.opening import NotAFile, open_file, pieces
+from onecard.opening import NotAFile, cannot_read, open_file, pieces
 
 if TYPE_CHECKING:
     from onecard.config.resolve import Resolved
@@ -207,7 +207,7 @@ def runs_at(path: str, *, command: str = "doctor") -> Iterator[LoggedRun]:
             name="no-such-file",
         ) from problem
     except (OSError, ValueError) as problem:
-        raise ConfigError(
+        raise cannot_read(path, problem) or ConfigError(
             f"{path} cannot be read",
             why=getattr(problem, "strerror", None) or str(problem),
             fix=f"cat {quote(path)} | onecard {command} -"

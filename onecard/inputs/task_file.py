@@ -14,7 +14,7 @@ from typing import Any
 
 from onecard.data.extras import extra
 from onecard.errors import ConfigError, first_line
-from onecard.opening import open_file, pieces, read_file
+from onecard.opening import cannot_read, open_file, pieces, read_file
 from onecard.untrusted_json import BadJson, mapping, parsed
 from onecard.visible import visible
 
@@ -52,7 +52,8 @@ def read_task_file(path: Path) -> TaskFile:
         raw = read_file(path, most_bytes=_MOST_BYTES)
         said = yaml.load(raw, Loader=_loader(yaml))
     except OSError as problem:
-        raise _bad(path, f"it cannot be read: {problem.strerror or problem}") from problem
+        why = f"it cannot be read: {problem.strerror or problem}"
+        raise cannot_read(path, problem) or _bad(path, why) from problem
     except yaml.constructor.ConstructorError as problem:
         raise _runs_code(path, str(problem.problem)) from problem
     except _Reused as problem:
@@ -183,7 +184,8 @@ def _questions(path: Path, said: Mapping[str, Any]) -> tuple[list[dict[str, Any]
                 if len(found) > _MOST_QUESTIONS:
                     raise _bad(path, f"{files} has more than {_MOST_QUESTIONS:,} questions")
     except (OSError, ValueError) as problem:  # ValueError: a name with a NUL
-        raise _bad(path, f"{files} cannot be read: {getattr(problem, 'strerror', None) or problem}") from problem
+        why = f"{files} cannot be read: {getattr(problem, 'strerror', None) or problem}"
+        raise cannot_read(place, problem) or _bad(path, why) from problem
     if not found:
         raise _bad(path, f"{files} has no question")
     return found, content.digest()

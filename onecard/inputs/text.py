@@ -9,7 +9,7 @@ from typing import BinaryIO
 from onecard.config.names import nearest
 from onecard.config.reader import MAX_FILE_BYTES
 from onecard.errors import ConfigError
-from onecard.opening import open_file
+from onecard.opening import cannot_read, open_file
 
 THERE = "name a file that exists"
 CONFIG_FILE = "config file"
@@ -41,7 +41,8 @@ def read_text(source: Path | BinaryIO, *, kind: str = CONFIG_FILE, otherwise: st
     except IsADirectoryError as problem:
         raise _a_folder(Path(name), kind) from problem
     except (OSError, ValueError) as problem:
-        raise _unreadable(name, kind, getattr(problem, "strerror", None) or str(problem)) from problem
+        why = getattr(problem, "strerror", None) or str(problem)
+        raise cannot_read(name, problem) or _unreadable(name, kind, why) from problem
     if len(raw) > MAX_FILE_BYTES:
         raise _unreadable(
             name, kind, f"it is larger than {MAX_FILE_BYTES // 1024} KiB, far too long for a page of text"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onecard import units
-from onecard.errors import ConfigError, OnecardError
+from onecard.errors import ConfigError, OnecardError, unless_machine_failed
 from onecard.inputs.config import open_data
 from onecard.untrusted_json import BadJson, read_object
 
@@ -62,7 +62,7 @@ def tokenizer_of(run: Path, config: RunConfig, *, alone: bool = False) -> Tokeni
         tokenizer = None if alone else open_data(config).tokenizer
         problem = f"the {'run' if alone else 'data'} folder does not say how its tokens were made"
     except OnecardError as error:
-        tokenizer, problem = None, error.what
+        tokenizer, problem = None, unless_machine_failed(error, error.what)
     if tokenizer is None and config.vocab_size in GPT2_VOCABULARIES:  # as nanoGPT's sample.py assumes
         tokenizer = named("gpt2")
     if tokenizer is None:

@@ -98,7 +98,7 @@ def without_recipe(plan: Plan) -> WithoutRecipe | None:
         config=config,
         memory=predict_onecard(config, card, available_bytes=plan.available_bytes),
         speed=predict_speed(config, card, "onecard"),
-        loss=forecast_loss(config),
+        loss=forecast_loss(config, plan.data.train_tokens),
     )
 
 

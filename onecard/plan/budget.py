@@ -46,13 +46,15 @@ class Budget:
 
     seconds: float | None = None
     tokens: int | None = None
+    data_tokens: int | None = None  # what there is to read, None where nobody knows
 
     def within(self, data: DataSizes) -> Budget:
         """The budget with no more tokens than a few epochs of the data."""
         if data.train_tokens is None:
             return self
         most = MANY_EPOCHS * data.train_tokens
-        return replace(self, tokens=most if self.tokens is None else min(most, self.tokens))
+        tokens = most if self.tokens is None else min(most, self.tokens)
+        return replace(self, tokens=tokens, data_tokens=data.train_tokens)
 
     def in_whole_steps(self, block_size: int) -> Budget:
         """The budget with its tokens rounded down to whole updates, of the size that suits so many tokens."""
@@ -92,7 +94,7 @@ def propose(
     Keys that were `asked` for keep their values, except those that the budget decides. UsageError where no loss can be
     predicted to choose by.
     """
-    means = Means(card=card, available_bytes=available_bytes, trainer=trainer)
+    means = Means(card=card, available_bytes=available_bytes, trainer=trainer, data_tokens=budget.data_tokens)
     base = _base(config, means, asked)
     found = _proposals(base, budget, means, asked)
     if not found or trainer != "onecard" or base.recipe != NANOGPT or "recipe" in asked:
@@ -258,7 +260,7 @@ def _larger(models: Sequence[RunConfig], params: int, budget: Budget, means: Mea
     """A sentence on the loss and the time of a larger model with the same tokens; empty where none fits."""
     for model in sorted(models, key=lambda model: count_params(model).total):
         if count_params(model).total >= LARGER_SHARE * params and (run := _run(model, budget, means)):
-            loss, speed = forecast_loss(run), predict_speed(run, means.card, means.trainer)
+            loss, speed = forecast_loss(run, means.data_tokens), predict_speed(run, means.card, means.trainer)
             if loss and speed:
                 return (
                     f"a larger model reaches a lower loss with the same tokens, and takes longer: "
@@ -279,19 +281,19 @@ def _lowest(models: Sequence[RunConfig], budget: Budget, means: Means) -> RunCon
 
     Models are tried in the order of the loss they would reach at their highest speed, until none can do better.
     """
-    hoped = {model: _likely(_at_best(model, budget, means)) for model in models}
+    hoped = {model: _likely(_at_best(model, budget, means), means) for model in models}
     best: RunConfig | None = None
     for model in sorted(models, key=lambda model: (hoped[model], count_params(model).total)):
-        if best and hoped[model] >= _likely(best):
+        if best and hoped[model] >= _likely(best, means):
             break
         run = _run(model, budget, means)
-        if run and _likely(run) < (_likely(best) if best else math.inf):
+        if run and _likely(run, means) < (_likely(best, means) if best else math.inf):
             best = run
     return best
 
 
-def _likely(run: RunConfig) -> float:
-    forecast = forecast_loss(run)
+def _likely(run: RunConfig, means: Means) -> float:
+    forecast = forecast_loss(run, means.data_tokens)
     return forecast.final.likely if forecast else math.inf
 
 

@@ -1,4 +1,5 @@
-"""What must hold for a scaling law to describe a run: a usual learning rate, warm-up, weight decay and dropout.
+"""What must hold for a scaling law to describe a run: a usual learning rate, warm-up, weight decay and dropout,
+and data that are new.
 
 The findings are the doctor's, too: it looks at the same settings after the run.
 """
@@ -17,6 +18,7 @@ from onecard.config.shown import shown
 from onecard.findings import Finding
 from onecard.plan import recipe
 from onecard.plan.counts import count_params
+from onecard.plan.data import EPOCHS_BEYOND, FAR_TOO_MANY_EPOCHS
 
 FACTOR = 4  # above and below the table of learning rates
 FAR = 16  # times: no run of the law's was so far from it
@@ -29,6 +31,8 @@ HIGHEST_WEIGHT_DECAY = 1.0  # ten times the usual 0.1
 USUAL_WEIGHT_DECAY = 0.1  # GPT-3, appendix B; nanoGPT's default
 HIGHEST_DROPOUT = 0.5  # more than half of the activations: no published GPT was trained so
 HIGH_DROPOUT = 0.3
+WITHOUT_WARMUP = 0.2  # nats, added above: twice what the one public pair of runs differs by, 124M on FineWeb-Edu
+ENOUGH_FOR_MANY_PASSES = 20  # tokens in the data, per parameter: with fewer, many passes overfit (arXiv 2305.16264)
 SCHEDULE_SAID = ("max_iters", "lr_decay_iters", "decay_lr", "min_lr", "learning_rate")
 
 
@@ -65,8 +69,11 @@ def condition_findings(resolved: Resolved) -> Iterator[Finding]:
     yield from (finding for finding in found if finding and finding.severity != "info")
 
 
-def why_outside(config: RunConfig) -> str:
+def why_outside(config: RunConfig, data_tokens: int | None = None) -> str:
     """Which setting is so unusual that no scaling law covers the run; empty where none is."""
+    passes, per_parameter = _passes(config, data_tokens), (data_tokens or 0) / count_params(config).total
+    if passes > FAR_TOO_MANY_EPOCHS + EPOCHS_BEYOND and per_parameter < ENOUGH_FOR_MANY_PASSES:
+        return f"no scaling law covers {_times(passes)} passes over {per_parameter:.2g} tokens per parameter"
     rate = _rate_over_usual(config)
     if not config.learning_rate:
         return "learning_rate=0: nothing is learned"
@@ -90,8 +97,10 @@ def why_outside(config: RunConfig) -> str:
     return ""
 
 
-def caution(config: RunConfig) -> str:
+def caution(config: RunConfig, data_tokens: int | None = None) -> str:
     """Which setting is unusual enough that the loss may be higher than the law says; empty where none is."""
+    if (passes := _passes(config, data_tokens)) > 1 + EPOCHS_BEYOND:
+        return f"the data are read {passes:.3g} times, and the scaling law covers new tokens only: a wider range"
     rate = _rate_over_usual(config)
     if rate is not None and not 1 / FACTOR <= rate <= FACTOR:
         return f"learning_rate={config.learning_rate:g} is {rate:.2g} times the usual: expect a higher loss"
@@ -99,7 +108,20 @@ def caution(config: RunConfig) -> str:
         return f"{config.warmup_iters:,} of {config.max_iters:,} updates are warm-up: expect a higher loss"
     if config.dropout > HIGH_DROPOUT:
         return f"scaling laws do not cover dropout={config.dropout:g}: expect a higher loss"
+    if raised_by(config):
+        return "the scaling law is of runs with warm-up, and this one has none: expect a higher loss"
     return ""
+
+
+def raised_by(config: RunConfig) -> float:
+    """Nats by which the loss may end higher because there is no warm-up. Muon's public recipes have none."""
+    without = config.optimizer == "adamw" and not (config.decay_lr and config.warmup_iters)
+    return WITHOUT_WARMUP if without else 0.0
+
+
+def _passes(config: RunConfig, data_tokens: int | None) -> float:
+    """How often the run reads its data; 0 where nobody knows."""
+    return config.learned_tokens / data_tokens if data_tokens else 0.0
 
 
 def _rate_over_usual(config: RunConfig) -> float | None:

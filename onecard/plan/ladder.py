@@ -42,11 +42,12 @@ def shapes(config: RunConfig) -> list[RunConfig]:
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """What a run has to work with: the card, its free memory, the trainer."""
+    """What a run has to work with: the card, its free memory, the trainer, the tokens of its data."""
 
     card: Card  # of known speed
     available_bytes: int
     trainer: TrainerName
+    data_tokens: int | None = None  # None where nobody knows
 
     def times(self, config: RunConfig) -> StepTimes:
         """The likely seconds of a step, an evaluation and a checkpoint."""

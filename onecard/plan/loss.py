@@ -3,7 +3,7 @@
 L(N, D) = E + A/N^alpha + B/D^beta, the Chinchilla law as refitted by Besiroglu et al. (arXiv 2404.10102), N all
 parameters and D tokens read, plus an offset per dataset from published GPT-2-sized runs. It is a law of compute-
 optimal runs with a finished schedule; far from them the range widens. Under another recipe than AdamW for GPT-2's shape
-a token is worth several of D, near the public runs that say how many (token_worth.py).
+a token is worth several of D, near the public runs that say how many; read again, it is worth less (token_worth.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,21 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from onecard.config.schema import RunConfig
-from onecard.plan.conditions import caution, why_outside
+from onecard.plan.conditions import caution, raised_by, why_outside
 from onecard.plan.counts import count_params
 from onecard.plan.ranges import Range
-from onecard.plan.token_worth import AS_GPT2, Worth, is_gpt2_with_adamw, shape_params, why_unknown_worth, worth_of
+from onecard.plan.token_worth import (
+    AS_GPT2,
+    Worth,
+    is_gpt2_with_adamw,
+    read_again,
+    shape_params,
+    why_unknown_worth,
+    worth_of,
+)
 
 E, A, B, ALPHA, BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
 LAW_SOURCE = "the Chinchilla law, refitted (arXiv 2404.10102)"
@@ -45,7 +54,7 @@ class Dataset:
 
 
 DATASETS = {
-    "fineweb-edu": Dataset(offset=-0.06, spread=0.17, source="one run of 124M on 7.3B tokens"),
+    "fineweb-edu": Dataset(offset=0.05, spread=0.11, source="six runs of 30M to 254M on 10B tokens"),
     "fineweb": Dataset(offset=0.21, spread=0.11, source="five runs of 40M to 350M on 5B to 31B tokens"),
     "openwebtext": Dataset(offset=0.09, spread=0.10, source="four runs of 54M to 124M on 4.6B to 295B tokens"),
 }
@@ -75,25 +84,27 @@ def law(params: float, tokens: float) -> float:
     return float(E + A / params**ALPHA + B / tokens**BETA)
 
 
-def forecast_loss(config: RunConfig) -> LossForecast | None:
-    """The loss of a run; None where no law covers it; why_no_forecast says why."""
+def forecast_loss(config: RunConfig, data_tokens: int | None = None) -> LossForecast | None:
+    """The loss of a run; None where no law covers it; why_no_forecast says why. `data_tokens` are in its training data,
+    None where nobody knows."""
     tokens, params, worth = config.learned_tokens, params_of_law(config), worth_of(config)
-    if why_no_forecast(config) or worth is None:
+    if why_no_forecast(config, data_tokens) or worth is None:
         return None
     name, dataset = dataset_of(config.dataset)
-    final = _reached(config, params, tokens)
+    reached = partial(_reached, config, data_tokens=data_tokens)
+    final = reached(params, tokens)
     return LossForecast(
         final=final,
-        double_tokens=_plus_minus_half(final.likely - _reached(config, params, 2 * tokens).likely),
-        double_params=_plus_minus_half(final.likely - _reached(config, 2 * params, tokens).likely),
-        milestones={step: at for step in _milestones(config) if (at := loss_at(config, step)) is not None},
+        double_tokens=_plus_minus_half(final.likely - reached(params, 2 * tokens).likely),
+        double_params=_plus_minus_half(final.likely - reached(2 * params, tokens).likely),
+        milestones={step: at for step in _milestones(config) if (at := loss_at(config, step, data_tokens)) is not None},
         dataset=name,
         sources=tuple(filter(None, (LAW_SOURCE, f"{name}: {dataset.source}", worth.source))),
-        caution=_caution(config, final),
+        caution=_caution(config, final, data_tokens),
     )
 
 
-def why_no_forecast(config: RunConfig) -> str:
+def why_no_forecast(config: RunConfig, data_tokens: int | None = None) -> str:
     """Why there is no forecast of a run; empty where there is one."""
     if config.eval_only or not config.total_tokens:
         return "no update is made"
@@ -112,7 +123,7 @@ def why_no_forecast(config: RunConfig) -> str:
             return f"the public runs of this recipe have GPT-2's vocabulary, not one of {config.vocab_size:,}"
         if dataset_of(config.dataset)[1] is UNKNOWN:
             return f"no public run of this recipe is on data like dataset={config.dataset}"
-    return why_unknown_worth(config) or why_outside(config)
+    return why_unknown_worth(config) or why_outside(config, data_tokens)
 
 
 def params_of_law(config: RunConfig) -> int:
@@ -135,7 +146,9 @@ def guessing(config: RunConfig) -> float:
     return math.log(config.vocab_size)
 
 
-def _reached(config: RunConfig, params: float, tokens: float, *, unfinished: float = 0.0) -> Range:
+def _reached(
+    config: RunConfig, params: float, tokens: float, *, data_tokens: int | None = None, unfinished: float = 0.0
+) -> Range:
     """The loss of a model of `params` after `tokens`, never above that of guessing.
 
     Where the law is above guessing, only the low end of the range comes from it. For a short context the high end is
@@ -145,11 +158,12 @@ def _reached(config: RunConfig, params: float, tokens: float, *, unfinished: flo
     spread = _spread(dataset, tokens / params) + unfinished
     if config.vocab_size not in GPT2_SIZES:
         spread += OTHER_TOKENIZER_SPREAD
-    lawful = _by_law(params, tokens, dataset, spread, worth_of(config) or AS_GPT2)
+    worth = read_again(worth_of(config) or AS_GPT2, tokens, data_tokens)
+    lawful = _by_law(params, tokens, dataset, spread, worth)
     most = guessing(config)
     if lawful.likely >= most:
         return Range(low=min(most, law(params, math.inf) + dataset.offset - dataset.spread), likely=most, high=most)
-    high = most if config.block_size < SHORTEST_CONTEXT else min(lawful.high, most)
+    high = most if config.block_size < SHORTEST_CONTEXT else min(lawful.high + raised_by(config), most)
     return Range(low=lawful.low, likely=lawful.likely, high=high)
 
 
@@ -165,7 +179,7 @@ def _by_law(params: float, tokens: float, dataset: Dataset, spread: float, worth
     )
 
 
-def _caution(config: RunConfig, final: Range) -> str:
+def _caution(config: RunConfig, final: Range, data_tokens: int | None) -> str:
     if final.likely == guessing(config):
         return f"no better than guessing: {config.learned_tokens:,} tokens are too few for the scaling law"
     if config.block_size < SHORTEST_CONTEXT:
@@ -175,18 +189,21 @@ def _caution(config: RunConfig, final: Range) -> str:
             f"a wide guess: a vocabulary of {config.vocab_size:,} is not GPT-2's, and nats per token depend on how "
             "much text a token holds"
         )
-    return caution(config) or ("" if config.model == "gpt2" else f"the law was fitted on GPT-2s, not on {config.model}")
+    return caution(config, data_tokens) or (
+        "" if config.model == "gpt2" else f"the law was fitted on GPT-2s, not on {config.model}"
+    )
 
 
-def loss_at(config: RunConfig, step: int) -> Range | None:
+def loss_at(config: RunConfig, step: int, data_tokens: int | None = None) -> Range | None:
     """The validation loss after `step` updates; None during warm-up and shortly after."""
-    if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or why_no_forecast(config):
+    if step < max(SETTLED_STEPS, 2 * config.warmup_iters) or why_no_forecast(config, data_tokens):
         return None
     last = config.learning_steps
     if step < last and not is_gpt2_with_adamw(config):
         return None  # no public run says how far above its end such a run is
     tokens, params = min(step, last) * config.tokens_per_step, params_of_law(config)
-    return _reached(config, params, tokens, unfinished=MID_RUN_SPREAD if step < last else 0.0)
+    unfinished = MID_RUN_SPREAD if step < last else 0.0
+    return _reached(config, params, tokens, data_tokens=data_tokens, unfinished=unfinished)
 
 
 def dataset_of(name: str) -> tuple[str, Dataset]:

@@ -271,7 +271,7 @@ def plan_run(
         room_bytes=place.room_bytes_for(config) if place else None,
         nanogpt=_under_nanogpt(resolved, config, place) if trainer != "onecard" else None,
         onecard=under_onecard(config, place) if trainer != "nanogpt" else None,
-        loss=forecast_loss(config),
+        loss=forecast_loss(config, data.train_tokens),
         data=data,
         findings=tuple(_findings(resolved, config, place, data, trainer)),
     )

@@ -61,7 +61,7 @@ def proposal_for(run: RunConfig, name: str, why: str, means: Means, asked: Mappi
         settings=settings,
         process_bytes=process_bytes,
         speed=speed,
-        loss=forecast_loss(run),
+        loss=forecast_loss(run, means.data_tokens),
         out_dir=run.out_dir if "out_dir" in asked else f"out-{run.n_layer}x{run.n_embd}",
     )
 

@@ -111,7 +111,7 @@ def make_whole(
         fits=fits,
         expandable_segments=expandable,
         seconds=speed.total_seconds if speed else None,
-        losses=_losses(changed) if new_run else {},
+        losses=_losses(changed, train_tokens) if new_run else {},
     )
 
 
@@ -150,9 +150,9 @@ def _size_in_a_name(config: RunConfig) -> str:
     return f"{millions:.0f}M" if millions >= 10 else f"{millions:.2g}M"
 
 
-def _losses(config: RunConfig) -> dict[int, Range]:
-    forecast = forecast_loss(config)
+def _losses(config: RunConfig, train_tokens: int | None) -> dict[int, Range]:
+    forecast = forecast_loss(config, train_tokens)
     if forecast is None:
         return {}
-    named = loss_at(config, NAMED_STEP) if config.max_iters > NAMED_STEP else None
+    named = loss_at(config, NAMED_STEP, train_tokens) if config.max_iters > NAMED_STEP else None
     return ({NAMED_STEP: named} if named else {}) | {config.max_iters: forecast.final}

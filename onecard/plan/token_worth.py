@@ -1,14 +1,14 @@
 """What a token is worth: how many tokens of GPT-2's shape under AdamW one token of another recipe stands for.
 
 The scaling law is of runs with AdamW. Public runs state how many tokens other recipes need for the same loss at the
-same size; divided, they give a factor in tokens. It holds near those runs, and nothing is said elsewhere. Sources:
-docs/explain/loss.md.
+same size; divided, they give a factor in tokens. It holds near those runs, and nothing is said elsewhere. A token that
+is read again is worth less than a new one. Sources: docs/explain/loss.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import hypot, inf, log
+from dataclasses import dataclass, replace
+from math import exp, hypot, inf, log
 
 from onecard.config.schema import RunConfig
 from onecard.plan.counts import count_params
@@ -27,6 +27,7 @@ LEAST_OF_MUON, MOST_OF_MUON = 1.0, 1.73
 SIZES = 2  # times smaller or larger than the public runs, at most
 FAR_TOKENS = 8  # times fewer or more
 SHORTEST = 512  # tokens of context: the public runs have 1,024
+WORTH_OF_PASSES = 15.39  # Muennighoff et al. (arXiv 2305.16264): what endless repetition adds, in passes
 SPREAD_PER_DOUBLING = 0.03  # nats, of tokens or size away from the public runs: a judgement
 
 
@@ -62,6 +63,18 @@ def worth_of(config: RunConfig) -> Worth | None:
         source=f"recipe fast: a token is worth {tokens.likely:.1f} ({tokens.low:.1f} to {tokens.high:.1f}) of AdamW's, "
         "by modded-nanogpt's records at 124M",
     )
+
+
+def read_again(worth: Worth, tokens: float, data_tokens: int | None) -> Worth:
+    """The worth of tokens of which only `data_tokens` are new. At best all count; at worst the others count half
+    of what is likely."""
+    if not data_tokens or tokens <= data_tokens:
+        return worth
+    new = data_tokens / tokens
+    again = new * WORTH_OF_PASSES * (1 - exp((1 - 1 / new) / WORTH_OF_PASSES))
+    known = worth.tokens
+    counted = Range(low=known.low * (new + again / 2), likely=known.likely * (new + again), high=known.high)
+    return replace(worth, tokens=counted)
 
 
 def why_unknown_worth(config: RunConfig) -> str:

@@ -151,7 +151,11 @@ def _few_digits(number: float) -> str:
 
 
 def _loss_lines(plan: Plan) -> Iterator[Line]:
-    lines = loss_lines(plan.loss) if plan.loss else [f"no prediction: {why_no_forecast(plan.config)}"]
+    lines = (
+        loss_lines(plan.loss)
+        if plan.loss
+        else [f"no prediction: {why_no_forecast(plan.config, plan.data.train_tokens)}"]
+    )
     yield "loss", lines[0]
     yield from (("", line) for line in lines[1:])
 

@@ -46,7 +46,7 @@ def plan_json(plan: Plan, *, driver: DriverFigures | None = None) -> dict[str, A
             "onecard": _trainer_json(plan.onecard) if plan.onecard else None,
         },
         "loss": _loss_json(plan.loss, plan.tokens_per_parameter) if plan.loss else None,
-        "why_no_loss": why_no_forecast(plan.config) or None,
+        "why_no_loss": why_no_forecast(plan.config, plan.data.train_tokens) or None,
         "fixes": [_fix_json(fix, plan) for fix in plan.fixes],
         "findings": [finding.as_json() for finding in plan.findings],
     }

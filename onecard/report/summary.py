@@ -179,7 +179,7 @@ def loss_words(plan: Plan) -> str:
     """The predicted loss at the end, and what more tokens or parameters would buy; or why there is no prediction."""
     loss = plan.loss
     if loss is None:
-        return f"no prediction: {why_no_forecast(plan.config)}"
+        return f"no prediction: {why_no_forecast(plan.config, plan.data.train_tokens)}"
     end = f"{loss.final} at the end"
     if loss.caution:
         return f"{end}; {loss.caution}"

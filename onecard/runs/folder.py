@@ -18,9 +18,9 @@ from shlex import quote
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Self
 
-from onecard.errors import ConfigError, MachineError
-from onecard.files import write_atomically, writing
-from onecard.opening import open_file, pieces
+from onecard.errors import ConfigError, MachineError, fault_behind, unless_machine_failed
+from onecard.files import is_half_written, write_atomically, writing
+from onecard.opening import cannot_read, open_file, pieces
 from onecard.runs.history import History, each_step_once, read_lines
 from onecard.runs.lock import Lock, held_here, left_behind, refuse_in_use
 from onecard.runs.record_json import holds_record, to_line
@@ -194,8 +194,8 @@ class RunFolder:
     def _is_at(self, path: Path) -> bool:
         try:
             return os.path.samestat((path / RECORDS).stat(), os.fstat(self._records))
-        except OSError:
-            return False
+        except OSError as problem:  # a disk that fails once does not say that it is not there
+            return fault_behind(problem) is not None
 
     def _ends_in_newline(self) -> bool:
         size = os.lseek(self._records, 0, os.SEEK_END)
@@ -341,7 +341,7 @@ def load_run(path: Path | str) -> Run:
     except FileNotFoundError:
         pass  # killed before its first record
     except OSError as problem:
-        raise ConfigError(
+        raise cannot_read(folder / RECORDS, problem) or ConfigError(
             f"{folder / RECORDS} cannot be read",
             why=f"the system says: {problem.strerror or problem}",
             fix=f"ls -l {quote(str(folder))}   (shows who may read it)",
@@ -362,8 +362,8 @@ def is_run(path: Path) -> bool:
     """Whether a folder can be read as a run."""
     try:
         return (path / RECORDS).is_file() or _is_settings(config_in(path))
-    except (OSError, ValueError):
-        return False
+    except (OSError, ValueError) as problem:
+        return unless_machine_failed(problem, False)
 
 
 def runs_in(folder: Path) -> tuple[Path, ...]:
@@ -371,17 +371,17 @@ def runs_in(folder: Path) -> tuple[Path, ...]:
     if is_run(folder):
         return (folder,)
     try:
-        return tuple(sorted(child for child in folder.iterdir() if is_run(child)))
-    except OSError:
-        return ()
+        return tuple(sorted(each for each in folder.iterdir() if is_run(each) and not is_half_written(each)))
+    except OSError as problem:
+        return unless_machine_failed(problem, ())
 
 
 def checkpoints_in(path: Path) -> tuple[SavedCheckpoint, ...]:
     """The checkpoints of a run folder, by step. Folders with other names, such as half-written ones, do not count."""
     try:
         children = list((path / CHECKPOINTS).iterdir())
-    except OSError:
-        return ()
+    except OSError as problem:
+        return unless_machine_failed(problem, ())
     named = [(checkpoint_step(child.name), child) for child in children if child.is_dir()]
     saved = [SavedCheckpoint(step, child) for step, child in named if step is not None]
     return tuple(sorted(saved, key=lambda checkpoint: checkpoint.step))
@@ -421,8 +421,8 @@ def config_in(path: Path) -> dict[str, object] | None:
     """The content of a folder's config.json; None if it is missing, not a JSON object of settings, or an empty one."""
     try:
         return _read_settings(path) or None
-    except (OSError, ValueError):  # ValueError: not JSON, or a name that no file can have
-        return None
+    except (OSError, ValueError) as problem:  # ValueError: not JSON, or a name that no file can have
+        return unless_machine_failed(problem, None)
 
 
 def without_former_keys(settings: Mapping[str, object]) -> dict[str, object]:
@@ -441,8 +441,8 @@ def _config_problem(path: Path) -> str | None:
         return "does not have the keys of a run" if _read_settings(path) else "is empty ({})"
     except BadJson as problem:
         return f"cannot be read ({problem})"
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError) as problem:
+        return unless_machine_failed(problem, None)
 
 
 def is_config_of_run(path: Path) -> bool:
@@ -469,8 +469,8 @@ def _holds_records(path: Path) -> bool:
     try:
         with open_file(path / RECORDS) as file:
             first = file.readline(LONGEST_RECORD_BYTES)
-    except (OSError, ValueError):
-        return False
+    except (OSError, ValueError) as problem:
+        return unless_machine_failed(problem, False)
     return not first or holds_record(first)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from string import hexdigits
 from typing import Any
 
+from onecard.errors import unless_machine_failed
 from onecard.files import writing
 from onecard.opening import open_file, pieces
 from onecard.untrusted_json import (
@@ -160,8 +161,8 @@ def _lines(run: Path) -> Iterator[Mapping[str, object]]:
             for line in pieces(file, longest_bytes=_LONGEST_BYTES):
                 with suppress(BadJson):
                     yield mapping(parsed(line))
-    except OSError:
-        return
+    except OSError as problem:
+        unless_machine_failed(problem, None)
 
 
 def append_score(run: Path, score: TextScore | TaskScore) -> None:

@@ -19,7 +19,6 @@ import errno
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +36,7 @@ from onecard.files import (
     allow_readers,
     check_space,
     half_written,
+    remove,
     sync_file,
     sync_folder,
     write_durably,
@@ -70,6 +70,8 @@ def changing(path: Path, *, room: str = MAKE_ROOM) -> Iterator[None]:
 
 def as_os_error(error: Exception) -> OSError:
     """What the system refused; its number is at the end of the message only: "(os error 28)" (safetensors), "(28)"."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
     in_text = re.search(r"\((?:os error )?(\d{1,3})\)$", str(error))
     return OSError(int(in_text[1]), os.strerror(int(in_text[1]))) if in_text else OSError(str(error))
 
@@ -122,9 +124,9 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def delete(path: Path) -> None:
     """Remove a checkpoint; if killed meanwhile, it is either gone or complete."""
     gone = path.with_name(_GONE + path.name)
-    _remove(gone)
+    remove(gone)
     path.rename(gone)
-    _remove(gone)
+    remove(gone)
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -132,15 +134,7 @@ def clear_leftovers(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name.startswith((_NEW, _GONE)) or path == half_written(folder / BEST):
             with suppress(OSError):
-                _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Remove what is there, if anything is; of a link, the link and not where it leads."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+                remove(path)
 
 
 # Reading
@@ -156,10 +150,7 @@ def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
         try:
             if parts != [name]:
                 return _put_together([path / part for part in parts])
-            return _load(path / name)
-        except FileNotFoundError:  # what safetensors says of every file it cannot open
-            with (path / name).open("rb"):  # raises what is really wrong, if it still is
-                return _load(path / name)
+            return loaded(path / name)
         except (SafetensorError, RuntimeError) as problem:  # RuntimeError: it was deleted after it was opened
             refused = as_os_error(problem)
             if refused.errno not in (None, errno.ENOENT):
@@ -169,13 +160,17 @@ def tensors_in(path: Path, name: str) -> dict[str, Tensor]:
             raise BadJson(f"it holds numbers of the type {problem}, which torch does not have") from problem
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def loaded(path: Path) -> dict[str, Tensor]:
     """The tensors in a file. safetensors opens no file whose name is not UTF-8: such a one is read whole."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
         return load(path.read_bytes())
-    return load_file(path)
+    try:
+        return load_file(path)
+    except FileNotFoundError:  # what safetensors says of every file it cannot open
+        with path.open("rb"):  # raises what is really wrong, if it still is
+            return load_file(path)
 
 
 # Parts, as several ranks write them

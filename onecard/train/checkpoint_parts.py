@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from onecard.errors import first_line
 from onecard.files import allow_readers, sync_file
+from onecard.opening import cannot_read
 from onecard.runs.checkpoint_state import bad, file_digest, part_name
 from onecard.train.ranks import Processes
 
@@ -81,7 +82,10 @@ def read_rows(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     except CheckpointException as problem:
-        raise bad(path, f"its tensors cannot be read: {first_line(_as_os_error(problem), 160)}") from problem
+        refused = _as_os_error(problem)
+        raise cannot_read(path, refused) or bad(
+            path, f"its tensors cannot be read: {first_line(refused, 160)}"
+        ) from problem
 
 
 def described(path: Path) -> dict[str, Tensor]:

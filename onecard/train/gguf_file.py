@@ -19,7 +19,7 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.data.extras import extra
 from onecard.data.gguf_vocabulary import Vocabulary
-from onecard.files import MAKE_ROOM, check_space, half_written, sync_file, sync_folder, writing
+from onecard.files import sync_file, whole
 from onecard.models.architectures import structure_of
 from onecard.models.structure import parameters_of
 from onecard.train.snapshot import Snapshot
@@ -62,30 +62,22 @@ def write(
     told: Mapping[str, str],
     instead: str,
 ) -> None:
-    """Write the file under another name, then rename it: so it is complete if it is there. `told`: texts by key."""
+    """Write the file, whole or not at all. `told`: texts by key."""
     library = extra("gguf", purpose="writing a GGUF file", brought_by="gguf")
     logging.getLogger("gguf").setLevel(logging.WARNING)  # else it says which files it writes
-    new, room = half_written(path), f"{MAKE_ROOM}, or {instead}"
-    with writing(path, instead=instead, room=room):
-        check_space(path, needed_bytes=needed_bytes(config, number_type), room=room)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path, needed_bytes=needed_bytes(config, number_type), instead=instead) as new:
+        writer = library.GGUFWriter(new, config.model)
+        _describe(library, writer, config, vocabulary, number_type, told)
+        for name, numbers in tensors(snapshot, config, tokens=len(vocabulary.tokens)):
+            packed, packed_type = _packed(library, name, numbers, number_type)
+            writer.add_tensor(name, packed, raw_dtype=packed_type)
         try:
-            writer = library.GGUFWriter(new, config.model)
-            _describe(library, writer, config, vocabulary, number_type, told)
-            for name, numbers in tensors(snapshot, config, tokens=len(vocabulary.tokens)):
-                packed, packed_type = _packed(library, name, numbers, number_type)
-                writer.add_tensor(name, packed, raw_dtype=packed_type)
-            try:
-                writer.write_header_to_file()
-                writer.write_kv_data_to_file()
-                writer.write_tensors_to_file()
-            finally:
-                writer.close()
-            sync_file(new)
-            new.rename(path)
-            sync_folder(path.parent)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
         finally:
-            new.unlink(missing_ok=True)
+            writer.close()
+        sync_file(new)
 
 
 def tensors(snapshot: Snapshot, config: RunConfig, *, tokens: int) -> Iterator[tuple[str, Array]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from onecard import units
@@ -18,7 +18,8 @@ from onecard.errors import ConfigError
 from onecard.files import allow_readers, sync_file, write_durably
 from onecard.models.architectures import structure_of
 from onecard.models.structure import parameters_of
-from onecard.train.checkpoint_files import as_os_error
+from onecard.opening import cannot_read
+from onecard.train.checkpoint_files import as_os_error, loaded
 from onecard.train.hf_weights import BUFFERS, from_hf, to_hf
 from onecard.train.snapshot import Snapshot, Stated, check_plain, checked_weights, load_tensors, not_a_model
 from onecard.untrusted_json import BadJson, field, mapping_of, read_object, text
@@ -59,7 +60,8 @@ def _config(folder: Path) -> tuple[Mapping[str, object], Mapping[str, int | bool
     try:
         config = read_object(folder / CONFIG)
     except (OSError, BadJson) as problem:
-        raise not_a_model(folder, f"{CONFIG} cannot be read: {str(problem)[:120]}") from problem
+        why = f"{CONFIG} cannot be read: {str(problem)[:120]}"
+        raise cannot_read(folder / CONFIG, problem) or not_a_model(folder, why) from problem
     try:
         return config, shape_of(config)
     except ValueError as problem:
@@ -69,11 +71,11 @@ def _config(folder: Path) -> tuple[Mapping[str, object], Mapping[str, int | bool
 def _tensors(folder: Path) -> dict[str, Tensor]:
     try:
         if (folder / WEIGHTS).is_file():
-            return load_file(folder / WEIGHTS)
+            return loaded(folder / WEIGHTS)
         if (folder / SHARDS).is_file():
-            return {name: tensor for file in _shards(folder) for name, tensor in load_file(folder / file).items()}
+            return {name: tensor for file in _shards(folder) for name, tensor in loaded(folder / file).items()}
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:  # KeyError: an unknown type
-        raise ConfigError(
+        raise cannot_read(folder, as_os_error(problem)) or ConfigError(
             f"the weights in {folder} cannot be read",
             why=f"{str(problem)[:160] or type(problem).__name__}",
             fix="download or copy the folder again: a file may have been cut off",

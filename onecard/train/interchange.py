@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from onecard.config.schema import SHAPE_KEYS, RunConfig
-from onecard.errors import ConfigError
+from onecard.errors import ConfigError, unless_machine_failed
 from onecard.files import free_name
 from onecard.models.optimizers import ADAMW
 from onecard.runs.checkpoint_state import (
@@ -57,8 +57,8 @@ def holds_model(path: Path) -> bool:
     """Whether a folder that is not a run holds a model that can be imported: nanoGPT's, or a Hugging Face folder."""
     try:
         return hf_folder.is_hf_folder(path) or (path / nanogpt_checkpoint.NAME).is_file()
-    except OSError:  # a name that no folder can have
-        return False
+    except OSError as problem:  # a name that no folder can have
+        return unless_machine_failed(problem, False)
 
 
 def read_run(path: Path, *, which: str = LAST, use_best: str = "--best") -> Snapshot:

@@ -11,7 +11,9 @@ config          every setting of the run
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ from torch import Tensor
 from onecard import units
 from onecard.config.resolve import assignments
 from onecard.config.schema import GPT2_SHAPE_KEYS, KEYS, NANOGPT_KEYS, RunConfig
-from onecard.files import MAKE_ROOM, check_space, half_written, sync_file, sync_folder, writing
 from onecard.train.snapshot import (
     FLOATS,
     Snapshot,
@@ -186,8 +187,27 @@ def numbered_names(dimensions: Mapping[str, int]) -> tuple[dict[int, str], dict[
 # Writing
 
 
+class _Told(BufferedWriter):
+    """A file that remembers why it could not be written: torch's zip writer calls that an unexpected position."""
+
+    problem: OSError | None = None
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as problem:
+            self.problem = problem
+            raise
+
+
+def needed_bytes(snapshot: Snapshot) -> int:
+    """What a ckpt.pt takes on the disk, at most."""
+    moments = [moment for named in snapshot.moments.values() for moment in named.values()]
+    return sum(tensor.nbytes for tensor in (*snapshot.weights.values(), *moments)) + units.MIB
+
+
 def write(path: Path, snapshot: Snapshot, config: RunConfig, *, fused: bool) -> None:
-    """Write a ckpt.pt, whole or not at all. `fused` is what nanoGPT's AdamW is on a card, and only there."""
+    """Write a ckpt.pt; OSError if the disk refuses. `fused` is what nanoGPT's AdamW is on a card, and only there."""
     content = {
         "model": {**snapshot.weights, "lm_head.weight": snapshot.weights["transformer.wte.weight"]},
         "optimizer": _optimizer(snapshot, config, fused=fused),
@@ -196,22 +216,13 @@ def write(path: Path, snapshot: Snapshot, config: RunConfig, *, fused: bool) -> 
         "best_val_loss": NO_LOSS if snapshot.val_loss is None else snapshot.val_loss,
         "config": nanogpt_config(config),
     }
-    moments = [moment for named in snapshot.moments.values() for moment in named.values()]
-    temporary = half_written(path)
-    elsewhere = "choose another place with --out PATH"
-    room = f"{MAKE_ROOM}, or {elsewhere}"
-    with writing(path, instead=elsewhere, room=room):
-        needed = sum(tensor.nbytes for tensor in (*snapshot.weights.values(), *moments)) + units.MIB
-        check_space(path, needed_bytes=needed, room=room)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _Told(FileIO(path, "wb")) as file:
         try:
-            with temporary.open("wb") as file:  # opened here: torch would say "unexpected pos" of a full disk
-                torch.save(content, file)
-            sync_file(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
+            torch.save(content, file)
+        except RuntimeError as problem:
+            raise file.problem or problem from problem
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def nanogpt_config(config: RunConfig) -> dict[str, object]:

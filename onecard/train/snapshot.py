@@ -18,6 +18,7 @@ from onecard.config.schema import SHAPE_KEYS, RunConfig
 from onecard.errors import ConfigError, first_line
 from onecard.models.architectures import ARCHITECTURES, structure_of
 from onecard.models.structure import Embedding, Structure, outside_blocks, parameters_of, tied_layers
+from onecard.opening import cannot_read
 from onecard.untrusted_pickle import CONTAINERS, DATA, BadPickle, Unsafe, check
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -229,7 +230,7 @@ def load_tensors(path: Path) -> Any:
     except ConfigError:
         raise
     except Exception as problem:  # damaged files raise nearly anything
-        raise _unreadable(path, problem) from problem
+        raise cannot_read(path, problem) or _unreadable(path, problem) from problem
 
 
 def _check_regular(path: Path) -> None:

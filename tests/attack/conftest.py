@@ -29,11 +29,12 @@ TINY = [
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """The n-th system call of a kind that fails with `errno`; 0 kills the process there. See faults.c."""
+    """The n-th system call of a kind below a folder that fails with `errno`; 0 kills the process. See faults.c."""
 
     call: str
     n: int
     errno: int
+    below: str = "run"
 
 
 class Ended(NamedTuple):
@@ -51,8 +52,11 @@ class Nursery:
 
     def start(self, *arguments: str, fault: Fault | None = None) -> int:
         """Start a command; returns its process id."""
-        folder = str(self.path / "run")
-        armed = {"folder": folder, "call": fault.call, "n": fault.n, "errno": fault.errno} if fault else None
+        armed = (
+            {"folder": str(self.path / fault.below), "call": fault.call, "n": fault.n, "errno": fault.errno}
+            if fault
+            else None
+        )
         print(json.dumps({"arguments": arguments, "fault": armed}), file=self.process.stdin, flush=True)
         return int(self._line())
 

@@ -2,7 +2,7 @@
  *
  * faults_arm(folder, call, n, error): the n-th `call` ("write", "open", ... or "any") on a path below `folder` fails with
  * errno `error`; with error 0 the process is killed with SIGKILL before the call; with n 0 calls are only counted.
- * "any" is every call that may change something: not "read".
+ * "any" is every call that may change something: not "read", "stat" or "readdir".
  * A write that fails with ENOSPC first writes half of its bytes when it can, as a disk that fills up does.
  */
 #define _GNU_SOURCE
@@ -54,7 +54,7 @@ static int below_folder(int directory, const char *path) {
 /* Whether this call is the one to fail; errno is set then. */
 static int fails(const char *call, int directory, const char *path) {
     int before = errno;
-    int any = !strcmp(wanted, "any") && strcmp(call, "read");
+    int any = !strcmp(wanted, "any") && strcmp(call, "read") && strcmp(call, "stat") && strcmp(call, "readdir");
     if (!wanted[0] || (strcmp(wanted, call) && !any) || !below_folder(directory, path)) {
         errno = before;
         return 0;
@@ -93,6 +93,31 @@ ssize_t pread64(int fd, void *bytes, size_t count, off64_t offset) {
 DIR *opendir(const char *path) {
     REAL(opendir);
     return fails("read", AT_FDCWD, path) ? NULL : real(path);
+}
+
+int stat64(const char *path, struct stat64 *found) {
+    REAL(stat64);
+    return fails("stat", AT_FDCWD, path) ? -1 : real(path, found);
+}
+
+int lstat64(const char *path, struct stat64 *found) {
+    REAL(lstat64);
+    return fails("stat", AT_FDCWD, path) ? -1 : real(path, found);
+}
+
+int fstat64(int fd, struct stat64 *found) {
+    REAL(fstat64);
+    return fd > 2 && fails("stat", fd, NULL) ? -1 : real(fd, found);
+}
+
+int fstatat64(int directory, const char *path, struct stat64 *found, int flags) {
+    REAL(fstatat64);
+    return fails("stat", directory, path) ? -1 : real(directory, path, found, flags);
+}
+
+struct dirent64 *readdir64(DIR *opened) {
+    REAL(readdir64);
+    return fails("readdir", dirfd(opened), NULL) ? NULL : real(opened);
 }
 
 /* A process that is killed loses nothing that it wrote, synced or not: nobody waits for the disk. */

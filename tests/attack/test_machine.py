@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onecard.cli.main import run
+from onecard.config.schema import RunConfig
 from onecard.data import home
 from onecard.errors import ConfigError, is_out_of_memory, out_of_memory
+from onecard.inputs.calibration import Device, calibration_of, keep
+from onecard.plan.calibration import TimedRun, decisive
 from onecard.runs.folder import load_run
 from tests.attack.conftest import ROOT, TINY
 from tests.warm import WarmProcess
@@ -69,6 +73,43 @@ def test_a_home_that_can_be_written_is_used_without_a_word(tmp_path: Path) -> No
     environment = {"ONECARD_HOME": str(tmp_path / "home")}
     assert home.home_note(environment) is None
     assert home.writable_home(environment) == tmp_path / "home"
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of an earlier command whose home could not be written."""
+    monkeypatch.setattr(home.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = tmp_path / f"onecard-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    home._stand_in.cache_clear()
+    yield folder
+    home._stand_in.cache_clear()
+
+
+def test_the_stand_in_is_in_use_only_as_long_as_the_home_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Path
+) -> None:
+    monkeypatch.delenv("ONECARD_HOME", raising=False)
+    monkeypatch.setenv("HOME", NOWHERE)
+    assert home.homes(os.environ) == [Path(NOWHERE, ".cache", "onecard"), stand_in]
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert home.homes(os.environ) == [tmp_path / "home" / ".cache" / "onecard"]
+
+
+def test_a_named_home_is_the_only_one_even_if_it_cannot_be_written(stand_in: Path) -> None:
+    assert home.homes({"ONECARD_HOME": NOWHERE}) == [Path(NOWHERE)]
+
+
+def test_a_calibration_of_the_stand_in_is_not_merged_into_that_of_a_home(tmp_path: Path, stand_in: Path) -> None:
+    device = Device(card="a processor", driver="", torch="2.13.0")
+    timed = [TimedRun(config=decisive(RunConfig(n_layer=layers)), tokens_per_second=640.0) for layers in (1, 2)]
+    keep(device, timed[:1], date="2026-11-19", environ={"ONECARD_HOME": str(stand_in)})
+    named = {"ONECARD_HOME": str(tmp_path / "home")}
+    assert calibration_of(device, named) == (None, None)
+    keep(device, timed[1:], date="2026-11-20", environ=named)
+    found, _ = calibration_of(device, named)
+    assert found
+    assert found.runs == tuple(timed[1:])
 
 
 # No memory

@@ -316,7 +316,7 @@ def test_what_cannot_be_deleted_is_noted_and_ends_nothing(folder: Path, monkeypa
         raise OSError(errno.EPERM, "Operation not permitted", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_files.shutil, "rmtree", refuse)
+        patched.setattr(shutil, "rmtree", refuse)
         (note,) = checkpoint.prune(folder, saved=folder / "step-00000002", keep=1)
         assert "step-00000001" in note
         assert "Operation not permitted" in note
@@ -684,7 +684,7 @@ def with_room_for(checkpoints: float, monkeypatch: pytest.MonkeyPatch, folder: P
         free = checkpoints * each - each * len(checkpoint.checkpoints(folder))
         return SimpleNamespace(free=max(0, int(free)))
 
-    monkeypatch.setattr(checkpoint_files.shutil, "disk_usage", usage)
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     monkeypatch.setattr(checkpoint, "_size_bytes", lambda _: each_takes * each)
 
 

@@ -809,6 +809,22 @@ def test_mistakes_are_three_lines_and_write_nothing(onecard: Any, trained: Path)
     assert sorted(Path().rglob("*")) == before
 
 
+def test_a_whole_folder_takes_no_others_place(onecard: Any, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("mine")
+    Path("empty").mkdir()
+    Path("link").symlink_to("empty")
+    assert onecard("export", "r", "--to", "hf", "--out", "link").code == 0
+    assert Path("empty/config.json").is_file()
+    said = onecard("import", "link", "--out_dir=mine")
+    assert (said.error, said.fix) == ("file-exists", ["import", "link", "--out_dir=mine-2"])
+    Path("here").mkdir()
+    monkeypatch.chdir("here")
+    said = onecard("export", "../r", "--to", "nanogpt", "--out", ".")
+    assert (said.error, said.err.splitlines()[2]) == ("file-exists", "  fix: --out new")
+    assert not list(Path().iterdir())
+
+
 def test_data_that_do_not_fit_the_model_are_refused_at_once(onecard: Any) -> None:
     gpt2(Path("small"), vocab_size=100)
     assert onecard("import", "small", "--dataset=python-stdlib").error == "token-out-of-range"

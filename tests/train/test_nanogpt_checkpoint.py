@@ -55,6 +55,7 @@ def trained(path: Path, dataset: Dataset, config: RunConfig) -> Path:
 
 
 def exported(run: Path, path: Path, config: RunConfig) -> dict[str, Any]:
+    path.parent.mkdir(exist_ok=True)
     nanogpt_checkpoint.write(path, read_run(run), config, fused=False)
     content = torch.load(path, weights_only=True)  # as nanoGPT's torch.load does since torch 2.6
     assert isinstance(content, dict)

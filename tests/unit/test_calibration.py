@@ -15,6 +15,7 @@ import pytest
 
 import onecard
 from onecard.config.schema import RunConfig
+from onecard.errors import MachineError
 from onecard.inputs.calibration import FOLDER, Device, calibration_of, keep, torch_here
 from onecard.inputs.place import as_measured_here
 from onecard.plan.calibrated import calibrated
@@ -93,6 +94,25 @@ def test_measuring_again_replaces_what_is_known_and_keeps_the_rest(home: Path) -
     assert found.runs[-1] == again
     many = [replace(again, config=again.config.replace({"n_layer": layers})) for layers in range(1, 129)]
     assert len(found.with_runs(many, date=TODAY).runs) == MOST_RUNS
+
+
+def test_a_file_that_cannot_be_read_now_is_neither_replaced_nor_to_be_deleted(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold an hour of measuring."""
+    path = keep(device(), MADE.runs, date=TODAY)
+    before = path.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr("onecard.inputs.calibration.read_object", failing)
+        _, note = calibration_of(device())
+        assert note == f"{path} is passed over: Input/output error"
+        with pytest.raises(MachineError):
+            keep(device(), MADE.runs[:1], date=TODAY)
+    assert path.read_bytes() == before
+
+
+def failing(_: Path) -> None:
+    raise OSError(5, "Input/output error")
 
 
 def test_nothing_in_a_file_names_a_person_or_a_folder(home: Path) -> None:

@@ -1,11 +1,15 @@
 """The forecast against runs that were really made: none of them is an input but through the offset of its dataset."""
 
+import csv
 import math
+from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from onecard.config.schema import RunConfig
 from onecard.plan.loss import (
+    DATASETS,
     dataset_of,
     forecast_loss,
     law,
@@ -86,6 +90,94 @@ def test_bytes_and_characters_have_no_law() -> None:
 )
 def test_a_dataset_is_known_by_its_folder(folder: str, meant: str) -> None:
     assert dataset_of(folder)[0] == meant
+
+
+POINTS = list(
+    csv.DictReader((Path(__file__).parents[1] / "golden" / "loss_points.csv").read_text(encoding="utf-8").splitlines())
+)
+
+
+def public(use: str) -> list[dict[str, str]]:
+    return [point for point in POINTS if point["use"] == use]
+
+
+def run_of(point: dict[str, str]) -> RunConfig:
+    """Its public run: half a million tokens an update, as all of them had."""
+    layers, width = (int(word) for word in point["name"].split()[0:3:2])
+    steps = round(float(point["tokens"]) / 524_288)
+    return config(
+        width, n_layer=layers, n_head=width // 64, dataset=point["dataset"], bias=True, max_iters=steps,
+        lr_decay_iters=steps, warmup_iters=int(point["warmup_iters"]),
+    )  # fmt: skip
+
+
+def above_the_law(point: dict[str, str]) -> float:
+    return float(point["val_loss"]) - law(float(point["params"]), float(point["tokens"]))
+
+
+def test_the_offset_of_fineweb_edu_is_that_of_its_public_runs_whichever_is_left_out() -> None:
+    edu, runs = DATASETS["fineweb-edu"], public("offset")
+    offsets = [above_the_law(run) for run in runs]
+    assert len(runs) == 6
+    assert edu.offset == pytest.approx(mean(offsets), abs=0.005)
+    for left_out in range(len(offsets)):
+        of_others = mean(offsets[:left_out] + offsets[left_out + 1 :])
+        assert abs(offsets[left_out] - of_others) < edu.spread / 2  # four of them share shape and data: half is theirs
+
+
+@pytest.mark.parametrize("point", public("offset") + public("check"), ids=lambda point: point["name"])
+def test_public_runs_on_fineweb_edu_end_in_their_ranges(point: dict[str, str]) -> None:
+    forecast = forecast_loss(run_of(point), int(float(point["data_tokens"])) + 10_000_000)
+    assert forecast
+    assert forecast.caution == ""
+    assert forecast.final.contains(float(point["val_loss"]))
+
+
+@pytest.mark.parametrize("point", public("passes"), ids=lambda point: point["name"])
+def test_data_read_again_widens_the_range_and_is_said(point: dict[str, str]) -> None:
+    run, size = run_of(point), int(float(point["data_tokens"]))
+    once, again = forecast_loss(run), forecast_loss(run, size)
+    assert once
+    assert again
+    assert again.final.contains(float(point["val_loss"]))
+    assert again.final.likely > once.final.likely  # a token that is read again is worth less than a new one
+    assert again.final.high > once.final.high
+    assert (
+        f"the data are read {run.total_tokens / size:.3g} times, and the scaling law covers new tokens only"
+        in again.caution
+    )
+
+
+def test_no_law_covers_many_passes_over_fewer_tokens_than_the_model_needs() -> None:
+    run = config(max_iters=5000)
+    assert forecast_loss(run, run.total_tokens // 16)
+    size = run.total_tokens // 17
+    assert forecast_loss(run, size) is None
+    assert loss_at(run, 4500, size) is None
+    assert why_no_forecast(run, size) == "no scaling law covers 17 passes over 1.2 tokens per parameter"
+
+
+def test_nanogpts_own_run_of_33_passes_over_openwebtext_ends_in_its_range() -> None:
+    run = config(dataset="openwebtext", gradient_accumulation_steps=60, max_iters=600_000, lr_decay_iters=600_000)
+    forecast = forecast_loss(run, 9_035_582_198)
+    assert forecast
+    assert forecast.final.contains(2.85)  # nanoGPT's README
+    assert "read 32.6 times" in forecast.caution
+
+
+def test_without_warm_up_the_run_may_end_higher_and_that_is_said() -> None:
+    (point,) = public("no warm-up")
+    without = forecast_loss(run_of(point))
+    usual = forecast_loss(run_of(point).replace({"warmup_iters": 715}))
+    constant = forecast_loss(run_of(point).replace({"warmup_iters": 715, "decay_lr": False}))
+    assert without
+    assert usual
+    assert constant
+    assert without.final.contains(float(point["val_loss"]))
+    assert without.final.likely == usual.final.likely
+    assert without.final.high > usual.final.high
+    assert "runs with warm-up, and this one has none" in without.caution == constant.caution
+    assert usual.caution == ""
 
 
 def test_what_doubling_buys_is_a_gain_with_a_wide_range() -> None:

@@ -112,8 +112,9 @@ def growing(nats: float, *, evaluations: int = 3) -> Case:
     return noisy([(2.0, 2.1), (1.8, 2.0), *later])
 
 
-def off_the_law(nats: float) -> Case:
-    return case(records=[evaluation(9000, law(PARAMS, 9000 * TOKENS) + 0.21 + nats)])
+def off_the_law(nats: float, *, config: str = SMALL, passes: float | None = None) -> Case:
+    last = evaluation(9000, law(PARAMS, 9000 * TOKENS) + 0.21 + nats)
+    return case(config, records=[last], train_tokens=round(9000 * TOKENS / passes) if passes else None)
 
 
 def at_mfu(share: float) -> Case:
@@ -345,6 +346,11 @@ ROWS = [
     ("loss-off-expectation", off_the_law(0.251), WARN_MEDIUM),
     ("loss-off-expectation", off_the_law(-0.249), SILENT),
     ("loss-off-expectation", off_the_law(-0.251), WARN_MEDIUM),
+    ("loss-off-expectation", off_the_law(0.251, passes=4), WARN_MEDIUM),
+    ("loss-off-expectation", off_the_law(0.251, passes=4.01), SILENT),  # the law is of new tokens
+    ("loss-off-expectation", off_the_law(0.449, config=SMALL + "\nwarmup_iters = 0\n"), SILENT),
+    ("loss-off-expectation", off_the_law(0.451, config=SMALL + "\nwarmup_iters = 0\n"), WARN_MEDIUM),
+    ("loss-off-expectation", off_the_law(-0.251, config=SMALL + "\nwarmup_iters = 0\n"), WARN_MEDIUM),
     ("low-mfu", at_mfu(0.2501), SILENT),
     ("low-mfu", at_mfu(0.2499), WARN_MEDIUM),
     ("throughput-arithmetic", fast(0.02), SILENT),
