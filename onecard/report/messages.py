@@ -25,8 +25,8 @@ def print_warnings(warnings: Iterable[str], console: Console) -> None:
 
 
 def print_findings(findings: Sequence[Finding], console: Console, *, details: bool = True) -> None:
-    """Print each finding in three lines, the most urgent first; without details, one of severity info has no reason, and a
-    fix only if it is a setting."""
+    """Print each finding in three lines, the most urgent first; without details, those of severity info have no reason,
+    and a fix only where it is a setting."""
     for number, finding in enumerate(findings):
         style = {"info": "cyan", "warn": "yellow"}.get(finding.severity, "bold red")
         short = finding.severity == "info" and not details
