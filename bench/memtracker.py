@@ -15,11 +15,11 @@ highest total of both. There are two predictions:
 
 It cannot see: torch.compile (eager operations only), what the caching allocator reserves, the CUDA context, cuBLAS
 workspaces, and scratch that kernels allocate for themselves. Fake CUDA tensors with autograd abort a torch without
-CUDA, so it sees the CPU's operations, in the two places where dropout makes them unlike CUDA's by the ones like those:
-a mask has a byte an element (native_dropout), and attention stores no score matrices (as without dropout; the CPU's
-stores them as soon as there is dropout, which made these rows 76 % too high in the median, up to 138 %). What is left
-of the CPU are the types that autocast gives the loss. Evaluation is not run here. Neither is GradScaler, because it reads values that fake tensors do
-not have; it holds two scalars.
+CUDA, so it sees the CPU's operations. Where dropout makes these unlike CUDA's, it sees ones like CUDA's instead: a mask
+has a byte an element (native_dropout), and attention stores no score matrices, as without dropout. (The CPU's stores
+them as soon as there is dropout: with it these rows were 76 % too high in the median, up to 138 %.) What is left of the
+CPU are the types that autocast gives the loss. On a machine with a GPU it could do better. Evaluation is not run here.
+Neither is GradScaler, because it reads values that fake tensors do not have; it holds two scalars.
 """
 
 from __future__ import annotations
