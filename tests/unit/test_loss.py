@@ -176,7 +176,7 @@ def test_without_warm_up_the_run_may_end_higher_and_that_is_said() -> None:
     assert without.final.contains(float(point["val_loss"]))
     assert without.final.likely == usual.final.likely
     assert without.final.high > usual.final.high
-    assert "runs with warm-up, and this one has none" in without.caution == constant.caution
+    assert without.caution == constant.caution == "outside the scaling law, and maybe higher: there is no warm-up"
     assert usual.caution == ""
 
 
