@@ -100,7 +100,7 @@ def why_outside(config: RunConfig, data_tokens: int | None = None) -> str:
 def caution(config: RunConfig, data_tokens: int | None = None) -> str:
     """Which setting is unusual enough that the loss may be higher than the law says; empty where none is."""
     if (passes := _passes(config, data_tokens)) > 1 + EPOCHS_BEYOND:
-        return f"outside the scaling law: the data are read {passes:.3g} times"
+        return f"outside the scaling law: data read {passes:.3g} times"
     rate = _rate_over_usual(config)
     if rate is not None and not 1 / FACTOR <= rate <= FACTOR:
         return f"learning_rate={config.learning_rate:g} is {rate:.2g} times the usual: expect a higher loss"
