@@ -136,7 +136,7 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
     from onecard.data.home import home_note, writable_home
     from onecard.data.hub import find_dataset
     from onecard.data.prepare import prepare as run
-    from onecard.data.prepared import findings_of
+    from onecard.data.prepared import files_left_out, findings_of
     from onecard.report.data import PrepareDisplay, prepared_json, print_prepared
     from onecard.report.messages import print_findings, print_warnings
 
@@ -173,7 +173,7 @@ def _prepare(options: Options, flags: list[Flag]) -> int:
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
-    findings = findings_of(prepared)
+    findings = (*([] if dataset else files_left_out(options.source, out=options.out)), *findings_of(prepared))
     if options.as_json:
         click.echo(json.dumps(prepared_json(prepared, findings)))
         return 0

@@ -42,7 +42,7 @@ def home_note(environ: Mapping[str, str]) -> str | None:
 
 
 def homes(environ: Mapping[str, str]) -> list[Path]:
-    """Every folder to look in: a named home alone; ~/.cache's and, while it cannot be written, what stands in for it."""
+    """Every folder to look in: a named home alone; else ~/.cache's and, if that cannot be written, its stand-in."""
     home, shared = cache_home(environ), _shared()
     in_use = shared and _is_ours(shared) and not environ.get("ONECARD_HOME") and _why_not(home) is not None
     return [home, *([shared] if shared and in_use else [])]

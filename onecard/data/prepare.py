@@ -55,6 +55,7 @@ def prepare(
                 seconds=0.0,
             )
         if progress.tokenizer is None:
+            write_progress(folder, progress)  # first of all: whatever a kill leaves beside it is known to be ours
             watch = Watch(on_moment, source, progress, tokens)
             tokenizer = tokenizer or _learned(source, settings, tokens, fetcher, watch)
             _check_format(settings, tokenizer)

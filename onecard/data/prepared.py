@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from onecard import units
 from onecard.data.manifest import Counts
+from onecard.data.sources import left_out
 from onecard.data.split import SHARES, SPLITS, VAL_TOKENS, both_sides
 from onecard.data.unusable import WHOLE_FILES, cure_of
 from onecard.files import free_name
@@ -31,6 +33,24 @@ class Prepared:
     def tokens(self) -> dict[str, int]:
         """Tokens of each split."""
         return {split: sum(int(entry["tokens"]) for entry in self.meta[split]) for split in SPLITS}
+
+
+def files_left_out(words: Sequence[str], *, out: str) -> Iterator[Finding]:
+    """What of the named folders is not read because they have tables."""
+    for word in words:
+        beside = [file.path for file in left_out(word, but=Path(out)) if file.path and str(file.path) not in words]
+        if beside:
+            many = f"{len(beside):,} files" if len(beside) > 1 else "a file"
+            yield Finding(
+                rule="files-left-out",
+                severity="warn",
+                sure="high",
+                what=f"{many} of {word} {'were' if len(beside) > 1 else 'was'} not read, such as {beside[0].name}",
+                why="of a folder with parquet or JSON lines only these are read",
+                fix=f"name them, too: onecard data prepare {quote(word)} {quote(str(beside[0]))}"
+                f"{' …' if len(beside) > 1 else ''} --out {quote(out)}",
+                seen=tuple(map(str, beside[:3])),
+            )
 
 
 def findings_of(prepared: Prepared) -> tuple[Finding, ...]:

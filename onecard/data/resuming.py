@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from onecard.data.folders import PROGRESS
 from onecard.data.learn import good_hashes
 from onecard.data.manifest import Progress, Settings, read_progress
 from onecard.data.sources import Source
 from onecard.data.split import share_with_some, val_share
 from onecard.errors import ConfigError
-from onecard.files import free_name, writing
+from onecard.files import free_name, half_written, writing
 from onecard.runs.lock import InUse, Lock
 
 _LOCK = "lock"
@@ -43,7 +44,8 @@ def working_in(folder: Path) -> Iterator[None]:
 def where_it_stands(folder: Path, source: Source, settings: Settings, tokens: int | None) -> Progress:
     """Where to continue: the progress in the folder, or the beginning. ConfigError if the folder is for other data."""
     before = read_progress(folder)
-    if before is None and (others := sorted(path.name for path in folder.iterdir() if path.name != _LOCK)):
+    ours = (_LOCK, half_written(folder / PROGRESS).name)
+    if before is None and (others := sorted(path.name for path in folder.iterdir() if path.name not in ours)):
         raise ConfigError(
             f"{folder} is not empty",
             why=f"it has {', '.join(others[:3])}{' …' if len(others) > 3 else ''}, but no preparation to continue",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ _JSON = frozenset({".jsonl", ".ndjson", ".json"})
 _PACKED = {".gz": 3.0, ".zst": 3.0, ".bz2": 4.0, ".xz": 4.0}  # with the bytes of text in one packed byte, roughly
 _PARQUET_EXPANDS = 2.0  # FineWeb: 10 billion tokens of sample-10BT in some 28 GB of parquet
 _SKIPPED = frozenset("__pycache__ node_modules".split())
+_TABLES = ("parquet", "jsonl")
+_ABOUT = re.compile(r"(readme|licen[cs]e|dataset_infos?)\b|.*\.json$", re.I)  # beside tables: no data
 _DATA_SUFFIXES = frozenset({".parquet", ".txt", ".md", *_JSON, *_PACKED})
 
 
@@ -143,6 +146,21 @@ def unreadable(name: str, problem: Exception) -> OnecardError:
 
 def _folder(root: Path, *, but: Path | None) -> list[SourceFile]:
     """The files below a folder, by name: parquet and JSON lines if there are any, else every file, as one text each."""
+    found = _below(root, but=but)
+    return [file for file in found if file.kind in _TABLES] or found  # a README beside them is not data
+
+
+def left_out(word: str, *, but: Path | None = None) -> list[SourceFile]:
+    """The files of a folder that are not read because it has tables, but for those that tell of the data."""
+    files = local_files(word, but=but) or []
+    if not files or files[0].kind not in _TABLES or not Path(word).is_dir():
+        return []
+    beside = [file for file in _below(Path(word), but=but) if file.kind not in _TABLES]
+    return [file for file in beside if not _ABOUT.match(Path(file.name).name)]
+
+
+def _below(root: Path, *, but: Path | None) -> list[SourceFile]:
+    """All files below a folder that are not hidden, by name."""
     found = []
     own = but.resolve() if but else None
     for folder, folders, names in os.walk(root):
@@ -150,8 +168,7 @@ def _folder(root: Path, *, but: Path | None) -> list[SourceFile]:
         folders[:] = [name for name in shown if Path(folder, name).resolve() != own]
         paths = [Path(folder, name) for name in names if not name.startswith(".")]
         found += [_file(path, name=path.relative_to(root).as_posix(), alone=False) for path in paths if path.is_file()]
-    tables = [file for file in found if file.kind in ("parquet", "jsonl")]  # a README beside them is not data
-    return sorted(tables or found, key=lambda file: file.name)
+    return sorted(found, key=lambda file: file.name)
 
 
 def _file(path: Path, *, name: str, alone: bool) -> SourceFile:

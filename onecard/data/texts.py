@@ -11,7 +11,7 @@ from onecard.config.names import nearest
 from onecard.data.document import Bad
 from onecard.data.documents import read_documents
 from onecard.data.encode import document_text
-from onecard.data.sources import SourceFile, local_files
+from onecard.data.sources import SourceFile, left_out, local_files
 from onecard.errors import ConfigError
 
 COLUMN = "text"
@@ -61,4 +61,5 @@ def texts_at(named: str) -> Texts:
             else "name a text (.txt, .jsonl, .parquet, packed) or a folder",
             name="no-such-file",
         )
-    return Texts(files)
+    beside = left_out(named)
+    return Texts(files, Counter({f"a file beside tables, such as {beside[0].name}": len(beside)} if beside else {}))

@@ -24,7 +24,7 @@ from onecard.data.tokenizers import (
     Tokenizer,
     gpt2_tokenizer,
 )
-from onecard.errors import ConfigError, unless_machine_failed
+from onecard.errors import ConfigError
 from onecard.files import write_atomically
 from onecard.opening import cannot_read, read_file
 
@@ -72,8 +72,8 @@ def kept_tokenizer(folder: Path, said: Mapping[str, Any], *, environ: Mapping[st
         case "gpt2":
             try:
                 return Gpt2Tokenizer(read_file(folder / GPT2_FILE, most_bytes=MOST_BYTES))
-            except (OSError, ValueError) as problem:
-                return unless_machine_failed(problem, gpt2_tokenizer(environ))
+            except (OSError, ValueError):
+                return gpt2_tokenizer(environ)
         case "tokenizer.json":
             try:
                 return JsonTokenizer(read_file(folder / JSON_FILE, most_bytes=MOST_BYTES).decode())

@@ -100,7 +100,7 @@ def why_outside(config: RunConfig, data_tokens: int | None = None) -> str:
 def caution(config: RunConfig, data_tokens: int | None = None) -> str:
     """Which setting is unusual enough that the loss may be higher than the law says; empty where none is."""
     if (passes := _passes(config, data_tokens)) > 1 + EPOCHS_BEYOND:
-        return f"the data are read {passes:.3g} times, and the scaling law covers new tokens only: a wider range"
+        return f"outside the scaling law: data read {passes:.3g} times"
     rate = _rate_over_usual(config)
     if rate is not None and not 1 / FACTOR <= rate <= FACTOR:
         return f"learning_rate={config.learning_rate:g} is {rate:.2g} times the usual: expect a higher loss"
@@ -109,7 +109,7 @@ def caution(config: RunConfig, data_tokens: int | None = None) -> str:
     if config.dropout > HIGH_DROPOUT:
         return f"scaling laws do not cover dropout={config.dropout:g}: expect a higher loss"
     if raised_by(config):
-        return "the scaling law is of runs with warm-up, and this one has none: expect a higher loss"
+        return "outside the scaling law, and maybe higher: there is no warm-up"
     return ""
 
 

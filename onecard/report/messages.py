@@ -25,7 +25,8 @@ def print_warnings(warnings: Iterable[str], console: Console) -> None:
 
 
 def print_findings(findings: Sequence[Finding], console: Console, *, details: bool = True) -> None:
-    """Print each finding in three lines, the most urgent first; without details, each of severity info in one line."""
+    """Print each finding in three lines, the most urgent first; without details, those of severity info have no reason,
+    and a fix only where it is a setting."""
     for number, finding in enumerate(findings):
         style = {"info": "cyan", "warn": "yellow"}.get(finding.severity, "bold red")
         short = finding.severity == "info" and not details
@@ -34,4 +35,5 @@ def print_findings(findings: Sequence[Finding], console: Console, *, details: bo
         console.print(Text.assemble((finding.severity, style), f": {finding.what}  [{finding.rule}]"), soft_wrap=True)
         if not short:
             console.print(Text.assemble(("  why", "dim"), f": {finding.why}"), soft_wrap=True)
+        if not short or finding.patch:
             console.print(Text.assemble(("  fix", "bold"), f": {finding.fix}"), soft_wrap=True)

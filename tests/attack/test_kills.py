@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -32,6 +33,48 @@ def test_kills_at_a_tenth_of_the_system_calls(nursery: Nursery, kind: str) -> No
 @pytest.mark.parametrize("kind", ["save", "resume"])
 def test_a_kill_at_every_system_call(nursery: Nursery, kind: str) -> None:
     print(f"{kind}: {kill_at(Attack(nursery=nursery, kind=kind), 1)} kills")
+
+
+def kill_preparing(nursery: Nursery, tokenizer: list[str], every: int) -> int:
+    """Kill `data prepare` before every `every`-th system call; the same command goes on to the same tokens."""
+    text = nursery.path / "text.txt"
+    text.write_text("".join(f"Document {n}. {'A few words. ' * 20}\n\n" for n in range(400)))
+    command = ["data", "prepare", text.name, *tokenizer, "--workers=1", "--out"]
+    whole, cut = nursery.path / "apart" / "run", nursery.path / "run"  # a folder is named in its meta.json
+    shutil.rmtree(whole, ignore_errors=True)
+    assert nursery.run(*command, "apart/run").code == 0, nursery.said()
+
+    def killed_at(n: int) -> int:
+        shutil.rmtree(cut, ignore_errors=True)
+        (nursery.path / "child.txt").unlink(missing_ok=True)
+        return nursery.run(*command, cut.name, fault=Fault(call="any", n=n, errno=0)).calls
+
+    positions = range(1, killed_at(0) + 1, every)
+    for n in positions:
+        killed_at(n)
+        assert nursery.run(*command, cut.name).code == 0, f"killed at {n}\n{nursery.said()}"
+        assert files_in(cut) == files_in(whole), f"killed at {n}"
+    return len(positions)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """The data without what tells times, or of work in progress."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in ("progress.json", "lock")}
+
+
+PREPARING = {"bpe": ["--tokenizer=bpe", "--vocab_size=300"], "characters": ["--tokenizer=characters"]}
+
+
+@pytest.mark.slow
+def test_data_go_on_to_the_same_tokens_after_a_kill_at_any_fourth_system_call(nursery: Nursery) -> None:
+    assert kill_preparing(nursery, PREPARING["bpe"], 4) >= 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tokenizer", PREPARING)
+def test_data_go_on_to_the_same_tokens_after_a_kill_at_any_system_call(nursery: Nursery, tokenizer: str) -> None:
+    print(f"{tokenizer}: {kill_preparing(nursery, PREPARING[tokenizer], 1)} kills")
 
 
 @pytest.mark.slow

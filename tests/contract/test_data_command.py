@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -44,6 +45,21 @@ def write_lines(path: Path, count: int, *, words: int = 10) -> Path:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.bin"))}
+
+
+def test_files_beside_tables_are_named_with_the_command_that_reads_them(onecard: Command, tmp_path: Path) -> None:
+    (tmp_path / "my corpus").mkdir()
+    write_lines(tmp_path / "my corpus" / "x.jsonl", 50)
+    (tmp_path / "my corpus" / "README.md").write_text("about x")
+    (tmp_path / "my corpus" / "notes.txt").write_text("a note\n\nanother")
+    done = onecard("data", "prepare", "my corpus", "--out", "out", *BYTES, cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert "a file of my corpus was not read, such as notes.txt  [files-left-out]" in done.stderr
+    typed = "data prepare 'my corpus' 'my corpus/notes.txt' --out out"
+    assert f"fix: name them, too: onecard {typed}" in done.stderr
+    found = onecard(*shlex.split(typed), *BYTES, "--json", cwd=tmp_path).json
+    assert found["documents"]["train"] + found["documents"]["val"] == 51  # the same folder, with what was left out
+    assert "files-left-out" not in [finding["rule"] for finding in found["findings"]]
 
 
 def test_prepare_then_info(onecard: Command, tmp_path: Path) -> None:

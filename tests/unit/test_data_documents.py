@@ -17,7 +17,8 @@ from onecard.data import document, documents
 from onecard.data import parquet as parquet_files
 from onecard.data.document import Bad, Read
 from onecard.data.documents import read_documents
-from onecard.data.sources import SourceFile, kind_of, local_files
+from onecard.data.sources import SourceFile, kind_of, left_out, local_files
+from onecard.data.texts import texts_at
 from onecard.errors import ConfigError, MachineError
 
 arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
@@ -140,6 +141,10 @@ def test_in_a_folder_a_text_file_is_one_document_and_tables_go_before_texts(tmp_
     (tmp_path / "b" / "out" / "own.jsonl").unlink()
     (tmp_path / "b" / "d.jsonl").write_bytes(json_lines(["x"]))
     assert [file.name for file in local_files(str(tmp_path)) or []] == ["b/d.jsonl"]
+    (tmp_path / "README.md").write_text("about the data")
+    assert [file.name for file in left_out(str(tmp_path))] == ["a.py", "b/c.md", "b/empty"]
+    assert left_out(str(tmp_path / "a.py")) == []
+    assert dict(texts_at(str(tmp_path)).left_out) == {"a file beside tables, such as a.py": 3}
 
 
 @pytest.mark.parametrize(
