@@ -69,3 +69,24 @@ def test_a_dropped_log_shows_no_value_that_is_not_there(site: Site) -> None:
                 shown[name] += not_words(place)
     assert {name: words for name, words in shown.items() if words} == {}
     site.complaints[:] = [each for each in site.complaints if "status of 4" not in each]  # no log, and an empty one
+
+
+def test_the_command_of_a_dropped_log_is_that_of_the_text_and_fits(site: Site) -> None:
+    config = "# Model (~125M parameters)\nn_embd = 384\nbatch_size = 16\ngradient_accumulation_steps = 32\n"
+    page = site.open("/")
+    page.evaluate(
+        """([log, config]) => {
+          const files = new DataTransfer();
+          files.items.add(new File([log], "mine.log", { type: "text/plain" }));
+          files.items.add(new File([config], "wide.py", { type: "text/plain" }));
+          document.dispatchEvent(new DragEvent("drop", { dataTransfer: files, bubbles: true, cancelable: true }));
+        }""",
+        [made.FULL_CARD + "\n", config],
+    )
+    page.wait_for_selector("#dropped .prescription")
+    typed = page.locator("#dropped .prescription code").all_inner_texts()
+    assert typed[0].startswith("python train.py wide.py ")
+    assert "--batch_size=8 " in f"{typed[0]} "
+    assert "--n_embd" not in typed[0]
+    assert typed[1].startswith("onecard train wide.py ")
+    assert "the same run in" in page.locator("#dropped .prescription").inner_text()

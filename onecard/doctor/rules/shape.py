@@ -78,7 +78,7 @@ def _with_repair(case: Case, finding: Finding) -> Finding:
     planned = "" if made.card else " (name the card with --gpu to have the micro-batch, memory and hours planned)"
     return replace(
         finding,
-        fix=f"in a new run: a checkpoint of n_embd={config.n_embd} cannot be continued in another shape "
+        fix=f"in a new run: a checkpoint with n_embd={config.n_embd} cannot be continued in the new shape "
         f"(nanoGPT ignores the change, onecard refuses): {made.flags} "
         f"({update}){expected}{planned}. If {units.count(count_params(config).nanogpt)} was meant, fix the comment or "
         "the name",
