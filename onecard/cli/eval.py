@@ -180,6 +180,7 @@ def _command(options: Options) -> str:
 def _on_text(options: Options, text: str, opened: Opened, answer: Answer) -> None:
     from onecard.data.texts import texts_at
     from onecard.inputs.score_text import score_text
+    from onecard.report.console import print_wrapped
     from onecard.report.eval_display import EvalDisplay
     from onecard.report.scores import text_score_json, text_score_lines
 
@@ -200,7 +201,7 @@ def _on_text(options: Options, text: str, opened: Opened, answer: Answer) -> Non
     answer.notes += [note for note in notes if note not in answer.notes]
     if not options.as_json:
         for line in text_score_lines(score, bits, source=str(opened.source)):
-            click.echo(line)
+            print_wrapped(line, console())
 
 
 def _to_read(named: str, texts: Texts, limit: int | None) -> str:
@@ -258,6 +259,7 @@ def _is_same(score: TaskScore, task: Asked, opened: Opened) -> bool:
 
 
 def _show_tasks(options: Options, opened: Opened, answer: Answer) -> None:
+    from onecard.report.console import print_wrapped
     from onecard.report.messages import print_warnings
     from onecard.report.tables import print_table
     from onecard.report.task_scores import task_lines, task_table
@@ -268,7 +270,7 @@ def _show_tasks(options: Options, opened: Opened, answer: Answer) -> None:
     if answer.tasks:
         print_table(task_table(answer.tasks), console())
         for line in task_lines(answer.tasks, source=str(opened.source)):
-            click.echo(line)
+            print_wrapped(line, console())
 
 
 def _say_what_is_kept(options: Options, opened: Opened, answer: Answer, *, of: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -18,6 +17,7 @@ from onecard.doctor.explain import Explanation
 from onecard.doctor.needs import OPTIONS
 from onecard.doctor.predict import ENDED, REACHED
 from onecard.findings import SEVERITIES, Finding, Severity
+from onecard.report.console import print_wrapped, wrapped
 
 FORMATS = {
     "onecard": "onecard run",
@@ -47,10 +47,10 @@ def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, *, details
         print_diagnosis(diagnosis, console, details=details)
     if left := len(diagnoses) - len(shown):
         console.print()
-        _print_wrapped(f"{left:,} more runs are not shown; none of them is worse than those above", console)
+        print_wrapped(f"{left:,} more runs are not shown; none of them is worse than those above", console)
     if not details:
         console.print()
-        _print_wrapped(MORE, console, style="dim")
+        print_wrapped(MORE, console, style="dim")
 
 
 def _print_worst(diagnoses: Sequence[Diagnosis], console: Console) -> None:
@@ -58,7 +58,7 @@ def _print_worst(diagnoses: Sequence[Diagnosis], console: Console) -> None:
     urgent = [(number, each.findings[0]) for number, each in enumerate(diagnoses, 1) if each.findings]
     number, worst = min(urgent, key=lambda found: SEVERITIES.index(found[1].severity), default=(0, None))
     said = "" if worst is None or worst.severity == "info" else f"; most urgent, in run {number}: {worst.what}"
-    _print_wrapped(f"{len(diagnoses)} runs{said}", console, style="bold")
+    print_wrapped(f"{len(diagnoses)} runs{said}", console, style="bold")
     console.print()
 
 
@@ -105,31 +105,31 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console, *, details: bool = F
 
 def _print_verdict(diagnosis: Diagnosis, console: Console) -> None:
     """The first lines: what run it is, and what is wrong with it."""
-    _print_wrapped(f"{title(diagnosis)}, {verdict(diagnosis)}", console, style="bold")
+    print_wrapped(f"{title(diagnosis)}, {verdict(diagnosis)}", console, style="bold")
     if not diagnosis.healthy:
-        _print_wrapped(diagnosis.findings[0].what, console, indent=2)
+        print_wrapped(diagnosis.findings[0].what, console, label="  ")
 
 
 def _print_what_to_type(diagnosis: Diagnosis, console: Console) -> None:
     """The command for the most urgent finding that settings cure; where they do not cure the first one, its fix too."""
     made = diagnosis.prescription
     if not diagnosis.healthy and (made is None or made.rule != diagnosis.findings[0].rule):
-        _print_wrapped(f"fix: {diagnosis.findings[0].fix}", console, indent=2)
+        print_wrapped(f"fix: {diagnosis.findings[0].fix}", console, label="  ")
     if made is None:
         return
-    _print_wrapped(f"{fixes(diagnosis)}:", console, style="bold")
+    print_wrapped(f"{fixes(diagnosis)}:", console, style="bold")
     _print_command(made.command, console)
     unplanned = "" if made.repair.card or made.repair.no_more_than_before else "memory not checked"
     unplanned += "" if made.repair.card else f"{': ' if unplanned else ''}--gpu NAME makes it fit your card"
     expected = made.repair.expectation()
     if told := "; ".join(filter(None, (f"predicted: {expected}" if expected else "", unplanned))):
-        _print_wrapped(told, console, indent=2)
+        print_wrapped(told, console, label="  ")
     if made.under_onecard:
         command, process_bytes = made.under_onecard
-        _print_wrapped(f"or train with onecard: the same run in {units.mib(process_bytes)}:", console, style="bold")
+        print_wrapped(f"or train with onecard: the same run in {units.mib(process_bytes)}:", console, style="bold")
         _print_command(command, console)
     if left_out(diagnosis):
-        _print_wrapped(f"no command for: {left_out(diagnosis)}", console, indent=2)
+        print_wrapped(f"no command for: {left_out(diagnosis)}", console, label="  ")
 
 
 def _print_command(command: str, console: Console, *, indent: int = 2) -> None:
@@ -327,19 +327,9 @@ WORTH_SAYING = 0.05  # of the time, spent on evaluation
 MORE = "more: add --details (the long text) or --html report.html (everything, with charts)"
 
 
-def _wrapped(words: str, room: int) -> list[str]:
-    """The words in lines of at most `room` columns; only a word that is longer has a longer line."""
-    return textwrap.wrap(words, max(30, room), break_long_words=False, break_on_hyphens=False) or [""]
-
-
 def _quoted(line: str) -> str:
     """A line of a log as evidence; of one that is very long the beginning."""
     return line if len(line) <= LONGEST_QUOTE else f"{line[: LONGEST_QUOTE - 2]} …"
-
-
-def _print_wrapped(words: str, console: Console, *, indent: int = 0, style: str = "") -> None:
-    for line in _wrapped(words, console.width - indent - 1):
-        console.print(Text(f"{' ' * indent}{line}", style=style), soft_wrap=True)
 
 
 def _print_told(finding: Finding, command: str | None, console: Console, *, details: bool, above: bool) -> None:
@@ -349,7 +339,7 @@ def _print_told(finding: Finding, command: str | None, console: Console, *, deta
     """
     console.print()
     guess = " (a guess)" if finding.sure == "low" and not details else ""
-    first, *rest = _wrapped(f"{finding.severity}{guess}: {finding.what}  [{finding.rule}]", console.width - 1)
+    first, *rest = wrapped(f"{finding.severity}{guess}: {finding.what}  [{finding.rule}]", console.width - 3)
     console.print(
         Text.assemble((finding.severity, STYLES[finding.severity]), first.removeprefix(finding.severity)),
         soft_wrap=True,
@@ -373,29 +363,23 @@ def _print_told(finding: Finding, command: str | None, console: Console, *, deta
 
 def _print_note(finding: Finding, console: Console) -> None:
     """A finding that is only information: what, and its rule."""
-    for number, line in enumerate(_wrapped(f"{finding.what}  [{finding.rule}]", console.width - 4)):
+    for number, line in enumerate(wrapped(f"{finding.what}  [{finding.rule}]", console.width - 4)):
         console.print(Text(f"{'   ' if number else '  '}{line}"), soft_wrap=True)
 
 
-def _print_hanging(label: str, words: str, console: Console, *, style: str = "") -> None:
-    """A label, and beside it words that wrap under themselves."""
-    for number, line in enumerate(_wrapped(words, console.width - LABEL_WIDTH - 1)):
-        head = label.ljust(LABEL_WIDTH) if number == 0 else " " * LABEL_WIDTH
-        console.print(Text.assemble((head, "bold"), (line, style)), soft_wrap=True)
+def _print_hanging(label: str, words: str, console: Console) -> None:
+    print_wrapped(words, console, label=label.ljust(LABEL_WIDTH), label_style="bold")
 
 
 def _print_part(label: str, words: str, console: Console) -> None:
-    style = {"why": "dim", "fix": "bold", "seen": "dim", "sure": "dim"}[label]
-    for number, line in enumerate(_wrapped(words, console.width - 9)):
-        head = f"  {label}: ".ljust(8) if number == 0 else " " * 8
-        console.print(Text.assemble((head, style), line), soft_wrap=True)
+    print_wrapped(words, console, label=f"  {label}: ".ljust(8), label_style="bold" if label == "fix" else "dim")
 
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """A rule in words."""
-    console.print(Text.assemble((explanation.name, "bold"), f"  {explanation.summary}"), soft_wrap=True)
+    print_wrapped(explanation.summary, console, label=f"{explanation.name}  ", label_style="bold")
     for heading, words in explanation.parts.items():
         console.print()
         console.print(Text(heading, style="bold"))
-        for line in _wrapped(words, console.width - 3):
+        for line in wrapped(words, console.width - 3):
             console.print(Text(f"  {line}"), soft_wrap=True)
