@@ -23,7 +23,7 @@ from onecard.plan.plan import Plan
 from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.ranges import Range
 from onecard.report.command import changed_command
-from onecard.report.console import wrapped
+from onecard.report.console import print_wrapped, wrapped
 from onecard.report.summary import TRAINER_NAMES, loss_change, speed_change, vocabulary_condition
 from onecard.report.tables import print_table
 
@@ -156,7 +156,10 @@ def print_proposals(plan: Plan, console: Console) -> None:
         return
     first = proposals[0]
     for line in _first_proposal(first, plan):
-        console.print(Text(line), soft_wrap=True)
+        if "onecard " in line:  # a command stays in one piece to paste
+            console.print(Text(line), soft_wrap=True)
+        else:
+            print_wrapped(line, console)
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("for this budget")

@@ -20,7 +20,7 @@ from onecard.report.plan import print_plan
 from tests.unit.doctor.cases import NARROW, SICK, SMALL, case, learning, timed
 
 WIDE = 100_000
-TYPED = re.compile(rf"(?:python train\.py|onecard [a-z]+|{re.escape(EXPANDABLE)})\b|`return ")
+TYPED = re.compile(rf"(?:python train\.py|onecard [a-z]+|{re.escape(EXPANDABLE)})\b|`return | = .*#|^# ")
 
 
 def shown(show: Callable[[Console], None], width: int) -> str:
