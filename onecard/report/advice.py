@@ -156,7 +156,7 @@ def print_proposals(plan: Plan, console: Console) -> None:
         return
     first = proposals[0]
     for line in _first_proposal(first, plan):
-        if "onecard " in line:  # a command stays in one piece to paste
+        if "onecard train" in line:  # a command stays in one piece to paste
             console.print(Text(line), soft_wrap=True)
         else:
             print_wrapped(line, console)
