@@ -235,6 +235,12 @@ OOM = {
     "the allocated memory 6.50 GiB is allocated by PyTorch, and 64.00 MiB is reserved by PyTorch but unallocated.",
 }
 
+FULL_CARD = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.53 GiB. GPU 0 has a total capacity of 8.00 GiB of "
+    "which 96.00 MiB is free. Including non-PyTorch memory, this process has 7.80 GiB memory in use. Of the allocated "
+    "memory 7.60 GiB is allocated by PyTorch, and 20.00 MiB is reserved by PyTorch but unallocated."
+)
+
 
 def traceback(message: str, *functions: str) -> list[str]:
     """A traceback through the named functions."""

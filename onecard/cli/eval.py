@@ -16,13 +16,13 @@ from onecard import units
 from onecard.cli.files import PathType
 from onecard.cli.flags import Flag
 from onecard.cli.library import KeyCommand, console, json_option, needs_torch
-from onecard.errors import ConfigError, UsageError
+from onecard.errors import ConfigError, MachineError, UsageError
 
 if TYPE_CHECKING:
     from onecard.data.texts import Texts
     from onecard.inputs.harness import Asked
     from onecard.inputs.opened import Opened
-    from onecard.runs.scores import TaskScore
+    from onecard.runs.scores import TaskScore, TextScore
 
 LONG_TEXT_BYTES = units.MIB  # from here on it is said before what is read
 
@@ -48,6 +48,7 @@ class Answer:
     text: dict[str, object] = field(default_factory=dict)
     tasks: list[TaskScore] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unkept: MachineError | None = None  # why the run's evals.jsonl could not be written
 
 
 @click.command(
@@ -117,10 +118,16 @@ def _evaluate(options: Options, flags: list[Flag]) -> int:
         _show_tasks(options, opened, answer)
         _say_what_is_kept(options, opened, answer, of=len(tasks) * len(checkpoints))
         raise
+    lost = answer.unkept if answer.unkept and answer.unkept.name != "read-only" else None
+    if answer.unkept:
+        answer.notes.append(f"the score was not kept: {answer.unkept.what}")
     if options.as_json:
-        return _print_json(opened, answer)
+        _print_json(opened, answer)
+        return lost.exit_code if lost else 0
     _show_tasks(options, opened, answer)
-    if opened.run:
+    if lost:
+        raise lost
+    if opened.run and not answer.unkept:
         talk = console(stderr=True)
         named = quote(str(opened.run))
         what = f"--text {quote(options.text)}" if options.text else f"--tasks {quote(options.tasks or 'core')}"
@@ -173,9 +180,9 @@ def _command(options: Options) -> str:
 def _on_text(options: Options, text: str, opened: Opened, answer: Answer) -> None:
     from onecard.data.texts import texts_at
     from onecard.inputs.score_text import score_text
+    from onecard.report.console import print_wrapped
     from onecard.report.eval_display import EvalDisplay
     from onecard.report.scores import text_score_json, text_score_lines
-    from onecard.runs.scores import append_score
 
     texts = texts_at(text)
     if not options.as_json and not answer.results and (ahead := _to_read(text, texts, options.limit)):
@@ -187,15 +194,14 @@ def _on_text(options: Options, text: str, opened: Opened, answer: Answer) -> Non
             display(scored * texts.read_bytes / whole if whole else None)
 
         score, bits, notes = score_text(opened, texts, name=text, limit=options.limit, on_progress=progress)
-    if opened.run:
-        append_score(opened.run, score)
+    _keep(opened, score, answer)
     said = text_score_json(score, bits)
     answer.results += [{**row, "step": opened.step} for row in said.pop("results")]  # type: ignore[attr-defined]
     answer.text = said
     answer.notes += [note for note in notes if note not in answer.notes]
     if not options.as_json:
         for line in text_score_lines(score, bits, source=str(opened.source)):
-            click.echo(line)
+            print_wrapped(line, console())
 
 
 def _to_read(named: str, texts: Texts, limit: int | None) -> str:
@@ -215,7 +221,7 @@ def _on_tasks(
     """Ask what was not asked of this checkpoint before; a task is kept as soon as it is done."""
     from onecard.inputs.harness import score_task
     from onecard.report.eval_display import EvalDisplay
-    from onecard.runs.scores import append_score, read_task_scores
+    from onecard.runs.scores import read_task_scores
 
     kept = (
         {(score.step, score.task, score.limit): score for score in read_task_scores(opened.run)} if opened.run else {}
@@ -231,10 +237,20 @@ def _on_tasks(
                     display(done + (before + share * task.characters) / whole / of, task.name)
 
                 score = score_task(opened, task, limit=options.limit, on_progress=progress)
-                if opened.run:
-                    append_score(opened.run, score)
+                _keep(opened, score, answer)
             answer.tasks.append(score)
             before += task.characters
+
+
+def _keep(opened: Opened, score: TextScore | TaskScore, answer: Answer) -> None:
+    """Append a score to its run; one that cannot be written there is told all the same."""
+    from onecard.runs.scores import append_score
+
+    if opened.run:
+        try:
+            append_score(opened.run, score)
+        except MachineError as problem:
+            answer.unkept = problem
 
 
 def _is_same(score: TaskScore, task: Asked, opened: Opened) -> bool:
@@ -243,6 +259,7 @@ def _is_same(score: TaskScore, task: Asked, opened: Opened) -> bool:
 
 
 def _show_tasks(options: Options, opened: Opened, answer: Answer) -> None:
+    from onecard.report.console import print_wrapped
     from onecard.report.messages import print_warnings
     from onecard.report.tables import print_table
     from onecard.report.task_scores import task_lines, task_table
@@ -253,25 +270,26 @@ def _show_tasks(options: Options, opened: Opened, answer: Answer) -> None:
     if answer.tasks:
         print_table(task_table(answer.tasks), console())
         for line in task_lines(answer.tasks, source=str(opened.source)):
-            click.echo(line)
+            print_wrapped(line, console())
 
 
 def _say_what_is_kept(options: Options, opened: Opened, answer: Answer, *, of: int) -> None:
     if of:
         kept = (
-            "are kept, and the same command goes on with the rest" if opened.run else "were done; only runs keep them"
+            "are kept, and the same command goes on with the rest"
+            if opened.run and not answer.unkept
+            else "were done; only runs that can be written keep them"
         )
         console(stderr=True).print(f"{len(answer.tasks)} of {of} tasks {kept}", soft_wrap=True)
 
 
-def _print_json(opened: Opened, answer: Answer) -> int:
+def _print_json(opened: Opened, answer: Answer) -> None:
     from onecard.report.strict import strict
     from onecard.report.task_scores import task_scores_json
 
     said = {"schema": 1, "model": str(opened.source), "step": opened.step, "device": opened.device}
     results = [*task_scores_json(answer.tasks), *answer.results]
     click.echo(json.dumps(strict({**said, "results": results, **answer.text, "notes": answer.notes})))
-    return 0
 
 
 @contextmanager

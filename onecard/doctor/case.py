@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onecard.config.resolve import Resolved
-from onecard.plan.cards import Card
+from onecard.plan.cards import Card, plain_card
 from onecard.plan.data import DataSizes as DataSizes
 from onecard.plan.place import Place
-from onecard.runs.logged import LoggedRun
+from onecard.runs.logged import LoggedRun, Message
 from onecard.runs.records import End, Eval, Step
 
 
@@ -66,5 +66,14 @@ class Case:
 
     @property
     def place(self) -> Place | None:
-        """The card and what other programs hold of it, for planning; None without a card."""
-        return Place(card=self.card, other_bytes=self.other_bytes) if self.card else None
+        """The card and what other programs hold of it, for planning; where nobody named a card, one of the size that an
+        out-of-memory message states. None where neither is known."""
+        card = self.card
+        if card is None and (size := next(filter(None, map(_capacity, self.run.messages)), None)):
+            card = plain_card(size, source="the out-of-memory message")
+        return Place(card=card, other_bytes=self.other_bytes) if card else None
+
+
+def _capacity(message: Message) -> int | None:
+    size = message.values.get("capacity_bytes")
+    return size if message.kind == "oom" and isinstance(size, int) and size > 0 else None

@@ -11,15 +11,15 @@ from typing import get_args
 from onecard import units
 from onecard.config.command import EXPANDABLE, train_command
 from onecard.config.resolve import Resolved, resolve
-from onecard.config.schema import KEYS, SCHEDULE_KEYS, SHAPE_KEYS, RunConfig
+from onecard.config.schema import KEYS, SHAPE_KEYS, RunConfig
 from onecard.doctor.card_readings import in_words
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.config_in_log import stated_in
-from onecard.doctor.evidence import pairs, place, vals
+from onecard.doctor.evidence import lost_at, no_number, pairs, place, vals
 from onecard.doctor.facts import make_case
 from onecard.doctor.needs import OPTIONS, About, missing, would_be_surer_with
-from onecard.doctor.predict import Forecast, predict_end
-from onecard.doctor.repair import next_folder, repaired, trainer_of
+from onecard.doctor.predict import ENDED, Forecast, predict_end, why_no_end
+from onecard.doctor.repair import next_folder, repaired, same_run_under_onecard, trainer_of
 from onecard.doctor.rules import EVERY, NAMES, RULES, RULES_ACROSS, rule_name
 from onecard.doctor.trend import Trend, trend
 from onecard.doctor.vitals import not_looked_at
@@ -33,6 +33,7 @@ from onecard.runs.records import FindingRecord, Record, Step
 
 DRAWN_BY_CARD = ("n_layer", "n_head", "n_embd", "block_size")  # by onecard's default, where nobody sets them
 STANDARD_INPUT = "standard input"  # the source of a config that no command can name
+OUT_OF_MEMORY = ("oom-capacity", "oom-system-spill")
 WATCHED_STEPS = 4000  # a live look goes no further back
 SEQUENCES = "sequences_per_update"  # what gradient_accumulation_steps is for, whatever the micro-batch
 SAME_UPDATE = 0.1  # a share more or less is the same update
@@ -40,11 +41,12 @@ SAME_UPDATE = 0.1  # a share more or less is the same update
 
 @dataclass(frozen=True, kw_only=True)
 class Prescription:
-    """Everything that the findings would change, planned together."""
+    """What to type for one finding: its cure, with those of the findings before it, planned together."""
 
+    rule: str
     repair: Repair
     command: str
-    left_out: Mapping[str, str]  # findings above information that the command does not fix, by rule: and why
+    under_onecard: tuple[str, int] | None = None  # of a run of nanoGPT that ran out of memory: the command, its bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +56,23 @@ class Diagnosis:
     case: Case
     findings: tuple[Finding, ...]  # what to do first comes first
     forecast: Forecast | None  # for a run that has not reached its end
+    why_no_forecast: str  # of the loss; "" where there is one
     trend: Trend | None
     evidence: tuple[str, ...]  # what the run shows, for a healthy one the reasons to call it so
-    prescription: Prescription | None
+    prescriptions: tuple[Prescription, ...] = ()  # one for each finding that settings cure, what to do first first
+    left_out: Mapping[str, str] = field(default_factory=dict)  # other findings above information, by rule: and why
     unknown: tuple[str, ...] = ()  # what is not known, and how to say it: rules that need it could not look
     unchecked: Mapping[str, About] = field(default_factory=dict)  # rules that could not look, and what they need
     not_looked_at: tuple[str, ...] = ()  # of training loss, trend, speed, gradient norm and split: what is not logged
+
+    @property
+    def prescription(self) -> Prescription | None:
+        """What to type first."""
+        return self.prescriptions[0] if self.prescriptions else None
+
+    def command_for(self, finding: Finding) -> str | None:
+        """What to type for a finding."""
+        return next((each.command for each in self.prescriptions if each.rule == finding.rule), None)
 
     @property
     def healthy(self) -> bool:
@@ -107,13 +120,27 @@ def _diagnosed(case: Case, before: Sequence[Case], *, final: bool) -> Diagnosis:
     found += [finding for rule in RULES_ACROSS for finding in rule(case, before)]
     found += _recorded(case, already={finding.rule for finding in found})
     ordered = first_things_first(found)
+    lost = lost_at(case)
+    ended = final or case.end is not None or case.run.cut_off
+    forecast = None if ended or lost else predict_end(case)
+    if lost:
+        unforeseen = f"the loss is {no_number(lost)} from {place(case, lost)} on"
+    elif ended:
+        unforeseen = ENDED
+    elif forecast is None:
+        unforeseen = why_no_end(case)
+    else:
+        unforeseen = "" if forecast.final_loss else forecast.basis
+    prescriptions, left_out = _prescriptions(case, ordered)
     return Diagnosis(
         case=case,
         findings=tuple(_planned(case, finding) for finding in ordered),
-        forecast=None if final or case.end or case.run.cut_off else predict_end(case),
+        forecast=forecast,
+        why_no_forecast=unforeseen,
         trend=trend(case),
         evidence=tuple(_evidence(case)),
-        prescription=_prescription(case, ordered),
+        prescriptions=tuple(prescriptions),
+        left_out=left_out,
         unknown=tuple(_unknown(case)),
         unchecked={rule_name(rule): about for rule in EVERY if (about := missing(rule, case))},
         not_looked_at=not_looked_at(case),
@@ -176,32 +203,45 @@ def _planned(case: Case, finding: Finding) -> Finding:
     return finding if made is None or not made.expectation() else with_whole_patch(finding, made)
 
 
-def _prescription(case: Case, findings: Sequence[Finding]) -> Prescription | None:
-    """The patches of findings above information in one, and what to type.
+def _prescriptions(case: Case, findings: Sequence[Finding]) -> tuple[list[Prescription], dict[str, str]]:
+    """What to type for each finding above information, and why there is nothing to type for the others, by rule.
 
-    A changed schedule takes the warm-up with it, which alone is only information.
+    Each keeps the cures of the findings before it. A changed length takes the warm-up with it, which alone is only
+    information.
     """
+    made: list[Prescription] = []
+    left_out: dict[str, str] = {}
     if case.resolved is None:
-        return None
+        return made, left_out
     config = case.resolved.config
     merged: dict[str, object] = {}
     by: dict[str, str] = {}  # the rule that wants each key
-    left_out: dict[str, str] = {}
+    warm_up = next((_wanted(f, config) for f in findings if f.rule == "warmup-length" and f.severity == "info"), {})
     for finding in findings:
-        if finding.severity != "info" or (
-            finding.rule == "warmup-length" and merged.keys() & {*SCHEDULE_KEYS, "max_iters"}
-        ):
-            wanted = _wanted(finding, config)
-            reason = _against(config, merged, wanted, by) if wanted else "no setting fixes it"
-            if reason is None:
-                merged |= wanted
-                by = dict.fromkeys(wanted, finding.rule) | by
-            elif finding.severity != "info":
-                left_out[finding.rule] = reason
-    made = repaired(case, _as_keys(config, merged))
-    if made is None:
-        return None
-    return Prescription(repair=made, command=_command(case, made), left_out=left_out)
+        if finding.severity == "info" or finding.rule in by.values():
+            continue
+        wanted = _wanted(finding, config)
+        wanted |= warm_up if wanted.keys() & {"lr_decay_iters", "max_iters"} else {}
+        reason = _against(config, merged, wanted, by) if wanted else "no setting fixes it"
+        repair = None if reason else repaired(case, _as_keys(config, {**merged, **wanted}))
+        if reason or repair is None:
+            left_out[finding.rule] = reason or "too little of the config is known"
+        elif repair.fits is False:
+            left_out[finding.rule] = "no micro-batch of that run fits the card"
+        else:
+            merged |= wanted
+            by = dict.fromkeys(wanted, finding.rule) | by
+            ours = same_run_under_onecard(case) if finding.rule in OUT_OF_MEMORY and not made else None
+            same = made and made[-1].repair.config == repair.config  # what is typed before cures this too
+            made.append(
+                Prescription(
+                    rule=finding.rule,
+                    repair=repair,
+                    command=made[-1].command if same else _command(case, repair, trainer_of(case)),
+                    under_onecard=(_command(case, ours, "onecard"), ours.process_bytes or 0) if ours else None,
+                )
+            )
+    return made, left_out
 
 
 def _wanted(finding: Finding, config: RunConfig) -> dict[str, object]:
@@ -214,6 +254,8 @@ def _wanted(finding: Finding, config: RunConfig) -> dict[str, object]:
     if abs(sequences - config.sequences_per_step) > SAME_UPDATE * config.sequences_per_step:
         patch[SEQUENCES] = sequences
     patch.pop("gradient_accumulation_steps", None)
+    if "learning_rate" in patch:
+        patch.pop("min_lr", None)  # it follows the rate
     return patch
 
 
@@ -246,14 +288,16 @@ def _against(
     return None
 
 
-def _command(case: Case, made: Repair) -> str:
+def _command(case: Case, made: Repair, trainer: TrainerName) -> str:
     """The line that starts the run again with the patch, in a new folder: no checkpoint is overwritten."""
     assert case.resolved
-    trainer, resolved = trainer_of(case), case.resolved
+    resolved = case.resolved
     file = None if resolved.source in (case.run.source, STANDARD_INPUT) else resolved.source
     settings = _beyond_file(case, resolved) if file else _all_settings(resolved.config, trainer)
     if "out_dir" not in made.patch:
         settings["out_dir"] = next_folder(case, resolved.config)
+    if resolved.config.init_from == "resume":  # the run starts again
+        settings["init_from"] = "scratch"
     if case.card and case.cardless == resolved.config.device:
         settings["device"] = "cuda"  # the next one is planned on a card
     environment = EXPANDABLE if made.expandable_segments else ""
@@ -273,10 +317,7 @@ def _all_settings(config: RunConfig, trainer: TrainerName) -> dict[str, object]:
     """Every setting that differs from what a trainer without a config file would use, and always the shape."""
     base = resolve(None).config if trainer == "onecard" else RunConfig.model_validate({})
     differing = [key for key in KEYS if getattr(config, key) != getattr(base, key) or key in DRAWN_BY_CARD]
-    named = {key: getattr(config, key) for key in differing}
-    if named.get("init_from") == "resume":
-        del named["init_from"]  # the run starts again
-    return named
+    return {key: getattr(config, key) for key in differing}
 
 
 def _unknown(case: Case) -> Iterator[str]:

@@ -14,7 +14,7 @@ from onecard.plan.conditions import stated
 from onecard.plan.counts import count_params
 from onecard.plan.loss import SMALLEST_VOCABULARY, dataset_of
 from onecard.runs.logged import Line, LogFormat, Message
-from onecard.runs.records import Eval, Start, Step
+from onecard.runs.records import Checkpoint, Eval, Start, Step
 
 # keys that they do not state have nanoGPT's defaults
 NANOGPT_LIKE: tuple[LogFormat, ...] = ("nanogpt", "onecard", "minimal", "messages")
@@ -230,6 +230,13 @@ def from_scratch(case: Case) -> bool:
         return False
     config = known(case, "init_from")
     return config is None or config.init_from == "scratch"
+
+
+def saved_steps(case: Case) -> list[int]:
+    """The steps of which there is a checkpoint: in the folder of a run of ours, else as far as the log says."""
+    if case.run.checkpoints is not None:
+        return list(case.run.checkpoints)
+    return [record.step for record in case.run.records if isinstance(record, Checkpoint)]
 
 
 def planned_steps(case: Case) -> int | None:

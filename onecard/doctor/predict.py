@@ -29,6 +29,7 @@ LATE_FALL = 0.06  # nats more that a rate which falls only at the end may bring
 EARLY = 0.3  # share of the run before which the range widens as the share shrinks
 BEGINNING = 0.15  # of a run too short for SETTLED_STEPS
 PLAN_KEYS = (*keys_that_affect("shape", "tokens"), "dataset", "optimizer")  # what the scaling law reads
+ENDED, REACHED = "the run has ended", "the run has reached its last update"
 STEADY = 0.02  # a step time nobody disturbs still varies by this share
 
 
@@ -36,6 +37,7 @@ STEADY = 0.02  # a step time nobody disturbs still varies by this share
 class Forecast:
     """What is to come; None for what cannot be predicted."""
 
+    step: int  # the last
     steps_to_go: int
     final_loss: Range | None  # in nats per token
     seconds_to_go: Range | None
@@ -49,8 +51,22 @@ def predict_end(case: Case) -> Forecast | None:
         return None
     loss, basis = final_loss(case, planned)
     return Forecast(
-        steps_to_go=planned - last, final_loss=loss, seconds_to_go=_seconds_to_go(case, planned - last), basis=basis
+        step=planned,
+        steps_to_go=planned - last,
+        final_loss=loss,
+        seconds_to_go=_seconds_to_go(case, planned - last),
+        basis=basis,
     )
+
+
+def why_no_end(case: Case) -> str:
+    """Why `predict_end` has nothing to say of a run."""
+    last, planned = case.facts.last_step, planned_steps(case)
+    if last is None:
+        return "the log does not say its steps"
+    if planned is None:
+        return "nothing says how many updates the run is to make"
+    return REACHED if last else "no update is logged yet"
 
 
 def loss_at(case: Case, step: int) -> float | None:

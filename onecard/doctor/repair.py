@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from onecard.config.schema import PLANNED_KEYS, RunConfig
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import known
+from onecard.doctor.evidence import known, messages
 from onecard.plan.cards import Card
 from onecard.plan.memory.predict import Memory, predict_memory
 from onecard.plan.precision import with_dtype
@@ -28,7 +29,22 @@ def repaired(case: Case, patch: Mapping[str, object]) -> Repair | None:
         train_tokens=case.data.train_tokens,
         folder=folder_of(case, config),
         next_folder=case.next_folder,
+        ran=bool(case.steps) and not messages(case, "oom"),
     )
+
+
+def same_run_under_onecard(case: Case) -> Repair | None:
+    """A run of nanoGPT as onecard trains it: as it is where that fits, else in micro-batches that do.
+
+    None for other runs, and where the config is not known well enough to plan or nothing fits.
+    """
+    config = known(case, *PLANNED_KEYS)
+    if config is None or trainer_of(case) == "onecard":
+        return None
+    made = make_whole(config, {}, place=case.place, trainer="onecard")
+    if made and made.process_bytes is None:
+        return replace(made, process_bytes=predict_memory(config, None, "onecard").process_bytes)
+    return made if made and made.fits else None
 
 
 def trainer_of(case: Case) -> TrainerName:

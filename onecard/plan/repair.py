@@ -37,6 +37,7 @@ class Repair:
     process_bytes: int | None
     fits: bool | None
     expandable_segments: bool
+    no_more_than_before: bool  # without a card: planned to take no more memory than the run that was made
     seconds: Range | None
     losses: Mapping[int, Range]  # by step
 
@@ -51,6 +52,8 @@ class Repair:
         if self.available_bytes is not None and self.process_bytes is not None:
             fits = "" if self.fits else ": does not fit"
             parts.append(f"{units.mib(self.process_bytes)} of {units.gib(self.available_bytes)}{fits}")
+        if self.no_more_than_before:
+            parts.append("no more memory than this run took")
         if self.seconds:
             hours = self.seconds.likely / 3600
             parts.append(f"{hours:,.1f} h" if hours >= 0.1 else units.duration(self.seconds.likely))
@@ -68,8 +71,11 @@ def make_whole(
     train_tokens: int | None = None,
     folder: str | None = None,
     next_folder: str | None = None,
+    ran: bool = False,
 ) -> Repair | None:
     """The patch completed and planned on the card of a place; None where the config does not hold together with it.
+
+    Where no card is known, a run of this config that `ran` shows how much memory there is at least.
 
     Where nobody said what other programs hold of the card, room for a desktop is left if anything fits beside one.
     `train_tokens` are in the training data; `folder` is where the run writes (its out_dir, if None), and `next_folder`
@@ -82,17 +88,22 @@ def make_whole(
             whole = _with_what_a_new_shape_needs(config, whole, train_tokens=train_tokens)
             size = _size_in_a_name(config.replace(whole))
             whole["out_dir"] = next_folder or f"{folder or config.out_dir.rstrip('/')}-{size}"
+        whole |= _end_of_the_rate(config, whole)
         changed = config.replace(whole)
     except ValueError:
         return None
     process_bytes = fits = available_bytes = None
     expandable = False
     card = place.card if place else None
+    rooms: list[int] = []
     if place:
         changed = with_dtype(changed, card)
         available_bytes = place.available_bytes_for(changed)
-        rooms = dict.fromkeys(room for room in (place.beside_desktop_for(changed), available_bytes) if room is not None)
-        memory = predict_memory(changed, card, trainer, available_bytes=next(iter(rooms)))
+        rooms = [room for room in (place.beside_desktop_for(changed), available_bytes) if room is not None]
+    elif ran and new_run:
+        rooms = [predict_memory(config, None, trainer).process_bytes]
+    if rooms:
+        memory = predict_memory(changed, card, trainer, available_bytes=rooms[0])
         process_bytes, fits = memory.process_bytes, memory.fits
         for room in rooms if not fits else ():
             if best := fit_config(changed, card, room, trainer).best:
@@ -108,8 +119,9 @@ def make_whole(
         card=card,
         available_bytes=available_bytes,
         process_bytes=process_bytes,
-        fits=fits,
+        fits=fits if place else None,
         expandable_segments=expandable,
+        no_more_than_before=bool(place is None and fits),
         seconds=speed.total_seconds if speed else None,
         losses=_losses(changed, train_tokens) if new_run else {},
     )
@@ -122,8 +134,7 @@ def is_planned(finding: Finding) -> bool:
 
 def with_whole_patch(finding: Finding, made: Repair) -> Finding:
     """The finding with its patch made whole, and what to expect of it."""
-    flags = flags_of(finding.patch)
-    fix = finding.fix.replace(flags, made.flags, 1) if made.card else finding.fix
+    fix = finding.fix.replace(flags_of(finding.patch), made.flags, 1)
     expected = f"; predicted: {made.expectation()}" if made.expectation() else ""
     return replace(finding, patch=dict(made.patch), fix=f"{fix}{expected}")
 
@@ -142,6 +153,13 @@ def _with_what_a_new_shape_needs(
     if changed.dropout and reads_once and "dropout" not in patch:
         whole["dropout"] = 0.0
     return whole
+
+
+def _end_of_the_rate(config: RunConfig, patch: Mapping[str, Any]) -> dict[str, object]:
+    """The min_lr that goes with a changed learning rate, or is not above it."""
+    rate, lowest = (patch.get(key, getattr(config, key)) for key in ("learning_rate", "min_lr"))
+    follows = lowest and ("learning_rate" in patch or lowest > rate)
+    return {"min_lr": recipe.min_lr(rate).value} if follows else {}
 
 
 def _size_in_a_name(config: RunConfig) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 
@@ -24,6 +23,7 @@ from onecard.plan.plan import Plan
 from onecard.plan.proposal import Proposal, config_text
 from onecard.plan.ranges import Range
 from onecard.report.command import changed_command
+from onecard.report.console import print_wrapped, wrapped
 from onecard.report.summary import TRAINER_NAMES, loss_change, speed_change, vocabulary_condition
 from onecard.report.tables import print_table
 
@@ -60,7 +60,7 @@ def print_fixes(plan: Plan, console: Console, *, details: bool) -> None:
     console.print(Text(f"{title:<{width}}{_figures('saves MiB', 'speed', 'loss', 'fits')}", style="bold"))
     for fix in fixes:
         fits = {True: "yes" if fix.safe else "barely", False: "no", None: "?"}[fix.fits]
-        what, *more = textwrap.wrap(fix.what, width)
+        what, *more = wrapped(fix.what, width)
         figures = _figures(f"{fix.saves_bytes / units.MIB:,.0f}", speed_change(fix), loss_change(fix), fits)
         console.print(Text("\n".join([f"{what:<{width}}{figures}".rstrip(), *more])), soft_wrap=True)
         if details:
@@ -156,7 +156,10 @@ def print_proposals(plan: Plan, console: Console) -> None:
         return
     first = proposals[0]
     for line in _first_proposal(first, plan):
-        console.print(Text(line), soft_wrap=True)
+        if "onecard train" in line:  # a command stays in one piece to paste
+            console.print(Text(line), soft_wrap=True)
+        else:
+            print_wrapped(line, console)
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("for this budget")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
@@ -29,6 +28,7 @@ from onecard.report.compare_words import (
     run_letter,
     standing_words,
 )
+from onecard.report.console import print_wrapped
 from onecard.report.scores import with_error
 from onecard.report.summary import TRAINER_NAMES
 from onecard.report.tables import print_table
@@ -37,7 +37,6 @@ from onecard.visible import visible
 
 LABEL_WIDTH = 7
 FIRST_NAMED = ("recipe", "optimizer")  # of what differs, before the shape and the rest
-MOST_CHANGED_LINES = 2  # without details
 COMMANDS = ("next",)  # lines of the verdict that are pasted: never broken
 
 
@@ -49,7 +48,7 @@ def print_comparison(comparison: Comparison, console: Console, *, details: bool 
     console.print()
     for run in range(len(comparison.cases)):
         described = _described(comparison, run, details=details)
-        console.print(Text.assemble((run_letter(run), "bold"), f"  {described}"), soft_wrap=True)
+        print_wrapped(described, console, label=f"{run_letter(run)}  ", label_style="bold")
     print_table(_figures(comparison, details=details), console)
     for title, rows in (
         ("at equal tokens", comparison.at_equal_tokens),
@@ -66,10 +65,10 @@ def print_comparison(comparison: Comparison, console: Console, *, details: bool 
     if passings:
         console.print()
     for passing in passings:
-        console.print(Text(passing_sentence(passing)), soft_wrap=True)
+        print_wrapped(passing_sentence(passing), console)
     if details:
         for note in (*comparison.cautions, *_forecast_notes(comparison)):
-            console.print(Text.assemble(("note", "yellow"), f": {note}"), soft_wrap=True)
+            print_wrapped(note, console, label="note: ", label_style="yellow")
         _print_changes(comparison, console)
     else:
         _print_in_brief(comparison, console)
@@ -77,24 +76,19 @@ def print_comparison(comparison: Comparison, console: Console, *, details: bool 
 
 def _print_hanging(label: str, words: str, console: Console) -> None:
     """A label, and beside it words that wrap under themselves; a command to paste is never broken."""
-    width = max(30, console.width - LABEL_WIDTH - 1)
-    wrapped = [words] if label in COMMANDS else textwrap.wrap(words, width, break_long_words=False) or [""]
-    for number, line in enumerate(wrapped):
-        head = label if number == 0 else ""
-        console.print(Text.assemble((head.ljust(LABEL_WIDTH), "bold"), line), soft_wrap=True)
+    head = label.ljust(LABEL_WIDTH)
+    if label in COMMANDS:
+        console.print(Text.assemble((head, "bold"), words), soft_wrap=True)
+    else:
+        print_wrapped(words, console, label=head, label_style="bold")
 
 
 def _print_in_brief(comparison: Comparison, console: Console) -> None:
-    """Notes and changes in a line or two each, and how to see the rest."""
+    """Notes and changes, and how to see the rest."""
     if notes := [brief for brief in comparison.brief_cautions if brief != comparison.why_not_comparable]:
         _print_hanging("note", "; ".join(notes), console)
     if changed := _changes_in_brief(comparison):
-        width = max(30, console.width - LABEL_WIDTH - 1)
-        shortened = textwrap.wrap(
-            changed, width, max_lines=MOST_CHANGED_LINES, placeholder=" …", break_long_words=False
-        )
-        for number, line in enumerate(shortened):
-            console.print(Text.assemble(("" if number else "differ").ljust(LABEL_WIDTH), line), soft_wrap=True)
+        _print_hanging("differ", changed, console)
     _print_hanging("more", "--details: noise, notes, and each change alone; --plot losses.html; --json", console)
 
 
@@ -348,7 +342,7 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
             console.print(Text(title, style="bold"))
             print_table(_alone_table(effects), console)
             for why in _reasons_without_loss(effects):
-                console.print(Text(f"no prediction of the loss: {why}"), soft_wrap=True)
+                print_wrapped(f"no prediction of the loss: {why}", console)
     if any(effect.needs_card for effects in comparison.single_changes.values() for effect in effects):
         console.print("?: needs the card: --gpu NAME", markup=False, soft_wrap=True)
 
@@ -386,7 +380,7 @@ def _print_together(comparison: Comparison, console: Console) -> None:
         if changed > 1:
             pair = "These" if len(comparison.cases) == 2 else f"From {first} to {run_letter(run)},"
             said = f"{pair} {changed} settings changed together: the runs cannot show which one did it."
-            console.print(said, markup=False, soft_wrap=True)
+            print_wrapped(said, console)
 
 
 def _alone_table(effects: Sequence[SingleChange]) -> Table:

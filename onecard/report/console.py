@@ -4,6 +4,7 @@ reader that stops early."""
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Callable, Iterable
 from errno import EDQUOT, EIO, ENOSPC
 from io import TextIOBase
@@ -11,6 +12,7 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from onecard.visible import visible
 
@@ -37,6 +39,18 @@ class PlainConsole(Console):
     def on_broken_pipe(self) -> None:
         """Discard all further output. rich would end the program here, with the wrong exit code."""
         discard(self.file.fileno())
+
+
+def wrapped(words: str, room: int) -> list[str]:
+    """The words in lines of at most `room` columns; only a word that is longer has a longer line. Nothing is cut."""
+    return textwrap.wrap(words, max(20, room), break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def print_wrapped(words: str, console: Console, *, label: str = "", label_style: str = "", style: str = "") -> None:
+    """A label, and beside it words that wrap under themselves."""
+    for number, line in enumerate(wrapped(words, console.width - len(label) - 1)):
+        head = " " * len(label) if number else label
+        console.print(Text.assemble((head, label_style), (line, style)), soft_wrap=True)
 
 
 def outlive_disk(console: Console, on_failure: Callable[[OSError], None] = lambda _: None) -> None:

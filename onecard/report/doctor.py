@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -10,12 +9,15 @@ from rich.console import Console
 from rich.text import Text
 
 from onecard import units
+from onecard.config.command import flags_of
 from onecard.doctor.case import Case
 from onecard.doctor.diagnose import Diagnosis
 from onecard.doctor.evidence import NANOGPT_LIKE, epochs, noise, per_parameter, place, planned_steps, planned_tokens
 from onecard.doctor.explain import Explanation
 from onecard.doctor.needs import OPTIONS
+from onecard.doctor.predict import ENDED, REACHED
 from onecard.findings import SEVERITIES, Finding, Severity
+from onecard.report.console import print_wrapped, wrapped
 
 FORMATS = {
     "onecard": "onecard run",
@@ -45,10 +47,10 @@ def print_diagnoses(diagnoses: Sequence[Diagnosis], console: Console, *, details
         print_diagnosis(diagnosis, console, details=details)
     if left := len(diagnoses) - len(shown):
         console.print()
-        _print_wrapped(f"{left:,} more runs are not shown; none of them is worse than those above", console)
+        print_wrapped(f"{left:,} more runs are not shown; none of them is worse than those above", console)
     if not details:
         console.print()
-        _print_wrapped(MORE, console, style="dim")
+        print_wrapped(MORE, console, style="dim")
 
 
 def _print_worst(diagnoses: Sequence[Diagnosis], console: Console) -> None:
@@ -56,7 +58,7 @@ def _print_worst(diagnoses: Sequence[Diagnosis], console: Console) -> None:
     urgent = [(number, each.findings[0]) for number, each in enumerate(diagnoses, 1) if each.findings]
     number, worst = min(urgent, key=lambda found: SEVERITIES.index(found[1].severity), default=(0, None))
     said = "" if worst is None or worst.severity == "info" else f"; most urgent, in run {number}: {worst.what}"
-    _print_wrapped(f"{len(diagnoses)} runs{said}", console, style="bold")
+    print_wrapped(f"{len(diagnoses)} runs{said}", console, style="bold")
     console.print()
 
 
@@ -87,11 +89,12 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console, *, details: bool = F
     if details and diagnosis.healthy:
         for sentence in diagnosis.evidence:
             _print_hanging("", f"- {sentence}", console)
+    shown = diagnosis.prescription.command if diagnosis.prescription else None
     for finding in diagnosis.findings:
-        if details:
-            _print_finding(finding, console)
-        elif finding.severity != "info":
-            _print_folded(finding, console)
+        if details or finding.severity != "info":
+            command = diagnosis.command_for(finding)
+            _print_told(finding, command, console, details=details, above=command is not None and command == shown)
+            shown = command or shown
     notes = [finding for finding in diagnosis.findings if finding.severity == "info"]
     if notes and not details:
         console.print()
@@ -102,39 +105,50 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console, *, details: bool = F
 
 def _print_verdict(diagnosis: Diagnosis, console: Console) -> None:
     """The first lines: what run it is, and what is wrong with it."""
-    _print_wrapped(f"{title(diagnosis)}, {verdict(diagnosis)}", console, style="bold")
+    print_wrapped(f"{title(diagnosis)}, {verdict(diagnosis)}", console, style="bold")
     if not diagnosis.healthy:
-        _print_wrapped(diagnosis.findings[0].what, console, indent=2, most=2)
+        print_wrapped(diagnosis.findings[0].what, console, label="  ")
 
 
 def _print_what_to_type(diagnosis: Diagnosis, console: Console) -> None:
-    """The one command for all that is wrong; where there is none, the most urgent fix."""
+    """The command for the most urgent finding that settings cure; where they do not cure the first one, its fix too."""
     made = diagnosis.prescription
+    if not diagnosis.healthy and (made is None or made.rule != diagnosis.findings[0].rule):
+        print_wrapped(f"fix: {diagnosis.findings[0].fix}", console, label="  ")
     if made is None:
-        if not diagnosis.healthy:
-            _print_wrapped(f"fix: {diagnosis.findings[0].fix}", console, indent=2, most=3)
         return
-    console.print(Text(f"{fixes(diagnosis)}:", style="bold"), soft_wrap=True)
-    console.print(Text(f"  {made.command}"), soft_wrap=True)
-    unplanned = "memory not checked: --gpu NAME makes it fit your card" if made.repair.card is None else ""
-    if expected := "; ".join(filter(None, (made.repair.expectation(), unplanned))):
-        _print_wrapped(f"predicted: {expected}" if made.repair.expectation() else expected, console, indent=2)
-    if made.left_out:
-        _print_wrapped(f"not in it: {left_out(diagnosis)}", console, indent=2, most=2)
+    print_wrapped(f"{fixes(diagnosis)}:", console, style="bold")
+    _print_command(made.command, console)
+    unplanned = "" if made.repair.card or made.repair.no_more_than_before else "memory not checked"
+    unplanned += "" if made.repair.card else f"{': ' if unplanned else ''}--gpu NAME makes it fit your card"
+    expected = made.repair.expectation()
+    if told := "; ".join(filter(None, (f"predicted: {expected}" if expected else "", unplanned))):
+        print_wrapped(told, console, label="  ")
+    if made.under_onecard:
+        command, process_bytes = made.under_onecard
+        print_wrapped(f"or train with onecard: the same run in {units.mib(process_bytes)}:", console, style="bold")
+        _print_command(command, console)
+    if left_out(diagnosis):
+        print_wrapped(f"no command for: {left_out(diagnosis)}", console, label="  ")
+
+
+def _print_command(command: str, console: Console, *, indent: int = 2) -> None:
+    """A command in one piece, to copy."""
+    console.print(Text(f"{' ' * indent}{command}"), soft_wrap=True)
 
 
 def fixes(diagnosis: Diagnosis) -> str:
-    """`all of it in one command`, or that some of it is left; and where no checkpoint can be continued."""
+    """`what to type first, for loss-nan`; and where no checkpoint can be continued."""
     made = diagnosis.prescription
-    fixed = "all that settings can fix" if made and made.left_out else "all of it"
+    first = " first" if len(diagnosis.prescriptions) > 1 else ""
+    rule = f", for {made.rule}" if made else ""
     new = " (a new run: a checkpoint cannot change its shape)" if made and made.repair.new_run else ""
-    return f"{fixed} in one command{new}"
+    return f"what to type{first}{rule}{new}"
 
 
 def left_out(diagnosis: Diagnosis) -> str:
-    """`val-set-tiny (no setting fixes it)`: findings that the command does not fix."""
-    made = diagnosis.prescription
-    return "; ".join(f"{rule} ({why})" for rule, why in made.left_out.items()) if made else ""
+    """`val-set-tiny (no setting fixes it)`: findings for which there is no command."""
+    return "; ".join(f"{rule} ({why})" for rule, why in diagnosis.left_out.items())
 
 
 def title(diagnosis: Diagnosis) -> str:
@@ -219,6 +233,8 @@ def summary_lines(diagnosis: Diagnosis, *, brief: bool = False) -> Iterator[Line
         )
     if diagnosis.forecast:
         yield "forecast", _forecast(diagnosis)
+    elif (case.steps or case.evals) and diagnosis.why_no_forecast not in (ENDED, REACHED):
+        yield "forecast", f"none: {diagnosis.why_no_forecast}"
     if case.resolved or case.data.train_tokens or case.data.val_tokens:
         yield "data", _data(case)
 
@@ -306,97 +322,64 @@ def _forecast(diagnosis: Diagnosis) -> str:
 
 
 LABEL_WIDTH = 10
+LONGEST_QUOTE = 400  # characters of a line of a log: an out-of-memory message is shown whole
 WORTH_SAYING = 0.05  # of the time, spent on evaluation
 MORE = "more: add --details (the long text) or --html report.html (everything, with charts)"
 
 
-def _folded(words: str, room: int, most: int) -> list[str]:
-    """Lines of at most `room` columns; what does not fit into `most` lines is cut with an ellipsis."""
-    wrapped = textwrap.wrap(words, max(30, room), break_long_words=False, break_on_hyphens=False) or [""]
-    if len(wrapped) <= most:
-        return wrapped
-    last = wrapped[most - 1]
-    if len(last) + 2 > max(30, room):
-        last = last[: max(28, room - 2)].rpartition(" ")[0] or last[: max(28, room - 2)]
-    return [*wrapped[: most - 1], f"{last} …"]
+def _quoted(line: str) -> str:
+    """A line of a log as evidence; of one that is very long the beginning."""
+    return line if len(line) <= LONGEST_QUOTE else f"{line[: LONGEST_QUOTE - 2]} …"
 
 
-def _print_wrapped(words: str, console: Console, *, indent: int = 0, most: int = 99, style: str = "") -> None:
-    for line in _folded(words, console.width - indent - 1, most):
-        console.print(Text(f"{' ' * indent}{line}", style=style), soft_wrap=True)
+def _print_told(finding: Finding, command: str | None, console: Console, *, details: bool, above: bool) -> None:
+    """A finding: what, why and the fix, its command unless it stands `above`, and the lines of evidence.
 
-
-def _print_folded(finding: Finding, console: Console) -> None:
-    """A finding in a few lines: what, why, the fix without its prediction, and the first line of evidence."""
+    Without details only the first of those, and no settings that stand above.
+    """
     console.print()
-    guess = " (a guess)" if finding.sure == "low" else ""
-    room = console.width - 1
-    first, *rest = _folded(f"{finding.severity}{guess}: {finding.what}  [{finding.rule}]", room, 3)
+    guess = " (a guess)" if finding.sure == "low" and not details else ""
+    first, *rest = wrapped(f"{finding.severity}{guess}: {finding.what}  [{finding.rule}]", console.width - 3)
     console.print(
         Text.assemble((finding.severity, STYLES[finding.severity]), first.removeprefix(finding.severity)),
         soft_wrap=True,
     )
     for line in rest:
         console.print(Text(f"  {line}"), soft_wrap=True)
-    parts = [("why", finding.why, 1), ("fix", finding.fix.partition("; predicted: ")[0], 2)]
-    if finding.seen:
-        more = f"  (+{len(finding.seen) - 1} more)" if len(finding.seen) > 1 else ""
-        (line,) = _folded(finding.seen[0], room - 8 - len(more), 1)
-        parts.append(("seen", f"{line}{more}", 1))
-    for label, words, most in parts:
-        style = "bold" if label == "fix" else "dim"
-        for number, line in enumerate(_folded(words, room - 8, most)):
-            head = f"  {label}: ".ljust(8) if number == 0 else " " * 8
-            console.print(Text.assemble((head, style), line), soft_wrap=True)
-
-
-def _print_note(finding: Finding, console: Console) -> None:
-    """A finding that is only information, in one line."""
-    rule = f"  [{finding.rule}]"
-    (line,) = _folded(finding.what, console.width - 3 - len(rule), 1)
-    console.print(Text.assemble(f"  {line}", (rule, "dim")), soft_wrap=True)
-
-
-def _print_hanging(label: str, words: str, console: Console, *, style: str = "") -> None:
-    """A label, and beside it words that wrap under themselves."""
-    wrapped = textwrap.wrap(words, max(30, console.width - LABEL_WIDTH - 1), break_long_words=False) or [""]
-    for number, line in enumerate(wrapped):
-        head = label.ljust(LABEL_WIDTH) if number == 0 else " " * LABEL_WIDTH
-        console.print(Text.assemble((head, "bold"), (line, style)), soft_wrap=True)
-
-
-def _print_finding(finding: Finding, console: Console) -> None:
-    console.print()
-    head = f"{finding.severity}: "
-    told = f"{finding.what}  [{finding.rule}]"
-    wrapped = textwrap.wrap(told, max(30, console.width - 1), initial_indent=head, break_on_hyphens=False)
-    first, *rest = wrapped
-    words = (first.removeprefix(head), *rest)
-    console.print(Text.assemble((finding.severity, STYLES[finding.severity]), ": ", "\n".join(words)), soft_wrap=True)
     _print_part("why", finding.why, console)
-    _print_part("fix", finding.fix, console)
-    for line in finding.seen:
-        _print_part("seen", line, console)
-    if finding.sure != "high":
+    fix = finding.fix if details else finding.fix.partition("; predicted: ")[0]
+    if above and not details and len(finding.patch) > 1:
+        fix = fix.replace(flags_of(finding.patch), "the command above")
+    _print_part("fix", fix, console)
+    if command and not above:
+        console.print(Text.assemble(("  type: ", "bold"), command), soft_wrap=True)
+    seen = finding.seen if details else finding.seen[:1]
+    for line in seen:
+        left = len(finding.seen) - len(seen)
+        _print_part("seen", _quoted(line) + (f"  (+{left} more)" if left else ""), console)
+    if details and finding.sure != "high":
         _print_part("sure", {"medium": "medium", "low": "low, a guess"}[finding.sure], console)
 
 
+def _print_note(finding: Finding, console: Console) -> None:
+    """A finding that is only information: what, and its rule."""
+    for number, line in enumerate(wrapped(f"{finding.what}  [{finding.rule}]", console.width - 4)):
+        console.print(Text(f"{'   ' if number else '  '}{line}"), soft_wrap=True)
+
+
+def _print_hanging(label: str, words: str, console: Console) -> None:
+    print_wrapped(words, console, label=label.ljust(LABEL_WIDTH), label_style="bold")
+
+
 def _print_part(label: str, words: str, console: Console) -> None:
-    style = {"why": "dim", "fix": "bold", "seen": "dim", "sure": "dim"}[label]
-    room = max(30, console.width - 9)
-    if label == "seen" and len(words) > 2 * room:
-        words = words[: 2 * room - 1] + "…"
-    wrapped = textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False) or [""]
-    for number, line in enumerate(wrapped):
-        head = f"  {label}: ".ljust(8) if number == 0 else " " * 8
-        console.print(Text.assemble((head, style), line), soft_wrap=True)
+    print_wrapped(words, console, label=f"  {label}: ".ljust(8), label_style="bold" if label == "fix" else "dim")
 
 
 def print_explanation(explanation: Explanation, console: Console) -> None:
     """A rule in words."""
-    console.print(Text.assemble((explanation.name, "bold"), f"  {explanation.summary}"), soft_wrap=True)
+    print_wrapped(explanation.summary, console, label=f"{explanation.name}  ", label_style="bold")
     for heading, words in explanation.parts.items():
         console.print()
         console.print(Text(heading, style="bold"))
-        for line in textwrap.wrap(words, max(30, console.width - 3), break_long_words=False):
+        for line in wrapped(words, console.width - 3):
             console.print(Text(f"  {line}"), soft_wrap=True)

@@ -41,15 +41,20 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
         "not_looked_at": list(diagnosis.not_looked_at),
         "summary": _summary(diagnosis),
         "findings": [finding.as_json() for finding in diagnosis.findings],
+        "commands": {each.rule: each.command for each in diagnosis.prescriptions},
     }
     if diagnosis.forecast:
         made["forecast"] = _forecast(diagnosis.forecast)
-    if diagnosis.prescription:
-        repair = diagnosis.prescription.repair
+    if first := diagnosis.prescription:
+        repair = first.repair
         made["prescription"] = {
+            "rule": first.rule,
             "patch": dict(repair.patch),
-            "command": diagnosis.prescription.command,
-            "left_out": dict(diagnosis.prescription.left_out),
+            "command": first.command,
+            "under_onecard": dict(zip(("command", "process_bytes"), first.under_onecard, strict=True))
+            if first.under_onecard
+            else None,
+            "left_out": dict(diagnosis.left_out),
             "new_run": repair.new_run,
             "fits": repair.fits,
             "process_bytes": repair.process_bytes,
@@ -83,6 +88,8 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
         "other_bytes": case.other_bytes or 0,
         "max_iters": planned_steps(case),
         "ended": case.end.reason if case.end else None,
+        "forecast": _forecast_of_the_end(diagnosis),
+        "why_no_forecast": diagnosis.why_no_forecast or None,
         "logged_steps": len(case.steps),
         "evaluations": len(case.evals),
     }
@@ -98,6 +105,19 @@ def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
             "evaluations": len(diagnosis.trend.evaluations),
         }
     return summary
+
+
+def _forecast_of_the_end(diagnosis: Diagnosis) -> dict[str, Any] | None:
+    """The step, the loss and the time at which the run will end, as the text says them; None without a loss."""
+    forecast = diagnosis.forecast
+    if forecast is None or forecast.final_loss is None:
+        return None
+    to_go = forecast.seconds_to_go
+    return {
+        "step": forecast.step,
+        "loss": asdict(forecast.final_loss),
+        "seconds": {name: whole(value) for name, value in asdict(to_go).items()} if to_go else None,
+    }
 
 
 def _forecast(forecast: Forecast) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from onecard import units
 from onecard.doctor.diagnose import Diagnosis
 from onecard.findings import Finding
 from onecard.report.doctor import fixes, left_out, summary_lines, title, unchecked, unknown, verdict
@@ -26,12 +27,18 @@ def _section(diagnosis: Diagnosis) -> Iterator[str]:
         yield from ("", *(f"- {plain(sentence)}" for sentence in diagnosis.evidence))
     for finding in diagnosis.findings:
         yield from _finding(finding)
+        if command := diagnosis.command_for(finding):
+            yield from ("", *fenced("sh", [command]))
     if diagnosis.prescription:
         yield from ("", f"### {plain(fixes(diagnosis))}", "", *fenced("sh", [diagnosis.prescription.command]))
         if expected := diagnosis.prescription.repair.expectation():
             yield from ("", f"predicted: {plain(expected)}")
-        if diagnosis.prescription.left_out:
-            yield from ("", f"not in it: {plain(left_out(diagnosis))}")
+        if alternative := diagnosis.prescription.under_onecard:
+            command, process_bytes = alternative
+            yield from ("", f"or train with onecard: the same run in {units.mib(process_bytes)}", "")
+            yield from fenced("sh", [command])
+        if diagnosis.left_out:
+            yield from ("", f"no command for: {plain(left_out(diagnosis))}")
 
 
 def _finding(finding: Finding) -> Iterator[str]:

@@ -14,6 +14,7 @@ from onecard.plan.memory.predict import PROCESS, Memory
 from onecard.plan.plan import Plan, TrainerPlan
 from onecard.plan.sensitivity import Change
 from onecard.plan.speed import TrainerName
+from onecard.report.console import print_wrapped
 from onecard.report.summary import TRAINER_NAMES, verdict
 from onecard.report.tables import print_table
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from onecard.plan.nvidia_smi import DriverFigures
 
 BAR_CELLS = 40
+WIDE = 80  # columns: words have room beside a bar
 SMALL_SHARE = 0.01  # parts below it share a line
 _WITH_CONTEXT = "its context included"
 PHASE_NAMES = {"eval0": "first evaluation", "train": "training", "eval": "later evaluations"}
@@ -30,7 +32,10 @@ def print_memory(planned: TrainerPlan, plan: Plan, console: Console, *, trainer:
     """The memory section of a plan, for one trainer's loop."""
     memory = planned.memory
     print_parts(memory, console, trainer=trainer)
-    console.print(f"{_bar(memory, plan.available_bytes)}{verdict(planned, plan)}", soft_wrap=True, markup=False)
+    bar, said = _bar(memory, plan.available_bytes), verdict(planned, plan)
+    if bar and console.width < WIDE:
+        console.print(Text(bar.rstrip()))
+    print_wrapped(said, console, label=bar if console.width >= WIDE else "")
     if memory.ran_out:
         console.print(f"runs out in {memory.ran_out}")
     console.print(_phases_line(memory))

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from onecard.errors import OnecardError
 from onecard.findings import Finding
+from onecard.report.console import print_wrapped
 
 
 def print_error(error: OnecardError, console: Console) -> None:
@@ -32,8 +33,9 @@ def print_findings(findings: Sequence[Finding], console: Console, *, details: bo
         short = finding.severity == "info" and not details
         if not short or not number:
             console.print()
-        console.print(Text.assemble((finding.severity, style), f": {finding.what}  [{finding.rule}]"), soft_wrap=True)
+        told = f"{finding.what}  [{finding.rule}]"
+        print_wrapped(told, console, label=f"{finding.severity}: ", label_style=style)
         if not short:
-            console.print(Text.assemble(("  why", "dim"), f": {finding.why}"), soft_wrap=True)
+            print_wrapped(finding.why, console, label="  why: ", label_style="dim")
         if not short or finding.patch:
-            console.print(Text.assemble(("  fix", "bold"), f": {finding.fix}"), soft_wrap=True)
+            print_wrapped(finding.fix, console, label="  fix: ", label_style="bold")

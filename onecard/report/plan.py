@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from onecard.plan.counts import multiplied_params
 from onecard.plan.loss import why_no_forecast
 from onecard.plan.plan import Plan, TrainerPlan
 from onecard.report.advice import loss_lines, print_fit, print_fixes, print_proposals
+from onecard.report.console import wrapped
 from onecard.report.memory import print_driver_figures, print_memory, print_parts, print_sensitivity
 from onecard.report.messages import print_findings
 from onecard.report.several_cards import Line, cards_details
@@ -88,7 +88,7 @@ def print_lines(lines: Iterable[Line], console: Console) -> None:
     """Labels and words; words wrap beside their label, but a command stays in one piece to paste."""
     for label, words in lines:
         space = console.width - LABEL_WIDTH
-        pieces = [words] if label.endswith("type") or space < 20 else textwrap.wrap(words, space) or [""]
+        pieces = [words] if label.endswith("type") or space < 20 else wrapped(words, space)
         for number, piece in enumerate(pieces):
             beside = "" if number else label
             console.print(Text.assemble((f"{beside:<{LABEL_WIDTH}}", "bold"), piece), soft_wrap=True)

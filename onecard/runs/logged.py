@@ -72,6 +72,7 @@ class LoggedRun:
     steps_told: bool = True  # False: the log has no step numbers, so losses are numbered in their order in the log
     folder: str | None = None  # the folder it was read from, if it is one of our runs
     cut_off: bool = False  # for our runs: the process is gone and recorded no end
+    checkpoints: tuple[int, ...] | None = None  # for our runs: the steps of those in its folder
     text_scores: tuple[TextScore, ...] = ()  # of our runs: what `onecard eval` measured
     task_scores: tuple[TaskScore, ...] = ()  # the same of questions
     kept_one_step_in: int = (
@@ -86,6 +87,7 @@ def logged_run(run: Run) -> LoggedRun:
         read,
         folder=str(run.path),
         cut_off=run.cut_off,
+        checkpoints=tuple(each.step for each in run.checkpoints),
         text_scores=read_scores(run.path),
         task_scores=read_task_scores(run.path),
     )

@@ -221,17 +221,23 @@ def _points(points: Sequence[Any]) -> list[Answer]:
     return made
 
 
-def doctor(log: bytes, config_text: str | None, gpu: str | None, more: bool) -> Answer:
-    """What `onecard doctor - --json` prints of a log; only the text given is read, and nothing is written."""
+def doctor(log: bytes, config_text: str | None, config_name: str | None, gpu: str | None, more: bool) -> Answer:
+    """What `onecard doctor - --json` prints of a log; only the text given is read, and nothing is written.
+
+    `config_name` is what the doctor's commands call the config.
+    """
     from onecard.config.resolve import resolve
-    from onecard.doctor.diagnose import diagnose
+    from onecard.doctor.case import DataSizes
+    from onecard.doctor.diagnose import diagnose_cases
+    from onecard.doctor.facts import make_case
     from onecard.inputs.runs import doctors_card
     from onecard.runs.foreign import read_logs
 
     card = doctors_card(gpu)
-    resolved = resolve(config_text, filename="config") if config_text else None
+    resolved = resolve(config_text, filename=config_name or "config") if config_text else None
     runs = read_logs(pieces(BytesIO(log)), source="stdin")
-    return diagnosed([diagnose(run, config=resolved, card=card) for run in runs], more=more)
+    cases = [make_case(run, config=resolved, card=card, data=DataSizes()) for run in runs]
+    return diagnosed(diagnose_cases(cases), more=more)
 
 
 def diagnosed(found: Sequence[Diagnosis], *, more: bool = True) -> Answer:
@@ -252,7 +258,7 @@ def diagnosed(found: Sequence[Diagnosis], *, more: bool = True) -> Answer:
 
 def _doctors_words(found: Diagnosis) -> Answer:
     """What the doctor had to judge by, and what its command does not do."""
-    from onecard.report.doctor import left_out, summary_lines, title, unchecked, unknown, verdict
+    from onecard.report.doctor import fixes, left_out, summary_lines, title, unchecked, unknown, verdict
 
     lines = [*summary_lines(found)]
     lines += [("not known", unknown(found))] if found.unknown else []
@@ -263,6 +269,7 @@ def _doctors_words(found: Diagnosis) -> Answer:
         "verdict": verdict(found),
         "lines": lines,
         "evidence": list(found.evidence) if found.healthy else [],
+        "to_type": fixes(found),
         "expected": expected,
         "left_out": left_out(found),
     }

@@ -157,11 +157,11 @@ class Site:
         body = await _body(request, LARGEST_LOG_BYTES)
         if isinstance(body, Response):
             return body
-        asked, log, config = dict(query_of(request)), body, None
+        asked, log, config, name = dict(query_of(request)), body, None, None
         if _content_type(request) == JSON:
-            log, config = await run_sync(_log_and_config, body)
+            log, config, name = await run_sync(_log_and_config, body)
         more = asked.get("more", "") not in ("", "0")
-        return json_answer(await _asked(self.reader, "doctor", log, config, asked.get("gpu"), more))
+        return json_answer(await _asked(self.reader, "doctor", log, config, name, asked.get("gpu"), more))
 
     async def config(self, request: Request) -> Response:
         body = await _body(request, LARGEST_CONFIG_BYTES)
@@ -234,13 +234,14 @@ def _step(said: str | None) -> int | None:
     return int(said) if said and said.isdecimal() and len(said) < 19 else None
 
 
-def _log_and_config(body: bytes) -> tuple[bytes, str | None]:
-    """A log with its config, as a page sends both."""
+def _log_and_config(body: bytes) -> tuple[bytes, str | None, str | None]:
+    """A log with its config and the name of the config's file, as a page sends them."""
     from onecard.untrusted_json import BadJson, field, mapping, optional, parsed, text
 
     try:
         said = mapping(parsed(body))
-        return field(said, "log", text).encode("utf-8", "replace"), field(said, "config", optional(text))
+        log = field(said, "log", text).encode("utf-8", "replace")
+        return log, field(said, "config", optional(text)), field(said, "config_name", optional(text))
     except BadJson as problem:
         raise UsageError(
             "this is not a log with its config", why=str(problem), fix="drop the log on the page", name="bad-request"

@@ -388,8 +388,11 @@ def test_a_run_whose_process_is_gone_was_cut_off(onecard: Command, tmp_path: Pat
     finding = by_rule(run)["stopped-early"]
     assert (finding["severity"], shown.code) == ("warn", 0)
     assert finding["what"] == "cut off at step 291 of 1,000 (29%)"
-    assert "onecard train --resume r " in str(finding["fix"])
+    assert finding["fix"] == "start it again: no checkpoint of it is known"
     assert "forecast" not in run
+    (folder / "checkpoints/step-00000200").mkdir(parents=True)
+    (again,) = onecard("doctor", "r", "--json").json["runs"]
+    assert "onecard train --resume r" in by_rule(again)["stopped-early"]["fix"], "there is a checkpoint"
     assert "; cut off" in onecard("doctor", "r").stdout
     for holder in (f"{os.getpid()} {socket.gethostname()}", f"{gone.pid} elsewhere", ""):
         (folder / "lock").write_text(holder)

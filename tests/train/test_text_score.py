@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,30 @@ def test_a_run_and_what_is_exported_from_it_have_one_score(here: Path, capsys: p
         assert scores[0]["text"]["bytes"] == sum(len(part.strip().encode()) for part in PARTS)
         assert (here / one / SCORES).exists()
     assert not (here / "hf" / SCORES).exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.EROFS, 0), (errno.EACCES, 0), (errno.ENOSPC, 3)])
+def test_a_score_that_cannot_be_kept_is_told_all_the_same(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    (kept := here / "runs/bytes" / SCORES).unlink(missing_ok=True)
+    real = os.open
+
+    def refused(path: Any, flags: int, *more: Any, **others: Any) -> int:
+        if str(path).endswith(SCORES) and flags & os.O_CREAT:
+            raise OSError(number, os.strerror(number))
+        return real(path, flags, *more, **others)
+
+    monkeypatch.setattr(os, "open", refused)
+    assert run(["eval", "runs/bytes", "--text", "book.txt"]) == code
+    text = capsys.readouterr()
+    assert "bits per byte of book.txt" in text.out
+    assert "the score was not kept: " in text.err
+    assert "kept in" not in text.err
+    found = said(capsys, "eval", "runs/bytes", "--text", "book.txt", code=code)
+    assert found["results"][0]["metric"] == "bits_per_byte"
+    assert "the score was not kept: " in found["notes"][-1]
+    assert not kept.exists()
 
 
 def test_bits_per_byte_are_those_that_transformers_loss_gives(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

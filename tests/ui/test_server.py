@@ -20,6 +20,7 @@ from onecard.runs.records import CardReading, Sample
 from onecard.runs.scores import TextScore, append_score
 from onecard.ui.columns import columns_of
 from onecard.ui.curves import BUCKETS, curves
+from tests.made_logs import FULL_CARD, nanogpt
 from tests.made_records import step
 from tests.ui.conftest import Site, make_run
 
@@ -103,6 +104,27 @@ def test_a_dropped_log_with_its_config_has_curves(site: Site) -> None:
     (run,) = answer["ui"]["runs"]
     assert run["curves"]["loss"]["max"][0] == 5.0
     assert {row["key"]: row["value"] for row in run["config"]}["batch_size"] == 4
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_a_dropped_log_gets_the_command_of_the_text_and_it_fits(site: Site, tmp_path: Path, died: bool) -> None:
+    config = "# Model (~125M parameters)\nn_embd = 384\nbatch_size = 16\ngradient_accumulation_steps = 32\n"
+    (tmp_path / "wide.py").write_text(config)
+    log = "\n".join([FULL_CARD] if died else nanogpt(steps=1000)) + "\n"
+    typed = [sys.executable, "-m", "onecard", "doctor", "-", "--json", "--config", "wide.py"]
+    said = subprocess.run(typed, input=log, capture_output=True, text=True, check=False, cwd=tmp_path).stdout
+    body = json.dumps({"log": log, "config": config, "config_name": "wide.py"}).encode()
+    answer = site.ask("/api/doctor?more=1", method="POST", body=body, Content_Type="application/json").json
+    assert [run["commands"] for run in answer["runs"]] == [run["commands"] for run in json.loads(said)["runs"]]
+    first = answer["runs"][0]["prescription"]
+    assert first["command"].startswith("python train.py wide.py ")
+    if died:
+        assert first["rule"] == "oom-capacity"
+        assert 16 > first["patch"]["batch_size"] >= 1
+        assert first["process_bytes"] <= 8 * 2**30, "what the message says the card has"
+        assert first["under_onecard"]["process_bytes"] <= 8 * 2**30
+    else:
+        assert (first["patch"]["n_embd"], first["patch"]["batch_size"]) == (768, 8)
 
 
 def test_a_config_file_is_read_and_not_run(site: Site) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from shlex import quote
 
 from onecard import units
 from onecard.config.command import EXPANDABLE
@@ -12,7 +11,7 @@ from onecard.doctor.case import Case
 from onecard.doctor.evidence import NANOGPT_LIKE, known, lines, messages, said
 from onecard.doctor.needs import PARAMETERS, Need, needs
 from onecard.doctor.oom import Cause, FailedAllocation, cause, out_of_memory, tensor_of
-from onecard.doctor.repair import memory_of, repaired
+from onecard.doctor.repair import memory_of, repaired, same_run_under_onecard
 from onecard.findings import Finding, Severity
 from onecard.models.optimizers import optimizer_of
 from onecard.plan.counts import count_params
@@ -72,7 +71,12 @@ def _outcome(failed: FailedAllocation) -> str:
 def _remedy(case: Case, failed: FailedAllocation) -> tuple[dict[str, object], str]:
     """The patch that makes the run smaller, and the words for it: what onecard went on with, else what is planned."""
     if failed.went_on_with is None:
-        return _smaller_batch(case)
+        patch, how = _smaller_batch(case)
+        ours = same_run_under_onecard(case)
+        if ours is None:
+            return patch, how
+        changed = f" with {ours.flags}" if ours.patch else ""
+        return patch, f"{how}; or train with onecard: the same run in {units.mib(ours.process_bytes or 0)}{changed}"
     if failed.went_on_with:
         flags = " ".join(f"--{key}={value}" for key, value in failed.went_on_with.items())
         return dict(failed.went_on_with), f"{flags}, which the run went on with: the same tokens, and no attempt lost"
@@ -130,11 +134,10 @@ def _smaller_batch(case: Case) -> tuple[dict[str, object], str]:
             {},
             "halve batch_size and double gradient_accumulation_steps; onecard plan CONFIG --gpu NAME says what fits",
         )
-    if case.card:
+    if case.place:
         made = repaired(case, {"batch_size": config.batch_size})
         if made and made.patch.get("batch_size") != config.batch_size:
-            flags = " ".join(quote(f"--{key}={value}") for key, value in made.patch.items())
-            return dict(made.patch), f"{flags}: the same tokens per update; predicted: {made.expectation()}"
+            return dict(made.patch), f"{made.flags}: the same tokens per update"
         if made and made.fits is False:
             return {}, "no micro-batch of this model fits: onecard plan --fit names a smaller model"
     if config.batch_size == 1:

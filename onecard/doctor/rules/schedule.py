@@ -7,11 +7,22 @@ from shlex import quote
 
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
-from onecard.doctor.evidence import above, known, messages, planned_steps, said, shown, unless_fine_tuning, vals
+from onecard.doctor.evidence import (
+    above,
+    known,
+    messages,
+    planned_steps,
+    said,
+    saved_steps,
+    shown,
+    unless_fine_tuning,
+    vals,
+)
 from onecard.doctor.needs import Need, needs, needs_settings
 from onecard.doctor.predict import final_loss
 from onecard.findings import Finding
 from onecard.plan import conditions, recipe
+from onecard.plan.counts import count_params
 from onecard.plan.schedule import learning_rate
 
 HIGHEST_END = 0.2  # of the peak
@@ -74,7 +85,9 @@ def decay_horizon(case: Case, config: RunConfig) -> Iterator[Finding]:
     if over := conditions.schedule_over(config, seen=said(case, *conditions.SCHEDULE_SAID)):
         yield over
         return
-    tenth = recipe.min_lr(config.learning_rate).value
+    _, highest = conditions.usual_rates(count_params(config).total, config.tokens_per_step)
+    far = config.optimizer == "adamw" and config.learning_rate > conditions.FACTOR * highest
+    tenth = recipe.min_lr(highest if far else config.learning_rate).value
     patch: dict[str, object] = {}
     told = []
     if not config.decay_lr:
@@ -204,7 +217,7 @@ def stopped_early(case: Case) -> Iterator[Finding]:
         sure="high",
         what=f"{'stopped' if stopped else 'not finished:'} at step {last:,} of {end:,} ({last / end:.0%}){why_ended}",
         why=f"the learning rate has not come down yet; {finished}",
-        fix=f"let it go on, or resume it: {_resumed(case)}" if case.end is None else _resumed(case),
+        fix=f"let it go on, or {_resumed(case)}" if case.end is None else _resumed(case),
         seen=_last_seen(case, last),
     )
 
@@ -238,15 +251,18 @@ def _cut_off(case: Case, last: int, end: int | None) -> Finding:
         what=f"cut off at step {last:,}" + (f" of {end:,} ({last / end:.0%})" if end else ""),
         why="its process is gone and recorded no end: it was killed (kill -9, or the system short of memory), its "
         "disk was full, or the machine went down",
-        fix=f"{_resumed(case)}   (from its last checkpoint)",
+        fix=_resumed(case),
         seen=_last_seen(case, last),
     )
 
 
 def _resumed(case: Case) -> str:
-    if case.run.format != "onecard":
-        return "--init_from=resume"
-    return f"onecard train --resume {quote(case.run.folder or 'RUN')}"
+    """How it goes on: from a checkpoint, where there is one."""
+    if not saved_steps(case):
+        return "start it again: no checkpoint of it is known"
+    ours = case.run.format == "onecard"
+    command = f"onecard train --resume {quote(case.run.folder or 'RUN')}" if ours else "--init_from=resume"
+    return f"resume it from its last checkpoint: {command}"
 
 
 def _last_seen(case: Case, last: int) -> tuple[str, ...]:

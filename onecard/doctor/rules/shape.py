@@ -11,6 +11,7 @@ from onecard.config.schema import KEYS, NANOGPT_KEYS, PLANNED_KEYS, SHAPE_KEYS, 
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import known, messages, only_told, printed, said, unless_shape_is_given, vocabulary
 from onecard.doctor.needs import CONFIG, needs, needs_settings
+from onecard.doctor.oom import out_of_memory
 from onecard.doctor.repair import repaired
 from onecard.findings import Finding
 from onecard.plan.counts import count_params
@@ -50,8 +51,19 @@ def params_mismatch(case: Case, config: RunConfig) -> Iterator[Finding]:
                 severity="error",  # a plan warns before any hours are spent; here they were spent
                 seen=(*finding.seen, *said(case, "n_embd"), *printed(case, "printed_params")),
             )
-            yield unless_shape_is_given(spent, config)
+            yield unless_shape_is_given(_after_too_little_memory(case, spent, config), config)
     yield from _another_model_than_the_configs(case)
+
+
+def _after_too_little_memory(case: Case, finding: Finding, config: RunConfig) -> Finding:
+    """The finding; only a note where the run died of too little memory and the model that it proposes is larger."""
+    died = any(not out_of_memory(message, case.card).went_on_with for message in messages(case, "oom"))
+    meant = config.replace(finding.patch) if finding.patch else config
+    if not died or count_params(meant).total <= count_params(config).total:
+        return finding
+    return replace(
+        only_told(finding, "memory ran out: the model must first fit as it is"), fix="fix the comment or the name"
+    )
 
 
 def _with_repair(case: Case, finding: Finding) -> Finding:
@@ -66,8 +78,8 @@ def _with_repair(case: Case, finding: Finding) -> Finding:
     planned = "" if made.card else " (name the card with --gpu to have the micro-batch, memory and hours planned)"
     return replace(
         finding,
-        fix=f"in a new run, because a checkpoint with n_embd={config.n_embd} cannot be continued in the new shape "
-        f"(nanoGPT resumes it and silently keeps the old shape, onecard refuses): {made.flags} "
+        fix=f"in a new run: a checkpoint with n_embd={config.n_embd} cannot be continued in the new shape "
+        f"(nanoGPT ignores the change, onecard refuses): {made.flags} "
         f"({update}){expected}{planned}. If {units.count(count_params(config).nanogpt)} was meant, fix the comment or "
         "the name",
         patch=made.patch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from onecard.config.command import flags_of
 from onecard.doctor.case import Case
 from onecard.doctor.course import BLOCKS, LAST_BLOCKS, rise, training_losses
 from onecard.doctor.evidence import (
@@ -22,6 +23,7 @@ from onecard.doctor.evidence import (
     only_told,
     pairs,
     place,
+    saved_steps,
     shown,
     sureness,
     vals,
@@ -31,7 +33,7 @@ from onecard.doctor.needs import CONFIG, needs
 from onecard.doctor.rules.spikes import LEAST, WINDOW, high, spikes
 from onecard.findings import Finding
 from onecard.plan import recipe
-from onecard.runs.records import Checkpoint, Eval, Step
+from onecard.runs.records import Eval, Step
 
 TRAINING_WAVES = 0.06  # nats: those of all losses, and as much again from text that comes in an order
 NOTED = 3  # standard deviations of an evaluation
@@ -66,11 +68,14 @@ def loss_nan(case: Case) -> Iterator[Finding]:
     if not recovered:
         first = lost_at(case) or first
     good = [step for step in case.steps if step.step < first.step and math.isfinite(step.loss)]
-    saved = max((r.step for r in case.run.records if isinstance(r, Checkpoint) and r.step < first.step), default=None)
+    saved = max((step for step in saved_steps(case) if step < first.step), default=None)
     evaluated = max((e for e in case.evals if 0 < e.step < first.step), key=lambda e: e.step, default=None)
-    back_to = f"the checkpoint of step {saved:,}" if saved is not None else "the last checkpoint before it"
-    if saved is None and evaluated is not None:
-        back_to += f" (evaluated at {place(case, evaluated)})"
+    if saved is not None:
+        again = f"go back to the checkpoint of step {saved:,}"
+    elif evaluated is not None and case.run.format != "onecard":
+        again = f"go back to the last checkpoint before it (evaluated at {place(case, evaluated)})"
+    else:
+        again = "start again, as no checkpoint before it is known"
     patch = _calmer(case)
     yield Finding(
         rule="loss-nan",
@@ -81,7 +86,7 @@ def loss_nan(case: Case) -> Iterator[Finding]:
         why="the weights are lost from there on"
         if not recovered
         else "the loss of one update is not a number; loss scaling may have skipped it. Not fatal: the run went on",
-        fix=f"go back to {back_to}; " + (" ".join(f"--{k}={v}" for k, v in patch.items()) or _CALM)
+        fix=f"{again}; {flags_of(patch) or _CALM}"
         if not recovered
         else "look at the data and the gradient norm there; grad_clip=1.0, and bfloat16 where the card has it",
         seen=(*(shown(step) for step in good[-2:]), shown(first)),
@@ -91,13 +96,15 @@ def loss_nan(case: Case) -> Iterator[Finding]:
 
 def _calmer(case: Case) -> dict[str, object]:
     """Half the rate and at most the usual one, clipping, and bfloat16 where the card computes in it."""
-    config = known(case, "learning_rate", "grad_clip", "dtype")
+    config = known(case, "learning_rate", "min_lr", "grad_clip", "dtype")
     if config is None:
         return {}
     rate, params = config.learning_rate / 2, case.facts.params_total or case.facts.params
     if params and config.optimizer == "adamw":
         rate = min(rate, recipe.learning_rate(params).value)
     patch: dict[str, object] = {"learning_rate": float(f"{rate:.3g}")}
+    if config.min_lr:
+        patch["min_lr"] = recipe.min_lr(float(f"{rate:.3g}")).value
     if config.optimizer == "muon":
         patch["muon_learning_rate"] = float(f"{config.muon_learning_rate / 2:.3g}")
     if not 0 < config.grad_clip <= 1:
@@ -238,8 +245,7 @@ def _evaluations_rise(case: Case) -> Iterator[Finding]:
         what=f"both losses rise: val {numbers(val for _, _, val in last)} after {best_val:.4f} at {place(case, best)}",
         why=f"three evaluations are {height:.3f} or more above the best, in training too; the noise is {sigma:.3f}, "
         f"and slow waves of {WAVES} are healthy",
-        fix=f"stop, go back to {place(case, best)}, "
-        + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _CALM),
+        fix=f"stop, go back to {place(case, best)}, " + (flags_of(patch) or _CALM),
         seen=(shown(best), *(shown(evaluation) for evaluation, _, _ in last)),
         patch=patch,
     )
@@ -267,8 +273,7 @@ def _training_rises(case: Case) -> Iterator[Finding]:
         f"{found.last[-1]:.4g} at the end",
         why=f"the last three tenths of the run are {found.height:.2f} nats or more above its best tenth "
         f"(± {error:.2f})",
-        fix=f"stop, go back to a checkpoint near {place(case, found.best_record)}, "
-        + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _CALM),
+        fix=f"stop, go back to a checkpoint near {place(case, found.best_record)}, " + (flags_of(patch) or _CALM),
         seen=tuple(shown(record) for record in (found.best_record, points[first][0], found.last_record)),
         patch=patch,
     )

@@ -331,7 +331,7 @@ export function curves(first, finer = null) {
       node.hidden = !there.length;
       holder.setAttribute(
         "aria-label",
-        `${title}: ${there.length ? `now ${word(there.at(-1))}` : absent}. Arrow keys read the curve.`,
+        `${title}: ${there.length ? `now ${word(there.at(-1))}` : (absent ?? "not recorded")}. Arrow keys read the curve.`,
       );
       if (there.length) again(plot);
     };

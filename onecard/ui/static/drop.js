@@ -17,7 +17,7 @@ async function diagnosis(files) {
       fix: "onecard doctor reads it from the command line.",
     });
   const text = await log.text();
-  const body = config ? JSON.stringify({ log: text, config: await config.text() }) : text;
+  const body = config ? JSON.stringify({ log: text, config: await config.text(), config_name: config.name }) : text;
   const answer = await ask("/api/doctor?more=1", {
     method: "POST",
     headers: { "Content-Type": config ? "application/json" : "text/plain" },

@@ -1,6 +1,7 @@
 // What the doctor found: what to act on first, notes folded, each with its evidence and a patch to copy.
 
 import { capital, code, h, icon } from "./dom.js";
+import { mib } from "./numbers.js";
 
 export const SEVERITIES = { fatal: "fatal", error: "error", warn: "warning", info: "note" };
 export const pythonValue = (value) =>
@@ -18,7 +19,12 @@ export const flags = (patch) =>
     .map(([key, value]) => `--${key}=${typeof value === "string" ? value : pythonValue(value)}`)
     .join(" ");
 
-const patch = (found) => (Object.keys(found.patch ?? {}).length ? code(flags(found.patch), "Patch") : null);
+const patch = (found, command) =>
+  command
+    ? code(command, "Command")
+    : Object.keys(found.patch ?? {}).length
+      ? code(flags(found.patch), "Patch")
+      : null;
 const seen = (found) =>
   h(
     "ul",
@@ -31,7 +37,7 @@ const reasons = (found) => [
   h("p", { text: `Do: ${found.fix}${found.fix.endsWith("`") ? "" : "."}` }),
 ];
 
-const toActOn = (found) =>
+const toActOn = (found, command) =>
   h(
     "article",
     { class: `finding s-${found.severity}` },
@@ -41,7 +47,7 @@ const toActOn = (found) =>
       { class: "body" },
       h("h3", { text: capital(found.what) }),
       reasons(found),
-      patch(found),
+      patch(found, command),
       h(
         "details",
         { "data-key": found.rule },
@@ -105,23 +111,25 @@ export function findings(doctor, words = null) {
   const know = doctor.findings.filter((found) => found.severity === "info");
   const judged = words ? judgedBy(words) : null;
   if (!act.length && !know.length) return [head("Nothing stands out."), judged];
-  const command = doctor.prescription?.command;
+  const { command, under_onecard: ours } = doctor.prescription ?? {};
   return [
     head(`${act.length} to act on, ${know.length} to know`),
     h(
       "div",
       { class: "findings" },
-      act.map(toActOn),
+      act.map((found) => toActOn(found, doctor.commands?.[found.rule])),
       know.length ? h("div", { class: "notes" }, know.map(toKnow)) : null,
     ),
     command
       ? h(
           "div",
           { class: "prescription" },
-          h("h3", { text: "All changes in one command" }),
-          code(command, "Command with all changes"),
+          h("h3", { text: capital(words?.to_type ?? "what to type first") }),
+          code(command, "What to type first"),
           words?.expected ? h("p", { class: "quiet", text: `Predicted: ${words.expected}.` }) : null,
-          words?.left_out ? h("p", { class: "quiet", text: `Not in it: ${words.left_out}.` }) : null,
+          ours ? h("h3", { text: `Or train with onecard: the same run in ${mib(ours.process_bytes)} MiB` }) : null,
+          ours ? code(ours.command, "The same run under onecard") : null,
+          words?.left_out ? h("p", { class: "quiet", text: `No command for: ${words.left_out}.` }) : null,
         )
       : null,
     judged,

@@ -322,7 +322,7 @@ export function view(first, { alone = false, play = null, finer = null } = {}) {
       parts.samples,
       play?.node,
       parts.config,
-    ],
+    ].filter(Boolean),
     draw: drawn.draw,
     update(answer) {
       words(answer);

@@ -73,13 +73,15 @@ def test_the_command_of_a_patch_leaves_nanogpts_checkpoint_alone() -> None:
     assert " --out_dir=mine-2 " in diagnosis.prescription.command
 
 
-def test_all_patches_become_one_planned_command() -> None:
+def test_each_finding_has_one_planned_command_that_keeps_the_cures_before_it() -> None:
     (diagnosis,) = diagnose_cases([case(NARROW + "lr_decay_iters = 600000\n", card="RTX 4070")])
-    made = diagnosis.prescription
-    assert made
+    first, *_, made = diagnosis.prescriptions
+    assert first == diagnosis.prescription
+    assert first.rule == "params-mismatch"
+    assert "lr_decay_iters" not in first.repair.patch, "the smallest cure of the first problem"
+    assert first.command.startswith("python train.py c.py --n_embd=768")
     assert made.repair.patch["n_embd"] == 768
     assert made.repair.patch["lr_decay_iters"] == 10_000
-    assert made.command.startswith("python train.py c.py --n_embd=768")
     assert made.repair.fits
     assert made.repair.new_run
 
@@ -87,9 +89,9 @@ def test_all_patches_become_one_planned_command() -> None:
 def test_a_patch_that_sets_only_what_is_wrong_goes_with_another() -> None:
     off = NARROW + "decay_lr = False\nlearning_rate = 1e-3\nmin_lr = 1e-4\n"
     (diagnosis,) = diagnose_cases([case(off, card="RTX 4070")])
-    assert diagnosis.prescription
-    assert diagnosis.prescription.repair.patch["decay_lr"] is True
-    assert diagnosis.prescription.repair.patch["min_lr"] == 6e-5  # of the shape that was meant
+    patch = diagnosis.prescriptions[-1].repair.patch
+    assert patch["decay_lr"] is True
+    assert patch["min_lr"] == 6e-5  # of the shape that was meant
 
 
 def own_run(folder: str | None = "runs/my run", **keys: object) -> Case:

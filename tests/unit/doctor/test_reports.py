@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from onecard import units
 from onecard.config.resolve import resolve
 from onecard.doctor.case import Case, DataSizes
 from onecard.doctor.diagnose import Diagnosis, diagnose_cases
@@ -20,9 +21,21 @@ from onecard.report.doctor_json import diagnoses_json
 from onecard.report.doctor_markdown import diagnoses_markdown
 from onecard.report.training import TrainingDisplay
 from onecard.runs.foreign import read_logs
-from onecard.runs.records import FindingRecord, Step
+from onecard.runs.records import FindingRecord, Record, Step
 from tests import made_logs as made
-from tests.unit.doctor.cases import BEFORE, HEALTHY_RUN, NARROW, SICK, case, evaluation, learning, steps
+from tests.unit.doctor.cases import (
+    BEFORE,
+    HEALTHY_RUN,
+    NARROW,
+    SICK,
+    SMALL,
+    case,
+    changed,
+    evaluation,
+    learning,
+    steps,
+    timed,
+)
 
 
 def diagnosed(*cases: Case) -> list[Diagnosis]:
@@ -39,7 +52,8 @@ def text(diagnoses: list[Diagnosis], width: int = 80, *, details: bool = True) -
 @pytest.mark.parametrize("name", NAMES)
 def test_every_finding_reads_in_80_columns(name: str, details: bool) -> None:
     shown = text(diagnosed(*BEFORE.get(name, list)(), SICK[name]()), details=details)
-    long = [line for line in shown.splitlines() if len(line) > 80 and "python train.py" not in line]
+    typed = re.compile("python train.py|onecard train ")
+    long = [line for line in shown.splitlines() if len(line) > 80 and not typed.search(line)]
     assert not [line for line in long if " " in line.strip() and not line.startswith("  predicted")]
     assert f"[{name}]" in re.sub(r"\s+", " ", shown)
 
@@ -124,6 +138,37 @@ def test_the_json_is_the_contracts_and_strict() -> None:
     assert narrow["summary"]["last_val"]["step"] == 5000
 
 
+@pytest.mark.parametrize("last", [0, 1000, 3000, 9500])
+@pytest.mark.parametrize("config", [SMALL, changed(vocab_size=65), None])
+def test_the_json_has_the_forecast_that_the_text_has(last: int, config: str | None) -> None:
+    found = diagnosed(case(config, records=[*timed(9.35)[: last // 100], *learning(last)], card="RTX 4070"))
+    summary = diagnoses_json(found)["runs"][0]["summary"]
+    (said,) = [line for line in text(found, width=1000).splitlines() if line.startswith("forecast")]
+    forecast, why = summary["forecast"], summary["why_no_forecast"]
+    assert (forecast is None) == (why is not None)
+    if forecast is None:
+        assert why in said
+        return
+    assert why is None
+    low, likely, high = (f"{forecast['loss'][name]:.2f}" for name in ("low", "likely", "high"))
+    assert f"ends at val {likely} ({low} to {high})" in said
+    assert forecast["step"] == 10_000
+    assert forecast["seconds"].keys() == {"low", "likely", "high"}
+    assert f"in {units.duration(forecast['seconds']['likely'])} (" in said
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        (learning(10_000), "the run has reached its last update"),
+        (steps([4.0, 4.1, math.nan, math.nan]), "the loss is nan from step 200 on"),
+    ],
+)
+def test_why_there_is_no_forecast_is_said(records: list[Record], why: str) -> None:
+    summary = diagnoses_json(diagnosed(case(records=records)))["runs"][0]["summary"]
+    assert (summary["forecast"], summary["why_no_forecast"]) == (None, why)
+
+
 def test_numbers_json_does_not_have_become_null() -> None:
     made = diagnoses_json(diagnosed(case(records=[evaluation(0, math.inf, math.nan), *steps([math.nan] * 3)])))
     assert made["runs"][0]["summary"]["last_val"]["val_loss"] is None
@@ -149,5 +194,5 @@ def test_a_finding_of_a_run_that_trains_is_one_line() -> None:
     with TrainingDisplay(config, Console(file=out, width=80)) as display:
         display(FindingRecord(step=200, finding=finding))
     (line,) = out.getvalue().splitlines()
-    assert line.startswith("fatal: the loss is nan at step 200; go back to")
+    assert line.startswith("fatal: the loss is nan at step 200; start again, as no checkpoint")
     assert line.endswith("[loss-nan]")

@@ -9,6 +9,7 @@ import pytest
 from onecard.config.resolve import resolve
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
+from onecard.doctor.diagnose import diagnose_cases
 from onecard.doctor.explain import PARTS, explain, explanations
 from onecard.doctor.predict import predict_end
 from onecard.doctor.rules import NAMES
@@ -369,7 +370,7 @@ class TestStability:
     def test_a_nan_names_the_last_good_step_and_halves_the_rate(self) -> None:
         finding = the("loss-nan", SICK["loss-nan"]())
         assert finding.severity == "fatal"
-        assert finding.patch == {"learning_rate": 3e-4}
+        assert finding.patch == {"learning_rate": 3e-4, "min_lr": 3e-5}, "the end follows the rate"
         assert any("4.1000" in line for line in finding.seen)
 
     def test_bfloat16_is_offered_where_the_card_has_it(self) -> None:
@@ -756,7 +757,8 @@ class TestMemory:
         patient = case(
             changed(batch_size=64, gradient_accumulation_steps=8), messages=[oom(tried=6.2)], card="RTX 4070"
         )
-        finding = the("oom-capacity", patient)
+        (diagnosis,) = diagnose_cases([patient])
+        finding = next(finding for finding in diagnosis.findings if finding.rule == "oom-capacity")
         assert finding.patch == {"batch_size": 8, "gradient_accumulation_steps": 64}
         assert "predicted: 7,6" in finding.fix
 
