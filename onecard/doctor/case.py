@@ -23,7 +23,9 @@ class Facts:
     seconds_per_step: float | None  # median of steps without evaluation
     seconds_per_micro_batch: float | None
     tokens_per_second: float | None
-    mfu: float | None  # of the dense peak of the card it ran on: decision 9 of the contract
+    mfu: float | None  # of the dense peak of the cards it ran on: decision 9 of the contract
+    impossible: str | None  # what no run can do and what was given would mean; then no share and no such speed is known
+    cards: int | None  # it ran on; None where nobody says and several processes were started
     printed_mfu: float | None  # what the log claims, median
     evaluation_seconds: float | None  # one evaluation with its checkpoint
     evaluation_share: float | None  # of all time

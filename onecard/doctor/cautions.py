@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,16 @@ from onecard import units
 from onecard.doctor.case import Case
 from onecard.doctor.config_diff import known_settings
 from onecard.doctor.curves import FEWEST_STEPS, STEPS_PER_POINT, Axis, Curve, Measure, side_by_side, steps_per_point
-from onecard.doctor.evidence import ASSUMED_NOISE, finite, from_scratch, loss_of, lost_at, no_number, place
+from onecard.doctor.evidence import (
+    ASSUMED_NOISE,
+    finite,
+    loss_of,
+    lost_at,
+    no_number,
+    place,
+    untrained_loss,
+    vocabulary,
+)
 from onecard.runs.records import Eval, Step
 from onecard.units import listed
 
@@ -127,23 +135,11 @@ def different_tokens(cases: Sequence[Case]) -> str | None:
     sizes = _stated(cases, "vocab_size")
     if len(sizes) > 1:
         return f"the vocabularies differ ({listed(sizes)})"
-    begins = [loss for case in cases if (loss := _untrained_loss(case)) is not None]
+    begins = [loss for case in cases if (loss := untrained_loss(case)) is not None]
     if begins and min(begins) < CHARACTERS_BEGIN_BELOW and max(begins) > BPE_BEGINS_ABOVE:
         firsts = dict.fromkeys(f"{loss:.1f}" for loss in begins)
         return f"the losses begin at {listed(firsts)}: the vocabularies cannot be the same"
     return None
-
-
-def _untrained_loss(case: Case) -> float | None:
-    """The loss before the first update of a run from random weights; None where it was not logged.
-
-    The training loss of update 1 is measured before that update is made; nanoGPT numbers it 0.
-    """
-    if not from_scratch(case) or case.run.format == "hf-trainer":  # its logs do not say what it started from
-        return None
-    evaluated = [e.val_loss if e.val_loss is not None else e.train_loss for e in case.evals if e.step == 0]
-    trained = [step.loss for step in case.steps if step.step <= 1]
-    return next((loss for loss in (*evaluated, *trained) if loss is not None and math.isfinite(loss)), None)
 
 
 def _tokens(cases: Sequence[Case], measure: Measure) -> Iterator[Caution]:
@@ -157,6 +153,34 @@ def _tokens(cases: Sequence[Case], measure: Measure) -> Iterator[Caution]:
         )
     elif differ:
         yield _forbidding(f"they are nats per token, and {differ}", differ)
+    elif measure != "bits_per_byte":
+        yield from _untold(cases)
+
+
+def _untold(cases: Sequence[Case]) -> Iterator[Caution]:
+    """Nothing says the vocabulary or the data of a run. A first loss says the vocabulary well enough."""
+    named = list(zip(_names(cases), cases, strict=True))
+    without_data = [name for name, case in named if not known_settings(case).get("dataset")]
+    neither = [
+        name
+        for name, case in named
+        if name in without_data and vocabulary(case) is None and untrained_loss(case) is None
+    ]
+    if neither:
+        yield _forbidding(
+            f"nothing says the vocabulary and the data of {listed(neither)}; name the configs with --config",
+            f"the vocabulary and the data of {listed(neither)} are not known",
+        )
+    elif without_data:
+        yield Caution(
+            f"nothing says the data of {listed(without_data)}: a comparison of losses holds only for the same data",
+            f"the data of {listed(without_data)} are not known",
+        )
+
+
+def data_known(cases: Sequence[Case]) -> bool:
+    """Whether it is known on which data each run was evaluated."""
+    return all(known_settings(case).get("dataset") for case in cases)
 
 
 def _contexts(cases: Sequence[Case], measure: Measure) -> Iterator[Caution]:

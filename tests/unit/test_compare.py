@@ -39,7 +39,7 @@ from tests import made_records
 SMALL = {**made.SMALL, "gradient_accumulation_steps": 40, "eval_interval": 250, "vocab_size": 50304, "warmup_iters": 0}
 
 
-def case(lines: Sequence[str], card: str | None = "RTX 4070", **config: object) -> Case:
+def case(lines: Sequence[str], card: str | None = "RTX 4090", **config: object) -> Case:
     (run,) = read_logs(made.as_bytes(lines), source=f"{config.get('wandb_run_name', 'made')}.log")
     text = "\n".join(made.nanogpt_config(**{**SMALL, **config}))
     resolved = resolve(text, filename="made.py")

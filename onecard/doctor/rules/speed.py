@@ -10,12 +10,12 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import above, known, lines, messages, printed, said, shown
+from onecard.doctor.facts import NANOGPT_PEAK_FLOPS
 from onecard.doctor.needs import CARD, Need, needs
 from onecard.doctor.repair import trainer_of
 from onecard.findings import Finding
 from onecard.plan.speed import predict_speed
 
-NANOGPT_PEAK_FLOPS = 312e12  # an A100's, whatever the card (nanoGPT, estimate_mfu)
 LOW_MFU = 0.25
 SMALLEST_MFU = 0.0005  # below, it is 0.0 % in print and claims nothing
 SMALL_MICRO_BATCH_TOKENS = 4096
@@ -28,6 +28,37 @@ CHEAP = 0.05
 UPDATE = Need(about="config", met=lambda case: _tokens_of_update(case) is not None or not _printed_products(case))
 WORK = Need(about="config", met=lambda case: case.cardless is not None or case.facts.mfu is not None or not case.steps)
 _SLOW = {"slow-attention": "no flash attention (PyTorch 2 has it)", "unfused-adamw": "AdamW is not fused"}  # as logged
+
+
+def impossible_speed(case: Case) -> Iterator[Finding]:
+    """A log, a config and a card that do not belong together.
+
+    What it sees: the FLOPs that the tokens per second take, without the pairs that causal attention skips, above the
+    dense peak of the card times the number of cards.
+
+    Why it matters: at least one of the three is of another run. Whatever follows from them would be wrong, so no share
+    of the peak is printed, and no speed that rests on the config.
+
+    What to do: name the config of this run, the card it ran on, or the number of cards.
+
+    When it is wrong: a card that is overclocked by more than a third; products of 8-bit numbers.
+    """
+    if case.facts.impossible is None:
+        return
+    config, run = case.resolved.source if case.resolved else None, case.run
+    named = config if config and config != run.source else None
+    suspects = [f"the config ({named}: --config)"] if named else []
+    suspects.append(f"the card ({case.card.name if case.card else ''}: --gpu)")
+    number = f"{run.world_size} are stated" if run.world_size else "one is assumed"
+    yield Finding(
+        rule="impossible-speed",
+        severity="error",
+        sure="high",
+        what=f"no run is that fast: the log{', the config' if named else ''} and the card do not belong together",
+        why=case.facts.impossible,
+        fix=f"give what it really was: {', '.join(suspects)}, or the number of cards ({number}: --gpus N)",
+        seen=(*printed(case, "printed_tokens_per_step"), *(shown(step) for step in case.steps[-1:])),
+    )
 
 
 def mfu_mislabelled(case: Case) -> Iterator[Finding]:
@@ -49,7 +80,7 @@ def mfu_mislabelled(case: Case) -> Iterator[Finding]:
         for step in case.steps
         if isinstance(mfu := step.more.get("printed_mfu"), int | float) and mfu >= SMALLEST_MFU
     ]
-    if case.run.format == "onecard" or case.cardless:
+    if case.run.format == "onecard" or case.cardless or case.facts.impossible:
         return
     if not claims:
         yield from _no_measurement(case)
