@@ -42,6 +42,7 @@ def _forbidding(why: str, brief: str) -> Caution:
 def cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[Curve]) -> Iterator[Caution]:
     """What to know about losses that are compared by a measure (None: the runs have no loss in common)."""
     yield from _twice(cases)
+    yield from _too_fast(cases)
     if measure is None:
         yield Caution("the runs have no loss in common, so none can be called better", "no loss in common")
         return
@@ -61,6 +62,17 @@ def cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[Cu
     if len(curves) > 1 and not untold and not any(caution.forbids for caution in unlike):
         yield from _unread(curves, names)
     yield from _noise(cases, measure, curves, names)
+
+
+def _too_fast(cases: Sequence[Case]) -> Iterator[Caution]:
+    """Speeds that no such card reaches, with the config that made them so."""
+    for name, case in zip(_names(cases), cases, strict=True):
+        if case.facts.too_fast:
+            left_out = f", so {case.rejected} is not taken for its config" if case.rejected else ""
+            yield Caution(
+                f"{name} is of another card, of several cards, or of another config: {case.facts.too_fast}{left_out}",
+                f"{name} is not of this card{' or config' if case.rejected else ''} (onecard doctor says why)",
+            )
 
 
 def _noise(cases: Sequence[Case], measure: Measure, curves: Sequence[Curve], names: Sequence[str]) -> Iterator[Caution]:
@@ -158,29 +170,21 @@ def _tokens(cases: Sequence[Case], measure: Measure) -> Iterator[Caution]:
 
 
 def _untold(cases: Sequence[Case]) -> Iterator[Caution]:
-    """Nothing says the vocabulary or the data of a run. A first loss says the vocabulary well enough."""
-    named = list(zip(_names(cases), cases, strict=True))
-    without_data = [name for name, case in named if not known_settings(case).get("dataset")]
-    neither = [
-        name
-        for name, case in named
-        if name in without_data and vocabulary(case) is None and untrained_loss(case) is None
-    ]
+    """Nothing says the data of a run, and so it may be another text than the others', in another vocabulary."""
+    named = [(name, case) for name, case in zip(_names(cases), cases, strict=True) if not _dataset(case)]
+    neither = [name for name, case in named if vocabulary(case) is None]
     if neither:
-        yield _forbidding(
-            f"nothing says the vocabulary and the data of {listed(neither)}; name the configs with --config",
-            f"the vocabulary and the data of {listed(neither)} are not known",
-        )
-    elif without_data:
+        unknown = f"the vocabulary and the data of {listed(neither)}"
+        yield _forbidding(f"nothing says {unknown} (--config FILE says both)", f"{unknown} are not known")
+    elif named:
+        of = listed(name for name, _ in named)
         yield Caution(
-            f"nothing says the data of {listed(without_data)}: a comparison of losses holds only for the same data",
-            f"the data of {listed(without_data)} are not known",
+            f"nothing says the data of {of}: each loss is measured on its own", f"the data of {of} are not known"
         )
 
 
-def data_known(cases: Sequence[Case]) -> bool:
-    """Whether it is known on which data each run was evaluated."""
-    return all(known_settings(case).get("dataset") for case in cases)
+def _dataset(case: Case) -> object:
+    return known_settings(case).get("dataset")
 
 
 def _contexts(cases: Sequence[Case], measure: Measure) -> Iterator[Caution]:

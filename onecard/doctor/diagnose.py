@@ -181,7 +181,7 @@ def _prescription(case: Case, findings: Sequence[Finding]) -> Prescription | Non
 
     A changed schedule takes the warm-up with it, which alone is only information.
     """
-    if case.resolved is None or case.facts.impossible:
+    if case.resolved is None or case.facts.too_fast:
         return None
     config = case.resolved.config
     merged: dict[str, object] = {}

@@ -49,7 +49,7 @@ def make_case(
     each = tokens_per_step if run.steps_told else None
     steps = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Step) and _possible(r))
     evals = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Eval) and _possible(r))
-    return Case(
+    made = Case(
         run=run,
         resolved=resolved,
         card=card,
@@ -67,6 +67,20 @@ def make_case(
         other_bytes=other_bytes,
         next_folder=next_folder,
         cardless=cardless,
+    )
+    if config is None or made.facts.too_fast is None or _agrees(run, config):
+        return made
+    bare = make_case(run, config=None, card=card, data=data, other_bytes=other_bytes, next_folder=next_folder)
+    facts = replace(bare.facts, mfu=None, too_fast=made.facts.too_fast)
+    return replace(bare, facts=facts, rejected=config.source or "the config")
+
+
+def _agrees(run: LoggedRun, config: Resolved) -> bool:
+    """Whether the log prints the parameters and the tokens per update of a config."""
+    printed, tokens = run.printed_params, config.config.tokens_per_step
+    same_size = printed is not None and abs(count_params(config.config).nanogpt - printed) <= ROUNDED_PARAMS
+    return run.format == "onecard" or (
+        same_size and run.printed_tokens_per_step in (tokens, tokens * (run.world_size or 1))
     )
 
 
@@ -127,8 +141,8 @@ def _facts(
     if tokens_per_second and flops_per_token and card and card.peak_flops and cards:
         mfu = flops_per_token * tokens_per_second / (card.peak_flops * cards)
     flops = _needed_flops(run, resolved, flops_per_token) * (tokens_per_second or 0.0)
-    impossible = _impossible(flops, card, cards)
-    if impossible:
+    too_fast = _too_fast(flops, card, cards)
+    if too_fast:
         mfu = None
         tokens_per_second = tokens_per_second if run.printed_tokens_per_step else None
     last_step = max((record.step for record in records), default=None) if run.steps_told else None
@@ -145,7 +159,7 @@ def _facts(
         seconds_per_micro_batch=_per_micro_batch(run, resolved, seconds_per_step),
         tokens_per_second=tokens_per_second,
         mfu=mfu,
-        impossible=impossible,
+        too_fast=too_fast,
         cards=cards,
         printed_mfu=median(times.printed_mfu) if times.printed_mfu else None,
         evaluation_seconds=evaluation_seconds,
@@ -255,8 +269,8 @@ def _needed_flops(run: LoggedRun, resolved: Resolved | None, flops_per_token: fl
     return max(0.0, (flops_per_token or 0.0) - skipped)
 
 
-def _impossible(flops: float, card: Card | None, cards: int | None) -> str | None:
-    """What of the given log, config and card proves that they do not belong together; None where nothing does."""
+def _too_fast(flops: float, card: Card | None, cards: int | None) -> str | None:
+    """That no such card is as fast as the log; None where it may be."""
     if not (card and card.peak_flops and cards) or flops <= LARGEST_SHARE * card.peak_flops * cards:
         return None
     those = f"{cards} of {card.name} have" if cards > 1 else f"one {card.name} has"

@@ -138,7 +138,7 @@ def final_loss(case: Case, planned: int) -> tuple[Range | None, str]:
     """The validation loss after `planned` updates, and what the prediction is based on; or why there is none."""
     seen, told = _by_evaluations(case, planned), _by_plan(case)
     if isinstance(seen, str):
-        if told is None:
+        if told is None or len(_settled(case, planned)) >= LAST_EVALUATIONS:
             return None, f"no forecast of the loss: {seen}"
         return told, f"the plan's scaling law, until {LAST_EVALUATIONS} evaluations after the beginning are there"
     basis = "scaling law through the last three evaluations"

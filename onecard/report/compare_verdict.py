@@ -10,7 +10,6 @@ from shlex import quote
 from onecard import units
 from onecard.config.command import train_command
 from onecard.doctor.case import Case
-from onecard.doctor.cautions import data_known
 from onecard.doctor.compare import FINAL, SAME_TEXT, AtEqual, Comparison, Standing
 from onecard.doctor.repair import next_folder, trainer_of
 from onecard.report.compare_why import best_run, explained_run, main_cause, printed_mfu, why, why_mfu
@@ -54,13 +53,6 @@ def _better(comparison: Comparison) -> str:
         return "not known: the runs have no loss in common"
     if comparison.why_not_comparable:
         return comparison.why_not_comparable
-    if not data_known(comparison.cases) and comparison.measure != "bits_per_byte":
-        return f"{_by_losses(comparison)}, if all were evaluated on the same data (nothing says on which)"
-    return _by_losses(comparison)
-
-
-def _by_losses(comparison: Comparison) -> str:
-    assert comparison.measure
     rows = (("at equal tokens", comparison.at_equal_tokens), ("at equal hours", comparison.at_equal_seconds))
     found = [(where, places[-1].standing) for where, places in rows if places]
     if not found:

@@ -139,7 +139,7 @@ def test_a_run_without_config_and_card_is_told_what_it_shows(onecard: Command) -
     assert "stdin: nanoGPT log" in shown.stdout
     first = shown.stdout.partition("\n\n")[0].replace("\n", " ")
     assert re.search(
-        r"log, nothing wrong in the log \(\d notes?\); \d\d checks need the config: --config FILE; 1 needs the card",
+        r"log, nothing wrong in the log \(\d notes?\); \d\d checks need the config: --config FILE; 2 need the card",
         first,
     )
     assert "healthy" not in shown.stdout
