@@ -21,6 +21,7 @@ from typing import Literal
 from onecard.config.schema import keys_that_affect
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import (
+    NANOGPT_LIKE,
     from_scratch,
     known,
     noise,
@@ -173,8 +174,10 @@ def _share_of_slope(case: Case, points: Sequence[tuple[float, float]], *, bend: 
     """The share of the law's slope that a run has, and its standard error: as runs of its kind have it, and as its own
     evaluations show, each weighed by how exact it is."""
     config = case.resolved.config if case.resolved else None
-    others = case.run.format in ("modded-nanogpt", "nanochat") or (
-        config is not None and not is_gpt2_with_adamw(config)
+    others = (
+        case.run.format in ("modded-nanogpt", "nanochat")
+        or (config is not None and not is_gpt2_with_adamw(config))
+        or _setting(case, "schedule") == "wsd"  # the law is of runs whose rate falls all the time
     )
     expected, error = OTHERS if others or case.facts.tokens_per_step is None else LAWFUL
     middle, level = fmean(x for x, _ in points), fmean(y for _, y in points)
@@ -187,17 +190,24 @@ def _share_of_slope(case: Case, points: Sequence[tuple[float, float]], *, bend: 
 
 def _late_fall(case: Case, last: int, planned: int) -> tuple[float, float]:
     """Nats that a rate which falls late will bring beside the slope so far, and how many more it may."""
-    config = known(case, "schedule", "decay_lr")
-    stated: dict[str, object] = dict(case.run.config) if config is None else config.model_dump()
-    if stated.get("schedule") == "wsd":
-        share = stated.get("decay_share")
+    schedule, decays, share = (_setting(case, key) for key in ("schedule", "decay_lr", "decay_share"))
+    if schedule == "wsd":
         falling = share * planned if isinstance(share, int | float) and 0 < share <= 1 else planned / 5
         return COOLDOWN_FALL * min(1.0, (planned - last) / falling), 0.0
-    if stated.get("schedule") == "cosine" and stated.get("decay_lr", True) is True:
+    if schedule == "cosine" and decays is not False:
         return 0.0, 0.0
     rates = [step.lr for step in case.steps if step.lr is not None]
-    falls = bool(rates) and rates[-1] < FALLEN * max(rates)
-    return 0.0, 0.0 if falls else LATE_FALL
+    if rates and rates[-1] < FALLEN * max(rates):
+        return 0.0, 0.0
+    if case.run.format in NANOGPT_LIKE or rates:
+        return 0.0, LATE_FALL  # nanoGPT and its kin have a cosine, unless somebody changed that
+    return LATE_FALL / 2, LATE_FALL / 2
+
+
+def _setting(case: Case, key: str) -> object:
+    """The value of a setting, where the config or the log states it."""
+    config = known(case, key)
+    return case.run.config.get(key) if config is None else getattr(config, key)
 
 
 def _by_plan(case: Case) -> Range | None:

@@ -15,14 +15,14 @@ from onecard.doctor.diagnose import Diagnosis, diagnose_cases
 from onecard.doctor.explain import explain
 from onecard.doctor.facts import make_case
 from onecard.doctor.rules import NAMES
-from onecard.report.doctor import print_diagnoses, print_explanation, verdict
+from onecard.report.doctor import print_diagnoses, print_explanation, summary_lines, verdict
 from onecard.report.doctor_json import diagnoses_json
 from onecard.report.doctor_markdown import diagnoses_markdown
 from onecard.report.training import TrainingDisplay
 from onecard.runs.foreign import read_logs
 from onecard.runs.records import FindingRecord, Step
 from tests import made_logs as made
-from tests.unit.doctor.cases import BEFORE, HEALTHY_RUN, NARROW, SICK, case, evaluation, learning, steps
+from tests.unit.doctor.cases import BEFORE, HEALTHY_RUN, NARROW, SICK, case, evaluation, learning, steps, timed
 
 
 def diagnosed(*cases: Case) -> list[Diagnosis]:
@@ -151,3 +151,13 @@ def test_a_finding_of_a_run_that_trains_is_one_line() -> None:
     (line,) = out.getvalue().splitlines()
     assert line.startswith("fatal: the loss is nan at step 200; go back to")
     assert line.endswith("[loss-nan]")
+
+
+def test_a_run_whose_end_nobody_says_is_forecast_for_more_hours_at_its_pace() -> None:
+    (text,) = [
+        words
+        for label, words in summary_lines(diagnosed(case(None, records=[*timed(9.35), *learning(5000)]))[0])
+        if label == "forecast"
+    ]
+    assert text.startswith("after 6.5 h more at this pace (2,500 more updates), val 3.")
+    assert "nothing says where the run ends" in text
