@@ -307,7 +307,8 @@ def _forecast(diagnosis: Diagnosis) -> str:
         told.append(f"after {more} more at this pace ({updates})" if more else f"after {updates}")
         told.append(f"val {forecast.final_loss}" if forecast.final_loss else "")
         told.append("nothing says where the run ends")
-        return ", ".join(filter(None, told)) + f" (predicted: {forecast.basis})"
+        basis = f" (predicted: {forecast.basis})" if forecast.final_loss else f"; {forecast.basis}"
+        return ", ".join(filter(None, told)) + basis
     if forecast.final_loss:
         told.append(f"ends at val {forecast.final_loss}")
     if forecast.seconds_to_go:
@@ -315,7 +316,7 @@ def _forecast(diagnosis: Diagnosis) -> str:
         told.append(f"in {units.duration(forecast.seconds_to_go.likely)} ({low} to {high})")
     where = f", at step {forecast.step:,}, where the learning rate ends" if forecast.end == "by the rate" else ""
     told.append(f"{forecast.steps_to_go:,} updates to go{where}")
-    return ", ".join(told) + f" (predicted: {forecast.basis})"
+    return ", ".join(told) + (f" (predicted: {forecast.basis})" if forecast.final_loss else f"; {forecast.basis}")
 
 
 LABEL_WIDTH = 10
