@@ -39,7 +39,7 @@ from tests import made_records
 SMALL = {**made.SMALL, "gradient_accumulation_steps": 40, "eval_interval": 250, "vocab_size": 50304, "warmup_iters": 0}
 
 
-def case(lines: Sequence[str], card: str | None = "RTX 4090", **config: object) -> Case:
+def case(lines: Sequence[str], card: str | None = "RTX 5090", **config: object) -> Case:
     (run,) = read_logs(made.as_bytes(lines), source=f"{config.get('wandb_run_name', 'made')}.log")
     text = "\n".join(made.nanogpt_config(**{**SMALL, **config}))
     resolved = resolve(text, filename="made.py")
@@ -1210,7 +1210,7 @@ def test_the_better_run_is_to_be_finished() -> None:
 
 def test_a_finished_winner_goes_to_the_doctor() -> None:
     said = verdict(case(made.nanogpt(end=3.5), wandb_run_name="a"), case(made.nanogpt(end=3.3), wandb_run_name="b"))
-    command = "onecard doctor b.log --config made.py --gpu 'GeForce RTX 4090'"
+    command = "onecard doctor b.log --config made.py --gpu 'GeForce RTX 5090'"
     assert said["next"] == f"{command}   (what to change next in B)"
 
 
