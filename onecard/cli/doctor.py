@@ -29,6 +29,7 @@ class Options:
     path: tuple[str, ...]
     config: str | None
     gpu: str | None
+    gpus: int | None
     other: int | None
     data: str | None
     train_tokens: int | None
@@ -47,6 +48,7 @@ class Options:
     "--config", type=PathType(), metavar="CONFIG", help="The nanoGPT config the log was made with (read, never run)."
 )
 @click.option("--gpu", metavar="NAME", shell_complete=complete_card, help='The card it ran on ("RTX 4070").')
+@click.option("--gpus", type=click.IntRange(1, 100_000), metavar="N", help="How many of it the run was on.")
 @click.option("--other", type=SizeType(), metavar="SIZE", help="Memory that other programs hold on the card.")
 @click.option("--data", type=PathType(), metavar="DIR", help="The data folder, to count the tokens in each split.")
 @click.option("--train_tokens", type=CountType(), metavar="N", help="Tokens in the training data.")
@@ -118,7 +120,9 @@ def _diagnose(options: Options, flags: list[Flag]) -> list[Diagnosis]:
     named = stated_config(options.config, flags, otherwise=without_config()) if options.config is not None else None
     cases: list[Case] = []
     for path in options.path:
-        found_cases, found = cases_at(path, named, flags=flags, card=card, data=data, other_bytes=options.other)
+        found_cases, found = cases_at(
+            path, named, flags=flags, card=card, data=data, other_bytes=options.other, gpus=options.gpus
+        )
         if flags and found.stated == (None, {}):
             raise _needs_config(options, flags, found.note)
         cases += found_cases

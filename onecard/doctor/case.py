@@ -23,7 +23,9 @@ class Facts:
     seconds_per_step: float | None  # median of steps without evaluation
     seconds_per_micro_batch: float | None
     tokens_per_second: float | None
-    mfu: float | None  # of the dense peak of the card it ran on: decision 9 of the contract
+    mfu: float | None  # of the dense peak of the cards it ran on: decision 9 of the contract
+    too_fast: str | None  # why the card cannot have made this speed; then no share of its peak is known
+    cards: int | None  # it ran on; None where nobody says and several processes were started
     printed_mfu: float | None  # what the log claims, median
     evaluation_seconds: float | None  # one evaluation with its checkpoint
     evaluation_share: float | None  # of all time
@@ -52,6 +54,7 @@ class Case:
     other_bytes: int | None = None  # of the card, held by other programs; None where nobody said
     cardless: str | None = None  # `cpu` or `mps`, where it ran without a card
     next_folder: str | None = None  # for a run of ours: a free folder beside its own
+    rejected: str | None = None  # the config that was given, and by whose tokens no card were that fast
     config_note: str = ""  # how its config was found, or why none of those that are there was taken
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,16 @@ from onecard import units
 from onecard.doctor.case import Case
 from onecard.doctor.config_diff import known_settings
 from onecard.doctor.curves import FEWEST_STEPS, STEPS_PER_POINT, Axis, Curve, Measure, side_by_side, steps_per_point
-from onecard.doctor.evidence import ASSUMED_NOISE, finite, from_scratch, loss_of, lost_at, no_number, place
+from onecard.doctor.evidence import (
+    ASSUMED_NOISE,
+    finite,
+    loss_of,
+    lost_at,
+    no_number,
+    place,
+    untrained_loss,
+    vocabulary,
+)
 from onecard.runs.records import Eval, Step
 from onecard.units import listed
 
@@ -34,6 +42,7 @@ def _forbidding(why: str, brief: str) -> Caution:
 def cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[Curve]) -> Iterator[Caution]:
     """What to know about losses that are compared by a measure (None: the runs have no loss in common)."""
     yield from _twice(cases)
+    yield from _too_fast(cases)
     if measure is None:
         yield Caution("the runs have no loss in common, so none can be called better", "no loss in common")
         return
@@ -53,6 +62,17 @@ def cautions(cases: Sequence[Case], measure: Measure | None, curves: Sequence[Cu
     if len(curves) > 1 and not untold and not any(caution.forbids for caution in unlike):
         yield from _unread(curves, names)
     yield from _noise(cases, measure, curves, names)
+
+
+def _too_fast(cases: Sequence[Case]) -> Iterator[Caution]:
+    """Speeds that no such card reaches, with the config that made them so."""
+    for name, case in zip(_names(cases), cases, strict=True):
+        if case.facts.too_fast:
+            left_out = f", so {case.rejected} is not taken for its config" if case.rejected else ""
+            yield Caution(
+                f"{name} is of another card, of several cards, or of another config: {case.facts.too_fast}{left_out}",
+                f"{name} is not of this card{' or config' if case.rejected else ''} (onecard doctor says why)",
+            )
 
 
 def _noise(cases: Sequence[Case], measure: Measure, curves: Sequence[Curve], names: Sequence[str]) -> Iterator[Caution]:
@@ -127,23 +147,11 @@ def different_tokens(cases: Sequence[Case]) -> str | None:
     sizes = _stated(cases, "vocab_size")
     if len(sizes) > 1:
         return f"the vocabularies differ ({listed(sizes)})"
-    begins = [loss for case in cases if (loss := _untrained_loss(case)) is not None]
+    begins = [loss for case in cases if (loss := untrained_loss(case)) is not None]
     if begins and min(begins) < CHARACTERS_BEGIN_BELOW and max(begins) > BPE_BEGINS_ABOVE:
         firsts = dict.fromkeys(f"{loss:.1f}" for loss in begins)
         return f"the losses begin at {listed(firsts)}: the vocabularies cannot be the same"
     return None
-
-
-def _untrained_loss(case: Case) -> float | None:
-    """The loss before the first update of a run from random weights; None where it was not logged.
-
-    The training loss of update 1 is measured before that update is made; nanoGPT numbers it 0.
-    """
-    if not from_scratch(case) or case.run.format == "hf-trainer":  # its logs do not say what it started from
-        return None
-    evaluated = [e.val_loss if e.val_loss is not None else e.train_loss for e in case.evals if e.step == 0]
-    trained = [step.loss for step in case.steps if step.step <= 1]
-    return next((loss for loss in (*evaluated, *trained) if loss is not None and math.isfinite(loss)), None)
 
 
 def _tokens(cases: Sequence[Case], measure: Measure) -> Iterator[Caution]:
@@ -157,6 +165,26 @@ def _tokens(cases: Sequence[Case], measure: Measure) -> Iterator[Caution]:
         )
     elif differ:
         yield _forbidding(f"they are nats per token, and {differ}", differ)
+    elif measure != "bits_per_byte":
+        yield from _untold(cases)
+
+
+def _untold(cases: Sequence[Case]) -> Iterator[Caution]:
+    """Nothing says the data of a run, and so it may be another text than the others', in another vocabulary."""
+    named = [(name, case) for name, case in zip(_names(cases), cases, strict=True) if not _dataset(case)]
+    neither = [name for name, case in named if vocabulary(case) is None]
+    if neither:
+        unknown = f"the vocabulary and the data of {listed(neither)}"
+        yield _forbidding(f"nothing says {unknown} (--config FILE says both)", f"{unknown} are not known")
+    elif named:
+        of = listed(name for name, _ in named)
+        yield Caution(
+            f"nothing says the data of {of}: each loss is measured on its own", f"the data of {of} are not known"
+        )
+
+
+def _dataset(case: Case) -> object:
+    return known_settings(case).get("dataset")
 
 
 def _contexts(cases: Sequence[Case], measure: Measure) -> Iterator[Caution]:

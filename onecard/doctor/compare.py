@@ -160,7 +160,7 @@ def compare_runs(runs: Sequence[Run | LoggedRun | Case], *, card: Card | None = 
         cases=cases,
         measure=measure,
         finished=ended,
-        forecasts=tuple(predict_end(case) for case in cases),
+        forecasts=tuple(_end_of(case) for case in cases),
         curves=curves,
         config_diff=differing,
         idle=idle_settings(cases, differing),
@@ -184,6 +184,12 @@ def _case(run: Run | LoggedRun | Case, card: Card | None) -> Case:
         return run
     logged = logged_run(run) if isinstance(run, Run) else run
     return make_case(logged, config=None, card=card, data=DataSizes())
+
+
+def _end_of(case: Case) -> Forecast | None:
+    """Where a run will end, where its end is known."""
+    forecast = predict_end(case)
+    return forecast if forecast and forecast.is_of_the_end else None
 
 
 def _at_equal(curves: Sequence[Curve], axis: Axis) -> Iterator[AtEqual]:

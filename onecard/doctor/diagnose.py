@@ -211,7 +211,7 @@ def _prescriptions(case: Case, findings: Sequence[Finding]) -> tuple[list[Prescr
     """
     made: list[Prescription] = []
     left_out: dict[str, str] = {}
-    if case.resolved is None:
+    if case.resolved is None or case.facts.too_fast:
         return made, left_out
     config = case.resolved.config
     merged: dict[str, object] = {}
@@ -328,6 +328,8 @@ def _unknown(case: Case) -> Iterator[str]:
         yield "the config (--config)"
     if case.card is None:
         yield "the card (--gpu)"
+    if case.facts.cards is None:
+        yield "the number of cards (several processes were started: --gpus N)"
     if not case.run.steps_told:
         yield "the steps (no line of the log says its own)"
     if case.data.train_tokens is None:
@@ -360,7 +362,9 @@ def _evidence(case: Case) -> Iterator[str]:
         steady = median(abs(seconds - middle) for seconds in times) / middle if middle else 0.0
         yield f"an update takes {case.facts.seconds_per_step:.4g} s, half of them within {max(steady, 0.001):.1%}"
     if case.facts.mfu is not None and case.card:
-        yield f"{case.facts.mfu:.0%} of the dense peak of {case.card.name} ({units.flops(case.card.peak_flops or 0)})"
+        cards = f"{case.facts.cards} x " if (case.facts.cards or 1) > 1 else ""
+        peak = units.flops(case.card.peak_flops or 0)
+        yield f"{case.facts.mfu:.0%} of the dense peak of {cards}{case.card.name} ({peak}{' each' if cards else ''})"
     if card := in_words(case.run.records):
         yield card
 

@@ -204,7 +204,7 @@ def vocabulary(case: Case) -> int | None:
     """The vocabulary size, if anything says it: the log, the config, or data whose tokenizer is GPT-2's."""
     resolved = case.resolved
     if resolved is None:
-        return None
+        return stated_vocabulary(case)
     config = resolved.config
     if resolved.origins["vocab_size"] != "default":
         return config.vocab_size
@@ -222,6 +222,18 @@ def of_words(case: Case) -> bool:
     """Whether the tokens are BPE tokens, as far as known: the scaling law was fitted on those."""
     size = vocabulary(case)
     return size is not None and size >= SMALLEST_VOCABULARY
+
+
+def untrained_loss(case: Case) -> float | None:
+    """The loss before the first update of a run from random weights; None where it was not logged.
+
+    The training loss of update 1 is measured before that update is made; nanoGPT numbers it 0.
+    """
+    if not from_scratch(case) or case.run.format == "hf-trainer":  # its logs do not say what it started from
+        return None
+    evaluated = [e.val_loss if e.val_loss is not None else e.train_loss for e in case.evals if e.step == 0]
+    trained = [step.loss for step in case.steps if step.step <= 1]
+    return next((loss for loss in (*evaluated, *trained) if loss is not None and math.isfinite(loss)), None)
 
 
 def from_scratch(case: Case) -> bool:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TypeVar
 
+from onecard import units
 from onecard.config.resolve import Resolved
 from onecard.doctor.case import Case, DataSizes, Facts
 from onecard.doctor.config_in_log import card_in_log, config_in_log, config_under_log
@@ -19,6 +20,12 @@ from onecard.runs.logged import LoggedRun
 from onecard.runs.records import Eval, Start, Step
 
 ROUNDED_PARAMS = 5_001  # nanoGPT prints millions with two decimals
+NANOGPT_PEAK_FLOPS = 312e12  # an A100's, by which nanoGPT divides whatever the card (estimate_mfu)
+# Of the peak, without the pairs that causal attention skips: no run is faster. The fastest measured one is at 0.77, on
+# an RTX 4070 that boosts a tenth above its published clock; laptops and overclocked cards reach 15 % above theirs, and
+# a wider model spends a little more of its time in products. A fifth above the fastest leaves room for both.
+LARGEST_SHARE = 0.93
+USUAL_NUMBERS = (2, 3, 4, 6, 8, 16)  # of cards in a run
 
 
 def make_case(
@@ -38,10 +45,11 @@ def make_case(
     card = card or card_in_log(run)
     cardless = _without_card(run, resolved)
     tokens_per_step = _tokens_per_step(run, resolved)
+    run = _with_cards(run, resolved, card)
     each = tokens_per_step if run.steps_told else None
     steps = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Step) and _possible(r))
     evals = tuple(_with_tokens(r, each) for r in run.records if isinstance(r, Eval) and _possible(r))
-    return Case(
+    made = Case(
         run=run,
         resolved=resolved,
         card=card,
@@ -59,6 +67,20 @@ def make_case(
         other_bytes=other_bytes,
         next_folder=next_folder,
         cardless=cardless,
+    )
+    if config is None or made.facts.too_fast is None or _agrees(run, config):
+        return made
+    bare = make_case(run, config=None, card=card, data=data, other_bytes=other_bytes, next_folder=next_folder)
+    facts = replace(bare.facts, mfu=None, too_fast=made.facts.too_fast)
+    return replace(bare, facts=facts, rejected=config.source or "the config")
+
+
+def _agrees(run: LoggedRun, config: Resolved) -> bool:
+    """Whether the log prints the parameters and the tokens per update of a config."""
+    printed, tokens = run.printed_params, config.config.tokens_per_step
+    same_size = printed is not None and abs(count_params(config.config).nanogpt - printed) <= ROUNDED_PARAMS
+    return run.format == "onecard" or (
+        same_size and run.printed_tokens_per_step in (tokens, tokens * (run.world_size or 1))
     )
 
 
@@ -114,9 +136,15 @@ def _facts(
     seconds_per_step = median(times.plain) if times.plain else _stated_seconds_per_step(run, records, evaluating)
     tokens_per_second = _tokens_per_second(steps, tokens_per_step, seconds_per_step)
     flops_per_token = _flops_per_token(run, resolved, params)
+    cards = None if run.world_size is None and _several(run) else run.world_size or 1
     mfu = None
-    if tokens_per_second and flops_per_token and card and card.peak_flops:
-        mfu = flops_per_token * tokens_per_second / (card.peak_flops * (run.world_size or 1))
+    if tokens_per_second and flops_per_token and card and card.peak_flops and cards:
+        mfu = flops_per_token * tokens_per_second / (card.peak_flops * cards)
+    flops = _needed_flops(run, resolved, flops_per_token) * (tokens_per_second or 0.0)
+    too_fast = _too_fast(flops, card, cards)
+    if too_fast:
+        mfu = None
+        tokens_per_second = tokens_per_second if run.printed_tokens_per_step else None
     last_step = max((record.step for record in records), default=None) if run.steps_told else None
     evaluation_seconds = median(times.evaluations) if times.evaluations else None
     seconds = _seconds(run, records, last_step, seconds_per_step, evaluating)
@@ -131,6 +159,8 @@ def _facts(
         seconds_per_micro_batch=_per_micro_batch(run, resolved, seconds_per_step),
         tokens_per_second=tokens_per_second,
         mfu=mfu,
+        too_fast=too_fast,
+        cards=cards,
         printed_mfu=median(times.printed_mfu) if times.printed_mfu else None,
         evaluation_seconds=evaluation_seconds,
         evaluation_share=_share(evaluation_seconds, evals, seconds),
@@ -229,6 +259,51 @@ def _flops_per_token(run: LoggedRun, resolved: Resolved | None, params: int | No
     if params is None or not (isinstance(L, int) and isinstance(C, int) and isinstance(T, int)):
         return None
     return 6 * params + 12 * L * C * T
+
+
+def _needed_flops(run: LoggedRun, resolved: Resolved | None, flops_per_token: float | None) -> float:
+    """The fewest FLOPs that one token needs: causal attention computes half the pairs that MFU counts. 0: not known."""
+    config: Mapping[str, object] = resolved.config.model_dump() if resolved else run.config
+    sizes = [config.get(key) for key in ("n_layer", "n_embd", "block_size")]
+    skipped = 6 * math.prod(size for size in sizes if isinstance(size, int))
+    return max(0.0, (flops_per_token or 0.0) - skipped)
+
+
+def _too_fast(flops: float, card: Card | None, cards: int | None) -> str | None:
+    """That no such card is as fast as the log; None where it may be."""
+    if not (card and card.peak_flops and cards) or flops <= LARGEST_SHARE * card.peak_flops * cards:
+        return None
+    those = f"{cards} of {card.name} have" if cards > 1 else f"one {card.name} has"
+    return f"the speed in the log takes {units.flops(flops)}, and {those} {units.flops(card.peak_flops * cards)}"
+
+
+def _several(run: LoggedRun) -> bool:
+    """Whether several processes were started, and nothing says how many."""
+    return any(message.kind == "several-processes" for message in run.messages)
+
+
+def _with_cards(run: LoggedRun, resolved: Resolved | None, card: Card | None) -> LoggedRun:
+    """The run with its number of cards: as recorded, or as a nanoGPT log shows it, whose tokens are those of all cards
+    and its MFU that of one. A program that divides by the card's own peak shows nothing."""
+    recorded = [start.cards for start in run.records if isinstance(start, Start) and start.cards]
+    if recorded and run.world_size is None:
+        return replace(run, world_size=recorded[-1])
+    if (
+        run.world_size is not None
+        or run.format != "nanogpt"
+        or not (run.printed_params and run.printed_tokens_per_step)
+    ):
+        return run
+    steps = [record for record in run.records if isinstance(record, Step) and _possible(record)]
+    times = step_times(run, resolved, steps, [record for record in run.records if isinstance(record, Eval)])
+    flops = _flops_per_token(run, resolved, _params(run, resolved)[0])
+    if not times.plain or not times.printed_mfu or not flops:
+        return run
+    all_cards = flops * run.printed_tokens_per_step / median(times.plain)
+    ratio = all_cards / (max(times.printed_mfu) * NANOGPT_PEAK_FLOPS)
+    own = (card.peak_flops or 0.0) / NANOGPT_PEAK_FLOPS if card else 0.0
+    found = (n for n in USUAL_NUMBERS if abs(ratio / n - 1) < 0.03 and abs(own / n - 1) > 0.1)
+    return replace(run, world_size=next(found, None))
 
 
 def _stated_seconds_per_step(run: LoggedRun, records: Sequence[Step | Eval], evaluating: float) -> float | None:

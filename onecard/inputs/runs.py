@@ -90,13 +90,15 @@ def cases_at(
     card: Card | None,
     data: DataSizes,
     other_bytes: int | None = None,
+    gpus: int | None = None,
     command: str = "doctor",
 ) -> tuple[list[Case], FoundConfig]:
     """The runs of a path with the config that is stated for them, else with the one that is found; `command` asks.
+    `gpus` is the number of cards each ran on, None where it is left to the log.
 
     A config that was guessed is not given to runs that contradict it.
     """
-    runs = list(runs_at(path, command=command))
+    runs = [replace(run, world_size=gpus or run.world_size) for run in runs_at(path, command=command)]
     found = FoundConfig(stated=stated, note="") if stated else look_for_config(path, flags, runs)
     cases: list[Case] = []
     for run in runs:

@@ -9,7 +9,7 @@ from onecard import units
 from onecard.config.schema import SHAPE_KEYS
 from onecard.doctor.case import Case
 from onecard.doctor.compare import FINAL, Comparison
-from onecard.doctor.rules.speed import NANOGPT_PEAK_FLOPS
+from onecard.doctor.facts import NANOGPT_PEAK_FLOPS
 from onecard.doctor.single_changes import NOT_COVERED, SingleChange
 from onecard.report.compare_words import change_words
 

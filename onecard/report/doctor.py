@@ -281,13 +281,18 @@ def _epochs(read: float) -> str:
 def _speed(diagnosis: Diagnosis, *, brief: bool) -> Iterator[str]:
     facts, card = diagnosis.case.facts, diagnosis.case.card
     if facts.tokens_per_second:
-        yield f"{facts.tokens_per_second / 1000:,.1f}k tokens/s"
+        several = facts.cards is not None and facts.cards > 1
+        yield f"{facts.tokens_per_second / 1000:,.1f}k tokens/s" + (
+            f" on {facts.cards} cards ({facts.tokens_per_second / 1000 / (facts.cards or 1):,.1f}k each)"
+            if several
+            else ""
+        )
     if facts.seconds_per_step:
         yield f"{facts.seconds_per_step:.3g} s an update"
     if facts.seconds_per_micro_batch and not brief:
         yield f"{1000 * facts.seconds_per_micro_batch:,.0f} ms a micro-batch"
     if facts.mfu is not None and card:
-        yield f"{facts.mfu:.0%} of {card.name}'s dense peak"
+        yield f"{facts.mfu:.0%} of {card.name}'s dense peak" + (" each" if (facts.cards or 1) > 1 else "")
     if facts.evaluation_share is not None and not (brief and facts.evaluation_share < WORTH_SAYING):
         yield f"evaluation took {facts.evaluation_share:.1%} of the time"
 
@@ -312,13 +317,22 @@ def _forecast(diagnosis: Diagnosis) -> str:
     forecast = diagnosis.forecast
     assert forecast
     told = []
+    if not forecast.is_of_the_end:
+        more = units.duration(forecast.seconds_to_go.likely) if forecast.seconds_to_go else ""
+        updates = f"{forecast.steps_to_go:,} more updates"
+        told.append(f"after {more} more at this pace ({updates})" if more else f"after {updates}")
+        told.append(f"val {forecast.final_loss}" if forecast.final_loss else "")
+        told.append("nothing says where the run ends")
+        basis = f" (predicted: {forecast.basis})" if forecast.final_loss else f"; {forecast.basis}"
+        return ", ".join(filter(None, told)) + basis
     if forecast.final_loss:
         told.append(f"ends at val {forecast.final_loss}")
     if forecast.seconds_to_go:
         low, high = (units.duration(s) for s in (forecast.seconds_to_go.low, forecast.seconds_to_go.high))
         told.append(f"in {units.duration(forecast.seconds_to_go.likely)} ({low} to {high})")
-    told.append(f"{forecast.steps_to_go:,} updates to go")
-    return ", ".join(told) + f" (predicted: {forecast.basis})"
+    where = f", at step {forecast.step:,}, where the learning rate ends" if forecast.end == "by the rate" else ""
+    told.append(f"{forecast.steps_to_go:,} updates to go{where}")
+    return ", ".join(told) + (f" (predicted: {forecast.basis})" if forecast.final_loss else f"; {forecast.basis}")
 
 
 LABEL_WIDTH = 10

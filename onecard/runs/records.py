@@ -30,6 +30,7 @@ class Start:
     resumed_from: str | None  # the checkpoint; None for a new run
     train_tokens: int | None = None  # in each split of the data; None in folders of older versions
     val_tokens: int | None = None
+    cards: int | None = None  # that train together; None in folders of older versions, and without a card
     more: Mapping[str, object] = field(default_factory=dict)
 
 

@@ -536,6 +536,7 @@ class _Loop:
                 resumed_from=resumed_from,
                 train_tokens=len(self.trainer.dataset.train),
                 val_tokens=len(self.trainer.dataset.val),
+                cards=self.processes.ranks.world_size if self.card else None,
             )
         )
 

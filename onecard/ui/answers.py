@@ -400,7 +400,7 @@ def _summary(found: Diagnosis) -> Answer:
     done = finished(case)
     evaluated = [(record.step, loss) for record in case.evals if (loss := validation(record)) is not None]
     every = max(1, -(-len(evaluated) // MOST_SPARKS))
-    to_go = found.forecast.seconds_to_go if found.forecast else None
+    to_go = found.forecast.seconds_to_go if found.forecast and found.forecast.is_of_the_end else None
     row = {
         "format": case.run.format,
         "state": "finished" if done else "interrupted",
@@ -570,11 +570,10 @@ def _event(record: Any, clock: Callable[[int], float | None]) -> Answer:
 
 
 def _prediction(found: Diagnosis) -> Answer | None:
-    from onecard.doctor.evidence import planned_steps
-
-    forecast, facts, planned = found.forecast, found.case.facts, planned_steps(found.case)
-    if forecast is None or planned is None:
+    forecast, facts = found.forecast, found.case.facts
+    if forecast is None or not forecast.is_of_the_end:
         return None
+    planned = forecast.step
     to_go = forecast.seconds_to_go
     so_far = facts.seconds
     return {

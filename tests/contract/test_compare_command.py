@@ -26,13 +26,13 @@ def logs(tmp_path: Path) -> Path:
 
 
 def test_two_logs_are_compared_with_the_configs_beside_them(onecard: Command, logs: Path) -> None:
-    shown = onecard("compare", str(logs / "small.log"), str(logs / "large.log"), "--gpu", "RTX 4070")
+    shown = onecard("compare", str(logs / "small.log"), str(logs / "large.log"), "--gpu", "RTX 4090")
     assert shown.code == 0
     assert f"config of {logs / 'small.log'}: small.config.py, found beside it" in shown.stderr
     assert "B passes A's final loss" in shown.stdout
     assert "n_embd 256 → 512" in shown.stdout
     assert "predicted, not measured" not in shown.stdout
-    detailed = onecard("compare", str(logs / "small.log"), str(logs / "large.log"), "--gpu", "RTX 4070", "--details")
+    detailed = onecard("compare", str(logs / "small.log"), str(logs / "large.log"), "--gpu", "RTX 4090", "--details")
     assert "predicted, not measured" in detailed.stdout
 
 

@@ -21,6 +21,7 @@ from onecard.plan.loss import law
 from onecard.runs.folder import create_run
 from onecard.runs.record_json import to_line
 from onecard.runs.records import End, EndReason, FindingRecord, Oom, OomPlace, Record, Start
+from tests import made_logs as made
 from tests.contract.conftest import Command
 from tests.unit.doctor.cases import evaluation, step
 
@@ -139,7 +140,7 @@ def test_a_run_without_config_and_card_is_told_what_it_shows(onecard: Command) -
     assert "stdin: nanoGPT log" in shown.stdout
     first = shown.stdout.partition("\n\n")[0].replace("\n", " ")
     assert re.search(
-        r"log, nothing wrong in the log \(\d notes?\); \d\d checks need the config: --config FILE; 1 needs the card",
+        r"log, nothing wrong in the log \(\d notes?\); \d\d checks need the config: --config FILE; 2 need the card",
         first,
     )
     assert "healthy" not in shown.stdout
@@ -664,3 +665,16 @@ def test_it_answers_with_whatever_it_is_told(onecard: Command, files: Path, extr
     shown = onecard("doctor", "train.log", *extra, "--json")
     assert shown.code == (1 if "--config" in extra else 0)
     assert shown.json["runs"][0]["summary"]["not_said"]
+
+
+def test_the_number_of_cards_can_be_said_and_divides_the_share(onecard: Command, tmp_path: Path) -> None:
+    log = tmp_path / "two.log"
+    log.write_text("\n".join(made.nanogpt(seconds=0.25, header=made.nanogpt_header(gradient_accumulation_steps=40))))
+    one, two = (onecard("doctor", str(log), "--gpu", "RTX 4070", *gpus, "--json") for gpus in ((), ("--gpus", "2")))
+    assert one.code == 1
+    assert one.json["runs"][0]["summary"]["mfu"] is None
+    assert next(f["rule"] for f in one.json["runs"][0]["findings"]) == "contradicting-inputs"
+    summary = two.json["runs"][0]["summary"]
+    assert summary["cards"] == 2
+    assert 0.5 < summary["mfu"] < 0.6
+    assert "655.4k tokens/s on 2 cards (327.7k each)" in onecard("doctor", str(log), "--gpus", "2").stdout

@@ -248,16 +248,16 @@ def test_the_last_command_has_every_patch_and_what_has_none_says_why(onecard: Co
     (work / "train.log").write_text(log())
     large = CONFIG.replace("gradient_accumulation_steps = 32 ", "gradient_accumulation_steps = 160 ")
     (work / "c.py").write_text(large + "lr_decay_iters = 600000\n")
-    run = the_run(onecard, "train.log", "--config", "c.py", "--gpu", "RTX 4070", "--val_tokens=4000")
+    run = the_run(onecard, "train.log", "--config", "c.py", "--gpu", "RTX 5090", "--val_tokens=4000")
     assert "lr_decay_iters" not in run["prescription"]["patch"], "the smallest cure of the first problem"
     *_, command = run["commands"].values()
     typed = dict(word.removeprefix("--").split("=") for word in command.split() if "=" in word)
     patch = {key: float(value) for key, value in typed.items() if key != "out_dir"}
     assert {"batch-too-large", "decay-horizon", "params-mismatch", "needless-dropout"} <= by_rule(run).keys()
-    assert patch["batch_size"] * patch["gradient_accumulation_steps"] * 1024 == 524_288, "batch-too-large"
+    assert patch.get("batch_size", 16) * patch["gradient_accumulation_steps"] * 1024 == 524_288, "batch-too-large"
     assert (patch["n_embd"], patch["lr_decay_iters"], patch["dropout"]) == (768, 20_000, 0.0)
     assert run["prescription"]["left_out"] == {"val-set-tiny": "no setting fixes it"}
-    said = onecard("doctor", "train.log", "--config", "c.py", "--gpu", "RTX 4070", "--val_tokens=4000").stdout
+    said = onecard("doctor", "train.log", "--config", "c.py", "--gpu", "RTX 5090", "--val_tokens=4000").stdout
     assert "  no command for: val-set-tiny (no setting fixes it)\n" in said
     assert f"  type: {command}\n" in said
 

@@ -198,8 +198,8 @@ def test_a_log_is_diagnosed_as_the_command_does_with_the_config_beside_it(
 
 def test_logs_are_compared_as_the_command_does_with_the_configs_beside_them(tmp_path: Path, answered: Answered) -> None:
     logs = [beside(tmp_path, name, n_embd=n_embd) for name, n_embd in (("a", 384), ("b", 768))]
-    said = answered("compare", *map(str, logs), "--gpu", "RTX 4070")
-    found = onecard.compare_runs(*logs, gpu="RTX 4070")
+    said = answered("compare", *map(str, logs), "--gpu", "H200")
+    found = onecard.compare_runs(*logs, gpu="H200")
     assert comparison_json(found) == said
     assert said["config_diff"] == {"n_embd": [384, 768]}
     one_named = onecard.compare_runs(*logs, configs=[{"n_embd": 192, "n_head": 6}, None])

@@ -39,7 +39,7 @@ from tests import made_records
 SMALL = {**made.SMALL, "gradient_accumulation_steps": 40, "eval_interval": 250, "vocab_size": 50304, "warmup_iters": 0}
 
 
-def case(lines: Sequence[str], card: str | None = "RTX 4070", **config: object) -> Case:
+def case(lines: Sequence[str], card: str | None = "RTX 5090", **config: object) -> Case:
     (run,) = read_logs(made.as_bytes(lines), source=f"{config.get('wandb_run_name', 'made')}.log")
     text = "\n".join(made.nanogpt_config(**{**SMALL, **config}))
     resolved = resolve(text, filename="made.py")
@@ -64,6 +64,12 @@ def evaluated(*losses: float, every: int = 100, seconds: float = 1.0) -> list[st
             f"iter {every * number + k}: loss {loss:.4f}, time {1000 * seconds:.2f}ms, mfu 20.00%" for k in (5, 10, 15)
         ]
     return lines
+
+
+def of_openwebtext(lines: Sequence[str], *, source: str) -> LoggedRun:
+    """A log of which only the data is known."""
+    (run,) = read_logs(made.as_bytes(lines), source=source)
+    return replace(run, config={**run.config, "dataset": "openwebtext"})
 
 
 def shown(comparison: Comparison, *, width: int = 160, details: bool = True) -> str:
@@ -131,7 +137,10 @@ def test_no_loss_is_read_from_a_negative_time() -> None:
     assert read_at(curve, "seconds", 100.0) is None
     assert read_at(curve, "seconds", 375.0) is not None
     backwards = [replace(each, more={"elapsed_seconds": -1.0}) for each in own(0.0).evals]
-    runs = [LoggedRun(source="odd", format="onecard", records=tuple(each)) for each in (backwards, started, started)]
+    runs = [
+        LoggedRun(source="odd", format="onecard", records=tuple(each), config={"dataset": "fineweb"})
+        for each in (backwards, started, started)
+    ]
     assert [row.place for row in compare_runs(runs).at_equal_seconds] == [1000.0, 2000.0, 4000.0]
 
 
@@ -263,7 +272,7 @@ def test_any_number_of_runs_is_compared() -> None:
 
 
 def test_a_run_whose_tokens_are_not_known_does_not_hide_the_others() -> None:
-    (unknown,) = read_logs(made.as_bytes(made.llmc_main(steps=1000)), source="unknown.log")
+    unknown = of_openwebtext(made.llmc_main(steps=1000), source="unknown.log")
     runs = [case(made.nanogpt(end=3.5)), case(made.nanogpt(end=3.1)), unknown]
     last = compare_runs(runs).at_equal_tokens[-1]
     assert last.winner == 1
@@ -391,7 +400,7 @@ def unread(*cases: Case | LoggedRun) -> list[str]:
 
 
 def test_why_nothing_is_said_at_equal_tokens_or_hours_is_told() -> None:
-    first, second = (read_logs(made.as_bytes(made.llmc_main(steps=n)), source=f"{n}.log")[0] for n in (1000, 2000))
+    first, second = (of_openwebtext(made.llmc_main(steps=n), source=f"{n}.log") for n in (1000, 2000))
     assert unread(first, second) == [
         "tokens: the tokens of 1000.log and 2000.log are not known",
         "hours: the hours of 1000.log and 2000.log are not known",
@@ -1150,7 +1159,36 @@ def test_a_log_whose_end_is_not_known_has_a_latest_loss() -> None:
     comparison = compare_runs(bare)
     assert comparison.finished == (None, None)
     assert [run["finished"] for run in strictly(comparison)["runs"]] == [None, None]
-    assert re.search(r"latest validation loss +3\.7302 +3\.9302 +A so far; B may still go on", shown(comparison))
+    assert re.search(r"latest validation loss +3\.7302 +3\.9302", shown(comparison))
+
+
+def test_logs_whose_vocabulary_and_data_nobody_says_get_no_verdict_on_their_losses() -> None:
+    logs = [read_logs(made.as_bytes(made.llmc_main(steps=n)), source=f"{n}.log")[0] for n in (1000, 1001)]
+    comparison, said = compare_runs(logs), verdict(*logs)
+    assert said["better"] == (
+        "the losses cannot be compared: the vocabulary and the data of 1000.log and 1001.log are not known"
+    )
+    assert comparison.winners.get("final_val_loss") is None
+    assert "no difference" not in shown(comparison)
+    told = [replace(log, config={"vocab_size": 50257, "dataset": "dev/data/fineweb10B"}) for log in logs]
+    assert verdict(*told)["better"].startswith("no difference within noise")
+    quick = replace(
+        logs[0], records=tuple(replace(each, seconds=0.1) for each in logs[0].records), printed_tokens_per_step=1024
+    )
+    slow = replace(
+        logs[1], records=tuple(replace(each, seconds=0.2) for each in logs[1].records), printed_tokens_per_step=1024
+    )
+    assert compare_runs([quick, slow]).winners == {"tokens_per_second": 0}, "speeds can be compared"
+
+
+def test_logs_of_the_same_vocabulary_but_unknown_data_are_compared_with_a_caution() -> None:
+    logs = [
+        replace(of_openwebtext(made.llmc_main(steps=n), source=f"{n}.log"), config={"vocab_size": 50257})
+        for n in (1000, 1001)
+    ]
+    assert any(
+        said.startswith("nothing says the data of 1000.log and 1001.log") for said in compare_runs(logs).cautions
+    )
 
 
 def test_a_lost_run_loses_though_it_has_not_finished() -> None:
@@ -1172,7 +1210,7 @@ def test_the_better_run_is_to_be_finished() -> None:
 
 def test_a_finished_winner_goes_to_the_doctor() -> None:
     said = verdict(case(made.nanogpt(end=3.5), wandb_run_name="a"), case(made.nanogpt(end=3.3), wandb_run_name="b"))
-    command = "onecard doctor b.log --config made.py --gpu 'GeForce RTX 4070'"
+    command = "onecard doctor b.log --config made.py --gpu 'GeForce RTX 5090'"
     assert said["next"] == f"{command}   (what to change next in B)"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from onecard.config.resolve import resolve
 from onecard.doctor.case import Case, DataSizes
+from onecard.doctor.diagnose import diagnose_cases
 from onecard.doctor.facts import make_case
 from onecard.doctor.noise import evaluation_noise, sampling_error
 from onecard.plan.cards import find_card
@@ -66,10 +67,10 @@ def test_evaluated_steps_whose_lines_were_lost_are_still_left_out() -> None:
 def test_mfu_needs_a_card_and_counts_as_the_contract_says() -> None:
     unknown = case(made.nanogpt(), config=CONFIG).facts
     assert unknown.mfu is None
-    facts = case(made.nanogpt(), config=CONFIG, card="RTX 4070").facts
+    facts = case(made.nanogpt(), config=CONFIG, card="RTX 4080").facts
     params = 50304 * 256 + 4 * (12 * 256 * 256 + 2 * 256) + 256
     flops = 6 * params + 12 * 4 * 256 * 512
-    peak = find_card("RTX 4070").peak_flops
+    peak = find_card("RTX 4080").peak_flops
     assert peak is not None
     assert facts.params == params
     assert facts.mfu == pytest.approx(flops * (163_840 / 0.25) / peak)
@@ -77,9 +78,9 @@ def test_mfu_needs_a_card_and_counts_as_the_contract_says() -> None:
 
 
 def test_the_mfu_of_nanochat_counts_no_table_that_is_only_looked_up() -> None:
-    facts = case(made.nanogpt(), config=f"{CONFIG}\nmodel = 'nanochat'\n", card="RTX 4070").facts
+    facts = case(made.nanogpt(), config=f"{CONFIG}\nmodel = 'nanochat'\n", card="RTX 4080").facts
     table, blocks = 50304 * 256, 4 * 12 * 256 * 256
-    peak = find_card("RTX 4070").peak_flops
+    peak = find_card("RTX 4080").peak_flops
     assert peak is not None
     assert facts.params == 2 * table + blocks
     assert facts.mfu == pytest.approx((6 * (table + blocks) + 12 * 4 * 256 * 512) * (163_840 / 0.25) / peak)
@@ -272,3 +273,105 @@ def test_the_size_of_the_data_is_what_a_run_of_ours_recorded_unless_it_is_said()
     )
     assert recorded(begun, replace(start(5), train_tokens=7)).train_tokens == 7, "the last word counts"
     assert recorded(begun, start(5)).train_tokens == 9_000_000
+
+
+TWO_CARDS = [
+    "Overriding config with config/made.py:",
+    *made.nanogpt_config(**made.SMALL, gradient_accumulation_steps=40),
+    "tokens per iteration will be: 163,840",
+    "number of parameters: 16.03M",
+]
+
+
+def as_fast_as(share: float, *, cards: int = 1, header: Sequence[str] = TWO_CARDS, mfu: float = 21.5) -> list[str]:
+    """A log of the small model at a share of an RTX 4090's peak, on so many of them."""
+    peak = find_card("RTX 4090").peak_flops
+    assert peak
+    params = 50304 * 256 + 4 * (12 * 256 * 256 + 2 * 256) + 256
+    seconds = 163_840 * (6 * params + 12 * 4 * 256 * 512) / (share * peak * cards)
+    lines = made.nanogpt(seconds=seconds, header=header)
+    return [line.replace("mfu 21.50%", f"mfu {mfu:.2f}%") for line in lines]
+
+
+def test_a_share_that_no_card_reaches_is_an_error_of_what_was_given_and_not_a_figure() -> None:
+    fine = case(as_fast_as(0.9), card="RTX 4090")
+    assert fine.facts.mfu == pytest.approx(0.9, rel=0.01)
+    assert fine.facts.too_fast is None
+    two = case(as_fast_as(1.14), card="RTX 4090")
+    assert two.facts.mfu is None
+    assert two.facts.too_fast
+    assert "one GeForce RTX 4090 has" in two.facts.too_fast
+    (finding,) = [f for f in diagnose_cases([two])[0].findings if f.severity == "error"]
+    assert finding.rule == "contradicting-inputs"
+    assert "--gpus N" in finding.fix
+    assert "--config" not in finding.fix, "the log itself states its config"
+
+
+def test_the_config_of_another_run_is_left_out_and_named() -> None:
+    bare = [line for line in as_fast_as(0.5) if line.startswith(("iter", "step"))]
+    other = CONFIG.replace("n_embd = 256", "n_embd = 1024").replace("n_layer = 4", "n_layer = 24")
+    mixed = case(bare, config=other, card="RTX 4090")
+    assert mixed.rejected
+    assert (mixed.resolved, mixed.facts.mfu, mixed.facts.tokens_per_second, mixed.facts.params) == (None,) * 4
+    (finding,) = [f for f in diagnose_cases([mixed])[0].findings if f.severity == "error"]
+    assert finding.rule == "contradicting-inputs"
+    assert finding.fix.startswith("say what it really was: the config (--config; ")
+
+
+def test_pairs_that_causal_attention_skips_are_no_proof() -> None:
+    """12·L·C·T counts twice what is computed: with a long context a real run may show more than all of the peak."""
+    config = CONFIG.replace("block_size = 512", "block_size = 131072").replace("batch_size = 8", "batch_size = 1")
+    lines = [line for line in made.nanogpt(seconds=49.0) if line.startswith(("iter", "step"))]
+    facts = case(lines, config=config, card="RTX 4090").facts
+    assert facts.too_fast is None
+    assert facts.mfu is not None
+    assert facts.mfu > 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ddp_world_size: 2",
+        "world_size=2",
+        "torchrun --standalone --nproc_per_node=2 train.py config/made.py",
+        "Using 2 GPUs",
+    ],
+)
+def test_several_cards_that_a_log_names_share_the_speed(line: str) -> None:
+    facts = case([line, *as_fast_as(0.57, cards=2)], card="RTX 4090").facts
+    assert facts.cards == 2
+    assert facts.mfu == pytest.approx(0.57, rel=0.01)
+
+
+def test_the_cards_that_nvidia_smi_shows_in_use_are_counted() -> None:
+    def table(*used: int) -> list[str]:
+        rows: list[str] = []
+        for number, mib in enumerate(used):
+            rows.append(
+                f"|   {number}  NVIDIA GeForce RTX 4090        Off | 00000000:0{number}:00.0 Off |        Off |"
+            )
+            rows.append(f"| 30%   45C    P2   350W / 450W | {mib:5}MiB / 24564MiB |     97%      Default |")
+        return rows
+
+    assert case([*table(21_000, 21_004), *as_fast_as(0.57, cards=2)], card="RTX 4090").facts.cards == 2
+    assert case([*table(21_000, 15), *as_fast_as(0.57)], card="RTX 4090").facts.cards == 1
+
+
+def test_the_code_of_a_program_names_no_number_of_cards() -> None:
+    lines = ["    ddp_world_size = 1", "ddp_world_size = int(os.environ['WORLD_SIZE'])", *as_fast_as(0.57)]
+    assert case(lines, card="RTX 4090").run.world_size is None
+
+
+def test_nanogpts_own_mfu_shows_how_many_cards_made_its_tokens() -> None:
+    peak = find_card("RTX 4090").peak_flops
+    assert peak
+    for cards in (1, 2, 4):
+        lines = as_fast_as(0.57, cards=cards, mfu=57 * peak / 312e12)
+        assert case(lines, card="RTX 4090").facts.cards == cards
+
+
+def test_several_processes_of_an_unknown_number_have_no_share() -> None:
+    warning = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default"
+    made_case = case([warning, *as_fast_as(0.57)], card="RTX 4090")
+    assert (made_case.facts.cards, made_case.facts.mfu) == (None, None)
+    assert any("--gpus N" in each for each in diagnose_cases([made_case])[0].unknown)

@@ -332,6 +332,66 @@ def test_modded_nanogpt_is_read_with_its_training_time() -> None:
     assert "seconds_per_step" not in evals(run)[0].more  # nan in the first ten steps
 
 
+SOURCE = [
+    "class Hyperparameters:",
+    "    input_bin : str = 'data/fineweb10B/fineweb_train_*.bin' # input .bin to train on",
+    "    batch_size : int = 8*64 # batch size, in sequences, across all devices",
+    "    sequence_length : int = 1024 # sequence length, in tokens",
+    "    num_iterations : int = 2*250 # number of iterations to run",
+    "    warmdown_iters : int = 150 # number of iterations of linear warmdown",
+    "num_vocab = 50304",
+    "model = GPT(GPTConfig(vocab_size=num_vocab, n_layer=12, n_head=6, n_embd=768))",
+]
+
+
+def test_modded_nanogpts_sizes_and_its_cool_down_are_read_from_the_source_before_its_log() -> None:
+    run = read_one([*SOURCE, *made.modded()])
+    assert run.printed_tokens_per_step == 524_288
+    shape = {"n_layer": 12, "n_head": 6, "n_embd": 768, "vocab_size": 50304, "block_size": 1024}
+    assert run.config == {
+        **shape,
+        "max_iters": 500,
+        "dataset": "data/fineweb10B",
+        "schedule": "wsd",
+        "decay_share": pytest.approx(0.3),
+    }
+    later = ["    batch_size = 8*64*1024 # batch size in tokens", "    cooldown_frac = 0.4 # of training"]
+    later.append("model = GPT(vocab_size=50257, num_layers=16, num_heads=8, model_dim=1024).cuda()")
+    run = read_one([*later, *made.modded()])
+    assert (run.printed_tokens_per_step, run.config["decay_share"], run.config["n_layer"]) == (524_288, 0.4, 16)
+
+
+@pytest.mark.parametrize("value", ["__import__('os').system('false')", "9**9**9", "int(1e30)", "-1", "True"])
+def test_a_constant_of_the_source_that_is_no_plain_count_is_not_taken(value: str) -> None:
+    run = read_one([f"    batch_size : int = {value} # in sequences", *made.modded()])
+    assert run.printed_tokens_per_step is None
+
+
+def test_constants_of_a_source_mean_nothing_in_other_logs() -> None:
+    run = read_one([*SOURCE, *made.nanogpt(steps=100)])
+    assert run.config == {}
+    assert run.printed_tokens_per_step is None
+
+
+def test_llmcs_updates_and_data_are_read_from_its_table() -> None:
+    lines = made.llmc_stdout()
+    rows = [line.replace(f"{'40':<50}", f"{'-1':<50}") if "max_steps" in line else line for line in lines]
+    rows.insert(8, f"| train_num_batches     | {'19560':<50} |")
+    run = read_one([row.replace("/40 |", " |") for row in rows if not row.startswith("step")] + made.llmc_main())
+    assert run.config["max_iters"] == 19_560
+    assert run.config["dataset"] == "dev/data/made"
+
+
+def test_the_tokens_of_an_update_are_read_from_build_nanogpts_first_line() -> None:
+    lines = [
+        "total desired batch size: 524288",
+        "=> calculated gradient accumulation steps: 2",
+        "step 1, loss: 10.1234",
+    ]
+    assert read_one([*lines, "rank 3 sample 0: Hello, I am a model"]).world_size == 4
+    assert read_one(lines).printed_tokens_per_step == 524_288
+
+
 def test_nanochat_is_read_through_its_colours() -> None:
     run = read_one(made.nanochat())
     assert run.format == "nanochat"

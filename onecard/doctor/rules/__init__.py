@@ -31,6 +31,7 @@ RuleAcross = Callable[[Case, Sequence[Case]], Iterator[Finding]]  # the second: 
 
 RULES: tuple[Rule, ...] = (
     shape.heads_do_not_divide,
+    speed.contradicting_inputs,
     memory.states_do_not_fit,
     stability.loss_nan,
     memory.oom_system_spill,

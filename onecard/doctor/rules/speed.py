@@ -10,12 +10,12 @@ from onecard import units
 from onecard.config.schema import RunConfig
 from onecard.doctor.case import Case
 from onecard.doctor.evidence import above, known, lines, messages, printed, said, shown
+from onecard.doctor.facts import NANOGPT_PEAK_FLOPS
 from onecard.doctor.needs import CARD, Need, needs
 from onecard.doctor.repair import trainer_of
 from onecard.findings import Finding
 from onecard.plan.speed import predict_speed
 
-NANOGPT_PEAK_FLOPS = 312e12  # an A100's, whatever the card (nanoGPT, estimate_mfu)
 LOW_MFU = 0.25
 SMALLEST_MFU = 0.0005  # below, it is 0.0 % in print and claims nothing
 SMALL_MICRO_BATCH_TOKENS = 4096
@@ -26,8 +26,44 @@ NANOCHAT_TOKENS = 524_288  # its default total_batch_size
 EXPENSIVE = 0.10
 CHEAP = 0.05
 UPDATE = Need(about="config", met=lambda case: _tokens_of_update(case) is not None or not _printed_products(case))
-WORK = Need(about="config", met=lambda case: case.cardless is not None or case.facts.mfu is not None or not case.steps)
+WORK = Need(about="config", met=lambda case: _share_known(case) or not case.steps)
 _SLOW = {"slow-attention": "no flash attention (PyTorch 2 has it)", "unfused-adamw": "AdamW is not fused"}  # as logged
+
+
+def _share_known(case: Case) -> bool:
+    return case.cardless is not None or case.facts.mfu is not None or case.facts.too_fast is not None
+
+
+@needs(CARD, WORK)
+def contradicting_inputs(case: Case) -> Iterator[Finding]:
+    """A log, a config and a card that are not of one run.
+
+    What it sees: the FLOPs that the tokens per second take, without the pairs that causal attention skips, above 93 %
+    of the dense peak of the card times the number of cards. The fastest measured run is at 77 %.
+
+    Why it matters: at least one of the three is of another run, and whatever follows from them would be wrong. So no
+    share of the peak is told, and a config that the log does not confirm is left out.
+
+    What to do: name the config of this run, the card it ran on, or the number of cards.
+
+    When it is wrong: for a card that is overclocked by more than a third, and for products of 8-bit numbers.
+    """
+    rejected, why = case.rejected, case.facts.too_fast
+    if why is None or case.card is None:
+        return
+    suspects = [f"the config (--config; {rejected} is left out)"] if rejected else []
+    suspects.append(f"the card (--gpu; {case.card.name} is taken)")
+    suspects.append(f"the number of cards (--gpus N; {case.run.world_size or 'one'} is taken)")
+    yield Finding(
+        rule="contradicting-inputs",
+        severity="error",
+        sure="high",
+        what=f"the log and {'this config' if rejected else 'this card'} are not of one run",
+        why=why,
+        fix=f"say what it really was: {', or '.join(suspects)}",
+        seen=(*printed(case, "printed_params"), *printed(case, "printed_tokens_per_step"))
+        or tuple(shown(step) for step in case.steps[-1:]),
+    )
 
 
 def mfu_mislabelled(case: Case) -> Iterator[Finding]:
@@ -49,7 +85,7 @@ def mfu_mislabelled(case: Case) -> Iterator[Finding]:
         for step in case.steps
         if isinstance(mfu := step.more.get("printed_mfu"), int | float) and mfu >= SMALLEST_MFU
     ]
-    if case.run.format == "onecard" or case.cardless:
+    if case.run.format == "onecard" or case.cardless or case.facts.too_fast:
         return
     if not claims:
         yield from _no_measurement(case)

@@ -18,6 +18,7 @@ MOST_RECORDS = 50_000  # of a kind; beyond that, every second one is dropped, as
 MOST_MESSAGES = 1_000  # of a kind
 FIRST_STEP = 1  # programs count from 0 or from 1
 MOST_ODD = 1_000  # losses that are NaN or infinite
+IN_USE = 2**30  # bytes that nvidia-smi shows on a card that a program uses
 
 
 class Sighting(NamedTuple):
@@ -91,6 +92,9 @@ class Draft:
     printed_lines: dict[str, Line] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     said: dict[str, int] = field(default_factory=dict)  # messages by kind
+    busy_cards: set[object] = field(default_factory=set)  # numbers of the cards in nvidia-smi's table: those in use
+    source_values: dict[str, tuple[object, Line]] = field(default_factory=dict)  # constants of the source, by our names
+    listed_cards: set[object] = field(default_factory=set)  # and those that are not
     checkpoints: list[tuple[int, Line, str]] = field(default_factory=list)
     last_step: int = -1
     position: int | None = None  # of a progress bar
@@ -138,9 +142,15 @@ class Draft:
         for key, value in said.config.items():
             self.config[key] = value
             self.config_lines[key] = line
+        for name, value in said.source.items():
+            self.source_values[name] = (value, line)
         for name, value in said.printed.items():
+            if name == "world_size" and isinstance(value, int):  # the largest: every rank says its own number
+                value = max(value, int(str(self.printed.get(name, 0))))
             self.printed[name] = value
             self.printed_lines[name] = line
+        if isinstance(used := said.printed.get("card_memory"), int):
+            (self.busy_cards if used >= IN_USE else self.listed_cards).add(self.printed.get("card_number"))
         if said.position and self.bar_total in (None, said.position[1]):  # other bars belong to evaluations
             self.position, self.bar_total = said.position
         self.begun = self.begun or shape.begins
@@ -230,6 +240,7 @@ class Draft:
     def finish(self) -> LoggedRun:
         """The complete run."""
         told = self._place()
+        self._conclude()
         values, lines, unresolved = self._dumped_config()
         counted = max(self.formats, key=lambda name: self.formats[name], default=None)
         if counted == "minimal" and "nanogpt" in self.formats:
@@ -250,6 +261,34 @@ class Draft:
             steps_told=told,
             **known,  # type: ignore[arg-type]  # the readers state them in their types
         )
+
+    def _conclude(self) -> None:
+        """What follows from several lines: the tokens of an update, when the rate begins to fall, how many cards."""
+        modded = self.formats.get("modded-nanogpt", 0) > 0
+        if modded:
+            self._read_source()
+        # a table from before the start shows idle cards; modded-nanogpt trains on all of them
+        cards = self.busy_cards or (self.listed_cards if modded else self.busy_cards)
+        if len(cards) > 1 and "world_size" not in self.printed:
+            self.printed["world_size"] = len(cards)
+            self.printed_lines["world_size"] = self.printed_lines["card_memory"]
+
+    def _read_source(self) -> None:
+        """Settings by the constants of modded-nanogpt's source. It counts its batch in sequences."""
+        found = {name: value for name, (value, _) in self.source_values.items()}
+        update, cooldown, length = map(found.get, ("update_size", "cooldown_steps", "block_size"))
+        end = self.config.get("max_iters", found.get("max_iters"))
+        if isinstance(update, int):  # or in tokens, since it joins documents
+            self.printed["printed_tokens_per_step"] = update * (length if isinstance(length, int) else 1)
+            self.printed_lines["printed_tokens_per_step"] = self.source_values["update_size"][1]
+        if isinstance(cooldown, int | float) and isinstance(end, int) and 0 < cooldown <= end:
+            found["decay_share"] = cooldown / end
+        if "decay_share" in found:
+            self.config["schedule"] = "wsd"
+        for key in found.keys() & KEYS.keys() - self.config.keys():
+            self.config[key] = found[key]
+            if key in self.source_values:
+                self.config_lines[key] = self.source_values[key][1]
 
     def _records(self) -> tuple[Record, ...]:
         """Records and checkpoints in the order of the log."""

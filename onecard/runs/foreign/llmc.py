@@ -98,7 +98,8 @@ _SETTINGS = {
     "learning rate (LR)": "learning_rate",
     "warmup iterations": "warmup_iters",
     "weight decay": "weight_decay",
-    "max_steps": "max_iters",
+    "max_steps": "max_iters",  # -1: one pass, whose updates the next counts
+    "train_num_batches": "max_iters",
     "val_loss_every": "eval_interval",
     "vocab_size V": "vocab_size",
     "num_layers L": "n_layer",
@@ -113,6 +114,10 @@ def _setting(found: re.Match[str]) -> Stated:
     name, text = found[1].strip(), found[2].strip()
     if name == "device":
         return Stated(printed={"card_name": text})
+    if name == "train data pattern":
+        return Stated(config={"dataset": text.rpartition("/")[0] or text})
+    if name == "LR scheduler":
+        return Stated(config={"schedule": text})
     value = number(text) if re.fullmatch(NUMBER, text, re.ASCII) else None
     if value is None or not 0 <= value < 2**40:
         return Stated()
@@ -132,15 +137,15 @@ STATEMENTS = (
     StatementShape(
         format="llm.c",
         needle="| train data pattern",
-        pattern=shape(r"^\| train data pattern +\|"),
-        says=lambda _: Stated(),
+        pattern=shape(r"^\| (train data pattern) +\| ([^|]{1,80})"),
+        says=_setting,
         begins=True,
     ),
     StatementShape(
         format="llm.c",
         needle=" | ",
         pattern=shape(
-            r"^\| (device|total batch size|num_parameters|num_processes|"
+            r"^\| (device|LR scheduler|total batch size|num_parameters|num_processes|"
             + "|".join(re.escape(name) for name in _SETTINGS)
             + r") +\| ([^|]{1,80})\|"
         ),

@@ -93,6 +93,7 @@ SAYINGS = (
     Saying("slow-attention", "slow attention", shape(r"using slow attention")),
     Saying("unfused-adamw", "fused AdamW", shape(r"using fused AdamW: False")),
     Saying("resume", "Resuming", shape(r"Resuming (?:training )?from (?P<path>\S{1,4096})")),
+    Saying("several-processes", "OMP_NUM_THREADS", shape(r"Setting OMP_NUM_THREADS .{1,40} for each process")),
     Saying("interrupted", "KeyboardInterrupt", shape(r"^KeyboardInterrupt")),
 )
 NEEDLES = frozenset({"emory", 'File "', "Traceback", *(saying.needle for saying in SAYINGS)})

@@ -82,6 +82,12 @@ STATEMENTS = (
         says=printed_count("printed_tokens_per_step"),
         begins=True,
     ),
+    StatementShape(  # build-nanogpt
+        format=None,
+        needle="desired batch size",
+        pattern=shape(rf"total desired batch size: {{1,2}}({COUNT})"),
+        says=printed_count("printed_tokens_per_step"),
+    ),
     StatementShape(
         format="nanogpt",
         needle="Overriding: ",

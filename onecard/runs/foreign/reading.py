@@ -26,6 +26,7 @@ RECORDS: tuple[RecordShape, ...] = (
 STATEMENTS: tuple[StatementShape, ...] = (
     *nanogpt.STATEMENTS,
     *llmc.STATEMENTS,
+    *modded.STATEMENTS,
     *nanochat.STATEMENTS,
     *hf_trainer.STATEMENTS,
     *card_names.STATEMENTS,

@@ -38,6 +38,7 @@ class Stated:
     config: Mapping[str, object] = field(default_factory=dict)
     printed: Mapping[str, object] = field(default_factory=dict)  # fields of LoggedRun by name
     position: tuple[int, int] | None = None  # the step that a progress bar shows, and the total
+    source: Mapping[str, object] = field(default_factory=dict)  # constants of a program whose source the log repeats
 
 
 Says = Callable[[re.Match[str]], Stated]

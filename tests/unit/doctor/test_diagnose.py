@@ -16,7 +16,8 @@ from onecard.doctor.rules import RULES, Rule, rule_name
 from onecard.doctor.trend import Falling, trend
 from onecard.plan.cards import find_card
 from onecard.plan.loss import forecast_loss, law
-from onecard.runs.records import Eval, FindingRecord, Record, Start
+from onecard.runs.logged import LogFormat
+from onecard.runs.records import Eval, FindingRecord, Record, Start, Step
 from tests.unit.doctor.cases import (
     HEALTHY_RUN,
     NARROW,
@@ -302,7 +303,83 @@ def test_letters_get_no_forecast_of_their_loss() -> None:
 
 def test_a_finished_run_needs_no_forecast() -> None:
     assert predict_end(case(records=learning())) is None
-    assert predict_end(case(None, records=learning())) is None
+    whole = [replace(found, lr=6e-4 * (0.5 + 0.5 * math.cos(math.pi * found.step / 10_000))) for found in rates(10_000)]
+    assert predict_end(case(None, records=[*whole, *learning()])) is None, "the rate has reached its end"
+
+
+def rates(last: int) -> list[Step]:
+    """An update every 50 steps, with a rate that somebody else sets."""
+    return [step(number, 4.0, seconds=None) for number in range(50, last + 1, 50)]
+
+
+@pytest.mark.parametrize(("lowest", "log_format"), [(0.0, "llm.c"), (0.1, "nanogpt"), (0.1, "llm.c")])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_a_rate_that_falls_along_a_cosine_says_where_the_run_ends(
+    share: float, lowest: float, log_format: LogFormat
+) -> None:
+    run = learning(every=250)
+
+    def rate(at: int) -> float:
+        risen = at / 300 if at < 300 else 0.5 + 0.5 * math.cos(math.pi * (at - 300) / 9700)
+        return round(6e-4 * (lowest + (1 - lowest) * risen), 6)
+
+    seen = [replace(found, lr=rate(found.step)) for found in rates(round(share * 10_000))]
+    forecast = predict_end(case(None, records=[*seen, *cut(run, share).evals], log_format=log_format))
+    assert forecast
+    assert forecast.end == "by the rate"
+    assert forecast.step == pytest.approx(10_000, rel=0.01)
+    assert forecast.final_loss
+    assert forecast.final_loss.contains(run[-1].val_loss or 0)
+
+
+def test_a_constant_rate_says_no_end() -> None:
+    seen = [replace(found, lr=6e-4) for found in rates(5000)]
+    forecast = predict_end(case(None, records=[*seen, *learning(5000)]))
+    assert forecast
+    assert (forecast.end, forecast.step, forecast.is_of_the_end) == ("open", 7500, False)
+    assert forecast.final_loss
+    assert forecast.final_loss.contains(learning()[15].val_loss or 0)
+
+
+@pytest.mark.parametrize("share", [0.45, 0.6, 0.8])
+def test_the_slope_is_the_runs_own_where_the_laws_is_not(share: float) -> None:
+    """Half as steep as the law, and 0.07 nats more in the cool-down of its last fifth, as modded-nanogpt's runs."""
+    run = [
+        replace(found, val_loss=3.2 + 0.5 * (law(PARAMS, max(1, found.step) * TOKENS) - law(PARAMS, 10_000 * TOKENS)))
+        for found in learning(every=125)[1:]
+    ]
+    stated = {"max_iters": 10_000, "vocab_size": 50304, "schedule": "wsd", "decay_share": 0.2}
+    seen = [found for found in run if found.step <= share * 10_000]
+    forecast = predict_end(case(None, records=seen, log_format="modded-nanogpt", stated=stated))
+    assert forecast
+    assert forecast.final_loss
+    assert forecast.final_loss.likely == pytest.approx(3.2 - 0.07, abs=0.03)
+
+
+def test_a_validation_loss_that_rises_is_not_continued() -> None:
+    up = [
+        replace(found, val_loss=(found.val_loss or 0) + max(0.0, (found.step - 3000) / 5000))
+        for found in learning(6000)
+    ]
+    forecast = predict_end(case(records=up))
+    assert forecast
+    assert forecast.final_loss is None
+    assert "the validation loss rises" in forecast.basis
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        (learning(5000)[3:], "the vocabulary is not stated, and the log does not begin at step 0"),
+        ([evaluation(0, 4.2), *learning(5000)[1:]], "the vocabulary is not stated, and the first loss is 4.20"),
+        (learning(1000), "fewer than 3 evaluations"),
+    ],
+)
+def test_a_refused_forecast_says_what_is_missing(records: list[Eval], why: str) -> None:
+    forecast = predict_end(case(None, records=records))
+    assert forecast
+    assert forecast.final_loss is None
+    assert why in forecast.basis
 
 
 def test_the_trend_is_the_slope_by_hand() -> None:

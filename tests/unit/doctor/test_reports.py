@@ -16,7 +16,7 @@ from onecard.doctor.diagnose import Diagnosis, diagnose_cases
 from onecard.doctor.explain import explain
 from onecard.doctor.facts import make_case
 from onecard.doctor.rules import NAMES
-from onecard.report.doctor import print_diagnoses, print_explanation, verdict
+from onecard.report.doctor import print_diagnoses, print_explanation, summary_lines, verdict
 from onecard.report.doctor_json import diagnoses_json
 from onecard.report.doctor_markdown import diagnoses_markdown
 from onecard.report.training import TrainingDisplay
@@ -196,3 +196,13 @@ def test_a_finding_of_a_run_that_trains_is_one_line() -> None:
     (line,) = out.getvalue().splitlines()
     assert line.startswith("fatal: the loss is nan at step 200; start again, as no checkpoint")
     assert line.endswith("[loss-nan]")
+
+
+def test_a_run_whose_end_nobody_says_is_forecast_for_more_hours_at_its_pace() -> None:
+    (text,) = [
+        words
+        for label, words in summary_lines(diagnosed(case(None, records=[*timed(9.35), *learning(5000)]))[0])
+        if label == "forecast"
+    ]
+    assert text.startswith("after 6.5 h more at this pace (2,500 more updates), val 3.")
+    assert "nothing says where the run ends" in text

@@ -93,6 +93,7 @@ TABLE = {
     "plateau": "info",
     "loss-off-expectation": "warn",
     "mfu-mislabelled": "info",
+    "contradicting-inputs": "error",
     "low-mfu": "warn",
     "autotune-sm-warning": "info",
     "throughput-arithmetic": "warn",

@@ -381,6 +381,7 @@ ROWS = [
     # no numbers to pass: it is there or it is not
     ("instability-not-precision", SICK["instability-not-precision"](), INFO_MEDIUM),
     ("mfu-mislabelled", SICK["mfu-mislabelled"](), INFO),
+    ("contradicting-inputs", SICK["contradicting-inputs"](), ERROR),
     ("autotune-sm-warning", SICK["autotune-sm-warning"](), INFO),
     ("compile-failed", SICK["compile-failed"](), ERROR),
     ("oom-tensor", SICK["oom-tensor"](), INFO),
