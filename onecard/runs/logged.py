@@ -14,7 +14,7 @@ from onecard.runs.scores import TaskScore, TextScore, read_scores, read_task_sco
 from onecard.runs.torch_oom import oom_sizes
 
 LogFormat = Literal[
-    "onecard", "nanogpt", "llm.c", "modded-nanogpt", "nanochat", "hf-trainer", "minimal", "messages"
+    "onecard", "nanogpt", "llm.c", "modded-nanogpt", "nanochat", "hf-trainer", "litgpt", "minimal", "messages"
 ]  # "minimal": only `step N: train loss, val loss`; "messages": no losses, only errors such as OOM
 
 

@@ -113,7 +113,11 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
             why=(
                 f"the run is short by {_size(max(0, short))}" if short is not None and short > 0 else "the card is full"
             )
-            + (f", and other programs hold {_size(failed.other)}" if failed.other > 512 * units.MIB else "")
+            + (
+                f", and other programs hold {_size(failed.other)}"
+                if failed.other > 512 * units.MIB and failed.process is not None
+                else ""
+            )
             + _for_what(case, failed)
             + _lowered(failed),
             fix=how,
@@ -125,6 +129,9 @@ def oom_capacity(case: Case) -> Iterator[Finding]:
 def _smaller_batch(case: Case) -> tuple[dict[str, object], str]:
     """The patch to the micro-batch that the plan says fits, and the words for it."""
     config = known(case, *PLANNED_KEYS)
+    stated = case.run.config.get("batch_size")
+    if case.run.format == "llm.c" and isinstance(stated, int):
+        return {}, f"-b {max(1, stated // 2)}: llm.c adds up more micro-batches, and the update (-d) stays the same"
     if config is None:
         return (
             {},
@@ -304,7 +311,8 @@ def oom_tensor(case: Case) -> Iterator[Finding]:
             else "plain attention keeps a number for every pair of tokens",
             fix="a smaller micro-batch, or onecard train, which never makes all logits at once"
             if logits
-            else "flash attention: PyTorch 2 or later and dtype bfloat16 or float16",
+            else "flash attention: PyTorch 2 or later and dtype "
+            + (case.card.best_dtype() if case.card else "bfloat16 or float16"),
             seen=(*lines(message, 2), *said(case, "batch_size", "block_size", "vocab_size")),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from onecard import units
 from onecard.doctor.case import Case
 from onecard.doctor.course import BLOCKS, LAST_BLOCKS, rise, training_losses
 from onecard.doctor.evidence import (
@@ -26,6 +27,8 @@ from onecard.doctor.evidence import (
     sureness,
     vals,
     vocabulary,
+    without_update_from,
+    zero_from,
 )
 from onecard.doctor.needs import CONFIG, needs
 from onecard.doctor.rules.spikes import LEAST, WINDOW, high, spikes
@@ -39,25 +42,33 @@ RECOVERED_FROM_NAN = 5  # finite losses after it
 SETTLED_STEPS = 2000  # before, a loss scale is still being found
 SKIPS_PER_STEP = 1 / 200
 LOWEST_SCALE = 32
-_CALM = "half the learning rate, grad_clip 1.0, bfloat16 where the card has it"
+LATER = 100  # updates: before, hardly any run has saved a checkpoint
+FIRST_UPDATES = 10
 
 
 def loss_nan(case: Case) -> Iterator[Finding]:
-    """A loss that is nan or infinite.
+    """A loss or a gradient norm that is nan or infinite.
 
-    What it sees: nan or inf as a training or validation loss.
+    What it sees: nan or inf as a training or validation loss; or as the gradient norm of every step until the end of
+    the log (at least three), whatever loss is printed; or losses of exactly 0 until the end that no learning led to:
+    Trainer prints nan so.
 
-    Why it matters: from that step on the weights are lost; every further hour is wasted.
+    Why it matters: from that step on the weights are lost, or no update is made; every further hour is wasted.
 
     What to do: go back to the last checkpoint before it, with half the learning rate (or the table's for the size,
     where that is less) and grad_clip 1.0; compute in bfloat16 where the card has it, which does not overflow as float16
-    does.
+    does. Before the first update no learning rate is to blame: look at the build, the weights and the data. In the
+    first updates of a fine-tune in float16 it may also be a loss scaler with fused AdamW, which made nan in older
+    versions of torch.
 
     When it is wrong: a single nan under float16's loss scaling is skipped; if the losses after it are finite, it is an
     error to look into, not fatal: the run goes on.
     """
     records: tuple[Step | Eval, ...] = (*case.steps, *case.evals)
     bad = [record for record in records if not finite(record)]
+    if (hidden := without_update_from(case) or zero_from(case)) and all(hidden.step < b.step or finite(b) for b in bad):
+        yield _numerics_broke(case, hidden)
+        return
     if not bad:
         return
     first = min(bad, key=lambda record: record.step)
@@ -68,25 +79,123 @@ def loss_nan(case: Case) -> Iterator[Finding]:
     good = [step for step in case.steps if step.step < first.step and math.isfinite(step.loss)]
     saved = max((r.step for r in case.run.records if isinstance(r, Checkpoint) and r.step < first.step), default=None)
     evaluated = max((e for e in case.evals if 0 < e.step < first.step), key=lambda e: e.step, default=None)
-    back_to = f"the checkpoint of step {saved:,}" if saved is not None else "the last checkpoint before it"
-    if saved is None and evaluated is not None:
-        back_to += f" (evaluated at {place(case, evaluated)})"
+    if recovered:
+        yield Finding(
+            rule="loss-nan",
+            severity="error",
+            sure="high",
+            what=f"the loss is {no_number(first)} at {place(case, first)}, and finite again later",
+            why="the loss of one update is not a number; loss scaling may have skipped it. Not fatal: the run went on",
+            fix=f"look at the data and the gradient norm there; grad_clip=1.0{_bfloat16(case)}",
+            seen=(*(shown(step) for step in good[-2:]), shown(first)),
+        )
+        return
+    if _before_the_first_update(case, first):
+        yield Finding(
+            rule="loss-nan",
+            severity="fatal",
+            sure="high",
+            what=f"the loss is {no_number(first)} at {place(case, first)}, before the first update"
+            + _ran_on(case, first),
+            why="nothing has been learned yet, so it is not the learning rate: the weights that were loaded, the build "
+            "or the data are broken",
+            fix="start again with one batch in float32 and a fresh build; look at the weights it starts from and at "
+            "the token ids of that batch",
+            seen=(shown(first),),
+        )
+        return
     patch = _calmer(case)
+    calm = " ".join(f"--{k}={v}" for k, v in patch.items()) or _calm(case)
+    back_to = "start again"  # nothing was saved yet
+    if saved is not None:
+        back_to = f"go back to the checkpoint of step {saved:,}"
+    elif evaluated is not None:
+        back_to = f"go back to the last checkpoint before it (evaluated at {place(case, evaluated)})"
+    elif first.step >= LATER:
+        back_to = "go back to the last checkpoint before it, or start again if there is none"
     yield Finding(
         rule="loss-nan",
-        severity="error" if recovered else "fatal",
+        severity="fatal",
         sure="high",
-        what=f"the loss is {no_number(first)} at {place(case, first)}"
-        + (", and finite again later" if recovered else ""),
-        why="the weights are lost from there on"
-        if not recovered
-        else "the loss of one update is not a number; loss scaling may have skipped it. Not fatal: the run went on",
-        fix=f"go back to {back_to}; " + (" ".join(f"--{k}={v}" for k, v in patch.items()) or _CALM)
-        if not recovered
-        else "look at the data and the gradient norm there; grad_clip=1.0, and bfloat16 where the card has it",
+        what=f"the loss is {no_number(first)} at {place(case, first)}{_ran_on(case, first)}",
+        why="the weights are lost from there on",
+        fix=f"{back_to}: {_scaler_of_old(case, first)}{calm}",
         seen=(*(shown(step) for step in good[-2:]), shown(first)),
-        patch=patch if not recovered else {},
+        patch=patch,
     )
+
+
+def _numerics_broke(case: Case, first: Step) -> Finding:
+    """A run whose losses look finite and which trains nothing."""
+    norm = first.grad_norm is not None and not math.isfinite(first.grad_norm)
+    good = [step for step in case.steps if step.step < first.step]
+    broken = "the loss is exactly 0"
+    if norm:
+        broken = f"the gradient norm is {'nan' if math.isnan(first.grad_norm or 0.0) else 'infinite'}"
+    since = "in every logged step" if not good else f"from {place(case, first)} on"
+    return Finding(
+        rule="loss-nan",
+        severity="fatal",
+        sure="high" if norm else "medium",
+        what=f"{broken} {since}"
+        + (f", after {good[-1].loss:,.6g}" if good and not norm else "")
+        + _ran_on(case, first),
+        why="no update is made with such a gradient, whatever loss is printed"
+        if norm
+        else "no text is learned at one blow: the numbers broke, and Trainer prints nan as 0",
+        fix=f"float16 overflows: compute in float32{_bfloat16(case)}, and load the weights in float32; then look at the "
+        "labels (all masked?) and at a lower learning rate",
+        seen=(*(shown(step) for step in good[-1:]), shown(first), shown(case.steps[-1])),
+    )
+
+
+def _before_the_first_update(case: Case, first: Step | Eval) -> bool:
+    """Whether no update was made before this record. A loss is printed by the update that it is the loss before."""
+    if not case.run.steps_told:
+        return False
+    from_one = isinstance(first, Step) and case.run.format in ("llm.c", "onecard", "modded-nanogpt", "hf-trainer")
+    return first.step == 0 or (first.step == 1 and from_one)
+
+
+def _ran_on(case: Case, first: Step | Eval) -> str:
+    """What the run wasted after it was lost, in a clause; "" where the log ends there."""
+    records: tuple[Step | Eval, ...] = (*case.steps, *case.evals)
+    after = max(record.step for record in records) - first.step
+    if after <= 0:
+        return ""
+    unit = "update" if case.run.steps_told else "logged step"
+    each = case.facts.seconds_per_step if case.run.steps_told else None
+    time = f", {units.duration(after * each)}," if each else ""
+    return f": {units.things(after, f'further {unit}')}{time} trained nothing"
+
+
+def _scaler_of_old(case: Case, first: Step | Eval) -> str:
+    """A cause beside the learning rate, where a fine-tune in float16 is lost in its first updates."""
+    config = known(case, "dtype", "init_from")
+    float16 = config is None or config.dtype in ("float16", "auto")
+    if first.step > FIRST_UPDATES or not float16 or from_scratch(case) or messages(case, "resume"):
+        return ""
+    return (
+        "if it computes in float16, first try a newer torch or AdamW with fused=False (a loss scaler with fused AdamW "
+        "made nan in older ones); then "
+    )
+
+
+def _bfloat16(case: Case) -> str:
+    """bfloat16 as one more thing to do; "" for a card that lacks it."""
+    if _lacks_bfloat16(case):
+        return ""
+    return ", or bfloat16" + ("" if case.card else " where the card has it")
+
+
+def _lacks_bfloat16(case: Case) -> bool:
+    """Whether the card does not compute in bfloat16, by its name or because the log says so."""
+    said = any(message.values.get("cause") == "no-bfloat16" for message in messages(case, "crash"))
+    return said or (case.card is not None and case.card.native_bf16 is False)
+
+
+def _calm(case: Case) -> str:
+    return f"half the learning rate, grad_clip 1.0{_bfloat16(case)}"
 
 
 def _calmer(case: Case) -> dict[str, object]:
@@ -190,9 +299,7 @@ def scaler_skips(case: Case) -> Iterator[Finding]:
         sure="high",
         what="; ".join(filter(None, (what, scale))),
         why="float16 gradients overflow, and each skipped update is lost",
-        fix="--dtype=bfloat16, which this card has"
-        if native
-        else "bfloat16 where the card has it; a lower learning rate",
+        fix="--dtype=bfloat16, which this card has" if native else f"a lower learning rate{_bfloat16(case)}",
         seen=tuple(line for message in (late or found)[-3:] for line in lines(message, 1)),
         patch={"dtype": "bfloat16"} if native and config and config.dtype != "bfloat16" else {},
     )
@@ -239,7 +346,7 @@ def _evaluations_rise(case: Case) -> Iterator[Finding]:
         why=f"three evaluations are {height:.3f} or more above the best, in training too; the noise is {sigma:.3f}, "
         f"and slow waves of {WAVES} are healthy",
         fix=f"stop, go back to {place(case, best)}, "
-        + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _CALM),
+        + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _calm(case)),
         seen=(shown(best), *(shown(evaluation) for evaluation, _, _ in last)),
         patch=patch,
     )
@@ -268,7 +375,7 @@ def _training_rises(case: Case) -> Iterator[Finding]:
         why=f"the last three tenths of the run are {found.height:.2f} nats or more above its best tenth "
         f"(± {error:.2f})",
         fix=f"stop, go back to a checkpoint near {place(case, found.best_record)}, "
-        + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _CALM),
+        + (" ".join(f"--{key}={value}" for key, value in patch.items()) or _calm(case)),
         seen=tuple(shown(record) for record in (found.best_record, points[first][0], found.last_record)),
         patch=patch,
     )

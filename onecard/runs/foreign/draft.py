@@ -17,6 +17,7 @@ from onecard.runs.records import Checkpoint, Record, Step
 MOST_RECORDS = 50_000  # of a kind; beyond that, every second one is dropped, as often as needed
 MOST_MESSAGES = 1_000  # of a kind
 FIRST_STEP = 1  # programs count from 0 or from 1
+SAME_FAILURE = 200  # lines
 MOST_ODD = 1_000  # losses that are NaN or infinite
 
 
@@ -93,6 +94,7 @@ class Draft:
     said: dict[str, int] = field(default_factory=dict)  # messages by kind
     checkpoints: list[tuple[int, Line, str]] = field(default_factory=list)
     last_step: int = -1
+    allocated_bytes: int = 0  # by llm.c, which announces each part
     position: int | None = None  # of a progress bar
     bar_total: int | None = None
     begun: bool = False  # the line that a program prints once at the start was seen
@@ -138,6 +140,8 @@ class Draft:
         for key, value in said.config.items():
             self.config[key] = value
             self.config_lines[key] = line
+        if isinstance(allocated := self.printed.get("allocating_bytes"), int) and "allocating_bytes" in said.printed:
+            self.allocated_bytes += allocated  # what was announced before is there now
         for name, value in said.printed.items():
             self.printed[name] = value
             self.printed_lines[name] = line
@@ -167,16 +171,18 @@ class Draft:
         """Add a message. A failure that prints several lines is one message."""
         self.read_lines += len(message.lines)
         last = self.messages[-1] if self.messages else None
-        if (
-            last
-            and last.kind == message.kind == "compile-failed"
-            and message.lines[0].number - last.lines[-1].number < 200
-        ):
+        near = last and last.kind == message.kind and message.lines[0].number - last.lines[-1].number < SAME_FAILURE
+        if last and near and message.kind == "crash" and message.values.get("cause") == last.values.get("cause"):
+            return  # every rank, or every thread of a card, says it
+        if last and near and message.kind == "compile-failed":
             cause = last.values if last.values.get("cause") != "backend" else message.values
             self.messages[-1] = replace(last, lines=(*last.lines, *message.lines)[:8], values=cause)
         elif self.said.get(message.kind, 0) < MOST_MESSAGES:
             self.said[message.kind] = self.said.get(message.kind, 0) + 1
             values = {**message.values, "step": self.last_step} if self.last_step >= 0 else message.values
+            if message.kind == "oom" and self.last_step < 0 and "allocating_bytes" in self.printed:
+                announced = {"tried_bytes": self.printed["allocating_bytes"], "allocated_bytes": self.allocated_bytes}
+                values = {**announced, **values}
             self.messages.append(replace(message, values=values))
 
     def save(self, line: Line, path: str) -> None:

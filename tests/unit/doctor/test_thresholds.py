@@ -377,6 +377,9 @@ ROWS = [
     ("mfu-mislabelled", SICK["mfu-mislabelled"](), INFO),
     ("autotune-sm-warning", SICK["autotune-sm-warning"](), INFO),
     ("compile-failed", SICK["compile-failed"](), ERROR),
+    ("crashed", case(records=steps([4.0]), messages=[said("crash", 10_000, cause="nccl")]), ERROR),
+    ("crashed", case(records=steps([4.0]), messages=[said("crash", 1, cause="nccl")]), INFO),  # it was started again
+    ("crashed", case(messages=[said("crash", cause="time-over")]), INFO),
     ("oom-tensor", SICK["oom-tensor"](), INFO),
     ("oom-in-eval", SICK["oom-in-eval"](), ERROR),
 ]
